@@ -152,7 +152,7 @@ def test_culprits_of_a_run_that_was_killed_before_it_had_verdicts_are_of_its_mea
     run.append_record(Lost(hosts=("n3",), message="n3 was given up by Slurm"))
     result = ddpscale("culprits", run.path)
     assert result.returncode == 0, result.stderr
-    assert "n3: look at it: lost: n3 was given up by Slurm" in result.stdout
+    assert "n3: inspect: lost: n3 was given up by Slurm" in result.stdout
     assert not run.verdicts_json.exists(), "nothing is written"
     start_run(run, "cpu", (), thresholds, "ab" * 32)
     assert_user_error(ddpscale("culprits", run.path), "was never judged", "has changed", f"--ddp-judge={run.path}")

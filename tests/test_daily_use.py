@@ -59,7 +59,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("ddpscale report nowhere", 4, ["nowhere: has no run.json; expected a run directory"]),
         ("ddpscale culprits ddpscale-runs/slow", 0, ["nothing to do: SIMULATED"]),
         ("ddpscale culprits --rehearse ddpscale-runs/slow", 0, ["Rehearsal. ", "simulated-0: rejected: GPU 3 (SIM-3)"]),
-        ("ddpscale history nowhere --history=none", 4, ["none: is not there; expected a history file"]),
+        ("ddpscale history nowhere --history=none", 4, ["none: does not exist; expected a history file"]),
         ("ddpscale thresholds show --gpu-sku=b2000", 4, ["has no SKU 'b2000'"]),
     ],
 )  # fmt: skip

@@ -1,1 +1,1 @@
-"""A site's own numbers, from runs of nodes that it trusts: `ddpscale calibrate`."""
+"""A site's own bounds, from runs of nodes that it trusts: `ddpscale calibrate`."""

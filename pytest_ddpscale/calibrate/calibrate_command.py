@@ -1,4 +1,4 @@
-"""`ddpscale calibrate`. Every command loads this: what it does loads what it needs."""
+"""`ddpscale calibrate`. Every command imports this module, so heavy imports are inside functions."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _LEAST_SHARE = 1e-6
 
 
 def add_calibrate(commands: Commands) -> None:
-    """`ddpscale calibrate`."""
+    """Add `ddpscale calibrate`."""
     command = commands.add_parser(
-        "calibrate", help="take a site's own bounds from runs of nodes that it trusts, for its overlay of thresholds"
+        "calibrate", help="derive a site's own bounds from runs of trusted nodes, for its thresholds overlay"
     )
     add = command.add_argument
     add("directories", type=Path, nargs="+", metavar="RUN_DIR",
         help="runs of trusted nodes: at least 3 nodes, 2 launches of each, one driver, torch and NCCL")  # fmt: skip
     add("--history", type=Path, metavar="FILE",
-        help="the site's history: how much the same nodes differ from night to night")  # fmt: skip
-    add("--gpu-sku", metavar="SKU", help="whose requirements; default: as the runs say")
+        help="the site's history, for differences of the same nodes between runs")  # fmt: skip
+    add("--gpu-sku", metavar="SKU", help="SKU to calibrate; default: that of the runs")
     add(
         "--thresholds",
         type=Path,
@@ -39,18 +39,18 @@ def add_calibrate(commands: Commands) -> None:
         help="default: thresholds.yaml here, else the packaged one",
     )
     add("--false-reject-rate", default="1%", metavar="P",
-        help="chance that a healthy node fails its whole run, at most; default: 1%%")  # fmt: skip
+        help="highest chance that a healthy node fails its whole run; default: 1%%")  # fmt: skip
     add("--max-excluded", default="25%", metavar="P",
-        help="share of the nodes that may be left out as not like the others; default: 25%%")  # fmt: skip
+        help="largest share of nodes that may be left out as outliers; default: 25%%")  # fmt: skip
     add("--write", type=Path, metavar="OVERLAY.yaml",
-        help="show what changes in this file, and write it; what else it says stays as it is")  # fmt: skip
+        help="show the changes to this file and write it; the rest of the file stays")  # fmt: skip
     add("--json", action="store_true", help="print everything as JSON, with every UUID")
-    add("--allow-simulated", action="store_true", help="calibrate from simulated runs: a rehearsal, marked as such")
+    add("--allow-simulated", action="store_true", help="calibrate from simulated runs: a marked rehearsal")
     command.set_defaults(run=_calibrate)
 
 
 def _calibrate(arguments: argparse.Namespace) -> None:
-    """Print the calibration; write it if so asked. Raises BadInput."""
+    """Print the calibration, and write it with --write. Raises BadInput."""
     from pytest_ddpscale.calibrate.calibration import calibrate
     from pytest_ddpscale.calibrate.calibration_text import calibration_json, calibration_lines
     from pytest_ddpscale.calibrate.provenance import overlay_changes, provenance_of
@@ -81,12 +81,12 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     if arguments.write is not None:
         _write(arguments.write, sku, changes, quiet=arguments.json)
     elif not arguments.json:
-        print("\nFor an overlay (--write FILE puts it there):\n")
+        print("\nFor an overlay (--write FILE writes it):\n")
         print(overlay_with("", sku, changes), end="")
 
 
 def _share(option: str, text: str, most: float) -> float:
-    """``1%``, ``1 %`` or ``0.01``, as 0.01."""
+    """Parse ``1%``, ``1 %`` or ``0.01`` as 0.01. Raises OptionError."""
     number = text.strip().removesuffix("%").strip()
     try:
         share = float(number) / (100 if text.strip().endswith("%") else 1)
@@ -98,7 +98,7 @@ def _share(option: str, text: str, most: float) -> float:
 
 
 def _sku(file: ThresholdsFile, run: TrustedRun, asked: str | None) -> str:
-    """Canonical name of the SKU that is calibrated."""
+    """Canonical name of the SKU to calibrate. Raises BadInput."""
     if asked is None:
         return file.sku_name(run.sku, run.name)
     name = file.sku_name(asked)
@@ -120,7 +120,7 @@ def _past(file: ThresholdsFile, sku: str, runs: list[TrustedRun], history: Path 
 
 
 def _write(overlay: Path, sku: str, changes: OverlayChanges, *, quiet: bool) -> None:
-    """Show the difference, then replace the file as a whole."""
+    """Show the difference, then replace the whole file."""
     from pytest_ddpscale.thresholds.overlay_file import write_overlay
 
     def show(difference: str) -> None:
@@ -130,9 +130,9 @@ def _write(overlay: Path, sku: str, changes: OverlayChanges, *, quiet: bool) -> 
     if write_overlay(overlay, sku, changes, show):
         print(f"Wrote {overlay}. Next: ddpscale thresholds check {overlay}", file=sys.stderr)
     else:
-        print(f"{overlay}: says this already", file=sys.stderr)
+        print(f"{overlay} already has these bounds; nothing written.", file=sys.stderr)
 
 
 def _overlay(written: Path | None) -> Path | None:
-    """The overlay that is to be changed, if it is there: what it says already holds."""
+    """The overlay to change, if it exists, because its present thresholds apply."""
     return written if written is not None and written.exists() else None

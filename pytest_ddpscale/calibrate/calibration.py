@@ -1,11 +1,11 @@
-"""From runs of trusted nodes to bounds: who belongs, how much nodes and launches differ, and what margin that asks for.
+"""From runs of trusted nodes to bounds: which nodes belong, how nodes and launches differ, and the margin they need.
 
-A healthy node is to fail its whole run with a chance of `false_reject_rate` at most. That chance is shared out over the
-R requirements that are calibrated, rate ÷ R each (Bonferroni, so that it holds however they depend on each other). The
-bound of a requirement is the one-sided prediction bound of one further node in one further launch at that chance
-(`pytest_ddpscale.stats.random_effects`), of the logarithms where the metric errs by factors, and beyond it by what the
-judge's confidence interval reaches from its estimate after all rounds, in the median over nodes and launches: a node
-passes only if the whole interval keeps the bound, and a healthy one is to pass, not just not to fail. So
+A healthy node may fail its whole run with a chance of at most `false_reject_rate`. Each of the R calibrated
+requirements gets rate ÷ R of it (Bonferroni, which holds for any dependence). The bound is the one-sided prediction
+bound of one further node in one further launch at that chance (`pytest_ddpscale.stats.random_effects`), on logarithms
+if the metric errs by factors. It is widened by the reach of the judge's confidence interval after all rounds (median
+over nodes and launches), because a node passes only if its whole interval meets the bound, and a healthy node should
+pass, not merely not fail. So
 
     bound = mean ∓ (t(1 − rate ÷ R, degrees) · sd + reach)
 """
@@ -28,33 +28,33 @@ from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.util.listing import first_few
 
-# A wider bound would pass what is clearly slow: then there are too few nodes or launches, or they are too unlike.
+# A wider margin would pass clearly slow nodes: there are too few nodes or launches, or they differ too much.
 MOST_MARGIN_PCT = 10.0
-# Relative, of shares in points, of what varies less than that: as `pytest_ddpscale.history.prediction` has it.
+# Least spread assumed; relative, for shares in points. As in `pytest_ddpscale.history.prediction`.
 LEAST_SPREAD = 0.001
-# Likewise: nodes that differ by less are one kind, however steady they are.
+# Likewise: nodes that differ by less are alike, however steady they are.
 LEAST_GAP = 0.01
 _DIGITS = 4
 _ONE_IN_TWENTY = statistics.NormalDist().inv_cdf(0.95)
 
-ByLaunch = Mapping[str, Mapping[str, NodeValue]]  # of each host, by launch
+ByLaunch = Mapping[str, Mapping[str, NodeValue]]  # by host, then by launch
 
 
 @dataclass(frozen=True)
 class CalibratedRequirement:
-    """A requirement with a bound of the site's own.
+    """A requirement with a bound of the site.
 
     Attributes:
-        requirement: the line of thresholds.yaml, with the bound that it has had.
+        requirement: the row of thresholds.yaml, with its old bound.
         name: ``throughput_per_gpu[resnet152-bf16-1gpu]``.
-        value: what the nodes reach, in the metric's unit, rounded; the middle of the nodes that belong.
-        node_sd: between nodes; relative where the metric errs by factors, else in its unit.
-        launch_sd: likewise, of one node between launches.
-        reach: likewise, of the judge's confidence interval from its estimate.
-        margin_pct: from `value` to `bound`, in per cent of it.
+        value: mean of the nodes that belong, in the metric's unit, rounded.
+        node_sd: standard deviation between nodes; relative if the metric errs by factors, else in its unit.
+        launch_sd: standard deviation of one node between launches, likewise.
+        reach: distance from the judge's estimate to the end of its confidence interval, likewise.
+        margin_pct: from `value` to `bound`, in per cent of `value`.
         bound: in the metric's unit.
-        nodes: how many stand behind it.
-        launches: how many there were of each of them, on average.
+        nodes: number of nodes behind the bound.
+        launches: mean number of launches of each node.
     """
 
     requirement: Requirement
@@ -70,7 +70,7 @@ class CalibratedRequirement:
 
     @property
     def found_from_pct(self) -> float:
-        """A loss, in per cent of `value`, from which 19 of 20 nodes with it fail: their whole interval misses."""
+        """The loss in per cent of `value` at which 19 of 20 nodes fail, because their whole interval misses."""
         definition = self.requirement.definition
         beyond = self.reach + _ONE_IN_TWENTY * math.hypot(self.node_sd, self.launch_sd)
         if definition.scale == "differences":
@@ -80,14 +80,14 @@ class CalibratedRequirement:
 
     @property
     def is_weaker(self) -> bool:
-        """Whether it asks for less than a bound that somebody has published."""
+        """Whether the bound is weaker than a published one."""
         old, upper = self.requirement.bound, self.requirement.definition.upper_bound
         return not self.requirement.provisional and (self.bound > old if upper else self.bound < old)
 
 
 @dataclass(frozen=True)
 class ExcludedNode:
-    """A node that was left out: why, in words and, if it deviates, in numbers."""
+    """A node that was left out, with the reason and, for an outlier, its deviation."""
 
     node: str
     reason: str
@@ -96,12 +96,12 @@ class ExcludedNode:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What runs of trusted nodes come to.
+    """Result of a calibration.
 
     Attributes:
         sku: canonical name.
-        rate: false rejects of a healthy node's whole run, at most.
-        nodes: that everything is calibrated from, in order.
+        rate: highest chance that a healthy node fails its whole run.
+        nodes: nodes of the calibration, sorted.
         calibrated: requirements with new bounds, in the order of the file.
         excluded: nodes that were left out.
         left: requirements that keep their bounds, by name, with the reason.
@@ -123,19 +123,19 @@ def calibrate(
     max_excluded: float,
     past: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
 ) -> Calibration:
-    """Bounds for what a node can answer by itself.
+    """Bounds for the requirements that a single node can decide.
 
     Args:
-        file: that has the SKU.
+        file: thresholds with the SKU.
         sku: canonical name.
-        runs: of nodes that are trusted, on one software.
-        false_reject_rate: of a healthy node's whole run, 0 … 0.5.
-        max_excluded: share of the nodes that may be left out.
-        past: what the site's history has of the same nodes, by the requirement's name and host: values in other
-            launches, in the metric's unit.
+        runs: of trusted nodes, on the same software.
+        false_reject_rate: highest chance that a healthy node fails its whole run, 0 … 0.5.
+        max_excluded: largest share of nodes that may be left out.
+        past: values of the same nodes in other launches from the site's history, by the requirement's name and host,
+            in the metric's unit.
 
     Raises:
-        OptionError: too many nodes do not belong, or too few nodes or launches remain.
+        OptionError: too many nodes are outliers, or too few nodes or launches remain.
     """
     layout = Layout(1, runs[0].evidence.plan.layout.ranks_per_node)
     every_case = cases_for(file, sku, layout)
@@ -171,7 +171,7 @@ def calibrate(
 
 
 def _answerable(cases: Sequence[AnyCase]) -> tuple[list[AnyCase], dict[str, str]]:
-    """What a node answers by itself with a number that varies, each thing once; and why the others are no such."""
+    """Cases that a single node decides by a varying number, each once, and why the others are left."""
     found: dict[object, AnyCase] = {}
     reasons: dict[str, str] = {}
     for case in cases:
@@ -179,9 +179,9 @@ def _answerable(cases: Sequence[AnyCase]) -> tuple[list[AnyCase], dict[str, str]
         if definition.subject == "check" or definition.compares_results:
             reasons[case.id] = "exact: there is nothing to calibrate"
         elif definition.subject == "node":
-            reasons[case.id] = "rests on each node's own history"
+            reasons[case.id] = "depends on each node's own history"
         elif case.requirement.key() in found:
-            reasons[case.id] = "another line asks the same"
+            reasons[case.id] = "another row requires the same"
         else:
             found[case.requirement.key()] = case
     return list(found.values()), reasons
@@ -213,17 +213,17 @@ def _transformed(case: AnyCase, value: float) -> float:
 
 
 def _least_sd(case: AnyCase, centre: float) -> float:
-    """What a spread is taken for at least, in transformed values."""
+    """Least spread assumed, in transformed values."""
     return LEAST_SPREAD * _scale_of(case, centre)
 
 
 def _least_gap(case: AnyCase, centre: float) -> float:
-    """Less than that between nodes is no reason to leave one out, in transformed values."""
+    """Least distance between nodes that can make one an outlier, in transformed values."""
     return LEAST_GAP * _scale_of(case, centre)
 
 
 def _scale_of(case: AnyCase, centre: float) -> float:
-    """What a relative difference is of: nothing in logarithms, the whole of a share, else the value."""
+    """Scale of a relative difference: 1 for logarithms and shares, else the value."""
     is_share = case.requirement.definition.unit == "fraction"
     return 1.0 if _errs_by_factors(case) or is_share else abs(centre)
 
@@ -231,13 +231,13 @@ def _scale_of(case: AnyCase, centre: float) -> float:
 def excluded_nodes(
     cases: Sequence[AnyCase], values: Mapping[str, ByLaunch], hosts: Sequence[str], max_excluded: float
 ) -> list[ExcludedNode]:
-    """Nodes that deviate: in the mean over launches, or in one launch in which enough others were.
+    """Outliers, in the mean over launches or in one launch with enough other nodes.
 
     Args:
         cases: requirements.
-        values: of each, by its name.
+        values: of each requirement, by its name.
         hosts: all nodes.
-        max_excluded: share of them that may be left out of one thing at a time.
+        max_excluded: largest share of nodes that may be left out of one set of values at a time.
     """
     sets: list[ValueSet] = []
     of_case = {case.id: case for case in cases}
@@ -281,7 +281,7 @@ def _refuse_too_many(excluded: Sequence[ExcludedNode], hosts: Sequence[str], max
     if len(excluded) > max_excluded * len(hosts):
         names = first_few([one.node for one in excluded], 5)
         raise OptionError(
-            "RUN_DIR", f"{len(excluded)} of {len(hosts)} nodes do not belong to the others ({names})",
+            "RUN_DIR", f"{len(excluded)} of {len(hosts)} nodes are outliers or unfit ({names})",
             f"at most {max_excluded:.0%}",
             f"First: {excluded[0].node}, {excluded[0].reason}. Repair or leave them out.",
         )  # fmt: skip
@@ -291,7 +291,7 @@ def _refuse_too_many(excluded: Sequence[ExcludedNode], hosts: Sequence[str], max
 
 
 def _spread(case: AnyCase, kept: ByLaunch, past: Sequence[Sequence[float]]) -> NextValue | str:
-    """What the values say of a further node; or why they say nothing."""
+    """Prediction for a further node, or why there is none."""
     if len(kept) < FEWEST_NODES:
         return f"measured on {len(kept)} nodes; expected at least {FEWEST_NODES}"
     logs = {
@@ -301,13 +301,13 @@ def _spread(case: AnyCase, kept: ByLaunch, past: Sequence[Sequence[float]]) -> N
     earlier = [[_transformed(case, value) for value in of_node] for of_node in past if len(of_node) > 1]
     repeated = sum(len(by_launch) >= FEWEST_LAUNCHES for by_launch in logs.values())
     if 2 * repeated < len(logs) and not earlier:
-        return f"only {repeated} of {len(logs)} nodes had {FEWEST_LAUNCHES} launches, so that nothing tells these apart"
+        return f"only {repeated} of {len(logs)} nodes had {FEWEST_LAUNCHES} launches, too few for a launch deviation"
     deviations = [value - math.fsum(of_node) / len(of_node) for of_node in earlier for value in of_node]
     return next_value(logs, deviations, len(earlier))
 
 
 def _bounded(case: AnyCase, spread: NextValue, kept: ByLaunch, chance: float) -> CalibratedRequirement | str:
-    """With a margin in per cent, rounded away from the value; or why there is none."""
+    """The bound with a margin in per cent, rounded away from the value, or why there is none."""
     requirement, definition = case.requirement, case.requirement.definition
     back = math.exp if _errs_by_factors(case) else float
     sign = 1 if definition.upper_bound else -1
@@ -316,10 +316,10 @@ def _bounded(case: AnyCase, spread: NextValue, kept: ByLaunch, chance: float) ->
     exact = back(predicted + sign * reach)
     value = float(f"{back(spread.mean):.{_DIGITS}g}")
     if value <= 0:
-        return f"the nodes reach {value:g}, of which no margin in per cent can be taken"
+        return f"the nodes reach {value:g}, so there is no margin in per cent"
     margin_pct = max(0.1, math.ceil(round(sign * (exact / value - 1) * 1000, 6)) / 10)
     if margin_pct > MOST_MARGIN_PCT:
-        return f"would take a margin of more than {MOST_MARGIN_PCT:g} %: too few nodes or launches, or too unlike ones"
+        return f"needs a margin of more than {MOST_MARGIN_PCT:g} %: too few nodes or launches, or too different ones"
     bound = value * (1 + sign * margin_pct / 100)
     least, most = definition.range_at(case.world_size)
     if not (least <= bound < most if definition.upper_bound else least <= bound <= most):

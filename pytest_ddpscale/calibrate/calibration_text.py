@@ -1,4 +1,4 @@
-"""A calibration for people, as a table, and for programs, as JSON."""
+"""A calibration as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMED = 3
 
 
 def calibration_lines(calibration: Calibration, provenance: Provenance) -> Iterator[str]:
-    """The table, who was left out, and what keeps its bound."""
+    """The table, nodes that were left out, and requirements that keep their bound."""
     yield f"{calibration.sku}: {source_text(calibration, provenance)}"
     yield ""
     rows = [_HEADER, *map(_row, calibration.calibrated)]
@@ -27,12 +27,12 @@ def calibration_lines(calibration: Calibration, provenance: Provenance) -> Itera
         first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         yield "  ".join([row[0].ljust(len(first)), *others]).rstrip()
     yield ""
-    yield f"A healthy node fails a run of these with a chance of at most {calibration.rate:.3g}."
+    yield f"A healthy node fails a run with these bounds with a chance of at most {calibration.rate:.3g}."
     if calibration.calibrated:
-        yield "Found from: a node that has lost so much, by this requirement alone, fails in 19 of 20 runs."
+        yield "Found from: a node with this loss fails this requirement in 19 of 20 runs."
     weaker = [one.name for one in calibration.calibrated if one.is_weaker]
     if weaker:
-        yield f"Weaker than published bounds: {first_few(weaker, _NAMED)}. Find out why before you accept by them."
+        yield f"Weaker than published bounds: {first_few(weaker, _NAMED)}. Find out why before you use them."
     for one in calibration.excluded:
         yield f"Left out: {one.node}. {one.reason}"
     if not calibration.excluded:
@@ -62,7 +62,7 @@ def _by_reason(left: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def calibration_json(calibration: Calibration, provenance: Provenance, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """All of it, with every UUID."""
+    """The whole calibration as JSON types, with every UUID."""
     return {
         "schema_version": 1,
         "sku": calibration.sku,
@@ -101,7 +101,7 @@ def _one_json(one: CalibratedRequirement) -> dict[str, Any]:
 
 
 def _with_text_keys(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """World sizes are keys, and in JSON those are texts."""
+    """Rows with world sizes as text, because JSON keys are texts."""
     return [
         {key: {str(size): one for size, one in value.items()} if isinstance(value, Mapping) else value
          for key, value in row.items()}

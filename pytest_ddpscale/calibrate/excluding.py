@@ -1,15 +1,14 @@
-"""Which of some nodes do not belong to the others.
+"""Outliers among nodes.
 
-After SuperBench (Xiong et al., USENIX ATC 2024), which finds what is healthy without being told a criterion: take the
-centre of all nodes, leave out those that are too unlike it, and repeat until nobody is left out any more. There a node
-is unlike the centre if its similarity is below 0.95. Here it is if it lies beyond what the spread of the remaining
-nodes explains, so that the constant is a chance, `FALSE_EXCLUSIONS`; of few nodes, whose spread says little, also if it
-is both `UNLIKE` in itself and `FAR` beyond that spread. What differs by less than matters is no reason whatever the
-spread: `ValueSet.least_gap`.
+The method follows SuperBench (Xiong et al., USENIX ATC 2024), which needs no criterion of health: take the centre of
+all nodes, leave out those too different from it, and repeat until none is left out. In SuperBench a node is too
+different if its similarity is below 0.95. Here it is an outlier if it is beyond the spread of the remaining nodes, at
+the chance `FALSE_EXCLUSIONS`. With few nodes, whose spread is uncertain, it is also an outlier if it is both `UNLIKE`
+the others and `FAR` beyond their spread. Differences below `ValueSet.least_gap` never count.
 
-How many are left out of one set of values is found from inside: of the values farthest from the median the largest
-number k is taken of which the innermost still lies beyond the prediction interval of those that remain. Two bad nodes
-that hide each other by widening the spread are found so (Rosner 1983, Technometrics 25(2), the generalized ESD test).
+In one set of values, the number of outliers is the largest k such that, of the k values farthest from the median, the
+nearest is still beyond the prediction interval of the others. This finds two bad nodes that hide each other by widening
+the spread (Rosner 1983, Technometrics 25(2), the generalized ESD test).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 
 from pytest_ddpscale.stats.intervals import t_quantile
 
-# Of all nodes and values together: how often anybody is left out of a cluster that is sound.
+# Chance that any node of a sound cluster is left out, over all nodes and values.
 FALSE_EXCLUSIONS = 0.01
 FEWEST_OTHERS = 3  # nodes that a node is compared with
 UNLIKE = 0.03  # relative to the others
@@ -30,15 +29,15 @@ FAR = 6.0  # standard deviations
 
 @dataclass(frozen=True)
 class ValueSet:
-    """What nodes reached in one thing.
+    """Values of nodes in one requirement.
 
     Attributes:
-        name: of what they did.
+        name: of the requirement.
         values: one for each node.
-        least_sd: spread that nodes are granted however alike they are.
-        least_gap: from the others' median: nearer nodes belong whatever the spread.
-        are_logs: whether differences of the values are relative ones.
-        launch: in which they did it; empty if values are means over launches.
+        least_sd: least spread assumed.
+        least_gap: nodes nearer than this to the others' median are never outliers.
+        are_logs: whether differences of the values are relative.
+        launch: of the values; empty for means over launches.
     """
 
     name: str
@@ -51,12 +50,13 @@ class ValueSet:
 
 @dataclass(frozen=True)
 class Deviation:
-    """A node that does not belong.
+    """An outlier.
 
     Attributes:
-        name: of the set of values in which it lies farthest from the others.
+        node: its name.
+        name: of the set of values in which it is farthest from the others.
         launch: of that set; empty for means over launches.
-        value: its own.
+        value: the node's value.
         centre: median of the nodes that remain.
         distance: from their mean, in standard deviations of one more of them.
     """
@@ -70,11 +70,11 @@ class Deviation:
 
 
 def deviating_nodes(sets: Sequence[ValueSet], most: int) -> list[Deviation]:
-    """Nodes to leave out, those found first in front.
+    """Nodes to leave out, in the order in which they were found.
 
     Args:
-        sets: of values; a node that lies outside in any of them is left out of all.
-        most: how many may be left out of one set at a time; what is found may be more in all.
+        sets: of values; an outlier in any of them is left out of all.
+        most: most outliers of one set at a time; the total may be larger.
     """
     number = max(1, sum(len(one.values) for one in sets))
     found: dict[str, Deviation] = {}
@@ -92,7 +92,7 @@ def deviating_nodes(sets: Sequence[ValueSet], most: int) -> list[Deviation]:
 
 
 def _deviating(one: ValueSet, values: Mapping[str, float], most: int, chance: float) -> list[Deviation]:
-    """Of one set, at a chance of leaving out a node that belongs."""
+    """Outliers of one set, at this chance of leaving out a node that belongs."""
     if not values:
         return []
     middle = statistics.median(values.values())

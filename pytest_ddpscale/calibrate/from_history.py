@@ -1,8 +1,8 @@
-"""What a site's history says of the same nodes in other launches: how much one node differs from night to night.
+"""Values of the same nodes in other launches, from a site's history: how one node differs between runs.
 
-The history keeps a median of each place, not the rounds, so that it says nothing of a requirement's value but how that
-varies: deviations of a node from its own mean. It has them of throughput and of probes; efficiencies and times are not
-in it. Only runs count that were on the same software, were no reject, and are not among those that are calibrated from.
+The history has medians of each place, not rounds. So it does not give a requirement's value, only how it varies: the
+deviations of a node from its own mean. It has throughput and probes, but no efficiencies and times. Only runs count
+that used the same software, were not rejected, and are not among the runs of the calibration.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from pytest_ddpscale.history.reading import HostRun, host_runs
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
 
-# Of a thing that a node did: metric, workload or probe, ranks, arm, and the digest of all else it depends on.
+# Metric, workload or probe, ranks, arm, and the digest of everything else that a value depends on.
 _Thing = tuple[str, str, int, str, str]
 
 
 def past_values(
     history_file: Path, sku: str, runs: Sequence[TrustedRun], cases: Iterable[AnyCase]
 ) -> dict[str, dict[str, list[float]]]:
-    """By the name of each requirement that the history knows, and by host: values in earlier and later launches.
+    """Values in earlier and later launches, by the name of each requirement in the history, then by host.
 
     Args:
-        history_file: the site's.
+        history_file: the site's history.
         sku: canonical name.
-        runs: that are calibrated from.
+        runs: of the calibration.
         cases: the requirements.
 
     Raises:
-        HistoryError: there is no history, or it cannot be used.
+        HistoryError: the history does not exist or cannot be used.
     """
     things = {_thing(value) for run in runs for value in key_values_of(run.evidence)}
     wanted = {thing: case.id for case in cases for thing in things if thing[:4] == _asked(case)}
@@ -55,7 +55,7 @@ def past_values(
 
 
 def _asked(case: AnyCase) -> tuple[str, str, int, str] | None:
-    """What the history has of a requirement; None if it has nothing like it."""
+    """Key of a requirement's values in the history; None if the history has none."""
     requirement = case.requirement
     if not isinstance(case, Case):
         return (requirement.metric, requirement.subject, case.world_size, "probe")
@@ -73,7 +73,7 @@ def _is_on(versions: Mapping[str, str], expected: Mapping[str, str]) -> bool:
 
 
 def _of_host(nights: Iterable[HostRun], wanted: Mapping[_Thing, str]) -> dict[str, list[float]]:
-    """A value of the node for each night: its own, or of its GPUs the slowest, as a requirement is judged."""
+    """A value of the node for each run: its own, or that of its slowest GPU, as in judging."""
     found: dict[str, list[float]] = {}
     for night in nights:
         of_night: dict[_Thing, list[float]] = {}
@@ -81,7 +81,7 @@ def _of_host(nights: Iterable[HostRun], wanted: Mapping[_Thing, str]) -> dict[st
             if _thing(value) in wanted:
                 of_night.setdefault(_thing(value), []).append(value.value)
         for thing, values in of_night.items():
-            # Alone, GPUs take turns, and what is judged is their mean.
+            # In the arm `alone`, GPUs take turns and their mean is judged.
             of_node = statistics.geometric_mean(values) if thing[3] == "alone" else min(values)
             found.setdefault(wanted[thing], []).append(of_node)
     return found

@@ -1,4 +1,4 @@
-"""What each node of a run comes to in a requirement: the value that the judge would hold against the bound."""
+"""Value of each node of a run in a requirement, as the judge would compare it with the bound."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from pytest_ddpscale.verdict.estimating import Estimates
 from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.probing import MOST_OF_PEAK
 
-CONFIDENCE = 0.95  # of intervals, as a session has it unless it is told otherwise
+CONFIDENCE = 0.95  # of intervals, a session's default
 P = TypeVar("P", bound=Hashable)
 
 
 @dataclass(frozen=True)
 class NodeValue:
-    """What a node came to in one launch.
+    """Value of a node in one launch.
 
     Attributes:
-        value: in the metric's unit; where a node is judged at several places, such as GPUs, that of the worst.
-        reach: from there to the end of the judge's confidence interval on the bad side, had there been as many rounds
-            as a session takes while something is undecided: a factor's logarithm where values err by factors, else in
-            the metric's unit.
-        place: which that is.
+        value: in the metric's unit; the worst place if a node is judged at several, such as GPUs.
+        reach: distance to the bad end of the judge's confidence interval, scaled to the most rounds of a session: a
+            logarithm if values err by factors, else in the metric's unit.
+        place: name of the worst place.
     """
 
     value: float
@@ -43,25 +42,25 @@ class NodeValue:
 
 
 def node_values(case: AnyCase, evidence: Evidence) -> Mapping[str, NodeValue]:
-    """By host: the mean over the rounds, of the logarithms where values err by factors, as the judge estimates it.
+    """The judge's estimate by host: the mean over rounds, of logarithms if values err by factors.
 
-    Nodes are left out of which the judge would not take the number as it is: rounds are missing or too few, the value
-    is not credible, devices waited for their host, or loss scaling skipped steps.
+    A node is left out if the judge would not use its number: rounds are missing or too few, the value is not credible,
+    devices waited for their host, or loss scaling skipped steps.
     """
     return _of_training(case, evidence) if isinstance(case, Case) else _of_probe(case, evidence)
 
 
 def why_no_values(case: AnyCase, evidence: Evidence) -> str:
-    """Why `node_values` has none, for people."""
+    """Why `node_values` has none, in words."""
     if isinstance(case, NodeCase) and case.probe is not None:
         return evidence.unsupported.get(case.probe.id, f"{case.probe.id} was not probed")
     if isinstance(case, Case) and matching_study(evidence.plan, case.question) is None:
         return why_no_study(evidence.plan, case.question)
-    return "not measured, or not as the judge would count it"
+    return "not measured, or not usable by the judge"
 
 
 def unfit_nodes(cases: Iterable[AnyCase], evidence: Evidence) -> dict[str, str]:
-    """Nodes with a certain fault that is no matter of a number, and what it is: a failed check, wrong results."""
+    """Nodes with a certain fault other than a low value, and the fault: a failed check or wrong results."""
     found: dict[str, str] = {}
     for case in cases:
         definition = case.requirement.definition
@@ -120,7 +119,7 @@ def _of_probe(case: NodeCase, evidence: Evidence) -> dict[str, NodeValue]:
             continue
         if case.peak is None or one.value <= MOST_OF_PEAK * case.peak:
             by_host.setdefault(place.host, []).append(one)
-    all_places = max(places_of.values(), default=0)  # of a node none of whose GPUs or pairs is missing
+    all_places = max(places_of.values(), default=0)  # of a node without missing GPUs or pairs
     worst = max if case.requirement.definition.upper_bound else min
     return {
         host: worst(of_host, key=lambda one: one.value)
@@ -132,9 +131,9 @@ def _of_probe(case: NodeCase, evidence: Evidence) -> dict[str, NodeValue]:
 def _value_at(
     place: P, name: str, estimates: Estimates[P], case: AnyCase, most_rounds: int
 ) -> NodeValue | None:  # fmt: skip
-    """The judge's estimate at a place; None where it would have none, or no interval.
+    """The judge's estimate at a place; None without an estimate or interval.
 
-    Intervals narrow at least as fast as one over the root of the rounds.
+    The reach is scaled by one over the root of the rounds, because intervals narrow at least that fast.
     """
     definition, values = case.requirement.definition, estimates.samples[place].values
     by_factors = definition.scale == "factors"

@@ -1,4 +1,4 @@
-"""Who stands behind calibrated numbers, as the overlay's source says it; and the rows that rest on it."""
+"""Provenance of calibrated bounds for the overlay's source, and the rows that cite it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from pytest_ddpscale.thresholds.overlay_writing import OverlayChanges
 from pytest_ddpscale.util.listing import first_few
 
 _LONGEST_LIST = 2500  # characters; a thresholds file takes texts of 4000
-_UUID_DIGITS = 8  # as much of each UUID as tells GPUs of a site apart
+_UUID_DIGITS = 8  # enough to distinguish the GPUs of a site
 _NAMED = 4
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """What the numbers were measured on.
+    """Machines and runs behind a calibration.
 
     Attributes:
         name: of the source in the overlay: ``calibrated-2026-11-23``, the day of the last run.
-        nodes: in order.
+        nodes: sorted.
         gpus: UUIDs of each node's GPUs.
-        first: when the first run began, ISO 8601 in UTC.
-        last: when the last one began.
+        first: when the first run started, ISO 8601 in UTC.
+        last: when the last run started.
         launches: names of the run directories.
-        software: versions of what changes how fast a GPU is, as far as they are known.
+        software: known versions of the software that affects a GPU's speed.
         is_simulated: whether no machine was measured.
     """
 
@@ -44,7 +44,7 @@ class Provenance:
 
 
 def provenance_of(calibration: Calibration, runs: Sequence[TrustedRun]) -> Provenance:
-    """Of the nodes that were not left out."""
+    """Provenance of a calibration, from the nodes that were not left out."""
     gpus: dict[str, set[str]] = {node: set() for node in calibration.nodes}
     software: dict[str, str] = {}
     for run in runs:
@@ -65,7 +65,7 @@ def provenance_of(calibration: Calibration, runs: Sequence[TrustedRun]) -> Prove
 
 
 def source_text(calibration: Calibration, provenance: Provenance) -> str:
-    """One text: nodes, GPUs, dates, software, at which rate, who was left out."""
+    """The source as one text: nodes, GPUs, dates, software, false-reject rate, nodes left out."""
     uuids = [uuid for node in provenance.nodes for uuid in provenance.gpus[node]]
     first, last = provenance.first[:10], provenance.last[:10]
     parts = [
@@ -87,7 +87,7 @@ def _short(uuid: str) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """All of them, or what tells whether a list is theirs."""
+    """All names, or the first and last with a digest to verify a list by."""
     text = " ".join(names)
     if len(text) <= _LONGEST_LIST // 2:
         return text
@@ -96,7 +96,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def overlay_changes(calibration: Calibration, provenance: Provenance) -> OverlayChanges:
-    """What a site's overlay is to say: a row for each metric and subject, one more for each further margin."""
+    """Changes for a site's overlay: a row for each metric, subject and margin."""
     rows: dict[tuple[object, ...], dict[str, Any]] = {}
     for one in calibration.calibrated:
         row, requirement = _row(one, provenance.name), one.requirement
@@ -118,7 +118,7 @@ def _row(one: CalibratedRequirement, source: str) -> dict[str, Any]:
         "baseline": requirement.one_gpu,
         "published": source,
         "margin": f"{one.margin_pct:g} %",
-        # A provisional line only warns because nobody has measured; that is over. Others warn for reasons of their own.
+        # A provisional row only warned because it was not measured, which it now is. Others warn for their own reasons.
         "severity": "warn" if requirement.severity == "warn" and not requirement.provisional else None,
     }
     usual = {"placement": "packed", "versus": None, "baseline": "alone", "severity": None}

@@ -1,4 +1,4 @@
-"""Runs of nodes that a site trusts: read as a judge reads them, and refused where they are no common ground."""
+"""Runs of nodes that a site trusts: read like a judge reads them, and refused if they cannot be combined."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_ddpscale.util.listing import first_few
 
 FEWEST_NODES = 3
 FEWEST_LAUNCHES = 2
-# What changes how fast a GPU trains or talks: numbers of one version say nothing of another.
+# Software that affects training and communication speed: numbers of one version say nothing about another.
 SOFTWARE = ("driver", "torch", "cuda", "nccl")
 _NAMED = 3
 
@@ -26,14 +26,14 @@ class TrustedRun:
     """One launch over some nodes.
 
     Attributes:
-        name: of its directory, as it was given.
-        sku: that it measured, by its own words.
-        began: ISO 8601 in UTC.
-        evidence: what it measured.
+        name: of its directory, as given.
+        sku: as recorded in the run.
+        began: start of the run, ISO 8601 in UTC.
+        evidence: its measurements.
         gpus: UUIDs of each host's GPUs.
         versions: of the software, by host.
         is_simulated: whether no machine was measured.
-        digest: of its measurements.
+        digest: SHA-256 of its measurements.
     """
 
     name: str
@@ -47,15 +47,15 @@ class TrustedRun:
 
     @property
     def hosts(self) -> list[str]:
-        """Names of the nodes that took part, in order."""
+        """Names of the run's nodes, sorted."""
         return sorted(self.gpus)
 
 
 def read_trusted_run(path: Path) -> TrustedRun:
-    """A run that was measured to its end.
+    """Read a finished run.
 
     Raises:
-        RunDirectoryError: it is none, contradicts itself, was imported, was not finished, or a study of it broke.
+        RunDirectoryError: not a run directory, contradictory, imported, unfinished, or with a study that failed.
     """
     run = RunDirectory.open(path)
     record, records, evidence = run.read_run(), run.read_records(), read_evidence(run)
@@ -64,14 +64,14 @@ def read_trusted_run(path: Path) -> TrustedRun:
     gangs = gangs_by_number(records).values()
     is_simulated = record.is_simulated(device for gang in gangs for device in gang.devices)
     if record.status not in ("finished", "simulated"):
-        raise _unusable(path, f"is {record.status}", "a run that came to its end", f"--ddp-resume={path} finishes it.")
+        raise _unusable(path, f"is {record.status}", "a finished run", f"--ddp-resume={path} finishes it.")
     broken = {**evidence.errors, **evidence.interrupted}
     if broken:
         study, why = next(iter(broken.items()))
-        raise _unusable(path, f"did not measure {study} to its end ({why})", "a run of which no study broke")
+        raise _unusable(path, f"did not complete {study} ({why})", "a run in which every study completed")
     parted = why_not_one_machine(records)
     if parted:
-        raise _unusable(path, f"is of no one machine: {parted}", "a run whose studies had the same nodes")
+        raise _unusable(path, f"is not of one machine: {parted}", "a run whose studies had the same nodes")
     gpus: dict[str, set[str]] = {}
     for gang in gangs:
         for host, device in zip(gang.hosts, gang.devices, strict=True):
@@ -90,11 +90,11 @@ def _unusable(path: Path, found: str, expected: str, action: str = "Leave it out
 
 
 def refuse_unlike_runs(runs: Sequence[TrustedRun], *, simulated_too: bool = False) -> None:
-    """Refuse runs that cannot be calibrated from together.
+    """Refuse runs that cannot be combined into one calibration.
 
     Raises:
-        RunDirectoryError: one is simulated, or given twice.
-        OptionError: they are of other SKUs, numbers of GPUs a node or software; there are too few nodes or launches.
+        RunDirectoryError: a run is simulated, or given twice.
+        OptionError: the runs differ in SKU, GPUs per node or software, or there are too few nodes.
     """
     for run in runs:
         if run.is_simulated and not simulated_too:
@@ -103,7 +103,7 @@ def refuse_unlike_runs(runs: Sequence[TrustedRun], *, simulated_too: bool = Fals
                 "For a rehearsal add --allow-simulated.",
             )  # fmt: skip
     if len({run.is_simulated for run in runs}) > 1:
-        raise _unlike("some are simulated and some are not", "only one kind")
+        raise _unlike("some are simulated and some are not", "one kind")
     seen: dict[str, str] = {}
     for run in runs:
         if run.digest and run.digest in seen:
@@ -111,7 +111,7 @@ def refuse_unlike_runs(runs: Sequence[TrustedRun], *, simulated_too: bool = Fals
             raise RunDirectoryError(run.name, found, "each launch once", "Leave one of them out.")
         seen[run.digest] = run.name
     _refuse_several("SKU", {run.name: run.sku for run in runs})
-    _refuse_several("number of GPUs a node", {run.name: _per_node(run) for run in runs})
+    _refuse_several("number of GPUs per node", {run.name: _per_node(run) for run in runs})
     for name in SOFTWARE:
         said = {host: version for run in runs for host, version in _said(run, name).items()}
         for run in runs:  # a node may have had one version in one run and another in the next
@@ -123,7 +123,7 @@ def refuse_unlike_runs(runs: Sequence[TrustedRun], *, simulated_too: bool = Fals
         _refuse_several(name, said)
     hosts = {host for run in runs for host in run.hosts}
     if len(hosts) < FEWEST_NODES:
-        raise _unlike(f"{len(hosts)} nodes took part ({first_few(sorted(hosts))})", f"at least {FEWEST_NODES}")
+        raise _unlike(f"the runs have {len(hosts)} nodes ({first_few(sorted(hosts))})", f"at least {FEWEST_NODES}")
 
 
 def _per_node(run: TrustedRun) -> str:
@@ -135,7 +135,7 @@ def _said(run: TrustedRun, name: str) -> dict[str, str]:
 
 
 def _refuse_several(what: str, said: Mapping[str, str]) -> None:
-    """Refuse more than one value of what should be one; what nobody says is not compared."""
+    """Refuse more than one value of something that must be the same; unknown values are not compared."""
     by_value: dict[str, list[str]] = {}
     for who, value in said.items():
         by_value.setdefault(value, []).append(who)

@@ -1,1 +1,1 @@
-"""Two runs beside each other, or a run beside the site's history. Pure but for reading run directories."""
+"""Comparison of two runs, or of a run with the site's history. Pure except for reading files."""

@@ -1,4 +1,4 @@
-"""A run beside what the site's history has of the same nodes: by requirement, and GPU by GPU and node by node."""
+"""A run compared with the site's history of the same nodes: by requirement, by GPU and by node."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from pytest_ddpscale.stats.value_change import ValueChange
 
 @dataclass(frozen=True)
 class ValueBesidePast:
-    """What a place reached beside the geometric mean of its earlier runs.
+    """Value of a place compared with the geometric mean of its earlier runs.
 
     Attributes:
-        past: that mean, in the value's unit.
-        runs: how many earlier runs it is of.
-        ratio: value ÷ past, turned over where a lower value is better: below 1 is slower.
+        value: the run's value.
+        past: the mean, in the value's unit.
+        runs: number of earlier runs in the mean.
+        ratio: value ÷ past, inverted if a lower value is better: below 1 is slower.
         low: lower limit of the ratio, allowing for the spread of single runs.
         high: upper limit.
     """
@@ -40,18 +41,18 @@ class ValueBesidePast:
 
     @property
     def place(self) -> str:
-        """A node, or a GPU of one."""
+        """Name of the node or GPU."""
         value = self.value
         return value.host if value.gpu_index is None else f"GPU {value.gpu_index} of {value.host}"
 
     @property
     def name(self) -> str:
-        """What was done, and where."""
+        """What was measured, and where."""
         return f"{self.value.what} on {self.place}"
 
     @property
     def difference(self) -> Literal["faster", "slower", "no difference shown"]:
-        """What that comes to."""
+        """Whether the interval shows a difference."""
         if not ValueChange(self.ratio - 1, self.low - 1, self.high - 1).is_shown:
             return "no difference shown"
         return "slower" if self.ratio < 1 else "faster"
@@ -59,14 +60,14 @@ class ValueBesidePast:
 
 @dataclass(frozen=True)
 class RunBesidePast:
-    """What a run has of what its nodes had before.
+    """A run compared with earlier runs of its nodes.
 
     Attributes:
-        confidence: of each requirement's interval by itself, and of those of all places together, 0 … 1.
+        confidence: of each requirement's interval alone, and of the intervals of all places together, 0 … 1.
         requirements: each with the mean of earlier runs of exactly these nodes, if there are enough.
-        values: of places that have a past.
-        without_past: how many values have too few earlier runs.
-        lost: requirements and GPUs that earlier runs have values of, and this one has none.
+        values: of places with enough earlier runs.
+        without_past: number of values with too few earlier runs.
+        lost: requirements and GPUs with values in earlier runs but not in this one.
         changes: of the software since then, by host.
     """
 
@@ -80,17 +81,17 @@ class RunBesidePast:
     changes: tuple[tuple[str, tuple[str, ...]], ...]
 
     def worse_by(self, share: float) -> list[str]:
-        """Requirements and places that are shown to be worse than before by more than that."""
+        """Requirements and places that certainly are worse than before by more than `share`."""
         slower = [one for one in self.values if one.difference == "slower" and one.high < 1 - share]
         return [one.id for one in self.requirements if one.is_worse_by(share)] + [one.name for one in slower]
 
 
 def beside_past(run: ComparedRun, history_file: Path, confidence: float) -> RunBesidePast:
-    """What the run reached beside earlier runs of the same places: of its SKU, not rejected, begun before it.
+    """Compare a run with earlier runs of the same places: of its SKU, not rejected, started before it.
 
     Raises:
         HistoryError: the history cannot be used.
-        OptionError: nothing of the run has enough of a past.
+        OptionError: no value of the run has enough earlier runs.
     """
     sku = history_sku(run.record.sku, is_simulated=run.is_simulated)
     baseline = read_baseline(history_file, sku, run.hosts, started_at_of(run.record))
@@ -100,7 +101,7 @@ def beside_past(run: ComparedRun, history_file: Path, confidence: float) -> RunB
     if not found.compared and not any(one.change for one in of_requirements.requirements):
         raise OptionError(
             "RUN_DIR", f"{run.path} cannot be compared with {history_file}: none of its values has {FEWEST_VALUES} "
-            "earlier runs of the same places", "a run of nodes that the history knows",
+            "earlier runs of the same places", "a run of nodes with enough runs in the history",
         )  # fmt: skip
     missing = missing_gpus(baseline.places, [one.series for one in current])
     return RunBesidePast(

@@ -1,4 +1,4 @@
-"""What a requirement asks of one run, and the per-round values that answer it: those that verdicts are made of."""
+"""The question that a requirement asks of one run, and the per-round values that answer it, as in verdicts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.verdict.answering_rounds import rounds_of, rows_by_node, values_of_nodes
 from pytest_ddpscale.verdict.answering_study import matching_study
 
-# Per-round values by host; several of one host are of its GPUs, or pairs of them.
+# Per-round values by host; several series of one host are of its GPUs, or of pairs of them.
 ByHost = Mapping[str, Sequence[PerRound]]
-# What nodes do together is of one place.
+# The key of values that nodes measure together.
 TOGETHER = ""
-# A ratio of two runs does not hang on the numbers of the thresholds file, which are the same for both.
+# The thresholds' reference and peak cancel in a ratio of two runs, so any number does.
 _NUMBER = 1.0
 
 
@@ -31,7 +31,7 @@ class AskedOfRun:
     """A question to a run, or a probe of it.
 
     Attributes:
-        why_not: why nothing answers it; empty if something may.
+        why_not: why nothing answers it; empty if something can.
     """
 
     run: ComparedRun
@@ -41,11 +41,11 @@ class AskedOfRun:
 
     @property
     def workload(self) -> Workload | None:
-        """What is trained; None of a probe."""
+        """The trained workload; None for a probe."""
         return self.question.workload if self.question else None
 
     def launches(self) -> list[ByHost]:
-        """Values of each launch; of probes, which are measured once, of the first."""
+        """Values of each launch; probes are measured only in the first."""
         evidence = self.run.evidence
         if self.probe is not None:
             return [_of_probe(self.probe, evidence)]
@@ -55,7 +55,7 @@ class AskedOfRun:
 
 
 def asked_of(run: ComparedRun, verdict: Verdict) -> AskedOfRun:
-    """What one of its verdicts is about."""
+    """The question behind one of the run's verdicts."""
     if verdict.outcome in ("not_measured", "error"):
         return AskedOfRun(run, why_not=f"{verdict.outcome.replace('_', ' ')}: {verdict.reason}")
     metric = METRICS[verdict.metric]

@@ -1,4 +1,4 @@
-"""`ddpscale compare`. Every command loads this: what it does loads what it needs."""
+"""`ddpscale compare`. Every command imports this module, so heavy imports are inside functions."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     JudgementOf = Callable[[RunDirectory], Judgement]
 
 Found = TypeVar("Found", bound="Gated")
-WORSE = 1  # exit code where something is worse than --fail-below allows
+WORSE = 1  # exit code if something is worse than --fail-below allows
 
 
 def add_compare(commands: Commands, judgement_of: JudgementOf) -> None:
-    """`ddpscale compare`, with what finds the verdicts of a run."""
+    """Add `ddpscale compare`; `judgement_of` finds the verdicts of a run."""
     command = commands.add_parser(
-        "compare", help="say requirement by requirement whether a run is faster or slower than another, or than before"
+        "compare", help="compare a run with another one, or with earlier runs, requirement by requirement"
     )
     add = command.add_argument
     add("directories", type=Path, nargs="+", metavar="RUN_DIR",
-        help="A and B, runs or JSON reports of PyTorch's DDP benchmark; with --history one run")  # fmt: skip
+        help="A and B: runs, or JSON reports of PyTorch's DDP benchmark; with --history one run")  # fmt: skip
     add("--history", type=Path, metavar="FILE", help="compare one run with earlier runs of the same nodes")
     add(
         "--fail-below", metavar="5%",
-        help="exit 1 if anything is shown to be worse by more than that, or was measured before and not now",
+        help="exit 1 if anything is certainly worse by more than that, or was measured before but not now",
     )  # fmt: skip
     add(
         "--allow-missing", action="store_true",
-        help="with --fail-below: what was measured before and not now does not fail",
+        help="with --fail-below: accept values that were measured before but not now",
     )  # fmt: skip
     add("--confidence", default=OPTIONS["confidence"].default, metavar="C",
-        help="of each interval; default: %(default)s")  # fmt: skip
+        help="confidence of each interval; default: %(default)s")  # fmt: skip
     add("--format", choices=("text", "json"), default="text", help="default: %(default)s")
     command.set_defaults(run=lambda arguments: _compare(arguments, judgement_of))
 
@@ -53,7 +53,7 @@ def _compare(arguments: argparse.Namespace, judgement_of: JudgementOf) -> int:
 
     fail_below = None if arguments.fail_below is None else read_value("--fail-below", arguments.fail_below, _share)
     if arguments.allow_missing and fail_below is None:
-        raise OptionError("--allow-missing", "found it without --fail-below", "both, as nothing fails otherwise")
+        raise OptionError("--allow-missing", "found without --fail-below", "both: without --fail-below nothing fails")
     gate = Gate(fail_below, arguments.allow_missing)
     confidence = read_value("--confidence", arguments.confidence, confidence_level)
     expected = 1 if arguments.history is not None else 2
@@ -80,13 +80,13 @@ def _of_ddp_benchmark(arguments: argparse.Namespace, confidence: float, gate: Ga
     from pytest_ddpscale.results.ddp_benchmark_file import FILE_NAME, read_ddp_benchmark, report_at
 
     if arguments.history is not None:
-        raise OptionError("--history", "found a report of PyTorch's DDP benchmark beside it", "a judged run")
+        raise OptionError("--history", "found with a report of PyTorch's DDP benchmark", "a judged run")
     expected = f"two reports of PyTorch's DDP benchmark, or run directories with {FILE_NAME}"
     found_at = [report_at(path) for path in arguments.directories]
     for path, report in zip(arguments.directories, found_at, strict=True):
         if report is None:
             raise OptionError(
-                str(path), "is missing or has no report of PyTorch's DDP benchmark, unlike the other one", expected
+                str(path), "is missing or has no report of PyTorch's DDP benchmark; the other one has", expected
             )
     baseline, test = (read_ddp_benchmark(report) for report in found_at if report is not None)
     if Path(baseline.path).resolve() == Path(test.path).resolve():
@@ -101,7 +101,7 @@ def _print(
     found: Found, lines: Callable[[Found], Iterator[str]], as_json: Callable[[Found], dict[str, Any]], gate: Gate,
     form: str,
 ) -> int:  # fmt: skip
-    """A comparison in the form asked for, and what --fail-below says of it. Returns the exit code."""
+    """Print a comparison in the requested format, with the result of --fail-below. Returns the exit code."""
     from pytest_ddpscale.results.strict_json import strict_json
 
     if form == "json":
@@ -113,7 +113,7 @@ def _print(
 
 
 def _share(text: str) -> float:
-    """``5%``, ``5 %`` or ``0.05``, as 0.05."""
+    """Parse ``5%``, ``5 %`` or ``0.05`` as 0.05. Raises ValueError."""
     number = text.strip().removesuffix("%").strip()
     try:
         share = float(number.replace("_", "?")) / (100 if text.strip().endswith("%") else 1)

@@ -1,4 +1,4 @@
-"""A comparison of two runs, for people and as JSON."""
+"""A comparison of two runs as text and as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEADERS = {
 
 
 def compared_lines(found: ComparedRuns) -> Iterator[str]:
-    """Who was compared, in what their configurations differ, each requirement, step times, and what it comes to."""
+    """The runs, differences of configuration, each requirement, step times, and a summary."""
     for letter, run in (("A", found.a), ("B", found.b)):
         yield f"{letter}  {text.one_line(run.path)}: {_run_text(run)}"
     yield ""
@@ -71,7 +71,7 @@ def _run_json(run: ComparedRun) -> dict[str, Any]:
 
 
 def requirement_json(one: ComparedRequirement) -> dict[str, Any]:
-    """Of one requirement."""
+    """One requirement as JSON types."""
     said = asdict(one)
     for name in ("a", "b", "change"):
         value = getattr(one, name)
@@ -81,14 +81,14 @@ def requirement_json(one: ComparedRequirement) -> dict[str, Any]:
 
 def _configuration(found: ComparedRuns) -> Iterator[str]:
     if not found.configuration:
-        yield "Configuration: no difference in what both runs say."
+        yield "Configuration: no difference known."
         return
     yield "Configuration differs:"
     yield from table_lines_of([("", "A", "B"), *((one.name, one.a, one.b) for one in found.configuration)], indent="  ")
 
 
 def _requirements(found: ComparedRuns) -> Iterator[str]:
-    """What is worse first, then what is better, then what shows nothing."""
+    """Requirements: worse ones first, then better ones, then those without a difference."""
     told = [one for one in found.requirements if one.change]
     yield from requirement_lines(found.requirements, _HEADERS[found.kind])
     for letter, ids in (("A", found.only_a), ("B", found.only_b)):
@@ -98,7 +98,7 @@ def _requirements(found: ComparedRuns) -> Iterator[str]:
 
 
 def requirement_lines(requirements: Sequence[ComparedRequirement], header: Sequence[str]) -> Iterator[str]:
-    """A table of what was compared, what is worse first; and why the others were not."""
+    """A table of compared requirements, the worse ones first, and why the others were not compared."""
     told = sorted((one for one in requirements if one.change), key=_most_telling_first)
     yield from table_lines_of([header, *map(_row, told)])
     yield ""
@@ -124,8 +124,8 @@ def _values(one: ComparedRequirement) -> tuple[float | None, float | None]:
 
 
 def _change_texts(one: ComparedRequirement) -> tuple[str, str]:
-    """``0.909×`` and ``0.905 … 0.914``; of shares ``+1.2`` points, of other differences ``+1.2 ms``."""
-    assert one.change is not None  # the caller left out what has none
+    """``0.909×`` and ``0.905 … 0.914``; for shares ``+1.2`` points, for other differences ``+1.2 ms``."""
+    assert one.change is not None  # callers pass only compared requirements
     size, low, high = one.change
     if one.is_ratio:
         return f"{1 + size:.3f}×", f"{_floor(1 + low):.3f} … {_ceil(1 + high):.3f}"
@@ -155,21 +155,21 @@ def _provisos(found: ComparedRuns, told: Sequence[ComparedRequirement]) -> Itera
     count = text.count_text(len(told), "interval")
     share = 1 - found.confidence
     yield (
-        f"{count}, each by itself at {found.confidence:.0%}: noise of rounds alone shows a difference in at most "
+        f"{count}, each at {found.confidence:.0%} confidence: noise of rounds alone shows a difference in at most "
         f"{share:.0%} of requirements."
     )
     if not all(one.knows_launches for one in told):
         yield (
-            "Of these two launches only: how much launches differ is not part of all intervals (--ddp-launches=3, or 5 "
-            "earlier runs in the history)."
+            "These two launches only: not all intervals include differences between launches (--ddp-launches=3, or 5 "
+            "earlier runs in the history, would)."
         )
     if any(one.of == "mean" for one in told) and found.kind == "same SKU":
-        yield "The runs have no node in common: what each node reaches by itself is compared by the mean of all nodes."
+        yield "The runs have no node in common: values of single nodes are compared by the mean of all nodes."
     most = max((one.nodes for one in told if one.of == "worst"), default=1)
     if most > 1:
-        yield f"Of what each node reaches by itself the worst of the {most} nodes of both runs is compared."
+        yield f"Values of single nodes are compared by the worst of the {most} nodes of both runs."
     if found.a.is_simulated != found.b.is_simulated:
-        yield "One of the runs was simulated: the difference says nothing about a machine."
+        yield "One run was simulated: the difference says nothing about a machine."
 
 
 def _steps(steps: Sequence[StepPercentiles]) -> Iterator[str]:
@@ -191,7 +191,7 @@ def _steps_row(one: StepPercentiles) -> tuple[str, ...]:
 
 
 def counts_line(requirements: Sequence[ComparedRequirement], where: str) -> str:
-    """How many are worse, better, or neither."""
+    """How many requirements are worse, better, or neither."""
     told = [one for one in requirements if one.change]
     worse = sum(one.is_worse for one in told)
     better = sum(one.difference != "no difference shown" and not one.is_worse for one in told)
@@ -200,7 +200,7 @@ def counts_line(requirements: Sequence[ComparedRequirement], where: str) -> str:
 
 
 def table_lines_of(rows: Sequence[Sequence[str]], indent: str = "") -> Iterator[str]:
-    """Columns that are as wide as their widest cell; the first to the left, numbers to the right."""
+    """Rows as lines, with left-aligned columns as wide as their widest cell."""
     rows = [[text.one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

@@ -1,4 +1,4 @@
-"""A run directory, read to be held against another."""
+"""A run directory, read for a comparison."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pytest_ddpscale.results.verdicts import Judgement
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """What a run measured, and how it was judged.
+    """A run's measurements and judgement.
 
     Attributes:
-        path: of its directory, as it was given.
+        path: of its directory, as given.
         versions: of the software, by host.
-        digest: of its measurements.
-        past: what the same places reached before, as far as that was known when the run was judged.
+        digest: SHA-256 of its measurements.
+        past: earlier values of the same places, as known when the run was judged.
     """
 
     path: str
@@ -42,19 +42,19 @@ class ComparedRun:
 
     @property
     def hosts(self) -> list[str]:
-        """Names of the nodes that took part, in order."""
+        """Names of the run's nodes, sorted."""
         return sorted({*self.evidence.columns.hosts, *self.evidence.hosts})
 
 
 def read_compared_run(path: Path, judgement_of: Callable[[RunDirectory], Judgement]) -> ComparedRun:
-    """A run with its verdicts.
+    """Read a run with its verdicts.
 
     Args:
         path: of its directory.
-        judgement_of: finds the verdicts, also of a run that nobody judged.
+        judgement_of: returns the verdicts, also for a run that was not judged yet.
 
     Raises:
-        BadInput: it is no run directory, contradicts itself, or cannot be judged.
+        BadInput: it is not a run directory, contradicts itself, or cannot be judged.
     """
     run = RunDirectory.open(path)
     record, records, evidence = run.read_run(), run.read_records(), read_evidence(run)

@@ -1,4 +1,4 @@
-"""Two runs, requirement by requirement; of different SKUs workload by workload."""
+"""Comparison of two runs by requirement, or by workload if their SKUs differ."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class ComparedRequirement:
     Attributes:
         id: ``metric[workload-8gpu]``.
         workload: its name, or the probe's.
-        a: value of the first run, in `unit`, with its interval; None of what has none.
-        b: of the second.
-        value_a: also where there is no interval; None where nothing was measured.
-        value_b: likewise.
-        change: from the first to the second; None of what was not compared.
-        is_ratio: whether the change is relative to the first run, and not a difference of two shares.
-        difference: what that comes to.
-        is_worse: whether the second run is shown to be worse.
-        nodes: of how many nodes the values are.
-        of: the worst of the nodes that both runs have, or the mean of all where they have other nodes.
-        knows_launches: whether both intervals hold how far launches differ.
+        a: value of the first run, in `unit`, with its interval; None without an interval.
+        b: value of the second run, likewise.
+        value_a: value of the first run even without an interval; None if it was not measured.
+        value_b: value of the second run, likewise.
+        change: from the first run to the second; None if not compared.
+        is_ratio: whether the change is relative to the first run, instead of a difference.
+        difference: the change in a word.
+        is_worse: whether the second run is certainly worse.
+        nodes: number of nodes of the values.
+        of: the worst of the nodes that both runs share, or the mean of all if they share none.
+        knows_launches: whether both intervals include differences between launches.
         why_not: why it was not compared; empty if it was.
-        is_lost: whether the first run has a value of it, and the second nothing to compare with that.
-        earlier_runs: of how many `a` is the mean, beside a history; 0 of a single run.
+        is_lost: whether the first run has a value but the second has none to compare with it.
+        earlier_runs: number of earlier runs in the mean `a` when comparing with a history; 0 for a single run.
     """
 
     id: str
@@ -69,9 +69,9 @@ class ComparedRequirement:
     earlier_runs: int = 0
 
     def is_worse_by(self, share: float) -> bool:
-        """Whether the near end of the interval is worse by more than that: of the first run's value, or in points.
+        """Whether the near end of the interval is worse by more than `share` of the first value, or in points.
 
-        Wrong data is worse by any share: one rank of many that computes wrongly is a small one.
+        Wrong data is worse at any share, because one wrong rank of many is a small share.
         """
         if not self.is_worse or self.change is None:
             return False
@@ -83,16 +83,16 @@ class ComparedRequirement:
 
 @dataclass(frozen=True)
 class ComparedRuns:
-    """All that two runs have in common, and what they have not.
+    """A comparison of two runs.
 
     Attributes:
-        kind: ``generations`` of two SKUs, of which only throughput is compared, each with its own batch.
+        kind: ``generations`` for two SKUs, which are compared only by throughput, each with its own batch.
         confidence: of each interval, 0 … 1.
-        configuration: in what they differ besides what was measured.
+        configuration: differences besides the measured values.
         requirements: in the order of the first run.
         only_a: ids of requirements that only the first run was judged by.
-        only_b: likewise.
-        lost: ids of those that the first run has a value of, and the second nothing to compare with that.
+        only_b: likewise for the second run.
+        lost: ids of requirements with a value in the first run but none to compare with it in the second.
         steps: percentiles of the step time of both.
     """
 
@@ -108,15 +108,15 @@ class ComparedRuns:
     steps: tuple[StepPercentiles, ...] = ()
 
     def worse_by(self, share: float) -> list[str]:
-        """Ids of the requirements that the second run is shown to be worse in by more than that."""
+        """Ids of the requirements in which the second run is certainly worse by more than `share`."""
         return [one.id for one in self.requirements if one.is_worse_by(share)]
 
 
 def compare_runs(a: ComparedRun, b: ComparedRun, confidence: float) -> ComparedRuns:
-    """The second run beside the first.
+    """Compare the second run with the first.
 
     Raises:
-        OptionError: they hold the same measurements, or have no requirement in common.
+        OptionError: the runs have the same measurements, or no requirement in common.
     """
     if a.digest == b.digest:
         raise OptionError("RUN_DIR", f"{b.path} has the same measurements as {a.path}", "two runs")
@@ -142,7 +142,7 @@ def _why_nothing(found: tuple[ComparedRequirement, ...]) -> str:
 
 
 class _AskedOfBoth(NamedTuple):
-    """One requirement, as asked of both runs."""
+    """The questions of one requirement to both runs."""
 
     id: str
     metric: Metric
@@ -156,7 +156,7 @@ class _AskedOfBoth(NamedTuple):
 
 
 def requirements_of(run: ComparedRun) -> dict[str, Verdict]:
-    """Verdicts on what was measured round by round, by the id of their requirement."""
+    """Verdicts on values measured in rounds, by the id of their requirement."""
     return {one.id: one for one in run.judgement.verdicts if METRICS[one.metric].subject in ("workload", "probe")}
 
 
@@ -174,12 +174,12 @@ def _of_requirements(a: ComparedRun, b: ComparedRun) -> Iterator[_AskedOfBoth]:
 
 
 def _has_value(verdict: Verdict) -> bool:
-    """Whether something was measured that a later run can lose."""
+    """Whether a value was measured that a later run can lack."""
     return verdict.value is not None and verdict.outcome not in ("not_measured", "error")
 
 
 def _why_other_work(a: Verdict, b: Verdict, asked_a: AskedOfRun, asked_b: AskedOfRun) -> str:
-    """Why two requirements of one name are about different things; empty if they are not."""
+    """Why two requirements of the same name are not comparable; empty if they are."""
     if a.world_size != b.world_size:
         return f"{a.world_size} ranks in A, {b.world_size} in B"
     for one, run in ((asked_a, "A"), (asked_b, "B")):
@@ -211,7 +211,7 @@ def _of_generations(a: ComparedRun, b: ComparedRun) -> Iterator[_AskedOfBoth]:
 
 
 def _by_work(run: ComparedRun) -> dict[tuple[object, ...], Study]:
-    """Weak-scaling studies by what one rank trains, if any does; of several batches the one with the largest."""
+    """Weak-scaling studies with training, by the work of one rank; of several batches the largest."""
     weak = [one for one in run.evidence.plan.studies if one.scaling == "weak" and one.launch == 1]
     studies = [one for one in weak if _world_sizes(one)]
     ordered = sorted(studies, key=lambda one: one.workload.batch_size)
@@ -254,12 +254,12 @@ def _compared(asked: _AskedOfBoth, confidence: float) -> ComparedRequirement:
 
 
 def _told(one: Estimated, of_verdict: float | None) -> float | None:
-    """The value that people know: that of the verdict, which has the thresholds file's numbers in it."""
+    """The verdict's value, which reports show and which includes the thresholds' numbers; else the estimate."""
     return one.value if of_verdict is None else of_verdict
 
 
 def is_worse(change: ValueChange | None, metric: Metric) -> bool:
-    """Whether a change is shown to be for the worse; of computed results any disagreement is."""
+    """Whether a change is certainly for the worse; for computed results any disagreement is."""
     if change is None:
         return False
     if metric.compares_results:
@@ -268,7 +268,7 @@ def is_worse(change: ValueChange | None, metric: Metric) -> bool:
 
 
 def difference_of(change: ValueChange | None, metric: Metric) -> Difference:
-    """Rates and ratios are fast or slow, costs and shares are more or less."""
+    """The change in a word: rates and ratios are faster or slower, costs and shares are more or less."""
     if change is None:
         return "not compared"
     if not (change.is_shown or is_worse(change, metric)):

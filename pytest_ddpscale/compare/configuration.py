@@ -1,4 +1,4 @@
-"""In what two runs differ besides what they measured: what may explain a difference before any GPU does."""
+"""Differences of configuration between two runs, which may explain a difference before any GPU does."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.util.listing import first_few
 
-# The first ones change how fast GPUs train; the others are told after them.
+# Ordered by their effect on speed.
 _SOFTWARE = ("driver", "cuda_driver", "cuda", "torch", "nccl", "kernel", "python", "pytest_ddpscale")
-_BATCH = {"weak": "batch_size", "strong": "global_batch_size"}  # that scaling keeps
+_BATCH = {"weak": "batch_size", "strong": "global_batch_size"}  # the batch that stays constant
 _OF_WORKLOAD = ("compile", "cudnn_benchmark", "num_classes", "classifier_hidden", "feature_weights")
 _OF_STUDY = ("rounds", "block_s", "warmup_s")
 _UNKNOWN = "not known"
@@ -20,7 +20,7 @@ _UNKNOWN = "not known"
 
 @dataclass(frozen=True)
 class ConfigurationDifference:
-    """One thing that is not alike, in words."""
+    """One difference, as text."""
 
     name: str
     a: str
@@ -28,7 +28,7 @@ class ConfigurationDifference:
 
 
 def configuration_differences(a: ComparedRun, b: ComparedRun) -> tuple[ConfigurationDifference, ...]:
-    """All that is known to differ; what either run does not say is not compared."""
+    """All known differences; settings that either run does not record are not compared."""
     others = [pair for pair in _pairs(a, b) if pair[1] != pair[2] and _UNKNOWN not in pair]
     return tuple(ConfigurationDifference(name, of_a, of_b) for name, of_a, of_b in others)
 
@@ -62,7 +62,7 @@ def _nodes(run: ComparedRun) -> str:
 
 
 def _version(run: ComparedRun, name: str) -> str:
-    """``580.1``, or how many hosts have which."""
+    """``580.1``, or each version with its number of hosts."""
     said = Counter(versions[name] for versions in run.versions.values() if name in versions)
     if len(said) < 2:
         return next(iter(said), run.record.versions.get(name, _UNKNOWN))
@@ -70,11 +70,11 @@ def _version(run: ComparedRun, name: str) -> str:
 
 
 def _topology(a: ComparedRun, b: ComparedRun) -> Iterator[tuple[str, str, str]]:
-    """Of nodes that both surveyed: what ``nvidia-smi topo -m`` prints is alike or not."""
+    """Differences in ``nvidia-smi topo -m`` of nodes that both runs surveyed."""
     texts = [{host: one.topology for host, one in run.evidence.surveys.items() if one.topology} for run in (a, b)]
     others = [host for host in sorted(set(texts[0]) & set(texts[1])) if texts[0][host] != texts[1][host]]
     if others:
-        yield "topology", f"nvidia-smi topo -m of {first_few(others)}", "prints something else there"
+        yield "topology", f"nvidia-smi topo -m of {first_few(others)}", "differs there"
 
 
 def _precision(run: ComparedRun) -> str:
@@ -83,7 +83,7 @@ def _precision(run: ComparedRun) -> str:
 
 
 def _of_studies(a: ComparedRun, b: ComparedRun) -> Iterator[tuple[str, str, str]]:
-    """Batches and the like of studies of one name; once where all studies differ alike."""
+    """Settings of studies with the same name; a difference that all studies share is given once."""
     theirs, ours = _studies(b), _studies(a)
     found: dict[tuple[str, str, str], list[str]] = {}
     shared = [name for name in ours if name in theirs]

@@ -1,9 +1,9 @@
-"""Two reports of PyTorch's DDP benchmark beside each other, as its diff.py does, and with an interval.
+"""Comparison of two reports of PyTorch's DDP benchmark, like its diff.py but with intervals.
 
-(github.com/pytorch/pytorch, benchmarks/distributed/ddp/diff.py.) Its percentiles are of all steps of all ranks, pooled.
-Those are no independent values: ranks wait for each other, so a step counts once here, as the mean of its ranks; and
-successive steps are alike, which the interval of a series of rounds allows for up to a correlation of 0.5
-(`pytest_ddpscale.verdict.estimating`). Where a file says which steps were made in one round, rounds count instead.
+diff.py (github.com/pytorch/pytorch, benchmarks/distributed/ddp/diff.py) pools all steps of all ranks for percentiles.
+Pooled steps are not independent. Ranks wait for each other, so for the interval a step counts once, as the mean of its
+ranks. Successive steps are correlated, which the interval of a series allows for up to 0.5
+(`pytest_ddpscale.verdict.estimating`). If a file records which steps belong to a round, rounds count instead of steps.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ class ComparedSize(NamedTuple):
     """One number of GPUs under DDP in both reports.
 
     Attributes:
-        percentiles: of pooled steps; a difference is of time, positive is faster.
+        gpus: their number.
+        percentiles: of pooled steps; differences are of time, positive is faster.
         change: of the mean step time from baseline to test; None without an interval.
-        why_not: why there is none.
-        of: what the interval is taken over, ``steps`` or ``rounds``.
-        numbers: how many of them there are in baseline and test.
+        why_not: why there is no interval.
+        of: samples of the interval, ``steps`` or ``rounds``.
+        numbers: number of samples in baseline and test.
         is_lost: whether only the test lacks an interval.
     """
 
@@ -44,7 +45,7 @@ class ComparedSize(NamedTuple):
 
     @property
     def result(self) -> str:
-        """``faster``, ``slower`` or ``no difference shown``, of the test; why there is no interval."""
+        """``faster``, ``slower`` or ``no difference shown`` for the test, or why there is no interval."""
         if self.change is None:
             return self.why_not
         if not self.change.is_shown:
@@ -53,7 +54,7 @@ class ComparedSize(NamedTuple):
 
 
 class ComparedBenchmark(NamedTuple):
-    """One model that both reports have; `only_baseline` has numbers of GPUs that the test lacks, and the reverse."""
+    """One model in both reports; `only_baseline` has numbers of GPUs that the test lacks, and vice versa."""
 
     name: str
     batch_size: int
@@ -63,12 +64,13 @@ class ComparedBenchmark(NamedTuple):
 
 
 class ComparedReports(NamedTuple):
-    """All of it.
+    """The whole comparison.
 
     Attributes:
-        configuration: key → what baseline and test say; a dash where one says nothing, as diff.py has it.
+        configuration: key → values of baseline and test; a dash for a missing one, as in diff.py.
+        benchmarks: models in both reports.
         only_baseline: benchmarks that the test lacks.
-        only_test: likewise.
+        only_test: benchmarks that the baseline lacks.
         confidence: of each interval, 0 … 1.
     """
 
@@ -80,7 +82,7 @@ class ComparedReports(NamedTuple):
 
     @property
     def lost(self) -> list[str]:
-        """What the baseline has with an interval, and the test lacks, or has without one."""
+        """Benchmarks and sizes that have an interval in the baseline but not in the test."""
         return [
             *self.only_baseline,
             *(_of_size(one.name, gpus) for one in self.benchmarks for gpus in one.only_baseline),
@@ -88,7 +90,7 @@ class ComparedReports(NamedTuple):
         ]
 
     def worse_by(self, share: float) -> list[str]:
-        """What certainly takes longer in the test by more than that share."""
+        """Sizes whose step certainly takes longer in the test by more than `share`."""
         return [
             _of_size(benchmark.name, size.gpus)
             for benchmark in self.benchmarks
@@ -149,7 +151,7 @@ def _size(
 
 
 def _mean_step(result: DdpBenchmarkResult, confidence: float) -> ComparedValue | str:
-    """Geometric mean with its interval, or why it has none."""
+    """Geometric mean of the step time with its interval, or why it has none."""
     what = "rounds" if result.steps_per_round else "steps"
     found = estimate_of([Sample(one) for one in result.separate_s.tolist()], "factors", confidence)
     if found.estimate is None:

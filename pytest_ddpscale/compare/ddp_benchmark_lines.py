@@ -1,4 +1,4 @@
-"""A comparison of two reports of PyTorch's DDP benchmark: in the form of its diff.py, then with intervals; as JSON."""
+"""A comparison of two reports of PyTorch's DDP benchmark: as diff.py prints it, with intervals, and as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_ddpscale.report.text import count_text, one_line
 
 
 def diff_lines(found: ComparedReports) -> Iterator[str]:
-    """As diff.py prints it: examples per second are of one GPU in the test, and cut off; positive is faster."""
+    """The comparison as diff.py prints it: examples per second per GPU in the test, truncated; positive is faster."""
     yield f"{'':20s} {'baseline':>20s}      {'test':>20s}"
     yield f"{'':20s} {'-' * 20}      {'-' * 20}"
     for key, values in found.configuration.items():
@@ -34,22 +34,22 @@ def diff_lines(found: ComparedReports) -> Iterator[str]:
 def _diff_line(size: ComparedSize) -> str:
     cells = (
         f"  p{p.per_cent:02d}: {p.b_s_per_iter:8.3f}s {int(p.b_examples_per_s):7d}/s "
-        f"{-100 * ((p.b_s_per_iter - p.a_s_per_iter) / p.a_s_per_iter):+8.1f}%"  # theirs, for the sign of nothing too
+        f"{-100 * ((p.b_s_per_iter - p.a_s_per_iter) / p.a_s_per_iter):+8.1f}%"  # as in diff.py, also for the sign of 0
         for p in size.percentiles
     )
     return f"{size.gpus:>4d} GPUs:{''.join(cells)}"
 
 
 def benchmark_comparison_lines(found: ComparedReports) -> Iterator[str]:
-    """Theirs, then ours."""
+    """diff.py's output, then the comparison with intervals."""
     yield from diff_lines(found)
     rows = [_row(one, size) for one in found.benchmarks for size in one.sizes]
     if rows:
-        yield "Mean step, as diff: of the mean over ranks; positive is faster."
+        yield "Difference of the mean step time (mean over ranks); positive is faster."
         yield from table_lines_of([("BENCHMARK", "GPUS", "OVER", "DIFF", "INTERVAL", "RESULT"), *rows])
         yield (
-            f"Each interval by itself at {found.confidence:.0%}, of these two launches only: how much launches differ "
-            "is not part of it."
+            f"Each interval at {found.confidence:.0%} confidence, for these two launches only: it does not include "
+            "differences between launches."
         )
     yield from _left_out(found)
     sizes = [size for one in found.benchmarks for size in one.sizes]

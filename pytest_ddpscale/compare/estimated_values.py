@@ -1,4 +1,4 @@
-"""The value of each of two runs with its interval: of the same nodes where both have some."""
+"""The value of each of two runs with its interval, on shared nodes if the runs have any."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from pytest_ddpscale.verdict.estimating import Found, estimate_of
 from pytest_ddpscale.verdict.finality import stretched_interval
 from pytest_ddpscale.verdict.launches import over_launches
 
-# Of several nodes: the worst of each round, or, where the runs had other nodes, their mean: the worst of many is worse
-# than the worst of few.
+# With several nodes: the worst of each round; the mean if the runs share no nodes, because the worst of many nodes is
+# worse than the worst of few.
 Of = Literal["worst", "mean"]
-_LEAST_SHARE = 1e-6  # of a value that errs by factors: so near to nothing a limit may come
+_LEAST_SHARE = 1e-6  # smallest lower limit relative to the value, for values that err by factors
 
 
 class Estimated(NamedTuple):
-    """What a run says of a value.
+    """A run's estimate of a value.
 
     Attributes:
-        limits: value and interval; None where there is none.
+        limits: value and interval; None without an interval.
         rounds: in all launches.
-        launches: that were measured.
-        knows_launches: whether the interval holds how far launches differ.
+        launches: number of measured launches.
+        knows_launches: whether the interval includes differences between launches.
         why_not: why there is no interval; empty if there is one.
-        value: in the metric's unit, also without an interval; None of nothing.
+        value: in the metric's unit, also without an interval; None if nothing was measured.
     """
 
     limits: ComparedValue | None
@@ -45,7 +45,7 @@ class Estimated(NamedTuple):
 
 
 def shared_hosts(a: Sequence[ByHost], b: Sequence[ByHost]) -> list[str]:
-    """Nodes of which both runs have values in each launch."""
+    """Nodes with values in each launch of both runs."""
     everywhere = [set(launch) for launch in (*a, *b)]
     return sorted(set.intersection(*everywhere)) if everywhere else []
 
@@ -53,14 +53,14 @@ def shared_hosts(a: Sequence[ByHost], b: Sequence[ByHost]) -> list[str]:
 def estimated(
     asked: AskedOfRun, launches: Sequence[ByHost], hosts: Sequence[str], metric: Metric, scale: Scale, confidence: float
 ) -> Estimated:
-    """What one run says.
+    """Estimate the value of one run.
 
     Args:
-        asked: of it.
+        asked: the question to it.
         launches: its per-round values.
-        hosts: nodes that count: the worst of them; if none is named the mean of all.
+        hosts: the worst of these nodes counts; if empty, the mean of all nodes.
         metric: of the values.
-        scale: how they err.
+        scale: whether they err by factors or differences.
         confidence: of the interval, 0 … 1.
     """
     series = [_one_series(launch, hosts, metric, scale) for launch in launches]
@@ -83,7 +83,7 @@ def estimated(
 def _with_earlier_launches(
     asked: AskedOfRun, single: Estimated, found: Found, metric: Metric, confidence: float
 ) -> Estimated:
-    """With the deviation between earlier runs of the same places, as verdicts have it, where the run knows it."""
+    """Widen the interval by the deviation between earlier launches of the same places, if known, as in verdicts."""
     question, limits = asked.question, single.limits
     if question is None or limits is None or metric is not THROUGHPUT_PER_GPU or asked.run.record.is_imported:
         return single
@@ -97,7 +97,7 @@ def _with_earlier_launches(
 
 
 def _one_series(launch: ByHost, hosts: Sequence[str], metric: Metric, scale: Scale) -> list[Sample]:
-    """One value a round, as far as all places have rounds."""
+    """One value per round, for the rounds that all places have."""
     chosen = [values for host in hosts or launch for values in launch.get(host, ())]
     if len(chosen) == 1:
         return list(chosen[0])

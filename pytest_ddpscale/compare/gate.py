@@ -1,4 +1,4 @@
-"""--fail-below: when a comparison fails, and what it says of that."""
+"""--fail-below: when a comparison fails, and the messages about it."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ _MOST_NAMES = 20
 
 
 class Gated(Protocol):
-    """A comparison, as far as it may fail."""
+    """A comparison that --fail-below can check."""
 
     @property
     def lost(self) -> Sequence[str]:
-        """What was measured before, and has now nothing that could be compared with it."""
+        """Values that were measured before but have nothing to compare with now."""
 
     def worse_by(self, share: float) -> list[str]:
-        """What is shown to be worse by more than that."""
+        """Values that certainly are worse by more than `share`."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """What --fail-below asks for.
+    """The check of --fail-below.
 
     Attributes:
-        share: by which nothing may be worse, 0 … 1; None where nobody asked.
-        allows_missing: whether what was lost may pass: a run that measures less on purpose, as of one node of many.
+        share: largest allowed loss, 0 … 1; None without --fail-below.
+        allows_missing: whether lost values pass, for a run that measures less on purpose, such as one node of many.
     """
 
     share: float | None = None
     allows_missing: bool = False
 
     def fails(self, found: Gated) -> bool:
-        """Whether anything is too much worse, or was lost: what was not measured is not shown to be as good."""
+        """Whether anything is too much worse or was lost, because an unmeasured value is not shown to be as good."""
         return self.share is not None and bool(found.worse_by(self.share) or self._lost(found))
 
     def as_json(self, found: Gated) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class Gate:
         return {"fail_below": self.share, "worse": worse, "lost": list(found.lost), "fails": self.fails(found)}
 
     def lines(self, found: Gated) -> Iterator[str]:
-        """A sentence for each reason, or for none."""
+        """A sentence for each reason to fail, or one sentence without any."""
         if self.share is None:
             return
         limit, worse = f"{100 * self.share:g} %", found.worse_by(self.share)
@@ -53,12 +53,12 @@ class Gate:
             yield f"FAIL: worse by more than {limit}: {len(worse)}: {_names(worse)}"
         if lost := self._lost(found):
             yield (
-                f"FAIL: measured before, and nothing to compare with it now: {len(lost)}: {_names(lost)} "
-                "(--allow-missing lets that pass)"
+                f"FAIL: measured before, nothing to compare with it now: {len(lost)}: {_names(lost)} "
+                "(--allow-missing accepts this)"
             )
         if not self.fails(found):
-            left_out = f"; {len(found.lost)} measured before and not now: allowed" if found.lost else ""
-            yield f"Nothing is shown to be worse by more than {limit}{left_out}."
+            left_out = f"; {len(found.lost)} measured before but not now: allowed" if found.lost else ""
+            yield f"Nothing is certainly worse by more than {limit}{left_out}."
 
     def _lost(self, found: Gated) -> Sequence[str]:
         return () if self.allows_missing else found.lost

@@ -1,4 +1,4 @@
-"""A run beside the site's history, for people and as JSON."""
+"""A run compared with the site's history, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pytest_ddpscale.report import text
 
 
 def past_lines(found: RunBesidePast) -> Iterator[str]:
-    """Changes of the software, each requirement and each place beside its past, and what it comes to."""
-    yield text.one_line(f"{found.run.path} beside earlier runs of the same nodes in {found.history}")
+    """Changes of the software, each requirement and each place compared with its past, and a summary."""
+    yield text.one_line(f"{found.run.path} compared with earlier runs of the same nodes in {found.history}")
     for host, changes in found.changes:
         yield text.one_line(f"{host}: {'; '.join(changes)}")
     yield ""
     yield from requirement_lines(found.requirements, EARLIER_HEADER)
     count = text.count_text(sum(one.change is not None for one in found.requirements), "interval")
-    yield f"{count}, each by itself at {found.confidence:.0%}; in brackets: earlier runs of exactly these nodes."
+    yield f"{count}, each at {found.confidence:.0%} confidence; in brackets: number of earlier runs of these nodes."
     yield ""
     header = ("VALUE", "PLACE", "NOW", "EARLIER", "RATIO", "INTERVAL", "RESULT")
     ordered = sorted(found.values, key=lambda one: (one.difference == "no difference shown", one.ratio))
@@ -35,13 +35,13 @@ def past_lines(found: RunBesidePast) -> Iterator[str]:
     faster = sum(one.difference == "faster" for one in found.values)
     yield (
         f"{slower} of {text.count_text(len(found.values), 'value')} slower than before, {faster} faster, all intervals "
-        f"together at {found.confidence:.0%}; {found.without_past} have too few earlier runs."
+        f"together at {found.confidence:.0%} confidence; {found.without_past} have too few earlier runs."
     )
     yield counts_line(found.requirements, "than before")
 
 
 def past_json(found: RunBesidePast) -> dict[str, Any]:
-    """One JSON object."""
+    """The comparison as one JSON object."""
     values = [asdict(one) | {"difference": one.difference} for one in found.values]
     return {
         "schema_version": 1, "kind": "history", "confidence": found.confidence, "run": found.run.path,

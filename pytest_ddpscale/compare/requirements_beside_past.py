@@ -1,4 +1,4 @@
-"""Each requirement of a run beside what earlier runs of exactly the same nodes reached in it."""
+"""Each requirement of a run compared with earlier runs of exactly the same nodes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from pytest_ddpscale.stats.value_change import ComparedValue, change_between
 
 
 class RequirementsBesidePast(NamedTuple):
-    """All requirements of a run on what was measured.
+    """All requirements of a run on measured values.
 
     Attributes:
         requirements: with the mean of the earlier runs as `a`.
-        lost: ids of those that the latest of the earlier runs has a value of, and this one has none.
+        lost: ids of requirements with a value in the latest earlier run but not in this one.
     """
 
     requirements: tuple[ComparedRequirement, ...]
@@ -42,7 +42,7 @@ class RequirementsBesidePast(NamedTuple):
 
 
 class _Past(NamedTuple):
-    """Values of earlier runs, latest first, by requirement; and whatever the latest run has."""
+    """Values of earlier runs, latest first, by requirement; and the requirements that the latest run has."""
 
     values: dict[RequirementKey, list[float]]
     of_latest: frozenset[RequirementKey]
@@ -51,15 +51,15 @@ class _Past(NamedTuple):
 def requirements_beside_past(
     run: ComparedRun, history_file: Path, values: Sequence[KeyValue], confidence: float
 ) -> RequirementsBesidePast:
-    """What the run reached beside the latest twenty runs of exactly its nodes that may be a norm.
+    """Compare a run with the latest twenty runs of exactly its nodes that may serve as a baseline.
 
-    An earlier run counts for a workload that it trained in the same way, and in which none of its places had fallen.
+    An earlier run counts for a workload if it trained it in the same way and none of its places had regressed.
 
     Args:
-        run: this one.
-        history_file: the site's.
+        run: this run.
+        history_file: the site's history.
         values: key values of the run.
-        confidence: of each interval by itself, 0 … 1.
+        confidence: of each interval alone, 0 … 1.
 
     Raises:
         HistoryError: the history cannot be used.
@@ -97,10 +97,10 @@ def _has_interval(verdict: Verdict | None) -> bool:
 
 
 def _compared(verdict: Verdict, past: Sequence[float], nodes: int, confidence: float) -> ComparedRequirement:
-    """The ratio to the mean of earlier runs, with what single runs stray by and that mean is not known to.
+    """The ratio to the mean of earlier runs, allowing for the spread of single runs and the mean's uncertainty.
 
-    Half the prediction interval of a next value (`history.prediction`), t · s · √(1 + 1/n), comes from the two parts:
-    the run's own, t · s or what its rounds say if that is more, and the mean's, t · s/√n.
+    Half the prediction interval of the next value (`history.prediction`), t · s · √(1 + 1/n), has two parts: the run's
+    own, t · s (or its interval over rounds if that is wider), and the mean's, t · s/√n.
     """
     metric = METRICS[verdict.metric]
     by_factors = metric.compared_scale == "factors"

@@ -1,7 +1,7 @@
-"""How long steps of both runs take, percentile by percentile, as PyTorch's own DDP benchmark compares two of its runs.
+"""Percentiles of the step time of both runs, as PyTorch's own DDP benchmark compares two of its runs.
 
-(github.com/pytorch/pytorch, benchmarks/distributed/ddp/diff.py.) All raw steps of all ranks, rounds and launches of an
-arm are one sample; the number of examples per second is that of one GPU.
+Source: github.com/pytorch/pytorch, benchmarks/distributed/ddp/diff.py. All raw steps of all ranks, rounds and launches
+of an arm are one sample; examples per second are per GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class StepPercentile(NamedTuple):
     """One percentile in both runs.
 
     Attributes:
-        difference: by what share a step takes less time in B than in A: positive is faster.
+        difference: share by which a step takes less time in B than in A; positive is faster.
     """
 
     per_cent: int
@@ -35,7 +35,7 @@ class StepPercentile(NamedTuple):
 
 
 class StepPercentiles(NamedTuple):
-    """Of one arm; without an interval: pooled steps are not independent.
+    """Percentiles of one arm, without intervals, because pooled steps are not independent.
 
     Attributes:
         workload: its name in the first run.
@@ -52,7 +52,7 @@ class StepPercentiles(NamedTuple):
 
 
 def step_percentiles(a: ComparedRun, b: ComparedRun) -> tuple[StepPercentiles, ...]:
-    """Of each arm that both runs trained together or alone, or inferred, with one batch, and kept raw steps of."""
+    """Percentiles of each arm with raw steps and the same batch in both runs: alone, under DDP, or inference."""
     return tuple(_of_all_arms(a, b))
 
 
@@ -88,12 +88,12 @@ def _is_twin(one: Arm, other: Arm) -> bool:
 
 
 def step_percentile(per_cent: int, a_s: float, b_s: float, batch: int) -> StepPercentile:
-    """Of one percentile in seconds in both runs, with `batch` images a step and GPU."""
+    """One percentile from its seconds in both runs, with `batch` images per step and GPU."""
     return StepPercentile(per_cent, a_s, b_s, batch / a_s, batch / b_s, (a_s - b_s) / a_s)
 
 
 def _percentiles_s(run: ComparedRun, study: Study, arm: Arm) -> dict[int, float]:
-    """Seconds by per cent; empty if no round kept its raw steps."""
+    """Seconds by percentile; empty if no round kept its raw steps."""
     evidence = run.evidence
     twins = [one for one in evidence.plan.studies if (one.scaling, one.workload) == (study.scaling, study.workload)]
     measured = [all_groups(evidence.columns, one.id, arm, evidence.plan.layout) for one in twins]

@@ -1,1 +1,1 @@
-"""The largest per-GPU batch that trains as a study trains, within the memory that there is."""
+"""Search for the largest per-GPU batch that trains like a study within the available memory."""

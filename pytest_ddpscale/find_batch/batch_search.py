@@ -1,19 +1,19 @@
-"""Which batches are tried, in which order."""
+"""Order in which batches are tried."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-MULTIPLE = 8  # what tensor cores want, and as fine as is worth a launch
+MULTIPLE = 8  # suits tensor cores; a finer search is not worth the launches
 
 
 def largest_fitting(fits: Callable[[int], bool], least: int, most: int) -> int | None:
-    """The largest batch that fits: doubled from `least` on until one does not, then halved between to a multiple of 8.
+    """The largest batch that fits: doubled from `least` until one does not fit, then bisected to a multiple of 8.
 
     Args:
-        fits: tries a batch; asked for each once. A larger one needs more.
-        least: where to begin, a multiple of 8.
-        most: no larger one is tried, a multiple of 8.
+        fits: tries a batch; called at most once for each. A larger batch must need more memory.
+        least: first batch, a multiple of 8.
+        most: largest batch to try, a multiple of 8.
 
     Returns:
         None if not even `least` fits.

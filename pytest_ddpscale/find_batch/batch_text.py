@@ -1,4 +1,4 @@
-"""What a search for the largest batch says: a row for each batch, then what that means."""
+"""Output of a search for the largest batch: a row for each batch, then a conclusion."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pytest_ddpscale.plan.study import Plan
 
 _GIB = 2**30
 HEADER = f"{'batch':>8}  {'fits':<4}  {'peak GiB':>8}  {'share':>6}  {'img/s per GPU':>13}"
-# Throughput of a few steps: a difference below this is none.
+# Throughput is of a few steps, so smaller ratios do not count.
 _NOTABLE = 1.01
 
 
 def heading(plan: Plan, fraction: float, memory: str) -> str:
-    """What is tried.
+    """Heading of the search.
 
     Args:
-        plan: with the study of any batch.
-        fraction: of the memory that may be taken.
-        memory: whose it is, such as ``of each GPU``.
+        plan: with the study, at any batch.
+        fraction: of the memory that ranks may use.
+        memory: which memory, such as ``of each GPU``.
     """
     [study] = plan.studies
     workload, ranks = study.workload, plan.layout.world_size
@@ -32,7 +32,7 @@ def heading(plan: Plan, fraction: float, memory: str) -> str:
 
 
 def row(trial: BatchTrial) -> str:
-    """One batch."""
+    """The row of one batch."""
     peak = "-" if trial.peak_bytes is None else f"{trial.peak_bytes / _GIB:.2f}"
     share = "-" if trial.share is None else percent(trial.share)
     rate = "-" if trial.img_per_s is None else f"{trial.img_per_s:.1f}"
@@ -41,7 +41,7 @@ def row(trial: BatchTrial) -> str:
 
 
 def conclusion(largest: int | None, trials: Sequence[BatchTrial], least: int, most: int) -> list[str]:
-    """What the rows mean."""
+    """The result of the search, in sentences."""
     by_batch = {trial.batch: trial for trial in trials}
     if largest is None:
         return [f"No batch fits: with the smallest, {least} images per GPU, {by_batch[least].why_not}."]
@@ -55,7 +55,7 @@ def conclusion(largest: int | None, trials: Sequence[BatchTrial], least: int, mo
 
 
 def as_json(name: str, plan: Plan, largest: int | None, trials: Sequence[BatchTrial]) -> dict[str, Any]:
-    """The same for programs; nothing is null but what is not known."""
+    """The search as JSON types; null means unknown."""
     best = fastest(trials)
     return {
         "workload": name,

@@ -1,4 +1,4 @@
-"""One batch tried: a gang of its own trains the study at it, and either says how much memory that took or ran out."""
+"""Trial of one batch: a gang of its own trains the study with it and reports its memory, or runs out of it."""
 
 from __future__ import annotations
 
@@ -28,22 +28,21 @@ from pytest_ddpscale.results.records import Block, StudyEnd
 from pytest_ddpscale.results.strict_json import strict_json
 from pytest_ddpscale.results.survey_record import Survey
 
-# A gang that does nothing is ended: of those that run out of memory many hang.
+# Inactive gangs are ended, because many hang when they run out of memory.
 LIMITS = Limits(inactivity_s=300.0, startup_s=600.0, total_s=3600.0)
 
 
 @dataclass(frozen=True)
 class BatchTrial:
-    """What came of one batch.
+    """Result of one batch.
 
     Attributes:
         batch: per GPU, in images.
-        fits: whether all ranks trained all steps within the share of memory that they may take.
+        fits: whether all ranks trained all steps within their share of the memory.
         why_not: in words; empty if it fits.
-        peak_bytes: GPU: that were in use on the device where most were; CPU: that all ranks took together. None where
-            they ran out.
-        limit_bytes: what there is of that, in all; None where nobody knows.
-        img_per_s: of each GPU with all ranks training together, at the slowest one's pace; None where they ran out.
+        peak_bytes: GPU: bytes in use on the fullest device; CPU: bytes of all ranks together. None if they ran out.
+        limit_bytes: total bytes of that memory; None if unknown.
+        img_per_s: of each GPU with all ranks training together, at the slowest rank's pace; None if they ran out.
     """
 
     batch: int
@@ -55,18 +54,18 @@ class BatchTrial:
 
     @property
     def share(self) -> float | None:
-        """Of the memory that there is."""
+        """Share of the total memory."""
         return self.peak_bytes / self.limit_bytes if self.peak_bytes and self.limit_bytes else None
 
 
 @dataclass(frozen=True)
 class MemoryBounds:
-    """What ranks may take.
+    """Memory that ranks may use.
 
     Attributes:
-        fraction: of the memory that there is.
-        together: what all ranks have together; None where each has a device of its own.
-        cgroup: in which the kernel counts processes that it ends; None where it does not.
+        fraction: of the total memory.
+        together: memory that all ranks share; None if each has a device of its own.
+        cgroup: memory cgroup in which the kernel counts OOM kills; None without one.
     """
 
     fraction: float
@@ -75,13 +74,13 @@ class MemoryBounds:
 
     @property
     def oom_kills(self) -> int | None:
-        """Processes that the kernel has ended so far; None where nobody counts them."""
+        """Processes that the kernel has killed for lack of memory so far; None if unknown."""
         return self.cgroup.oom_kills if self.cgroup else None
 
     def peak(self, ranks: Sequence[RankMemory]) -> tuple[int, int | None]:
-        """What was taken where it was most, and of how much."""
+        """Bytes used and total bytes, on the fullest device or of all ranks together."""
         if self.together is not None or any(rank.total_bytes is None for rank in ranks):
-            # Each page of a library is there once, whichever ranks use it.
+            # Ranks share the pages of libraries.
             taken = sum(rank.own_bytes for rank in ranks) + max(rank.shared_bytes for rank in ranks)
             return taken, self.together.limit_bytes if self.together else None
         fullest = max(ranks, key=lambda rank: rank.own_bytes / (rank.total_bytes or 1))
@@ -90,7 +89,7 @@ class MemoryBounds:
 
 @dataclass
 class _TrialOwner:
-    """What a gang says while it runs: nothing is written down, and nothing is judged."""
+    """Owner of a trial's gang: keeps blocks, ends and memory, and neither writes nor judges."""
 
     blocks: list[Block] = field(default_factory=list)
     ends: list[StudyEnd] = field(default_factory=list)
@@ -125,12 +124,12 @@ def try_batch(plan: Plan, launch: Launch, bounds: MemoryBounds, log: Path, limit
     Args:
         plan: of `trial_plan`.
         launch: starts gangs on this machine.
-        bounds: what ranks may take.
-        log: of the gang; a folder of that name without suffix is for logs of its ranks.
-        limits: how long each part of it may take.
+        bounds: memory that ranks may use.
+        log: of the gang; the folder of that name without suffix gets its ranks' logs.
+        limits: time limits of the gang.
 
     Raises:
-        GangError: it ended for another reason than memory, or somebody interrupted it.
+        GangError: the gang ended for another reason than memory, or was interrupted.
     """
     [study] = plan.studies
     heard = _TrialOwner()
@@ -151,7 +150,7 @@ def try_batch(plan: Plan, launch: Launch, bounds: MemoryBounds, log: Path, limit
 
 
 def throughput(blocks: Sequence[Block], study: Study) -> float | None:
-    """Images per second of each GPU: median over the rounds in which most ranks train together, slowest rank's pace."""
+    """Images per second of each GPU in the arm with most ranks: median over rounds, at the slowest rank's pace."""
     of_study = [arm for arm in study.arms if arm.kind in ("ddp", "alone")]
     largest = max(of_study, key=lambda arm: (arm.world_size, arm.kind == "ddp"))
     rates = [
@@ -166,16 +165,16 @@ def _why_not(end: GangEnd, kills: int | None, study: Study) -> str:
     why = "" if end.interrupted else why_out_of_memory(end, kills)
     if why:
         return why
-    found = end.interrupted or end.why or "the gang ended before it was done, and nobody says why"
+    found = end.interrupted or end.why or "the gang ended early for an unknown reason"
     where = f"{study.workload.name} with {study.workload.batch_size} images per GPU"
-    raise GangError(where, f"the search ends, and not for lack of memory: {found.rstrip('.')}")
+    raise GangError(where, f"the search stopped for a reason other than memory: {found.rstrip('.')}")
 
 
 def _task(plan: Plan, gang_id: str, limits: Limits) -> Task:
     assignment = Assignment(
         plan=msgspec.Raw(strict_json(plan).encode()),
         studies=plan.study_ids,
-        # Longer than we wait for any rank, as in a run.
+        # Longer than the limit for an inactive rank, as in a run.
         timeout_s=1.5 * limits.inactivity_s + 30,
         tries_memory=True,
     )
@@ -186,11 +185,11 @@ def _task(plan: Plan, gang_id: str, limits: Limits) -> Task:
 
 
 def percent(share: float) -> str:
-    """A share of memory, as people read it."""
+    """A share of memory in per cent."""
     return f"{100 * share:.3g} %"
 
 
 def fastest(trials: Iterable[BatchTrial]) -> BatchTrial | None:
-    """Of those that fit, the one that trains most images a second; None if none fits."""
+    """The fitting batch with the highest throughput; None if none fits."""
     fitting = [trial for trial in trials if trial.fits and trial.img_per_s is not None]
     return max(fitting, key=lambda trial: trial.img_per_s or 0.0, default=None)

@@ -1,4 +1,4 @@
-"""`ddpscale find-max-batch`. Every command loads this: what it does loads what it needs."""
+"""`ddpscale find-max-batch`. Every command imports this module, so heavy imports are inside functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-GpusHere = Callable[[str], "Sequence[Gpu]"]  # the GPUs of this machine, for a SKU that is asked for
+GpusHere = Callable[[str], "Sequence[Gpu]"]  # returns this machine's GPUs, for a requested SKU
 MOST_BATCH = 65_536
 MOST_STEPS = 1_000
 MOST_RANKS = 64
@@ -36,7 +36,7 @@ NOTHING_FITS = 1  # exit code
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """What is tried: batches from `least` to `most` with so many steps each, within a share of the memory."""
+    """Batches from `least` to `most`, with `steps` steps each, within `fraction` of the memory."""
 
     least: int
     most: int
@@ -46,7 +46,7 @@ class BatchOptions:
 
 @dataclass(frozen=True)
 class TrialNode:
-    """This machine, as batches are tried on it."""
+    """This machine, on which batches are tried."""
 
     file: ThresholdsFile
     sku: str
@@ -56,7 +56,7 @@ class TrialNode:
 
 @dataclass(frozen=True)
 class FoundBatch:
-    """What was found for a workload; `largest` is None if no batch fits."""
+    """Result for a workload; `largest` is None if no batch fits."""
 
     name: str
     plan: Plan
@@ -65,7 +65,7 @@ class FoundBatch:
 
 
 def add_find_max_batch(commands: Commands, gpus_here: GpusHere) -> None:
-    """`ddpscale find-max-batch`."""
+    """Add `ddpscale find-max-batch`."""
     command = commands.add_parser(
         "find-max-batch", help="find the largest per-GPU batch that trains within the memory, on this node's GPUs"
     )
@@ -77,16 +77,16 @@ def add_find_max_batch(commands: Commands, gpus_here: GpusHere) -> None:
         metavar="FILE",
         help="default: thresholds.yaml here, else the packaged one",
     )
-    add("--workload", nargs="+", default=[], metavar="NAME", help="of the SKU; default: all")
-    add("--model", metavar="MODEL", help="another one, of torchvision, in place of --workload; with --precision")
+    add("--workload", nargs="+", default=[], metavar="NAME", help="workloads of the SKU; default: all")
+    add("--model", metavar="MODEL", help="torchvision model instead of --workload; needs --precision")
     add("--precision", choices=("fp32", "fp16", "bf16"), help="of --model")
-    add("--image-size", metavar="PIXELS", help="of --model; default: as the SKU's workloads, else 224")
-    add("--least", default=str(MULTIPLE), metavar="N", help="the batch to begin with; default: %(default)s")
-    add("--most", default=str(MOST_BATCH), metavar="N", help="no larger batch is tried; default: %(default)s")
-    add("--steps", default="12", metavar="N", help="of each arm at each batch, at least; default: %(default)s")
-    add("--fraction", default="0.9", metavar="F", help="of the memory that may be taken; default: %(default)s")
-    add("--ranks", metavar="N", help="that train at once; default: all GPUs (CPU: cores) of this node")
-    add("--json", type=Path, metavar="FILE", help="write what was found, for programs")
+    add("--image-size", metavar="PIXELS", help="of --model; default: that of the SKU's workloads, else 224")
+    add("--least", default=str(MULTIPLE), metavar="N", help="first batch to try; default: %(default)s")
+    add("--most", default=str(MOST_BATCH), metavar="N", help="largest batch to try; default: %(default)s")
+    add("--steps", default="12", metavar="N", help="least steps of each arm at each batch; default: %(default)s")
+    add("--fraction", default="0.9", metavar="F", help="share of the memory that may be used; default: %(default)s")
+    add("--ranks", metavar="N", help="ranks that train at once; default: all GPUs (CPU: cores) of this node")
+    add("--json", type=Path, metavar="FILE", help="write the results as JSON")
     add("--write", type=Path, metavar="OVERLAY", help="write the batches into this overlay of the thresholds file")
     command.set_defaults(run=lambda arguments: _find_max_batch(arguments, gpus_here))
 
@@ -97,7 +97,7 @@ def _find_max_batch(arguments: argparse.Namespace, gpus_here: GpusHere) -> int:
     node = _node(arguments, gpus_here)
     asked = [(workload, _questions(node, workload)) for workload in _workloads(arguments, node)]
     found: list[FoundBatch] = []
-    _write_json(arguments.json, node, options, found)  # what cannot be written is told before an hour's work
+    _write_json(arguments.json, node, options, found)  # fail before an hour's work if it cannot be written
     if arguments.write is not None:
         _refuse_unwritable(arguments.write, node.sku)
     for workload, questions in asked:
@@ -146,7 +146,7 @@ def _fraction(text: str) -> float:
 
 
 def _node(arguments: argparse.Namespace, gpus_here: GpusHere) -> TrialNode:
-    """What there is to try batches on. Raises BadInput."""
+    """This node with its SKU and ranks. Raises BadInput."""
     from pytest_ddpscale.sku.matching import resolve_sku
     from pytest_ddpscale.thresholds.cases import device_type
     from pytest_ddpscale.thresholds.loading import load_thresholds
@@ -168,7 +168,7 @@ def _cores() -> int:
 
 
 def _workloads(arguments: argparse.Namespace, node: TrialNode) -> list[Workload]:
-    """Those that are asked for. Raises OptionError."""
+    """The requested workloads. Raises OptionError."""
     from pytest_ddpscale.find_batch.trial_study import workload_of
 
     sku = node.file.thresholds.skus[node.sku]
@@ -179,14 +179,14 @@ def _workloads(arguments: argparse.Namespace, node: TrialNode) -> list[Workload]
                 raise OptionError(option, f"found {given!r} without --model", "--model as well", hint)
         unknown = [name for name in arguments.workload if name not in sku.workloads]
         if unknown or not sku.workloads:
-            known = ", ".join(sku.workloads) or "--model, as the SKU has no workloads"
-            raise OptionError("--workload", f"found {unknown[0] if unknown else 'nothing'!r}", f"some of {known}")
+            known = f"some of {', '.join(sku.workloads)}" if sku.workloads else "--model: the SKU has no workloads"
+            raise OptionError("--workload", f"found {unknown[0] if unknown else 'nothing'!r}", known)
         return [sku.workloads[name] for name in dict.fromkeys(arguments.workload or sku.workloads)]
     for option, given in (("--workload", arguments.workload), ("--write", arguments.write)):
         if given:
-            raise OptionError(option, "found beside --model, which the thresholds file need not know", "one of them")
+            raise OptionError(option, "found beside --model, which may not be in the thresholds file", "one of them")
     if arguments.precision is None:
-        raise OptionError("--precision", "found nothing beside --model", "--precision fp32, fp16 or bf16")
+        raise OptionError("--precision", "--model needs it", "--precision fp32, fp16 or bf16")
     size = read_value("--image-size", arguments.image_size, count_up_to(10_000)) if arguments.image_size else None
     return [workload_of(sku, arguments.model, arguments.precision, size, node.device_type)]
 
@@ -200,7 +200,7 @@ def _questions(node: TrialNode, workload: Workload) -> list[Question]:
 def _search(
     node: TrialNode, workload: Workload, questions: Sequence[Question], options: BatchOptions
 ) -> FoundBatch:  # fmt: skip
-    """Try batches of one workload, and print each. Raises GangError: something else than memory ended it."""
+    """Try batches of one workload and print each. Raises GangError if something other than memory ended it."""
     from pytest_ddpscale.find_batch.batch_search import largest_fitting
     from pytest_ddpscale.find_batch.batch_text import HEADER, conclusion, heading, row
     from pytest_ddpscale.find_batch.batch_trial import try_batch
@@ -229,7 +229,7 @@ def _search(
 
 
 def _bounds(device_type: DeviceType, fraction: float) -> tuple[MemoryBounds, str]:
-    """What ranks may take, and whose that is, in words. Raises OptionError."""
+    """Memory that ranks may use, and which memory in words. Raises OptionError."""
     from pytest_ddpscale.find_batch.batch_trial import MemoryBounds
     from pytest_ddpscale.find_batch.memory_limit import memory_limit, own_cgroup
 
@@ -237,25 +237,25 @@ def _bounds(device_type: DeviceType, fraction: float) -> tuple[MemoryBounds, str
     if cgroup is not None and cgroup.ends_as_one:
         raise OptionError(
             f"memory.oom.group of {cgroup.folder}",
-            "found 1, there or above: with a rank the kernel would end this command", "0",
+            "found 1, there or above: the kernel would kill this command together with a rank", "0",
             "Write 0 into it, or start the command in another memory cgroup.",
         )  # fmt: skip
     if device_type == "cuda":
         return MemoryBounds(fraction, None, cgroup), "of each GPU"
     limit = memory_limit(cgroup)
     if limit is None:
-        return MemoryBounds(fraction, None, cgroup), "(nobody says how much there is)"
+        return MemoryBounds(fraction, None, cgroup), "(size unknown)"
     return MemoryBounds(fraction, limit, cgroup), f"{limit.of} ({limit.limit_bytes / 2**30:.2f} GiB)"
 
 
 def _print(*lines: str) -> None:
-    """At once: a batch takes from seconds to minutes."""
+    """Print without buffering, because a batch takes from seconds to minutes."""
     for line in lines:
         print(line, flush=True)
 
 
 def _write_json(file: Path | None, node: TrialNode, options: BatchOptions, found: Sequence[FoundBatch]) -> None:
-    """Write what was found so far, if a file was asked for. Raises OSError."""
+    """Write the results so far if --json names a file. Raises OSError."""
     if file is None:
         return
     from pytest_ddpscale.find_batch.batch_text import as_json
@@ -270,7 +270,7 @@ def _write_json(file: Path | None, node: TrialNode, options: BatchOptions, found
 
 
 def _write_overlay(file: Path, sku: str, found: Sequence[FoundBatch]) -> None:
-    """Show what changes in the overlay, and write it. Raises ThresholdsError."""
+    """Show the changes to the overlay and write it. Raises ThresholdsError."""
     from pytest_ddpscale.thresholds.overlay_file import write_overlay
     from pytest_ddpscale.thresholds.overlay_writing import OverlayChanges
 
@@ -280,19 +280,19 @@ def _write_overlay(file: Path, sku: str, found: Sequence[FoundBatch]) -> None:
     if write_overlay(file, sku, OverlayChanges(batch=batches), sys.stdout.write):
         _print(f"Wrote {file}. Next: pytest --gpu-sku={sku} --thresholds={file}")
     else:
-        _print(f"{file} says so already.")
+        _print(f"{file} already has these batches; nothing written.")
 
 
 def _refuse_unwritable(file: Path, sku: str) -> None:
-    """Find out before anything is tried. Raises BadInput, and OSError."""
+    """Check before the search that the overlay can be written. Raises BadInput, OSError."""
     from pytest_ddpscale.thresholds.overlay_file import changed_text
     from pytest_ddpscale.thresholds.overlay_writing import OverlayChanges
 
     changed_text(file, sku, OverlayChanges())
     if not os.access(file.parent, os.W_OK):
-        raise OptionError("--write", f"found {file}, whose folder cannot be written", "a folder that you may write in")
+        raise OptionError("--write", f"found {file}, whose folder cannot be written", "a writable folder")
 
 
 def _overlay(written: Path | None) -> Path | None:
-    """The overlay that is to be changed, if it is there: what it says already holds."""
+    """The overlay to change, if it exists, because its present thresholds apply."""
     return written if written is not None and written.exists() else None

@@ -1,4 +1,4 @@
-"""How much memory processes of this machine may take: that of their memory cgroup, version 1 or 2, or what is free."""
+"""Memory that processes of this machine may use: the limit of their memory cgroup (version 1 or 2), or free memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 _PROCESS = Path("/proc/self")
 _MEMINFO = Path("/proc/meminfo")
 _KIB = 1024
-# Version 1 writes no limit as the largest number of whole pages.
+# Version 1 represents "no limit" as the largest number of whole pages.
 _UNLIMITED_BYTES = 2**60
 
 
@@ -29,7 +29,7 @@ class MemoryCgroup:
 
     @property
     def limit_bytes(self) -> int | None:
-        """The least limit of it and all above it; None without any."""
+        """The least limit of this cgroup and its parents; None without any."""
         if self.version == 1:
             found = [_number_in(self.folder / "memory.stat", "hierarchical_memory_limit")]
         else:
@@ -39,13 +39,13 @@ class MemoryCgroup:
 
     @property
     def oom_kills(self) -> int | None:
-        """Processes of it that the kernel has ended for lack of memory; None where the kernel does not count them."""
+        """Processes of it that the kernel has killed for lack of memory; None if the kernel does not count them."""
         file = "memory.oom_control" if self.version == 1 else "memory.events"
         return _number_in(self.folder / file, "oom_kill")
 
     @property
     def ends_as_one(self) -> bool:
-        """Whether the kernel ends all of its processes where it would end one, this one too."""
+        """Whether the kernel kills all of its processes at once, including this one."""
         return self.version == 2 and any(_number(folder / "memory.oom.group") == 1 for folder in self._lineage())
 
     def _lineage(self) -> Iterator[Path]:
@@ -59,14 +59,14 @@ class MemoryCgroup:
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """What all ranks of this machine may take together, and who says so."""
+    """Bytes that all ranks of this machine may use together, and the source of that limit in words."""
 
     limit_bytes: int
     of: str
 
 
 def own_cgroup(process: Path = _PROCESS) -> MemoryCgroup | None:
-    """The memory cgroup of a process, and so of all that it starts; None where there is none."""
+    """The memory cgroup of a process, and so of its children; None without one."""
     try:
         memberships = (process / "cgroup").read_text(encoding="utf-8").splitlines()
         mounts = (process / "mountinfo").read_text(encoding="utf-8").splitlines()
@@ -77,7 +77,7 @@ def own_cgroup(process: Path = _PROCESS) -> MemoryCgroup | None:
     version, path = (2, paths.get(("",), "/")) if of_memory is None else (1, of_memory)
     for mount, root in _mounts(mounts, version):
         inside = path.removeprefix(root.rstrip("/")).lstrip("/")
-        # In a container the path may be that of the host, of which the container sees no more than its own part.
+        # In a container the path may be the host's, and the container sees only its own part.
         folder = mount / inside if (mount / inside).is_dir() else mount
         if (folder / ("memory.stat" if version == 1 else "memory.max")).exists():
             return MemoryCgroup(folder, mount, version)
@@ -85,7 +85,7 @@ def own_cgroup(process: Path = _PROCESS) -> MemoryCgroup | None:
 
 
 def memory_limit(cgroup: MemoryCgroup | None, meminfo: Path = _MEMINFO) -> MemoryLimit | None:
-    """What ranks on this machine's CPU may take: what is free now, or less by a cgroup; None where nobody says."""
+    """Memory for ranks on this machine's CPU: free memory, or a lower limit of a cgroup; None if unknown."""
     free = _number_in(meminfo, "MemAvailable:")
     limits = [] if free is None else [MemoryLimit(free * _KIB, "that is free on this machine")]
     if cgroup is not None and cgroup.limit_bytes is not None:
@@ -94,7 +94,7 @@ def memory_limit(cgroup: MemoryCgroup | None, meminfo: Path = _MEMINFO) -> Memor
 
 
 def _mounts(lines: list[str], version: int) -> Iterator[tuple[Path, str]]:
-    """Where hierarchies are mounted that may count memory, and which part of them: proc_pid_mountinfo(5)."""
+    """Mount points and roots of cgroup hierarchies that may count memory: proc_pid_mountinfo(5)."""
     for line in lines:
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
@@ -112,7 +112,7 @@ def _number(file: Path) -> int | None:
 
 
 def _number_in(file: Path, name: str) -> int | None:
-    """The number behind a name, of a file of names and numbers."""
+    """The number after a name in a file of names and numbers."""
     try:
         lines = file.read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Whether a gang ended because there was too little memory, and how that showed."""
+"""Whether a gang ended for lack of memory, and the sign of it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pytest_ddpscale.launch.gang_owner import GangEnd
 from pytest_ddpscale.node.protocol import Failed
 
 _KILLED = -int(signal.SIGKILL)
-# Errors of torch's allocator and of Python's; and what torch, cuDNN, cuBLAS and NCCL say where they ask for memory by
-# themselves, in errors of other types.
+# Errors of torch's allocator and of Python, and messages in errors of other types where torch, cuDNN, cuBLAS and NCCL
+# allocate memory themselves.
 _TYPES = ("OutOfMemoryError", "MemoryError")
 _SAID = re.compile(
     r"can't allocate memory|CUDA (error: )?out of memory|Cuda failure \d* ?'out of memory'|Failed to CUDA \w*alloc"
@@ -19,14 +19,14 @@ _SAID = re.compile(
 
 
 def why_out_of_memory(end: GangEnd, counted_kills: int | None) -> str:
-    """How a lack of memory showed, in words; empty if the gang ended otherwise.
+    """The sign of a lack of memory, in words; empty if the gang ended otherwise.
 
-    A single rank is enough: all others end with it. A rank that was killed is taken for one that had too little memory
-    also where no kernel says so, as a service that watches memory kills likewise.
+    One rank is enough, because all others end with it. A killed rank counts as out of memory even if the kernel did not
+    report it, because services that watch memory also kill.
 
     Args:
         end: of the gang.
-        counted_kills: processes of its memory cgroup that the kernel ended meanwhile; None where it does not count.
+        counted_kills: processes of its memory cgroup that the kernel killed meanwhile; None if it does not count them.
     """
     for failure in end.failures:
         if is_out_of_memory(failure):
@@ -44,5 +44,5 @@ def why_out_of_memory(end: GangEnd, counted_kills: int | None) -> str:
 
 
 def is_out_of_memory(failure: Failed) -> bool:
-    """Whether a rank's own error says that there was too little memory."""
+    """Whether a rank's own error reports a lack of memory."""
     return failure.type in _TYPES or _SAID.search(failure.message) is not None

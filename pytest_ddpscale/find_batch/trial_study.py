@@ -1,4 +1,4 @@
-"""The study that a batch is tried in: that which a run of the SKU has of the workload, with that batch."""
+"""The study of a trial: the study of the workload in a run of the SKU, with the tried batch."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _SHORTEST_BLOCK_S = 0.01  # so that a block has the fewest steps
 
 
 def questions_of(file: ThresholdsFile, sku: str, workload: Workload, ranks: int) -> list[Question]:
-    """What a run asks of the workload's weak scaling on a node of so many ranks, and what trains all of them.
+    """A run's questions on the workload's weak scaling on a node with `ranks` ranks, and one that trains all of them.
 
-    Every number of ranks that trains together has gradient buckets and NCCL buffers of its own, which the batch has to
-    leave room for. Strong scaling shares a batch of its own among the ranks, and asks nothing of this one.
+    Every number of ranks that trains together has its own gradient buckets and NCCL buffers, for which the batch has to
+    leave memory. Strong scaling splits a batch of its own and does not use this one.
     """
     layout = Layout(1, ranks)
     cases = training_cases(cases_for(file, sku, layout))
@@ -35,13 +35,13 @@ def questions_of(file: ThresholdsFile, sku: str, workload: Workload, ranks: int)
 
 
 def trial_plan(empty: Plan, questions: Iterable[Question], batch: int, steps: int) -> Plan:
-    """One study of all arms, each for at least so many steps.
+    """One study of all arms, each with at least `steps` steps.
 
     Args:
         empty: a plan without studies, of one node.
         questions: of one workload.
         batch: per GPU, in images.
-        steps: that each arm trains; those of the warm-up count.
+        steps: of each arm, including warm-up.
     """
     rounds = max(1, math.ceil(steps / STEPS_PER_BLOCK) - 1)
     pace = Pace(rounds, _SHORTEST_BLOCK_S, 0.0, rounds)
@@ -52,10 +52,10 @@ def trial_plan(empty: Plan, questions: Iterable[Question], batch: int, steps: in
 def workload_of(
     sku: Sku, model: str, precision: Precision, image_size: int | None, device_type: DeviceType
 ) -> Workload:
-    """A workload that the thresholds need not have: in all else as the SKU trains that model, or usually would.
+    """A workload for any model; other settings are those of the SKU's workload with that model, or defaults.
 
     Raises:
-        OptionError: torchvision has no such model.
+        OptionError: torchvision does not have the model.
     """
     if model not in TORCHVISION_MODELS:
         raise OptionError("--model", f"found {model!r}", "a classification model of torchvision, such as resnet50")
@@ -73,7 +73,7 @@ def _is_asked_here(question: Question, ranks: int) -> bool:
 
 
 def _usual_questions(workload: Workload, ranks: int) -> list[Question]:
-    """One rank, two, four … and all of them, the last also without communication."""
+    """Questions for two, four … and all ranks, the last also without communication; throughput for a single rank."""
     sizes = [2**power for power in range(ranks.bit_length()) if 1 < 2**power < ranks]
     if ranks == 1:
         return [Question(THROUGHPUT_PER_GPU, workload, 1)]

@@ -1,1 +1,1 @@
-"""How throughput scales with GPUs: what was measured, and what sizes that were not would reach."""
+"""How throughput scales with GPUs: measured sizes, and forecasts of others."""

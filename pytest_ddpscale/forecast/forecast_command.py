@@ -1,4 +1,7 @@
-"""`ddpscale forecast` and `ddpscale scaling`. Every command loads this: what they do loads what it needs."""
+"""`ddpscale forecast` and `ddpscale scaling`.
+
+Every command imports this module, so heavy imports are inside functions.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +26,20 @@ _MOST = 1e15
 
 
 def add_forecast(commands: Commands) -> None:
-    """`ddpscale forecast`."""
-    command = _add(commands, "forecast", _forecast, "say what GPU counts that were not measured would reach")
-    command.add_argument("--gpus", required=True, metavar="64,512", help="numbers of GPUs")
+    """Add `ddpscale forecast`."""
+    command = _add(commands, "forecast", _forecast, "forecast throughput at GPU counts that were not measured")
+    command.add_argument("--gpus", required=True, metavar="64,512", help="GPU counts to forecast")
 
 
 def add_scaling(commands: Commands) -> None:
-    """`ddpscale scaling`."""
+    """Add `ddpscale scaling`."""
     command = _add(commands, "scaling", _scaling, "speed-up, time, cost and the sweet spot of measured GPU counts")
     add = command.add_argument
     add("--images", type=float, default=1.28e6, metavar="N", help="to train; default: one epoch of ImageNet, 1.28e6")
-    add("--fixed-s", type=float, default=0.0, metavar="S", help="seconds that no GPU shortens; default: 0")
-    add("--deadline", type=float, metavar="S", help="in which they have to be trained, in seconds")
-    add("--gpu-hour-price", type=float, metavar="PRICE", help="of one GPU for an hour")
-    add("--kwh-price", type=float, metavar="PRICE", help="of the GPUs' energy, where it was measured")
+    add("--fixed-s", type=float, default=0.0, metavar="S", help="seconds that more GPUs do not shorten; default: 0")
+    add("--deadline", type=float, metavar="S", help="seconds within which the images have to be trained")
+    add("--gpu-hour-price", type=float, metavar="PRICE", help="price of one GPU for an hour")
+    add("--kwh-price", type=float, metavar="PRICE", help="price of a kWh, for the GPUs' energy if it was measured")
 
 
 def _add(commands: Commands, name: str, run: Callable[[argparse.Namespace], None], says: str) -> Any:
@@ -48,7 +51,7 @@ def _add(commands: Commands, name: str, run: Callable[[argparse.Namespace], None
 
 
 def _series(directory: Path) -> tuple[list[ScalingSeries], bool]:
-    """What a run measured, and whether it was simulated. Raises BadInput."""
+    """The measured sizes of a run, and whether it was simulated. Raises BadInput."""
     from pytest_ddpscale.evidence.evidence import read_evidence
     from pytest_ddpscale.forecast.measured_sizes import scaling_series
     from pytest_ddpscale.results.run_directory import RunDirectory
@@ -57,12 +60,12 @@ def _series(directory: Path) -> tuple[list[ScalingSeries], bool]:
     evidence = read_evidence(run)
     found = scaling_series(evidence)
     if not found:
-        raise OptionError("RUN_DIR", f"{directory} has no complete round of training", "a run that trained something")
+        raise OptionError("RUN_DIR", f"{directory} has no complete round of training", "a run with training")
     return found, run.read_run().is_simulated(evidence.columns.devices)
 
 
 def _print(said: Sequence[dict[str, Any]], lines: Iterable[str], form: str, *, is_simulated: bool) -> None:
-    """All studies as JSON, or in lines, with the mark of what no machine did."""
+    """Print all studies as JSON or as lines, with a mark if they were simulated."""
     from pytest_ddpscale.results.run_json import WATERMARK
     from pytest_ddpscale.results.strict_json import strict_json
 
@@ -74,7 +77,7 @@ def _print(said: Sequence[dict[str, Any]], lines: Iterable[str], form: str, *, i
 
 
 def _forecast(arguments: argparse.Namespace) -> None:
-    """Print the forecasts. Raises BadInput where there is none at all."""
+    """Print the forecasts. Raises BadInput if there is none."""
     from dataclasses import asdict
 
     asked = read_value("--gpus", arguments.gpus, world_sizes)
@@ -91,14 +94,14 @@ def _forecast(arguments: argparse.Namespace) -> None:
 
 
 def _forecasts(series: ScalingSeries, asked: Sequence[int]) -> tuple[list[Forecast], OptionError | None]:
-    """Of each size, ascending, up to the first that is refused, as all larger ones would be; and why that is."""
+    """Forecasts of ascending sizes up to the first that is refused, as larger ones would be too, and the refusal."""
     from pytest_ddpscale.forecast.scaling_model import ScalingModel
 
     forecasts: list[Forecast] = []
     try:
         model = ScalingModel(series)
         for gpus in asked:
-            forecasts.append(model.forecast(gpus))  # noqa: PERF401 - those before a refusal stay
+            forecasts.append(model.forecast(gpus))  # noqa: PERF401 - keep those before a refusal
     except OptionError as refusal:
         return forecasts, refusal
     return forecasts, None
@@ -130,7 +133,7 @@ def _reach(forecast: Forecast, largest: int) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest cell, the head among them."""
+    """Rows as lines, with columns as wide as their widest cell, including the heading."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  " + "  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
 
@@ -140,7 +143,7 @@ def _gpus(number: int) -> str:
 
 
 def _scaling(arguments: argparse.Namespace) -> None:
-    """Print what was measured. Raises BadInput."""
+    """Print scaling facts of the measured sizes. Raises BadInput."""
     from dataclasses import asdict
 
     from pytest_ddpscale.forecast.scaling_facts import TrainingJob, scaling_facts, sweet_spots
@@ -160,14 +163,14 @@ def _scaling(arguments: argparse.Namespace) -> None:
         )  # fmt: skip
         lines += _scaling_lines(one, facts, spots, job)
         if arguments.deadline is not None and spots.deadline is None:
-            lines.append(f"  deadline of {arguments.deadline:g} s: met by no number of GPUs that was measured")
+            lines.append(f"  deadline of {arguments.deadline:g} s: met by no measured number of GPUs")
     _print(said, lines, arguments.format, is_simulated=is_simulated)
 
 
 def _refuse_nonsense(option: str, number: float | None) -> None:
     if number is None:
         return
-    # Trained images have to be some; beyond the most no table and no JSON has room for what comes of it.
+    # There must be some images; above the maximum, results would not fit into tables or JSON.
     if not (math.isfinite(number) and 0 <= number <= _MOST and (number > 0 or option != "images")):
         expected = f"a number {'above 0' if option == 'images' else 'from 0 up'}, at most {_MOST:g}"
         raise OptionError(f"--{option.replace('_', '-')}", f"found {number:g}", expected)

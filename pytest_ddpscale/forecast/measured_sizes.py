@@ -15,7 +15,7 @@ from pytest_ddpscale.plan.variant import USUAL
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.stats.correlation import lag_one_correlations
 
-FEWEST_ROUNDS = 4  # that tell an error, and how much successive rounds are alike
+FEWEST_ROUNDS = 4  # needed to estimate an error and the correlation of successive rounds
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class MeasuredSize:
 
     Attributes:
         gpus: ranks that trained together.
-        img_per_s: of all of them together, geometric mean over the rounds and launches of the slowest rank's pace.
+        img_per_s: of all ranks together, at the slowest rank's pace, geometric mean over rounds and launches.
         energy_j_per_image: mean of the GPUs; None if any rank's is unknown.
-        error: relative standard error of `img_per_s` by the rounds, of `round_errors`, or by the launches, of
-            `mean_of_launches`; None where rounds are too few to tell it, as of an imported sample.
+        error: relative standard error of `img_per_s` from the rounds (`round_errors`) or from the launches
+            (`mean_of_launches`); None with too few rounds, as for an imported sample.
     """
 
     gpus: int
@@ -38,7 +38,7 @@ class MeasuredSize:
 
 @dataclass(frozen=True)
 class ScalingSeries:
-    """One study: its sizes, ascending, and how many GPUs a node has."""
+    """One study: its sizes, ascending, and the number of GPUs per node."""
 
     scaling: Scaling
     workload: str
@@ -47,15 +47,15 @@ class ScalingSeries:
 
     @property
     def has_one_gpu(self) -> bool:
-        """Whether one GPU was measured, so that efficiency is relative to it and not to the smallest size."""
+        """Whether one GPU was measured; otherwise efficiency is relative to the smallest size."""
         return bool(self.sizes) and self.sizes[0].gpus == 1
 
 
 def scaling_series(evidence: Evidence) -> list[ScalingSeries]:
-    """A series for each study of which a round was measured, in the plan's order; of several launches their mean.
+    """A series for each study with a measured round, in the plan's order; the mean of several launches.
 
-    One rank is the arm ``alone``, or ``ddp@1`` where there is no such. Of what each of several nodes measured by itself
-    the mean over all nodes counts: one slow node is no property of a size.
+    One rank is the arm ``alone``, or ``ddp@1`` without such an arm. Sizes that each node measures by itself are means
+    over all nodes, because one slow node is not a property of a size.
     """
     by_study: dict[tuple[Scaling, Workload], list[tuple[MeasuredSize, ...]]] = {}
     for launch in evidence.launches:
@@ -70,7 +70,7 @@ def scaling_series(evidence: Evidence) -> list[ScalingSeries]:
 
 
 def _sizes(evidence: Evidence, study: Study) -> tuple[MeasuredSize, ...]:
-    """Of one launch."""
+    """Sizes of one launch."""
     by_size: dict[int, MeasuredSize] = {}
     rounds: dict[int, dict[int, float]] = {}
     usual = [arm for arm in study.arms if arm.placement == "packed" and arm.variant == USUAL]
@@ -85,11 +85,11 @@ def _sizes(evidence: Evidence, study: Study) -> tuple[MeasuredSize, ...]:
 
 
 def mean_of_launches(launches: Sequence[Sequence[MeasuredSize]]) -> tuple[MeasuredSize, ...]:
-    """Each size's geometric mean over the launches that have all sizes; where a launch broke, the others.
+    """Each size's geometric mean over the launches that have all sizes; launches that failed are left out.
 
-    Its error is that of the rounds of all of them, or how far launches differ, if that is more: the standard deviation
-    of their values, less what all sizes share in a launch, pooled over the sizes, with (sizes - 1) (launches - 1)
-    degrees of freedom, over the root of the number of launches.
+    The error is that of the rounds of all launches, or the difference between launches if that is larger: the standard
+    deviation of their values without the part that all sizes share in a launch, pooled over the sizes, with
+    (sizes - 1) (launches - 1) degrees of freedom, over the root of the number of launches.
     """
     most = max(map(len, launches))
     whole = [one for one in launches if len(one) == most]
@@ -109,29 +109,29 @@ def mean_of_launches(launches: Sequence[Sequence[MeasuredSize]]) -> tuple[Measur
 
 
 def _error(of_size: Sequence[MeasuredSize], between: float) -> float | None:
-    """Of the mean of a size's launches; None where no launch knows its own."""
+    """Error of the mean of a size's launches; None if any launch's error is unknown."""
     squares = _mean([None if one.error is None else one.error**2 for one in of_size])
     return None if squares is None else max(math.sqrt(squares / len(of_size)), between)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Of all; None if any is unknown."""
+    """The mean; None if any value is unknown."""
     known = [one for one in values if one is not None]
     return math.fsum(known) / len(known) if len(known) == len(values) else None
 
 
 def round_errors(rounds: Mapping[int, Mapping[int, float]]) -> dict[int, float | None]:
-    """Standard error of each size's mean, so that those of two sizes together are the error of their ratio.
+    """Standard error of each size's mean, such that the errors of two sizes combine to the error of their ratio.
 
-    What all sizes share in a round cancels in ratios, so each round's mean over the sizes is taken off first; with k
-    sizes that leaves (k - 1) / k of the variance. Successive rounds that are alike tell less: the error is larger by
-    sqrt((1 + r) / (1 - r)) with their mean lag-one correlation r, where that is above 0.
+    The part that all sizes share in a round cancels in ratios, so each round's mean over the sizes is subtracted first;
+    with k sizes that leaves (k - 1) / k of the variance. Correlated rounds carry less information: the error grows by
+    sqrt((1 + r) / (1 - r)) with their mean lag-one correlation r, if that is above 0.
 
     Args:
         rounds: logarithm of the throughput by size and number of the round.
 
     Returns:
-        None of each size where fewer than `FEWEST_ROUNDS` rounds have all sizes, or there is one size alone.
+        None for each size if fewer than `FEWEST_ROUNDS` rounds have all sizes, or if there is only one size.
     """
     common = sorted(set.intersection(*(set(of_size) for of_size in rounds.values()))) if rounds else []
     if len(rounds) < 2 or len(common) < FEWEST_ROUNDS:
@@ -148,7 +148,7 @@ def round_errors(rounds: Mapping[int, Mapping[int, float]]) -> dict[int, float |
 
 
 def _of_rounds(groups: Sequence[ArmRounds]) -> dict[int, float]:
-    """Logarithm of the throughput in each round, mean over the groups that have it."""
+    """Logarithm of the throughput in each round, as the mean over the groups with that round."""
     by_round: dict[int, list[float]] = {}
     for one in groups:
         for number, rate in zip(one.numbers.tolist(), one.img_per_s_per_gpu.tolist(), strict=True):
@@ -162,7 +162,7 @@ def _measured(arm: Arm, groups: Sequence[ArmRounds]) -> MeasuredSize:
 
 
 def _energy(groups: Sequence[ArmRounds]) -> float | None:
-    """Joules over images of all blocks together."""
+    """Joules per image over all blocks; None if unknown."""
     energy, images = 0.0, 0.0
     for one in groups:
         cells = one.present

@@ -1,4 +1,4 @@
-"""What a scaling study is worth: speed-up, Amdahl's share, time, cost, and how many GPUs to take."""
+"""Facts from a scaling study: speed-up, Amdahl's share, time, cost, and how many GPUs to use."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from pytest_ddpscale.forecast.measured_sizes import MeasuredSize
 
-SATURATED_GAIN = 0.05  # a doubling that shortens the time by less saves little
+SATURATED_GAIN = 0.05  # a doubling that saves a smaller share of the time is not worth it
 GOOD_EFFICIENCY = 0.9
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What is to be trained: images, more than 0; seconds that no GPU shortens; prices, None where nobody said one."""
+    """A training job: images (above 0), seconds that more GPUs do not shorten, and prices or None."""
 
     images: float
     fixed_s: float = 0.0
@@ -28,16 +28,16 @@ class ScalingFact:
     """One size.
 
     Attributes:
-        gpus: its ranks.
-        img_per_s: of all together.
-        speedup: over the smallest size, times the GPUs of that.
+        gpus: number of ranks.
+        img_per_s: of all ranks together.
+        speedup: over the smallest size, times that size's GPUs.
         efficiency: `speedup` over `gpus`.
-        serial_share: Amdahl's serial fraction as Karp and Flatt (1990) take it from the speed-up; None of one GPU.
-        more_img_per_s: than the next smaller size; None of the smallest.
-        gain: of throughput over the next smaller size, per doubling: 0.69 is 69 %; None of the smallest.
-        train_s: fixed seconds and images over throughput, or as it was measured.
-        saved_share: of the next smaller size's `train_s`; None of the smallest.
-        saved_per_doubling: as if sizes grew by two, the same share for each doubling between them; None likewise.
+        serial_share: Amdahl's serial fraction from the speed-up by Karp and Flatt (1990); None for one GPU.
+        more_img_per_s: throughput above the next smaller size's; None for the smallest.
+        gain: of throughput over the next smaller size, per doubling: 0.69 is 69 %; None for the smallest.
+        train_s: fixed seconds plus images over throughput, or the measured time.
+        saved_share: of the next smaller size's `train_s`; None for the smallest.
+        saved_per_doubling: `saved_share`, split evenly over the doublings between the sizes; None for the smallest.
         gpu_cost: GPU-hours times their price; None without a price.
         energy_cost: kWh of the GPUs times their price; None without a price or a measured energy.
     """
@@ -59,10 +59,12 @@ class ScalingFact:
 def scaling_facts(
     sizes: Sequence[MeasuredSize], job: TrainingJob, measured_s: Sequence[float] = ()
 ) -> list[ScalingFact]:
-    """One for each size, which are ascending.
+    """One fact for each size.
 
     Args:
-        measured_s: what each took, where whole runs were timed; else it follows from the job.
+        sizes: ascending.
+        job: to train.
+        measured_s: time of each size if whole runs were timed; else it follows from the job.
     """
     found: list[ScalingFact] = []
     for place, size in enumerate(sizes):
@@ -93,14 +95,14 @@ def scaling_facts(
 
 @dataclass(frozen=True)
 class SweetSpots:
-    """How many GPUs to take for each aim; None where no size serves it, or nobody gave what it takes to say.
+    """Number of GPUs for each aim; None if no size meets it, or the deadline or price is missing.
 
     Attributes:
         deadline: fewest that train within the deadline.
-        efficiency: most that are at least `GOOD_EFFICIENCY` efficient.
+        efficiency: most with an efficiency of at least `GOOD_EFFICIENCY`.
         gpu_cost: cheapest by GPU-hours.
         energy_cost: cheapest by energy.
-        saturation: fewest beyond which a doubling saves less than `SATURATED_GAIN` of the time.
+        saturation: fewest from which a doubling saves less than `SATURATED_GAIN` of the time.
     """
 
     deadline: int | None
@@ -111,7 +113,7 @@ class SweetSpots:
 
 
 def sweet_spots(facts: Sequence[ScalingFact], deadline_s: float | None) -> SweetSpots:
-    """Of the sizes that were measured."""
+    """Sweet spots among the measured sizes."""
     in_time = [one.gpus for one in facts if deadline_s is not None and one.train_s <= deadline_s]
     efficient = [one.gpus for one in facts if one.efficiency >= GOOD_EFFICIENCY]
     by_gpu = [(one.gpu_cost, one.gpus) for one in facts if one.gpu_cost is not None]

@@ -1,4 +1,4 @@
-"""Step time at world sizes that were not measured: several forms of its growth, weighed by how well they fit."""
+"""Forecast of the step time at unmeasured world sizes: several forms of growth, weighted by their fit."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pytest_ddpscale.stats.intervals import t_quantile
 CONFIDENCE = 0.95
 # Assumptions of the interval, none of them measured on the run itself.
 _SINGLE = 0.004  # relative error of a size without rounds of its own
-_MISFIT = 0.001  # how far a form that is right may be off at a size, beside the error of its rounds
-_WEIGHT = 3  # sizes that these two are worth beside the residuals
-_GROWTH = 0.3  # of the step time up to the largest measured size, standard deviation of what is expected
-_UNSEEN = 0.01  # per doubling beyond the largest size: another switch level, algorithm or protocol
+_MISFIT = 0.001  # relative misfit of a correct form at a size, in addition to the error of its rounds
+_WEIGHT = 3  # weight of these two assumptions against the residuals, in sizes
+_GROWTH = 0.3  # prior standard deviation of the step time's growth up to the largest measured size, relative
+_UNSEEN = 0.01  # relative error per doubling beyond the largest size: another switch level, algorithm or protocol
 _DRAWS, _SEED = 4000, 1
 
 FloatArray = NDArray[np.float64]
@@ -28,15 +28,15 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Forecast:
-    """One size.
+    """Forecast of one size.
 
     Attributes:
-        gpus: its ranks.
-        img_per_s: of all together: measured if that size was, else the median of what is expected.
-        interval: of `img_per_s`, with `CONFIDENCE`; None of a measured size, which is no forecast.
+        gpus: number of ranks.
+        img_per_s: of all ranks together: the measured value if there is one, else the median of the forecast.
+        interval: of `img_per_s`, with `CONFIDENCE`; None for a measured size.
         efficiency: relative to the smallest measured size's throughput per GPU.
-        efficiency_interval: likewise.
-        times_largest: how many times the largest measured size it is.
+        efficiency_interval: of `efficiency`, likewise.
+        times_largest: `gpus` relative to the largest measured size.
     """
 
     gpus: int
@@ -49,7 +49,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class _OverheadForm:
-    """One way in which the overhead of a step grows: a column for each term, none for no overhead."""
+    """One form of growth of a step's overhead: a function of GPUs and nodes for each term; no term, no overhead."""
 
     terms: tuple[Callable[[int, int], float], ...]
 
@@ -58,9 +58,9 @@ def _bandwidth(gpus: int) -> float:
     return (gpus - 1) / gpus
 
 
-# An all-reduce of n: 2(n-1)/n of the data by any ring, 2(n-1) latencies of a ring, 2 log2 n of a tree (see
-# `simulate/allreduce.py` for sources). What the backward pass hides is in the coefficients: only the rest is seen.
-# Of n GPUs on m nodes the terms are of n, or of the GPUs of one node and of m apart.
+# An all-reduce of n GPUs: 2(n-1)/n of the data in a ring, 2(n-1) latencies in a ring, 2 log2 n in a tree (see
+# `simulate/allreduce.py` for sources). Coefficients describe exposed communication only. For n GPUs on m nodes, terms
+# depend on n, or separately on the GPUs of one node and on m.
 _SHAPES: tuple[Callable[[int], float], ...] = (_bandwidth, lambda n: math.log2(n), lambda n: n - 1.0)
 
 
@@ -80,12 +80,12 @@ class _Fit:
     """A form fitted to a series.
 
     Attributes:
-        form: it.
-        scale: what its coefficients are in units of.
-        log_evidence: of each of its draws.
-        draws: of its coefficients, (draws, coefficients), none of an overhead below 0.
+        form: the fitted form.
+        scale: units of its coefficients.
+        log_evidence: of the form, the weight of each of its draws.
+        draws: of its coefficients, (draws, coefficients), without negative overheads.
         noise: relative, of a further measured size, (draws,).
-        unseen: of what lies beyond the largest size, standard normal, (draws,).
+        unseen: deviation beyond the largest size, standard normal, (draws,).
     """
 
     form: _OverheadForm
@@ -98,7 +98,7 @@ class _Fit:
 
 @dataclass(frozen=True)
 class ScalingModel:
-    """What was fitted to a series of at least two sizes."""
+    """Forms of growth, fitted to a series of at least two sizes."""
 
     series: ScalingSeries
 
@@ -115,7 +115,7 @@ class ScalingModel:
         return self.series.sizes[-1].gpus
 
     def forecast(self, gpus: int) -> Forecast:
-        """One size. Raises OptionError: it takes several nodes, and no arm was measured across nodes."""
+        """Forecast one size. Raises OptionError if it needs several nodes but no arm was measured across nodes."""
         measured = next((one for one in self.series.sizes if one.gpus == gpus), None)
         if measured is not None:
             return self._forecast(gpus, measured.img_per_s, None)
@@ -131,11 +131,11 @@ class ScalingModel:
         return self._forecast(gpus, float(rates[1]), (low, high))
 
     def _where_steps_stop_shrinking(self, gpus: int) -> list[float]:
-        """Throughputs under strong scaling if steps get no shorter from some size on, with their limits.
+        """Limits of the throughput under strong scaling if steps stop shrinking at some size.
 
-        Each GPU has fewer images until the host, not the GPU, limits the step, and no smaller size tells when. Beyond
-        the largest size more GPUs may bring nothing. Between two sizes it may happen anywhere: the throughput of a GPU
-        is that of the smaller one at most, and that of the larger one at least.
+        With fewer images per GPU the host eventually limits the step, and smaller sizes do not show when. Beyond the
+        largest size more GPUs may gain nothing. Between two sizes it may happen anywhere: the throughput per GPU is at
+        most that of the smaller size and at least that of the larger one.
         """
         smaller = [one for one in self.series.sizes if one.gpus < gpus]
         larger = [one for one in self.series.sizes if one.gpus > gpus]
@@ -159,7 +159,7 @@ class ScalingModel:
 
     @cached_property
     def _units(self) -> FloatArray:
-        """Relative error of each size that is expected of a form that is right."""
+        """Relative error of each size that is expected of a correct form."""
         errors = [_SINGLE if one.error is None else math.hypot(one.error, _MISFIT) for one in self.series.sizes]
         return np.array(errors)
 
@@ -169,7 +169,7 @@ class ScalingModel:
         return [self._fit(form) for form in _forms(self.series.gpus_per_node, across=across)]
 
     def _cost_quantiles(self, gpus: int) -> FloatArray:
-        """Of the GPU time per image, relative to the smallest size: the lower limit, the median and the upper one."""
+        """Lower limit, median and upper limit of the GPU time per image, relative to the smallest size."""
         weights = np.array([one.log_evidence for one in self._fits])
         weights = np.exp(weights - weights.max())
         values, shares = [], []
@@ -184,8 +184,10 @@ class ScalingModel:
         return np.maximum(np.interp(chances, cumulated, every[order]), 1e-6)
 
     def _fit(self, form: _OverheadForm) -> _Fit:
-        """Bayesian linear regression with a conjugate prior (Gelman et al., Bayesian Data Analysis, 3rd ed., section
-        14.8), of deviations relative to `_units`. Of draws from it those with a negative overhead are left out.
+        """Fit a form by Bayesian linear regression on deviations relative to `_units`, without negative overheads.
+
+        The prior is conjugate (Gelman et al., Bayesian Data Analysis, 3rd ed., section 14.8). Draws with a negative
+        overhead are left out.
         """
         cost = np.array([self._per_gpu / (one.img_per_s / one.gpus) for one in self.series.sizes])
         scale = self._row(form, self.largest)
@@ -195,7 +197,7 @@ class ScalingModel:
         design = np.array([self._row(form, one.gpus) / scale for one in self.series.sizes]) * weight[:, None]
         prior_sd = np.array([1.0] + [_GROWTH * float(cost[-1])] * len(form.terms))
         start = np.array([1.0] + [0.0] * len(form.terms))
-        # The prior as further rows: sums of squares that a QR decomposition solves however different the sizes are.
+        # The prior enters as further rows; a QR decomposition stays accurate however different the sizes are.
         rows = np.vstack([np.diag(1 / prior_sd), design])
         targets = np.concatenate([start / prior_sd, cost * weight])
         orthogonal, triangular = np.linalg.qr(rows)
@@ -204,25 +206,25 @@ class ScalingModel:
         total = _WEIGHT + float(((targets - rows @ posterior) ** 2).sum())
         evidence = -float(np.log(prior_sd).sum() + np.log(np.abs(np.diag(triangular))).sum())
         evidence -= 0.5 * degrees * math.log(total)
-        # Residuals that happen to be small do not make the assumed errors smaller: that is their floor.
+        # Small residuals do not reduce the assumed errors, which are a floor.
         spread = math.sqrt(max(1.0, total / degrees))
-        # The same draws for every form and whenever it is asked: the same run, the same forecast.
+        # Fixed seeds: the same run always gives the same forecast.
         normal = np.random.default_rng(_SEED).standard_normal((_DRAWS, len(start) + 2))
         heavy = spread / np.sqrt(np.random.default_rng(_SEED + 1).chisquare(degrees, _DRAWS) / degrees)
         own = float(np.median(self._units)) * heavy * normal[:, -2]
         draws = posterior + heavy[:, None] * np.linalg.solve(triangular, normal[:, :-2].T).T
         kept = (draws[:, 1:] >= 0).all(axis=1)
-        # Half of the prior lies where an overhead is not below 0: the other half is no part of the form.
+        # Each overhead has half of its prior below 0, which the form excludes, hence log 2 per term.
         return _Fit(form, scale, evidence + math.log(2) * len(form.terms), draws[kept], own[kept], normal[kept, -1])
 
     def _costs(self, fit: _Fit, gpus: int) -> FloatArray:
-        """Draws of the cost that would be measured at a size."""
+        """Draws of the cost that a measurement at a size would give."""
         beyond = _UNSEEN * max(0.0, math.log2(gpus / self.largest))
         costs = fit.draws @ (self._row(fit.form, gpus) / fit.scale)
         return np.asarray(costs * (1 + fit.noise + beyond * fit.unseen))
 
     def _row(self, form: _OverheadForm, gpus: int) -> FloatArray:
-        """Terms at a size. Under strong scaling what a step costs besides its images is shared by fewer of them."""
+        """Terms at a size. Under strong scaling, fewer images per GPU share a step's overhead."""
         nodes = -(-gpus // self.series.gpus_per_node)
         factor = gpus if self.series.scaling == "strong" else 1
         return np.array([1.0, *(factor * term(gpus, nodes) for term in form.terms)])

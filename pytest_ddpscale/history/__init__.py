@@ -1,1 +1,1 @@
-"""What a site's nodes reached in earlier runs, in one SQLite file, and whether they still reach it."""
+"""Values of a site's nodes in earlier runs, in one SQLite file, and whether the nodes still reach them."""

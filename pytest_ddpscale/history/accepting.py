@@ -1,4 +1,4 @@
-"""A loss that is there to stay, such as after an update: what a node reaches now becomes its norm."""
+"""Accepting a permanent loss, such as after an update: a node's latest values become its new baseline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries
 
 
 class _Kept(NamedTuple):
-    """A row of the history: its number, the run that told it, whether it had fallen, and its value."""
+    """A row of the history: its number, its run, whether the value had regressed, and the value."""
 
     row: int
     run: str
@@ -23,20 +23,20 @@ class _Kept(NamedTuple):
 
 
 def accept_losses(history_file: Path, node: str, sku: str | None = None) -> int:
-    """Take what a node reached last for its norm, wherever that was worse than before.
+    """Accept a node's latest values as its new baseline where they regressed.
 
-    Of a value that had fallen in its latest run, the nights since it fell count from now on, and those before no more.
-    Nor do values of GPUs that the node no longer has. Without an SKU of all.
+    For a value that regressed in its latest run, only runs since the regression count from now on. Values of GPUs that
+    the node no longer has stop counting. Without `sku`, this holds for all SKUs.
 
     Returns:
-        how many values were accepted, or are no longer waited for.
+        Number of values accepted or no longer expected.
 
     Raises:
-        HistoryError: there is no history, or it cannot be used.
-        OptionError: nothing of such a node had fallen or is missing.
+        HistoryError: the history does not exist or cannot be used.
+        OptionError: no value of the node regressed or is missing.
     """
     with reading(history_file):
-        pass  # there is one; writing would make it
+        pass  # fails if there is no history; writing would create one
     standings: list[tuple[str, int]] = []
     accepted = 0
     with writing(history_file) as connection:
@@ -60,17 +60,17 @@ def accept_losses(history_file: Path, node: str, sku: str | None = None) -> int:
                     standings += [("norm" if i >= since else "former", one.row) for i, one in enumerate(theirs)]
         connection.executemany("UPDATE key_values SET standing = ? WHERE rowid = ?", standings)
     if not accepted:
-        found = f"found {node!r}, of which the history has nothing that fell or is missing"
-        raise OptionError("--accept", found, "a node that is worse than it was", "Nothing was changed.")
+        found = f"found {node!r}, for which the history has no regressed or missing value"
+        raise OptionError("--accept", found, "a node with a regressed or missing value", "Nothing was changed.")
     return accepted
 
 
 def _gone(told: Sequence[_Kept]) -> set[str]:
-    """UUIDs of the GPUs that told nothing in the latest run of what others of their node did."""
+    """UUIDs of the GPUs without values in the latest run that other GPUs of their node have."""
     runs = [[one.value.series for one in run] for _, run in groupby(told, key=lambda one: one.run)]
     return {gpu for _, gpu in missing_gpus(fullest_places(runs), runs[-1])}
 
 
 def _fallen_since(theirs: Sequence[_Kept]) -> int:
-    """Index of the first of the latest values that all had fallen."""
+    """Index of the first of the uninterrupted regressed values at the end."""
     return max((i + 1 for i, one in enumerate(theirs) if not one.is_worse), default=0)

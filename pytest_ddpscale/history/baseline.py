@@ -1,4 +1,4 @@
-"""What the places of a run reached before it: enough to judge `no_regression` again without the database."""
+"""Earlier values of a run's places: enough to judge `no_regression` again without the database."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Baseline:
     """The past of the hosts of a run.
 
     Attributes:
-        before: ISO 8601 in UTC: of runs that began before.
-        past: the latest twenty values of each series, summed up.
+        before: only runs that started before this moment count, ISO 8601 in UTC.
+        past: summary of the latest twenty values of each series.
         versions: of the software in those runs, by host and name, oldest first, each once.
-        places: what each GPU told in the latest of those runs in which most GPUs of its node did, in order.
+        places: series of each GPU in the latest of those runs with values of the most GPUs of its node, sorted.
     """
 
     sku: str
@@ -36,13 +36,13 @@ class Baseline:
 
 
 def read_baseline(history_file: Path, sku: str, hosts: Collection[str], before_iso: str) -> Baseline:
-    """What the hosts reached in runs of a SKU that began before a moment (ISO 8601 in UTC, whole seconds).
+    """The hosts' values in runs of a SKU that started before a moment (ISO 8601 in UTC, whole seconds).
 
-    Rejected runs are left out, and what had fallen: a node that broke must not become its own norm. Simulated runs
-    have SKUs of their own, ``simulated …``.
+    Rejected runs and regressed values are left out, because a broken node must not become its own baseline. Simulated
+    runs have SKUs of their own, ``simulated …``.
 
     Raises:
-        HistoryError: there is no history, or it cannot be used.
+        HistoryError: the history does not exist or cannot be used.
     """
     past: dict[KeyValueSeries, Reference] = {}
     versions: dict[str, dict[str, tuple[str, ...]]] = {}
@@ -57,7 +57,7 @@ def read_baseline(history_file: Path, sku: str, hosts: Collection[str], before_i
 
 
 def versions_seen(runs: Iterable[HostRun]) -> dict[str, tuple[str, ...]]:
-    """Every version of each thing in the latest twenty runs that count, oldest first, each once."""
+    """Every version of each software in the latest twenty runs that count, oldest first, each once."""
     seen: dict[str, dict[str, None]] = {}
     for run in [run for run in runs if run.counts][-MOST_VALUES:]:
         for name, version in run.versions.items():
@@ -66,9 +66,9 @@ def versions_seen(runs: Iterable[HostRun]) -> dict[str, tuple[str, ...]]:
 
 
 def version_changes(before: Mapping[str, tuple[str, ...]], now: Mapping[str, str]) -> tuple[str, ...]:
-    """What of the software was another in any earlier run: ``torch 2.14.0 before, 2.15.0 now``.
+    """Software that had another version in any earlier run: ``torch 2.14.0 before, 2.15.0 now``.
 
-    That explains a drift before any GPU does. What either side does not say is not compared.
+    A change may explain a drift before any GPU does. Versions that either side does not record are not compared.
     """
     changes = []
     for name, versions in sorted(before.items()):
@@ -79,10 +79,10 @@ def version_changes(before: Mapping[str, tuple[str, ...]], now: Mapping[str, str
 
 
 def fullest_places(runs: Iterable[Iterable[KeyValueSeries]]) -> set[KeyValueSeries]:
-    """Of each kind of value, what the GPUs told in the latest run in which most GPUs did.
+    """For each kind of value, the GPUs' series in the latest run with values of the most GPUs.
 
-    Not in the latest run at all, which may have lacked the same GPU. And not in any run: a GPU that was replaced is in
-    the earlier ones. Runs are of one host, oldest first.
+    The very latest run may have lacked a GPU, and earlier runs may contain a replaced one. Runs are of one host, oldest
+    first.
     """
     fullest: dict[_Kind, dict[str, KeyValueSeries]] = {}
     for run in runs:
@@ -93,10 +93,10 @@ def fullest_places(runs: Iterable[Iterable[KeyValueSeries]]) -> set[KeyValueSeri
 
 
 def missing_gpus(before: Iterable[KeyValueSeries], now: Iterable[KeyValueSeries]) -> list[tuple[str, str]]:
-    """Host and UUID of every GPU that tells nothing of what others of its node still do; in order.
+    """Host and UUID of every GPU that lacks a kind of value which other GPUs of its node still have, sorted.
 
-    A kind of value that no GPU of the node told now was not asked for. Where as many GPUs tell it as before (in
-    `fullest_places`), one that is missing was replaced.
+    A kind that no GPU of the node has now was not measured. If as many GPUs have it as before (in `fullest_places`),
+    a missing GPU was replaced.
     """
     told = _by_kind(now)
     found: set[tuple[str, str]] = set()
@@ -108,7 +108,7 @@ def missing_gpus(before: Iterable[KeyValueSeries], now: Iterable[KeyValueSeries]
 
 
 def _by_kind(run: Iterable[KeyValueSeries]) -> dict[_Kind, dict[str, KeyValueSeries]]:
-    """The GPUs that told each kind of value. How many did so at once is no part of it: fewer may be left."""
+    """The GPUs with each kind of value. The world size does not distinguish kinds, because fewer GPUs may be left."""
     found: dict[_Kind, dict[str, KeyValueSeries]] = {}
     for one in run:
         if one.gpu:

@@ -1,8 +1,8 @@
-"""The SQLite file of a site: opened, checked, written in one transaction, and refused in words.
+"""A site's SQLite file: opened, checked, and written in one transaction, with errors as sentences.
 
-Many nodes may end a run in the same second, and the file may lie on NFS. So there is no write-ahead log, which needs
-shared memory, but SQLite's rollback journal under POSIX locks (https://www.sqlite.org/wal.html, "Disadvantages");
-writers take their turn from the first statement on (BEGIN IMMEDIATE) and wait for it for up to a minute.
+Many nodes may end a run in the same second, and the file may be on NFS. A write-ahead log needs shared memory
+(https://www.sqlite.org/wal.html, "Disadvantages"), so this uses SQLite's rollback journal under POSIX locks. Writers
+take turns from their first statement (BEGIN IMMEDIATE) and wait for up to a minute.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pytest_ddpscale.results.run_opening import RUNS_FOLDER
 
 DEFAULT_HISTORY = RUNS_FOLDER / "history.sqlite"
 SCHEMA_VERSION = 2
-APPLICATION_ID = 0x64647073  # "ddps": by which SQLite's header knows whose file this is
+APPLICATION_ID = 0x64647073  # "ddps": marks the file as ours in SQLite's header
 BUSY_S = 60.0
 
 _SCHEMA = (
@@ -48,7 +48,7 @@ _BUSY = ("locked", "busy")
 
 
 def history_file_of(asked: Path | None, run: RunDirectory) -> Path | None:
-    """The site's history: the file asked for, else the one beside a run in ``ddpscale-runs``; None if there is none."""
+    """The site's history: the given file, else the one beside a run in ``ddpscale-runs``; None elsewhere."""
     if asked is not None:
         return asked
     folder = run.path.parent
@@ -57,7 +57,7 @@ def history_file_of(asked: Path | None, run: RunDirectory) -> Path | None:
 
 @contextmanager
 def writing(file: Path) -> Iterator[sqlite3.Connection]:
-    """One transaction, committed at the end and rolled back if anything is raised. Makes the file if there is none.
+    """One transaction, committed at the end and rolled back on exceptions. Creates the file if it does not exist.
 
     Raises:
         HistoryError: the file is not ours, broken, newer than this version, locked, or cannot be written.
@@ -77,23 +77,24 @@ def writing(file: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def reading(file: Path) -> Iterator[sqlite3.Connection]:
-    """The history, to be read statement by statement: between them nothing is locked, so that no writer has to wait.
+    """The history for reading. Nothing is locked between statements, so that no writer has to wait.
 
     Raises:
-        HistoryError: there is none, it is empty, or as `writing`.
+        HistoryError: the file does not exist, is empty, or as for `writing`.
     """
     if not file.exists():
         raise HistoryError(
-            str(file), "is not there", "a history file",
-            "Name it with --history or DDPSCALE_HISTORY, or begin one: `ddpscale history --add RUN_DIR`.",
+            str(file), "does not exist", "a history file",
+            "Name it with --history or DDPSCALE_HISTORY, or create one: `ddpscale history --add RUN_DIR`.",
         )  # fmt: skip
-    # Not read-only: what a killed writer left has to be rolled back first. Without permission SQLite only reads.
+    # Not read-only, because a killed writer's transaction has to be rolled back first. Without write permission SQLite
+    # only reads.
     with _in_words(file), closing(_connect(file, "rw")) as connection:
         if not _is_ours(connection, file):
             raise HistoryError(str(file), "is empty", "a history file", "`ddpscale history --add RUN_DIR` fills it.")
         try:
             yield connection
-        except (TypeError, ValueError) as error:  # of rows that this package did not write so
+        except (TypeError, ValueError) as error:  # in rows that this package did not write
             raise _not_ours(file, f"is damaged ({error})") from None
 
 
@@ -109,22 +110,22 @@ def _is_ours(connection: sqlite3.Connection, file: Path) -> bool:
         if version > SCHEMA_VERSION:
             raise HistoryError(
                 str(file), f"has schema version {version}", f"at most {SCHEMA_VERSION}",
-                "A newer pytest-ddpscale wrote it: upgrade to use it, or name another file. It was left as it is.",
+                "A newer pytest-ddpscale wrote it: upgrade to use it, or name another file. It was not changed.",
             )  # fmt: skip
         if version < SCHEMA_VERSION:
             raise HistoryError(
                 str(file), f"has schema version {version}", str(SCHEMA_VERSION),
-                "An earlier pytest-ddpscale wrote it: begin another by `ddpscale history --add RUN_DIR ...`, with all "
-                "runs that it is to know. It was left as it is.",
+                "An earlier pytest-ddpscale wrote it: create another file with `ddpscale history --add RUN_DIR ...` "
+                "from the runs that it should have. It was not changed.",
             )  # fmt: skip
         return True
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if application or version or tables:
-        raise _not_ours(file, "is a database of something else")
-    # SQLite takes a file of a few bytes for an empty one and would begin anew over it. Nobody is just making the file:
-    # it is locked. And it may not be opened to look, because closing it again would release SQLite's locks.
+        raise _not_ours(file, "is another program's database")
+    # SQLite takes a file of a few bytes for an empty database and would overwrite it. No other process is creating it
+    # now, because we hold the lock. We must not open the file to look, because closing it would release SQLite's locks.
     if file.stat().st_size > 0:
-        raise _not_ours(file, "is no history file, or a damaged one")
+        raise _not_ours(file, "is not a history file, or is damaged")
     return False
 
 
@@ -135,21 +136,21 @@ def _in_words(file: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         said = str(error)
         if any(word in said for word in _BROKEN):
-            raise _not_ours(file, f"is no history file, or a damaged one ({said})") from None
+            raise _not_ours(file, f"is not a history file, or is damaged ({said})") from None
         if any(word in said for word in _BUSY):
             raise HistoryError(
-                str(file), f"was in use by others for too long ({said})", "its turn to come within a minute",
+                str(file), f"was locked by others for too long ({said})", "a free file within a minute",
                 "The run itself is unharmed: add it later with `ddpscale history --add RUN_DIR`.",
             ) from None  # fmt: skip
         raise _unwritable(file, said) from None
     except (OverflowError, UnicodeError) as error:  # a number of 40 digits, half a character
-        raise HistoryError(str(file), f"cannot take what the run holds ({error})", "numbers and names") from None
+        raise HistoryError(str(file), f"cannot store the run's values ({error})", "numbers and names") from None
 
 
 def _not_ours(file: Path, found: str) -> HistoryError:
     return HistoryError(
         str(file), found, "a history file that pytest-ddpscale made",
-        "It was left as it is. Name another file with --history or DDPSCALE_HISTORY, or move this one away.",
+        "It was not changed. Name another file with --history or DDPSCALE_HISTORY, or move this one away.",
     )  # fmt: skip
 
 

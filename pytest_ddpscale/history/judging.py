@@ -1,4 +1,4 @@
-"""A requirement that nothing got worse, against what the site's history has of the same nodes."""
+"""Judging ``no_regression`` against the site's history of the same nodes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _HOW_TO_ACCEPT = "ddpscale history NODE --accept"
 
 
 def judge_regression(case: NodeCase, evidence: Evidence, baseline: Baseline | None, confidence: float) -> Verdict:
-    """The verdict on ``no_regression``: no value is below the least ratio to earlier runs, all intervals together.
+    """The verdict on ``no_regression``: no value may be below the least ratio to earlier runs, by joint intervals.
 
     Returns:
-        ``passed`` if every value is above the bound for sure; ``failed`` if any is below it for sure; ``inconclusive``
-        in between, where there is no or too little history, and where a GPU that told something in earlier runs does
-        not now: no history is no pass. ``not_measured`` if the run has no values.
+        ``passed`` if every value is certainly above the bound; ``failed`` if any is certainly below it;
+        ``inconclusive`` in between, with too little or no history, and if a GPU with values in earlier runs has none
+        now. ``not_measured`` if the run has no values.
     """
     blank = blank_verdict(case, confidence)
     if not has_key_values(evidence):
@@ -36,7 +36,7 @@ def judge_regression(case: NodeCase, evidence: Evidence, baseline: Baseline | No
     versions = {host: known_versions(survey.versions) for host, survey in evidence.surveys.items()}
     found = regression_of(current, baseline, confidence, versions)
     if not found.compared:
-        reason = f"none of its {len(current)} values has {FEWEST_VALUES} earlier runs to be compared with"
+        reason = f"none of its {len(current)} values has {FEWEST_VALUES} earlier runs to compare with"
         return replace(blank, outcome="inconclusive", reason=reason)
     missing = missing_gpus(baseline.places, [one.series for one in current])
     return _against_bound(blank, case.requirement.bound, found, missing)
@@ -44,44 +44,44 @@ def judge_regression(case: NodeCase, evidence: Evidence, baseline: Baseline | No
 
 def _why_nothing(evidence: Evidence) -> str:
     if evidence.plan.studies or evidence.plan.probes:
-        return "the run has no value that could be compared with earlier runs"
-    return "nothing was measured to be compared with earlier runs: select what measures with it (-m node_health)"
+        return "the run has no value to compare with earlier runs"
+    return "nothing was measured to compare with earlier runs: also select tests that measure (-m node_health)"
 
 
 def _against_bound(blank: Verdict, bound: float, found: Regression, missing: Sequence[tuple[str, str]]) -> Verdict:
-    assert found.interval is not None  # the caller saw to it
+    assert found.interval is not None  # the caller has checked that values were compared
     low, high = found.interval
     fewest = min(one.past.number for one in found.compared)
     notes = [f"compared with at least {fewest} earlier runs, by prediction intervals"]
     if found.without_past:
-        notes.append(f"{len(found.without_past)} values have too few earlier runs to be compared with")
+        notes.append(f"{len(found.without_past)} values have too few earlier runs to compare with")
     notes += [f"{host}: since then {'; '.join(changes)}" for host, changes in sorted(found.changes.items())]
     verdict = replace(blank, value=found.ratio, interval=(low, high), rounds=fewest, notes=tuple(notes))
     fallen = found.below(bound)
     if fallen:
         reason = f"fell below {bound:g} of earlier runs: {first_few(list(map(_in_words, fallen)), separator='; ')}"
         culprits = tuple(dict.fromkeys(_culprit(one) for one in fallen))
-        notes.append(f"what fell is no norm for later runs until it is accepted ({_HOW_TO_ACCEPT})")
+        notes.append(f"regressed values are not used as a baseline for later runs until accepted ({_HOW_TO_ACCEPT})")
         flags: tuple[Flag, ...] = (PARTLY_KNOWN,) if missing or _without_any_past(found) else ()
         return replace(verdict, outcome="failed", reason=reason, culprits=culprits, notes=tuple(notes), flags=flags)
     if missing:
         gone = first_few([f"{gpu} on {host}" for host, gpu in missing])
         reason = f"{gone} reached values in earlier runs and {'have' if len(missing) > 1 else 'has'} none now"
-        notes.append(f"it is waited for until that is accepted ({_HOW_TO_ACCEPT})")
+        notes.append(f"missing GPUs are expected until you accept the loss ({_HOW_TO_ACCEPT})")
         return replace(verdict, outcome="inconclusive", reason=reason, notes=tuple(notes))
     strangers = _without_any_past(found)
     if strangers:
         reason = f"nothing of {first_few(strangers)} can be compared with earlier runs"
         return replace(verdict, outcome="inconclusive", reason=reason)
     if low >= bound:
-        return replace(verdict, outcome="passed", reason="every value that has a past keeps the bound")
-    # Not the smallest ratio, which may be known well enough to keep the bound.
+        return replace(verdict, outcome="passed", reason="every value with enough earlier runs meets the bound")
+    # The smallest ratio may be known well enough to meet the bound, so name the smallest lower limit.
     least_known = min(found.compared, key=lambda one: one.interval[0])
-    return replace(verdict, outcome="inconclusive", reason=f"may have fallen: {_in_words(least_known)}")
+    return replace(verdict, outcome="inconclusive", reason=f"may have regressed: {_in_words(least_known)}")
 
 
 def _without_any_past(found: Regression) -> list[str]:
-    """Nodes and GPUs of which no value at all has a past, such as a GPU that was replaced."""
+    """Nodes and GPUs without any value that has enough earlier runs, such as a replaced GPU."""
     known = {_place(one.value) for one in found.compared}
     return sorted({_place(value) for value in found.without_past} - known)
 
@@ -89,7 +89,7 @@ def _without_any_past(found: Regression) -> list[str]:
 def _culprit(one: Compared) -> Culprit:
     value = one.value
     kind: Literal["node", "gpu"] = "node" if value.gpu_index is None else "gpu"
-    # What changed may as well be the software, or the room.
+    # Not certain: the software or the room's temperature may have changed instead.
     return Culprit(kind, value.host, value.gpu_index, value.gpu_uuid, _in_words(one), is_certain=False)
 
 

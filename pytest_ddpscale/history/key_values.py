@@ -1,4 +1,4 @@
-"""What each place reached in a run: the few numbers that are worth comparing with those of other nights."""
+"""Key values of each place in a run: the few numbers worth comparing with other runs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ _DIGEST_DIGITS = 12
 
 @dataclass(frozen=True, order=True)
 class KeyValueSeries:
-    """What has to be equal for two key values to be comparable: the same place, doing the same thing.
+    """What two key values must share to be comparable: the same place and the same work.
 
     Attributes:
         gpu: UUID of the GPU; ``cpu:0`` is the CPU rank of that number; empty for the whole node.
         subject: name of the workload or probe.
-        world_size: ranks on this host that did it together, or at once.
+        host: name of the node.
+        metric: name of the metric.
+        world_size: ranks on this host that worked together or at the same time.
         arm: ``alone``, ``each``, ``ddp`` or ``probe``.
-        definition: digest of all else that the value depends on, such as the batch size.
+        definition: digest of everything else that the value depends on, such as the batch size.
     """
 
     host: str
@@ -48,13 +50,13 @@ class KeyValueSeries:
 
 @dataclass(frozen=True)
 class KeyValue:
-    """What one place reached; what it shares with `KeyValueSeries` means the same.
+    """Value of one place; fields shared with `KeyValueSeries` mean the same.
 
     Attributes:
         gpu_index: local rank of the GPU on its node; None for the whole node.
-        gpu_uuid: as NVML has it, or ``cpu``; None for the whole node.
-        value: in `unit`, the metric's; the median over the rounds.
-        batch_size: per GPU, of what is trained: by it weak and strong scaling differ; None of a probe.
+        gpu_uuid: NVML's UUID, or ``cpu``; None for the whole node.
+        value: median over the rounds, in `unit`, the metric's.
+        batch_size: per GPU, which distinguishes weak from strong scaling; None for a probe.
     """
 
     host: str
@@ -75,25 +77,25 @@ class KeyValue:
 
     @property
     def how(self) -> str:
-        """``DDP of 8, batch 32``, ``8 at once, batch 256``, ``alone, batch 256``; of a probe ``8 ranks`` or nothing."""
+        """``DDP of 8, batch 32``, ``8 at once, batch 256``, ``alone, batch 256``; for a probe ``8 ranks`` or empty."""
         together = {"each": f"{self.world_size} at once", "ddp": f"DDP of {self.world_size}", "alone": "alone"}
         how = together.get(self.arm, f"{self.world_size} ranks" if self.world_size > 1 else "")
         return f"{how}, batch {self.batch_size}" if self.batch_size is not None else how
 
     @property
     def what(self) -> str:
-        """``throughput_per_gpu resnet50-fp16 (DDP of 8, batch 256)``: all of it but the place."""
+        """``throughput_per_gpu resnet50-fp16 (DDP of 8, batch 256)``: the quantity without its place."""
         return " ".join(filter(None, (self.metric, self.subject, f"({self.how})" if self.how else "")))
 
     @cached_property
     def series(self) -> KeyValueSeries:
-        """With which values this one may be compared. A GPU is known by its UUID, wherever it is plugged in."""
+        """The series with which this value is comparable. A GPU is identified by its UUID, in any slot."""
         gpu = f"{_CPU}:{self.gpu_index}" if self.gpu_uuid == _CPU else self.gpu_uuid or ""
         return KeyValueSeries(self.host, gpu, self.metric, self.subject, self.world_size, self.arm, self.definition)
 
     @property
     def peers(self) -> KeyValueSeries:
-        """What the same place of any other node has in common with this one: all but the host and the UUID."""
+        """The series without host and UUID, which the same place on other nodes shares."""
         place = "" if self.gpu_index is None else str(self.gpu_index)
         return KeyValueSeries("", place, self.metric, self.subject, self.world_size, self.arm, self.definition)
 
@@ -101,26 +103,26 @@ class KeyValue:
 def key_values_of(evidence: Evidence) -> list[KeyValue]:
     """The key values of a run, one for each series.
 
-    Per GPU: its throughput alone and with all others at once, without communication, and what probes of one device
-    gave. Per node: throughput per GPU under DDP, where that fits one node, and what the slowest group or pair of its
-    ranks reached in each probe that communicates. Medians over rounds; too few rounds, a study that broke and
-    imported samples give none.
+    Per GPU: its throughput alone and with all others at once, without communication, and its results in probes of one
+    device. Per node: throughput per GPU under DDP within the node, and the slowest group or pair of its ranks in each
+    probe that communicates. Values are medians over rounds. Too few rounds, failed studies and imported samples give
+    none.
     """
     unique: dict[KeyValueSeries, KeyValue] = {}
-    # Of two arms that tell the same, such as each@8 beside each@16, the first counts; of several launches, too: the
-    # values of other runs are of one launch, and stray as far as one does.
+    # If two arms give the same series, such as each@8 and each@16, the first counts. So does the first of several
+    # launches, because the values of other runs are of one launch and vary like one.
     for value in _values(evidence):
         unique.setdefault(value.series, value)
     return list(unique.values())
 
 
 def has_key_values(evidence: Evidence) -> bool:
-    """Whether a run has any."""
+    """Whether a run has any key value."""
     return any(True for _ in _values(evidence))
 
 
 def known_versions(versions: Mapping[str, str | None]) -> dict[str, str]:
-    """Of the software, less what is not there."""
+    """Versions of the software that is installed."""
     return {name: version for name, version in versions.items() if version is not None}
 
 
@@ -141,7 +143,7 @@ def _arm_values(evidence: Evidence, study: Study, arm: Arm) -> Iterator[KeyValue
     definition = _definition(evidence.plan, study, arm)
     if arm.variant != USUAL:
         return
-    # A GPU is not slower for a slow disk.
+    # Only synthetic data: a slow disk does not make a GPU slower.
     if arm.kind in ("alone", "each") and arm.data_of(study.workload) == "synthetic":
         yield from _gpu_values(evidence, study, arm, definition)
     elif arm.kind == "ddp" and evidence.plan.layout.fits_node(arm):
@@ -149,7 +151,7 @@ def _arm_values(evidence: Evidence, study: Study, arm: Arm) -> Iterator[KeyValue
 
 
 def _gpu_values(evidence: Evidence, study: Study, arm: Arm, definition: str) -> Iterator[KeyValue]:
-    """What each rank reached without communication: no rank waits for another, so each is judged by itself."""
+    """Values of each rank without communication, where no rank waits for another."""
     measured = evidence.columns.arms.get((study.id, arm.name))
     if measured is None:
         return
@@ -160,13 +162,13 @@ def _gpu_values(evidence: Evidence, study: Study, arm: Arm, definition: str) -> 
         host, device, local_rank = place
         value = _median(img_per_s[ours.present[:, i], i].tolist())
         if value is not None:
-            # Of an arm of one rank all take turns.
+            # In an arm of one rank, all ranks take turns.
             together = 1 if arm.world_size == 1 else len(ours.ranks.by_host[host])
             yield _throughput(study, arm, definition, value, (host, local_rank, device), together)
 
 
 def _node_values(evidence: Evidence, study: Study, arm: Arm, definition: str) -> Iterator[KeyValue]:
-    """What each node reached under DDP: at its slowest rank's pace, for which all wait."""
+    """Values of each node under DDP, at the pace of its slowest rank, for which all wait."""
     for rounds in group_rounds(evidence.columns, study.id, arm, evidence.plan.layout):
         ours = rounds.of(~rounds.measured.single_sample)
         value = _median(ours.img_per_s_per_gpu.tolist())
@@ -176,9 +178,9 @@ def _node_values(evidence: Evidence, study: Study, arm: Arm, definition: str) ->
 
 
 def _of_probe(plan: Plan, probe: Probe, measured: ProbeColumns) -> Iterator[KeyValue]:
-    """What each GPU, or the slowest group or pair of ranks of each node, reached in a probe.
+    """Values in a probe of each GPU, or of the slowest group or pair of ranks of each node.
 
-    Rounds with a wrong result are left out, and so are groups of several nodes: those are no place of one.
+    Rounds with a wrong result are left out, and so are groups that span nodes, because no single node owns them.
     """
     metric = next((one for one in METRICS.values() if probe.kind in one.probes), None)
     if metric is None or probe.world_size > plan.layout.ranks_per_node:
@@ -207,7 +209,7 @@ def _throughput(
 
 
 def _median(values: Sequence[float]) -> float | None:
-    """The median; None of too few rounds, whose median may lie anywhere."""
+    """The median; None for too few rounds, whose median is too uncertain."""
     if len(values) < FEWEST_ROUNDS:
         return None
     middle = statistics.median(values)
@@ -215,7 +217,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _definition(plan: Plan, study: Study, arm: Arm) -> str:
-    """Digest of what one rank trains and for how long at a time; of a CPU also how many ranks share its cores."""
+    """Digest of a rank's workload and block length; on a CPU also of the number of ranks that share its cores."""
     workload: dict[str, Any] = asdict(study.workload)
     for name in ("name", "global_batch_size"):
         workload.pop(name)
@@ -224,7 +226,7 @@ def _definition(plan: Plan, study: Study, arm: Arm) -> str:
 
 
 def _ranks_per_cpu(plan: Plan) -> int | None:
-    """How many ranks share a node's cores, whether they work or not; GPUs are not shared."""
+    """Number of ranks that share a node's cores, idle or not; None for GPUs, which are not shared."""
     return plan.layout.ranks_per_node if plan.device_type == "cpu" else None
 
 

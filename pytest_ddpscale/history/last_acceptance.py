@@ -1,4 +1,4 @@
-"""The latest earlier run of the same nodes that was accepted, beside the verdicts of a run."""
+"""Comparison of a run's verdicts with the latest accepted run of the same nodes."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def last_acceptance(
     verdicts: Sequence[Verdict],
     values: Sequence[KeyValue] = (),
 ) -> LastAcceptance | None:
-    """The last run of exactly these hosts that was accepted, with waivers or without, and what it reached.
+    """The last accepted run of exactly these hosts, with or without waivers, compared with this run.
 
-    What is worse is so by the intervals of both verdicts (`stats.value_change`), which hold how far launches differ
-    where that was known.
+    A requirement is worse if the intervals of both verdicts show it (`stats.value_change`). The intervals include
+    differences between launches where those were known.
 
     Args:
-        history_file: the site's.
-        sku: as the history keeps it.
-        hosts: that took part.
-        before_iso: when this run began, ISO 8601 in UTC.
+        history_file: the site's history.
+        sku: as stored in the history.
+        hosts: of this run.
+        before_iso: when this run started, ISO 8601 in UTC.
         verdicts: of this run.
-        values: that it reached: what it did otherwise than that run, as with another batch, is not compared.
+        values: of this run; workloads done differently, such as with another batch, are not compared.
 
     Returns:
-        None if there was none.
+        None if no such run exists.
 
     Raises:
         HistoryError: the history cannot be used.

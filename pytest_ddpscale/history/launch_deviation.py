@@ -1,7 +1,7 @@
-"""The interval of a single launch, with how far launches differ as far as a site's history knows it.
+"""Widens the interval of a single launch by the deviation between launches in a site's history.
 
-Every earlier run of the same places was a launch. Their values stray by what rounds do, which is little where there are
-many, and by what launches do. Only throughput is kept from run to run: of ratios nothing is known.
+Every earlier run of the same places was a launch. Their values vary by noise of rounds, which is small with many
+rounds, and by differences between launches. The history has throughput only, so ratios cannot be widened.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from pytest_ddpscale.thresholds.cases import AnyCase, Case
 
 
 class LaunchDeviation(NamedTuple):
-    """Relative standard deviation of values of earlier runs, and how many there were."""
+    """Relative standard deviation between the values of earlier runs, and their number."""
 
     sd: float
     runs: int
 
     def reach(self, confidence: float) -> float:
-        """Half the interval of a single launch's logarithm: t · s, with the history's degrees of freedom."""
+        """Half the interval of the logarithm of a single launch: t · s, with the history's degrees of freedom."""
         return t_quantile(0.5 + confidence / 2, self.runs - 1) * self.sd
 
 
 def may_be_widened(verdict: Verdict, case: AnyCase) -> bool:
-    """Whether a verdict has the interval of a single launch of something that histories keep."""
+    """Whether a verdict has the interval of a single launch, of a metric that the history stores."""
     is_throughput = isinstance(case, Case) and case.requirement.definition is THROUGHPUT_PER_GPU
     return is_throughput and verdict.launches == 1 and verdict.interval is not None
 
 
 def with_launch_deviation(verdict: Verdict, case: Case, evidence: Evidence, baseline: Baseline) -> Verdict:
-    """The verdict with both deviations in its interval, as independent errors of a logarithm have them.
+    """The verdict with both deviations in its interval, added as independent errors of the logarithm.
 
-    A bound that then lies inside leaves it open, and no further round changes that.
+    If the bound is then inside the interval, the verdict becomes inconclusive; further rounds do not change that.
 
     Args:
-        verdict: as `may_be_widened` says.
+        verdict: one that `may_be_widened`.
         case: the requirement.
-        evidence: what was measured.
-        baseline: what the same places reached before.
+        evidence: of the run.
+        baseline: earlier values of the same places.
     """
     deviation = launch_deviation_of(case.question, evidence, dict(baseline.past))
     if deviation is None or verdict.value is None or verdict.interval is None:
@@ -73,22 +73,22 @@ def with_launch_deviation(verdict: Verdict, case: Case, evidence: Evidence, base
 
 
 def _farther(ratio: float, reach: float) -> float:
-    """An end of an interval relative to its value, farther away to the side of `reach`: by the sum of squares."""
+    """An end of an interval relative to its value, moved outwards to the side of `reach`, by the sum of squares."""
     return math.exp(math.copysign(math.hypot(math.log(ratio), reach), reach))
 
 
 def launch_deviation_of(
     question: Question, evidence: Evidence, past: Mapping[KeyValueSeries, Reference]
 ) -> LaunchDeviation | None:
-    """Of the throughput that a question asks for, on the host whose values strayed most.
+    """Deviation of the throughput that a question asks for, on the host with the largest deviation.
 
     Args:
-        question: which arm of which workload.
-        evidence: what was measured.
-        past: what the same places reached before.
+        question: the arm and the workload.
+        evidence: of the run.
+        past: earlier values of the same places.
 
     Returns:
-        None unless enough is known of each host.
+        None unless every host has enough earlier runs.
     """
     arm = question.measured.kind
     by_host: dict[str, list[Reference | None]] = {}

@@ -1,4 +1,4 @@
-"""All nodes of a site, or one, beside their past and their peers: what `ddpscale history` prints."""
+"""Nodes of a site compared with their past and their peers, for `ddpscale history`."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from pytest_ddpscale.history.prediction import (
 from pytest_ddpscale.history.reading import MOST_RUNS, HostRun, host_runs, skus_and_hosts
 from pytest_ddpscale.util.listing import first_few
 
-# A peer that was last measured longer ago may have been another machine by its software.
+# A peer that was last measured longer ago may have had other software.
 PEERS_WITHIN = timedelta(days=7)
 _MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
 class Observed:
-    """The latest value of a series with what it is to be compared with.
+    """The latest value of a series with the values to compare it with.
 
     Attributes:
-        at: when its run began, ISO 8601 in UTC.
-        past: earlier values of the same series, oldest first; the latest twenty are looked at.
+        value: the latest value.
+        at: when its run started, ISO 8601 in UTC.
+        past: earlier values of the same series, oldest first; the latest twenty count.
         peers: latest values of the same place on other hosts, one for each host.
     """
 
@@ -46,12 +47,13 @@ class Observed:
 
 @dataclass(frozen=True)
 class ValueComparison:
-    """A value beside others.
+    """A value compared with others.
 
     Attributes:
+        reference: summary of the others.
         ratio: the value over the median of the others.
-        interval: within which it should lie, in the unit of the value; None where too few others are there.
-        standing: ``worse`` and ``better`` lie outside of the interval, ``unknown`` has none.
+        interval: expected range in the unit of the value; None with too few others.
+        standing: ``worse`` and ``better`` are outside the interval, ``unknown`` has none.
     """
 
     reference: Reference
@@ -62,7 +64,7 @@ class ValueComparison:
 
 @dataclass(frozen=True)
 class Drift:
-    """What became of a value: beside its own past and beside its peers, None where there are none of them."""
+    """A value compared with its own past and with its peers; None for a comparison without others."""
 
     value: KeyValue
     at: str
@@ -71,12 +73,12 @@ class Drift:
 
     @property
     def is_worse(self) -> bool:
-        """Whether it is worse than it was, or than its peers."""
+        """Whether the value is worse than its own past or than its peers."""
         return any(one is not None and one.standing == "worse" for one in (self.past, self.peers))
 
     @property
     def loss(self) -> float:
-        """By what share it is worse than its own past, or than its peers if it has none; negative if it is better."""
+        """Share by which it is worse than its own past, or than its peers without a past; negative if better."""
         one = self.past or self.peers
         if one is None:
             return 0.0
@@ -107,27 +109,26 @@ class NodeHistory:
 
     @property
     def worst(self) -> Drift | None:
-        """What lost most: of the values that are worse, if any is, else of all."""
+        """The value with the largest loss, among the worse ones if there are any."""
         return max(self.drifts, key=lambda drift: (drift.is_worse, drift.loss), default=None)
 
 
 class _Told(NamedTuple):
-    """What one run told of a place, when it began, and whether that may be a norm."""
+    """A run's value of a place, when the run started, and whether the value may serve as a baseline."""
 
     value: KeyValue
     at: str
     counts: bool
 
 
-Places = Mapping[KeyValueSeries, Sequence[_Told]]  # by what the places of all hosts have in common, oldest first
+Places = Mapping[KeyValueSeries, Sequence[_Told]]  # by the series without host and UUID, oldest first
 
 
 def drifts_of(observed: Sequence[Observed]) -> list[Drift]:
     """Compare all values with their past and their peers.
 
-    A value is worse, or better, if it lies outside of the interval that the others predict for one more of them. The
-    intervals hold all together: if nothing changed, any value at all is flagged with a probability of at most
-    5 %, and as worse with half of that.
+    A value is worse or better if it is outside the prediction interval of the others. The intervals hold jointly: if
+    nothing changed, the probability that any value is flagged is at most 5 %, and half of that for worse.
     """
     references = [(reference_of(one.past[-MOST_VALUES:]), reference_of(one.peers)) for one in observed]
     number = sum(one is not None and one.is_enough for pair in references for one in pair)
@@ -152,13 +153,13 @@ def _compared(value: KeyValue, reference: Reference | None, confidence: float) -
 
 
 def read_histories(history_file: Path, sku: str | None = None, node: str | None = None) -> list[NodeHistory]:
-    """All nodes with a run, by SKU and name, with the drift of what each reached; or only one SKU's, or one node.
+    """All nodes with a run, by SKU and name, with the drift of their values; optionally of one SKU or one node.
 
-    Intervals hold all together: for one node those of its values, without one those of all nodes.
+    Intervals hold jointly: for one node over its values, otherwise over all nodes.
 
     Raises:
-        HistoryError: there is no history, it is empty, or cannot be used.
-        OptionError: it has no such SKU or node.
+        HistoryError: the history does not exist, is empty, or cannot be used.
+        OptionError: it does not have the SKU or node.
     """
     with reading(history_file) as connection:
         nodes = _asked(skus_and_hosts(connection), history_file, sku)
@@ -177,7 +178,7 @@ def read_histories(history_file: Path, sku: str | None = None, node: str | None 
         found = []
         for its_sku, host in asked:
             of_host = runs[its_sku, host]
-            if of_host:  # else its only run has just been replaced
+            if of_host:  # empty if its only run is being replaced at this moment
                 others = [norm for one, norm in norms.items() if one[0] == its_sku and one[1] != host]
                 found.append((its_sku, host, of_host, _observed(of_host, others)))
     drifts = iter(drifts_of([one for *_, theirs in found for one in theirs]))
@@ -197,7 +198,7 @@ def _asked(nodes: list[tuple[str, str]], file: Path, sku: str | None) -> list[tu
 
 
 def _told(runs: Iterable[HostRun]) -> Places:
-    """All that runs of one host, ordered by time, tell of each of its places."""
+    """Values of each place of one host over its runs, ordered by time."""
     found: dict[KeyValueSeries, list[_Told]] = {}
     for run in runs:
         for value in run.values:
@@ -206,12 +207,12 @@ def _told(runs: Iterable[HostRun]) -> Places:
 
 
 def _norm(runs: Iterable[HostRun]) -> dict[KeyValueSeries, _Told]:
-    """What each place of a host reached last that may be a norm."""
+    """The latest value of each place of a host that may serve as a baseline."""
     return {place: one for place, told in _told(runs).items() for one in told if one.counts}
 
 
 def _observed(runs: Sequence[HostRun], others: Iterable[Mapping[KeyValueSeries, _Told]]) -> list[Observed]:
-    """A node's values of its last week, beside their past and those of the same places of other hosts."""
+    """A node's values of its last week, with their past and the same places on other hosts."""
     last_at = datetime.fromisoformat(runs[-1].started_at)
     # ISO 8601 in UTC sorts as the times that it means.
     since, until = (last_at - PEERS_WITHIN).isoformat(), (last_at + PEERS_WITHIN).isoformat()
@@ -224,7 +225,7 @@ def _observed(runs: Sequence[HostRun], others: Iterable[Mapping[KeyValueSeries, 
     for place, told_of in _told(runs).items():
         *earlier, last = told_of
         if since <= last.at:
-            # Of the GPU that is there now, should another one have been in its place.
+            # Only values of the GPU that is there now; another one may have been in its place.
             uuid = last.value.gpu_uuid
             past = [one.value.value for one in earlier if one.counts and one.value.gpu_uuid == uuid]
             found.append(Observed(last.value, last.at, tuple(past), tuple(peers.get(place, ()))))

@@ -1,8 +1,8 @@
-"""What the next value of a series should be, of those before it.
+"""Prediction of the next value of a series from the earlier ones.
 
-The prediction interval of one more value from a normal population, of the logarithms because rates err by factors:
+The prediction interval of one more value from a normal population, on logarithms because rates err by factors:
 mean ± t(n - 1) · s · √(1 + 1/n) (Hahn & Meeker, Statistical Intervals, 1991, chapter 4). Unlike a confidence interval
-of the mean it holds the spread of the one value that is looked at, too.
+of the mean, it includes the spread of the single new value.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.stats.intervals import t_quantile
 
 CONFIDENCE = 0.95
-FEWEST_VALUES = 5  # fewer say too little about their spread
-MOST_VALUES = 20  # the latest ones: a node's norm may change for good reasons
-# Relative. Five equal numbers are no proof of a machine without noise: repeated trainings on one sound node range over
-# a quarter of a per cent.
+FEWEST_VALUES = 5  # fewer do not show their spread
+MOST_VALUES = 20  # only the latest, because a node's baseline may change for good reasons
+# Relative. Five equal values do not prove a machine without noise: repeated trainings on one sound node range over a
+# quarter of a per cent.
 LEAST_SPREAD = 0.001
 _MOST_LOG = 700.0
 _quantile = lru_cache(maxsize=4096)(t_quantile)
@@ -29,13 +29,13 @@ _MAD_TO_SD = 1 / statistics.NormalDist().inv_cdf(0.75)  # of a normal distributi
 
 @dataclass(frozen=True)
 class Reference:
-    """Values that a further one is compared with.
+    """Summary of the values with which a further one is compared.
 
     Attributes:
         number: of values.
-        median: of them, in their unit.
+        median: of the values, in their unit.
         log_mean: mean of their natural logarithms.
-        log_sd: sample standard deviation of those; 0 of a single value.
+        log_sd: sample standard deviation of the logarithms; 0 for a single value.
         spread: robust relative spread: 1.4826 x the median absolute deviation of the logarithms from their median.
     """
 
@@ -53,42 +53,42 @@ class Reference:
 
     @property
     def is_enough(self) -> bool:
-        """Whether anything may be held against it."""
+        """Whether there are enough values to compare with."""
         return self.number >= FEWEST_VALUES
 
     def reach(self, confidence: float) -> float:
-        """Half the prediction interval of the next logarithm. Raises ValueError if there is one value only."""
+        """Half the prediction interval of the next logarithm. Raises ValueError for a single value."""
         spread = max(self.log_sd, LEAST_SPREAD)
         return _quantile(0.5 + confidence / 2, self.number - 1) * spread * math.sqrt(1 + 1 / self.number)
 
     def interval(self, confidence: float) -> tuple[float, float]:
-        """Within which the next value should lie, in the unit of the values. Raises as `reach`."""
+        """Prediction interval of the next value, in the unit of the values. Raises like `reach`."""
         reach = self.reach(confidence)
         return exp(self.log_mean - reach), exp(self.log_mean + reach)
 
 
 def reference_of(values: Sequence[float]) -> Reference | None:
-    """What values, positive and finite, tell of the next one; None of no values."""
+    """Summary of positive and finite values; None without any."""
     if not values:
         return None
     logs = [math.log(value) for value in values]
     mean, middle = statistics.fmean(logs), statistics.median(logs)
     deviation = statistics.median(abs(one - middle) for one in logs)
-    # Not statistics.stdev: its exact fractions take most of the time that all nodes of a site take.
+    # statistics.stdev computes with exact fractions, which would dominate the time for all nodes of a site.
     sd = math.sqrt(math.fsum((one - mean) ** 2 for one in logs) / max(len(logs) - 1, 1))
     return Reference(len(logs), statistics.median(values), mean, sd, _MAD_TO_SD * deviation)
 
 
 def exp(logarithm: float) -> float:
-    """e to the power of a logarithm; of one beyond all floats the largest or smallest that has room for more."""
+    """e to the power of a logarithm, limited to a finite range of floats above 0."""
     return math.exp(max(-_MOST_LOG, min(_MOST_LOG, logarithm)))
 
 
 def is_lower_better(metric: str) -> bool:
-    """Whether a rising value is bad, as of step times and memory; a falling one is bad of all others."""
+    """Whether a lower value is better, as for step times and memory."""
     return metric in METRICS and METRICS[metric].upper_bound
 
 
 def shared_confidence(confidence: float, number: int) -> float:
-    """Of each of so many intervals, so that all hold together with `confidence` (Bonferroni)."""
+    """Confidence of each of `number` intervals so that all hold jointly with `confidence` (Bonferroni)."""
     return 1 - (1 - confidence) / max(number, 1)

@@ -1,4 +1,4 @@
-"""What the history holds of a node."""
+"""Reading a node's runs from the history."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries
 from pytest_ddpscale.history.prediction import MOST_VALUES, Reference, reference_of
 from pytest_ddpscale.results.strict_json import parse_strict_json
 
-# Of a node, that may be a norm. Not every run tells every value, so that twenty values may take more runs than twenty.
+# Most runs of a node that serve as a baseline. Not every run has every value, so twenty values may need more runs.
 MOST_RUNS = 60
 _REJECTED = "rejected"
 
 
 @dataclass(frozen=True)
 class HostRun:
-    """One run, as far as it is about one host.
+    """One run, restricted to one host.
 
     Attributes:
-        id: digest that tells it from all others.
-        path: where its directory was when it was added.
+        id: unique digest.
+        path: of its directory when it was added.
         started_at: ISO 8601 in UTC.
-        failed: ids of the requirements that failed, on whatever host.
-        is_waived: whether one of those can reject and did not, because somebody waived it.
-        values: what the host and its GPUs reached; without what no longer counts since a later run was accepted.
-        worse: those of the values that had fallen when the run was added.
+        failed: ids of the requirements that failed, on any host.
+        is_waived: whether a failure that can reject was waived.
+        values: of the host and its GPUs, without those that stopped counting when a later run was accepted.
+        worse: those of the values that had regressed when the run was added.
     """
 
     id: str
@@ -42,21 +42,21 @@ class HostRun:
 
     @property
     def counts(self) -> bool:
-        """Whether it may be a norm for later runs: a node that broke must not become its own, waived or not."""
+        """Whether it may serve as a baseline; a broken node must not become its own baseline, waived or not."""
         return self.outcome != _REJECTED and not self.is_waived
 
     @property
     def norm(self) -> tuple[KeyValue, ...]:
-        """The values that later runs are held against."""
+        """The values that serve as a baseline for later runs."""
         return tuple(value for value in self.values if self.is_norm(value))
 
     def is_norm(self, value: KeyValue) -> bool:
-        """Whether later runs are held against a value of this one: it counts, and the value had not fallen."""
+        """Whether a value serves as a baseline: the run counts, and the value had not regressed."""
         return self.counts and value not in self.worse
 
 
 def skus_and_hosts(connection: sqlite3.Connection) -> list[tuple[str, str]]:
-    """Every SKU with every host that has a run of it, in order."""
+    """Every SKU with every host that has a run of it, sorted."""
     rows = connection.execute(
         "SELECT DISTINCT sku, host FROM hosts JOIN runs ON runs.id = hosts.run ORDER BY sku, host"
     )
@@ -66,12 +66,12 @@ def skus_and_hosts(connection: sqlite3.Connection) -> list[tuple[str, str]]:
 def host_runs(
     connection: sqlite3.Connection, sku: str, host: str, before: str | None = None, limit: int = MOST_RUNS
 ) -> list[HostRun]:
-    """The latest runs of a host, oldest first; if so asked, those that began before a moment (ISO 8601).
+    """The latest runs of a host, oldest first; with `before`, only those that started before it (ISO 8601).
 
-    As far back as it takes for `limit` runs that left a norm. Runs between them that left none, since they were
-    rejected, waived or only looked at the node, come with them and push none of those out.
+    The result goes back as far as needed for `limit` runs that serve as a baseline. Runs in between that do not,
+    because they were rejected, waived or only surveyed the node, are included and do not count towards the limit.
     """
-    # A failure that can reject did so, or was waived.
+    # If a failure could reject but the run is not rejected, it was waived.
     rows = connection.execute(
         "SELECT runs.id, run_path, started_at, outcome, versions, "
         "outcome != ? AND EXISTS (SELECT 1 FROM verdicts WHERE run = runs.id AND outcome = 'failed' "
@@ -93,7 +93,7 @@ def host_runs(
 
 
 def references_of(runs: Iterable[HostRun]) -> dict[KeyValueSeries, Reference]:
-    """The latest twenty values of each series that may be a norm, summed up; of one host's runs, oldest first."""
+    """Summary of the latest twenty baseline values of each series; `runs` are of one host, oldest first."""
     found: dict[KeyValueSeries, list[float]] = {}
     for run in runs:
         for value in run.norm:
@@ -103,7 +103,7 @@ def references_of(runs: Iterable[HostRun]) -> dict[KeyValueSeries, Reference]:
 
 
 def _values(connection: sqlite3.Connection, host: str, run: str) -> tuple[tuple[KeyValue, ...], tuple[KeyValue, ...]]:
-    """All values of a host in a run, and those that had fallen."""
+    """All values of a host in a run, and those that had regressed."""
     rows = connection.execute(
         "SELECT host, gpu_index, gpu_uuid, metric, subject, world_size, arm, definition, value, unit, "
         "batch_size, standing "
@@ -122,5 +122,5 @@ def _failed(connection: sqlite3.Connection, run: str) -> tuple[str, ...]:
 def _versions(text: str) -> dict[str, str]:
     found: Any = parse_strict_json(text)
     if not isinstance(found, dict):
-        raise ValueError(f"versions are {text[:40]!r}")  # noqa: TRY004 (of the file, as all that is wrong with it)
+        raise ValueError(f"versions are {text[:40]!r}")  # noqa: TRY004 (as for all damage of the file)
     return {str(name): str(version) for name, version in found.items()}

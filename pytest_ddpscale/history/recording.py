@@ -1,4 +1,4 @@
-"""Adding a judged run to the history: all of it in one transaction, or nothing."""
+"""Adding a judged run to the history in one transaction."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Recorded = Literal["added", "replaced", "known"]
 
 
 def add_run(history_file: Path, path: Path) -> Recorded:
-    """Add a run directory that was judged.
+    """Add a judged run directory.
 
     Raises:
-        RunDirectoryError: it is no run directory, is broken, was not judged, or was imported.
+        RunDirectoryError: it is not a run directory, is broken, was not judged, or was imported.
         HistoryError: the history cannot be used.
     """
     run = RunDirectory.open(path)
@@ -41,11 +41,11 @@ def add_run(history_file: Path, path: Path) -> Recorded:
 def record_run(
     history_file: Path, run: RunDirectory, judgement: Judgement, evidence: Evidence | None = None
 ) -> Recorded:  # fmt: skip
-    """Add a run with its verdicts and key values. Values that fell are marked, and are no norm for later runs.
+    """Add a run with its verdicts and key values; regressed values are marked and not used as a baseline.
 
-    A run is known by its first sign of life, wherever its directory lies by now. Adding it again changes nothing; one
-    that was resumed and judged anew takes the place of what it had been. A simulated run is kept under a SKU of its
-    own, ``simulated a100-sxm4-80gb``, so that no machine is compared with it.
+    A run is identified by its first records, wherever its directory is now. Adding it again changes nothing; a run that
+    was resumed and judged again replaces its earlier state. A simulated run has a SKU of its own,
+    ``simulated a100-sxm4-80gb``, so that no machine is compared with it.
 
     Raises:
         RunDirectoryError: the run is broken, or was imported.
@@ -71,12 +71,12 @@ def record_run(
 
 
 def history_sku(sku: str, *, is_simulated: bool) -> str:
-    """Under which SKU a run is kept."""
+    """The SKU under which the history stores a run."""
     return f"simulated {sku}" if is_simulated else sku
 
 
 def started_at_of(record: RunRecord) -> str:
-    """When a run began, in UTC, as ``2026-01-31T12:00:00+00:00``: such texts sort as the times they mean."""
+    """When a run started, in UTC, as ``2026-01-31T12:00:00+00:00``, which sorts by time."""
     return record.began.isoformat(timespec="seconds")
 
 
@@ -115,7 +115,7 @@ def _write(
 def _fallen(
     history_file: Path, sku: str, started_at: str, values: Sequence[KeyValue]
 ) -> set[KeyValue]:  # fmt: skip
-    """Read before the file is locked for writing: all nodes of a site may be waiting for that."""
+    """Regressed values, read before the file is locked for writing, because all nodes of a site may wait for it."""
     if not history_file.exists() or history_file.stat().st_size == 0:
         return set()
     past: dict[KeyValueSeries, Reference] = {}
@@ -134,9 +134,9 @@ def _verdict_row(verdict: Verdict) -> tuple[str | int | float | None, ...]:
 
 
 def _identity(sku: str, started_at: str, record: RunRecord, records: Sequence[AnyRecord]) -> str:
-    """Digest of what never changes of a run, and differs between two that began in the same second.
+    """Digest of the constant part of a run, distinct for two runs that started in the same second.
 
-    That is what its first ranks said when they came up: process, host and seconds it took. A resumed run keeps it.
+    It covers the record of the first gang: processes, hosts and start-up seconds. A resumed run keeps it.
     """
     first = next((one for one in records if isinstance(one, GangRecord)), records[0] if records else None)
     said = [sku, started_at, record.argv, record.simulation, first and line_of(first).decode()]
@@ -152,13 +152,13 @@ def _judged_at(judgement: Judgement, started_at: str) -> str:
 
 
 def versions_by_host(record: RunRecord, records: Sequence[AnyRecord], evidence: Evidence) -> dict[str, dict[str, str]]:
-    """What ran on each host that took part: as its ranks say, and the driver as its survey says."""
+    """Software versions on each host of the run, from its ranks and, such as the driver's, from its survey."""
     everywhere, named = record.versions, [one.host for one in record.hosts]
     found = {host: dict(everywhere) for host in (*named, *sorted(evidence.columns.hosts), *evidence.hosts)}
     for gang in gangs_by_number(records).values():
         for host, versions in zip(gang.hosts, each(gang.versions, gang.world_size), strict=True):
             found[host] |= known_versions(versions)
-    took_part = list(found) or list(evidence.surveys)  # a node that was left out has no part in what the others did
+    took_part = list(found) or list(evidence.surveys)  # without nodes that were left out
     for host, survey in evidence.surveys.items():
         if host in took_part:
             found[host] = found.get(host, dict(everywhere)) | known_versions(survey.versions)

@@ -1,4 +1,4 @@
-"""Whether a run's places still reach what they reached before: what `no_regression` and the norm go by."""
+"""Whether a run's places still reach their earlier values, for `no_regression` and the baseline."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pytest_ddpscale.history.baseline import Baseline, version_changes
 from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries
 from pytest_ddpscale.history.prediction import CONFIDENCE, Reference, exp, is_lower_better, shared_confidence
 
-LARGE_LOSS = 0.05  # what `no_regression` looks for
+LARGE_LOSS = 0.05  # the loss that `no_regression` looks for
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A value beside the past of its place.
+    """A value compared with the past of its place.
 
     Attributes:
-        ratio: value over geometric mean of the past; turned over where a lower value is better, so that below 1 is
-            always worse.
+        ratio: value over geometric mean of the past, inverted if a lower value is better, so that below 1 is always
+            worse.
         interval: of the ratio, allowing for the spread of single runs.
     """
 
@@ -31,12 +31,12 @@ class Compared:
 
 @dataclass(frozen=True)
 class Regression:
-    """A run beside the past of its places.
+    """A run compared with the past of its places.
 
     Attributes:
-        compared: every value that has a past, that which fell most surely first.
-        without_past: every value with fewer than five earlier runs: nothing can be said of it.
-        changes: of the software since then, by host: what may explain a difference.
+        compared: every value with enough earlier runs, the most certain loss first.
+        without_past: every value with fewer than five earlier runs, which cannot be compared.
+        changes: of the software since then, by host, which may explain a difference.
     """
 
     compared: tuple[Compared, ...]
@@ -45,18 +45,18 @@ class Regression:
 
     @property
     def ratio(self) -> float | None:
-        """The smallest ratio; None if nothing can be compared, which is never a pass."""
+        """The smallest ratio; None if no value can be compared, which never passes."""
         return min((one.ratio for one in self.compared), default=None)
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Of the smallest ratio: above a bound if all places are, below it if any is; None if nothing compares."""
+        """Interval of the smallest ratio: above a bound if all places are, below it if any is; None without values."""
         if not self.compared:
             return None
         return min(one.interval[0] for one in self.compared), min(one.interval[1] for one in self.compared)
 
     def below(self, bound: float) -> list[Compared]:
-        """Those whose whole interval lies below a bound: who is to blame."""
+        """Values whose whole interval is below a bound; their places are at fault."""
         return [one for one in self.compared if one.interval[1] < bound]
 
 
@@ -68,8 +68,8 @@ def regression_of(
 ) -> Regression:
     """Compare the values of a run with the past of the same places, of the same SKU and hosts.
 
-    The interval of a ratio is the prediction interval of `history.prediction` seen from the other side: as far from
-    the ratio as a single run strays from the mean of those before. All intervals hold together with `confidence`.
+    The interval of a ratio has the width of the prediction interval of `history.prediction`, placed about the ratio.
+    All intervals hold jointly with `confidence`.
     """
     pairs = _with_past(current, dict(baseline.past))
     each = shared_confidence(confidence, len(pairs))
@@ -84,13 +84,13 @@ def regression_of(
 
 
 def regressed_values(values: Sequence[KeyValue], past: Mapping[KeyValueSeries, Reference]) -> set[KeyValue]:
-    """Those that are worse than the past of their place: they are kept, and are no norm for later runs.
+    """Values that are worse than the past of their place; they are stored but not used as a baseline.
 
-    Beyond the prediction intervals that hold together for all values of the run: were every single interval to do,
-    one sound value in forty would be left out, and the norm rise by what it lost. A loss of 5 % and more is left out if
-    it lies beyond its single interval. Where the norm is so steady that it could find such a loss, no sound value loses
-    that much; and while it is young, the intervals of all together are wider than the loss, which would become the norm
-    before anybody could find it. With fewer than five earlier values none has fallen.
+    A value regressed if it is beyond the joint prediction intervals of all values of the run. Single intervals would
+    leave out one sound value in forty and so raise the baseline. A loss of at least 5 % counts as regressed if it is
+    beyond its single interval: with a baseline steady enough to show such a loss, no sound value loses that much; and
+    with few runs the joint interval is wider than the loss, which would enter the baseline unnoticed. With fewer than
+    five earlier values nothing counts as regressed.
     """
     pairs = _with_past(values, past)
     together = shared_confidence(CONFIDENCE, len(pairs))
@@ -105,7 +105,7 @@ def _with_past(
 
 
 def _log_ratio(value: KeyValue, past: Reference) -> float:
-    """Of value and past; below 0 is always worse."""
+    """Logarithm of value over past; below 0 is always worse."""
     ratio = math.log(value.value) - past.log_mean
     return -ratio if is_lower_better(value.metric) else ratio
 

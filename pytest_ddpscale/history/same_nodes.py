@@ -1,4 +1,4 @@
-"""Earlier runs of exactly the same nodes, with what they reached in each requirement."""
+"""Earlier runs of exactly the same nodes, with their values in each requirement."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _Work: TypeAlias = "dict[tuple[str, str, int], set[str]]"  # definitions by subj
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """One run.
+    """One earlier run.
 
     Attributes:
-        id: digest that tells it from all others.
-        path: where its directory was when it was added.
+        id: unique digest.
+        path: of its directory when it was added.
         began: ISO 8601 in UTC.
-        is_norm: whether later runs may be held against it: it was neither rejected nor let pass by a waiver.
+        is_norm: whether it may serve as a baseline: neither rejected nor accepted by a waiver.
     """
 
     id: str
@@ -39,13 +39,13 @@ class EarlierRun:
 def runs_of_exactly(
     connection: sqlite3.Connection, sku: str, hosts: Collection[str], before_iso: str
 ) -> Iterator[EarlierRun]:  # fmt: skip
-    """Runs in which these hosts took part and no others, latest first.
+    """Runs of exactly these hosts, latest first.
 
     Args:
         connection: to the history.
-        sku: as the history keeps it.
+        sku: as stored in the history.
         hosts: by name.
-        before_iso: when this run began, ISO 8601 in UTC.
+        before_iso: when this run started, ISO 8601 in UTC.
     """
     rows = connection.execute(
         "SELECT id, run_path, started_at, outcome, outcome != 'rejected' AND NOT EXISTS (SELECT 1 FROM verdicts "
@@ -60,7 +60,7 @@ def runs_of_exactly(
 
 
 def reached_by(connection: sqlite3.Connection, run: EarlierRun) -> dict[RequirementKey, ComparedValue]:
-    """What it reached, with intervals, in each requirement that `is_kept`. Raises ValueError: of what is no number."""
+    """Values with intervals in each requirement that `is_kept`. Raises ValueError for malformed numbers."""
     rows = connection.execute(
         "SELECT metric, id, world_size, value, low, high FROM verdicts WHERE run = ? AND value IS NOT NULL "
         "AND low IS NOT NULL AND outcome NOT IN ('error', 'not_measured')",
@@ -76,25 +76,25 @@ def reached_by(connection: sqlite3.Connection, run: EarlierRun) -> dict[Requirem
 
 
 def is_kept(metric: Metric) -> bool:
-    """Whether values of several runs can be compared: measured, and of no number of the thresholds, which may change.
+    """Whether values of several runs are comparable: measured, and independent of numbers in the thresholds.
 
-    (Throughput tells what a generation ratio and FLOPs utilization do.)
+    Generation ratio and FLOPs utilization depend on the thresholds; throughput shows the same.
     """
     return metric.subject in ("workload", "probe") and not (metric.takes_versus or metric.takes_peak)
 
 
 def done_otherwise(connection: sqlite3.Connection, run: EarlierRun, now: Sequence[KeyValue]) -> set[str]:
-    """Names of the workloads and probes that it did otherwise, such as with another batch."""
+    """Names of the workloads and probes that the run did differently, such as with another batch."""
     then = _work(
         connection.execute("SELECT subject, arm, world_size, definition FROM key_values WHERE run = ?", (run.id,))
     )
     ours = _work((one.subject, one.arm, one.world_size, one.definition) for one in now)
-    # Weak and strong scaling share a name: one of the runs may have measured but one of them.
+    # Weak and strong scaling share a name, and a run may have measured only one of them.
     return {key[0] for key in ours.keys() & then.keys() if not (ours[key] <= then[key] or then[key] <= ours[key])}
 
 
 def fallen_subjects(connection: sqlite3.Connection, run: EarlierRun) -> set[str]:
-    """Names of the workloads and probes in which a place of it had fallen, or which are no norm any more."""
+    """Names of the workloads and probes in which a place of the run regressed, or which no longer count."""
     rows = connection.execute("SELECT DISTINCT subject FROM key_values WHERE run = ? AND standing != 'norm'", (run.id,))
     return {subject for (subject,) in rows}
 

@@ -1,1 +1,1 @@
-"""One pure renderer per format: a judgement in, text or files out. Importing this package imports no library."""
+"""One pure renderer per format, from a judgement to text or files. Importing this package imports no library."""

@@ -1,4 +1,4 @@
-"""Where the time goes: every arm of every study, whether a requirement asks for it or not."""
+"""Where the time goes: every arm of every study, also those that no requirement asks for."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ NOT_COUNTED: Mapping[str, float] = MappingProxyType({})
 def breakdown(
     columns: Columns, plan: Plan, flops_per_image: Mapping[str, float] = NOT_COUNTED
 ) -> list[tuple[str, ...]]:
-    """A row for each arm that was measured, in the plan's order: texts, one for each of `HEADINGS`.
+    """One row for each measured arm, in the plan's order, with a text for each of `HEADINGS`.
 
-    Percentiles are over the raw steps of all ranks; throughput is the median over the rounds, at the slowest
-    rank's pace; what is waited for data is of the rank that waited most; memory is the most of any round. All groups of
-    ranks count that trained an arm at the same time.
-    The floating-point operations of forward and backward pass are by study, where they were counted.
+    Percentiles are over the raw steps of all ranks. Throughput is the median over the rounds, at the slowest rank's
+    pace. The wait for data is that of the rank that waited most. Memory is the maximum over the rounds. If several
+    groups of ranks trained an arm at the same time, all of them count.
+
+    Args:
+        flops_per_image: floating-point operations of forward and backward pass, by study, where they were counted.
     """
     rows = []
     for study in plan.studies:
@@ -43,7 +45,7 @@ def breakdown(
 
 
 def breakdown_of(evidence: Evidence) -> list[tuple[str, ...]]:
-    """`breakdown` of a run; made once, for all reports."""
+    """`breakdown` of a run, computed once for all reports."""
     rows: list[tuple[str, ...]] = evidence.once(
         "breakdown", lambda: breakdown(evidence.columns, evidence.plan, evidence.flops_per_image)
     )

@@ -1,7 +1,7 @@
-"""What keeps a machine from being accepted, each cause once, and the sentence that every report leads with.
+"""Causes that keep a machine from being accepted, each once, and the headline of every report.
 
-A failure is explained by a device only where its verdict is certain of that device; or of the node that the device is
-on, if a slow rank makes the metric worse, or both computed wrong data. Whatever is left is a cause of its own.
+A device explains a failure only if the verdict is certain of that device, or of its node where a slow rank makes the
+metric worse or both computed wrong data. Each remaining failure is a cause of its own.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _Found = list[tuple[Culprit, Verdict]]
 
 @dataclass(frozen=True)
 class Cause:
-    """One thing that explains some of what keeps a machine from being accepted.
+    """One thing that explains some of the blockers.
 
     Attributes:
         sentence: who or what, in numbers, without a full stop.
         explains: names of the blockers that it explains.
-        culprits: who is named for it, the most certain first; none where no device is to blame.
+        culprits: the devices named for it, the most certain first; empty if no device is to blame.
     """
 
     sentence: str
@@ -37,9 +37,10 @@ class Cause:
 
 
 def causes(judgement: Judgement) -> tuple[Cause, ...]:
-    """All causes of failures, then of what is not decided; of each those with somebody to blame first, the most first.
+    """All causes of failures, then of undecided requirements.
 
-    Every blocker is explained by one of them at least.
+    Within each, causes with a culprit come first, ordered by how much they explain. At least one cause explains each
+    blocker.
     """
     blocking = [verdict for verdict in judgement.verdicts if judgement.is_blocked_by(verdict)]
     named = [*_of_devices(blocking), *_of_missing_gpus(judgement, blocking)]
@@ -53,7 +54,7 @@ def causes(judgement: Judgement) -> tuple[Cause, ...]:
 
 
 def warnings(judgement: Judgement) -> tuple[Cause, ...]:
-    """Devices that certainly miss bounds which only warn, and are no cause of anything else; the most first."""
+    """Devices that certainly miss bounds that only warn and cause nothing else; those with most misses first."""
     missed = [one for one in judgement.verdicts if one.outcome == "failed" and not one.is_waived]
     found = _of_devices([one for one in missed if not judgement.is_blocked_by(one)])
     told = {_who(culprit) for cause in causes(judgement) for culprit in cause.culprits if culprit.is_certain}
@@ -67,7 +68,7 @@ def warning_text(cause: Cause) -> str:
 
 
 def _weight(cause: Cause) -> tuple[bool, int, float]:
-    """Wrong data before speed, whatever explains more; then the most, and of as many the slowest."""
+    """Sort key: wrong data before speed, then by how much a cause explains, then by slowdown."""
     is_wrong = any(culprit.computed_wrong for culprit in cause.culprits)
     return not is_wrong, -len(cause.explains), -max((one.slowdown or 0.0 for one in cause.culprits), default=0.0)
 
@@ -75,7 +76,7 @@ def _weight(cause: Cause) -> tuple[bool, int, float]:
 def headline(judgement: Judgement) -> str:
     """``REJECTED: GPU 3 (GPU-4f1c…) on node7 is 1.20× slower …; that explains 21 of 21 failures``.
 
-    Where no requirement keeps it from being accepted: how much is met, and who is slow or wrong all the same.
+    If nothing blocks acceptance, the headline says how much is met, and names a device that misses a warning bound.
     """
     found = causes(judgement)
     if not found or judgement.accepts or judgement.outcome == "partial":
@@ -109,7 +110,7 @@ def _of_devices(blocking: Sequence[Verdict]) -> list[Cause]:
     for who, found in nodes.items():
         there = {gpu: own for gpu, own in others.items() if gpu[0] == "gpu" and gpu[1] == who[1]}
         if slow := _slowdown(found):
-            # A node with a slowdown of its own is not explained by that of one of its GPUs: both are told.
+            # One slow GPU does not explain a slowdown of its whole node: name both.
             both = [gpu for gpu, own in there.items() if _slowdown(own) > slow and _ids(own) & _ids(found)]
             merged.append(found + [one for gpu in both for one in others.pop(gpu)])
             continue
@@ -121,9 +122,9 @@ def _of_devices(blocking: Sequence[Verdict]) -> list[Cause]:
 
 
 def _undecided_for(who: _Who, blocking: Iterable[Verdict]) -> Iterator[tuple[Culprit, Verdict]]:
-    """What is not decided and names somebody who is slow for certain, if it would be kept without that.
+    """Undecided verdicts that name a certainly slow device and would pass without its slowdown.
 
-    So it is where a node scales well relative to itself, or where either of two groups of ranks may be the odd one.
+    This happens if a node scales well relative to itself, or if either of two groups of ranks may be the odd one.
     """
     for verdict in blocking:
         for culprit in verdict.culprits:
@@ -133,7 +134,7 @@ def _undecided_for(who: _Who, blocking: Iterable[Verdict]) -> Iterator[tuple[Cul
 
 
 def _is_kept(verdict: Verdict, gain: float) -> bool:
-    """Whether a requirement that one slow rank makes worse would be kept if all were so many times faster."""
+    """Whether a requirement that one slow rank makes worse would be met if all ranks were `gain` times faster."""
     if verdict.value is None or not METRICS[verdict.metric].slowed_by_one_rank:
         return False
     if "at_most" in verdict.bound:
@@ -142,7 +143,7 @@ def _is_kept(verdict: Verdict, gain: float) -> bool:
 
 
 def _of_missing_gpus(judgement: Judgement, blocking: Sequence[Verdict]) -> list[Cause]:
-    """GPUs that were not there while their peers were measured, with what is not decided of that."""
+    """GPUs that were missing while their peers were measured, with the requirements undecided because of that."""
     gpus = judgement.coverage.gpus if judgement.coverage is not None else []
     open_ = {v.id for v in blocking if v.outcome in ("inconclusive", "not_measured")}
     missing = [(node, gpu) for node, gpu in gpus if not open_.isdisjoint(gpu.missing_in)]
@@ -161,13 +162,13 @@ def _of_missing_gpus(judgement: Judgement, blocking: Sequence[Verdict]) -> list[
 
 
 def _explains(own: _Found, verdict: Verdict) -> bool:
-    """Whether what is known of a GPU explains a failure that its whole node is named for."""
+    """Whether the findings on a GPU explain a failure for which its whole node is named."""
     is_wrong = WRONG_DATA in verdict.flags and any(culprit.computed_wrong for culprit, _ in own)
     return (_slowdown(own) > 0 and METRICS[verdict.metric].slowed_by_one_rank) or is_wrong
 
 
 def _slowdown(found: _Found) -> float:
-    """The largest of a device; 0 of one that is not slow in computing, and of wrong data, which matters more."""
+    """The largest slowdown of a device; 0 if its computation is not slow, or if it computed wrong data."""
     is_wrong = any(culprit.computed_wrong for culprit, _ in found)
     return 0.0 if is_wrong else max((culprit.slowdown or 0.0 for culprit, _ in found), default=0.0)
 
@@ -177,17 +178,17 @@ def _ids(found: _Found) -> set[str]:
 
 
 def _of_device(found: _Found) -> Cause:
-    """Of one device, and of the GPUs of a slow node that are slower still."""
+    """The cause for one device, or for a slow node together with its GPUs that are slower still."""
     of_each: dict[_Who, list[Culprit]] = defaultdict(list)
     for culprit, _ in found:
-        # Of a node that a GPU explains only the GPU is told.
+        # If a GPU explains its node's failures, name only the GPU.
         if culprit.kind != "node" or found[0][0].kind == "node":
             of_each[_who(culprit)].append(culprit)
     told = []
     for own in of_each.values():
         slow = [culprit for culprit in own if culprit.slowdown is not None]
         wrong = [culprit for culprit in own if culprit.computed_wrong]
-        # Wrong data matters more than speed, and speed alone is told in numbers that are typed.
+        # Wrong data matters more than speed; only a slowdown has typed numbers to build a sentence from.
         told.append((wrong or slow or own)[0])
     first = told[0]
     is_slow = first.slowdown is not None and not first.computed_wrong
@@ -223,7 +224,7 @@ def _of_other_blockers(blockers: Iterable[Blocker]) -> Iterator[Cause]:
 
 
 def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]:
-    """Failures that no verdict is certain of anybody for: alike ones together, told once."""
+    """Failures without a certain culprit; similar ones are merged into one cause."""
     uniform = [verdict for verdict in verdicts if _is_uniform(verdict)]
     same = {verdict.id for verdict in verdicts if uniform and _shows_same_loss(verdict)}
     same |= {verdict.id for verdict in uniform}
@@ -237,7 +238,7 @@ def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]
 
 
 def _subject(verdict: Verdict) -> str:
-    """What is told once though several metrics see it: computing, or what is lost by working together."""
+    """Group under which failures are reported once although several metrics show them: computing or scaling."""
     metric = METRICS[verdict.metric]
     if WRONG_DATA in verdict.flags or not (metric.slowed_by_one_rank or metric is MATMUL_TFLOPS):
         return metric.name
@@ -247,13 +248,13 @@ def _subject(verdict: Verdict) -> str:
 
 
 def _is_uniform(verdict: Verdict) -> bool:
-    """Whether throughput is below what was published, and no rank is slower than its peers."""
+    """Whether throughput is below the published value and no rank is slower than its peers."""
     no_rank = all(culprit.slowdown is None for culprit in verdict.culprits)
     return verdict.outcome == "failed" and verdict.shows_uniform_loss and no_rank and WRONG_DATA not in verdict.flags
 
 
 def _shows_same_loss(verdict: Verdict) -> bool:
-    """Whether it is about the speed of computing too, is worse than published, and names no slow rank either."""
+    """Whether another requirement on computing speed is also worse than published and names no slow rank."""
     is_measured = verdict.outcome in ("failed", "inconclusive") and verdict.value is not None
     if not is_measured or _subject(verdict) != "computing" or any(one.slowdown for one in verdict.culprits):
         return False
@@ -267,24 +268,24 @@ def _uniform_loss(verdicts: Sequence[Verdict], explains: frozenset[str], judgeme
     compared = [one.outcome for one in judgement.verdicts if one.metric == RANK_UNIFORMITY.name]
     is_any_slow = any(one.slowdown and one.is_certain for v in judgement.verdicts for one in v.culprits)
     if is_any_slow or "failed" in compared:
-        return Cause(f"{loss} below the published throughput, by no single device alone", explains)
+        return Cause(f"{loss} below the published throughput, which no single device explains", explains)
     if compared and set(compared) == {"passed"}:
         return Cause(f"all GPUs are alike and {loss} below the published throughput, so no device is named", explains)
-    known = "is not decided" if {"passed", "inconclusive"} & set(compared) else "was not measured"
+    known = "is undecided" if {"passed", "inconclusive"} & set(compared) else "was not measured"
     return Cause(f"{loss} below the published throughput; whether all GPUs are alike {known}", explains)
 
 
 def _of_alike(verdicts: Sequence[Verdict]) -> Cause:
-    """Of one outcome and subject, or of one reason why nothing is known."""
+    """The cause of verdicts that share an outcome and a subject, or a reason why they were not measured."""
     names, first = first_few([text.one_line(verdict.id) for verdict in verdicts], 2), verdicts[0]
     suspects = tuple({_who(culprit): culprit for verdict in verdicts for culprit in verdict.culprits}.values())
     if first.outcome == "failed":
         worst = min(verdicts, key=lambda verdict: verdict.margin or 0.0)
         sentence = f"{text.one_line(worst.id)} is {text.point_text(worst)}, bound {text.bound_text(worst)}"
         sentence += f" ({len(verdicts) - 1} more like it)" if verdicts[1:] else ""
-        # Of one link that is slow many times, or of two ranks either of which may be odd, the verdict is not certain.
+        # A verdict can name suspects without being certain: a link that is often slow, or two ranks that disagree.
         whom = first_few([text.culprit_name(one) for one in suspects], 2)
-        sentence += f"; nobody is certain to be at fault: look at {whom}" if whom else "; no device stands out"
+        sentence += f"; no culprit is certain: look at {whom}" if whom else "; no device stands out"
         if WRONG_DATA in worst.flags:
             sentence = f"wrong data: {text.reason_text(worst)}"
     else:

@@ -1,4 +1,4 @@
-"""How sure an outcome is: what chance can do to it, and which loss no requirement would show."""
+"""How certain an outcome is: false acceptance, false rejection, and a loss that no requirement would show."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
 from pytest_ddpscale.results.verdicts import Judgement, UniformLoss, Verdict
 
-# Relative to the level, 1 - confidence: failures of a requirement whose bound is exactly reached, where successive
-# rounds correlate by 0.5, the most that is allowed for; 0.014 where they are independent (benchmarks/family.py).
+# False failures of a requirement exactly on its bound, relative to 1 - confidence, if successive rounds correlate by
+# 0.5, the most that intervals allow for. With independent rounds it is 0.014 (benchmarks/family.py).
 _WRONG_FAILURES = 0.18
-# The same of several launches: one side of Student's t, which holds for their number alone.
+# The same for several launches: one side of Student's t, which is exact for their number.
 _WRONG_FAILURES_OF_LAUNCHES = 0.5
-# A p value below this is a matter of the noise's model, not of chance.
+# Smaller p-values depend on the noise model more than on chance.
 _LEAST_CHANCE = 1e-9
 
 
 def certainty_lines(judgement: Judgement) -> Iterator[str]:
-    """Sentences for the report; none of a run that trained and probed nothing."""
+    """Sentences for the report; none for a run that neither trained nor probed."""
     measured = [one for one in judgement.verdicts if one.interval is not None]
     members = [one for one in judgement.verdicts if one.may_reject_by_chance]
     if measured and members:
@@ -39,9 +39,9 @@ def _rejected_by_mistake(judgement: Judgement, members: Sequence[Verdict], level
     counted = text.count_text(len(members), "requirement")
     if judgement.family_confidence is not None:
         return (
-            f"Rejected by mistake: a machine that keeps all bounds is rejected in at most "
+            f"Rejected by mistake: a machine that meets all bounds is rejected in at most "
             f"{_percent(1 - judgement.family_confidence)} of runs. {counted} can reject by chance; a failure counts "
-            "only if it is too clear to be chance among so many (--ddp-family-confidence)."
+            "only if it is significant among all of them (--ddp-family-confidence)."
         )
     has_launches = any(one.launches > 1 for one in members)
     shares = [_WRONG_FAILURES_OF_LAUNCHES if one.launches > 1 else _WRONG_FAILURES for one in members]
@@ -49,24 +49,24 @@ def _rejected_by_mistake(judgement: Judgement, members: Sequence[Verdict], level
     apart = 1 - math.prod(1 - share * (1 - level) for share in shares)
     how = "simulated, with noise that lasts for several rounds"
     if has_launches:
-        how = "if launches differ as normal numbers do"
+        how = "if launches are normally distributed"
     return (
         f"Rejected by mistake: {counted} can reject by chance. A machine exactly on all their bounds would be rejected "
-        f"in {_percent(together)} of runs if all err together, and in {_percent(apart)} if each errs by itself "
+        f"in {_percent(together)} of runs if their errors coincide, and in {_percent(apart)} if they are independent "
         f"({how}). A margin makes that rare; "
         "--ddp-family-confidence=0.95 keeps it below 5 %."
     )
 
 
 def uniform_loss_text(judgement: Judgement) -> str:
-    """How much slower all GPUs alike could be, in a sentence; empty if that is no question of this run."""
+    """How much slower all GPUs alike could be, in a sentence; empty if the run does not raise that question."""
     loss = judgement.uniform_loss
     if loss is not None:
         return _limited(loss)
     trained = [one for one in judgement.verdicts if METRICS[one.metric].subject == "workload" and one.value is not None]
     if trained and not any(one.shows_uniform_loss for one in judgement.verdicts):
         against = "this run has no published throughput to compare with"
-        return f"All devices alike slow: {against}, so a loss of any size could hide."
+        return f"All devices alike slow: {against}, so a loss of any size could stay hidden."
     return ""
 
 
@@ -79,13 +79,13 @@ def _limited(loss: UniformLoss) -> str:
 
 
 def chance_text(verdict: Verdict) -> str:
-    """How rarely a failure is chance; empty of what is none, or is certain."""
+    """How rarely this failure happens by chance; empty if nothing failed or chance plays no part."""
     if verdict.p_value is None or verdict.outcome not in ("failed", "inconclusive"):
         return ""
     if verdict.p_value < _LEAST_CHANCE:
-        return "By chance a machine that keeps this bound is measured so in less than 1 of 1,000,000,000 runs."
+        return "A machine that meets this bound fails so by chance in less than 1 of 1,000,000,000 runs."
     runs = f"1 of {1 / verdict.p_value:,.0f} runs" if verdict.p_value < 1 else "any number of runs"
-    return f"By chance a machine that keeps this bound is measured so in at most {runs} (p = {verdict.p_value:.2g})."
+    return f"A machine that meets this bound fails so by chance in at most {runs} (p = {verdict.p_value:.2g})."
 
 
 def _percent(share: float) -> str:

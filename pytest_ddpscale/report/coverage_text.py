@@ -1,4 +1,4 @@
-"""What of the machine was tested, in words and tables."""
+"""Which parts of the machine were tested, in sentences and tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _IN_WORDS = {"survey": "survey", "probes": "probes", "training": "training", "pa
 
 
 def summary(coverage: Coverage) -> list[str]:
-    """Sentences on nodes, GPUs and paths."""
+    """Sentences about nodes, GPUs and paths."""
     idle, gpus = len(coverage.idle_gpus), len(coverage.gpus)
     tested = sum(1 for node in coverage.nodes if node.tested_by)
     gpus_text = f", {gpus - idle} of {count_text(gpus, 'GPU')}" if gpus else ""
@@ -40,7 +40,7 @@ def summary(coverage: Coverage) -> list[str]:
 
 
 def node_rows(coverage: Coverage) -> list[list[str]]:
-    """Host, by what it was tested, how many of its GPUs were, and what was not; those that lack something first."""
+    """Host, what tested it, how many of its GPUs were tested, and what is missing; incomplete hosts first."""
     idle = {id(gpu) for _, gpu in coverage.idle_gpus}
     rows = []
     for node in coverage.nodes:
@@ -54,7 +54,7 @@ def node_rows(coverage: Coverage) -> list[list[str]]:
 
 
 def path_rows(coverage: Coverage) -> list[list[str]]:
-    """Both nodes, what they reached, relative to the median of all paths, and in how many rounds; slowest first."""
+    """Both nodes, their bandwidth, its ratio to the median of all paths, and the number of rounds; slowest first."""
     median, hosts = coverage.median_gbps, [node.host for node in coverage.nodes]
     rows = []
     for path in sorted(coverage.paths, key=lambda path: (path.gbps, path.node, path.other)):

@@ -19,7 +19,7 @@ CULPRIT_COLUMNS = (
     "requirement", "outcome", "kind", "host", "gpu_index", "gpu_uuid", "peer_host", "peer_gpu_index", "peer_gpu_uuid",
     "is_certain", "evidence",
 )  # fmt: skip
-# A spreadsheet takes a cell that begins with one of these for a formula; white space before it is passed over.
+# A spreadsheet takes a cell that begins with one of these for a formula, also after white space.
 _FORMULA_STARTS = ("=", "+", "-", "@", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}",
                    "\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")  # fmt: skip
 
@@ -59,7 +59,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
 
 
 def _cell(cell: Cell) -> Cell:
-    """Text that no spreadsheet computes: an apostrophe keeps it text. Numbers stay numbers."""
+    """Prefix text that looks like a formula with an apostrophe, which keeps it text. Numbers stay numbers."""
     if isinstance(cell, bool):
         return str(cell).lower()
     if not isinstance(cell, str):

@@ -1,7 +1,7 @@
-"""What runs say of hosts: whom to take out of service, whom a person should look at, who may come back.
+"""Findings of runs about hosts: which to drain, which to inspect, which may return to service.
 
-`ddpscale culprits` prints it for people, and as tab-separated values for `slurm/drain_failed.sh`, which does what is
-said here and decides nothing itself.
+`ddpscale culprits` prints them for people, and as tab-separated values for `slurm/drain_failed.sh`, which acts on them
+and decides nothing itself.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from pytest_ddpscale.util.listing import first_few
 Use = Literal["drain", "accepted", "look", "none"]
 Done = tuple[str, str, str]  # kind of record, workload or probe, arm or world size
 _LOOKED_AT: Done = ("survey", "", "")
-REASON_PREFIX = "ddpscale: "  # by which drain_failed.sh knows the nodes that it drained itself
+REASON_PREFIX = "ddpscale: "  # drain_failed.sh recognizes the nodes that it drained by this
 MOST_REASON_CHARACTERS = 180
 NOBODY = "-"
 TSV_HEADER = ("use", "host", "started_unix_s", "run", "reason")
 _ALLOW_INCOMPLETE = "--ddp-allow-incomplete"
 _LEAST_EVIDENCE = 40
-# Slurm keeps a reason as bytes and cuts it where they end; what a shell or scontrol may read as syntax is left out.
+# Slurm cuts a reason at a number of bytes. Characters that a shell or scontrol may read as syntax are removed.
 _ASCII = str.maketrans({"×": "x", "−": "-", "–": "-", "…": "...", "≥": "at least", "≤": "at most", "±": "+/-"})
 _UNSAFE = frozenset("\"'`\\$|<>")
 
 
 @dataclass(frozen=True)
 class HostFinding:
-    """What one run says of one host.
+    """What one run says about one host.
 
     Attributes:
-        use: ``drain``: the run rejects the host. ``accepted``: the run accepts it, and no failure of it is waived.
-            ``look``: for a person to judge. ``none``: nothing follows from the run.
-        host: as the run recorded it; ``-`` where no host is meant.
+        use: ``drain``: the run rejects the host. ``accepted``: the run accepts it and waives no failure of it.
+            ``look``: a person has to judge. ``none``: nothing follows from the run.
+        host: as the run recorded it; ``-`` if no host is meant.
         evidence: why, in one line.
-        requirements: ids of those that the host is rejected for; empty unless it is ``drain``.
+        requirements: ids of the requirements for which the host is rejected; empty unless `use` is ``drain``.
         run: the run directory.
-        started_unix_s: when the run began; 0 where nothing follows from it.
+        started_unix_s: when the run began; 0 if nothing follows from it.
     """
 
     use: Use
@@ -75,10 +75,10 @@ class HostFinding:
 
 @dataclass(frozen=True)
 class HostFindings:
-    """Everything a run says.
+    """Everything a run says about its hosts.
 
-    Of a run in which all that was asked was kept, whether all was asked or not, `kept` has the ids of the requirements
-    that passed, by the hosts that took part in measuring them.
+    If a run met every requirement it selected, even if it did not select all, `kept` has the ids of the requirements
+    that passed, by the hosts that were measured for them.
     """
 
     findings: tuple[HostFinding, ...]
@@ -92,54 +92,54 @@ def read_findings(
     *,
     rehearses: bool = False,
 ) -> HostFindings:
-    """What a run says of its hosts, by the verdicts that `judgement_of` gives.
+    """Findings of a run about its hosts, by the verdicts that `judgement_of` gives.
 
-    To rehearse, a simulated run is told as if its machine had been measured; any other run is refused.
+    A rehearsal treats a simulated run as if its machine had been measured, and refuses any other run.
 
     Raises:
-        RunDirectoryError: it is neither a run directory nor one of verdicts, is broken, or was not judged yet.
+        RunDirectoryError: `path` is neither a run directory nor a directory of verdicts, is broken, or was not judged.
     """
     run, judged = open_judged(path)
     record, judgement = run.read_run(), judgement_of(run, judged)
     began, aside, why_not = int(record.began.timestamp()), _set_aside(record, judgement), _why_no_return(record)
     if rehearses:
         if aside != WATERMARK:
-            raise OptionError("--rehearse", f"found {path}, whose machine was measured", "simulated runs")
+            raise OptionError("--rehearse", f"found {path}, a run of a real machine", "simulated runs")
         record, aside = structs.replace(record, status="finished"), None
     if aside is not None:
         return _findings(path, 0, [HostFinding("none", NOBODY, aside)])
     if record.status != "finished":
-        unfinished = f"its status is {record.status}, not finished: an unfinished run rejects and accepts nobody"
+        unfinished = f"its status is {record.status}: an unfinished run neither rejects nor accepts a host"
         named = [*_lost(run), *_accused(replace(judgement, outcome="incomplete"))]
         named = [replace(one, started_unix_s=began) for one in named]
         return _findings(path, 0, _for_a_person(unfinished, named))
     done, hosts = _done(run), [host.host for host in record.hosts]
     kept = {host: _passed(judgement, what) for host, what in done.items()}
     if judgement.accepts:
-        # A rank that came up and never measured proves nothing of its host, nor does a look at it.
+        # A rank that started but never measured proves nothing about its host; neither does a survey.
         trained = [host for host in hosts if any(kind == "measurement" for kind, *_ in done.get(host, ()))]
         findings = _accepted(judgement, trained)
         if why_not:
-            findings = [HostFinding("none", NOBODY, f"accepted, but {why_not}: that brings no node back")]
+            findings = [HostFinding("none", NOBODY, f"accepted, but {why_not}: no node returns to service")]
         return _findings(path, began, findings, {host: kept[host] for host in trained})
     accused, lost = list(_accused(judgement)), list(_lost(run))
     if judgement.outcome == "rejected":
-        # Also those on which no rank came up.
+        # Include hosts on which no rank started.
         return _findings(path, began, [*_rejected(judgement, sorted({*hosts, *done}), accused), *lost])
     findings = _for_a_person(text.outcome_text(judgement), [*lost, *accused])
     return _findings(path, began, findings, kept if judgement.outcome == "partial" else {})
 
 
 def _accepted(judgement: Judgement, trained: Sequence[str]) -> list[HostFinding]:
-    """Every host that trained, but for those that a waived failure names: a person waived it, and a person decides.
+    """Every host that trained, except those named by a waived failure: a person decides about them.
 
-    Where it names nobody, any of several hosts may be meant.
+    If a waived failure names no host, it may concern any of them, so none is accepted.
     """
     waived = replace(judgement, verdicts=tuple(judgement.waived))
     named = list(_accused(waived))
     unnamed = [verdict.id for verdict in judgement.waived if not verdict.culprits]
     if unnamed:
-        why = f"{text.outcome_text(judgement)}: {first_few(unnamed)} failed, and no host is named for that"
+        why = f"{text.outcome_text(judgement)}: {first_few(unnamed)} failed without naming a host"
         return [HostFinding("look", NOBODY, why), *named]
     failing = {finding.host for finding in named} | {c.peer_host for v in judgement.waived for c in v.culprits}
     fit = [host for host in trained if text.one_line(host) not in failing]
@@ -149,19 +149,19 @@ def _accepted(judgement: Judgement, trained: Sequence[str]) -> list[HostFinding]
 def _findings(
     path: Path, began: int, findings: Sequence[HostFinding], kept: Mapping[str, frozenset[str]] | None = None
 ) -> HostFindings:
-    """Of a run, each with its directory and beginning."""
+    """The findings of a run, each with its directory and start time."""
     dated = (replace(one, run=path, started_unix_s=one.started_unix_s or began) for one in findings)
     return HostFindings(tuple(dated), began, kept or {})
 
 
 def settled(runs: Sequence[HostFindings]) -> list[HostFinding]:
-    """All findings, those that a later one of the runs contradicts made into findings for a person."""
+    """All findings; those that a later run contradicts become findings for a person."""
     return [_held_against(finding, runs) for run in runs for finding in run.findings]
 
 
 def text_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
-    """For people: host, what to do, why, and by which run."""
-    words: dict[Use, str] = {"drain": "rejected", "accepted": "accepted", "look": "look at it", "none": "nothing to do"}
+    """For people: host, what to do, why, and which run says so."""
+    words: dict[Use, str] = {"drain": "rejected", "accepted": "accepted", "look": "inspect", "none": "nothing to do"}
     for finding in findings:
         host = "" if finding.host == NOBODY else f"{text.one_line(finding.host)}: "
         yield f"{host}{words[finding.use]}: {text.one_line(finding.evidence)} [{text.one_line(str(finding.run))}]"
@@ -176,7 +176,7 @@ def tsv_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
 
 
 def _set_aside(record: RunRecord, judgement: Judgement) -> str | None:
-    """Why nothing follows from a run for any host; None if something may."""
+    """Why nothing follows from a run for any host; None if something can."""
     devices = [culprit.gpu_uuid or "" for verdict in judgement.verdicts for culprit in verdict.culprits]
     if judgement.simulated or record.is_simulated(devices):
         return WATERMARK
@@ -186,19 +186,19 @@ def _set_aside(record: RunRecord, judgement: Judgement) -> str | None:
 
 
 def _lost(run: RunDirectory) -> Iterator[HostFinding]:
-    """Nodes that the run lost on its way: each for a person, whatever its verdicts say of it."""
+    """Nodes lost during the run: each for a person to judge, whatever the verdicts say about it."""
     why = {host: one.message for one in run.read_records() if isinstance(one, Lost) for host in one.hosts}
     for host, message in why.items():
         yield HostFinding("look", host, f"lost: {text.one_line(message)}")
 
 
 def _for_a_person(why: str, named: list[HostFinding]) -> list[HostFinding]:
-    """What follows from a run that neither rejects nor accepts: nothing, unless it names somebody."""
+    """Findings of a run that neither rejects nor accepts: nothing follows unless it names a host."""
     return [HostFinding("look" if named else "none", NOBODY, why), *named]
 
 
 def _done(run: RunDirectory) -> dict[str, set[Done]]:
-    """Workload and arm of all that was timed, what was probed among how many ranks, and who was looked at, by host."""
+    """What was measured on each host: workloads with arms, probes with world sizes, surveys."""
     done: dict[str, set[Done]] = {}
     records = run.read_records()
     gangs = gangs_by_number(records)
@@ -218,15 +218,15 @@ def _what(block: Block | ProbeBlock) -> Done:
 
 
 def _passed(judgement: Judgement, done: Collection[Done]) -> frozenset[str]:
-    """Ids of the requirements that passed, of those whose measuring a host took part in."""
+    """Ids of the requirements that passed and for which the host was measured."""
     return frozenset(verdict.id for verdict in judgement.verdicts if verdict.passed and _took_part(verdict, done))
 
 
 def _took_part(verdict: Verdict, done: Collection[Done]) -> bool:
     subject = METRICS[verdict.metric].subject
-    if subject == "check":  # it passes if all nodes do
+    if subject == "check":  # it passes only if all nodes pass
         return _LOOKED_AT in done
-    if subject == "node":  # so does what all of them reached
+    if subject == "node":  # likewise
         return any(one != _LOOKED_AT for one in done)
     if subject == "probe":
         return ("probe", verdict.workload, str(verdict.world_size)) in done
@@ -234,14 +234,14 @@ def _took_part(verdict: Verdict, done: Collection[Done]) -> bool:
 
 
 def _arms_of(verdict: Verdict) -> Iterator[str]:
-    """What the arm may be called that gave a verdict its value."""
+    """Possible names of the arm that gave a verdict its value."""
     if verdict.world_size == 1:
         yield "alone"
     yield f"{METRICS[verdict.metric].measured}@{verdict.world_size}{'-spread' if verdict.placement == 'spread' else ''}"
 
 
 def _why_no_return(record: RunRecord) -> str:
-    """Why an accepted run brings no node back; empty if it does."""
+    """Why an accepted run returns no node to service; empty if it does."""
     if _ALLOW_INCOMPLETE in record.argv:
         return f"{_ALLOW_INCOMPLETE} was given"
     if record.resumed:
@@ -250,7 +250,7 @@ def _why_no_return(record: RunRecord) -> str:
 
 
 def _accused(judgement: Judgement) -> Iterator[HostFinding]:
-    """One finding for each host that verdicts name and each use of it, with every piece of evidence once."""
+    """One finding per use of each host that verdicts name, with every piece of evidence once."""
     evidence: dict[tuple[str, Use], list[str]] = {}
     rejected_for: dict[str, set[str]] = {}
     for verdict in judgement.verdicts:
@@ -275,7 +275,7 @@ def _rejects(judgement: Judgement, verdict: Verdict) -> bool:
 
 
 def _said(verdict: Verdict, culprit: Culprit, use: Use) -> str:
-    """The same culprit of several verdicts reads the same where it is to blame, so that it is said once."""
+    """Evidence against a culprit. When it drains, the text omits the verdict, so repeated evidence can be merged."""
     said = text.culprit_text(culprit)
     if verdict.is_waived:
         return f"{said} ({text.one_line(verdict.id)}, {text.waiver_text(verdict)})"
@@ -283,7 +283,7 @@ def _said(verdict: Verdict, culprit: Culprit, use: Use) -> str:
 
 
 def _rejected(judgement: Judgement, hosts: Sequence[str], accused: list[HostFinding]) -> list[HostFinding]:
-    """With the only host of the run blamed even if nobody is named; of several, nobody is then."""
+    """Findings of a rejected run. If no host is named, a single host is blamed, but none of several."""
     if any(finding.use == "drain" for finding in accused):
         return accused
     failed = [verdict for verdict in judgement.verdicts if _rejects(judgement, verdict)]
@@ -296,14 +296,14 @@ def _rejected(judgement: Judgement, hosts: Sequence[str], accused: list[HostFind
     if len(hosts) == 1:
         requirements = frozenset(verdict.id for verdict in failed)
         return [HostFinding("drain", hosts[0], evidence, requirements), *accused]
-    nobody = f"rejected ({evidence}), and neither a node nor a GPU is {'sure to be at fault' if accused else 'named'}"
+    nobody = f"rejected ({evidence}), but no node or GPU is {'certain to be at fault' if accused else 'named'}"
     return [HostFinding("look", NOBODY, nobody), *accused]
 
 
 def _held_against(finding: HostFinding, runs: Sequence[HostFindings]) -> HostFinding:
-    """A finding, or one for a person if a run that began later says otherwise of the host.
+    """The finding, or one for a person if a run that began later contradicts it.
 
-    What rejected it has to be kept later on: a run that asked for something else says nothing of that.
+    A later run contradicts a rejection only if it measured the failed requirements and met them.
     """
     for run in runs:
         if run.started_unix_s <= finding.started_unix_s:

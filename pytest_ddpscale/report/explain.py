@@ -1,4 +1,4 @@
-"""What a failing test item says."""
+"""Failure message of a test item."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pytest_ddpscale.results.verdicts import Verdict
 
 
 def explain(verdict: Verdict, where: str, rerun: str) -> str:
-    """Value, its limits, bound, margin, who is to blame and how to measure it again; `where` is ``file:line``."""
+    """Value, interval, bound, margin, culprits and the command to measure again; `where` is ``file:line``."""
     lines = [f"{text.verdict_word(verdict)}  {text.one_line(verdict.id)}: {text.reason_text(verdict)}"]
     if text.check_text(verdict):
         lines.append(f"  check     {text.check_text(verdict)}")

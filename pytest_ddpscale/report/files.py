@@ -19,10 +19,10 @@ from pytest_ddpscale.results.verdicts import Judgement
 def write_reports(
     run: RunDirectory, judgement: Judgement, record: RunRecord, evidence: Evidence, *, is_final: bool = True
 ) -> list[str]:
-    """Write verdicts.json first, then the views of it, with what the measured run's run.json and evidence say.
+    """Write verdicts.json first, then the reports made from it, the run's run.json and its evidence.
 
-    Unless it is final measuring still goes on: plots, the views for machines and the page, which has a pace of its own
-    then, can wait.
+    While measuring goes on (`is_final` false), plots, machine-readable reports and the page are left out; the page is
+    then written separately.
 
     Returns:
         One sentence for each file that could not be written.
@@ -59,26 +59,26 @@ def write_reports(
 
 
 def write_page(run: RunDirectory, judgement: Judgement, record: RunRecord, evidence: Evidence) -> str:
-    """Write report.html of a run that is over. Returns one sentence if that could not be done."""
+    """Write report.html of a finished run. Returns one sentence if that failed, else an empty string."""
     return _attempt(
         "report.html", partial(_write, run.path / "report.html", lambda: page_of(judgement, record, evidence))
     )
 
 
 def write_live_page(run: RunDirectory, page: str, progress: str) -> None:
-    """Write report.html of a run that goes on, `page_of` it, with HTML that says how far it is. Raises OSError."""
+    """Write report.html of a run in progress: `page_of` it, with `progress` (HTML) filled in. Raises OSError."""
     write_atomically(run.path / "report.html", page.replace(LIVE, progress, 1))
 
 
 def page_of(judgement: Judgement, record: RunRecord, evidence: Evidence, *, goes_on: bool = False) -> str:
-    """report.html, with run.json as it was judged."""
+    """Render report.html, with run.json as it was judged."""
     from pytest_ddpscale.report.html_page import render_html
 
     return render_html(judgement, _as_judged(record, judgement), evidence, goes_on=goes_on)
 
 
 def _as_judged(record: RunRecord, judgement: Judgement) -> RunRecord:
-    """A run that is judged again keeps its run.json; the report names what judged it, and what it was judged for."""
+    """Replace thresholds, site and ticket by those of the judgement: judging again leaves run.json unchanged."""
     basis = judgement.basis
     if not basis:
         return record
@@ -95,7 +95,7 @@ def _write(path: Path, render: Callable[[], str]) -> None:
 
 
 def _attempt(what: str, write: Callable[[], object]) -> str:
-    """A full disk costs one file, not the others."""
+    """Call `write`; return a sentence if it fails, so a full disk does not stop the other files."""
     try:
         write()
     except WritingError as error:

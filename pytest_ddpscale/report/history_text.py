@@ -1,4 +1,4 @@
-"""The history of nodes, for people, as tab-separated values and as JSON."""
+"""The history of nodes as text, tab-separated values and JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RUNS_SHOWN = 5
 
 
 def overview_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:
-    """A line for each node: its last run and what lost most."""
+    """A line for each node: its last run and its worst drift."""
     header = ("NODE", "SKU", "RUNS", "LAST RUN", "OUTCOME", "WORST DRIFT")
     rows = [
         (node.host, node.sku, str(len(node.runs)), node.last.started_at, _outcome(node.last), _worst(node))
@@ -38,21 +38,21 @@ def node_lines(node: NodeHistory) -> Iterator[str]:
     yield ""
     for run in reversed(node.runs[-_RUNS_SHOWN:]):
         failed = f", failed: {', '.join(map(text.one_line, run.failed))}" if run.failed else ""
-        fell = f"  {text.count_text(len(run.worse), 'value')} fell: no norm" if run.worse else ""
+        fell = f"  {text.count_text(len(run.worse), 'value')} regressed, not used as baseline" if run.worse else ""
         yield f"  {run.started_at}  {text.one_line(_outcome(run))}{failed}  [{text.one_line(run.path)}]{fell}"
     yield ""
     if node.changes:
-        yield f"Since its earlier runs the software changed: {text.one_line('; '.join(node.changes))}."
+        yield f"Software changed since the earlier runs: {text.one_line('; '.join(node.changes))}."
     worse = [drift for drift in node.drifts if drift.is_worse]
     values = text.count_text(len(node.drifts), "value")
     if not node.drifts:
-        yield "Its last run left no value that could be compared."
+        yield "The last run has no value to compare."
         return
     judged = any(one is not None and one.interval for drift in node.drifts for one in (drift.past, drift.peers))
     if judged:
-        yield f"{len(worse)} of {values} worse than predicted by the node's own past or by its peers."
+        yield f"{len(worse)} of {values} worse than predicted from the node's own past or its peers."
     else:
-        yield f"Nothing can be said of {values} yet: that takes {FEWEST_VALUES} earlier runs, or {FEWEST_VALUES} peers."
+        yield f"{values} not judged yet: that takes {FEWEST_VALUES} earlier runs, or {FEWEST_VALUES} peers."
     yield ""
     inorder = sorted(node.drifts, key=lambda drift: (not drift.is_worse, -drift.loss))
     rows = [
@@ -103,7 +103,7 @@ def _worst(node: NodeHistory) -> str:
 
 
 def _named(value: KeyValue) -> tuple[str, str]:
-    """What was measured, and where."""
+    """The measured quantity and its place."""
     what = value.what
     if value.gpu_index is None:
         return what, "node"
@@ -136,7 +136,7 @@ def _tsv(one: ValueComparison | None) -> tuple[object, ...]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns that are as wide as their widest cell, whatever is in it."""
+    """Rows as lines, with columns as wide as their widest cell."""
     rows = [[text.one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

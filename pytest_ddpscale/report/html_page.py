@@ -1,6 +1,6 @@
-"""The report that is signed, as one HTML file. Import it only to render: it imports jinja2.
+"""The report to be signed, as one HTML file. Import this only to render: it imports jinja2.
 
-Everything from outside is made one line and escaped on output; a page that is opened runs the one script that is ours.
+Text from outside is reduced to one line and escaped. The page runs only our own script.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ TEMPLATES = Path(__file__).parent / "templates"
 _MOST_HOSTS = 64
 _MOST_CULPRITS = 5  # of a requirement; culprits.csv lists all
 _WORST_WORDS = ("FAIL", "ERROR", "NOT MEASURED", "INCONCLUSIVE", "WAIVED", "WARN", "PASS")
-_ENDINGS = {"running": "killed"}  # what a run's status says of the session that left it so
+_ENDINGS = {"running": "killed"}  # how a session ended that left this status
 _STARTUP_NAMES = {"import_s": "imports", "rendezvous_s": "rendezvous", "first_step_s": "first step"}
 
 
 @dataclass(frozen=True)
 class KeyNumber:
-    """One of the four numbers of the first page: what it is, value, bound and verdict, as words."""
+    """One of the four numbers on the first page: title, value, bound and verdict as texts."""
 
     title: str
     value: str
@@ -61,7 +61,7 @@ class KeyNumber:
 
 @dataclass(frozen=True)
 class TopologyOfHosts:
-    """What some nodes have alike: their `nvidia-smi topo -m`, and whether most nodes have another."""
+    """The `nvidia-smi topo -m` that some nodes share, and whether it differs from that of most nodes."""
 
     hosts: str
     matrix: Markup
@@ -69,7 +69,7 @@ class TopologyOfHosts:
 
 
 def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goes_on: bool = False) -> str:
-    """The page of a run; one that goes on has `LIVE`, and is read again by the browser every `REFRESH_S` seconds."""
+    """The page of a run. While the run goes on, it contains `LIVE` and browsers reload it every `REFRESH_S` seconds."""
     sources = _sources(judgement.verdicts)
     is_simulated = judgement.simulated or run.is_simulated()
     versions = software_versions(run, evidence.surveys.values())
@@ -102,7 +102,7 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
         figures=figures(evidence.columns, evidence.plan, judgement, run, evidence),
         topologies=topologies(list(evidence.surveys.values())),
         command=shlex.join(run.argv),
-        # What another tool measured this one cannot measure again.
+        # An imported run was measured by another tool, so there is no command to repeat it.
         reruns=[text.rerun_command(run.command_again, one.id) for one in judgement.verdicts if not one.passed]
         if not run.is_imported
         else [],
@@ -116,7 +116,7 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
 
 
 def _headline_so_far(judgement: Judgement) -> str:
-    """``MEASURING: 3 of 29 requirements passed so far, 1 failed``: what is not measured yet is no cause of anything."""
+    """``MEASURING: 3 of 29 requirements passed so far, 1 failed``; unmeasured requirements are not failures yet."""
     passed, failed = sum(one.passed for one in judgement.verdicts), len(_failed(judgement))
     said = f"{passed} of {text.count_text(len(judgement.verdicts), 'requirement')} passed so far"
     return f"MEASURING: {said}{f', {failed} failed' if failed else ''}"
@@ -133,7 +133,7 @@ def _failed(judgement: Judgement) -> set[str]:
 
 @cache
 def page_template(name: str) -> jinja2.Template:
-    """A page whose text is made one line and escaped, with our style and script."""
+    """A template that makes text one line and escapes it, with our style and script."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -163,12 +163,12 @@ def page_template(name: str) -> jinja2.Template:
 
 
 def _harmless(content: object) -> object:
-    """Text as one line without control characters; what is HTML already as it is."""
+    """Text as one line without control characters; markup unchanged."""
     return text.one_line(content) if isinstance(content, str) and not isinstance(content, Markup) else content
 
 
 def _remarks(verdict: Verdict) -> list[str]:
-    """Why it did not pass and who is named, what it was compared with, and how far launches differ."""
+    """Why a requirement did not pass, its culprits, what it was compared with, and the spread between launches."""
     said: list[str] = []
     if not verdict.passed:
         said += [text.reason_text(verdict), *_named(verdict)]
@@ -182,7 +182,7 @@ def _remarks(verdict: Verdict) -> list[str]:
 
 
 def _named(verdict: Verdict) -> Iterator[str]:
-    """Who is at fault, or suspected, and what was seen where the reason does not say it."""
+    """Who is at fault or suspected, with the evidence unless the reason already contains it."""
     reason = text.reason_text(verdict)
     for culprit in verdict.culprits[:_MOST_CULPRITS]:
         is_told = text.one_line(culprit.evidence) in reason
@@ -199,7 +199,10 @@ def _worst_first(verdict: Verdict) -> int:
 
 
 def key_numbers(judgement: Judgement) -> list[KeyNumber]:
-    """Throughput, weak scaling at the largest size, generation ratio: of each the requirement nearest its bound."""
+    """Key numbers of a run, each from the requirement nearest its bound, and the nodes that passed all checks.
+
+    They are throughput, weak scaling at the largest world size, and the generation ratio.
+    """
     found = []
     for metric in (THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY, GENERATION_RATIO):
         of_metric = [one for one in judgement.verdicts if one.metric == metric.name]
@@ -207,7 +210,7 @@ def key_numbers(judgement: Judgement) -> list[KeyNumber]:
             largest = max(one.world_size for one in of_metric)
             of_metric = [one for one in of_metric if one.world_size == largest]
         if of_metric:
-            # What was not measured is worse than any value.
+            # A requirement that was not measured ranks below any value.
             worst = min(of_metric, key=lambda one: (one.value is not None, one.margin or 0.0))
             name = f"{metric.title}, {text.short_name(worst)}"
             found.append(KeyNumber(name, text.value_text(worst), text.bound_text(worst), text.verdict_word(worst)))
@@ -228,7 +231,7 @@ def _nodes_that_passed(judgement: Judgement) -> KeyNumber:
     missed = [one for one in checks if not one.passed]
     named = {culprit.host for one in missed for culprit in one.culprits if culprit.is_certain}
     count = judgement.coverage.node_count if judgement.coverage else 0
-    # Nodes that are only suspected, or that nobody named, may be further ones: then the share is all that is known.
+    # Suspected or unnamed nodes may add to the certain ones; then only the share is known.
     are_all_named = all(one.culprits and all(culprit.is_certain for culprit in one.culprits) for one in missed)
     value = f"{count - len(named)} of {count}" if count and are_all_named else f"≤ {min(known):.1%}"
     return KeyNumber(title, value, "all", min(map(text.verdict_word, checks), key=_WORST_WORDS.index))
@@ -261,7 +264,7 @@ def _resumed_text(resumed: Resumed) -> str:
 
 
 def _why_nobody_signs(*, is_simulated: bool, goes_on: bool) -> str:
-    """Empty of a page that is to be signed."""
+    """Why the page is not to be signed; empty if it is."""
     if is_simulated:
         return "Not to be signed: no machine was measured."
     return "To be signed once measuring is over." if goes_on else ""
@@ -273,13 +276,13 @@ def _startup(run: RunRecord) -> str:
 
 
 def _sources(verdicts: Sequence[Verdict]) -> dict[str, int]:
-    """Footnote of each source of a bound."""
+    """Footnote number of each source of a bound."""
     texts = dict.fromkeys(text.one_line(one.source) for one in verdicts if one.source)
     return {source: number for number, source in enumerate(texts, 1)}
 
 
 def topologies(surveys: Sequence[Survey]) -> list[TopologyOfHosts]:
-    """How GPUs of the nodes are connected, each matrix once, that of most nodes first."""
+    """How the nodes' GPUs are connected: each matrix once, the most common first."""
     hosts: dict[str, list[str]] = {}
     for survey in surveys:
         if survey.topology:
@@ -292,6 +295,6 @@ def topologies(surveys: Sequence[Survey]) -> list[TopologyOfHosts]:
 
 
 def printable(content: str) -> str:
-    """Text that keeps its lines and columns, without control characters."""
+    """Text without control characters, with its lines and columns kept."""
     lines = (line.expandtabs(8) for line in content.splitlines())
     return "\n".join("".join(one for one in line if one.isprintable()).rstrip() for line in lines)

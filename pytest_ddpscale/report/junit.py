@@ -1,7 +1,7 @@
-"""JUnit XML: a test case per verdict, for dashboards that know nothing else.
+"""JUnit XML: a test case per verdict, for dashboards that read nothing else.
 
-Valid by Jenkins's junit-10.xsd, which is what most tools are written for: it has no properties of a test case, so that
-the numbers of one are lines of its ``system-out``; and no number of skipped tests of all suites together.
+The document is valid under Jenkins's junit-10.xsd, which most tools expect. That schema has no properties for a test
+case, so its numbers are lines of ``system-out``, and no count of skipped tests over all suites.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pytest_ddpscale.results.verdicts import Judgement, Verdict
 def render_junit(judgement: Judgement) -> str:
     """The judgement as a JUnit XML document.
 
-    There are as many failures and errors as blockers: what keeps the machine from being accepted and is no requirement
-    is a test case of its own. What is undecided counts as a failure, since JUnit has no word for it and a pass or a
-    skip would be green. Whatever else did not pass is ``skipped``: it only warns, is waived, or may be missing.
+    Failures and errors together equal the blockers; a blocker that is not a requirement becomes a test case of its own.
+    An undecided requirement is a failure, because JUnit has no word for it and dashboards show passed and skipped tests
+    as green. Anything else that did not pass is ``skipped``: it only warns, is waived, or may be missing.
     """
     suites = Element("testsuites", name="ddpscale")
     suite = SubElement(suites, "testsuite", name=f"ddpscale.{text.one_line(judgement.sku)}")

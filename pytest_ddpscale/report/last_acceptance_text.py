@@ -1,4 +1,4 @@
-"""How a run compares with the last acceptance of the same nodes, for the first page of reports."""
+"""Comparison of a run with the last acceptance of the same nodes, for the first page of reports."""
 
 from __future__ import annotations
 

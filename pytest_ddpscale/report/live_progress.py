@@ -1,4 +1,4 @@
-"""How far measuring is, for the page of a run that goes on."""
+"""Progress of a running measurement, for its page."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import Block, RoundEnd, StudyEnd, StudyStart
 
 REFRESH_S = 5
-# Where the page says it; no text from outside can hold it.
+# The placeholder in the page; escaping keeps it out of any text from outside.
 LIVE = '<div id="live"></div>'
 
 
 class LiveProgress:
-    """Remembers of a run's records what the page shows: studies that ended, the round, each arm's latest block."""
+    """State that the page shows, from a run's records: finished studies, current round, each arm's latest block."""
 
     def __init__(self) -> None:
         self._ended: set[str] = set()
@@ -25,7 +25,7 @@ class LiveProgress:
         self._blocks: dict[str, Block] = {}
 
     def hear(self, record: AnyRecord) -> None:
-        """Take one record; what is shown of it is computed later, when no block is timed."""
+        """Store one record; `section` computes what is shown later, while no block is timed."""
         if isinstance(record, StudyEnd):
             self._ended.add(record.study)
         elif isinstance(record, StudyStart):
@@ -40,15 +40,15 @@ class LiveProgress:
 
         Args:
             plan: of the whole run.
-            missing: ids of the studies that this session measures; the others of the plan were there before.
-            written_at: when the page is written, in words.
+            missing: ids of the studies that this session measures; the plan's others were measured before.
+            written_at: date and time of writing, as text.
         """
         planned = dict.fromkeys((*plan.study_ids, *self._ended))
         done = sum(1 for study in planned if study in self._ended or study not in missing)
         lines = [
-            f"Measuring goes on: {done} of {count_text(len(planned), 'study', 'studies')} done. Last written at "
-            f"{written_at}; the page is read again every {REFRESH_S} s. If that time stays, the run was ended from "
-            "outside: judge it, or go on with it by --ddp-resume."
+            f"Measuring: {done} of {count_text(len(planned), 'study', 'studies')} done. Last written at "
+            f"{written_at}; this page reloads every {REFRESH_S} s. If the time stops changing, the run was killed: "
+            "judge it, or continue it with --ddp-resume."
         ]
         if self._study and self._study not in self._ended:
             of_rounds = {study.id: study.rounds for study in plan.studies}.get(self._study)

@@ -1,7 +1,7 @@
-"""What a ticket needs of a judgement, as Markdown (GitHub's dialect). Import it only to render: it imports jinja2.
+"""A judgement as Markdown for a ticket (GitHub's dialect). Import this only to render: it imports jinja2.
 
-The template's expressions are escaped by `finalize`, so that no name or message, whatever is in it, can change
-the document; what is meant as Markdown has to say so with `Markdown`.
+`finalize` escapes the template's expressions, so no name or message can change the document. Text that already is
+Markdown is marked with `Markdown`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pytest_ddpscale.results.run_json import WATERMARK, RunDevice, RunRecord
 from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
 
 TEMPLATES = Path(__file__).parent / "templates"
-# What is more than that is in report.html, culprits.csv or verdicts.json.
+# Most entries shown here; all are in report.html, culprits.csv or verdicts.json.
 _MOST_CAUSES = 10
 _MOST_CULPRITS = 8
 _MOST_FAILURES = 50
@@ -35,30 +35,29 @@ _MOST_LOWERED = 64
 _MOST_PROFILES = 16
 
 _MEANINGS: dict[RunOutcome, str] = {
-    "accepted": "Every requirement that can reject this machine was measured and kept.",
-    "accepted_with_waivers": "Every requirement that can reject this machine was measured, and kept but for those "
+    "accepted": "Every requirement that can reject this machine was measured and met.",
+    "accepted_with_waivers": "Every requirement that can reject this machine was measured, and met except those "
     "that are waived: see Waivers.",
-    "rejected": "At least one requirement is not kept: this machine is not fit to open as it is.",
-    "incomplete": "It was not shown that this machine is fit, and what is not shown counts against it: "
-    "this report accepts nothing.",
-    "partial": "Only some of the requirements were asked for: this report says nothing about the others "
+    "rejected": "At least one requirement is not met: this machine is not fit to open.",
+    "incomplete": "Fitness was not demonstrated; the machine is not accepted.",
+    "partial": "Only some of the requirements were selected: this report says nothing about the others "
     "and does not accept the machine.",
 }
 
-# A closing bracket makes a link only before another bracket, and an underscore emphasis only at a word's edge: names
-# such as metric_name[workload-8gpu] stay readable as they are.
+# A closing bracket makes a link only before another bracket, and an underscore makes emphasis only at the edge of a
+# word, so names such as metric_name[workload-8gpu] need no escapes.
 _SPECIAL = re.compile(r"[\\`*|#~$]|\](?=[(\[])|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 
 class Markdown(str):
-    """Text that is Markdown already and is not escaped."""
+    """Text that already is Markdown and is not escaped."""
 
     __slots__ = ()
 
 
 def escape_markdown(content: object) -> str:
-    """Any text as one line that reads the same in a paragraph, a heading and a table cell."""
+    """Text as one line, escaped so that it reads the same in a paragraph, a heading and a table cell."""
     if isinstance(content, Markdown):
         return str(content)
     line = text.one_line(str(content))
@@ -76,17 +75,17 @@ def code_block(content: str) -> Markdown:
 
 
 def image(path: str) -> Markdown:
-    """A link to a picture, with its file name in words as the alternative text."""
+    """A picture, with words from its file name as the alternative text."""
     alternative = Path(path).stem.replace("-", " ").replace("_", " ")
     return Markdown(f"![{escape_markdown(alternative)}]({quote(path)})")
 
 
 @cache
 def _template() -> jinja2.Template:
-    """Compiled once in a process, which writes a report again and again while it measures."""
+    """The template, compiled once, because a process rewrites its report while it measures."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
-        # It would escape for HTML; finalize escapes for Markdown.
+        # autoescape is for HTML; finalize escapes for Markdown.
         autoescape=False,  # noqa: S701
         finalize=escape_markdown,
         undefined=jinja2.StrictUndefined,
@@ -122,10 +121,10 @@ def render_markdown(
     """The report of a run.
 
     Args:
-        judgement: what was concluded.
+        judgement: the verdicts and their outcome.
         run: the content of run.json.
-        plots: paths of the pictures, as seen from the report.
-        evidence: with what was profiled, if anything was.
+        plots: paths of the pictures, relative to the report.
+        evidence: the run's evidence, for its profiles; None leaves them out.
     """
     rendered = _template().render(
         judgement=judgement,
@@ -150,20 +149,20 @@ def render_markdown(
 
 
 def _rerun_command(one: cause.Cause, judgement: Judgement, run: RunRecord) -> str:
-    """The command that measures again what failed most clearly of that cause; empty if it explains no requirement."""
+    """The command that measures the cause's clearest failure again; empty if the cause explains no requirement."""
     explained = [verdict for verdict in judgement.verdicts if verdict.id in one.explains]
     worst = min(explained, key=lambda verdict: (verdict.outcome != "failed", verdict.margin or 0.0), default=None)
     return text.rerun_command(run.command_again, worst.id) if worst else ""
 
 
 def _cause_of(verdict: Verdict, shown: Sequence[cause.Cause]) -> str:
-    """Numbers of the causes that are shown and explain it; else its own reason."""
+    """Numbers of the shown causes that explain a verdict; otherwise the verdict's own reason."""
     numbers = [str(number) for number, one in enumerate(shown, 1) if verdict.id in one.explains]
     return ", ".join(numbers) or text.reason_text(verdict)
 
 
 def _facts(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:
-    """Where, when and by whom, and what it can be checked by."""
+    """Site, people and times of a run, and the hashes to check it by."""
     facts = [
         ("Site", run.site),
         ("Measured by", ", ".join(run.operators)),
@@ -180,7 +179,7 @@ def _facts(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:
 
 
 def _mark(verdict: Verdict) -> Markdown:
-    """The verdict's word; what did not pass is bold, to be found at a glance."""
+    """The verdict's word, in bold unless it passed."""
     word = text.verdict_word(verdict)
     if verdict.passed:
         return Markdown(word)
@@ -189,13 +188,13 @@ def _mark(verdict: Verdict) -> Markdown:
 
 
 def _sentence(content: str) -> str:
-    """With a full stop, unless it ends in one."""
+    """The text as one line that ends in a full stop."""
     line = text.one_line(content)
     return line if line.endswith((".", "!", "?")) else f"{line}."
 
 
 def _summary(judgement: Judgement, run: RunRecord) -> str:
-    """Counts, machine and time in one or two sentences."""
+    """Machine, counts and time in one or two sentences."""
     machine = _devices(run)
     where = f" on {machine}" if machine else ""
     sentence = f"Judged for {judgement.sku}{where}: {counts_text(judgement)}."

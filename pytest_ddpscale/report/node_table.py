@@ -1,4 +1,4 @@
-"""Node × requirement: what is wrong with each node, and in one row what is known of all others."""
+"""Table of nodes by metric: what is wrong with each node, and one line about all others."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict
 MOST_ROWS = 50
 ALL_ROWS_UP_TO = 64
 MOST_REMARKS = 5  # of a node
-_SUSPECTED = "maybe"  # as short as the other words, which are side by side on paper
+_SUSPECTED = "maybe"  # short like the other words, so that the columns fit on paper
 _THEM = {False: "it", True: "them"}
 _IN_WORDS = {"not_measured": "not measured", "inconclusive": "undecided", "error": "ended in an error"}
 
 
 @dataclass(frozen=True)
 class NodeRow:
-    """One node that is not all green.
+    """One node with a failure, a suspicion, or a part that was not tested.
 
     Attributes:
         host: its name.
-        cells: for each metric of `NodeTable.metrics`, what was found of the node; empty for nothing.
-        failures: requirements that fail because of it for certain.
-        remarks: what of the node was not tested, then what was seen of each thing that is named and belongs to it.
+        cells: for each metric of `NodeTable.metrics`, what was found on the node; empty for nothing.
+        failures: number of requirements that certainly fail because of it.
+        remarks: what was not tested on the node, then the evidence for each of its named GPUs and links.
     """
 
     host: str
@@ -39,12 +39,12 @@ class NodeRow:
 
 @dataclass(frozen=True)
 class NodeTable:
-    """Rows, the worst first; how many more there are; and what is known of the nodes that have no row.
+    """Rows with the worst first, the number of rows left out, and a summary of the nodes without a row.
 
     Attributes:
         metrics: titles of the columns: metrics whose failures name a node.
-        others: ``15 other nodes: all requirements met``, or what keeps one from saying that; and how many nodes were
-            never heard of.
+        hidden: rows left out.
+        others: ``15 other nodes: all requirements met``, or why that is not certain; and how many nodes never answered.
     """
 
     metrics: tuple[str, ...]
@@ -54,7 +54,7 @@ class NodeTable:
 
 
 def node_table(judgement: Judgement, run: RunRecord) -> NodeTable:
-    """The table of a judged run; nodes are those of its coverage, else of run.json."""
+    """The table of a judged run, with the nodes of its coverage, or of run.json if it has none."""
     missed = [verdict for verdict in judgement.verdicts if not verdict.passed]
     lacks = _not_tested(judgement)
     named: dict[str, list[tuple[Verdict, Culprit]]] = {host: [] for host in lacks}
@@ -75,7 +75,7 @@ def node_table(judgement: Judgement, run: RunRecord) -> NodeTable:
 
 
 def _not_tested(judgement: Judgement) -> dict[str, str]:
-    """What of a node took no part, by its name."""
+    """What was not tested on each node, by host name."""
     coverage = judgement.coverage
     if coverage is None:
         return {}
@@ -98,7 +98,7 @@ def _row(host: str, found: list[tuple[Verdict, Culprit]], metrics: tuple[str, ..
 
 
 def _remarks(found: list[tuple[Verdict, Culprit]]) -> Iterator[str]:
-    """One line for each GPU, link or node that is named, the certain ones first."""
+    """One line for each named GPU, link or node, the certain ones first."""
     seen: dict[str, str] = {}
     for _, culprit in sorted(found, key=lambda one: not one[1].is_certain):
         doubt = "" if culprit.is_certain else "suspected: "
@@ -110,7 +110,7 @@ def _remarks(found: list[tuple[Verdict, Culprit]]) -> Iterator[str]:
 
 
 def _cell(found: list[tuple[Verdict, Culprit]]) -> str:
-    """``FAIL 3``: the worst word of those that name the node, and how many requirements do."""
+    """``FAIL 3``: the worst verdict that names the node, and the number of requirements with it."""
     if not found:
         return ""
     worst = sorted({_word(*one) for one in found}, key=("FAIL", "ERROR", _SUSPECTED, "WAIVED").index)[0]
@@ -123,7 +123,7 @@ def _word(verdict: Verdict, culprit: Culprit) -> str:
 
 
 def _others(hosts: Sequence[str], named: int, missed: list[Verdict]) -> str:
-    """What is known of nodes that nothing names: that they meet all only where nothing else is open."""
+    """Summary of the nodes that no failure names; they meet all requirements only if everything passed."""
     if not hosts:
         return ""
     are_many = len(hosts) > 1
@@ -132,10 +132,10 @@ def _others(hosts: Sequence[str], named: int, missed: list[Verdict]) -> str:
 
 
 def _without_a_name(missed: list[Verdict]) -> str:
-    """``2 requirements failed, 1 not measured, without a node to name``."""
+    """``2 requirements failed, 1 not measured, without naming a node``."""
     counts = Counter(verdict.outcome for verdict in missed if not verdict.culprits)
     if not counts:
         return ""
     (first, number), *rest = ((_IN_WORDS.get(outcome, outcome), number) for outcome, number in counts.items())
     more = "".join(f", {number} {outcome}" for outcome, number in rest)
-    return f"{text.count_text(number, 'requirement')} {first}{more}, without a node to name"
+    return f"{text.count_text(number, 'requirement')} {first}{more}, without naming a node"

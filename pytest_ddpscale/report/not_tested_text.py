@@ -1,4 +1,4 @@
-"""What a run did not test, and what its passing does not say."""
+"""What a run did not test, and what a pass does not cover."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pytest_ddpscale.results.verdicts import Judgement
 from pytest_ddpscale.util.listing import first_few
 
 _NOT_SAID = (
-    "It speaks of the day it was measured, of the workloads and world sizes in the table, and of nothing else: not of "
-    "storage, of the network to outside, of software that users install, or of what wears out.",
-    "Nodes that are in no row and in no count were not tested.",
+    "This report covers the day of the measurement and the workloads and world sizes in the table. It does not cover "
+    "storage, external networks, software that users install, or wear.",
+    "Nodes that appear in no row and in no count were not tested.",
 )
 
 
 def not_tested_lines(judgement: Judgement) -> list[str]:
-    """One line for each reason and each kind of device, and what no run tests."""
+    """One line for each reason and each kind of untested device, then what no run tests."""
     missing = [one for one in judgement.verdicts if one.outcome == "not_measured"]
     reasons = Counter(text.reason_text(one) for one in missing)
     said = [f"{text.count_text(count, 'requirement')}: {reason}" for reason, count in reasons.most_common(10)]
     coverage = judgement.coverage
     if coverage is not None and coverage.idle_gpus:
         idle = [f"{gpu.name} on {node.host}" for node, gpu in coverage.idle_gpus[:5]]
-        said.append(f"GPUs without a part: {first_few(idle, 5, count=len(coverage.idle_gpus))}")
+        said.append(f"GPUs not tested: {first_few(idle, 5, count=len(coverage.idle_gpus))}")
     if coverage is not None and coverage.nodes_absent:
-        said.append(f"Nodes without a part: {first_few(coverage.nodes_absent, 5)}")
+        said.append(f"Nodes not tested: {first_few(coverage.nodes_absent, 5)}")
     return [*said, *_NOT_SAID]

@@ -1,4 +1,4 @@
-"""The plan, as `--collect-only` and the start of a run print it."""
+"""The plan as printed by `--collect-only` and at the start of a run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ from pytest_ddpscale.report.text import count_text
 
 
 def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mapping[str, float] = UNKNOWN) -> list[str]:
-    """Studies, arms, estimated minutes and GPU-hours of a plan that answers so many requirements.
+    """Studies, arms, estimated minutes and GPU-hours of a plan.
 
-    To isolate is to start a gang for each study; the throughput expected per GPU is by workload name.
+    Args:
+        plan: what will be measured.
+        requirements: how many requirements it decides.
+        isolate: whether each study has a gang of its own.
+        img_per_s: expected throughput per GPU, by workload name.
     """
     whole = estimate(plan, isolate=isolate, img_per_s=img_per_s)
     device = "GPU" if plan.device_type == "cuda" else "core"
@@ -52,24 +56,24 @@ def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mappi
             (plan.pairs.id, pairs_seconds(plan.nodes), f"at least {count_text(rounds, 'round')} of pairs of nodes")
         )
     if plan.precision is not None and plan.studies and plan.launches > 1:
-        rows.append((_precision_text(plan.precision), 0.0, "of it: launches have a fixed number of rounds"))
+        rows.append((_precision_text(plan.precision), 0.0, "included: launches have a fixed number of rounds"))
     elif plan.precision is not None and plan.studies:
         without = estimate(replace(plan, precision=None), isolate=isolate, img_per_s=img_per_s)
         noise = f"at the usual noise of {100 * ROUND_SD[plan.device_type]:.3g} % a round"
         more_s = whole.seconds - without.seconds
-        rows.append((_precision_text(plan.precision), more_s, f"of it for intervals that narrow, {noise}"))
+        rows.append((_precision_text(plan.precision), more_s, f"included for intervals this narrow, {noise}"))
     width = max((len(name) for name, *_ in rows), default=0)
     return [head, *(f"  {name:<{width}}  {seconds / 60:4.1f} min  {what}" for name, seconds, what in rows)]
 
 
 def shortened(lines: Sequence[str], most: int = 5) -> list[str]:
-    """The first of `plan_lines`, and how many more there are: for a run, whose outcome has to fit on a screen."""
+    """The first of `plan_lines` and the number of others, so that a run's output fits on a screen."""
     others = len(lines) - most
     return list(lines) if others <= 1 else [*lines[:most], f"  and {others} more (-v, or --collect-only)"]
 
 
 def _rounds_text(plan: Plan, study: Study) -> str:
-    """How many there are at most, and of how many half an interval becomes as narrow as the plan asks."""
+    """The most rounds of a study, and about how many narrow the half interval to the plan's precision."""
     if plan.launches > 1:
         return f"{plan.launches} launches of {study.rounds} rounds"
     limit = f"at most {study.rounds} rounds"

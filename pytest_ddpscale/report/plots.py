@@ -1,4 +1,4 @@
-"""PNG plots of scaling. Import it only to draw: it imports matplotlib, without pyplot and its global state."""
+"""PNG plots of scaling. Import this only to draw: it imports matplotlib, without pyplot and its global state."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ _Pixels: TypeAlias = npt.NDArray[np.uint8]
 
 
 def write_plots(columns: Columns, plan: Plan, judgement: Judgement, directory: Path) -> list[Path]:
-    """Draw what was measured, one PNG per scaling mode and quantity and an overview, with bounds and failures.
+    """Draw the measured values with bounds and failures: one PNG per scaling mode and quantity, and an overview.
 
     Returns:
-        The files written, ``weak-throughput.png`` first; none, and no directory, if nothing can be drawn.
+        The files written, ``weak-throughput.png`` first. Empty, without a directory, if there is nothing to draw.
     """
     with matplotlib.rc_context(_style()):
         return _write_plots(throughput_series(columns, plan), plan, judgement, directory)
 
 
 def _style() -> Any:  # its keys are literals to matplotlib's types, and only in newer ones
-    """Someone's own matplotlibrc may ask for LaTeX or another font: reports look alike everywhere.
+    """Matplotlib's default style, so that a user's matplotlibrc (LaTeX, another font) does not change reports.
 
-    `matplotlib.rcdefaults` would read all style files first. One font and no others to fall back to: labels hold only
-    what it can draw.
+    `matplotlib.rcdefaults` would read all style files first. One font without fallbacks is enough because labels
+    contain only characters that it can draw.
     """
     own = {name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith("backend")}
     return own | {"font.family": _FONT}
@@ -107,7 +107,7 @@ def _pixels(figure: Figure) -> _Pixels:
 
 
 def _two_by_two(panels: Sequence[_Pixels]) -> _Pixels:
-    """Pictures of one width in two columns, on white, each as it is on its own."""
+    """Pictures of equal width in two columns on white, at their own size."""
     height, width = max(len(panel) for panel in panels), panels[0].shape[1]
     whole = np.full(((len(panels) + 1) // 2 * height, min(len(panels), 2) * width, 4), 255, np.uint8)
     for i, panel in enumerate(panels):
@@ -122,12 +122,12 @@ def _with_points(all_series: Sequence[PlottedSeries], scaling: Scaling, quantity
 
 @dataclass(frozen=True)
 class _Curve:
-    """One series as one plot shows it.
+    """One series in one plot.
 
     Attributes:
         points: the values, in the axis' unit.
-        verdicts: the requirements whose bounds belong to it.
-        factor: from a bound's unit to that of the axis.
+        verdicts: the requirements whose bounds are drawn with it.
+        factor: converts a bound to the unit of the axis.
         dodge: factor on the world size that keeps the error bars of several curves apart.
     """
 
@@ -148,7 +148,7 @@ class _Curve:
 
     @property
     def extent(self) -> list[float]:
-        """Every value that has to be inside the axes."""
+        """Values that have to be inside the axes."""
         ends = [end for p in self.points for end in (p.center - p.below, p.center + p.above)]
         return ends + [verdict.bound_value * self.factor for verdict in self.verdicts]
 
@@ -156,13 +156,13 @@ class _Curve:
 def _draw(
     scaling: Scaling, quantity: Quantity, chosen: Sequence[PlottedSeries], judgement: Judgement, device: str
 ) -> Figure:
-    # Each key of the legend takes about a fifth of an inch.
+    # Each legend entry takes about a fifth of an inch.
     figure = Figure(figsize=(_WIDTH, max(4.6, 2.2 + 0.22 * len(chosen))), dpi=_DPI)
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     keys = _draw_axes(axes, scaling, quantity, chosen, judgement, device)
     title = f"{scaling.capitalize()} scaling: {quantity.title.format(device=device)}"
-    # Where it is already: without `y` matplotlib lays all labels out to see whether they are in its way.
+    # Without `y`, matplotlib lays out all labels to see whether the title overlaps them.
     axes.set_title(f"{title}\n{_label(judgement.sku)}", loc="left", y=1.0, parse_math=False)
     legend = _draw_legend(figure, keys)
     _set_margins(figure, legend.get_window_extent(canvas.get_renderer()).width / _DPI)
@@ -174,7 +174,7 @@ def _draw(
 def _draw_axes(
     axes: Axes, scaling: Scaling, quantity: Quantity, chosen: Sequence[PlottedSeries], judgement: Judgement, device: str
 ) -> list[_Key]:
-    """All but title and legend, whose keys are returned."""
+    """Draw everything except title and legend; return the legend's entries."""
     curves = _curves(scaling, quantity, chosen, judgement)
     for curve in curves:
         _draw_points(axes, curve)
@@ -190,14 +190,14 @@ def _draw_axes(
 
 
 def _set_margins(figure: Figure, legend_width: float) -> None:
-    """Room for labels, title and legend, in inches: a layout engine would draw everything twice to find it out."""
+    """Leave room for labels, title and legend (inches); a layout engine would draw everything twice to find it."""
     width, height = figure.get_size_inches()
     right = legend_width + _LEGEND_GAP
     figure.subplots_adjust(_LEFT / width, _BOTTOM / height, 1 - right / width, 1 - _TOP / height)
 
 
 def _draw_watermark(figure: Figure) -> None:
-    """Across the whole figure, over everything, so that no part of it can be cut out without it."""
+    """Write the watermark across the whole figure, so that no part can be cut out without it."""
     figure.text(
         0.5, 0.5, WATERMARK, rotation=22, ha="center", va="center", fontsize=26, fontweight="bold",
         color="#b00000", alpha=0.28, zorder=10, parse_math=False,
@@ -236,7 +236,7 @@ def _draw_points(axes: Axes, curve: _Curve) -> None:
 
 
 def _draw_bounds(axes: Axes, curve: _Curve) -> None:
-    """Each bound as a short line at its world size, and a cross on the value that misses it."""
+    """Draw each bound as a short line at its world size, and a cross on each value that misses it."""
     values = {point.world_size: point.center for point in curve.points}
     for verdict in curve.verdicts:
         x, bound = curve.x(verdict.world_size), verdict.bound_value * curve.factor
@@ -251,7 +251,7 @@ def _bound_style(provisional: bool) -> Any:
 
 
 def _draw_reference(axes: Axes, quantity: Quantity, curves: Sequence[_Curve], device: str) -> list[_Key]:
-    """What perfect scaling would give."""
+    """Draw a line for perfect scaling; return its legend entry."""
     style: dict[str, Any] = {"color": _GREY, "linestyle": (0, (5, 3)), "linewidth": 1.1}
     left, right = axes.get_xlim()
     if quantity is EFFICIENCY:
@@ -285,7 +285,7 @@ def _set_values(axes: Axes, quantity: Quantity, values: Sequence[float]) -> None
         axes.set_ylim(2.0**first / 1.1, 2.0**last * 1.1)
         _set_ticks(axes.yaxis, [2.0**exponent for exponent in range(first, last + 1)])
     elif quantity is EFFICIENCY:
-        # Near 100 % the differences that matter are a few per cent: start below the lowest, at a full five.
+        # Differences of a few per cent matter near 100 %, so start just below the lowest value, at a multiple of 5.
         axes.set_ylim(max(5 * math.floor((low - 1) / 5), 0), max(high, 100) + 2)
     else:
         axes.set_ylim(0, high * 1.1)
@@ -329,13 +329,13 @@ def _draw_legend(figure: Figure, keys: Sequence[_Key]) -> Legend:
 
 
 def _label(name: str) -> str:
-    """A name that the font can draw and a legend takes as it is."""
+    """A name that the font can draw and a legend shows unchanged."""
     drawable = "".join(c if ord(c) in _characters() else "?" for c in shorten(one_line(name), _LONGEST_LABEL))
-    # matplotlib leaves out of a legend what starts with an underscore.
+    # Matplotlib leaves labels that start with an underscore out of a legend.
     return f" {drawable}" if drawable.startswith("_") else drawable
 
 
 @cache
 def _characters() -> Collection[int]:
-    """That matplotlib's own font has; takes a millisecond."""
+    """Characters in matplotlib's own font; reading them takes a millisecond."""
     return get_font(findfont(FontProperties())).get_charmap()

@@ -1,4 +1,4 @@
-"""What the plots show: the same per-round values that verdicts come from."""
+"""Values that the plots show, from the same rounds as the verdicts."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from pytest_ddpscale.results.column_record import FloatArray
 
 @dataclass(frozen=True)
 class Quantity:
-    """What one plot shows of each series.
+    """The quantity that one plot shows for each series.
 
     Attributes:
         axis: label of the y axis, with its unit; ``{device}`` is GPU or rank.
-        factor: from the values' unit to that of the axis.
-        metrics: the first gives the values, with one formula for both scalings; the bounds of all are drawn.
+        factor: converts the values to the unit of the axis.
+        metrics: the first gives the values, by one formula for both scalings; the bounds of all are drawn.
     """
 
     file: str
@@ -71,7 +71,7 @@ class Point:
     """One quantity at one world size, over the rounds.
 
     Attributes:
-        center: geometric mean over the rounds; of a share that may be 0, such as utilization, the mean.
+        center: geometric mean over the rounds; arithmetic mean for a share that may be 0, such as utilization.
         below: distance from `center` to one (geometric) standard deviation below; 0 with one round. `above` likewise.
     """
 
@@ -83,14 +83,14 @@ class Point:
 
 @dataclass(frozen=True)
 class PlottedSeries:
-    """One study's complete rounds, by world size; 1 is one rank alone, or under DDP where it was measured only so."""
+    """One study's complete rounds, by world size; size 1 is one rank alone, or under DDP if only that was measured."""
 
     scaling: Scaling
     workload: str
     rounds: dict[int, ArmRounds]
 
     def points(self, metric: Metric) -> list[Point]:
-        """Throughput per GPU of any number of ranks; what compares several with one alone, from two ranks on."""
+        """Points by world size; metrics that compare several ranks with one start at two ranks."""
         alone = self.rounds.get(1, NO_ROUNDS)
         shown = {k: rounds for k, rounds in sorted(self.rounds.items()) if k > 1 or metric is THROUGHPUT_PER_GPU}
         samples = {k: metric.samples_of(MeasuredArms(rounds, alone, k)) for k, rounds in shown.items()}
@@ -99,15 +99,15 @@ class PlottedSeries:
 
 
 def throughput_series(columns: Columns, plan: Plan) -> list[PlottedSeries]:
-    """A series per study of the plan of which a complete round was measured, in the plan's order; of the first launch.
+    """One series per study of the first launch that has a complete round, in the plan's order.
 
-    Of what each of several nodes measured by itself, the node with rank 0, which is what more nodes are compared with.
-    Ranks that were spread over nodes are no point of a curve of packed ones.
+    Where several nodes each measured by themselves, the series is that of the node with rank 0, because several nodes
+    are compared with it. Arms spread over nodes are left out of the curve of packed arms.
     """
     found = []
     for study in plan.of_launch(1).studies:
         packed = [arm for arm in study.arms if arm.placement == "packed" and arm.variant == USUAL]
-        # Of one rank alone and the same under DDP the former is shown.
+        # Prefer one rank alone over the same rank under DDP.
         arms = sorted((arm for arm in packed if arm.kind in ("alone", "ddp")), key=lambda arm: arm.kind, reverse=True)
         rounds = [(arm.world_size, _first_group(columns, study.id, arm, plan)) for arm in arms]
         measured = {world_size: by_number for world_size, by_number in rounds if by_number}
@@ -135,5 +135,5 @@ def _additive_point(world_size: int, samples: PerRound) -> Point:
 
 
 def _stdev(values: FloatArray) -> float:
-    """Of a sample; 0 of one value."""
+    """Standard deviation of a sample; 0 for a single value."""
     return float(values.std(ddof=1)) if len(values) > 1 else 0.0

@@ -1,4 +1,4 @@
-"""What profiled steps say, as rows of texts: for report.md and report.html."""
+"""Results of profiled steps as rows of texts, for report.md and report.html."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ArmDetails(NamedTuple):
 
 
 def part_rows(profiles: Sequence[ArmProfile]) -> list[tuple[str, ...]]:
-    """A row for each profiled arm: means over its steps."""
+    """One row for each profiled arm, with means over its steps."""
     return [(one.study, one.arm, *_parts(one)) for one in profiles if not one.problem]
 
 
@@ -48,20 +48,20 @@ def _parts(one: ArmProfile) -> tuple[str, ...]:
 
 
 def exposed_rows(evidence: Evidence) -> list[tuple[str, ...]]:
-    """Exposed communication by two methods, with their intervals, and whether these meet."""
+    """Exposed communication by two methods, with intervals, and whether the intervals overlap."""
     rows = []
     for one in profiled_exposures(evidence):
         rounds, profile, waiting = (_estimate(values) for values in (one.by_rounds, one.by_profile, one.waiting))
         slower = _estimate(one.by_profile - one.waiting)
         word = ABSENT
         if rounds and profile:
-            word = "agree" if do_agree(rounds, profile) else "apart: profiling or drift changed one of them"
+            word = "agree" if do_agree(rounds, profile) else "disagree: profiling or drift changed one of them"
         rows.append((one.study, one.arm, *map(_with_interval, (rounds, profile, waiting, slower)), word))
     return rows
 
 
 def do_agree(one: Estimate, other: Estimate) -> bool:
-    """Whether two intervals meet."""
+    """Whether two intervals overlap."""
     return max(one.interval[0], other.interval[0]) <= min(one.interval[1], other.interval[1])
 
 
@@ -79,20 +79,20 @@ def problem_lines(profiles: Sequence[ArmProfile]) -> list[str]:
 
 
 def how_line(profiles: Sequence[ArmProfile], device_type: str) -> str:
-    """What was done, in sentences; empty if nothing was."""
+    """How arms were profiled, in sentences; empty if none was."""
     done = [one for one in profiles if not one.problem]
     if not done:
         return ""
     steps = count_text(max(len(one.step_ms) for one in done), "step")
     what = "GPU kernels" if device_type == "cuda" else "operators of the thread that trains, and gloo's threads"
     return (
-        f"{steps} of each arm by rank {done[0].rank} under torch.profiler, one of each arm after the other, after all "
-        f"timed rounds of the study: {what}. Profiling makes steps slower; no value or verdict rests on them."
+        f"Rank {done[0].rank} profiled {steps} of each arm with torch.profiler, taking turns between arms, after all "
+        f"timed rounds of the study: {what}. Profiling slows steps; no value or verdict uses them."
     )
 
 
 def details(profiles: Sequence[ArmProfile], device_type: str) -> list[ArmDetails]:
-    """Buckets, kernels and gaps of what was profiled of each study's largest arm under DDP."""
+    """Buckets, kernels and gaps in the profile of each study's largest arm under DDP."""
     return [
         ArmDetails(
             f"{one.study}, {one.arm}",
@@ -103,7 +103,7 @@ def details(profiles: Sequence[ArmProfile], device_type: str) -> list[ArmDetails
                 )
                 for number, bucket in enumerate(one.buckets, 1)
             ],
-            "Longest kernels" if device_type == "cuda" else "Longest operators, without what they call",
+            "Longest kernels" if device_type == "cuda" else "Longest operators, self time",
             [
                 (
                     shorten(kernel.name, _LONGEST_KERNEL), f"{kernel.calls / len(one.step_ms):g}",
@@ -121,7 +121,7 @@ def details(profiles: Sequence[ArmProfile], device_type: str) -> list[ArmDetails
 
 
 def largest_profiles(profiles: Sequence[ArmProfile]) -> list[ArmProfile]:
-    """Of each study the profiled arm under DDP with most ranks, or the last arm if there is none."""
+    """For each study the profiled DDP arm with the most ranks, or the last arm if there is none."""
     found: dict[str, ArmProfile] = {}
     for one in profiles:
         if not one.problem and (one.study not in found or _ranks(one) >= _ranks(found[one.study])):

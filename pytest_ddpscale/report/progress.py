@@ -1,4 +1,4 @@
-"""Progress while measuring: per cent and time left, which study, round, img/s."""
+"""Progress while measuring: per cent done, time left, study, round, img/s."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from pytest_ddpscale.results.records import Block, GangRecord, StudyEnd, StudySt
 from pytest_ddpscale.results.strict_json import each
 from pytest_ddpscale.results.training_record import TrainedEpoch
 
-_ENDED = {"budget": "time is up after ", "decided": "decided after "}
+_ENDED = {"budget": "time limit reached after ", "decided": "decided after "}
 
 
 class Progress:
-    """Turns records, as they are written, into lines.
+    """Turns records into progress lines as they are written.
 
     Args:
         plan: what is being measured.
-        show: takes a line and whether it may be overwritten by the next.
+        show: called with a line and whether the next line may overwrite it.
         now: clock, in seconds.
         img_per_s: expected throughput per GPU, by workload name.
     """
@@ -49,7 +49,7 @@ class Progress:
     ) -> None:
         self._plan = plan
         self._planned_s = {study.id: usual_seconds(plan, study, img_per_s) for study in plan.studies}
-        self._usual_rounds: dict[str, int] = {}  # of what is no study of training
+        self._usual_rounds: dict[str, int] = {}  # of probes and pairs
         if plan.probes is not None:
             self._planned_s[plan.probes.id] = probes_seconds(plan.probes)
             self._usual_rounds[plan.probes.id] = min(plan.probes.rounds, TYPICAL_ROUNDS)
@@ -61,18 +61,18 @@ class Progress:
         self._now = now
         self._begun = now()
         self._study: Study | None = None
-        self._current = ""  # id of the study or probes that were begun
+        self._current = ""  # id of the study, probes or pairs in progress
         self._study_begun = self._begun
         self._round = 0
         self._blocks = 0
-        self._spent_s = self._planned_spent_s = 0.0  # of the studies that came to their own end
+        self._spent_s = self._planned_spent_s = 0.0  # of the studies that were completed
         self._settled: set[str] = set()
         self._img_per_s: dict[str, float] = {}
         self._last = ""
         self._queued_for = ""
 
     def __call__(self, record: AnyRecord | Notice) -> None:
-        """Take one record, or a notice."""
+        """Handle one record or notice."""
         match record:
             case GangRecord():
                 torch = each(record.versions, 1)[0].get("torch")
@@ -89,7 +89,7 @@ class Progress:
                 self._trained(record)
             case Unfit():
                 for host, why in record.nodes.items():
-                    self._say(f"{host} is not as it should be: {why}", passing=False)
+                    self._say(f"{host} is unfit: {why}", passing=False)
             case StudyEnd():
                 self._end(record)
             case Queued():
@@ -98,7 +98,7 @@ class Progress:
                 self._wait()
 
     def _queue(self, state: str) -> None:
-        """A scheduler has no nodes for us yet. Why not stays on the screen, and in a log; for how long passes."""
+        """Report that the scheduler has no nodes for us yet: a lasting line for the reason, a passing one for time."""
         if state != self._queued_for:
             self._queued_for = state
             self._say(f"waiting for nodes: {state}", passing=False)
@@ -134,7 +134,7 @@ class Progress:
         self._round = max(self._round, record.round + 1)
         if record.study in self._usual_rounds:
             usual = self._usual_rounds[record.study]
-            of = f"/{usual}" if self._round <= usual else ", slow ones once more"
+            of = f"/{usual}" if self._round <= usual else ", slow pairs again"
             self._go_on(f"pairs of nodes: round {self._round}{of}")
 
     def _trained(self, epoch: TrainedEpoch) -> None:
@@ -152,10 +152,10 @@ class Progress:
             self._say(f"{end.study}: ERROR: {end.message}", passing=False)
         elif end.reason == "interrupted":
             has_begun = self._current == end.study
-            how_far = f"interrupted after {self._round} rounds" if has_begun else "not begun"
+            how_far = f"interrupted after {self._round} rounds" if has_begun else "not started"
             self._say(f"{end.study}: {how_far}: {end.message}", passing=False)
-        elif self._current != end.study:  # a launch that there was no time for
-            self._say(f"{end.study}: not begun: time is up", passing=False)
+        elif self._current != end.study:  # no time was left for this launch
+            self._say(f"{end.study}: not started: time limit reached", passing=False)
         else:
             if self._study is not None:
                 self._spent_s += seconds
@@ -168,12 +168,12 @@ class Progress:
     def _wait(self) -> None:
         if not self._current and not self._settled:
             planned_s = STARTUP_S + SURVEY_S * self._plan.survey + sum(self._planned_s.values())
-            # How long whole training runs take nobody knows.
+            # The duration of whole training runs is unknown.
             estimated = "" if self._plan.training_runs else f", {_clock(planned_s)} estimated"
             self._say(f"starting ranks{estimated}", passing=True)
 
     def _planned_so_far_s(self) -> float:
-        """What the plan gives this study, the probes or the pairs, for as much as has been timed of it."""
+        """Planned seconds of the part of the current study, probes or pairs that has been timed so far."""
         if self._study is None:
             usual = self._usual_rounds.get(self._current)
             return self._planned_s[self._current] * min(1.0, self._round / usual) if usual else 0.0
@@ -182,15 +182,15 @@ class Progress:
         return warm_up_seconds(self._study, expected) + rounds * round_seconds(self._study, self._study.arms, expected)
 
     def _go_on(self, line: str) -> None:
-        """Say how much is done, how long the rest takes, and what goes on."""
+        """Show the share done, the time left, and `line`."""
         planned_s = self._planned_so_far_s()
         own_s = max(0.0, self._planned_s.get(self._current, 0.0) - planned_s)
         later_s = sum(s for name, s in self._planned_s.items() if name not in self._settled and name != self._current)
         spent_s, timed_s = self._spent_s + self._now() - self._study_begun, self._planned_spent_s + planned_s
-        left_s = (own_s + later_s) * (spent_s / timed_s if timed_s else 1.0)  # at the pace of what has been timed
+        left_s = (own_s + later_s) * (spent_s / timed_s if timed_s else 1.0)  # at the pace so far
         whole_s = sum(self._planned_s.values())
         done = 1 - (own_s + later_s) / whole_s if whole_s else 0.0
-        per_cent = min(math.floor(100 * done), 99)  # something goes on, or it would not be said
+        per_cent = min(math.floor(100 * done), 99)  # 100 % would claim that nothing is left
         self._say(f"[ {per_cent:2d} %  {_clock(left_s)} left ] {line}", passing=True)
 
     def _say(self, line: str, *, passing: bool) -> None:
@@ -200,10 +200,10 @@ class Progress:
 
 
 def load_warning(load: float, cores: int) -> str:
-    """What to say before ranks start on a host with such a load average; empty where they have it to themselves."""
+    """Warning about a host's load average before ranks start; empty if the load is at most one per core."""
     if load <= cores:
         return ""
-    return f"WARNING: load average {load:.1f} on {cores} cores before anything is measured: values will be too low"
+    return f"WARNING: load average {load:.1f} on {cores} cores before measuring starts: values will be too low"
 
 
 def _clock(seconds: float) -> str:

@@ -1,7 +1,7 @@
 """metrics.prom: a judgement in Prometheus's text format, for node_exporter's textfile collector.
 
-Names end in base units: a share and a factor are ``_ratio``, memory is in bytes, times are in seconds. No number of a
-verdict is judged again here: a view shows what was concluded.
+Names end in base units: ``_ratio`` for shares and factors, bytes for memory, seconds for times. Nothing is judged again
+here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Samples = Iterable[tuple[Labels, float]]
 
 RUN_OUTCOMES: tuple[RunOutcome, ...] = ("accepted", "accepted_with_waivers", "rejected", "incomplete", "partial")
 VERDICT_OUTCOMES: tuple[VerdictOutcome, ...] = ("passed", "failed", "inconclusive", "not_measured", "error")
-# Suffix of the name, and what a value is multiplied by to be in it.
+# Suffix of the metric's name, and the factor that converts a value to that unit.
 _BASE_UNITS: dict[Unit, tuple[str, float]] = {
     "fraction": ("ratio", 1.0),
     "x": ("ratio", 1.0),
@@ -49,7 +49,7 @@ def _lines(judgement: Judgement, run: RunRecord) -> Iterator[str]:
         [({**sku, "outcome": outcome}, float(outcome == judgement.outcome)) for outcome in RUN_OUTCOMES],
     )
     yield from _family(
-        "ddpscale_run_simulated", "1 if no machine was measured but a model of one.", [(sku, float(simulated))]
+        "ddpscale_run_simulated", "1 if the run simulated a machine and measured none.", [(sku, float(simulated))]
     )
     yield from _family(
         "ddpscale_requirement_outcome",
@@ -61,17 +61,17 @@ def _lines(judgement: Judgement, run: RunRecord) -> Iterator[str]:
         ],
     )
     yield from _numbers(judgement)
-    if simulated:  # neither is there a machine to blame, nor was one measured
+    if simulated:  # there is no machine to blame or to date
         return
     yield from _family(
-        "ddpscale_culprit_failures", "Requirements in the way of accepting the machine for which this one is named.",
+        "ddpscale_culprit_failures", "Requirements that block acceptance and name this culprit.",
         _culprits(judgement),
     )  # fmt: skip
     yield from _timestamps(judgement, run)
 
 
 def _numbers(judgement: Judgement) -> Iterator[str]:
-    """Values, limits and bounds, a family for each unit."""
+    """Values, interval ends and bounds, in one family per unit."""
     for suffix in dict.fromkeys(base for base, _ in _BASE_UNITS.values()):
         of_unit = [verdict for verdict in judgement.verdicts if _BASE_UNITS[verdict.unit][0] == suffix]
         words = suffix.replace("_", " ")
@@ -89,7 +89,7 @@ def _numbers(judgement: Judgement) -> Iterator[str]:
             ],
         )  # fmt: skip
         yield from _family(
-            f"ddpscale_requirement_bound_{suffix}", f"Bound that the value has to keep, {words}.",
+            f"ddpscale_requirement_bound_{suffix}", f"Bound that the value has to meet, {words}.",
             [
                 ({**_labels(one), "kind": _BOUND_KINDS[key]}, _based(one, bound))
                 for one in of_unit
@@ -99,7 +99,7 @@ def _numbers(judgement: Judgement) -> Iterator[str]:
 
 
 def _timestamps(judgement: Judgement, run: RunRecord) -> Iterator[str]:
-    """When each device was measured last; nothing while it is, nor of a node that nothing was launched on."""
+    """When each device was last measured; nothing for an unfinished run or a node that was left out."""
     if run.finished_at is None:
         return
     verdict_s = datetime.fromisoformat(run.finished_at).timestamp()
@@ -107,12 +107,12 @@ def _timestamps(judgement: Judgement, run: RunRecord) -> Iterator[str]:
     hosts = [host for host in run.hosts if host.host not in run.left_out]
     yield from _family(
         "ddpscale_node_last_verdict_timestamp_seconds",
-        "End of the last judged run that this node took part in, in Unix time.",
+        "End of this node's last judged run, in Unix time.",
         [({**of_run, "node": host.host}, verdict_s) for host in hosts],
     )
     yield from _family(
         "ddpscale_gpu_last_verdict_timestamp_seconds",
-        "End of the last judged run that this GPU took part in, in Unix time.",
+        "End of this GPU's last judged run, in Unix time.",
         [
             ({**of_run, "node": host.host, "gpu": str(device.index), "uuid": device.uuid}, verdict_s)
             for host in hosts
@@ -158,8 +158,10 @@ def _based(verdict: Verdict, number: float) -> float:
 
 
 def _family(name: str, help_text: str, samples: Samples) -> Iterator[str]:
-    """One metric; nothing of one without samples. Of samples with the same labels only the first is written:
-    node_exporter refuses a whole file for a duplicate."""
+    """One metric family, or nothing without samples.
+
+    Of samples with equal labels only the first is written, because node_exporter rejects a file with duplicates.
+    """
     first: dict[str, float] = {}
     for labels, number in samples:
         first.setdefault(",".join(f'{label}="{_escaped(value)}"' for label, value in labels.items()), number)

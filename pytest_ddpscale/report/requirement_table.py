@@ -1,8 +1,8 @@
-"""The table of requirements on a terminal: columns of constant width, whatever stands in them.
+"""The table of requirements on a terminal, with columns of constant width.
 
-From 80 columns up there are always value, the limit that decides, bound and verdict. What gives way is, in this order,
-the margin, the further end of an interval that decides nothing, and the place for the name, which then has a line of
-its own. Names are cut in the middle only where they stay different.
+From 80 columns up, it always has value, deciding limit, bound and verdict. If space is short, it drops in this order
+the margin, the far end of the interval, and the name's column; names then have lines of their own. Names are shortened
+in the middle only if they stay distinct.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Row:
 
 
 class _Layout(NamedTuple):
-    """Widths of the columns after the name, 0 for one left out; of the name; and whether it has a line of its own."""
+    """Widths of the columns after the name (0 for one left out), of the name, and whether it has its own line."""
 
     widths: list[int]
     name_width: int
@@ -46,17 +46,17 @@ def requirement_table(
     *,
     is_brief: bool = False,
 ) -> Iterator[Line]:
-    """Rows, grouped by metric where whole names do not fit.
+    """The table's lines, grouped by metric if whole names do not fit.
 
     Args:
         verdicts: at least one.
-        columns: that a line may have.
-        explained: lines that follow a row.
-        is_brief: without margins, and grouped in any case.
+        columns: width of the terminal.
+        explained: returns lines that follow a verdict's row.
+        is_brief: leave margins out and always group.
     """
     rows, layout = _laid_out(verdicts, columns, is_brief)
     if is_brief or any(len(row.name) > layout.name_width for row in rows):
-        # The metric moves to a line of its own, which leaves the row for what differs.
+        # The metric moves to a line of its own, so rows contain only what differs.
         first = {verdict.metric: i for i, verdict in reversed(list(enumerate(verdicts)))}
         rows.sort(key=lambda row: first[row.verdict.metric])
         rows = [replace(row, name=f"{' ' * _INDENT}{text.short_name(row.verdict)}") for row in rows]
@@ -78,7 +78,7 @@ def requirement_table(
 
 
 def _laid_out(verdicts: Sequence[Verdict], columns: int, is_brief: bool) -> tuple[list[_Row], _Layout]:
-    """The first way in which everything has its place; on less than 80 columns more is left out."""
+    """The first layout that fits; below 80 columns more is left out."""
     margin = {_MARGIN}
     ways: list[tuple[bool, set[int], int]] = [] if is_brief else [(False, set(), _LEAST_NAME)]
     ways += [(False, margin, _LEAST_NAME), (True, margin, _LEAST_NAME), (True, margin, _INDENT)]
@@ -95,7 +95,7 @@ def _laid_out(verdicts: Sequence[Verdict], columns: int, is_brief: bool) -> tupl
 
 
 def _rows(verdicts: Sequence[Verdict], is_narrow: bool) -> list[_Row]:
-    # A mark on some cells takes a column of every one, or they would not line up.
+    # If some cells have a mark, the others get a space, so that numbers line up.
     unmarked = " " if any(map(text.is_provisional, verdicts)) else ""
     unmarked_interval = " " if any(map(interval_mark, verdicts)) else ""
     return [
@@ -128,7 +128,7 @@ def _joined(name: str, cells: Sequence[str], layout: _Layout) -> str:
 
 
 def _alike_when_short(rows: Sequence[_Row], name_width: int) -> set[str]:
-    """Names that could not be told from another one's in the width there is."""
+    """Names that would look like another name at this width."""
     short: dict[tuple[str, str], set[str]] = {}
     for row in rows:
         short.setdefault((row.verdict.metric, text.shorten(row.name, name_width)), set()).add(row.name)

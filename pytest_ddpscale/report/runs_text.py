@@ -1,4 +1,4 @@
-"""The runs in a folder, the latest last: what `ddpscale runs` prints."""
+"""The runs in a folder, the latest last, as `ddpscale runs` prints them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pytest_ddpscale.results.run_json import RunRecord
 from pytest_ddpscale.results.strict_json import parse_strict_json
 from pytest_ddpscale.results.verdicts import read_judgement
 
-_HEADINGS = ("run", "began, UTC", "SKU", "nodes", "GPUs", "what it came to")
+_HEADINGS = ("run", "began, UTC", "SKU", "nodes", "GPUs", "outcome")
 
 
 def run_lines(folder: Path, columns: int) -> list[str]:
-    """A table so many characters wide of all run directories right in a folder; one that is broken says so.
+    """A table, `columns` characters wide, of the run directories directly in a folder; broken runs are marked.
 
     Raises:
-        RunDirectoryError: there is no such folder, or no run in it.
+        RunDirectoryError: the folder does not exist or holds no run.
     """
     runs = [RunDirectory(path) for path in _directories(folder)]
     found = sorted(_row(run) for run in runs if run.run_json.exists())
@@ -34,12 +34,12 @@ def run_lines(folder: Path, columns: int) -> list[str]:
 
 
 def _directories(folder: Path) -> list[Path]:
-    """Without links, such as `latest`, which would list a run twice."""
+    """Folders without symbolic links such as `latest`, which would list a run twice."""
     return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()] if folder.is_dir() else []
 
 
 def _row(run: RunDirectory) -> tuple[str, Sequence[str]]:
-    """When it began, by which rows are sorted, and its cells."""
+    """Start time, by which rows are sorted, and cells of a run."""
     try:
         record = run.read_run()
         began = f"{record.began:%Y-%m-%d %H:%M}"
@@ -63,7 +63,7 @@ def _said(run: RunDirectory, record: RunRecord) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Numbers to the right."""
+    """Rows as lines of aligned columns, with numbers to the right."""
     widths = [max(len(row[at]) for row in rows) for at in range(len(_HEADINGS))]
     numbers = (_HEADINGS.index("nodes"), _HEADINGS.index("GPUs"))
     return [

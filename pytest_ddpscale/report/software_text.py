@@ -1,4 +1,4 @@
-"""Which software a run used: what its ranks and the surveys of its nodes say, and where nodes differ."""
+"""Software versions of a run, from its ranks and node surveys, and where nodes differ."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pytest_ddpscale.report.text import count_text
 from pytest_ddpscale.results.run_json import RunRecord
 from pytest_ddpscale.results.survey_record import Survey
 
-# What a first page has room for, and how it is written there.
+# Packages on the first page, with their titles there.
 _FOREMOST = {
     "driver": "driver", "cuda": "CUDA", "nccl": "NCCL", "torch": "torch", "pytest_ddpscale": "pytest-ddpscale",
 }  # fmt: skip
 
 
 def software_versions(run: RunRecord, surveys: Collection[Survey]) -> dict[str, str]:
-    """By name the version, ``570.1``; where nodes differ each with their number, ``570.1 (14 nodes), 565.3 (2 nodes)``.
+    """Version by name, ``570.1``; where nodes differ, ``570.1 (14 nodes), 565.3 (2 nodes)``.
 
-    What ranks trained with counts; of what they do not tell, and of nodes that differ, the surveys.
+    Versions come from the ranks; from the surveys if the ranks did not report one, or if nodes differ.
     """
     found = dict(run.versions)
     names = dict.fromkeys(name for survey in surveys for name, version in survey.versions.items() if version)
@@ -33,5 +33,5 @@ def software_versions(run: RunRecord, surveys: Collection[Survey]) -> dict[str, 
 
 
 def software_line(versions: dict[str, str]) -> str:
-    """``driver 570.1, CUDA 13.2, torch 2.15.0``; empty of a run that does not say."""
+    """``driver 570.1, CUDA 13.2, torch 2.15.0``; empty if the run recorded none."""
     return ", ".join(f"{title} {versions[name]}" for name, title in _FOREMOST.items() if name in versions)

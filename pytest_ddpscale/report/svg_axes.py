@@ -1,6 +1,6 @@
-"""Parts of charts in SVG: scales, ticks, frames, text. Colours are variables of the page and follow its theme.
+"""Parts of SVG charts: scales, ticks, frames, text. Colours are variables of the page and follow its theme.
 
-Whatever is drawn scales with its `viewBox`; text stays text, and all of it is escaped here.
+Charts scale with their `viewBox`. Text stays text and is escaped here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from html import escape
 
 from pytest_ddpscale.report.text import one_line, shorten
 
-# Okabe and Ito's palette, as in the PNGs; its black is the text's colour, which a dark page turns light.
+# Okabe and Ito's palette, as in the PNGs; black is replaced by the text colour, which is light on a dark page.
 _PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 SERIES_COLOURS = (*(f"var(--series-{i}, {colour})" for i, colour in enumerate(_PALETTE, 1)), "currentColor")
 BAD = "var(--bad, #d55e00)"
@@ -22,7 +22,7 @@ FONT_SIZE = 13
 
 @dataclass(frozen=True)
 class AxisScale:
-    """Where values lie between two ends of an axis, in units of the `viewBox`; what is beyond lies at the end."""
+    """Maps values to positions on an axis, in units of the `viewBox`; values beyond an end are drawn at that end."""
 
     low: float
     high: float
@@ -31,7 +31,7 @@ class AxisScale:
     is_log: bool = False
 
     def at(self, value: float) -> float:
-        """Of a value."""
+        """Position of a value."""
         low, high, inside = self.low, self.high, min(max(value, self.low), self.high)
         if self.is_log:
             low, high, inside = math.log2(low), math.log2(high), math.log2(inside)
@@ -44,7 +44,7 @@ def number(value: float) -> str:
 
 
 def round_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten between two values, at most `most` and one."""
+    """Multiples of 1, 2 or 5 times a power of ten between two values, at most `most` + 1 of them."""
     rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
@@ -63,7 +63,7 @@ def line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
 
 
 def rectangle(x: float, y: float, width: float, height: float, fill: str, extra: str = "") -> str:
-    """A filled one."""
+    """A filled rectangle."""
     return (
         f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" '
         f'fill="{fill}"{extra}/>'
@@ -74,7 +74,7 @@ def frame(
     x: AxisScale, y: AxisScale, x_ticks: Sequence[float], y_ticks: Sequence[float], titles: tuple[str, str],
     name: Callable[[float], str] = "{:g}".format,
 ) -> str:  # fmt: skip
-    """Grid, ticks and titles of both axes; `name` writes what is at a tick of the horizontal one."""
+    """Grid, ticks and titles of both axes; `name` formats the ticks of the horizontal axis."""
     grid, axis = 'stroke="currentColor" stroke-opacity="0.14"', 'stroke="currentColor" stroke-opacity="0.6"'
     parts = []
     for tick in y_ticks:
@@ -90,7 +90,7 @@ def frame(
 
 
 def marker(shape: int, x: float, y: float, colour: str) -> str:
-    """One of six marks that differ without colour."""
+    """One of six marker shapes, distinct without colour."""
     r, style = 4.5, f'fill="{colour}"'
     if shape % 6 == 0:
         return f'<circle cx="{number(x)}" cy="{number(y)}" r="{r}" {style}/>'
@@ -103,7 +103,7 @@ def marker(shape: int, x: float, y: float, colour: str) -> str:
 
 
 def cross(x: float, y: float) -> str:
-    """What misses its bound."""
+    """A cross over a value that misses its bound."""
     return (
         f'<path class="failed" d="M{number(x - 7)} {number(y - 7)}l14 14m0-14l-14 14" fill="none" '
         'stroke="currentColor" stroke-width="2.2"/>'
@@ -114,7 +114,7 @@ def svg(key: str, title: str, description: str, width: float, height: float, bod
     """A whole picture, with its text alternative.
 
     Args:
-        key: unique in the page: ids of its parts begin with it.
+        key: unique in the page; ids of the picture's parts begin with it.
     """
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {number(width)} {number(height)}" role="img" '

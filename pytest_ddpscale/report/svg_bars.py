@@ -1,4 +1,4 @@
-"""Bars of arms and GPUs: where the time of a step goes, how step times are spread, how busy devices are."""
+"""Bars of arms and GPUs: parts of a step's time, spread of step times, utilization of devices."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from pytest_ddpscale.report.svg_axes import BAD, SERIES_COLOURS, label, line, re
 from pytest_ddpscale.report.text import number_text, one_line, shorten
 from pytest_ddpscale.results.column_record import FloatArray
 
-MOST_BARS = 36  # more are higher than a page of paper
+MOST_BARS = 36  # more would not fit on a page of paper
 _WIDTH, _LEFT, _BAR_WIDTH = 480.0, 8.0, 464.0
-_LONGEST_NAME = 34  # beside the longest value
-# Without colour the parts differ by how much ink they have.
+_LONGEST_NAME = 34  # leaves space for the longest value
+# The parts differ in opacity, so that they can be distinguished without colour.
 _PARTS = (
     ("compute, typical rank", SERIES_COLOURS[0], 0.35),
     ("waiting for the slowest rank", SERIES_COLOURS[1], 0.95),
     ("DDP without communication", SERIES_COLOURS[2], 0.6),
     ("exposed communication", SERIES_COLOURS[3], 0.8),
-    ("the rest, not told apart", "currentColor", 0.2),
+    ("the rest, not measured separately", "currentColor", 0.2),
 )
 _SPREADS = ((50, 75, 0.9), (75, 90, 0.6), (90, 95, 0.4), (95, 99, 0.2))
 
 
 @dataclass(frozen=True)
 class BarRow:
-    """One row: what it is of and what it comes to above, and segments below.
+    """One row: name and value as text, with the bar's segments below.
 
     Attributes:
         segments: from, to (shares of the width), fill, opacity.
-        is_flagged: whether it stands out as bad.
+        is_flagged: whether to emphasize the row as bad.
     """
 
     name: str
@@ -53,9 +53,9 @@ def _bars(
     """All rows; empty without any.
 
     Args:
-        keys: name, fill and opacity of what segments mean.
-        mark: where a line crosses all bars, as a share of the width.
-        said_above: lines of text that a reader of the bars needs.
+        keys: name, fill and opacity of each legend entry.
+        mark: position of a line across all bars, as a share of the width.
+        said_above: lines of text above the bars.
     """
     if not rows:
         return ""
@@ -84,9 +84,9 @@ def _bars(
 
 
 def where_time_goes(key: str, columns: Columns, plan: Plan) -> str:
-    """Of each study the step of its largest arm, split by what the same ranks take without communication.
+    """A step of each study's largest arm, split by the time of the same ranks without communication.
 
-    Each part is a difference of medians over the rounds, so that it may be lost in noise, but never negative.
+    Each part is a difference of medians over the rounds: noise may hide it, but it is never negative.
     """
     rows = []
     for study in plan.of_launch(1).studies:
@@ -106,13 +106,13 @@ def where_time_goes(key: str, columns: Columns, plan: Plan) -> str:
 
 def _largest_first(study: Study) -> list[Arm]:
     packed = [arm for arm in study.arms if arm.kind == "ddp" and arm.placement == "packed"]
-    # What waits for data has a part more, of which nothing here tells.
+    # Arms with real data also wait for it, and no arm here measures that part.
     arms = [arm for arm in packed if arm.data_of(study.workload) == "synthetic"]
     return sorted(arms, key=lambda arm: -arm.world_size)
 
 
 def _levels(columns: Columns, plan: Plan, study: Study, arm: Arm) -> list[tuple[int, float]]:
-    """Where parts of `_PARTS` end, in seconds, as far as arms tell; empty where none computes alone."""
+    """Indices into `_PARTS` with their end in seconds, as far as arms were measured; empty if none computes alone."""
     alike = [one for one in study.arms if one.batch_size == arm.batch_size and one.placement == "packed"]
 
     def rounds_of(kind: ArmKind) -> ArmRounds:
@@ -122,7 +122,7 @@ def _levels(columns: Columns, plan: Plan, study: Study, arm: Arm) -> list[tuple[
 
     each, alone, silent = rounds_of("each"), rounds_of("alone"), rounds_of("no_sync")
     levels = [(0, _median(rounds.mean_step_s)) for rounds in (each, alone) if len(rounds)][:1]
-    # Who is alone in a round is rarely the slowest one.
+    # A rank timed alone is rarely the slowest one, so only `each` shows the wait for the slowest.
     levels += [(1, _median(each.step_s))] if len(each) else []
     return [*levels, (2, _median(silent.step_s))] if levels and len(silent) else levels
 
@@ -142,7 +142,7 @@ def _median(values: FloatArray) -> float:
 
 
 def step_time_spread(key: str, columns: Columns, plan: Plan) -> str:
-    """Of each arm the percentiles of its raw steps, of all ranks pooled, from the median up."""
+    """Percentiles from the median up of each arm's raw steps, pooled over ranks."""
     found = []
     for study in plan.studies:
         for arm in study.arms:
@@ -151,7 +151,7 @@ def step_time_spread(key: str, columns: Columns, plan: Plan) -> str:
                 found.append((f"{study.id}, {arm.name}", percentiles))
     shown = sorted(sorted(found, key=_spread, reverse=True)[:MOST_BARS], key=found.index)
     longest = max((ms[PERCENTS[-1]] / ms[PERCENTS[0]] for _, ms in shown), default=1.0)
-    # Below a tenth longer than the median, the same scale for all runs: steady ones then look steady.
+    # The scale reaches at least 10 % above the median, so that steady steps look steady.
     width = max(longest, 1.1) - 1
     rows = [
         BarRow(
@@ -165,7 +165,7 @@ def step_time_spread(key: str, columns: Columns, plan: Plan) -> str:
         for name, ms in shown
     ]
     keys = [(f"p{a} to p{b}", SERIES_COLOURS[0], opacity) for a, b, opacity in _SPREADS]
-    few = f"The {len(shown)} of {len(found)} arms that spread most" if len(shown) < len(found) else ""
+    few = f"The {len(shown)} of {len(found)} arms with the widest spread" if len(shown) < len(found) else ""
     ends = f"From the median to {100 * width:.0f} % above it"
     return _bars(key, "Step times", rows, keys, said_above=(ends, few))
 
@@ -175,7 +175,7 @@ def _spread(arm: tuple[str, Mapping[int, float]]) -> float:
 
 
 def activity_bars(key: str, columns: Columns, plan: Plan) -> str:
-    """Median utilization of each device over the rounds of an arm, in the arm where it was least busy."""
+    """Median utilization of each device over the rounds of the arm in which it was least busy."""
     least = dict(_least_busy(columns, plan))
     shown = sorted(least, key=lambda place: least[place][0])[:MOST_BARS] if len(least) > MOST_BARS else list(least)
     device = "GPU" if plan.device_type == "cuda" else "CPU rank"
@@ -206,7 +206,7 @@ def _least_busy(columns: Columns, plan: Plan) -> Iterator[tuple[tuple[str, int],
 
 
 def _busy(measured: ArmColumns) -> FloatArray:
-    """Median of each rank over the rounds, NaN if it could not be read; imported values have no rounds."""
+    """Median utilization of each rank over the rounds, NaN if it could not be read; imported values have no rounds."""
     values = measured.of(~measured.single_sample).utilization
     known = (~np.isnan(values)).any(axis=0)
     found = np.full(len(measured.ranks), np.nan)

@@ -1,4 +1,4 @@
-"""The figures of report.html, in their order; each is left out where there is nothing to show."""
+"""The figures of report.html in order; a figure without data is left out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_ddpscale.report.svg_timeline import step_timeline
 from pytest_ddpscale.results.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.results.verdicts import Judgement
 
-# In the middle of each picture, so that it cannot be cut out of a copy.
+# In the middle of each picture, so that it cannot be cropped away.
 _WATERMARK = (
     f'<text class="watermark" x="50%" y="120" text-anchor="middle" font-size="20" font-weight="bold" '
     f'fill="{BAD}" fill-opacity="0.4" textLength="400" lengthAdjust="spacingAndGlyphs">{escape(WATERMARK)}</text>'
@@ -27,13 +27,13 @@ _WATERMARK = (
 
 @dataclass(frozen=True)
 class Figure:
-    """One picture, or a table where that says it better.
+    """One picture, or a table where a table is clearer.
 
     Attributes:
         id: unique among the figures, for links.
         title: plain text, not escaped; so is `caption`.
         svg: safe markup: SVG or HTML, with everything from outside escaped.
-        caption: what is shown, and how to read it.
+        caption: what the picture shows and how to read it.
     """
 
     id: str
@@ -45,16 +45,16 @@ class Figure:
 def figures(
     columns: Columns, plan: Plan, judgement: Judgement, run: RunRecord, evidence: Evidence | None = None
 ) -> list[Figure]:
-    """All that can be shown of a run, from the values that verdicts come from.
+    """All figures of a run, drawn from the same values as the verdicts.
 
     Args:
-        evidence: with the pairs of nodes; without it their matrix is left out.
+        evidence: source of node pairs and profiles; None leaves their figures out.
     """
     found = [*_of_scaling(columns, plan, judgement), *_of_steps(columns, plan), *_of_places(columns, plan, evidence)]
     found += _of_profiles(evidence)
     shown = [figure for figure in found if figure.svg]
     if judgement.simulated or run.is_simulated():
-        # No name can hold it: names are escaped.
+        # No name can contain the tag, because names are escaped.
         shown = [replace(figure, svg=figure.svg.replace("</svg>", f"{_WATERMARK}</svg>")) for figure in shown]
     return shown
 
@@ -68,19 +68,19 @@ def _of_scaling(columns: Columns, plan: Plan, judgement: Judgement) -> Iterator[
     panels = [_again(_key(*panel), charts[panel]) for panel in OVERVIEW]
     layout = "display:grid;gap:1rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,max(18rem,40%)),1fr))"
     overview = f'<div class="overview" style="{layout}">{"".join(panels)}</div>' if any(panels) else ""
-    how = "Points are the values that were judged, of several nodes the worst, or means over the rounds"
+    how = "Points are the judged values (the worst of several nodes), or means over the rounds"
     yield Figure("scaling-overview", "Scaling overview", overview, f"{how}.")
     for scaling, quantity in PLOTS:
         title = f"{scaling.capitalize()} scaling: {quantity.title.format(device=device)}"
-        caption = f"{how}; bars are the intervals that the verdicts rest on."
+        caption = f"{how}; bars are the verdicts' intervals."
         yield Figure(_key(scaling, quantity), title, charts[scaling, quantity], caption)
     yield Figure(
         "weak-table", "Weak scaling", weak_table(plan, all_series, judgement),
-        "Fixed batch per GPU: images per second of one GPU, and how much of that each of many keeps.",
+        "Fixed batch per GPU: images per second of one GPU, and the efficiency of many.",
     )  # fmt: skip
     yield Figure(
         "generation-table", "Generation comparison", generation_table(judgement),
-        "Images per second and GPU here and as published for the reference.",
+        "Images per second per GPU here, and as published for the reference.",
     )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def _key(scaling: Scaling, quantity: Quantity) -> str:
 
 
 def _again(key: str, chart: str) -> str:
-    """The same chart at a second place in the page: its ids, which come before any name, are other ones."""
+    """A second copy of a chart in the page, with other ids; in the markup, the ids come before any name."""
     for part in ("title", "desc"):
         chart = chart.replace(f"{key}-{part}", f"overview-{key}-{part}", 2)
     return chart
@@ -99,7 +99,7 @@ def _of_steps(columns: Columns, plan: Plan) -> Iterator[Figure]:
     yield Figure(
         "where-time-goes", "Where the time goes", svg_bars.where_time_goes("where-time-goes", columns, plan),
         "A step of the slowest rank in each study's largest arm, median over the rounds, with utilization and power of "
-        "the median GPU. Parts that were not measured by themselves are in the rest.",
+        "the median GPU. The rest includes all parts that were not measured separately.",
     )  # fmt: skip
     yield Figure(
         "step-times", "Step-time distribution", svg_bars.step_time_spread("step-times", columns, plan),
@@ -117,15 +117,15 @@ def _of_places(columns: Columns, plan: Plan, evidence: Evidence | None) -> Itera
     slowness = svg_maps.slowness_by_gpu(columns, plan)
     yield Figure(
         "heat-map", "Step time by node and GPU", svg_maps.heat_map("heat-map", slowness),
-        "Step time without communication over that of the typical GPU; the stronger the colour, the slower. "
-        "Of several workloads, and of nodes that share a row, the slowest counts.",
+        "Step time without communication relative to the typical GPU; darker is slower. "
+        "The slowest workload counts, and the slowest of nodes that share a row.",
     )  # fmt: skip
     yield Figure("slowest-gpus", "Slowest GPUs", svg_maps.slowest_table(slowness), "At most 50, the slowest first.")
     pairs = svg_maps.pair_bandwidths(evidence) if evidence is not None else {}
     yield Figure(
         "pair-matrix", "Bandwidth between nodes", svg_maps.pair_matrix("pair-matrix", pairs),
-        "Each pair's slowest rail, median over the rounds; the stronger the colour, the slower; "
-        "empty was not measured. Of nodes that share a row, the slowest pair counts.",
+        "Each pair's slowest rail, median over the rounds; darker is slower; "
+        "empty was not measured. If nodes share a row, the slowest pair counts.",
     )  # fmt: skip
     yield Figure(
         "slowest-pairs", "Slowest pairs", svg_maps.slowest_pairs_table(pairs), "At most 50, the slowest first."
@@ -137,6 +137,6 @@ def _of_profiles(evidence: Evidence | None) -> Iterator[Figure]:
         yield Figure(
             f"profile-{number}", f"One step of {profile.study}, {profile.arm}",
             step_timeline(f"profile-{number}", profile),
-            f"Rank {profile.rank} under torch.profiler, the step whose duration is the median. "
+            f"Rank {profile.rank} under torch.profiler, the step of median duration. "
             + (f"Its trace, for Perfetto or chrome://tracing: {profile.trace}" if profile.trace else ""),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Curves over any quantity, with a second axis if one of them needs it; and bars by category."""
+"""Curves over any quantity, with a second axis if needed, and bars by category."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM, _KEY_HEIGHT = 480.0, 300.0, 58.0,
 _SECOND_RIGHT = 44.0
 _DASHES = ("", "6 3", "2 2", "8 3 2 3")
 _IDEAL = 'stroke="currentColor" stroke-opacity="0.7" stroke-dasharray="7 4"'
-_MOST_MARKS = 40  # of a curve: more would hide it
+_MOST_MARKS = 40  # more markers would hide the curve
 _MOST_TICKS = 9
 Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class LineCurve:
-    """One curve: points by x, ascending; of a `second` one values belong to the axis on the right."""
+    """One curve with points in ascending x; `second` puts its values on the right axis."""
 
     name: str
     points: Points
@@ -29,11 +29,11 @@ class LineCurve:
 
 @dataclass(frozen=True)
 class LineAxes:
-    """Titles, and what is logarithmic (to base 2).
+    """Titles of the axes, and which are logarithmic (base 2).
 
     Attributes:
-        second: title of the axis on the right; empty without one.
-        ideal: whether y = x is drawn, as of a speed-up.
+        second: title of the right axis; empty without one.
+        ideal: whether to draw y = x, the ideal speed-up.
     """
 
     x: str
@@ -49,7 +49,7 @@ def line_chart(key: str, title: str, axes: LineAxes, curves: Sequence[LineCurve]
 
     Args:
         key: unique in the page.
-        title: for those who do not see it.
+        title: text alternative of the picture.
     """
     drawn = [curve for curve in curves if curve.points]
     if not drawn:
@@ -77,7 +77,7 @@ def line_chart(key: str, title: str, axes: LineAxes, curves: Sequence[LineCurve]
 
 
 def bar_chart(key: str, title: str, axes: LineAxes, series: Mapping[str, Mapping[str, float]]) -> str:
-    """Bars side by side: of each category, in order, one for each series; empty without any."""
+    """Bars side by side, one per series in each category; empty without any."""
     names = list(dict.fromkeys(name for bars in series.values() for name in bars))
     if not names:
         return ""

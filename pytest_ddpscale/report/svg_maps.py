@@ -1,4 +1,4 @@
-"""Maps of a cluster: how slow each GPU of each node is, and how fast each pair of nodes talks."""
+"""Maps of a cluster: relative step time of each GPU, and bandwidth of each pair of nodes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ MOST_NODES = 64
 MOST_ROWS = 50
 _LEFT, _TOP, _CELL_HEIGHT = 130.0, 24.0, 18.0
 _LONGEST_NAME = 18
-_MOST_LABELLED = 16  # rows: in more of them numbers do not fit
+_MOST_LABELLED = 16  # with more rows, numbers do not fit into cells
 _OPACITIES = (0.13, 0.25, 0.45, 0.7, 1.0)
-# Times slower than a typical rank, from which on a cell is darker; the same for the share of a typical bandwidth.
+# Slowdowns, and shares of the typical bandwidth, at which cells get the next darker shade.
 _SLOWER = (1.02, 1.05, 1.1, 1.2)
 _LESS = (0.95, 0.9, 0.8, 0.5)
 
@@ -36,7 +36,7 @@ PairValues: TypeAlias = Mapping[tuple[str, str], float]
 
 
 def slowness_by_gpu(columns: Columns, plan: Plan) -> GpuValues:
-    """Step time over that of the typical GPU, all computing by themselves; of several workloads the slowest."""
+    """Step time without communication relative to the typical GPU; the slowest workload counts."""
     found: dict[tuple[str, int], float] = {}
     for study in plan.studies:
         arms = [arm for arm in study.arms if arm.kind == "each"]
@@ -48,7 +48,7 @@ def slowness_by_gpu(columns: Columns, plan: Plan) -> GpuValues:
 
 
 def heat_map(key: str, values: GpuValues) -> str:
-    """Nodes down, their GPUs across; dark is slow."""
+    """A map with nodes as rows and their GPUs as columns; dark is slow."""
     if not values:
         return ""
     bins, names = _binned({host for host, _ in values})
@@ -67,7 +67,7 @@ def heat_map(key: str, values: GpuValues) -> str:
 
 
 def slowest_table(values: GpuValues) -> str:
-    """The slowest GPUs, where the map cannot show each."""
+    """A table of the slowest GPUs; empty if the map shows each node in a row of its own."""
     if len({host for host, _ in values}) <= MOST_NODES:
         return ""
     worst = sorted(values.items(), key=lambda one: -one[1])[:MOST_ROWS]
@@ -77,9 +77,9 @@ def slowest_table(values: GpuValues) -> str:
 
 
 def pair_bandwidths(evidence: Evidence) -> PairValues:
-    """GB/s of pairs of nodes, by their names in order: of the slowest rail, and of each the median of its rounds.
+    """GB/s of each pair of nodes, by their sorted names: the slowest rail, each rail as the median of its rounds.
 
-    From the search for slow nodes and links; without one from send-recv probes.
+    The values come from the search for slow nodes and links, or from send-recv probes if there was no search.
     """
     rails: dict[tuple[str, str], dict[tuple[int, ...], list[float]]] = {}
 
@@ -91,7 +91,7 @@ def pair_bandwidths(evidence: Evidence) -> PairValues:
         add(one.hosts, one.ranks, [one.busbw_gbps])
     if not rails and evidence.plan.probes is not None:
         sent = [probe for probe in evidence.plan.probes.probes if probe.kind == "send-recv"]
-        # Over the most ranks, which are on several nodes if any are.
+        # The probe with the most ranks spans several nodes if any probe does.
         for probe in sorted(sent, key=lambda probe: (-probe.world_size, -(probe.message_bytes or 0)))[:1]:
             found = places(evidence.probes.get((probe.name, probe.world_size)), probe, evidence.plan.layout)
             for place, samples in found.items():
@@ -101,9 +101,9 @@ def pair_bandwidths(evidence: Evidence) -> PairValues:
 
 
 def pair_bandwidths_within(evidence: Evidence) -> PairValues:
-    """GB/s of pairs of ranks of a node, by their numbers on it: on the slowest node, of each the median of its rounds.
+    """GB/s of each pair of local ranks: the median over rounds on the slowest node, by the ranks' names.
 
-    From send-recv probes, of which the one with the largest message counts.
+    The values come from the send-recv probe with the largest message.
     """
     study = evidence.plan.probes
     sent = [probe for probe in (study.probes if study else ()) if probe.kind == "send-recv"]
@@ -121,7 +121,7 @@ def pair_bandwidths_within(evidence: Evidence) -> PairValues:
 
 
 def pair_matrix(key: str, values: PairValues, title: str = "Bandwidth between nodes") -> str:
-    """Nodes, or GPUs of a node, down and across; dark is slow, empty was not measured."""
+    """A matrix of nodes, or of GPUs within a node; dark is slow, empty was not measured."""
     if not values:
         return ""
     typical = statistics.median(values.values())
@@ -143,7 +143,7 @@ def pair_matrix(key: str, values: PairValues, title: str = "Bandwidth between no
 
 
 def slowest_pairs_table(values: PairValues) -> str:
-    """The slowest pairs, where the matrix cannot show each."""
+    """A table of the slowest pairs; empty if the matrix shows each node in a row of its own."""
     if len({host for hosts in values for host in hosts}) <= MOST_NODES:
         return ""
     worst = sorted(values.items(), key=lambda one: one[1])[:MOST_ROWS]
@@ -151,7 +151,7 @@ def slowest_pairs_table(values: PairValues) -> str:
 
 
 def _binned(unordered: Collection[str]) -> tuple[dict[str, int], list[str]]:
-    """The row of each host, and the rows' names: at most `MOST_NODES`, of as many neighbours each."""
+    """The row of each host, and the names of at most `MOST_NODES` rows, each of equally many neighbours."""
     hosts = sorted(unordered, key=_by_number)
     size = -(-len(hosts) // MOST_NODES)
     groups = [hosts[i : i + size] for i in range(0, len(hosts), size)]
@@ -163,7 +163,7 @@ def _binned(unordered: Collection[str]) -> tuple[dict[str, int], list[str]]:
 
 
 def _by_number(host: str) -> list[tuple[int, str]]:
-    """Sorts node2 before node10."""
+    """Sort key that puts node2 before node10."""
     parts = (part.lstrip("0") if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", host)))
     return [(len(part) if i % 2 else 0, part) for i, part in enumerate(parts)]
 
@@ -178,7 +178,7 @@ def _map(
     key: str, title: str, said: str, cells: FloatArray, shades: IntArray, names: tuple[Sequence[str], Sequence[str]],
     keys: Sequence[str], texts: Sequence[Sequence[str]],
 ) -> str:  # fmt: skip
-    """Cells by shade: one path for each, so that thousands of cells are few elements."""
+    """Draw cells with one path per shade, so that thousands of cells need few elements."""
     rows, columns = cells.shape
     width, height = (480 - _LEFT) / columns, _CELL_HEIGHT if rows <= 24 else 9.0
     down, across = names
@@ -208,5 +208,5 @@ def _map(
 
 
 def _row_name(y: float, name: str, extra: str) -> str:
-    """As much of it as fits left of the cells."""
+    """A row's name, shortened to fit left of the cells."""
     return label(_LEFT - 6, y, shorten(one_line(name), _LONGEST_NAME), "end", extra)

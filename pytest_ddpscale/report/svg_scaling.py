@@ -1,4 +1,4 @@
-"""Charts and tables of scaling: the values that verdicts have, with their intervals and bounds."""
+"""Charts and tables of scaling, with the verdicts' values, intervals and bounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM, _KEY_HEIGHT = 52.0, 14.0, 30.0, 44.0, 19.0
 _MOST_TICKS = 9
 _DASHES = ("", "6 3", "2 2", "8 3 2 3")
 _IDEAL = 'stroke="currentColor" stroke-opacity="0.7" stroke-dasharray="7 4"'
-# An interval further from its value than this factor is cut: it would press everything else into one line.
+# Intervals are cut at this factor from the value, because a wide one would squeeze all curves into one line.
 _WIDEST = 2.0
 
 
@@ -28,8 +28,8 @@ class ChartedCurve:
     """One study in one chart, in the unit of its axis.
 
     Attributes:
-        values: by world size: a verdict's where there is one, else the mean over the rounds.
-        verdicts: the requirement at each world size; where there are several, the worst.
+        values: by world size: the verdict's value if there is one, else the mean over the rounds.
+        verdicts: the verdict at each world size; a failed one if there are several.
     """
 
     name: str
@@ -40,7 +40,7 @@ class ChartedCurve:
 
     @property
     def colour(self) -> str:
-        """Of its line."""
+        """Colour of the line."""
         return SERIES_COLOURS[self.place % len(SERIES_COLOURS)]
 
 
@@ -52,12 +52,12 @@ def scaling_chart(
     judgement: Judgement,
     device: str,
 ) -> str:
-    """One quantity of one kind of scaling over the world size; empty if nothing was measured of it."""
+    """One quantity of weak or strong scaling over the world size; empty if it was not measured."""
     curves = _curves(scaling, quantity, all_series, judgement)
     if not curves:
         return ""
     sizes = sorted({size for curve in curves for size in (*curve.values, *curve.verdicts)})
-    if quantity is SPEEDUP:  # the ideal line begins at one
+    if quantity is SPEEDUP:  # the ideal line starts at 1
         sizes = sorted({1, *sizes})
     keys = _keys(quantity, curves, device)
     x = AxisScale(sizes[0] / 1.35, sizes[-1] * 1.35, _LEFT, WIDTH - _RIGHT, is_log=True)
@@ -83,7 +83,7 @@ def _curves(
     scaling: Scaling, quantity: Quantity, all_series: Sequence[PlottedSeries], judgement: Judgement
 ) -> list[ChartedCurve]:
     drawn, factor = {metric.name for metric in quantity.metrics if metric.scaling == scaling}, quantity.factor
-    # Those of several nodes have one place in the chart: a failure is drawn last, and stays.
+    # Verdicts of several nodes share one place in the chart; the last one stays, so failures come last.
     judged = sorted((v for v in judgement.verdicts if v.metric in drawn), key=lambda v: v.outcome == "failed")
     measured = [
         (series, points)
@@ -101,7 +101,7 @@ def _curves(
 
 
 def _interval(verdict: Verdict, factor: float) -> tuple[float, float] | None:
-    """In the unit of the axis; None where there is none that could be drawn."""
+    """A verdict's interval in the unit of the axis; None if there is none to draw."""
     if verdict.value is None or verdict.interval is None or not has_interval(verdict):
         return None
     low, high = verdict.interval
@@ -122,7 +122,7 @@ def _value_scale(quantity: Quantity, curves: Sequence[ChartedCurve]) -> AxisScal
         return AxisScale(min(low, 1.0) / 1.1, max(high, float(most)) * 1.25, start, end, is_log=True)
     if quantity is THROUGHPUT:
         return AxisScale(0.0, high * 1.1, start, end)
-    # Near 100 % the differences that matter are a few per cent: start below the lowest, at a full five.
+    # Differences of a few per cent matter near 100 %, so start just below the lowest value, at a multiple of 5.
     return AxisScale(max(5.0 * math.floor((low - 1) / 5), 0.0), max(high, 100.0) + 2, start, end)
 
 
@@ -133,7 +133,7 @@ def _value_ticks(y: AxisScale) -> list[float]:
 
 
 def _size_ticks(sizes: Sequence[int]) -> list[float]:
-    """Not closer to each other than their numbers are wide."""
+    """Ticks at a subset of the world sizes, so that their numbers do not overlap."""
     return [float(size) for size in sizes[:: -(-len(sizes) // _MOST_TICKS)]]
 
 
@@ -175,7 +175,7 @@ def _curve(curve: ChartedCurve, factor: float, x: AxisScale, y: AxisScale) -> st
 
 
 def _keys(quantity: Quantity, curves: Sequence[ChartedCurve], device: str) -> list[tuple[str, str]]:
-    """Samples, drawn from 0 to 30, and what they mean."""
+    """Legend entries: samples, drawn from 0 to 30, and their meaning."""
     keys = []
     for curve in curves:
         dash = f' stroke-dasharray="{_DASHES[curve.place % 4]}"' if curve.place % 4 else ""
@@ -208,7 +208,7 @@ def _in_words(curve: ChartedCurve, quantity: Quantity) -> str:
 
 
 def weak_table(plan: Plan, all_series: Sequence[PlottedSeries], judgement: Judgement) -> str:
-    """A row for each workload: batch, images per second on one GPU, efficiency on eight or as many as there are."""
+    """One row for each workload: batch, images per second on one GPU, efficiency on eight or the most GPUs measured."""
     throughputs, efficiencies = (
         {curve.name: curve.values for curve in _curves("weak", quantity, all_series, judgement)}
         for quantity in (THROUGHPUT, EFFICIENCY)
@@ -230,7 +230,7 @@ def weak_table(plan: Plan, all_series: Sequence[PlottedSeries], judgement: Judge
 
 
 def generation_table(judgement: Judgement) -> str:
-    """A row for each generation ratio: both throughputs per GPU."""
+    """One row for each generation ratio, with both throughputs per GPU."""
     rows = []
     for verdict in judgement.verdicts:
         both = verdict.compared

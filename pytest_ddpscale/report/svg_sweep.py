@@ -1,4 +1,4 @@
-"""Curves over message sizes: bandwidth, which rises to what the links carry, and time, which falls to their latency."""
+"""Curves over message sizes: bandwidth, which rises to the link's limit, and time, which falls to its latency."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDTH, _PLOT_HEIGHT = 480.0, 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM, _KEY_HEIGHT = 58.0, 14.0, 30.0, 44.0, 19.0
 _DASHES = ("", "6 3", "2 2", "8 3 2 3")
 _MOST_TICKS = 6
-# An interval further from its value than this factor is cut: it would press everything else into one line.
+# Intervals are cut at this factor from the value, because a wide one would squeeze all curves into one line.
 _WIDEST = 2.0
 
 
@@ -23,11 +23,11 @@ class SweptPoint(NamedTuple):
     """One message size.
 
     Attributes:
-        size_bytes: of the message, as its probe is named: not rounded down to what ranks share evenly.
-        value: in the unit of the chart, above nothing.
-        interval: of the value; None where there is none.
-        bound: what is required of it; None where nothing is.
-        has_failed: whether it misses the bound.
+        size_bytes: size of the message in the probe's name, not rounded down to a multiple of the ranks.
+        value: in the unit of the chart, above 0.
+        interval: of the value; None without one.
+        bound: of the requirement; None without one.
+        has_failed: whether the value misses the bound.
     """
 
     size_bytes: int
@@ -42,9 +42,9 @@ class SweptCurve:
     """One operation.
 
     Attributes:
-        name: in the key.
+        name: in the legend.
         points: by size, ascending.
-        place: of its colour and mark, the same in all charts of a page.
+        place: index of its colour and marker, the same in all charts of a page.
     """
 
     name: str
@@ -53,12 +53,12 @@ class SweptCurve:
 
     @property
     def colour(self) -> str:
-        """Of its line."""
+        """Colour of the line."""
         return SERIES_COLOURS[self.place % len(SERIES_COLOURS)]
 
     @property
     def dash(self) -> str:
-        """So that curves differ without colour."""
+        """Dash pattern of the line, so that curves differ without colour."""
         pattern = _DASHES[self.place % len(_DASHES)]
         return f' stroke-dasharray="{pattern}"' if pattern else ""
 
@@ -68,10 +68,10 @@ def sweep_chart(key: str, title: str, axis: str, curves: Sequence[SweptCurve], *
 
     Args:
         key: unique in the page.
-        title: of the picture, for those who do not see it.
-        axis: what the values are, with their unit.
+        title: text alternative of the picture.
+        axis: name of the values, with their unit.
         curves: one for each operation.
-        is_log: whether values span powers of ten, as times do.
+        is_log: whether the value axis is logarithmic, as for times.
     """
     drawn = [curve for curve in curves if curve.points]
     if not drawn:
@@ -138,7 +138,7 @@ def _curve(curve: SweptCurve, x: AxisScale, y: AxisScale) -> str:
 
 
 def _keys(curves: Sequence[SweptCurve]) -> list[tuple[str, str]]:
-    """Samples, drawn from 0 to 30, and what they mean."""
+    """Legend entries: samples, drawn from 0 to 30, and their meaning."""
     keys = []
     for curve in curves:
         stroke = line(0, 0, 30, 0, f'stroke="{curve.colour}" stroke-width="1.5"{curve.dash}')

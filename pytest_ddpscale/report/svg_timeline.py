@@ -1,4 +1,4 @@
-"""One profiled step as a picture: what the rank computes, and what of its communication that hides."""
+"""Timeline of one profiled step: computation, and which communication it hides."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LANES: tuple[tuple[Lane, str], ...] = (
     ("other_collective", "other collectives"),
 )  # fmt: skip
 _PHASE_OPACITY = {"forward": 0.25, "backward": 0.5, "optimizer": 0.75}
-# Without colour exposed communication differs from the hidden by how much ink it has.
+# Exposed communication differs from hidden in opacity, so that it can be seen without colour.
 _HIDDEN, _EXPOSED = 0.3, 1.0
 
 
 def step_timeline(key: str, profile: ArmProfile) -> str:
-    """The step of an arm whose duration is the median; empty if nothing was profiled."""
+    """The step of median duration of a profiled arm; empty if nothing was profiled."""
     if not profile.spans:
         return ""
     end_ms = max(span.begins_ms + span.lasts_ms for span in profile.spans)
@@ -38,8 +38,8 @@ def step_timeline(key: str, profile: ArmProfile) -> str:
     for tick in round_ticks(0.0, end_ms, 10):
         parts.append(line(scale.at(tick), top, scale.at(tick), top + 4, axis))
         parts.append(label(scale.at(tick), top + 18, f"{tick:g}", "middle"))
-    parts.append(label(_RIGHT, top + 36, "ms after the step’s begin", "end"))
-    parts.append(label(_LEFT, top + 36, "pale: hidden behind computing; full: exposed"))
+    parts.append(label(_RIGHT, top + 36, "ms from the start of the step", "end"))
+    parts.append(label(_LEFT, top + 36, "pale: hidden by computation; full: exposed"))
     title = f"Timeline of a step: {profile.study}, {profile.arm}"
     reduced = [span for span in profile.spans if span.lane == "all_reduce"]
     said = f"{len(reduced)} all-reduces in a step of {end_ms:.4g} ms"
@@ -68,7 +68,7 @@ def _bar(span: ProfileSpan, scale: AxisScale, top: float, computing: Sequence[Pr
 
 
 def exposed_parts(begin: float, end: float, computing: Sequence[ProfileSpan]) -> list[tuple[float, float]]:
-    """What of a time is not covered by spans that are in order and apart."""
+    """The parts of a time span that `computing` (ordered, disjoint) does not cover."""
     parts, at = [], begin
     for span in computing:
         if span.begins_ms >= end:

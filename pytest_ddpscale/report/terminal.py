@@ -1,4 +1,4 @@
-"""The summary a person reads at the end of a run, as lines with a style each."""
+"""The summary at the end of a run, as lines with a style each."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _MOST_LINES = 20  # without -v
 
 
 def brief_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
-    """The outcome with its cause, other causes, and the worst of what keeps the machine from being accepted.
+    """The outcome with its cause, other causes, and the worst blocking requirements.
 
-    At most 20 lines on the screen, as pairs like those of `table_lines`, which has all. Only the first line, the
-    outcome, may be longer than so many characters: it stays one line so that it can be searched for.
+    At most 20 lines on the screen, as pairs like those of `table_lines`, which has all requirements. Only the first
+    line, the outcome, may be longer than `columns`: it stays one line, so that it can be searched for.
     """
     columns = max(columns, _LEAST_COLUMNS)
     lines: list[Line] = [(headline(judgement), _outcome_style(judgement))]
@@ -54,7 +54,7 @@ def brief_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
 
 
 def _remarks(judgement: Judgement) -> Iterator[Line]:
-    """What changes the meaning of an outcome, the weightiest first."""
+    """Remarks that qualify the outcome, the most important first."""
     yield from ((said, "warned") for said in (*_warned(judgement), *_waived(judgement), *_lowered(judgement)))
     if uniform_loss_text(judgement):
         yield uniform_loss_text(judgement), ""
@@ -64,7 +64,7 @@ def _remarks(judgement: Judgement) -> Iterator[Line]:
 
 
 def _as_fit(remarks: Iterable[Line], room: int, columns: int) -> list[Line]:
-    """As many as fit into so many lines, with one that counts the others."""
+    """As many remarks as fit into `room` lines, with a line that counts the others."""
     lines: list[Line] = []
     waiting = [[(line, style) for line in _wrapped(said, columns, "", "  ")] for said, style in remarks]
     while waiting and len(lines) + len(waiting[0]) + (len(waiting) > 1) <= room:
@@ -73,7 +73,7 @@ def _as_fit(remarks: Iterable[Line], room: int, columns: int) -> list[Line]:
 
 
 def _outcome_style(judgement: Judgement) -> Style:
-    is_red = judgement.outcome == "incomplete" and judgement.blockers  # else it was allowed for
+    is_red = judgement.outcome == "incomplete" and judgement.blockers  # without blockers, incomplete was allowed
     return "failed" if is_red else _OUTCOME_STYLES[judgement.outcome]
 
 
@@ -87,9 +87,9 @@ _OUTCOME_STYLES: dict[str, Style] = {
 
 
 def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
-    """The judgement as a table so many characters wide, with what did not pass explained under its row.
+    """The judgement as a table `columns` characters wide, with an explanation under each row that did not pass.
 
-    Only the last line, the outcome, may be longer: it stays one line so that it can be searched for.
+    Only the last line, the outcome, may be longer: it stays one line, so that it can be searched for.
 
     Returns:
         Pairs of a line and its style: ``header``, ``passed``, ``failed``, ``warned``, ``undecided`` or none.
@@ -124,14 +124,14 @@ def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
 
 
 def _limits_legend(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """What the signs of the limits mean, of those that are there."""
+    """Legend of the limits' signs; nothing if there are no limits."""
     levels = {f"{one.confidence:.4g}" for one in verdicts if text.limits_text(one) != text.ABSENT}
     if levels:
         yield f"limit: at least (≥), at most (≤) or between (…) with a confidence of {', '.join(sorted(levels))}"
 
 
 def _lowered(judgement: Judgement) -> Iterator[str]:
-    """What the site asks less of than the thresholds that it extends."""
+    """Bounds that the site lowered below the thresholds that it extends."""
     for one in judgement.lowered[:_MOST_LOWERED]:
         was, now = text.lowered_bounds(one)
         yield f"lowered by the site: {text.one_line(one.requirement)}: {was} → {now}"
@@ -141,7 +141,7 @@ def _lowered(judgement: Judgement) -> Iterator[str]:
 
 
 def _warned(judgement: Judgement) -> Iterator[str]:
-    """Who certainly misses a bound that only warns, once each; the headline of what is accepted has the first."""
+    """Devices that certainly miss a warning bound, once each, without the one that the headline already names."""
     found = warnings(judgement)
     told = headline(judgement)
     for one in found[:_MOST_CAUSES]:
@@ -156,7 +156,7 @@ def _waived(judgement: Judgement) -> Iterator[str]:
 
 
 def _shared_notes(verdicts: Sequence[Verdict]) -> dict[str, int]:
-    """Notes of several requirements, and of how many: said once below the table, not under every row."""
+    """Notes that several requirements share, with their number; they are printed once, below the table."""
     counts = Counter(note for verdict in verdicts for note in verdict.notes)
     return {note: count for note, count in counts.items() if count > 1}
 
@@ -195,6 +195,6 @@ def _wrapped(content: str, columns: int, first: str, following: str) -> list[str
         max_lines=_MOST_LINES_OF_A_REASON,
         placeholder=" …",
         break_on_hyphens=False,
-        # A path is there to be copied; what is longer is none.
+        # Keep words whole so that paths can be copied; longer words are not paths.
         break_long_words=any(len(word) > _LONGEST_PATH for word in content.split()),
     )

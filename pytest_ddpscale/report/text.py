@@ -1,7 +1,7 @@
-"""How numbers and words are written, the same in every format of report.
+"""Format of numbers and words, shared by all reports.
 
-Numbers are rounded as decimals, half to even, from the shortest text that means the float: 0.9745
-is 97.4 %, and never 97.5 % because of a bit.
+Numbers are rounded as decimals, half to even, from the shortest text that represents the float, so that 0.9745 is
+always 97.4 %.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ _SUFFIX: dict[Unit, str] = {
     "fraction": " %", "img/s": " img/s", "x": "×", "GiB": " GiB", "ms": " ms", "TFLOPS": " TFLOPS", "GB/s": " GB/s",
     "img/J": " img/J",
 }  # fmt: skip
-# A bound may be written more precisely than a value deserves; beyond these digits it is rounded.
+# A bound may have more digits than a value; it is rounded to this many more.
 _EXTRA_DECIMALS_OF_A_BOUND = 2
-# Digits added so that an interval is not written as ± 0.
+# At most this many digits are added to avoid an interval of ± 0.
 _EXTRA_DECIMALS_OF_AN_INTERVAL = 3
 
 _REASONS = {
-    "passed": "the bound is kept",
-    "failed": "the bound is not kept",
-    "inconclusive": "the interval reaches across the bound",
-    "not_measured": "no measurement of it is there",
-    "error": "its measurement ended in an error",
+    "passed": "the bound is met",
+    "failed": "the bound is not met",
+    "inconclusive": "the interval includes the bound",
+    "not_measured": "there is no measurement",
+    "error": "the measurement ended in an error",
 }
 
 
 def one_line(text: str) -> str:
-    """Text from anywhere as one harmless line.
+    """Text from any source as one harmless line.
 
-    White space becomes single spaces. Control and format characters, which move a cursor or turn the direction
-    of text, are dropped; what no encoding or XML parser takes becomes U+FFFD.
+    White space becomes single spaces. Control and format characters, which move a cursor or change the direction of
+    text, are dropped; characters that encodings or XML parsers reject become U+FFFD.
     """
     if text.isascii() and text.isprintable():
         return " ".join(text.split())
@@ -67,7 +67,7 @@ def one_line(text: str) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """At most `width` characters of `text`: its beginning and its end, which tell names apart."""
+    """At most `width` characters of `text`: its beginning and end, which distinguish names."""
     if len(text) <= width:
         return text
     tail = (width - 1) // 2
@@ -84,12 +84,12 @@ def verdict_word(verdict: Verdict) -> str:
 
 
 def only_warns(verdict: Verdict) -> bool:
-    """Whether it did not pass and does not stand in the way of accepting the machine, though nobody waived it."""
+    """Whether a requirement did not pass but neither blocks acceptance nor is waived."""
     return not verdict.passed and not verdict.blocks() and not verdict.is_waived
 
 
 def verdict_style(verdict: Verdict) -> Style:
-    """How strongly a verdict is to be coloured: what only warns, or is waived, is never shown as a failure."""
+    """Style of a verdict; one that only warns or is waived is never shown as a failure."""
     if verdict.passed:
         return "passed"
     if only_warns(verdict) or verdict.is_waived:
@@ -98,7 +98,7 @@ def verdict_style(verdict: Verdict) -> Style:
 
 
 def outcome_text(judgement: Judgement) -> str:
-    """``REJECTED: why``, and whether the site asked for less than the thresholds that it extends."""
+    """``REJECTED: why``, and what the site changed in the thresholds that it extends."""
     return f"{outcome_word(judgement.outcome)}: {headline(judgement)}".removesuffix(": ")
 
 
@@ -108,12 +108,12 @@ def outcome_word(outcome: RunOutcome) -> str:
 
 
 def headline(judgement: Judgement) -> str:
-    """Why this outcome, how much less the site asked for, and what else of the SKU it changed."""
+    """Reason of the outcome, bounds that the site lowered, and what else it changed for the SKU."""
     return "; ".join(part for part in (one_line(judgement.reason), *changes_by_site(judgement)) if part)
 
 
 def changes_by_site(judgement: Judgement) -> list[str]:
-    """How much less the site asks for, and what else of the SKU it changed; empty of a site that changed nothing."""
+    """Bounds that the site lowered, and what else it changed for the SKU; empty if it changed nothing."""
     altered = f"changed by the site: {one_line(', '.join(judgement.altered))}" if judgement.altered else ""
     return [part for part in (lowered_text(judgement), altered) if part]
 
@@ -132,7 +132,7 @@ def lowered_text(judgement: Judgement) -> str:
 
 
 def lowered_bounds(lowered: LoweredBound) -> tuple[str, str]:
-    """What was asked, and what is asked now: ``≥ 96.0 %``, ``≥ 90.0 %``; ``not asked``."""
+    """The bound before and now: ``≥ 96.0 %``, ``≥ 90.0 %``; ``not asked``."""
     metric = METRICS[lowered.metric]
     was, now = (_bound_alone(bound, metric) for bound in (lowered.was, lowered.now))
     return was, f"{now}, only warns" if lowered.only_warns else now
@@ -147,7 +147,7 @@ def _bound_alone(bound: float | None, metric: Metric) -> str:
 
 
 def waiver_text(verdict: Verdict) -> str:
-    """``waived by A. Name until 2026-12-31: a fan is ordered``; empty of what nobody waived."""
+    """``waived by A. Name until 2026-12-31: a fan is ordered``; empty without a waiver."""
     waiver = verdict.waiver
     if waiver is None:
         return ""
@@ -155,20 +155,20 @@ def waiver_text(verdict: Verdict) -> str:
 
 
 def reason_text(verdict: Verdict) -> str:
-    """Why this outcome, in one line."""
+    """Reason of a verdict, in one line."""
     return one_line(verdict.reason) or _REASONS[verdict.outcome]
 
 
 def number_text(value: float, unit: Unit, decimals: int | None = None) -> str:
     """A number with its unit: ``97.4 %``, ``1159.2 img/s``, ``2.36×``, ``44.1 GiB``, ``445.8 ms``.
 
-    A fraction is shown as per cent. Without `decimals` there are as many as the unit deserves.
+    A fraction is shown as per cent. Without `decimals`, their number depends on the unit.
     """
     return _digits(value, unit, _default_decimals(value, unit) if decimals is None else decimals) + _SUFFIX[unit]
 
 
 def value_text(verdict: Verdict) -> str:
-    """The value with what is certain of it, `limits_text` in short: ``97.4 (≥ 97.1) %``, ``97.4 ± 0.3 %``."""
+    """The value with its limits, as in `limits_text` but shorter: ``97.4 (≥ 97.1) %``, ``97.4 ± 0.3 %``."""
     if verdict.value is None:
         return ABSENT
     text, limits = _digits(verdict.value, verdict.unit, _decimals(verdict)), _limits(verdict)
@@ -179,23 +179,23 @@ def value_text(verdict: Verdict) -> str:
 
 
 def point_text(verdict: Verdict) -> str:
-    """The value alone, ``97.4 %``, with digits enough to differ from a bound that it misses."""
+    """The value alone, ``97.4 %``, with enough digits to differ from a bound that it misses."""
     return ABSENT if verdict.value is None else number_text(verdict.value, verdict.unit, _decimals(verdict))
 
 
 def limits_text(verdict: Verdict, *, nearer_end: bool = False) -> str:
-    """What is certain of the value, at the confidence of its interval.
+    """Limits of the value, at the confidence of its interval.
 
-    ``at least 97.1 %`` or ``at most 95.2 %`` where that end of the interval decides, ``± 0.3 %`` where the interval is
-    as narrow as was asked for, else both ends: ``95.1 … 97.2 %``, or with `nearer_end` the one that would have to keep
-    the bound. Ends are rounded outwards: nothing is claimed that is not known.
+    ``at least 97.1 %`` or ``at most 95.2 %`` if that end of the interval decides; ``± 0.3 %`` if the interval is as
+    narrow as requested; otherwise both ends, ``95.1 … 97.2 %``, or with `nearer_end` only the end that would have to
+    meet the bound. Ends are rounded outwards, so that they claim no more than the interval.
     """
     limits = _limits(verdict, nearer_end)
     return limits + _SUFFIX[verdict.unit] if limits else ABSENT
 
 
 def _limits(verdict: Verdict, nearer_end: bool = False) -> str:
-    """`limits_text` without the unit; empty where nothing varied, or nothing is known."""
+    """`limits_text` without the unit; empty if nothing varied or there is no interval."""
     if not verdict.half_width or verdict.interval is None or not has_interval(verdict):
         return ""
     unit, decimals = verdict.unit, _decimals(verdict)
@@ -207,7 +207,7 @@ def _limits(verdict: Verdict, nearer_end: bool = False) -> str:
     is_missed = high < verdict.bound_value if is_lower_bound else low > verdict.bound_value
     is_decided = (verdict.passed and is_kept) or (verdict.outcome == "failed" and is_missed)
     if not is_decided and nearer_end:
-        is_kept, is_missed = True, False  # the end that keeping the bound would depend on
+        is_kept, is_missed = True, False  # choose the end that would have to meet the bound
     elif not is_decided:
         return f"{_digits(low, unit, decimals, ROUND_FLOOR)} … {_digits(high, unit, decimals, ROUND_CEILING)}"
     end, word, rounding = (
@@ -219,7 +219,7 @@ def _limits(verdict: Verdict, nearer_end: bool = False) -> str:
 
 
 def bound_text(verdict: Verdict) -> str:
-    """The bound, ``≥ 96.0 %`` or ``≤ 70 GiB``, with digits enough to differ from a value that misses it."""
+    """The bound, ``≥ 96.0 %`` or ``≤ 70 GiB``, with enough digits to differ from a value that misses it."""
     sign = "≤" if "at_most" in verdict.bound else "≥"
     least = 1 if verdict.unit == "fraction" else 0
     decimals = min(max(_places(verdict.bound_value, verdict.unit), least), _decimals(verdict))
@@ -227,9 +227,9 @@ def bound_text(verdict: Verdict) -> str:
 
 
 def margin_text(verdict: Verdict) -> str:
-    """Distance from the bound, ``+1.5 %``, with digits enough that a miss is never shown as zero.
+    """Distance from the bound, ``+1.5 %``, with enough digits that a miss never looks like zero.
 
-    Of what is counted, such as nodes that pass a check, none can be better than its bound: then it says nothing.
+    A count, such as the nodes that pass a check, cannot exceed its bound, so a margin of zero is left out.
     """
     margin = verdict.margin
     if margin is None or (margin == 0 and not METRICS[verdict.metric].errs_by_chance):
@@ -243,12 +243,12 @@ def margin_text(verdict: Verdict) -> str:
 
 
 def culprit_text(culprit: Culprit, full_uuid: bool = False) -> str:
-    """Who is to blame and what was seen: ``GPU 3 (GPU-5d3a91c2…) on node7: 1.31× the median …``."""
+    """Culprit and evidence: ``GPU 3 (GPU-5d3a91c2…) on node7: 1.31× the median …``."""
     return f"{culprit_name(culprit, full_uuid)}: {one_line(culprit.evidence)}"
 
 
 def culprit_name(culprit: Culprit, full_uuid: bool = False) -> str:
-    """Who: ``GPU 3 (GPU-5d3a91c2…) on node7``, ``node node7``, ``link between node node7 and node node9``."""
+    """Culprit: ``GPU 3 (GPU-5d3a91c2…) on node7``, ``node node7``, ``link between node node7 and node node9``."""
     host = one_line(culprit.host)
     device = _device(culprit.gpu_index, culprit.gpu_uuid, full_uuid, always=culprit.kind == "gpu")
     end = f"{device} on {host}" if device else f"node {host}"
@@ -261,31 +261,31 @@ def culprit_name(culprit: Culprit, full_uuid: bool = False) -> str:
 
 
 def short_name(verdict: Verdict) -> str:
-    """What tells a requirement from others of its metric: ``resnet152-fp16-8gpu``."""
+    """Name of a requirement within its metric: ``resnet152-fp16-8gpu``."""
     identity = one_line(verdict.id)
     rest = identity.removeprefix(verdict.metric)
     return rest[1:-1] if rest != identity and rest.startswith("[") and rest.endswith("]") else identity
 
 
 def has_interval(verdict: Verdict) -> bool:
-    """Whether there is one, and it says anything: a share of nodes was counted, once, and has no error."""
+    """Whether a verdict has a meaningful interval; a share of nodes is counted once, without error."""
     return verdict.interval is not None and METRICS[verdict.metric].subject != "check"
 
 
 def is_provisional(verdict: Verdict) -> bool:
-    """Whether a figure is missing behind its bound; a check has no figure, and needs none."""
+    """Whether the bound lacks a published figure; a check needs none."""
     return verdict.provisional and METRICS[verdict.metric].subject != "check"
 
 
 def rounds_text(verdict: Verdict) -> str:
-    """``12``, or ``24 in 3 launches``; nothing of a check, which is no measurement."""
+    """``12``, or ``24 in 3 launches``; absent for a check, which has no rounds."""
     if METRICS[verdict.metric].subject == "check":
         return ABSENT
     return str(verdict.rounds) if verdict.launches == 1 else f"{verdict.rounds} in {verdict.launches} launches"
 
 
 def basis_text(verdict: Verdict) -> str:
-    """``12 rounds, correlation 0.2``: what stands behind an interval."""
+    """``12 rounds, correlation 0.2``: the basis of an interval."""
     rounds = count_text(verdict.rounds, "round")
     if verdict.correlation is None:
         return rounds
@@ -300,19 +300,19 @@ def compared_text(compared: GenerationComparison, *, with_source: bool = True) -
 
 
 def check_text(verdict: Verdict) -> str:
-    """What a check asks of a node: ``PCIe: a node passes if …``; empty of anything else."""
+    """What a check requires of a node: ``PCIe: a node passes if …``; empty for other requirements."""
     check = _check_of(verdict)
     return f"{check.title}: a node passes if {check.meaning}" if check else ""
 
 
 def requirement_text(verdict: Verdict) -> str:
-    """For a table of one metric: ``resnet152-fp16-8gpu``; of a check, what has to hold of every node as well."""
+    """Name in a table of one metric: ``resnet152-fp16-8gpu``; for a check also what it requires of every node."""
     check = _check_of(verdict)
     return f"{short_name(verdict)}: {check.meaning}" if check else short_name(verdict)
 
 
 def subject_text(verdict: Verdict) -> str:
-    """What was asked, in words: ``Weak scaling efficiency of resnet152-fp16 on 8 ranks``."""
+    """The requirement in words: ``Weak scaling efficiency of resnet152-fp16 on 8 ranks``."""
     metric, name, ranks = METRICS[verdict.metric], one_line(verdict.workload), count_text(verdict.world_size, "rank")
     if metric.subject == "check":
         check = _check_of(verdict)
@@ -325,12 +325,12 @@ def subject_text(verdict: Verdict) -> str:
 
 
 def rerun_command(again: Sequence[str], requirement: str) -> str:
-    """The command that measures one requirement again, of the words that measure all of them."""
+    """The command that measures one requirement again; `again` are the words of the command that measures all."""
     return shlex.join([one_line(word) for word in (*again, "-k", requirement)])
 
 
 def count_text(number: int, noun: str, plural: str = "") -> str:
-    """``1 host``, ``2 hosts``; `plural` where that is not the noun with an s."""
+    """``1 host``, ``2 hosts``; `plural` if it is not the noun with an s."""
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
@@ -345,13 +345,13 @@ def _device(index: int | None, found_uuid: str | None, full_uuid: bool, *, alway
     name = "GPU" if index is None else f"GPU {index}"
     if not uuid:
         return name if always or index is not None else ""
-    # nvidia-smi and people know a GPU by the first group of its UUID.
+    # The first group of its UUID is enough to recognize a GPU.
     shown = uuid if full_uuid or len(uuid) <= 13 else f"{uuid[:12]}…"
     return f"{name} ({shown})"
 
 
 def _decimals(verdict: Verdict) -> int:
-    """Digits after the point that value, interval and bound share, so that their order can be seen."""
+    """Digits after the point for value, interval and bound, enough to show their order."""
     value, bound, unit = verdict.value, verdict.bound_value, verdict.unit
     decimals = default = _default_decimals(bound if value is None else value, unit)
     if verdict.half_width is not None:
@@ -365,14 +365,14 @@ def _decimals(verdict: Verdict) -> int:
 
 
 def _decimals_to_tell(one: float, other: float, unit: Unit, decimals: int) -> int:
-    """At least `decimals`, and as many more as it takes for two different numbers to look different."""
+    """At least `decimals`, and enough for two different numbers to look different."""
     while one != other and _digits(one, unit, decimals) == _digits(other, unit, decimals):
         decimals += 1
     return decimals
 
 
 def _looks_zero(value: float, unit: Unit, decimals: int) -> bool:
-    """Whether so few digits hide that `value` is not zero."""
+    """Whether `decimals` digits hide that `value` is not zero."""
     return value != 0 and not _digits(value, unit, decimals).strip("0.")
 
 
@@ -390,7 +390,7 @@ def _shown(value: float, unit: Unit) -> Decimal:
 
 
 def _places(value: float, unit: Unit) -> int:
-    """Digits after the point that write `value` in full."""
+    """Digits after the point needed to write `value` in full."""
     if not math.isfinite(value):
         return 0
     exponent = _shown(value, unit).normalize().as_tuple().exponent

@@ -1,7 +1,7 @@
-"""How many requirements are not met, by what became of them: the same count in every report and for pytest.
+"""Counts of unmet requirements by outcome, the same in every report and for pytest.
 
-pytest, JUnit XML and the exit code count every blocker as a failure. Here the same blockers are told apart: what
-failed, what ended in an error, what is undecided, and what was not measured.
+pytest, JUnit XML and the exit code count every blocker as a failure. Here they are split into failed, ended in an
+error, undecided and not measured.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pytest_ddpscale.report.text import count_text
 from pytest_ddpscale.results.verdicts import Judgement, VerdictOutcome
 
-# What becomes of a requirement → one of them, and several.
+# Outcome → singular and plural.
 _NOUNS: dict[VerdictOutcome, tuple[str, str]] = {
     "failed": ("failure", "failures"),
     "error": ("error", "errors"),
@@ -27,7 +27,7 @@ _WORDS: dict[VerdictOutcome, str] = {
 
 
 def counts_text(judgement: Judgement) -> str:
-    """``6 of 81 requirements not met (5 failed, 1 undecided), 40 passed, 35 only warn``: each of them once."""
+    """``6 of 81 requirements not met (5 failed, 1 undecided), 40 passed, 35 only warn``; each counts once."""
     unmet = [one for one in judgement.verdicts if judgement.is_blocked_by(one)]
     rest = [one for one in judgement.verdicts if not judgement.is_blocked_by(one)]
     kinds = [(sum(one.outcome == outcome for one in unmet), word) for outcome, word in _WORDS.items()]
@@ -54,7 +54,7 @@ def counts_text(judgement: Judgement) -> str:
 
 
 def explained_text(explains: Collection[str], judgement: Judgement) -> str:
-    """``5 of 5 failures and 1 of 2 undecided``: how much of what is not met has one cause."""
+    """``5 of 5 failures and 1 of 2 undecided``: how many unmet requirements one cause explains."""
     parts = []
     for outcome, names in _by_outcome(judgement).items():
         explained = sum(name in explains for name in names)

@@ -1,1 +1,1 @@
-"""Runs that never happened: what a cluster, sound or faulty, would have measured. Stdlib only."""
+"""Simulated runs: what a cluster, sound or faulty, would have measured. Imports no torch."""

@@ -1,12 +1,12 @@
-"""How long an all-reduce takes: latency and bandwidth (α–β) over two levels of links."""
+"""Time of an all-reduce: latency and bandwidth (α–β) over two levels of links."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-# What NCCL's all-reduce of large messages reaches of a link's data-sheet bandwidth: 8x A100 with NVLink3 (300 GB/s
-# in one direction) show 230 to 240 GB/s of bus bandwidth in nccl-tests.
+# Share of a link's data-sheet bandwidth that NCCL's all-reduce of large messages reaches: 8x A100 with NVLink3 (300
+# GB/s in one direction) show 230 to 240 GB/s of bus bandwidth in nccl-tests.
 LINK_EFFICIENCY = 0.8
 LINK_LATENCY_S = 2e-6
 # One NDR400 port for two GPUs, or one HDR200 port for each, as in a DGX A100.
@@ -16,26 +16,26 @@ NIC_LATENCY_S = 5e-6
 
 @dataclass(frozen=True)
 class Link:
-    """One level of the network, as one rank sees it: latency of a message, and bandwidth in one direction."""
+    """One level of the network from one rank: latency of a message, and bandwidth in one direction."""
 
     latency_s: float
     bytes_per_s: float
 
     def slowed(self, share: float) -> Link:
-        """The link with a share of its bandwidth left, 0 … 1."""
+        """The link with this share of its bandwidth, 0 … 1."""
         return Link(self.latency_s, self.bytes_per_s * share)
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Nodes of equal size: ranks of a node are consecutive, as torchrun numbers them; between nodes for each GPU."""
+    """Nodes of equal size, with consecutive ranks as torchrun numbers them; `between` is each GPU's link."""
 
     gpus_per_node: int
     inside: Link
     between: Link
 
     def nodes(self, world_size: int) -> int:
-        """Nodes that the ranks 0 … world_size−1 are spread over."""
+        """Number of nodes of the ranks 0 … world_size−1."""
         return -(-world_size // self.gpus_per_node)
 
 
@@ -43,7 +43,7 @@ def ring_s(size_bytes: float, ranks: int, link: Link) -> float:
     """Ring all-reduce: 2(n−1) messages of one n-th each.
 
     Patarasuk and Yuan (2009), "Bandwidth optimal all-reduce algorithms for clusters of workstations",
-    J. Parallel Distrib. Comput. 69(2): every rank sends 2(n−1)/n of the data, which no algorithm undercuts.
+    J. Parallel Distrib. Comput. 69(2): every rank sends 2(n−1)/n of the data, the least possible.
     """
     if ranks < 2:
         return 0.0
@@ -54,7 +54,7 @@ def tree_s(size_bytes: float, ranks: int, link: Link) -> float:
     """Double binary tree, pipelined: twice the data, but only 2 log2(n) latencies.
 
     Sanders, Speck and Träff (2009), "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
-    Parallel Computing 35(12); NCCL takes it where a ring is too long.
+    Parallel Computing 35(12); NCCL uses it where a ring is too long.
     """
     if ranks < 2:
         return 0.0
@@ -64,8 +64,8 @@ def tree_s(size_bytes: float, ranks: int, link: Link) -> float:
 def all_reduce_s(size_bytes: float, world_size: int, nodes: int, topology: Topology, link_share: float = 1.0) -> float:
     """Reduce-scatter in each node, all-reduce of each GPU's part between nodes, all-gather in each node.
 
-    Ranks, each of which has all the data, are spread evenly over the nodes. `link_share` (0 … 1) of the bandwidth is
-    left on the slowest node's links: the rest waits for it.
+    Ranks are spread evenly over the nodes, and each has all the data. `link_share` (0 … 1) is the share of bandwidth
+    left on the slowest node's links, for which all ranks wait.
     """
     inside, between = topology.inside.slowed(link_share), topology.between.slowed(link_share)
     local = -(-world_size // nodes)

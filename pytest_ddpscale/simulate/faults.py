@@ -1,4 +1,4 @@
-"""Faults that can be injected into a simulated run, as the command line writes them."""
+"""Faults that can be injected into a simulated run, and how the command line writes them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import Probe, is_probe_name
 
-# A throttling node heats up: after so many rounds it has come 63 % of the way, as an RC circuit charges.
+# A throttling node heats up exponentially; this is the time constant in rounds (63 % of the way).
 THROTTLE_ROUNDS = 3.0
-# What may be wrong with a GPU that its node says of itself: uncorrectable memory errors, a quarter of its PCIe lanes,
-# an NVLink that is down, and clocks that heat holds down.
+# GPU faults that a node reports: uncorrectable memory errors, a quarter of the PCIe lanes, an NVLink that is down, and
+# clocks throttled by heat.
 GPU_FAULTS = ("ecc", "lanes", "nvlink", "clock")
 LANES_LEFT = 0.25
-HELD_DOWN = 1.3  # how much longer a GPU computes whose clocks are held down
-ALL = "all"  # in place of a rank, of faults that may strike all ranks alike
+HELD_DOWN = 1.3  # slowdown of a GPU with throttled clocks
+ALL = "all"  # instead of a rank, for faults that can affect all ranks
 
 
 @dataclass(frozen=True)
 class _Form:
-    """How one kind of fault is written: fields in brackets may be left out; sizes are the least and the greatest."""
+    """Syntax of one kind of fault: fields in brackets are optional; sizes are the least and the greatest."""
 
     fields: tuple[str, ...]
     example: str
@@ -41,15 +41,15 @@ FORMS: dict[str, _Form] = {
     ),
     "ramp": _Form(
         ("RANK|all", "FACTOR"), "ramp:3:1.05",
-        "its computation takes longer in a straight line, FACTOR (1 to 1000) times as long at the end of the run",
+        "its computation slows down linearly, to FACTOR (1 to 1000) times as long at the end of the run",
         (1.0, 1000.0),
     ),
     "step": _Form(
         ("RANK|all", "FACTOR", "ROUND"), "step:3:1.05:8",
-        "its computation takes FACTOR (1 to 1000) times as long from ROUND of every study on", (1.0, 1000.0),
+        "from ROUND of every study on, its computation takes FACTOR (1 to 1000) times as long", (1.0, 1000.0),
     ),
     "slow-link": _Form(
-        ("NODE", "SHARE"), "slow-link:0:0.5", "a SHARE (above 0, to 1) of its links' bandwidth is left", (1e-6, 1.0)
+        ("NODE", "SHARE"), "slow-link:0:0.5", "its links keep a SHARE (above 0, to 1) of their bandwidth", (1e-6, 1.0)
     ),
     "slow-probe": _Form(
         ("RANK", "PROBE", "SHARE"), "slow-probe:3:memory-copy:0.7", "it reaches a SHARE (above 0, to 1) in that probe",
@@ -62,23 +62,23 @@ FORMS: dict[str, _Form] = {
         ("PERCENT",), "drift:3", "all GPUs take PERCENT (-50 to 1000) longer at the end of the run", (-50.0, 1000.0)
     ),
     "missing-rank": _Form(
-        ("RANK", "[:ROUND]"), "missing-rank:3:2", "no record of it from ROUND (default 1) of any study on", (0, 1e5)
+        ("RANK", "[:ROUND]"), "missing-rank:3:2", "it has no records from ROUND (default 1) of every study on", (0, 1e5)
     ),
-    "corrupt-rank": _Form(("RANK",), "corrupt-rank:3", "it computes other bits than its peers"),
+    "corrupt-rank": _Form(("RANK",), "corrupt-rank:3", "its results differ in bits from its peers'"),
     "bad-gpu": _Form(
         ("RANK", "|".join(GPU_FAULTS)), "bad-gpu:3:ecc",
-        "memory errors, a quarter of its PCIe lanes, an NVLink down, or clocks held down by heat",
+        "memory errors, a quarter of its PCIe lanes, an NVLink down, or clocks throttled by heat",
     ),
 }  # fmt: skip
-# Kinds whose place is a node; that of the others is a rank.
+# Kinds whose place is a node; all others have a rank.
 NODE_FAULTS = tuple(kind for kind, form in FORMS.items() if form.fields[0] == "NODE")
-# Kinds that may strike all ranks alike.
+# Kinds that can affect all ranks.
 COMMON_FAULTS = tuple(kind for kind, form in FORMS.items() if form.fields[0] == f"RANK|{ALL}")
 
 
 @dataclass(frozen=True)
 class Moment:
-    """When in the run: the round of a study, from 0; rounds of the whole run before it, and how many that has."""
+    """A moment of the run: round of a study (from 0), rounds of the whole run before it, and rounds of the run."""
 
     round: int
     rounds_before: int
@@ -92,15 +92,15 @@ class Moment:
 
 @dataclass(frozen=True)
 class InjectedFault:
-    """One thing that is wrong.
+    """One fault.
 
     Attributes:
         kind: a key of `FORMS`.
-        place: rank or node; None for all ranks alike.
-        what: of ``bad-gpu`` one of `GPU_FAULTS`, of ``slow-probe`` the probe's name.
-        size: factor on the time, share of the bandwidth, per cent, or the first round of every study without a
-            ``missing-rank``; 1 where the kind has no size.
-        first_round: of every study in which it is there; of ``step``.
+        place: rank or node; None for all ranks.
+        what: for ``bad-gpu`` one of `GPU_FAULTS`, for ``slow-probe`` the probe's name.
+        size: factor on the time, share of the bandwidth, per cent, or the first round in which a ``missing-rank`` is
+            missing; 1 if the kind has no size.
+        first_round: first round of every study with the fault; for ``step`` only.
     """
 
     kind: str
@@ -117,7 +117,7 @@ class InjectedFault:
         return self.kind + place + what + size + (f":{self.first_round}" if self.kind == "step" else "")
 
     def ranks(self, layout: Layout) -> range:
-        """The ranks that it strikes; none if it strikes all alike."""
+        """The affected ranks; empty if it affects all."""
         if self.place is None:
             return range(0)
         width = layout.ranks_per_node if self.kind in NODE_FAULTS else 1
@@ -126,30 +126,30 @@ class InjectedFault:
 
 @dataclass(frozen=True)
 class Faults:
-    """All that is wrong with a simulated cluster, in the order in which it was given."""
+    """All faults of a simulated cluster, in the given order."""
 
     faults: tuple[InjectedFault, ...]
     layout: Layout
 
     def slowdowns(self, when: Moment) -> dict[int, float]:
-        """Factor on the computation time of the ranks that are slower than they should be, and than all others."""
+        """Factor on computation time of each rank that is slower than the others."""
         return self._factors(lambda fault: _slowdown(fault, when))
 
     def common_slowdown(self, when: Moment) -> float:
-        """Factor on the computation time of all ranks alike."""
+        """Factor on computation time of all ranks."""
         return math.prod(_slowdown(fault, when) for fault in self.faults if fault.place is None)
 
     def probe_shares(self, probe: Probe) -> dict[int, float]:
-        """What share of its pace each rank reaches in a probe, of those that do not reach all of it."""
+        """Share of its normal pace that each affected rank reaches in a probe."""
         return self._factors(lambda fault: _probe_share(fault, probe))
 
     def drift(self, when: Moment) -> float:
-        """Factor on everybody's time."""
+        """Factor on the time of all ranks."""
         return math.prod(1 + fault.size / 100 * when.done for fault in self.faults if fault.kind == "drift")
 
     @property
     def link_shares(self) -> dict[int, float]:
-        """Bandwidth left on the links of the nodes that have not all of it, by node."""
+        """Share of bandwidth left on the links of affected nodes, by node."""
         found: dict[int, float] = {}
         for fault in self.faults:
             if fault.kind == "slow-link" and fault.place is not None:
@@ -157,13 +157,13 @@ class Faults:
         return found
 
     def missing(self, round_number: int) -> set[int]:
-        """Ranks of which there is no record in this round of any study."""
+        """Ranks without records in this round of every study."""
         gone = [fault for fault in self.faults if fault.kind == "missing-rank" and round_number >= fault.size]
         return {rank for fault in gone for rank in fault.ranks(self.layout)}
 
     @property
     def corrupt(self) -> set[int]:
-        """Ranks that compute other bits than their peers."""
+        """Ranks whose results differ in bits from their peers'."""
         return self._struck("corrupt-rank")
 
     def bad_gpus(self, what: str) -> set[int]:
@@ -175,7 +175,7 @@ class Faults:
         return {rank for fault in struck for rank in fault.ranks(self.layout)}
 
     def _factors(self, factor_of: Callable[[InjectedFault], float]) -> dict[int, float]:
-        """Product of the factors of each rank that any fault gives another one than 1."""
+        """Product of the factors of each rank to which any fault gives a factor other than 1."""
         found: dict[int, float] = {}
         for fault in self.faults:
             factor = factor_of(fault)
@@ -197,7 +197,7 @@ def _slowdown(fault: InjectedFault, when: Moment) -> float:
 
 
 def _probe_share(fault: InjectedFault, probe: Probe) -> float:
-    """But for what it computes more slowly."""
+    """Share of its pace that a fault leaves in a probe, apart from slower computation."""
     if fault.kind == "slow-probe" and fault.what == probe.name:
         return fault.size
     if fault.kind == "bad-gpu" and fault.what == "lanes" and probe.kind in ("host-to-device", "device-to-host"):
@@ -209,7 +209,7 @@ def parse_fault(text: str, layout: Layout, where: str = "--fault") -> InjectedFa
     """The fault that ``KIND:ARGS`` names; the message says `where` it was typed.
 
     Raises:
-        OptionError: no such kind, other arguments than it takes, or a rank or node that is not there.
+        OptionError: unknown kind, wrong arguments, or a rank or node that does not exist.
     """
     kind, *parts = text.split(":")
     form = FORMS.get(kind)
@@ -229,12 +229,12 @@ def parse_fault(text: str, layout: Layout, where: str = "--fault") -> InjectedFa
 
 
 def parse_faults(texts: Sequence[str], layout: Layout) -> Faults:
-    """All faults of a command line. Raises OptionError as `parse_fault`."""
+    """All faults of a command line. Raises OptionError like `parse_fault`."""
     return Faults(tuple(parse_fault(text, layout) for text in texts), layout)
 
 
 def _fault(kind: str, form: _Form, parts: Sequence[str]) -> InjectedFault:
-    """Raises ValueError for another number of parts, what is no number, no such fault of a GPU or no such probe."""
+    """Raises ValueError for a wrong number of parts, a malformed number, or an unknown GPU fault or probe."""
     if not sum(not field.startswith("[") for field in form.fields) <= len(parts) <= len(form.fields):
         raise ValueError(parts)
     strikes_all = kind == "drift" or (kind in COMMON_FAULTS and parts[0] == ALL)

@@ -1,4 +1,4 @@
-"""What a simulated cluster measures while it trains, drawn for all ranks of an arm at once."""
+"""Measurements of a simulated cluster while it trains, drawn for all ranks of an arm at once."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from pytest_ddpscale.simulate.performance import FloatArray, Performance, StepTi
 from pytest_ddpscale.simulate.spread import COMPUTING
 
 COUNTER = "simulated: 6 per multiply-accumulate of torchvision's model documentation"
-GANG = 0  # number of the first one, which is the only one unless several launches are simulated
-_SEED_OF_LAUNCH = 2**32  # apart: larger than any seed
+GANG = 0  # number of the first gang; only several launches have more
+_SEED_OF_LAUNCH = 2**32  # distance between seeds of launches, larger than any seed
 _WRONG = "f" * 16
-_DIGITS = 7  # of seconds: more would only lengthen the file
+_DIGITS = 7  # decimals of seconds; more would only lengthen the file
 IntArray = NDArray[np.int64]
 
 
 class SimulatedRun:
-    """One run of a plan, on a sound cluster but for its faults. The same arguments give the same measurements."""
+    """One run of a plan on a cluster with faults. The same arguments give the same measurements."""
 
     def __init__(self, plan: Plan, performance: Performance, faults: Faults, seed: int) -> None:
         self.plan = plan
@@ -42,18 +42,18 @@ class SimulatedRun:
         self.clock_s = STARTUP_S
         self._step_times: dict[tuple[str, Arm], StepTime] = {}
         self._differences: dict[tuple[str, int], FloatArray] = {}
-        self._noise: dict[tuple[str, str], FloatArray] = {}  # of one study's arms or probes: a million GPUs have a lot
+        self._noise: dict[tuple[str, str], FloatArray] = {}  # of one study only: a million GPUs need much memory
         self._rounds_done = 0
         self._rounds_in_run = sum(study.rounds for study in plan.studies) + (plan.probes.rounds if plan.probes else 0)
 
     def begin_round(self, number: int) -> Moment:
-        """The moment at which a study's next round begins. Rounds have to be asked for one after another."""
+        """The moment at which a study's next round begins. Call once per round, in order."""
         when = Moment(number, self._rounds_done, self._rounds_in_run)
         self._rounds_done += 1
         return when
 
     def before_rounds(self, study: Study) -> Iterator[StudyStart | SeededSteps | WorkloadFlops]:
-        """What is recorded before a study's first round; of its seeded step no rank is missing yet."""
+        """Records before a study's first round; no rank is missing in its seeded step."""
         yield StudyStart(study=study.id, unix_s=round(self.clock_s, 3))
         (right,), corrupt = self._checksums(1), self.faults.corrupt
         ranks = study.ranks(study.arms, self.plan.layout)
@@ -63,9 +63,9 @@ class SimulatedRun:
         yield WorkloadFlops(study=study.id, flops_per_image=flops_per_image, counter=COUNTER)
 
     def measure_round(self, study: Study, number: int, timed: Sequence[Arm]) -> Iterator[Block | RoundEnd]:
-        """One round of a study: a block for each of the timed arms of which any rank is there, in random order.
+        """One round of a study: a block for each timed arm with any rank present, in random order.
 
-        The others are measured as well, so that the noise is the same whatever is left out, and not recorded.
+        The other arms are simulated too but not recorded, so that leaving arms out does not change the noise.
         """
         if number == 0:
             self.clock_s += study.warmup_s
@@ -112,24 +112,24 @@ class SimulatedRun:
             started_unix_s=round(started_s, 3),
             step_s=step_s[there].astype("<f4").tobytes(),
             energy_j=None if power_w is None else tuple(np.round(power_w * block_s, 3).tolist()),
-            # Of a forward pass nobody published any.
+            # No peak memory of a forward pass is published.
             peak_memory_bytes=None if arm.infers else expectation.memory_bytes(study.workload, arm.batch_size),
             parameters_checksum=None if checksums is None else joined_checksums(checksums[there].tolist()),
             **columns,
         )
 
     def _step_time(self, study: Study, arm: Arm) -> StepTime:
-        """The same in every round."""
+        """Step time of an arm, the same in every round."""
         key = study.id, arm
         if key not in self._step_times:
             self._step_times[key] = self.performance.step_time(study, arm)
         return self._step_times[key]
 
     def noise_of_round(self, study: Study | ProbeStudy, name: str, count: int, when: Moment) -> FloatArray:
-        """Factors on the times of a round, (count,): `Noise` says of whom.
+        """Factors on the times of a round, (count,); see `Noise` for which ranks share one.
 
-        The series of all rounds are drawn when the first of them is measured, for each arm or probe from its own
-        stream: what else is measured, and in which order, changes none of them.
+        The series of all rounds are drawn with the first round, from a random stream per arm or probe, so that they do
+        not depend on what else is measured or in which order.
         """
         key = study.id, name
         if key not in self._noise:
@@ -140,13 +140,13 @@ class SimulatedRun:
         return factors
 
     def _each(self, mean_s: FloatArray, steps: int) -> FloatArray:
-        """Steps of ranks that wait for nobody: by themselves they do not change the mean of a block."""
+        """Steps of ranks that do not wait for others; jitter leaves the mean of a block unchanged."""
         jitter = self.performance.noise.step_sd * self.chance.standard_normal((*mean_s.shape, steps))
         step_s: FloatArray = mean_s[..., None] * (1 + jitter - jitter.mean(axis=-1, keepdims=True))
         return step_s
 
     def _together(self, study: Study, arm: Arm, groups: IntArray, computed_s: FloatArray, steps: int) -> FloatArray:
-        """Steps in which all ranks of a group wait for the slowest of them, and then for communication."""
+        """Steps in which all ranks of a group wait for their slowest rank, and then for communication."""
         noise, normal = self.performance.noise, self.chance.standard_normal
         jitter = noise.step_sd * normal((*groups.shape, steps))
         slowest_s = (computed_s[..., None] * (1 + jitter)).max(axis=1)
@@ -161,7 +161,7 @@ class SimulatedRun:
         return step_s
 
     def link_share(self, groups: IntArray) -> FloatArray:
-        """Bandwidth that is left on the slowest links that each group of ranks, a row, uses."""
+        """Share of bandwidth left on the slowest links that each group of ranks (a row) uses."""
         shares = np.ones(self.plan.layout.nodes)
         for node, share in self.faults.link_shares.items():
             shares[node] = share
@@ -169,20 +169,20 @@ class SimulatedRun:
         return least
 
     def of_ranks(self, factors: dict[int, float], others: float = 1.0) -> FloatArray:
-        """The factor of every rank of the gang, that of the others if none is given."""
+        """The factor of every rank of the gang; `others` for ranks that `factors` lacks."""
         found = np.full(self.plan.layout.world_size, others)
         found[list(factors)] = list(factors.values())
         return found
 
     def differences(self, what: str, launch: int = 1) -> FloatArray:
-        """Factor on the time that each sound rank takes for that in a launch of the plan: `NodeSpread.factors`."""
+        """Factor on each sound rank's time for `what` in a launch of the plan; see `NodeSpread.factors`."""
         if (what, launch) not in self._differences:
             number = self.seed + (launch - 1) * _SEED_OF_LAUNCH
             self._differences[what, launch] = self.performance.spread.factors(what, self.plan.layout, number)
         return self._differences[what, launch]
 
     def _parameters(self, groups: IntArray) -> NDArray[np.str_]:
-        """Checksum of each rank's parameters: that of its group, unless it computes otherwise."""
+        """Checksum of each rank's parameters: its group's, unless the rank is corrupt."""
         found = np.repeat(self._checksums(len(groups)), groups.shape[1])
         found[np.isin(groups.ravel(), list(self.faults.corrupt))] = _WRONG
         return found
@@ -192,11 +192,11 @@ class SimulatedRun:
 
 
 def gang_number(study: Study) -> int:
-    """Of the gang that measures a study: every launch has one."""
+    """Number of the gang that measures a study; every launch has one gang."""
     return GANG + study.launch - 1
 
 
-@lru_cache(maxsize=128)  # of a study's some five arms, each at eight turns, which come again
+@lru_cache(maxsize=128)  # a study has about five arms with eight recurring turns each
 def _groups(layout: Layout, arm: Arm, turn: int) -> IntArray:
     """The ranks that train together, a row for each group."""
     return np.array(layout.groups(arm, turn))

@@ -1,4 +1,4 @@
-"""What the simulator knows of each model: how much is computed, sent, held and launched in a step."""
+"""Models that the simulator knows: their computation, gradients, memory and kernel launches per step."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.frozen_features import BYTES_PER_GRADIENT
 from pytest_ddpscale.plan.workload import Workload
 
-# Of a step: the backward pass costs two forward passes, and its communication can hide behind it.
+# Shares of a step: the backward pass costs two forward passes and can hide communication.
 BACKWARD_SHARE = 2 / 3
 FORWARD_SHARE = 1 - BACKWARD_SHARE
 _TABLE_PX = 224
 # Weight, gradient, SGD's momentum and DDP's bucket, in fp32.
 _STATE_BYTES_PER_PARAMETER = 16
 # Published peaks of ResNet-152: 44.1 GiB at 512 images and 22.4 GiB at 256 (willgpaik/pytorch-ddp-scaling-benchmark,
-# A100): 86.7 MiB an image, at 11.5 billion multiply-accumulates. ViT-B/16 holds half as much for each of them.
+# A100): 86.7 MiB an image, at 11.5 billion multiply-accumulates. ViT-B/16 needs half as much for each of them.
 _ACTIVATION_BYTES_PER_MAC = 7.9e-3
 
 
@@ -26,7 +26,7 @@ class Model:
     Attributes:
         parameters: their number, with a head of 1000 classes.
         forward_macs: multiply-accumulates of one 224 px image's forward pass.
-        host_step_s: the least time a step takes however small the batch: Python and kernel launches.
+        host_step_s: least time of a step at any batch, for Python and kernel launches.
     """
 
     parameters: int
@@ -35,30 +35,30 @@ class Model:
 
     @property
     def gradient_bytes(self) -> int:
-        """What an all-reduce of one step carries."""
+        """Bytes that the all-reduces of one step carry."""
         return self.parameters * BYTES_PER_GRADIENT
 
     def flops_per_image(self, image_size: int) -> float:
-        """Of one training step, 2 per multiply-accumulate; the backward pass costs two forward passes.
+        """FLOPs of a training step per image, 2 per multiply-accumulate; the backward pass costs two forward passes.
 
-        Scaled with the image's area: exact for 224 px, close enough for others.
+        The value scales with the image's area: exact for 224 px, close enough for others.
         """
         return 6 * self.forward_macs * (image_size / _TABLE_PX) ** 2
 
     def memory_bytes(self, batch_size: int, image_size: int) -> float:
-        """Rough peak of a training step."""
+        """Rough peak memory of a training step, in bytes."""
         activations = _ACTIVATION_BYTES_PER_MAC * self.forward_macs * (image_size / _TABLE_PX) ** 2
         return self.state_bytes + activations * batch_size
 
     @property
     def state_bytes(self) -> float:
-        """What a rank holds whatever the batch."""
+        """Memory of a rank that does not depend on the batch, in bytes."""
         return _STATE_BYTES_PER_PARAMETER * self.parameters
 
 
 # Parameters and multiply-accumulates: torchvision's model documentation (num_params and GFLOPS of the first listed
-# weights; what it calls FLOPs are multiply-accumulates). Host times: published host-bound rows of ResNet-152 take
-# about 100 ms a step whatever the batch (A100 and V100), of ViT-B/16 about 60 ms (V100); the others by their layers.
+# weights; its "FLOPs" are multiply-accumulates). Host times: published host-bound rows take about 100 ms a step at any
+# batch for ResNet-152 (A100 and V100) and about 60 ms for ViT-B/16 (V100); the others follow from their layers.
 _MODELS = {
     "shufflenet_v2_x0_5": Model(1_366_792, 0.040e9, 0.015),
     "squeezenet1_1": Model(1_235_496, 0.349e9, 0.010),
@@ -79,7 +79,7 @@ def model_of(workload: Workload) -> Model:
     """The model that a workload trains.
 
     Raises:
-        OptionError: the simulator does not know it, or most of it is frozen.
+        OptionError: the simulator does not know the model, or the workload trains only part of it.
     """
     if not workload.trains_all:
         raise OptionError(

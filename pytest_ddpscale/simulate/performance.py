@@ -1,4 +1,4 @@
-"""The model of one training step: computation, what communication it does not hide, and noise."""
+"""The model of one training step: computation, exposed communication and noise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pytest_ddpscale.simulate.round_noise import RoundNoise
 from pytest_ddpscale.simulate.sound_machine import DDP_OVERHEAD, Expectation
 from pytest_ddpscale.simulate.spread import ALIKE, NodeSpread
 
-# DistributedDataParallel's defaults: gradients travel in buckets, the first one small.
+# DistributedDataParallel's defaults: gradients are sent in buckets, the first one small.
 FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
 FloatArray = NDArray[np.float64]
@@ -30,19 +30,18 @@ FloatArray = NDArray[np.float64]
 class Noise:
     """How much times vary on a sound machine.
 
-    What a round's noise is of: each rank that waits for nobody has its own, a group of ranks that train together has
-    one, and so has every probe of a group; of the arm ``alone`` a node has it, whichever rank has its turn. Ranks of a
-    node share none of it, nor do the arms of a round: what they shared would cancel in ratios, and a simulated run
-    should rather vary too much.
+    Noise of a round is drawn per rank if ranks do not wait for each other, per group if they train or probe together,
+    and per node for the arm ``alone``, whichever rank has its turn. Ranks of a node share no noise, nor do the arms of
+    a round: shared noise would cancel in ratios, and a simulated run should rather vary too much.
 
     Attributes:
         round_sd: relative standard deviation of a block's mean from round to round.
-        step_sd: of a step within its block, of each rank for itself.
-        rank_sd: between ranks that wait for each other in every step.
-        utilization_sd: of a rank's utilization, from what its SKU is known for.
+        step_sd: relative standard deviation of a step within its block, per rank.
+        rank_sd: relative standard deviation between ranks that wait for each other in every step.
+        utilization_sd: standard deviation of a rank's utilization about its SKU's value.
         correlation: between successive rounds of an arm, 0 … below 1.
-        hiccup_share: of blocks that take longer by up to `hiccup_sds` standard deviations of a round.
-        hiccup_sds: see there.
+        hiccup_share: share of blocks that take longer by up to `hiccup_sds` standard deviations of a round.
+        hiccup_sds: see `hiccup_share`.
     """
 
     round_sd: float
@@ -55,7 +54,7 @@ class Noise:
 
     @property
     def of_rounds(self) -> RoundNoise:
-        """What a series of rounds varies by."""
+        """Noise of a series of rounds."""
         return RoundNoise(self.round_sd, self.correlation, hiccup_share=self.hiccup_share, hiccup_sds=self.hiccup_sds)
 
 
@@ -64,9 +63,9 @@ class StepTime:
     """One step of a sound rank, without noise.
 
     Attributes:
-        computation_s: until its gradients are there, whether it computes or waits for its host.
+        computation_s: time until its gradients are ready, including waiting for the host.
         busy_share: part of `computation_s` in which it computes, 0 … 1.
-        utilization: of the least busy rank. Waiting inside an all-reduce counts as busy: NVML cannot tell.
+        utilization: of the least busy rank. Waiting inside an all-reduce counts as busy, as in NVML.
     """
 
     computation_s: float
@@ -74,13 +73,13 @@ class StepTime:
     utilization: float
 
     def slowed_by(self, factor: float) -> float:
-        """Factor on `computation_s` of a device that computes `factor` times as long: its host hides a part of it."""
+        """Factor on `computation_s` if the device computes `factor` times as long; host-bound time hides a part."""
         return max(1.0, self.busy_share * factor)
 
 
 @dataclass(frozen=True)
 class Performance:
-    """What a sound cluster of a device type, which on CPU never waits for its host, does in each arm.
+    """Performance of a sound cluster in each arm; CPUs never wait for their host.
 
     `expectations` are by workload name; `spread` is how much its nodes differ.
     """
@@ -92,7 +91,7 @@ class Performance:
     spread: NodeSpread = ALIKE
 
     def step_time(self, study: Study, arm: Arm) -> StepTime:
-        """A rank's own part of a step: nothing here waits for another rank."""
+        """A rank's own part of a step, without waiting for other ranks."""
         expected = self.expectations[study.workload.name]
         busy_s = arm.batch_size / expected.img_per_s
         host_s = 0.0 if self.device_type == "cpu" else model_of(study.workload).host_step_s
@@ -109,23 +108,23 @@ class Performance:
     def exposed_s(
         self, workload: Workload, world_size: int, nodes: int, computation_s: FloatArray, link_share: float = 1.0
     ) -> FloatArray:
-        """Communication that the backward pass does not hide.
+        """Communication that the backward pass does not hide, in seconds, of the shape of `computation_s`.
 
-        Every bucket but the last can travel while the backward pass goes on; what of them does not fit into it, and
-        the last bucket, are waited for. Computation is that of steps on the slowest rank, `link_share` (0 … 1) the
-        bandwidth left on the slowest node's links.
+        All buckets but the last can be sent during the backward pass. The step waits for the part of them that exceeds
+        it, and for the last bucket. `computation_s` is that of steps on the slowest rank, `link_share` (0 … 1) the
+        share of bandwidth left on the slowest node's links.
         """
         gradient_bytes = model_of(workload).gradient_bytes
         early_s, last_s = _travelling_s(gradient_bytes, world_size, nodes, self.topology, link_share)
         return np.maximum(0.0, early_s - BACKWARD_SHARE * computation_s) + last_s
 
     def of_cluster(self, seed: int) -> Performance:
-        """The same of other nodes and GPUs of that kind: with another seed they differ otherwise."""
+        """The same performance on other nodes and GPUs of that kind, whose differences follow from the seed."""
         return replace(self, spread=replace(self.spread, seed=seed))
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """All of them, for run.json."""
+        """All parameters, for run.json."""
         return {
             "topology": asdict(self.topology),
             "noise": asdict(self.noise),
@@ -136,11 +135,11 @@ class Performance:
         }
 
     def _slower_together(self, study: Study, arm: Arm, computation_s: float) -> float:
-        """Factor on the computation at which the whole step has the published efficiency; 1 if none is published.
+        """Factor on the computation that gives the step the published efficiency; 1 if none is published.
 
-        Published efficiencies lie below what exposed communication explains: NCCL's kernels share the GPU with the
-        backward pass, and GPUs that all work are hotter. Beyond the largest published world size: as there. They were
-        measured on GPUs that differ as these do: what is waited for the slowest of them is part of the published loss.
+        Published efficiencies are lower than exposed communication explains: NCCL's kernels share the GPU with the
+        backward pass, and GPUs that all work are hotter. Beyond the largest published world size, its value holds.
+        The published loss includes waiting for the slowest GPU, because real GPUs differ like the simulated ones.
         """
         expectation = self.expectations[study.workload.name]
         size = expectation.published_size(study.scaling, arm.world_size)
@@ -148,14 +147,14 @@ class Performance:
             return 1.0
         batch_size = arm.batch_size * (arm.world_size // size if study.scaling == "strong" else 1)
         step_s = batch_size / expectation.img_per_s / expectation.efficiency_at(study.scaling, size)
-        # In every step, for the slowest rank.
+        # The wait for the slowest rank in every step.
         waited = 1 + expected_maximum(size) * math.hypot(self.noise.step_sd, self.spread.gpu_sd)
         exposed_s = self.exposed_s(study.workload, size, self.topology.nodes(size), np.array(step_s))
         return max(1.0, float(step_s - exposed_s) / waited / computation_s)
 
 
 def expected_maximum(count: int) -> float:
-    """Mean of the largest of so many standard normal values, nearly: Blom (1958)."""
+    """Approximate mean of the largest of `count` standard normal values: Blom (1958)."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
 
 
@@ -163,7 +162,7 @@ def expected_maximum(count: int) -> float:
 def _travelling_s(
     gradient_bytes: int, world_size: int, nodes: int, topology: Topology, link_share: float
 ) -> tuple[float, float]:
-    """How long all buckets but the last take to be averaged, and how long the last."""
+    """Seconds to all-reduce all buckets but the last, and the last."""
     *early_s, last_s = (
         all_reduce_s(size, world_size, nodes, topology, link_share) for size in _buckets(gradient_bytes)
     )

@@ -1,4 +1,4 @@
-"""Which faults a thresholds file catches: simulated runs, judged as real ones."""
+"""Which faults a thresholds file catches, by judging simulated runs like real ones."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _MOST_METRICS = 2
 
 @dataclass(frozen=True)
 class Share:
-    """In how many of some runs something happened."""
+    """Share of runs in which something happened."""
 
     count: int
     runs: int
 
     @property
     def value(self) -> float:
-        """0 … 1."""
+        """The share, 0 … 1."""
         return self.count / self.runs
 
     @property
@@ -56,13 +56,14 @@ class Share:
 
 @dataclass(frozen=True)
 class Catch:
-    """What became of one fault (``slow-gpu:1.05``; ``none`` without one) in all its trials.
+    """Result of one fault (``slow-gpu:1.05``; ``none`` without one) over all its trials.
 
     Attributes:
+        fault: as written.
         caught: runs in which a requirement did not pass.
         rejected: runs in which a requirement that can reject failed.
-        named: runs in which the right GPU or node was named; without a fault, in which anybody was.
-        metrics: that did not pass, the one that failed most often first.
+        named: runs in which the right GPU or node was named; without a fault, runs in which any was.
+        metrics: those that did not pass, the most frequent failure first.
     """
 
     fault: str
@@ -74,9 +75,9 @@ class Catch:
 
 @dataclass(frozen=True)
 class Power:
-    """What a thresholds file catches, first without a fault: those are false alarms.
+    """Faults that a thresholds file catches; the first catch is without a fault and shows false alarms.
 
-    Requirements that not even a sound simulated machine keeps in half of the runs are set aside: they count nowhere.
+    Requirements that a sound simulated machine misses in more than half of the runs are set aside and not counted.
     """
 
     catches: tuple[Catch, ...]
@@ -92,17 +93,18 @@ def measure_power(
     seed: int,
     progress: Callable[[str], None] = lambda fault: None,
 ) -> Power:
-    """Simulate and judge `trials` runs without a fault, and as many with each; the same seed gives the same shares.
+    """Simulate and judge `trials` runs without a fault and with each fault; the same seed gives the same shares.
 
-    Faults are ``KIND:SIZE``: rank or node are chosen anew in every run. `progress` is told each before its runs.
+    Faults are ``KIND:SIZE``; rank or node are drawn anew in every run. `progress` is called with each fault before its
+    runs.
 
     Raises:
-        OptionError: a fault is none, or there are no trials.
+        OptionError: a fault is invalid, or `trials` is below 1.
     """
     if trials < 1:
         raise OptionError("--trials", f"found {trials}", "a whole number from 1 up")
     for text in faults:
-        place_fault(text, plan.layout, random.Random(seed))  # noqa: S311 (refuses it before the first run)
+        place_fault(text, plan.layout, random.Random(seed))  # noqa: S311 (only checks it before the first run)
     runs: dict[str, list[_Trial]] = {}
     for text in ("none", *dict.fromkeys(faults)):
         progress(text)
@@ -113,10 +115,10 @@ def measure_power(
 
 
 def place_fault(text: str, layout: Layout, chance: random.Random) -> InjectedFault:
-    """The fault ``KIND:SIZE`` at a rank or node drawn by lot; ``KIND:all:SIZE`` strikes all ranks.
+    """The fault ``KIND:SIZE`` at a random rank or node; ``KIND:all:SIZE`` affects all ranks.
 
     Raises:
-        OptionError: no such kind, or not such a size.
+        OptionError: unknown kind or invalid size.
     """
     kind, _, size = text.partition(":")
     if kind not in FORMS:
@@ -129,7 +131,7 @@ def place_fault(text: str, layout: Layout, chance: random.Random) -> InjectedFau
 
 @dataclass(frozen=True)
 class _Trial:
-    """One simulated run, and the fault that it had, if it had any."""
+    """One simulated run, with its fault if it had one."""
 
     fault: InjectedFault | None
     layout: Layout
@@ -139,7 +141,7 @@ class _Trial:
         return [verdict for verdict in self.verdicts if not verdict.passed and verdict.id not in ignored]
 
     def names_the_right_one(self, ignored: set[str]) -> bool:
-        """Whether any requirement blames what is to blame; without a fault, whether it blames anybody."""
+        """Whether any requirement blames the faulty GPU or node; without a fault, whether any blames one."""
         blamed = [culprit for verdict in self.not_passed(ignored) for culprit in verdict.culprits]
         if self.fault is None or self.fault.place is None:
             return bool(blamed)
@@ -150,7 +152,7 @@ class _Trial:
 
 
 def _trial(cluster: SimulatedCluster, plan: Plan, text: str, confidence: float, seed: str) -> _Trial:
-    chance = random.Random(seed)  # noqa: S311 (a lot, no secret)
+    chance = random.Random(seed)  # noqa: S311 (not for secrets)
     fault = None if text == "none" else place_fault(text, plan.layout, chance)
     faults = Faults((fault,) if fault else (), plan.layout)
     seed_of_run = chance.getrandbits(64)
@@ -181,7 +183,7 @@ def _catch(text: str, trials: Sequence[_Trial], ignored: set[str]) -> Catch:
 
 
 def power_lines(power: Power) -> Iterator[str]:
-    """The table, and how to read it."""
+    """The table and its legend."""
     rows = [_HEADER, *map(_row, power.catches)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -189,13 +191,13 @@ def power_lines(power: Power) -> Iterator[str]:
     yield ""
     yield f"{power.catches[0].caught.runs} simulated runs of each, with 95 % score intervals: no machine was measured."
     yield "Caught: a requirement failed, was inconclusive or not measured. Rejected: one that can reject failed."
-    yield "The row none is the rate of false alarms, and of accusations of anybody."
+    yield "The row none shows false alarms and false accusations."
     for verdict in power.set_aside:
-        yield f"Not counted, because a sound simulated machine does not keep it: {verdict.id}: {verdict.reason}"
+        yield f"Not counted, because a sound simulated machine does not meet it: {verdict.id}: {verdict.reason}"
 
 
 def _row(catch: Catch) -> tuple[str, ...]:
     kind, _, size = catch.fault.partition(":")
-    # Nobody is to blame for what strikes all alike.
+    # A fault of all ranks has no culprit.
     named = "–" if kind == "drift" or size.startswith(f"{ALL}:") else str(catch.named)
     return kind, size, str(catch.caught), str(catch.rejected), named, ", ".join(catch.metrics[:_MOST_METRICS])

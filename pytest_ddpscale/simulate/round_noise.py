@@ -1,4 +1,4 @@
-"""What rounds vary by: noise that may remember, hiccups, ramps and steps; logarithms of times: above 0 is slower."""
+"""Noise of rounds: correlated noise, hiccups, ramps and steps, as logarithms of times (above 0 is slower)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Tail = Literal["Gaussian", "Student-t, 3 degrees"]
 
 @dataclass(frozen=True)
 class RoundNoise:
-    """How a series of rounds varies about what it would be without noise.
+    """Variation of a series of rounds about its value without noise.
 
     Attributes:
         sd: relative standard deviation of a round.
-        correlation: lag-one, of a stationary AR(1) process, 0 … below 1.
-        tail: of its innovations; a Student-t is scaled to variance 1.
-        hiccup_share: of the blocks that take longer by up to `hiccup_sds` standard deviations, evenly spread.
-        hiccup_sds: see there.
-        ramp: relative change of the time from the first to the last round, in a straight line.
-        step: relative change of the time that stays from the middle of the rounds on.
+        correlation: lag-one correlation of a stationary AR(1) process, 0 … below 1.
+        tail: distribution of its innovations; a Student-t is scaled to variance 1.
+        hiccup_share: share of blocks that take longer by up to `hiccup_sds` standard deviations, uniformly distributed.
+        hiccup_sds: see `hiccup_share`.
+        ramp: relative change of the time from the first to the last round, linear.
+        step: relative change of the time from the middle round on.
     """
 
     sd: float
@@ -36,7 +36,7 @@ class RoundNoise:
     step: float = 0.0
 
     def series(self, chance: np.random.Generator, rounds: int, count: int = 1) -> FloatArray:
-        """Logarithms of times, (count, rounds), without noise 0."""
+        """Logarithms of times, (count, rounds); 0 without noise."""
         fresh = self._innovations(chance, (count, rounds))
         remembered = np.empty_like(fresh)
         remembered[:, 0] = fresh[:, 0]

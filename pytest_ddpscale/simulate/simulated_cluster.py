@@ -1,4 +1,4 @@
-"""A simulated cluster: its SKU, its size, and what its thresholds say of it."""
+"""A simulated cluster: its SKU, its size, and its requirements."""
 
 from __future__ import annotations
 
@@ -25,21 +25,27 @@ from pytest_ddpscale.thresholds.node_expectation import node_expectation
 from pytest_ddpscale.thresholds.planned_cases import plan_of_cases
 
 MOST_GPUS = 1_000_000
-# Beyond this many, blocks have the fewest steps, runs the fewest rounds and GPUs no telemetry, or files would grow to
-# gigabytes.
+# Beyond this many GPUs, blocks have the fewest steps, runs the fewest rounds, and GPUs no telemetry; otherwise files
+# would grow to gigabytes.
 MOST_GPUS_AT_FULL_PACE = 1024
 _CPU_LINK_GBPS = 1.0  # gloo over loopback, two processes on one machine
-_OF_PEAK = 0.7  # that a probe reaches of which nobody said more
+_OF_PEAK = 0.7  # share of the peak that a probe without a requirement reaches
 
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """What a simulated cluster is like, as the command line says it.
+    """Options of a simulated cluster.
 
-    None stands for as many GPUs as the largest requirement needs, the noise of the kind of device, and all workloads.
-    Bandwidth between nodes is in GB/s for each GPU in one direction, noise the relative standard deviation of a round,
-    correlation that between successive rounds of an arm, hiccups the share of blocks that take up to 10 of these
-    standard deviations longer, spread what lies between nodes, GPUs and launches.
+    Attributes:
+        sku: name or alias.
+        gpus: None for as many as the largest requirement needs.
+        gpus_per_node: of each node.
+        nic_gbps: bandwidth between nodes, in GB/s for each GPU in one direction.
+        round_noise: relative standard deviation of a round; None for the device type's default.
+        workloads: None for all.
+        spread: differences between nodes, GPUs and launches.
+        correlation: between successive rounds of an arm.
+        hiccups: share of blocks that take up to 10 standard deviations of a round longer.
     """
 
     sku: str
@@ -55,7 +61,7 @@ class ClusterOptions:
 
 @dataclass(frozen=True)
 class SimulatedCluster:
-    """A sound machine of a SKU, ready to be simulated, and what so many GPUs can be asked."""
+    """A sound machine of a SKU, ready to be simulated, with the requirements that its GPUs can be judged by."""
 
     thresholds: ThresholdsFile
     sku: str
@@ -83,14 +89,19 @@ class SimulatedCluster:
         launches: int = 1,
         precision: float | None = None,
     ) -> Plan:
-        """What a session would measure here, and weak scaling of every workload at further world sizes.
+        """Plan what a session would measure here, and weak scaling of every workload at further world sizes.
 
-        None stands for as many rounds as a real run does at most; short blocks have the fewest steps, as they always
-        have on very large clusters. Each of several launches has as many rounds as one of a real run. The precision is
-        of --ddp-precision.
+        Args:
+            rounds: of every study; None for the most rounds of a real run. With several launches, each has as many
+                rounds as a launch of a real run.
+            world_sizes: the further world sizes.
+            seed: of the plan.
+            short_blocks: blocks with the fewest steps, as always on very large clusters.
+            launches: as --ddp-launches.
+            precision: as --ddp-precision.
         """
         workloads = dict.fromkeys(case.workload for case in training_cases(self.cases))
-        # What tells how a workload scales to a world size, and who holds it back.
+        # Weak scaling shows the loss at a world size, rank uniformity the slow rank.
         metrics = WEAK_SCALING_EFFICIENCY, RANK_UNIFORMITY
         sizes = [size for size in world_sizes if size > 1]
         more = [Question(metric, w, size) for w in workloads for size in sizes for metric in metrics]
@@ -100,7 +111,7 @@ class SimulatedCluster:
         return plan_of_cases(empty, self.cases, pace, more)
 
     def probe_values(self, probes: Sequence[Probe]) -> dict[Probe, float]:
-        """What a sound one reaches in each probe, asked for or not, in the unit of its metric: TFLOPS or GB/s."""
+        """Values of a sound cluster in each probe, required or not, in the unit of its metric: TFLOPS or GB/s."""
         asked: dict[Probe, float] = {}
         for case in self.cases:
             if isinstance(case, NodeCase) and case.probe is not None:
@@ -109,7 +120,7 @@ class SimulatedCluster:
         return {probe: asked.get(probe) or self._unasked(probe) for probe in probes}
 
     def _unasked(self, probe: Probe) -> float:
-        """Roughly: nobody is judged by it."""
+        """Rough value of a probe without a requirement."""
         peak, topology = self.thresholds.thresholds.skus[self.sku].peak, self.performance.topology
         if probe.message_bytes is not None:
             link = topology.inside if probe.world_size <= topology.gpus_per_node else topology.between
@@ -119,12 +130,12 @@ class SimulatedCluster:
         return _OF_PEAK * ((peak.memory_bandwidth_gbps if peak else None) or 10.0)
 
     def expectation(self, plan: Plan) -> NodeExpectation:
-        """What its SKU and a plan expect of every node."""
+        """What the SKU and a plan expect of every node."""
         return node_expectation(self.thresholds.thresholds.skus[self.sku], plan)
 
     @property
     def is_watched(self) -> bool:
-        """Whether its GPUs say something of themselves while they work."""
+        """Whether its GPUs have telemetry."""
         return self.device_type == "cuda" and self.gpus <= MOST_GPUS_AT_FULL_PACE
 
     def _pace(self, rounds: int | None, *, short_blocks: bool) -> Pace:
@@ -137,11 +148,11 @@ class SimulatedCluster:
 
 
 def open_cluster(thresholds: ThresholdsFile, options: ClusterOptions) -> SimulatedCluster:
-    """The cluster that is asked for.
+    """The cluster for these options.
 
     Raises:
-        SkuError: the thresholds have no such SKU.
-        OptionError: a number makes no sense, or the thresholds say too little of a workload.
+        SkuError: the thresholds do not have the SKU.
+        OptionError: a number is out of range, or the thresholds lack the speed of a workload.
     """
     name = thresholds.sku_name(options.sku)
     sku = thresholds.thresholds.skus[name]
@@ -188,7 +199,7 @@ def _topology(sku: Sku, options: ClusterOptions) -> Topology:
 
 
 def _wanted(thresholds: ThresholdsFile, name: str, layout: Layout, options: ClusterOptions) -> list[AnyCase]:
-    """What the nodes are asked: all that is no training, and the training of the workloads asked for."""
+    """Cases of the nodes: training on the selected workloads, and everything without training."""
     named = options.workloads
     cases = cases_for(thresholds, name, layout)
     return [case for case in cases if named is None or not isinstance(case, Case) or case.workload.name in named]

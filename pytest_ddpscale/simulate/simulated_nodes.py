@@ -1,4 +1,4 @@
-"""What the nodes of a simulated cluster say of themselves: as the SKU has them, but for what is wrong with them."""
+"""Surveys and telemetry of simulated nodes: as the SKU expects them, except for faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pytest_ddpscale.simulate.measuring import GANG
 
 _GIB = 2**30
 _PLENTY_BYTES = 2**40
-_CAPABILITY, _ARCHITECTURE = "9.0", "sm_90"  # nobody asks for more than that they go together
+_CAPABILITY, _ARCHITECTURE = "9.0", "sm_90"  # any pair that matches
 _UNCORRECTABLE = 3
 _SAMPLES = 10  # of the utilization in a block
 HELD_DOWN_BY = "hw_thermal_slowdown"
@@ -38,17 +38,17 @@ VERSIONS: dict[str, str | None] = {
 
 
 def host_name(node: int) -> str:
-    """Of a node of a simulated cluster."""
+    """Host name of a simulated node."""
     return f"simulated-{node}"
 
 
 def device_id(rank: int, device_type: DeviceType) -> str:
-    """What stands for a GPU's UUID."""
+    """UUID of a simulated GPU; ``cpu`` on CPUs."""
     return f"{SIMULATED_DEVICE}{rank}" if device_type == "cuda" else "cpu"
 
 
 def surveys(expectation: NodeExpectation, faults: Faults) -> Iterator[Survey]:
-    """What each node is before anything is launched on it."""
+    """The survey of each node, before anything is launched."""
     per_node = faults.layout.ranks_per_node
     name, has_gpus = name_of_pattern(expectation.name_pattern or ""), expectation.device_type == "cuda"
     for node in range(faults.layout.nodes):
@@ -69,7 +69,7 @@ def surveys(expectation: NodeExpectation, faults: Faults) -> Iterator[Survey]:
 
 
 def _topology(gpus: int) -> str:
-    """As ``nvidia-smi topo -m`` prints it, of GPUs that are all alike."""
+    """``nvidia-smi topo -m`` of GPUs that are all connected alike."""
     names = [f"GPU{i}" for i in range(gpus)]
     rows = ["\t".join([one, *(" X" if one == other else "SYS" for other in names)]) for one in names]
     return "\n".join(["\t" + "\t".join(names), *rows])
@@ -107,7 +107,7 @@ def _gpu(rank: int, name: str, expected: NodeExpectation, faults: Faults) -> Sur
 
 
 def gang_of(plan: Plan, device_name: str = "", number: int = GANG) -> GangRecord:
-    """Who the ranks of a gang are: of all its launches they are in the same places."""
+    """The ranks of a gang, in the same places in all launches."""
     per_node, ranks = plan.layout.ranks_per_node, range(plan.layout.world_size)
     return GangRecord(
         gang=number,
@@ -120,7 +120,7 @@ def gang_of(plan: Plan, device_name: str = "", number: int = GANG) -> GangRecord
 
 
 def transports(study_id: str, expectation: NodeExpectation, layout: Layout) -> GangTransport:
-    """By which ways NCCL has connected the ranks, once a study is done."""
+    """NCCL's connections of the ranks after a study."""
     within = {_WITHIN_NODE: 16} if layout.ranks_per_node > 1 else {}
     between = {_BETWEEN_NODES: 4} if layout.nodes > 1 and expectation.crosses_nodes else {}
     return GangTransport(
@@ -135,7 +135,7 @@ def transports(study_id: str, expectation: NodeExpectation, layout: Layout) -> G
 
 
 def telemetry_of_block(block: Block | ProbeBlock, expectation: NodeExpectation, faults: Faults) -> TelemetryBlock:
-    """What the GPUs say of themselves while a block is timed."""
+    """Telemetry of the GPUs during a block."""
     ranks, started_s = block.each("ranks").tolist(), block.each("started_unix_s")
     if isinstance(block, Block):
         arm, lasted_s, busy = block.arm, block.each("block_s"), block.each("utilization")
@@ -171,7 +171,7 @@ def telemetry_of_block(block: Block | ProbeBlock, expectation: NodeExpectation, 
 
 
 def name_of_pattern(pattern: str) -> str:
-    """A device name that a SKU's pattern describes: of each choice the first. Empty if none is found that simply."""
+    """A device name that matches a SKU's pattern, with the first of each choice; empty if that does not match."""
     text = re.sub(r"\[(\\?.)[^\]]*\]", r"\1", pattern.removeprefix("^").removesuffix("$"))
     before = ""
     while text != before:

@@ -1,4 +1,4 @@
-"""What a simulated cluster reaches in probes, and between pairs of its nodes: drawn for all ranks at once."""
+"""Results of a simulated cluster in probes and between pairs of nodes, drawn for all ranks at once."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from pytest_ddpscale.simulate.spread import COMPUTING
 
 _DIGITS = 7  # of seconds
 _MATMUL_FLOPS = 2.0 * 8192**3
-# As `worker/probes/memory.py` copies them: within a device each byte is read and written.
+# As in `worker/probes/memory.py`; within a device each byte is read and written.
 _COPIED_BYTES = {"memory-copy": 2.0**31, "host-to-device": 2.0**28, "device-to-host": 2.0**28}
 
 
 def measure_probes(
     run: SimulatedRun, study: ProbeStudy, number: int, reached: Mapping[Probe, float]
 ) -> Iterator[ProbeBlock]:
-    """One round of the probes, in random order. Rounds have to be asked for one after another.
+    """One round of the probes, in random order. Call once per round, in order.
 
-    A sound cluster has `reached` so much in each probe, in the unit of its metric: TFLOPS or GB/s.
+    `reached` are the values of a sound cluster in each probe, in the unit of its metric: TFLOPS or GB/s.
     """
     when = run.begin_round(number)
     for place in run.chance.permutation(len(study.probes)):
@@ -75,7 +75,7 @@ def _probed(run: SimulatedRun, study: ProbeStudy, probe: Probe, reached: float, 
 
 @lru_cache(maxsize=32)
 def _groups_in_turns(layout: Layout, probe: Probe) -> tuple[IntArray, IntArray]:
-    """The ranks that do a probe together, a row each, and in which turn: pairs take turns, all others go at once."""
+    """Groups of ranks that do a probe together, one per row, and their turns; only pairs take turns."""
     if probe.kind != "send-recv":
         groups = np.array(expected_ranks(probe, layout))
         return groups, np.zeros(len(groups), dtype=np.int64)
@@ -84,7 +84,7 @@ def _groups_in_turns(layout: Layout, probe: Probe) -> tuple[IntArray, IntArray]:
 
 
 def _shares(run: SimulatedRun, probe: Probe, groups: IntArray, when: Moment) -> FloatArray:
-    """What share of a sound one's pace each group of ranks reaches: that of its slowest rank and of its links."""
+    """Share of a sound group's pace that each group of ranks reaches, by its slowest rank and its links."""
     factors, others = dict(run.faults.probe_shares(probe)), 1.0
     if probe.kind == "matmul":
         others = 1 / run.faults.common_slowdown(when)
@@ -96,7 +96,7 @@ def _shares(run: SimulatedRun, probe: Probe, groups: IntArray, when: Moment) -> 
 
 
 def search_pairs(run: SimulatedRun, study: PairStudy) -> Iterator[PairRound]:
-    """Rounds of the search for a slow node or link, until it is known."""
+    """Rounds of the search for a slow node or link, until it is found."""
     nodes, results = run.plan.layout.nodes, list[PairResult]()
     slow_share, number = SLOW_SHARES[run.plan.device_type], 0
     while pairs := next_round(nodes, results, slow_share):
@@ -116,7 +116,7 @@ def _paired(run: SimulatedRun, study: PairStudy, pairs: tuple[NodePair, ...], nu
     firsts = np.array(pairs) * per_node
     ranks = (firsts[:, None, :] + np.arange(per_node)[None, :, None]).reshape(-1, 2)
     sound_s = all_reduce_s(study.message_bytes, 2, 2, run.performance.topology)
-    # Each round pairs other nodes: there is nothing for its noise to remember.
+    # Each round pairs other nodes, so their noise is not correlated.
     seconds = sound_s * np.exp(run.performance.noise.of_rounds.series(run.chance, 1, len(ranks))[:, 0])
     gbps = study.message_bytes / seconds / GIGA * run.link_share(ranks)
     run.clock_s += study.iterations * sound_s + OVERHEAD_PER_BLOCK_S

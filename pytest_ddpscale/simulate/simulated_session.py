@@ -1,4 +1,4 @@
-"""A simulated session in memory: measured round by round, judged after each, ended as a real one would end."""
+"""A simulated session in memory: measured in rounds, judged after each, and ended like a real one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pytest_ddpscale.verdict.judge import judge
 
 @dataclass(frozen=True)
 class DecidedStudy:
-    """How a study ended: which arms each of its rounds timed, and the verdicts on all requirements that it answers."""
+    """A finished study: the arms that each round timed, and the verdicts on all requirements that it decides."""
 
     study: Study
     rounds: tuple[tuple[Arm, ...], ...]
@@ -35,7 +35,7 @@ class DecidedStudy:
 def decide(
     run: SimulatedRun, cases: Sequence[AnyCase], confidence: float, family_confidence: float | None = None
 ) -> list[DecidedStudy]:
-    """Simulate a session that stops each study once all requirements on training that it answers are decided."""
+    """Simulate a session that stops each study once all training requirements on it are decided."""
     plan, records = run.plan, list[AnyRecord]()
     rounds = _train(run, Decider(plan, cases, confidence, family_confidence), records)
     evidence = _evidence_of(plan, records)
@@ -48,9 +48,9 @@ def decide(
 
 
 def decide_all(run: SimulatedRun, cluster: SimulatedCluster, confidence: float) -> tuple[Verdict, ...]:
-    """The verdicts of such a session on all that the cluster is asked: also node checks, probes and pairs of nodes.
+    """Verdicts of such a session on all requirements, including node checks, probes and pairs of nodes.
 
-    But for comparisons with earlier runs, of which there are none.
+    Comparisons with earlier runs are left out, because there are none.
     """
     plan, expectation = run.plan, cluster.expectation(run.plan)
     records: list[AnyRecord] = list(before_training(run, cluster))
@@ -68,7 +68,7 @@ def decide_all(run: SimulatedRun, cluster: SimulatedCluster, confidence: float) 
 
 
 def _train(run: SimulatedRun, decider: Decider, records: list[AnyRecord]) -> dict[str, list[tuple[Arm, ...]]]:
-    """Measure until all is decided, and add the records. Returns the arms that each round of a study timed."""
+    """Measure until all requirements are decided, and append the records. Returns the arms that each round timed."""
 
     def hear(*heard: AnyRecord) -> None:
         for record in heard:

@@ -1,4 +1,4 @@
-"""What the thresholds say a sound machine of a SKU does: the source of the simulator's numbers."""
+"""Performance of a sound machine of a SKU, from the thresholds: the source of the simulator's numbers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from pytest_ddpscale.simulate.models import FORWARD_SHARE, model_of
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, Thresholds
 
-# A bound that nobody measured is taken to lie as far from what a sound machine does as the published ones: 5 %.
+# A bound without a published figure is assumed to be as far from a sound machine's value as the published ones: 5 %.
 MARGIN = 0.05
 _UTILIZATION = 0.985
-# Copying gradients into buckets and out of them, which ddp@1 and no_sync pay as well.
+# Copying gradients into and out of buckets, also in ddp@1 and no_sync.
 DDP_OVERHEAD = 0.002
 _EFFICIENCIES = (WEAK_SCALING_EFFICIENCY, STRONG_SCALING_EFFICIENCY)
 
@@ -39,11 +39,11 @@ class Expectation:
 
     Attributes:
         img_per_s: of one GPU alone.
-        efficiency: published ones, by scaling and world size, relative to that.
+        efficiency: published efficiencies relative to that, by scaling and world size.
         utilization: of the least busy GPU, by world size.
-        memory_at: bytes that a rank holds at most, and at which per-GPU batch.
-        power_w: that a GPU takes while it trains, whether it computes or waits; None if nobody said.
-        inferred_img_per_s: images of which one GPU computes the forward pass per second; None if nobody said.
+        memory_at: peak memory of a rank in bytes, and its per-GPU batch; None if unknown.
+        power_w: of a GPU while it trains, whether it computes or waits; None if unknown.
+        inferred_img_per_s: images per second that one GPU infers; None if unknown.
     """
 
     img_per_s: float
@@ -59,17 +59,17 @@ class Expectation:
         return min(world_size, max(published)) if published else None
 
     def efficiency_at(self, scaling: Scaling, world_size: int) -> float:
-        """Efficiency between published ones by interpolation over the logarithm of the world size."""
+        """Efficiency, interpolated between published ones over the logarithm of the world size."""
         known = sorted({1: 1.0, **self.efficiency[scaling]}.items())
         return float(np.interp(math.log(world_size), [math.log(k) for k, _ in known], [share for _, share in known]))
 
     def utilization_of(self, world_size: int) -> float:
-        """Of the least busy GPU where nothing waits for the host: as at the nearest smaller known world size."""
+        """Utilization of the least busy GPU if nothing waits for the host: that of the nearest smaller known size."""
         nearest = max((k for k in self.utilization if k <= world_size), default=min(self.utilization, default=0))
         return self.utilization.get(nearest, _UTILIZATION)
 
     def memory_bytes(self, workload: Workload, batch_size: int) -> int:
-        """Peak memory of a rank at a batch: the published one scaled, else a rough one."""
+        """Peak memory of a rank at a batch: scaled from the published value, or a rough estimate."""
         model = model_of(workload)
         if self.memory_at is None:
             return round(model.memory_bytes(batch_size, workload.image_size))
@@ -79,10 +79,10 @@ class Expectation:
 
 
 def expectation_of(workload: Workload, sku_name: str, file: ThresholdsFile) -> Expectation:
-    """What a SKU's requirements say of a workload: published figures, or what bounds allow for.
+    """Expectation of a workload from a SKU's requirements: published figures, or values derived from bounds.
 
     Raises:
-        OptionError: no line says how fast a GPU is.
+        OptionError: no requirement gives the speed of a GPU.
     """
     lines = [r for r in file.thresholds.skus[sku_name].requirements if r.workload == workload.name]
     inference = [line for line in lines if line.definition is INFERENCE_THROUGHPUT]
@@ -91,7 +91,7 @@ def expectation_of(workload: Workload, sku_name: str, file: ThresholdsFile) -> E
     if img_per_s is None:
         raise OptionError(
             str(file.path), f"{sku_name} has neither throughput_per_gpu nor generation_ratio of {workload.name}",
-            "a line that says how fast a GPU is", "Add one, or leave the workload out with --workloads.",
+            "a requirement with the speed of a GPU", "Add one, or leave the workload out with --workloads.",
         )  # fmt: skip
     efficiency = {metric.scaling: _published(lines, metric) for metric in _EFFICIENCIES}
     energy = next((line for line in lines if line.definition is IMAGES_PER_JOULE), None)
@@ -118,19 +118,19 @@ def _img_per_s(lines: Sequence[Requirement], thresholds: Thresholds) -> float | 
 
 
 def _alone_to_one_gpu(line: Requirement) -> float:
-    """Speed of one GPU alone over that of the one that a line is of, or relative to."""
+    """Speed of one GPU alone relative to the one GPU of a requirement, which may be under DDP."""
     return 1 + DDP_OVERHEAD if line.one_gpu == "ddp" else 1.0
 
 
 def expected_value(line: Requirement) -> float:
-    """What a sound machine reaches. A bound that is the published figure itself is what every one has to do better."""
+    """Value of a sound machine. If the bound equals the published figure, a sound machine has to be better."""
     if line.source.measured is not None and line.source.measured != line.bound:
         return line.source.measured
     return line.bound / (1 + MARGIN) if line.definition.upper_bound else line.bound * (1 + MARGIN)
 
 
 def _published(lines: Sequence[Requirement], metric: Metric) -> dict[int, float]:
-    # A line that says in words how many, such as `all`, does not say of how many ranks its figure is.
+    # A world size in words, such as `all`, does not give the number of ranks of the figure.
     return {
         line.world_size: line.source.measured / _alone_to_one_gpu(line)
         for line in lines
@@ -139,5 +139,5 @@ def _published(lines: Sequence[Requirement], metric: Metric) -> dict[int, float]
 
 
 def _ranks(line: Requirement) -> int:
-    """As many as can be of a line that says it in words."""
+    """World size of a requirement; the maximum if it is given in words."""
     return line.world_size if isinstance(line.world_size, int) else MOST_RANKS

@@ -1,4 +1,4 @@
-"""How much the sound nodes of a cluster differ, and one node from launch to launch."""
+"""Differences between the sound nodes of a cluster, and of a node between launches."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 
 from pytest_ddpscale.plan.layout import Layout
 
-COMPUTING = "computing"  # what training and matrix products share
+COMPUTING = "computing"  # shared by training and matrix products
 
 
 @dataclass(frozen=True)
 class NodeSpread:
-    """Relative standard deviations of what sound ranks take for the same work.
+    """Relative standard deviations of the time that sound ranks take for the same work.
 
     Attributes:
-        node_sd: between nodes, in all launches alike.
-        gpu_sd: between GPUs of a node, in all launches alike.
-        launch_sd: of each node from launch to launch.
-        seed: of the cluster: with the same one its nodes and GPUs are the same.
+        node_sd: between nodes, the same in all launches.
+        gpu_sd: between GPUs of a node, the same in all launches.
+        launch_sd: of each node between launches.
+        seed: of the cluster; the same seed gives the same nodes and GPUs.
     """
 
     node_sd: float = 0.0
@@ -30,10 +30,10 @@ class NodeSpread:
     seed: int = 0
 
     def factors(self, what: str, layout: Layout, launch: int) -> NDArray[np.float64]:
-        """Factor on the time that each rank takes, (ranks,).
+        """Factor on each rank's time, (ranks,).
 
         Args:
-            what: is done: `COMPUTING`, or the name of a probe, in which other nodes are slow than in others.
+            what: `COMPUTING` or the name of a probe; each has its own slow nodes.
             layout: of the ranks.
             launch: number of the launch.
         """
@@ -41,7 +41,7 @@ class NodeSpread:
             return np.ones(layout.world_size)
         same = np.random.default_rng([self.seed, zlib.crc32(what.encode())])
         this = np.random.default_rng([self.seed, zlib.crc32(what.encode()), launch])
-        # One after the other for each node, so that a node is the same however many there are.
+        # Drawn node by node, so that a node's values do not depend on the number of nodes.
         shape = layout.nodes, layout.ranks_per_node
         lasting = same.standard_normal((layout.nodes, layout.ranks_per_node + 1))
         logs = self.node_sd * lasting[:, :1] + self.gpu_sd * lasting[:, 1:]

@@ -1,4 +1,7 @@
-"""`ddpscale simulate` and `ddpscale thresholds power`. Every command loads this: what they do loads what it needs."""
+"""`ddpscale simulate` and `ddpscale thresholds power`.
+
+Every command imports this module, so heavy imports are inside the functions that use them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ MOST_SIMULATED_ROUNDS = 1000
 
 
 def add_thresholds(command: argparse.ArgumentParser) -> None:
-    """`--thresholds`, of a command that looks nowhere else for them."""
+    """Add `--thresholds` to a command that has no other source for them."""
     command.add_argument(
         "--thresholds",
         type=Path,
@@ -41,7 +44,7 @@ def add_thresholds(command: argparse.ArgumentParser) -> None:
 
 
 def add_simulate(commands: Commands) -> None:
-    """`ddpscale simulate`."""
+    """Add `ddpscale simulate`."""
     command = commands.add_parser(
         "simulate", help="make a run directory of a cluster that was never measured, sound or with faults"
     )
@@ -53,44 +56,44 @@ def add_simulate(commands: Commands) -> None:
     command.add_argument("--launches", default="1", metavar="N", help="as --ddp-launches; default: %(default)s")
     command.add_argument("--launch-spread", type=float, default=0.0, metavar="SD",
         help="relative standard deviation of each node from launch to launch; default: %(default)g")  # fmt: skip
-    command.add_argument("--precision", metavar="1%", help="as --ddp-precision: judged by it, not ended by it")
+    command.add_argument("--precision", metavar="1%", help="as --ddp-precision, for judging; rounds do not end early")
     command.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
     command.set_defaults(run=_simulate)
 
 
 def add_power(actions: Commands) -> None:
-    """`ddpscale thresholds power`."""
+    """Add `ddpscale thresholds power`."""
     command = actions.add_parser("power", help="which faults the requirements of FILE catch, by simulation")
     command.add_argument("thresholds", type=Path, metavar="FILE")
     _add_cluster(command)
     command.add_argument("--trials", type=int, metavar="N", help="simulated runs for each fault; default: %(default)s",
         default=15)  # fmt: skip
     command.add_argument("--faults", type=_words, metavar="KIND:SIZE,…",
-        help="faults to try, each at a place chosen anew in every run; default: a few sizes of every kind")  # fmt: skip
+        help="faults to try, each at a random place in every run; default: a few sizes of every kind")  # fmt: skip
     command.add_argument("--confidence", default=OPTIONS["confidence"].default, metavar="C",
-        help="of the verdicts; default: %(default)s")  # fmt: skip
+        help="confidence of the verdicts; default: %(default)s")  # fmt: skip
     command.set_defaults(run=_power)
 
 
 def _add_cluster(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--gpu-sku", required=True, metavar="SKU", help="a name or alias in the thresholds file")
-    add("--gpus", type=int, metavar="N", help="size of the cluster; default: of the largest requirement")
+    add("--gpus", type=int, metavar="N", help="size of the cluster; default: that of the largest requirement")
     add("--gpus-per-node", type=int, default=8, metavar="N", help="default: %(default)s")
     add("--nic-gbps", type=float, default=NIC_GBPS, metavar="GB/s",
-        help="between nodes, for each GPU, one direction; default: %(default)g (200 Gbit/s InfiniBand)")  # fmt: skip
+        help="between nodes, per GPU and direction; default: %(default)g (200 Gbit/s InfiniBand)")  # fmt: skip
     add("--noise", type=float, metavar="SD",
         help="relative standard deviation of a round; default: 0.003 on GPU, 0.02 on CPU")  # fmt: skip
     add("--gpu-spread", type=float, default=0.0, metavar="SD",
-        help="relative standard deviation between the GPUs of a node, which are the same with every --seed; default: "
+        help="relative standard deviation between the GPUs of a node, the same with every --seed; default: "
         "%(default)g")  # fmt: skip
     add("--correlation", type=float, default=0.0, metavar="R",
-        help="between successive rounds, of AR(1) noise; default: %(default)g")  # fmt: skip
+        help="correlation between successive rounds (AR(1) noise); default: %(default)g")  # fmt: skip
     add("--hiccups", type=float, default=0.0, metavar="SHARE",
-        help="of blocks that take up to 10 standard deviations of a round longer; default: %(default)g")  # fmt: skip
+        help="share of blocks that take up to 10 standard deviations longer; default: %(default)g")  # fmt: skip
     add("--workloads", type=_words, metavar="NAME,…", help="only these workloads; default: all")
-    add("--rounds", metavar="N", help="of every study; default: as many as a real run does at most")
-    add("--seed", type=int, default=0, metavar="S", help="of the noise; default: %(default)s")
+    add("--rounds", metavar="N", help="rounds of every study; default: the most of a real run")
+    add("--seed", type=int, default=0, metavar="S", help="seed of the noise; default: %(default)s")
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -164,7 +167,7 @@ def _rounds(arguments: argparse.Namespace) -> int | None:
     rounds = read_value("--rounds", arguments.rounds, number_of_rounds)
     if rounds > MOST_SIMULATED_ROUNDS:
         raise OptionError(
-            "--rounds", f"found {rounds}", f"at most {MOST_SIMULATED_ROUNDS}: every rank of every round is a line"
+            "--rounds", f"found {rounds}", f"at most {MOST_SIMULATED_ROUNDS}: every arm of every round is a line"
         )
     return rounds
 

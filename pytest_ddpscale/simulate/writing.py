@@ -1,4 +1,4 @@
-"""A simulated run as records of a run directory, marked as what it is."""
+"""A simulated run as records of a run directory, marked as simulated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_simulated_run(
 ) -> None:
     """Write plan.json, measurements.jsonl, telemetry.jsonl and, last, run.json.
 
-    Records are written as they are made: memory does not grow with the number of rounds.
+    Records are written as they are made, so that memory does not grow with the number of rounds.
 
     Raises:
         RunDirectoryError: the directory cannot be written.
@@ -40,7 +40,7 @@ def write_simulated_run(
                 file.write(line_of(record))
                 if cluster.is_watched and isinstance(record, Block | ProbeBlock):
                     telemetry.write(line_of(telemetry_of_block(record, expectation, simulated.faults)))
-        # Last, because it is what makes a directory a run.
+        # Last, because run.json makes a directory a run.
         run.write_json(run.run_json, _run_record(cluster, simulated, started_at, argv))
     except OSError as error:
         raise RunDirectoryError(
@@ -90,7 +90,7 @@ def records(run: SimulatedRun, cluster: SimulatedCluster) -> Iterator[AnyRecord]
 
 
 def before_training(run: SimulatedRun, cluster: SimulatedCluster) -> Iterator[AnyRecord]:
-    """What the nodes are, the gang, and probes."""
+    """Surveys, the gang, and probes."""
     plan = run.plan
     if plan.survey:
         yield from surveys(cluster.expectation(plan), run.faults)
@@ -100,7 +100,7 @@ def before_training(run: SimulatedRun, cluster: SimulatedCluster) -> Iterator[An
 
 
 def after_training(run: SimulatedRun, cluster: SimulatedCluster) -> Iterator[AnyRecord]:
-    """Pairs of nodes, and by which ways ranks were connected."""
+    """Pairs of nodes, and NCCL's connections of the ranks."""
     plan = run.plan
     if plan.pairs is not None:
         yield from _pairs(run, plan.pairs)

@@ -1,1 +1,1 @@
-"""Studies that no threshold asks for: benchmarks of others, tuning, collectives, inference."""
+"""Studies without thresholds: PyTorch's DDP benchmark, tuning, collectives, inference and others."""

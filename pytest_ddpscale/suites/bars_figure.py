@@ -10,26 +10,28 @@ from pytest_ddpscale.report.svg_axes import SERIES_COLOURS, AxisScale, label, li
 from pytest_ddpscale.verdict.estimating import Found
 
 _LEAST_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM, _KEY_HEIGHT = 480.0, 300.0, 60.0, 14.0, 30.0, 44.0, 19.0
-_CHARACTER, _GAP = 7.5, 12.0  # of a cell's name, and between two
+_CHARACTER, _GAP = 7.5, 12.0  # width of a character in a cell's name, and gap between names
 _ROOM = 1.12  # above the highest value
-_OPACITIES = (0.9, 0.55, 0.3, 0.7)  # without colour, bars differ by how much ink they have
-_HIGHEST = 2.0  # a longer interval is cut: it would press all else into one line
+_OPACITIES = (0.9, 0.55, 0.3, 0.7)  # distinguish bars without colour
+_HIGHEST = 2.0  # longer intervals are cut, because they would flatten all bars
 
 
 class Bars(NamedTuple):
-    """One series: a value for each cell, None where there is none."""
+    """One series: a value for each cell, or None."""
 
     name: str
     values: Sequence[Found | float | None]
 
 
 def bars_figure(key: str, title: str, axes: tuple[str, str], cells: Sequence[str], series: Sequence[Bars]) -> str:
-    """The picture; empty without any value above nothing.
+    """The picture; empty if no value is above 0.
 
     Args:
         key: unique in the page.
-        axes: what cells are, and what values are, with their unit.
+        title: of the picture.
+        axes: titles of the cells and of the values, with their unit.
         cells: their names, from left to right.
+        series: their bars.
     """
     highest = max((_value(one) for bars in series for one in bars.values), default=0.0)
     tops = [min(_ends(one)[1], _HIGHEST * highest) for bars in series for one in bars.values]

@@ -1,4 +1,4 @@
-"""What thresholds require of the collectives and pairs of a sweep."""
+"""Requirements of the thresholds on the collectives and pairs of a sweep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 
 
 def sweep_cases(thresholds: ThresholdsFile, sku: str, layout: Layout) -> list[NodeCase]:
-    """Requirements of a SKU on collectives and pairs that so many ranks can measure."""
+    """Requirements of a SKU on collectives and pairs that this many ranks can measure."""
     return [
         case
         for case in cases_for(thresholds, sku, layout)
@@ -24,14 +24,14 @@ def sweep_cases(thresholds: ThresholdsFile, sku: str, layout: Layout) -> list[No
 
 
 def cases_of_run(record: RunRecord, plan: Plan) -> tuple[list[NodeCase], str]:
-    """Requirements on what a run swept, by the thresholds that it began with.
+    """Requirements on a run's sweep, from the thresholds that it started with.
 
     Returns:
-        The requirements, and why there are none if the file is no longer what it was; else empty.
+        The requirements, and why they could not be read (for example because the file changed); else empty.
     """
     used = record.thresholds
     if used is None or plan.probes is None:
-        return [], "the run does not say by which thresholds"
+        return [], "the run records no thresholds"
     try:
         thresholds = load_thresholds(Path(used.path))
     except (BadInput, OSError) as error:

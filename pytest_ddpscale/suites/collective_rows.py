@@ -1,7 +1,7 @@
-"""What a sweep of collectives measured, as rows of nccl-tests' table.
+"""Results of a sweep of collectives, as rows of nccl-tests' table.
 
-From the bus bandwidth of each round, by place, as verdicts have it: where several nodes measured the same at once, the
-row is the slowest. Algorithm bandwidth and time follow from it by the definitions of nccl-tests
+Rows come from the bus bandwidth of each round, by place, like verdicts; if several nodes measured the same at once, the
+row is the slowest node's. Algorithm bandwidth and time follow by the definitions of nccl-tests
 (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md): algbw = busbw / factor, time = size / algbw.
 """
 
@@ -21,7 +21,7 @@ from pytest_ddpscale.plan.probe_pairs import expected_ranks
 from pytest_ddpscale.stats.intervals import Estimate, geometric_mean_estimate
 
 _FP32_BYTES = 4
-# As nccl-tests counts the elements of its `count` column: those of each rank, where ranks share the message.
+# For these operations, nccl-tests' `count` column has the elements of one rank, because ranks share the message.
 _COUNTED_BY_RANK: tuple[ProbeKind, ...] = ("all-gather", "reduce-scatter", "all-to-all")
 _SUMMING: tuple[ProbeKind, ...] = ("all-reduce", "reduce-scatter", "reduce")
 _ROOTED: tuple[ProbeKind, ...] = ("broadcast", "reduce")
@@ -30,20 +30,20 @@ _NO_ROOT = -1
 
 @dataclass(frozen=True)
 class CollectiveRow:
-    """One operation with one message size among so many ranks.
+    """One operation with one message size and number of ranks.
 
     Attributes:
-        probe: that measured it.
-        size_bytes: of the message, as `Probe.message_bytes` counts it; rounded down to whole numbers for each rank.
+        probe: the probe that measured it.
+        size_bytes: of the message, as `Probe.message_bytes` counts it; rounded down to whole elements for each rank.
         busbw_gbps: bus bandwidth of the slowest place, geometric mean over the rounds, in 10⁹ bytes per second; None if
             it was not measured.
-        interval: Student-t interval of that over the rounds, of which there is a fixed number; None of a single round.
-        place: the slowest.
-        measured_places: how many groups of ranks measured it at once: one, or one on every node.
-        expected_places: how many should have.
+        interval: Student-t interval of `busbw_gbps` over the rounds, whose number is fixed; None for a single round.
+        place: the slowest place.
+        measured_places: number of groups of ranks that measured it at once: one, or one per node.
+        expected_places: number of groups that should have measured it.
         rounds: of the slowest place.
-        wrong: results that were not the known ones, over all ranks and rounds.
-        checked: results that were looked at.
+        wrong: results that differ from the known ones, over all ranks and rounds.
+        checked: results that were checked.
         why_not: why there is no value; empty if there is one.
     """
 
@@ -61,17 +61,17 @@ class CollectiveRow:
 
     @property
     def algbw_gbps(self) -> float | None:
-        """Size over time, in 10⁹ bytes per second."""
+        """Algorithm bandwidth, size over time, in 10⁹ bytes per second."""
         return None if self.busbw_gbps is None else self.busbw_gbps / bus_factor(self.probe)
 
     @property
     def time_us(self) -> float | None:
-        """Of one operation, in microseconds."""
+        """Time of one operation, in microseconds."""
         return None if self.algbw_gbps is None else self._time_us(self.algbw_gbps)
 
     @property
     def time_interval_us(self) -> tuple[float, float] | None:
-        """Of `time_us`, from that of the bandwidth."""
+        """Interval of `time_us`, from the interval of the bandwidth."""
         if self.interval is None:
             return None
         low, high = (self._time_us(end / bus_factor(self.probe)) for end in reversed(self.interval))
@@ -79,14 +79,14 @@ class CollectiveRow:
 
     @property
     def relative_reach(self) -> float | None:
-        """Half of the interval's width over the value."""
+        """Half the interval's width, relative to the value."""
         if self.interval is None or self.busbw_gbps is None:
             return None
         return (self.interval[1] - self.interval[0]) / (2 * self.busbw_gbps)
 
     @property
     def count(self) -> int:
-        """Elements, as nccl-tests counts them."""
+        """Number of elements, as nccl-tests counts them."""
         of_all = self.size_bytes // _FP32_BYTES
         return of_all // self.probe.world_size if self.probe.kind in _COUNTED_BY_RANK else of_all
 
@@ -97,7 +97,7 @@ class CollectiveRow:
 
     @property
     def root(self) -> int:
-        """Member of the group that sends or gets all; -1 where there is none."""
+        """Rank in the group that sends or receives everything; -1 without one."""
         return 0 if self.probe.kind in _ROOTED else _NO_ROOT
 
     def _time_us(self, algbw_gbps: float) -> float:
@@ -105,7 +105,7 @@ class CollectiveRow:
 
 
 def collective_rows(evidence: Evidence, confidence: float) -> list[CollectiveRow]:
-    """A row for each collective that was planned, in the plan's order.
+    """One row for each planned collective, in the plan's order.
 
     Args:
         evidence: of a plan with probes.
@@ -132,7 +132,7 @@ def _row(probe: Probe, evidence: Evidence, confidence: float) -> CollectiveRow:
 
 
 def _of_sweep(found: Mapping[ProbedPlace, PerRound], evidence: Evidence) -> dict[ProbedPlace, PerRound]:
-    """Without rounds that were added until a bound was decided: an interval of so many as were needed is too narrow."""
+    """Values without rounds added to decide a bound: intervals with such optional stopping would be too narrow."""
     study = evidence.plan.probes
     assert study is not None  # it has the probe
     swept = {place: _first(values, study.swept_rounds or study.rounds) for place, values in found.items()}

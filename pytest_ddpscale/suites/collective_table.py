@@ -1,4 +1,4 @@
-"""Rows of a sweep as nccl-tests prints them (src/util.cu: writeResultHeader, writeBenchmarkLineBody, getFloatStr)."""
+"""Rows of a sweep as printed by nccl-tests (src/util.cu: writeResultHeader, writeBenchmarkLineBody, getFloatStr)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECOND = ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "", 
 
 
 def number_in_width(value: float, width: int) -> str:
-    """As many decimals, at most two, as fit; beyond that in powers of ten: nccl-tests' getFloatStr."""
+    """A number with up to two decimals as they fit, else in scientific notation, as nccl-tests' getFloatStr writes."""
     for decimals in (2, 1, 0):
         text = f"{value:.{decimals}f}"
         if len(text) <= width:
@@ -24,7 +24,7 @@ def number_in_width(value: float, width: int) -> str:
 
 
 def cells(row: CollectiveRow) -> tuple[str, ...]:
-    """One measured row, in the order of nccl-tests, then half of the interval and rounds."""
+    """Cells of one measured row, in the order of nccl-tests, then half the interval and the rounds."""
     time_us, algbw, busbw = row.time_us, row.algbw_gbps, row.busbw_gbps
     reach = row.relative_reach
     speed = [ABSENT] * 3
@@ -37,12 +37,12 @@ def cells(row: CollectiveRow) -> tuple[str, ...]:
 
 
 def heading(rows: Sequence[CollectiveRow]) -> str:
-    """Of rows of one operation and world size: ``all-reduce over 8 ranks of each of 4 nodes, the slowest of them``."""
+    """Heading of one operation and world size: ``all-reduce over 8 ranks of each of 4 nodes, slowest node``."""
     first = rows[0]
     where = f"{first.probe.kind} over {first.probe.world_size} ranks"
     places = [row.place for row in rows if row.place is not None]
     if first.expected_places > 1:
-        return f"{where} of each of {first.expected_places} nodes, the slowest of them"
+        return f"{where} of each of {first.expected_places} nodes, slowest node"
     if places and places[0].kind == "node":
         return f"{where} of {one_line(places[0].host)}"
     return where
@@ -55,7 +55,7 @@ def grouped(rows: Iterable[CollectiveRow]) -> Iterator[list[CollectiveRow]]:
 
 
 def not_measured(rows: Iterable[CollectiveRow]) -> list[str]:
-    """What has no value, a sentence for each operation, and what not all nodes measured, one for each row."""
+    """A sentence for each operation with unmeasured sizes, and one for each row that some nodes did not measure."""
     all_rows, said = list(rows), list[str]()
     for theirs in grouped(row for row in all_rows if row.why_not):
         sizes = ", ".join(map(_size, theirs))
@@ -73,7 +73,7 @@ def _size(row: CollectiveRow) -> str:
 
 
 def nccl_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:
-    """The rows of a sweep as nccl-tests' text; what is no measurement is a comment."""
+    """The rows of a sweep as nccl-tests' text, with comments for everything that is not a measurement."""
     for theirs in grouped(rows):
         yield f"# {heading(theirs)}"
         yield "#" + _LINE.format(*_FIRST)[1:].rstrip()

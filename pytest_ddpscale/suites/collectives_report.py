@@ -1,4 +1,4 @@
-"""What a sweep of collectives has shown: nccl-tests' tables, curves, pairs, and bounds that are kept or not."""
+"""Report of a sweep of collectives: nccl-tests' tables, curves, pairs and bounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Judged = Sequence[tuple[NodeCase, Verdict]]
 
 
 def collectives_report(measured: MeasuredSuite) -> SuiteReport:
-    """All of it."""
+    """The whole report."""
     evidence, confidence = measured.evidence, measured.confidence
     rows = collective_rows(evidence, confidence)
     cases, no_bounds = cases_of_run(measured.record, evidence.plan)
@@ -48,7 +48,7 @@ def collectives_report(measured: MeasuredSuite) -> SuiteReport:
 
 
 def _headline(rows: Sequence[CollectiveRow], judged: Judged) -> str:
-    """The largest bandwidth of the widest group, and whether all is well."""
+    """Peak bandwidth of the largest group, whether results were right, and bounds met."""
     there = [row for row in rows if row.busbw_gbps is not None]
     if not there:
         return "Collectives: nothing was measured"
@@ -61,7 +61,7 @@ def _headline(rows: Sequence[CollectiveRow], judged: Judged) -> str:
         "all results right" if not wrong else f"{wrong} wrong results",
     ]
     if judged:
-        said.append(f"{sum(verdict.passed for _, verdict in judged)} of {len(judged)} bounds kept")
+        said.append(f"{sum(verdict.passed for _, verdict in judged)} of {len(judged)} bounds met")
     return "; ".join(said)
 
 
@@ -77,10 +77,10 @@ def _section(rows: Sequence[CollectiveRow], judged: Judged, confidence: float) -
         sweep_chart(f"{key}-time", f"Time over {where}", "time (us)", times, is_log=True),
     )
     how = (
-        "Bus bandwidth, algorithm bandwidth and time by the formulas of nccl-tests, of the slowest rank"
+        "Bus bandwidth, algorithm bandwidth and time by the formulas of nccl-tests, for the slowest rank"
         + (" on the slowest node" if nodes > 1 else "")
-        + f"; ± is half of the {interval_title(confidence)} over the rounds. #wrong counts results of a rank in a "
-        "round that were not the known values."
+        + f"; ± is half of the {interval_title(confidence)} over the rounds. #wrong counts results (one per rank and "
+        "round) that differ from the known values."
     )
     return SuiteSection(
         f"Over {where}", [how], [_summary(rows)], ["\n".join(nccl_lines(rows))], [one for one in figures if one]
@@ -88,7 +88,7 @@ def _section(rows: Sequence[CollectiveRow], judged: Judged, confidence: float) -
 
 
 def _summary(rows: Sequence[CollectiveRow]) -> SuiteTable:
-    """A line for each operation: latency of the smallest message, bandwidth of the largest."""
+    """One row for each operation: latency of the smallest message, bandwidth of the largest."""
     lines = []
     for theirs in grouped(rows):
         there = [row for row in theirs if row.busbw_gbps is not None]
@@ -135,23 +135,23 @@ def _times(rows: Sequence[CollectiveRow]) -> SweptCurve:
 
 
 def _bounds(judged: Judged, why_none: str) -> SuiteSection:
-    """What the thresholds require, and whether it is kept."""
+    """Bounds of the thresholds and their verdicts."""
     if why_none:
         return SuiteSection("Bounds", [f"Nothing was judged: {one_line(why_none)}."])
     if not judged:
-        return SuiteSection("Bounds", ["The thresholds have no bound for any operation and size that was measured."])
+        return SuiteSection("Bounds", ["The thresholds have no bound for any measured operation and size."])
     rows = [(case.id, value_text(verdict), bound_text(verdict), verdict_word(verdict)) for case, verdict in judged]
-    table = SuiteTable(("requirement", "value", "bound", "verdict"), rows, "Requirements on what was measured")
+    table = SuiteTable(("requirement", "value", "bound", "verdict"), rows, "Requirements on the sweep")
     how = (
-        "As an acceptance run judges, in up to twice as many rounds; these intervals are wider, as they hold whenever "
-        "measuring stops."
+        "Judged like an acceptance run, with up to twice as many rounds. These intervals are wider, because they are "
+        "valid whenever measuring stops."
     )
     why = [f"{case.id}: {one_line(verdict.reason)}" for case, verdict in judged if not verdict.passed]
     return SuiteSection("Bounds", [how, *why], [table])
 
 
 def _pairs(measured: MeasuredSuite) -> Iterator[SuiteSection]:
-    """Matrices of pairs of ranks within a node, and of nodes; nothing if none was measured."""
+    """Matrices of pairs of ranks within a node and of pairs of nodes, as far as they were measured."""
     within, between = pair_bandwidths_within(measured.evidence), pair_bandwidths(measured.evidence)
     figures = [
         figure
@@ -174,12 +174,12 @@ def _range_of(pairs: PairValues, noun: str) -> str:
     slowest = min(pairs, key=lambda pair: pairs[pair])
     return (
         f"Pairs of {noun} ({len(pairs)}): from {_gbps(pairs[slowest])} ({' and '.join(slowest)}) to "
-        f"{_gbps(max(pairs.values()))} in each direction, both at once."
+        f"{_gbps(max(pairs.values()))} in each direction, with both directions active."
     )
 
 
 def _problems(measured: MeasuredSuite, rows: Sequence[CollectiveRow], judged: Judged) -> list[str]:
-    """What is missing though it could have been measured: sizes that are left out by a limit are none of it."""
+    """Measurements that are missing without reason; sizes left out by a limit do not count."""
     evidence = measured.evidence
     assert evidence.plan.probes is not None  # of a sweep
     why = why_missing(evidence, evidence.plan.probes.id)
@@ -200,7 +200,7 @@ def _problems(measured: MeasuredSuite, rows: Sequence[CollectiveRow], judged: Ju
 
 
 def _failures(rows: Sequence[CollectiveRow], judged: Judged) -> list[str]:
-    """Wrong results, and bounds that are not kept."""
+    """Wrong results, and bounds that are not met."""
     wrong = [
         f"{row.probe.id} gave {row.wrong} wrong results of {row.checked}" for row in rows if row.wrong
     ]  # fmt: skip

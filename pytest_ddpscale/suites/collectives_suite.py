@@ -1,7 +1,7 @@
 """`ddpscale suite collectives`: nccl-tests' operations over message sizes, on one node and on all nodes.
 
-Sizes take turns round by round in random order, each result is checked, and where the SKU's thresholds have a bound for
-an operation and size it is judged.
+Sizes take turns in rounds in random order, and each result is checked. Operations and sizes with a bound in the SKU's
+thresholds are judged.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _SIZES = "BEGIN:END or BEGIN:END:FACTOR, with whole KiB, MiB or GiB up to 9999 a
 
 
 class Collectives(Suite):
-    """The sweep."""
+    """Sweep of collectives over message sizes."""
 
     name = "collectives"
     help = "all-reduce, all-gather, reduce-scatter, broadcast, reduce and all-to-all over message sizes, as nccl-tests"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Which operations and sizes."""
+        """Add options for operations, sizes and their time limit."""
         add = parser.add_argument
         add("--sizes", metavar="BEGIN:END[:FACTOR]",
             help=f"message sizes; default: {probe_size(SMALLEST_BYTES)}:{probe_size(LARGEST_BYTES)}:{STEP_FACTOR}, and "
-                 "those that the thresholds have bounds for")  # fmt: skip
-        add("--operations", metavar="A,B", help=f"of {', '.join(COLLECTIVES)}; default: all")
+                 "all sizes with a bound in the thresholds")  # fmt: skip
+        add("--operations", metavar="A,B", help=f"any of {', '.join(COLLECTIVES)}; default: all")
         add("--iteration-limit", metavar="TIME",
-            help="leave out sizes of which one operation takes longer, and larger ones; default: "
+            help="leave out sizes at which one operation takes longer, and all larger ones; default: "
                  f"{ITERATION_LIMITS_S['cuda']:g}s, on CPUs {ITERATION_LIMITS_S['cpu']:g}s")  # fmt: skip
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
@@ -70,13 +70,13 @@ class Collectives(Suite):
         return sweep_plan(nodes, sizes, kinds, within, limit_s)
 
     def judge_of(self, plan: Plan, nodes: SuiteNodes) -> Judge:
-        """Goes on until what is required is decided, if the rounds of the sweep leave it open."""
+        """Continue after the sweep's rounds until all bounds are decided."""
         from pytest_ddpscale.verdict.deciding import Decider
 
         return Decider(plan, bounded_cases(nodes, plan.layout), nodes.settings.confidence)
 
     def conclude(self, measured: MeasuredSuite) -> SuiteReport:
-        """Tables, curves, pairs, and what is required of them."""
+        """Report tables, curves, pairs and bounds."""
         from pytest_ddpscale.suites.collectives_report import collectives_report
 
         return collectives_report(measured)
@@ -89,14 +89,14 @@ def sweep_plan(
     within: tuple[int, int] | None = None,
     iteration_limit_s: float | None = None,
 ) -> Plan:
-    """The sweep on some nodes.
+    """The plan of a sweep.
 
     Args:
-        nodes: on which.
+        nodes: to measure on.
         sizes: of messages, in bytes, ascending.
         kinds: operations.
-        within: least and most bytes of what is measured because the thresholds have a bound for it; None for all.
-        iteration_limit_s: of one operation; None for that of the device.
+        within: least and most bytes of the sizes added because the thresholds have a bound; None adds all.
+        iteration_limit_s: most seconds of one operation; None for the device's default.
 
     Raises:
         OptionError: there is only one rank.
@@ -119,14 +119,14 @@ def sweep_plan(
 
 
 def bounded_cases(nodes: SuiteNodes, layout: Layout) -> list[NodeCase]:
-    """What the thresholds require of collectives and pairs on these nodes."""
+    """Requirements of the thresholds on collectives and pairs on these nodes."""
     from pytest_ddpscale.suites.collective_bounds import sweep_cases
 
     return sweep_cases(nodes.subject.thresholds, nodes.subject.sku, layout)
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
-    """``1KiB:1GiB`` or ``1M:64M:2``. Raises ValueError."""
+    """Parse ``1KiB:1GiB`` or ``1M:64M:2``. Raises ValueError."""
     parts = text.split(":")
     if len(parts) not in (2, 3):
         raise ValueError(_SIZES)
@@ -136,7 +136,7 @@ def sizes_of(text: str) -> tuple[int, ...]:
         for size in found:
             probe_size(size)
     except ValueError:
-        raise ValueError(f"{_SIZES}, the second not less than the first") from None
+        raise ValueError(f"{_SIZES}, with END not less than BEGIN") from None
     return found
 
 
@@ -148,11 +148,11 @@ def _size_bytes(text: str) -> int:
 
 
 def operations_of(text: str) -> tuple[ProbeKind, ...]:
-    """Names of operations, each once, in our order. Raises ValueError."""
+    """Parse names of operations; each once, in the order of `COLLECTIVES`. Raises ValueError."""
     names = [name.strip().lower().replace("_", "-") for name in text.split(",")]
     unknown = [name for name in names if name not in COLLECTIVES]
     if unknown:
-        raise ValueError(f"names among {', '.join(COLLECTIVES)}; {unknown[0]!r} is none")
+        raise ValueError(f"names among {', '.join(COLLECTIVES)}; {unknown[0]!r} is not one of them")
     return tuple(kind for kind in COLLECTIVES if kind in names)
 
 

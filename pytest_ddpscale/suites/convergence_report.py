@@ -1,4 +1,4 @@
-"""What convergence came to: how long to the loss, its curves, and epochs by the number of parameters."""
+"""Report of convergence: time to the loss, loss curves, and epochs by number of parameters."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _RULES = {
     "sqrt": "proportional to the square root of the global batch",
 }
 _REACHED = (
-    f"The loss is reached by the first iteration after which the mean of the last {LOSS_WINDOW} losses is no higher "
-    "than the threshold; each is the mean over the ranks' batches. Epochs are iterations over those of an epoch. "
-    "Seconds are of training on rank 0, with waiting for data, without start-up and validation; within an epoch "
-    "iterations count alike."
+    f"The loss is reached at the first iteration at which the mean of the last {LOSS_WINDOW} losses is no higher than "
+    "the threshold; each loss is the mean over the ranks' batches. Epochs are iterations divided by iterations per "
+    "epoch. Seconds are rank 0's training time with waiting for data, without start-up and validation; all iterations "
+    "of an epoch are taken as equally long."
 )
 
 
 @dataclass(frozen=True)
 class TimeToLoss:
-    """When a run got to its loss: iterations from 1, epochs, seconds of training."""
+    """When a run reached its loss: iterations from 1, epochs, seconds of training."""
 
     iterations: int
     epochs: float
@@ -37,7 +37,7 @@ class TimeToLoss:
 
 
 def time_to_loss(one: RunRecords) -> TimeToLoss | None:
-    """None if it did not get there."""
+    """When a run reached its loss; None if it did not."""
     assert one.run.loss_threshold is not None
     reached = loss_reached(one.losses, one.run.loss_threshold)
     if reached is None:
@@ -51,14 +51,14 @@ def time_to_loss(one: RunRecords) -> TimeToLoss | None:
 
 
 def lowest_mean(one: RunRecords) -> float | None:
-    """The lowest mean of `LOSS_WINDOW` losses one after the other; None of fewer."""
+    """The lowest mean of `LOSS_WINDOW` consecutive losses; None if there are fewer."""
     losses = one.losses
     means = [sum(losses[end - LOSS_WINDOW : end]) / LOSS_WINDOW for end in range(LOSS_WINDOW, len(losses) + 1)]
     return min(means, default=None)
 
 
 def convergence_report(measured: MeasuredSuite) -> SuiteReport:
-    """All of it."""
+    """The whole report."""
     runs = list(measured.evidence.training.values())
     complete = [one for one in runs if one.is_complete]
     problems = [f"{one.run.id}: {problem}" for one in runs if (problem := problem_of(one, measured))]
@@ -80,25 +80,25 @@ def _headline(runs: Sequence[RunRecords], complete: Sequence[RunRecords]) -> str
     found = [(one, time) for one in complete if (time := time_to_loss(one)) is not None]
     parts = [f"{one.run.name}@{one.run.world_size} in {time.iterations} iterations" for one, time in found]
     missing = len(runs) - len(found)
-    parts += [f"{missing} of {len(runs)} did not get there"] if missing else []
+    parts += [f"{missing} of {len(runs)} did not reach it"] if missing else []
     return f"Convergence to a loss of {of.loss_threshold:g} on {of.samples.name}: {', '.join(parts)}"
 
 
 def _not_reached(one: RunRecords) -> str:
     lowest = lowest_mean(one)
     said = f"; the lowest mean of {LOSS_WINDOW} iterations is {lowest:.4g}" if lowest is not None else ""
-    return f"a loss of {one.run.loss_threshold:g} is not reached in {one.run.epochs} epochs{said}"
+    return f"a loss of {one.run.loss_threshold:g} was not reached in {one.run.epochs} epochs{said}"
 
 
 def _configuration(runs: Sequence[RunRecords]) -> list[str]:
     of = runs[0].run
     batches = {one.run.global_batch for one in runs}
-    batch = f"a global batch of {of.global_batch}, shared out" if len(batches) == 1 and len(runs) > 1 else (
+    batch = f"a global batch of {of.global_batch}, split among the ranks" if len(batches) == 1 and len(runs) > 1 else (
         f"{of.workload.batch_size} images per rank")  # fmt: skip
     return [
         samples_text(of),
         f"{of.optimizer}, {batch}; at most {of.epochs} epochs; {of.workload.precision}, {of.workload.image_size} "
-        f"pixels; seed {of.seed}: weights, and the order of the images, are the same at every world size.",
+        f"pixels; seed {of.seed}: weights and the order of the images are the same at every world size.",
         f"Learning-rate rule: {of.rule}: {_RULES[of.rule]}.",
     ]
 
@@ -121,7 +121,7 @@ def _table(complete: Sequence[RunRecords]) -> SuiteTable:
 
 
 def _comparison(complete: Sequence[RunRecords]) -> list[str]:
-    """What more ranks of the first model do to iterations and epochs."""
+    """Effect of more ranks on iterations and epochs of the first model."""
     first = complete[0].run
     times = {
         one.run.world_size: time
@@ -155,14 +155,14 @@ def _named(one: RunRecords) -> str:
 
 
 def _thinned(losses: Sequence[float], step: float) -> list[tuple[float, float]]:
-    """Means of as many neighbours as leave `_MOST_POINTS`."""
+    """Means over neighbours, so that at most `_MOST_POINTS` points remain."""
     width = -(-len(losses) // _MOST_POINTS)
     chunks = [losses[first : first + width] for first in range(0, len(losses), width)]
     return [((place + 0.5) * width * step, sum(chunk) / len(chunk)) for place, chunk in enumerate(chunks)]
 
 
 def _by_parameters(complete: Sequence[RunRecords]) -> list[tuple[RunRecords, TimeToLoss]]:
-    """Runs of the largest world size of the first launch that got there, by trainable parameters."""
+    """Runs of the first launch at the largest world size that reached the loss, by trainable parameters."""
     largest = max(one.run.world_size for one in complete)
     found = [
         (one, time)

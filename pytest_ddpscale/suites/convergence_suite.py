@@ -1,7 +1,7 @@
 """`ddpscale suite convergence`: iterations, epochs and seconds to a loss, by world size and by size of the model.
 
-As Banerjee and Shah ask in "Benchmarking Distributed Training and Inference on NVIDIA's A6000 GPUs": what more ranks,
-and with them a larger batch, do to convergence, and what more parameters do.
+The questions are those of Banerjee and Shah, "Benchmarking Distributed Training and Inference on NVIDIA's A6000 GPUs":
+how more ranks (and a larger global batch) and more parameters affect convergence.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ MOST_HIDDEN = 10**5
 
 
 class Convergence(Suite):
-    """How long it takes to a loss."""
+    """Iterations, epochs and seconds to a loss."""
 
     name = "convergence"
     help = "iterations, epochs and seconds to a loss, by world size and by number of parameters"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """What is trained, to which loss."""
+        """Add options for model, data and loss."""
         add = parser.add_argument
-        add("--loss", default="0.5", metavar="LOSS", help="cross entropy to get to; default: %(default)s")
-        add("--model", metavar="MODEL", help="of torchvision; default: three linear layers, see --hidden")
+        add("--loss", default="0.5", metavar="LOSS", help="cross entropy to reach; default: %(default)s")
+        add("--model", metavar="MODEL", help="torchvision model; default: three linear layers, see --hidden")
         add("--hidden", default="256", metavar="N,N",
-            help="units of the hidden layers; all world sizes train the first, the largest trains all; "
+            help="units of the hidden layers; every world size trains the first model, the largest size trains all; "
             "default: %(default)s")  # fmt: skip
         add("--image-size", metavar="PIXELS", help="default: 28, with --model 64")
         add("--samples", default="4096", metavar="N", help="images made in memory; default: %(default)s")
         add("--mnist", type=Path, metavar="FOLDER", help="train on MNIST's idx files instead")
-        add("--global-batch", metavar="N", help="shared out among the ranks, in place of --batch for each of them")
+        add("--global-batch", metavar="N", help="images of all ranks together, instead of --batch per rank")
         add_training_options(parser, epochs=20, batch=32)
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
-        """A run for each world size, then one for each further size of the model."""
+        """Plan a run for each world size, then one for each further size of the model."""
         options = TrainingOptions.of(arguments, nodes)
         return plan_of_runs(_runs(arguments, options, nodes), options.launches, nodes)
 
     def conclude(self, measured: MeasuredSuite) -> SuiteReport:
-        """Tables and loss curves."""
+        """Report tables and loss curves."""
         from pytest_ddpscale.suites.convergence_report import convergence_report
 
         return convergence_report(measured)

@@ -1,4 +1,4 @@
-"""One process on several devices: tables by batch, a picture, and the batches at which it is not worth it."""
+"""Report of one process on several devices: tables by batch, a picture, and batches at which it is not worth it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.verdict.estimating import Found
 
 _METHOD = (
-    "Every column has the same images in a pass: one device all of them, one process on {devices} devices a part on "
-    "each (replicate, scatter, parallel_apply, gather; the first rank of a node, while the others idle), and {devices} "
-    "ranks at once a part each, as DistributedDataParallel infers: without communication. Communication is the share "
-    "of a pass that parallel_apply alone, of replicas and images that are there, does not take in the same round."
+    "Every column infers the same images in a pass: on one device; by one process that splits them over {devices} "
+    "devices (replicate, scatter, parallel_apply, gather; the first rank of a node, while the others idle); and by "
+    "{devices} ranks with a part each and without communication, as under DistributedDataParallel. Communication is "
+    "the share of a pass outside parallel_apply, which is timed in the same round with replicas and images in place."
 )
 _FIGURES = (
     "Figures 4a and 4b of Banerjee and Shah, who time launching a pass and torch.cuda.synchronize() after it instead."
 )
 _CPU = (
-    "nn.DataParallel: not measured. It needs at least two GPUs; on a CPU it only calls the model. Ours runs on devices "
-    "that are all this CPU, with the cores of one rank: its logic is the same, its times say nothing of GPUs."
+    "nn.DataParallel: not measured. It needs at least two GPUs; on a CPU it only calls the model. Our DataParallel "
+    "runs all devices on this CPU, with the cores of one rank: the logic is the same, times say nothing about GPUs."
 )
 
 
 def data_parallel_report(measured: MeasuredSuite) -> SuiteReport:
-    """All of it."""
+    """The whole report."""
     batches = split_batches(measured)
     found = [one for one in batches if one.ways]
     is_cpu = measured.evidence.plan.device_type == "cpu"
@@ -60,13 +60,13 @@ def _headline(measured: MeasuredSuite, batches: Sequence[SplitBatch], found: Seq
 
 
 def worth_text(kind: ArmKind, found: Sequence[SplitBatch]) -> str:
-    """At which batches it is certainly slower than one device, and than a rank on each."""
+    """Batches at which one process is certainly slower than one device, and than a rank on each device."""
     ways = [(one.batch, way) for one in found for way in one.ways if way.kind == kind]
     below_one = [str(batch) for batch, way in ways if is_below(way.to_one)]
     below_ranks = [str(batch) for batch, way in ways if is_below(way.to_ranks)]
     said = [f"slower than one device at batch {first_few(below_one, 8)}"] if below_one else []
     said += [f"slower than a rank on each at batch {first_few(below_ranks, 8)}"] if below_ranks else []
-    return f"{WAYS[kind]} {' and '.join(said) or 'nowhere shown to be slower'}"
+    return f"{WAYS[kind]} {' and '.join(said) or 'not shown to be slower at any batch'}"
 
 
 def _kinds(found: Sequence[SplitBatch]) -> list[ArmKind]:
@@ -111,7 +111,7 @@ def _worth(found: Sequence[SplitBatch], interval: str) -> SuiteSection:
         for way in one.ways
     ]
     said = [f"{worth_text(kind, found)}." for kind in _kinds(found)]
-    said.append("Not worth it: the whole interval of its throughput lies below that of one device, or of the ranks.")
+    said.append("Not worth it: throughput is below that of one device or of the ranks, by the whole interval.")
     return SuiteSection("Whether it is worth it", said, [SuiteTable(columns, rows)])
 
 

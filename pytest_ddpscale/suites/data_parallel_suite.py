@@ -1,7 +1,7 @@
-"""`ddpscale suite data-parallel`: one process that drives several GPUs beside one process for each, for inference.
+"""`ddpscale suite data-parallel`: inference by one process on several GPUs, compared with one process per GPU.
 
-Ours (replicate, scatter, parallel_apply, gather) and torch's nn.DataParallel, which copy the model to all GPUs in every
-pass, one GPU alone with the whole batch, and a rank on each GPU with its share of it, in interleaved rounds.
+Interleaved rounds time our DataParallel (replicate, scatter, parallel_apply, gather) and torch's nn.DataParallel, which
+both copy the model to all GPUs in every pass; one GPU with the whole batch; and a rank on each GPU with its share.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class DataParallelSuite(Suite):
     """Throughput and communication share of DataParallel by batch, and where it is not worth it."""
 
     name = "data-parallel"
-    help = "inference: one process on several GPUs (nn.DataParallel, and ours) beside one GPU and a rank on each"
+    help = "inference: one process on several GPUs (nn.DataParallel, and ours) against one GPU and a rank on each"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """What is inferred, in which batches, on how many devices."""
+        """Add options for model, batches and devices."""
         add_inferred_model(parser)
         add = parser.add_argument
         usual = ",".join(map(str, BATCHES))
         add("--batches", metavar="N,N",
-            help=f"of all devices together; default: {usual}, or the next ones that they share evenly")  # fmt: skip
-        add("--devices", metavar="K", help="of each node that share a batch; default: all its GPUs (CPU: ranks)")
+            help=f"images of all devices together; default: {usual}, rounded up to multiples of K")  # fmt: skip
+        add("--devices", metavar="K", help="devices per node that share a batch; default: all its GPUs (CPU: ranks)")
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
-        """A study for each batch, the smallest first."""
+        """Plan a study for each batch, the smallest first."""
         plan, pace = nodes.empty_plan(), nodes.pace()
         devices = _devices(arguments.devices, nodes.ranks_per_node)
         workloads = inferred_workloads(arguments, plan.device_type, _batches(arguments.batches, devices))
@@ -51,14 +51,14 @@ class DataParallelSuite(Suite):
         return replace(plan, studies=studies)
 
     def conclude(self, measured: MeasuredSuite) -> SuiteReport:
-        """Throughput, shares, and what one process on several devices is worth."""
+        """Report throughput, communication shares, and where one process on several devices is not worth it."""
         from pytest_ddpscale.suites.data_parallel_report import data_parallel_report
 
         return data_parallel_report(measured)
 
 
 def data_parallel_arms(batch: int, devices: int, device_type: DeviceType) -> tuple[Arm, ...]:
-    """All of which share the same batch; nn.DataParallel only calls the model where there is no GPU."""
+    """Arms that each infer the whole batch; nn.DataParallel only with GPUs, because it just calls the model on CPUs."""
     split = ("vanilla_parallel", "parallel_apply", *(("data_parallel",) if device_type == "cuda" else ()))
     return (
         Arm("infer", 1, batch),
@@ -71,12 +71,12 @@ def _devices(asked: str | None, per_node: int) -> int:
     devices = per_node if asked is None else read_value("--devices", asked, count_up_to(10**4))
     if not 2 <= devices <= per_node:
         found = f"found {devices}; {per_node} can be used on each node"
-        raise OptionError("--devices", found, f"2 to {max(2, per_node)}: one process has to have several to drive")
+        raise OptionError("--devices", found, f"2 to {max(2, per_node)}: this suite compares several devices with one")
     return devices
 
 
 def _batches(asked: str | None, devices: int) -> Sequence[int]:
-    """Each once, ascending. Raises OptionError."""
+    """Batches, each once, ascending. Raises OptionError."""
     if asked is None:
         return [-(-batch // devices) * devices for batch in BATCHES]
     batches = read_value("--batches", asked, batches_of)

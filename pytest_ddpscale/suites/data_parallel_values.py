@@ -1,4 +1,4 @@
-"""What one process on several devices came to, batch by batch, beside one device and beside a rank on each."""
+"""Results of one process on several devices by batch, compared with one device and with a rank on each device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.verdict.arm_change import img_per_s
 from pytest_ddpscale.verdict.estimating import Found, estimate_of
 
-# Of the arms that divide a batch by themselves.
+# Arms in which one process divides a batch.
 WAYS: Mapping[ArmKind, str] = {"vanilla_parallel": "our DataParallel", "data_parallel": "nn.DataParallel"}
 
 
@@ -22,9 +22,9 @@ class Way:
     Attributes:
         kind: of the arm.
         img_per_s: of all devices together.
-        communication: share of a pass that is not parallel_apply: replicate, scatter and gather; None if unknown.
-        to_one: throughput over that of one device with the whole batch, in the same round.
-        to_ranks: over that of a rank on each device together.
+        communication: share of a pass outside parallel_apply: replicate, scatter and gather; None if unknown.
+        to_one: throughput relative to one device with the whole batch, in the same round.
+        to_ranks: throughput relative to a rank on each device, together.
     """
 
     kind: ArmKind
@@ -39,8 +39,9 @@ class SplitBatch:
     """One batch, which all devices share.
 
     Attributes:
-        one: images per second of one device with all of it; None if it was not measured.
-        ranks: of a rank on each device, together, at the slowest one's pace; likewise.
+        one: images per second of one device with the whole batch; None if it was not measured.
+        ranks: images per second of a rank on each device together, at the slowest rank's pace; None if not measured.
+        ways: results of each way by one process.
         problem: why something was not measured; empty if nothing is missing.
     """
 
@@ -53,12 +54,12 @@ class SplitBatch:
 
 
 def is_below(ratio: Found | None) -> bool:
-    """Whether a throughput is certainly below what it is compared with."""
+    """Whether the whole interval of a throughput ratio is below 1."""
     return ratio is not None and ratio.estimate is not None and ratio.estimate.interval[1] < 1
 
 
 def split_batches(measured: MeasuredSuite) -> list[SplitBatch]:
-    """Of each study, in the plan's order."""
+    """Results of each study, in the plan's order."""
     return [_batch(measured, study) for study in measured.evidence.plan.studies]
 
 
@@ -81,12 +82,12 @@ def _batch(measured: MeasuredSuite, study: Study) -> SplitBatch:
     ]  # fmt: skip
     problem = ""
     if not all(len(pace) for pace in paces.values()):
-        problem = why_missing(measured.evidence, study.id) or "no round of it is complete"
+        problem = why_missing(measured.evidence, study.id) or "no complete round"
     return SplitBatch(
         study.workload.batch_size, ranks.world_size, found(paces[one]), found(paces[ranks]), ways, problem
     )  # fmt: skip
 
 
 def _node_img_per_s(measured: MeasuredSuite, study: Study, arm: Arm) -> PerRound:
-    """Of all ranks of a node, at the slowest one's pace; of several nodes the slowest node's."""
+    """Images per second of all ranks of the slowest node, at the pace of its slowest rank."""
     return img_per_s(measured.evidence, study, arm) * arm.world_size

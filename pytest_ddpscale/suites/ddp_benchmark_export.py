@@ -1,4 +1,4 @@
-"""What `ddpscale suite pytorch-ddp` has measured, as that benchmark's JSON report, which its diff.py reads."""
+"""Results of `ddpscale suite pytorch-ddp` as JSON reports of PyTorch's benchmark, which its diff.py reads."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from pytest_ddpscale.suites.suite import MeasuredSuite
 
 
 def backend_of(device_type: DeviceType) -> str:
-    """What ranks talk by."""
+    """Backend of torch.distributed for a device type."""
     return "nccl" if device_type == "cuda" else "gloo"
 
 
 def exported_files(measured: MeasuredSuite, usual: Variant) -> dict[str, dict[str, Any]]:
-    """The reports, of JSON types, by name: ``pytorch-ddp.json``, and of each other size of bucket one of its own.
+    """The reports as JSON types by file name: ``pytorch-ddp.json``, and one for each other bucket size.
 
-    None of a bucket size whose models all lack one GPU without DDP, which that benchmark puts first. As there, a size
-    that fits a machine is that of the first machine's first GPUs.
+    A bucket size is left out if no model was measured on one GPU without DDP, the benchmark's first row. As in the
+    benchmark, a size that fits a machine is measured on the first GPUs of the first machine.
 
     Args:
         measured: by the suite.
-        usual: the settings that the benchmark has by itself.
+        usual: the benchmark's default settings.
     """
     arms = (arm for study in measured.evidence.plan.studies for arm in study.arms if arm.kind == "ddp")
     found = {}
@@ -72,7 +72,7 @@ def _benchmark(evidence: Evidence, study: Study, variant: Variant) -> DdpBenchma
 
 
 def _result(measured: ArmRounds) -> DdpBenchmarkResult | None:
-    """The steps of each rank, round after round, of rounds in which all ranks kept as many; None if there is none."""
+    """Steps of each rank, from the rounds in which all ranks kept equally many; None without such rounds."""
     steps_s, counts = measured.measured.step_s.astype(np.float64), []
     of_rounds = []
     for row, there in enumerate(measured.present):

@@ -1,4 +1,4 @@
-"""`ddpscale import pytorch-ddp`: a JSON report of PyTorch's DDP benchmark, told as a suite."""
+"""`ddpscale import pytorch-ddp`: a JSON report of PyTorch's DDP benchmark, reported like a suite."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ UNKNOWN_SKU = "unknown"
 
 
 def import_ddp_benchmark(path: Path, out: Path | None) -> None:
-    """Print its tables; with `out` make a run directory of it, with the reports of a suite.
+    """Print the file's tables; with `out`, also make a run directory with the reports of a suite.
 
     Raises:
-        ResultFileError: the file is no sound report.
+        ResultFileError: the file is not a valid report.
         RunDirectoryError: `out` cannot be written, or already holds a run.
     """
     file = read_ddp_benchmark(path)
@@ -49,14 +49,14 @@ def import_ddp_benchmark(path: Path, out: Path | None) -> None:
         run = RunDirectory.create(out)
         record = _record(file)
         write_suite_reports(run, PytorchDdp.name, report, record)
-        run.write_json(run.run_json, record)  # last, because it is what makes a directory a run
+        run.write_json(run.run_json, record)  # last, because run.json makes a directory a run
     print_report(report)
     if out is not None:
         print(f"report: {out / 'report.html'}")
 
 
 def report_imported(run: RunDirectory) -> int:
-    """Tell again what was imported, and write its reports anew. Returns the exit code. Raises BadInput, OSError."""
+    """Print an imported run and write its reports again. Returns the exit code. Raises BadInput, OSError."""
     report = report_of_file(read_ddp_benchmark(run.path / FILE_NAME))
     write_suite_reports(run, PytorchDdp.name, report, run.read_run())
     print_report(report)
@@ -64,7 +64,7 @@ def report_imported(run: RunDirectory) -> int:
 
 
 def report_of_file(file: DdpBenchmarkFile) -> SuiteReport:
-    """All that it says: configuration, each model's table, what DDP costs one GPU, efficiency of each size."""
+    """The file as a report: configuration, each model's table, DDP's cost on one GPU, efficiency of each size."""
     said = [f"{one_line(key)}: {one_line(str(value))}" for key, value in file.configuration.items()]
     sections, values = [SuiteSection("Configuration", said)], {}
     for benchmark in file.benchmarks:
@@ -79,7 +79,7 @@ def report_of_file(file: DdpBenchmarkFile) -> SuiteReport:
 
 
 def benchmark_rows(benchmark: DdpBenchmark, gpus_per_machine: int) -> Iterator[BenchmarkRow]:
-    """Each size, as that benchmark prints it."""
+    """A row for each size, as the benchmark prints it."""
     for number, result in enumerate(benchmark.result):
         gpus = len(result.ranks)
         name = size_name(gpus, gpus_per_machine) if number else NO_DDP
@@ -95,5 +95,5 @@ def _record(file: DdpBenchmarkFile) -> RunRecord:
         imported_from=Path(file.path).name,
         started_at=now_iso(),
         versions={name: one_line(str(version)) for name, version in versions.items() if version is not None},
-        notes=("sizes were measured one after another, so that no interval of a ratio of sizes can be given",),
+        notes=("sizes were measured one after another, so ratios of sizes have no interval",),
     )

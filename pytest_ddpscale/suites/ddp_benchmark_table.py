@@ -1,4 +1,4 @@
-"""The tables of PyTorch's DDP benchmark, as it prints them, and what its sizes say of DDP and of scaling."""
+"""The tables of PyTorch's DDP benchmark, as it prints them, and the cost of DDP and scaling efficiency from them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class BenchmarkRow:
     """One size in one benchmark.
 
     Attributes:
-        gpus: how many trained together.
-        name: as that benchmark has it: ``no ddp``, ``1M/2G`` for two GPUs of one machine.
+        gpus: number that trained together.
+        name: as in the benchmark: ``no ddp``, ``1M/2G`` for two GPUs of one machine.
         s_per_iter: percentiles of the step time over all steps of all ranks, by per cent.
     """
 
@@ -29,7 +29,7 @@ class BenchmarkRow:
 
 
 def benchmark_lines(model: str, batch_size: int, rows: Sequence[BenchmarkRow]) -> Iterator[str]:
-    """One benchmark; examples per second are of one GPU, and cut off as there."""
+    """One benchmark as text; examples per second are per GPU and truncated, as in the original."""
     yield f"Benchmark: {model} with batch size {batch_size}"
     yield ""
     yield " " * 28 + "    ".join(["sec/iter    ex/sec  "] * len(PERCENTS)).rstrip()
@@ -42,12 +42,13 @@ def benchmark_lines(model: str, batch_size: int, rows: Sequence[BenchmarkRow]) -
 
 @dataclass(frozen=True)
 class SizeScaling:
-    """What the median step of one size comes to.
+    """Scaling efficiency of one size, by median steps.
 
     Attributes:
+        gpus: number that trained together.
         name: of the size.
-        efficiency: median step of one GPU without DDP, over that of this size; None where that was not measured.
-        efficiency_ddp: likewise of one GPU under DDP.
+        efficiency: median step of one GPU without DDP over that of this size; None if one GPU was not measured.
+        efficiency_ddp: the same relative to one GPU under DDP.
     """
 
     gpus: int
@@ -70,19 +71,19 @@ def scaling_of(rows: Sequence[BenchmarkRow]) -> list[SizeScaling]:
 
 
 def overhead_of_ddp(rows: Sequence[BenchmarkRow]) -> float | None:
-    """By what share the median step of one GPU takes longer under DDP than without; None if one was not measured."""
+    """Share by which DDP lengthens the median step of one GPU; None if either was not measured."""
     one_gpu = next((one for one in scaling_of(rows) if one.gpus == 1), None)
     return None if one_gpu is None or one_gpu.efficiency is None else 1 / one_gpu.efficiency - 1
 
 
 def overhead_text(rows: Sequence[BenchmarkRow]) -> list[str]:
-    """That in a sentence; nothing where it is not known."""
+    """`overhead_of_ddp` in a sentence; empty if unknown."""
     share = overhead_of_ddp(rows)
     return [] if share is None else [f"DDP on one GPU: {100 * share:+.1f} % step time (p50).".replace("-", "−")]
 
 
 def scaling_table(rows: Sequence[BenchmarkRow]) -> SuiteTable:
-    """Efficiency of each size, by medians."""
+    """Table of each size's efficiency, by medians."""
 
     def text(share: float | None) -> str:
         return "—" if share is None else f"{100 * share:.1f} %"
@@ -92,7 +93,7 @@ def scaling_table(rows: Sequence[BenchmarkRow]) -> SuiteTable:
 
 
 def benchmark_values(rows: Sequence[BenchmarkRow]) -> dict[str, Any]:
-    """The same for programs, of JSON types."""
+    """Rows, overhead and scaling as JSON types."""
     return {
         "rows": [asdict(row) for row in rows],
         "overhead_of_ddp": overhead_of_ddp(rows),

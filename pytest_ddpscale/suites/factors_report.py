@@ -1,4 +1,4 @@
-"""What the sweep of factors has shown: tables and bars by factor, data moved, and what a document concludes of it."""
+"""Report of the sweep of factors: tables and bars by factor, data moved, and the paper's conclusions beside ours."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 
 _METHOD = (
-    "Computation is the time of a step of no_sync@k: k ranks at once under DDP that does not communicate; zeroing "
-    "gradients, forward and backward pass, optimizer. Communication is what a step of ddp@k takes more, in the same "
-    "round: what computation hides costs nothing, and noise may make it negative. Banerjee and Shah time "
-    "torch.distributed.barrier() after the step instead: that is how long ranks wait for each other, while DDP's "
-    "all-reduce is within what they call computation."
+    "Computation is the step time of no_sync@k: k ranks at once under DDP without communication (zeroing gradients, "
+    "forward and backward pass, optimizer). Communication is the additional time of a ddp@k step in the same round: "
+    "communication hidden by computation costs nothing, and noise can make the difference negative. Banerjee and Shah "
+    "(“the document”) time torch.distributed.barrier() after the step instead: that is how long ranks wait for each "
+    "other, while DDP's all-reduce is part of their computation."
 )
 _DATA = (
     "By the document: N ÷ (B · k) · trainable parameters, with N = 60000 images. Sent by DDP: 2 (k − 1) ÷ k · 4 bytes "
     "· trainable parameters by each rank in each step (ring all-reduce), times the steps of an epoch. The first falls "
-    "as k grows only because there are fewer steps; what a rank sends in a step grows."
+    "as k grows only because there are fewer steps; a rank sends more in each step."
 )
 _LOSS = "Loss by step and epochs to a loss (figures 1b, 3a and 5b of the document): ddpscale suite convergence."
 _FIGURES: dict[Factor, str] = {
@@ -31,7 +31,7 @@ _FIGURES: dict[Factor, str] = {
 
 
 def factors_report(measured: MeasuredSuite) -> SuiteReport:
-    """All of it."""
+    """The whole report."""
     found = sweeps(measured)
     cells = list(all_cells(found))
     filled = [sweep for sweep in found if sweep.measured]
@@ -76,7 +76,7 @@ def _section(sweep: Sweep, confidence: float) -> SuiteSection:
         f"factor-{sweep.factor.replace(' ', '-')}", f"Computation and communication by {sweep.factor}",
         (sweep.factor, "ms per step"), [cell.label(sweep.factor) for cell in sweep.cells],
         [Bars("computation", [cell.computation_ms for cell in sweep.cells]),
-         Bars("communication that computation does not hide", [cell.communication_ms for cell in sweep.cells])],
+         Bars("communication not hidden by computation", [cell.communication_ms for cell in sweep.cells])],
     )  # fmt: skip
     return SuiteSection(
         f"By {sweep.factor}", [_at(sweep), f"The document's {_FIGURES[sweep.factor]}."],
@@ -85,7 +85,7 @@ def _section(sweep: Sweep, confidence: float) -> SuiteSection:
 
 
 def _at(sweep: Sweep) -> str:
-    """What stays as it is."""
+    """The factors that are kept constant, in a sentence."""
     one = sweep.cells[0]
     kept = {
         "model": one.workload.model, "batch": f"batch {one.workload.batch_size} per GPU",
@@ -101,7 +101,7 @@ def _data_section(found: Sequence[Sweep]) -> SuiteSection:
         title, names = f"Data moved in an epoch by {sweep.factor}", [cell.label(sweep.factor) for cell in sweep.cells]
         columns = ["trained parameters", "by the document", "in GB", "sent by each rank, GB", "each step, MB"]
         rows = [_data_cells(cell) for cell in sweep.cells]
-        if sweep.factor != "trained parameters":  # which name the row, and so are there
+        if sweep.factor != "trained parameters":  # else the first column has them
             columns = [sweep.factor, *columns]
             rows = [[name, *row] for name, row in zip(names, rows, strict=True)]
         tables.append(SuiteTable(columns, rows, title))
@@ -124,11 +124,11 @@ def _data_cells(cell: Cell) -> list[str]:
 
 
 def _claims(found: Sequence[Sweep]) -> Iterator[SuiteSection]:
-    """What the document concludes, what follows from how DDP works, and what was measured here, if anything was."""
+    """The document's conclusions, what DDP's algorithm predicts, and what was measured here."""
     by_factor = {sweep.factor: sweep.measured for sweep in found}
     claims: tuple[tuple[Factor, str, str, str], ...] = (
-        ("world size", "communication", "falls, as less data is sent", "what a rank sends in a step grows"),
-        ("batch", "communication", "rises, as more data is sent", "as much data in a step, whatever the batch"),
+        ("world size", "communication", "falls, as less data is sent", "rises: a rank sends more per step"),
+        ("batch", "communication", "rises, as more data is sent", "constant: the data per step does not depend on it"),
         ("trained parameters", "communication", "rises", "rises in proportion to the parameters"),
         ("trained parameters", "computation", "rises", "rises"),
         ("batch", "computation", "(figure 2b)", "rises"),
@@ -140,11 +140,11 @@ def _claims(found: Sequence[Sweep]) -> Iterator[SuiteSection]:
             ends = [getattr(cell, f"{time}_ms") for cell in (cells[0], cells[-1])]
             between = f"{cells[0].label(factor)} to {cells[-1].label(factor)}"
             rows.append((f"{time} by {factor}", document, expected, trend(*ends), between))
-    columns = ("time", "the document", "to be expected", "measured here", "from")
+    columns = ("time", "the document", "expected", "measured here", "from")
     if not rows:
         return
     yield SuiteSection(
-        "What the document concludes", ["A change is shown where the intervals of both ends do not overlap."],
+        "What the document concludes", ["A change is shown if the intervals of both ends do not overlap."],
         [SuiteTable(columns, rows)],
     )  # fmt: skip
 

@@ -1,8 +1,8 @@
 """`ddpscale suite factors`: computation and communication time by batch, world size, model and trained parameters.
 
-One factor changes at a time, the others stay at the centre, as in Banerjee and Shah, "Benchmarking Distributed Training
-and Inference on NVIDIA's A6000 GPUs": a classifier is trained on frozen features. Computation is a step under DDP that
-does not communicate, communication what a step takes more that does, in interleaved rounds.
+One factor changes at a time while the others stay at the centre, and a classifier is trained on frozen features, as in
+Banerjee and Shah, "Benchmarking Distributed Training and Inference on NVIDIA's A6000 GPUs". Computation is a step under
+DDP without communication; communication is the additional time of a step with it, in interleaved rounds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pytest_ddpscale.suites.suite_report import SuiteReport
 
 MODELS = ("squeezenet1_0", "alexnet", "resnet18", "densenet121", "vgg16")
-# They have one linear layer, as their own head is.
+# These have one linear layer, like their original head.
 LINEAR = ("squeezenet1_0", "squeezenet1_1", "resnet18")
 BATCHES = (64, 128, 256, 512, 1024)
 HIDDEN = (4096, 2048, 1024)
@@ -41,9 +41,9 @@ class Factors(Suite):
     help = "computation and communication time by batch, world size, model and trained parameters (frozen features)"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """The centre, and what is swept around it."""
+        """Add options for the centre and the values swept around it."""
         add = parser.add_argument
-        centre = parser.add_argument_group("the centre, at which all other factors stay")
+        centre = parser.add_argument_group("the centre, the value of each factor that is not swept")
         centre.add_argument("--model", default="vgg16", metavar="MODEL", help="frozen; default: %(default)s")
         centre.add_argument("--batch", default="1024", metavar="N", help="images per GPU; default: %(default)s")
         centre.add_argument("--world-size", metavar="K", help="default: 4, or all GPUs if there are fewer")
@@ -56,10 +56,10 @@ class Factors(Suite):
         add("--image-size", default="224", metavar="PIXELS", help="default: %(default)s")
         add("--precision", choices=("fp32", "fp16", "bf16"), default="fp32", help="by autocast; default: %(default)s")
         add("--feature-weights", metavar="DIR",
-            help="on each node, with torchvision's state dict MODEL.pth of each; default: random weights")  # fmt: skip
+            help="folder on each node with torchvision's state dicts MODEL.pth; default: random weights")  # fmt: skip
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
-        """A study for each workload, the centre first; that one has an arm for each world size."""
+        """Plan a study for each workload, the centre first; the centre has arms for each world size."""
         plan, pace = nodes.empty_plan(), nodes.pace()
         ranks = _world_size(arguments.world_size, plan.layout.world_size)
         sizes = _world_sizes(arguments.world_sizes, ranks, plan.layout.world_size)
@@ -71,19 +71,19 @@ class Factors(Suite):
         return replace(plan, studies=studies)
 
     def conclude(self, measured: MeasuredSuite) -> SuiteReport:
-        """Tables and bars by factor, and data moved."""
+        """Report tables and bars by factor, and data moved."""
         from pytest_ddpscale.suites.factors_report import factors_report
 
         return factors_report(measured)
 
 
 def factor_arms(batch: int, world_sizes: Iterable[int]) -> tuple[Arm, ...]:
-    """Of each world size DDP that does not communicate, and DDP that does."""
+    """For each world size an arm under DDP without communication, and one with it."""
     return tuple(Arm(kind, size, batch) for size in sorted(world_sizes) for kind in ("no_sync", "ddp"))
 
 
 def _workloads(arguments: argparse.Namespace, nodes: SuiteNodes) -> list[Workload]:
-    """The centre, then what differs from it in one factor, each once. Raises OptionError."""
+    """The centre, then each workload that differs from it in one factor. Raises OptionError."""
     model = read_value("--model", arguments.model, _model)
     batch = read_value("--batch", arguments.batch, count_up_to(10**6))
     hidden = read_value("--hidden", arguments.hidden, count_up_to(MOST_HIDDEN))
@@ -138,7 +138,7 @@ def _model(text: str) -> str:
 
 
 def _several(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """A parser of a list, each once, in its order; of nothing none."""
+    """A parser of a comma-separated list, each value once, in order; an empty text is an empty list."""
 
     def several(text: str) -> list[T]:
         found = list(dict.fromkeys(parse(part.strip()) for part in text.split(",") if part.strip()))

@@ -1,4 +1,4 @@
-"""What each cell of a sweep came to: computation and communication time, and the data that it moves in an epoch."""
+"""Results of each cell of a sweep: computation and communication time, and data moved in an epoch."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Trend = Literal["rises", "falls", "no difference shown"]
 
 @dataclass(frozen=True)
 class DataMoved:
-    """What an epoch moves of a classifier's gradients.
+    """Gradients of a classifier that are moved in an epoch.
 
     Attributes:
-        parameters: that are trained.
+        parameters: number of trained parameters.
         batch_size: per GPU, in images.
         world_size: ranks.
-        images: of an epoch.
+        images: per epoch.
     """
 
     parameters: int
@@ -41,27 +41,27 @@ class DataMoved:
 
     @property
     def document_parameters(self) -> float:
-        """N ÷ (B · k) · trainable parameters: Banerjee and Shah, section 2. They have no unit but parameters."""
+        """N ÷ (B · k) · trainable parameters, in parameters (Banerjee and Shah, section 2)."""
         return self.images / (self.batch_size * self.world_size) * self.parameters
 
     @property
     def document_bytes(self) -> float:
-        """The same in bytes of fp32."""
+        """`document_parameters` in bytes of fp32."""
         return self.document_parameters * BYTES_PER_GRADIENT
 
     @property
     def steps(self) -> int:
-        """Of each rank: its share of the images, and the last batch may be smaller (DistributedSampler)."""
+        """Steps of each rank over its share of the images; the last batch may be smaller (DistributedSampler)."""
         return math.ceil(math.ceil(self.images / self.world_size) / self.batch_size)
 
     @property
     def sent_bytes_per_step(self) -> float:
-        """By each rank: a ring all-reduce sends every gradient 2 (k − 1) ÷ k times (nccl-tests, PERFORMANCE.md)."""
+        """Bytes per rank: a ring all-reduce sends each gradient 2 (k − 1) ÷ k times (nccl-tests, PERFORMANCE.md)."""
         return 2 * (self.world_size - 1) / self.world_size * self.parameters * BYTES_PER_GRADIENT
 
     @property
     def sent_bytes(self) -> float:
-        """By each rank in an epoch."""
+        """Bytes each rank sends in an epoch."""
         return self.sent_bytes_per_step * self.steps
 
 
@@ -71,11 +71,11 @@ class Cell:
 
     Attributes:
         workload: what is trained.
-        world_size: by how many ranks.
+        world_size: ranks.
         computation_ms: of a step; None if it was not measured.
-        communication_ms: what a step takes more that communicates; likewise.
-        communication_share: of the step that communicates, 0 … 1; likewise.
-        problem: why there is nothing; empty if there is.
+        communication_ms: additional time of a step with communication; None if it was not measured.
+        communication_share: of the step with communication, 0 … 1; None if it was not measured.
+        problem: why a value is missing; empty if none is.
     """
 
     workload: Workload
@@ -87,16 +87,16 @@ class Cell:
 
     @property
     def is_measured(self) -> bool:
-        """Whether both times are there."""
+        """Whether both times were measured."""
         return self.computation_ms is not None and self.communication_ms is not None
 
     @property
     def data(self) -> DataMoved:
-        """That an epoch moves."""
+        """Data moved in an epoch."""
         return DataMoved(trained_parameters(self.workload), self.workload.batch_size, self.world_size)
 
     def label(self, factor: Factor) -> str:
-        """Its value of a factor."""
+        """The cell's value of a factor, as text."""
         values: dict[Factor, str] = {
             "batch": str(self.workload.batch_size),
             "world size": str(self.world_size),
@@ -108,19 +108,19 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All cells of one factor, by its value, ascending; of models by trained parameters."""
+    """All cells of one factor in ascending order of its value; models by trained parameters."""
 
     factor: Factor
     cells: Sequence[Cell]
 
     @property
     def measured(self) -> list[Cell]:
-        """Those with both times."""
+        """Cells with both times."""
         return [cell for cell in self.cells if cell.is_measured]
 
 
 def sweeps(measured: MeasuredSuite) -> list[Sweep]:
-    """Of each factor with at least two cells. The first study is the centre; each other differs from it in one."""
+    """Sweeps with at least two cells. The first study is the centre; each other one differs from it in one factor."""
     studies = measured.evidence.plan.studies
     if not studies:
         return []
@@ -141,12 +141,12 @@ def sweeps(measured: MeasuredSuite) -> list[Sweep]:
 
 
 def centre_world_size(studies: Sequence[Study]) -> int:
-    """Of ranks in all cells that do not sweep them."""
+    """World size of all cells that do not sweep it."""
     return max(arm.world_size for arm in studies[-1].arms)
 
 
 def all_cells(found: Sequence[Sweep]) -> Iterator[Cell]:
-    """Each once."""
+    """All cells, each once."""
     seen = set()
     for sweep in found:
         for cell in sweep.cells:
@@ -157,7 +157,7 @@ def all_cells(found: Sequence[Sweep]) -> Iterator[Cell]:
 
 
 def trend(first: Found | None, last: Found | None) -> Trend:
-    """Whether a value is shown to have changed: the intervals of both have nothing in common."""
+    """Whether a value certainly changed: the intervals do not overlap."""
     if not (first and last and first.estimate and last.estimate):
         return "no difference shown"
     (low, high), (least, most) = first.estimate.interval, last.estimate.interval
@@ -181,5 +181,5 @@ def _cell(measured: MeasuredSuite, study: Study, world_size: int) -> Cell:
 
     values = found(COMPUTATION_TIME), found(COMMUNICATION_TIME), found(EXPOSED_COMMUNICATION)
     is_whole = all(value is not None for value in values)
-    problem = "" if is_whole else why_missing(measured.evidence, study.id) or "no round of it is complete"
+    problem = "" if is_whole else why_missing(measured.evidence, study.id) or "no complete round"
     return Cell(study.workload, world_size, *values, problem)

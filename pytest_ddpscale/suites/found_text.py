@@ -1,4 +1,4 @@
-"""A value with its interval: as cells of a table, and for suite.json."""
+"""A value with its interval, as table cells and for suite.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_ddpscale.verdict.estimating import Found
 
 
 def found_cells(found: Found | None, form: str = "{:.4g}") -> tuple[str, str]:
-    """The value, and its interval; a dash for what there is not."""
+    """The value and its interval; a dash for a missing one."""
     if found is None:
         return ABSENT, ABSENT
     ends = [_text(end, form) for end in found.estimate.interval] if found.estimate else []
@@ -18,7 +18,7 @@ def found_cells(found: Found | None, form: str = "{:.4g}") -> tuple[str, str]:
 
 
 def found_value(found: Found | None) -> dict[str, Any] | None:
-    """The same as JSON, which has no word for infinity: an end without a limit is null."""
+    """The value and its interval as JSON; an infinite end is null, because JSON cannot express infinity."""
     if found is None:
         return None
     ends = [end if math.isfinite(end) else None for end in found.estimate.interval] if found.estimate else None

@@ -14,7 +14,7 @@ _MARGIN = 1.2  # of the batches at both ends, and of the highest value
 
 
 def throughput_figure(found: Sequence[InferredBatch], device: str) -> str:
-    """A curve for one alone and one for all at once, with intervals."""
+    """Curves for one device alone and for all at once, with intervals."""
     curves = _curves(found)
     values = [end for curve in curves.values() for one in curve.values() for end in (one.value, *_ends(one))]
     batches = [one.batch for one in found]
@@ -39,7 +39,7 @@ def throughput_figure(found: Sequence[InferredBatch], device: str) -> str:
 
 
 def _curves(found: Sequence[InferredBatch]) -> dict[int, dict[int, Found]]:
-    """Throughput by batch, by how many ranks at once."""
+    """Throughput by number of ranks at once, then by batch."""
     curves: dict[int, dict[int, Found]] = {}
     for one in found:
         for arm in one.arms:
@@ -58,7 +58,7 @@ def _curve(place: int, colour: str, curve: dict[int, Found], x: AxisScale, y: Ax
 
 
 def _ends(one: Found) -> tuple[float, float]:
-    """Of its interval, cut where it would press all else into one line; its value where there is none."""
+    """Ends of the interval, cut at a factor of 2 so that it does not flatten the curves; the value without one."""
     if one.estimate is None:
         return one.value, one.value
     low, high = one.estimate.interval

@@ -1,4 +1,4 @@
-"""What inference came to: tables of throughput and latency by batch, a picture, and where throughput saturates."""
+"""Report of inference: tables of throughput and latency by batch, a picture, and where throughput saturates."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, Suite
 
 _SHARING = (
     "Kept at once: throughput of a {device} while the others of its node work too, relative to the same {device} alone "
-    "in the same round. Nothing communicates; what is lost is lost by sharing the host."
+    "in the same round. Nothing communicates, so any loss comes from sharing the host."
 )
 _LATENCY = (
-    "Time of one forward pass of a batch that is on the device already, one after the other without a pause. "
-    "Percentiles are of each round, over all its passes and ranks; of fewer than 100 passes p99 is nearly the slowest."
+    "Time of one forward pass of a batch that is already on the device; passes follow each other without a pause. "
+    "Percentiles are of each round, over all passes and ranks; with fewer than 100 passes p99 is nearly the slowest."
 )
 
 
 def inference_report(measured: MeasuredSuite) -> SuiteReport:
-    """All of it."""
+    """The whole report."""
     batches, evidence = inferred_batches(measured), measured.evidence
     found = [one for one in batches if one.arms]
     where = saturation(found)
@@ -61,14 +61,14 @@ def _headline(evidence: Evidence, found: Sequence[InferredBatch], planned: int, 
 
 
 def saturation_text(where: Saturation) -> str:
-    """From which batch on throughput hardly grows, as far as the intervals say."""
+    """The batch from which throughput hardly grows, as far as the intervals show."""
     if where.is_largest:
         return f"throughput still grows at batch {where.least}, the largest measured"
     if where.surely == where.least:
         return f"saturated from batch {where.least} on"
     if where.surely is None:
         return f"saturated from batch {where.least} on or later (intervals are too wide to say where)"
-    return f"saturated from a batch of {where.least} to {where.surely} on"
+    return f"saturated from a batch between {where.least} and {where.surely} on"
 
 
 def _throughput(

@@ -1,7 +1,7 @@
 """`ddpscale suite inference`: forward passes of one model, batch by batch, on one GPU alone and on all at once.
 
-Nothing communicates and nothing is trained, so that what GPUs lose at once is lost by sharing their host: its cores,
-memory, power and cooling.
+Without communication and training, any loss of all GPUs at once comes from sharing the host: its cores, memory, power
+and cooling.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 
 BATCHES = (32, 64, 128, 256)
 MOST_BATCHES = 32
-# As the packaged thresholds have it: what models are usually served in.
+# As in the packaged thresholds: the usual precision for serving.
 _PRECISIONS: dict[DeviceType, Precision] = {"cuda": "fp16", "cpu": "fp32"}
 
 
 class InferenceSuite(Suite):
-    """Throughput, latency and the batch from which on a larger one is no faster."""
+    """Throughput and latency by batch, and the batch at which throughput saturates."""
 
     name = "inference"
     help = "forward passes: throughput and latency by batch, alone and on all GPUs of a node at once"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """What is inferred, and in which batches."""
+        """Add options for model, batches and ranks."""
         add_inferred_model(parser)
         add = parser.add_argument
         add("--batches", default=",".join(map(str, BATCHES)), metavar="N,N", help="per GPU; default: %(default)s")
-        add("--ranks", metavar="N", help="of each node that infer at once; default: all its GPUs (CPU: cores)")
+        add("--ranks", metavar="N", help="ranks per node that infer at once; default: all its GPUs (CPU: cores)")
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
-        """A study for each batch, the smallest first: one that does not fit the memory ends its gang and no other."""
+        """Plan a study for each batch, the smallest first; a batch that exceeds the memory ends only its own study."""
         plan, pace = nodes.empty_plan(), nodes.pace()
         ranks = _ranks(arguments.ranks, nodes.ranks_per_node)
         studies = (
@@ -60,16 +60,16 @@ class InferenceSuite(Suite):
         return replace(plan, studies=tuple(studies))
 
     def conclude(self, measured: MeasuredSuite) -> SuiteReport:
-        """The tables, and where throughput saturates."""
+        """Report tables, and where throughput saturates."""
         from pytest_ddpscale.suites.inference_report import inference_report
 
         return inference_report(measured)
 
 
 def add_inferred_model(parser: argparse.ArgumentParser) -> None:
-    """Options that say what infers."""
+    """Add options for the model that infers."""
     add = parser.add_argument
-    add("--model", default="resnet50", metavar="MODEL", help="of torchvision; default: %(default)s")
+    add("--model", default="resnet50", metavar="MODEL", help="torchvision model; default: %(default)s")
     add("--image-size", default="224", metavar="PIXELS", help="default: %(default)s")
     add("--precision", choices=("fp32", "fp16", "bf16"), help="by autocast; default: fp16, on a CPU fp32")
 
@@ -94,7 +94,7 @@ def inferred_workloads(
 
 
 def inference_arms(batch: int, ranks: int) -> tuple[Arm, ...]:
-    """One rank at a time, and all of them."""
+    """Arms for one rank at a time, and for all ranks at once."""
     return tuple(Arm("infer", size, batch) for size in dict.fromkeys((1, ranks)))
 
 
@@ -107,7 +107,7 @@ def _ranks(asked: str | None, ranks_per_node: int) -> int:
 
 
 def classification_model(text: str) -> str:
-    """Refuse another. Raises ValueError."""
+    """Parse the name of a torchvision classification model. Raises ValueError."""
     from pytest_ddpscale.plan.torchvision_models import TORCHVISION_MODELS
 
     if text not in TORCHVISION_MODELS:
@@ -116,7 +116,7 @@ def classification_model(text: str) -> str:
 
 
 def batches_of(text: str) -> list[int]:
-    """Each once, ascending."""
+    """Parse batches; each once, ascending. Raises ValueError."""
     batches = sorted({count_up_to(10**6)(part.strip()) for part in text.split(",")})
     if len(batches) > MOST_BATCHES:
         raise ValueError(f"at most {MOST_BATCHES} batches")

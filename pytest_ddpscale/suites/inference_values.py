@@ -1,4 +1,4 @@
-"""What forward passes of each batch came to: the metrics of inference, and how much GPUs lose at once."""
+"""Results of forward passes by batch: the metrics of inference, and the loss of GPUs that work at once."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.verdict.answering_rounds import samples_of
 from pytest_ddpscale.verdict.estimating import Found, estimate_of
 
-# Of the highest throughput that was measured: a batch that reaches it gains nothing worth its latency by growing.
+# Share of the highest measured throughput at which a larger batch is no longer worth its latency.
 SATURATED = 0.95
 
 
 @dataclass(frozen=True)
 class InferredArm:
-    """One batch on so many ranks of each node at once.
+    """One batch on `ranks` ranks of each node at once.
 
     Attributes:
         ranks: 1 is one rank of each node at a time.
-        img_per_s: of each GPU, at the slowest one's pace.
+        img_per_s: of each GPU, at the pace of the slowest.
         total_img_per_s: of all GPUs that work at the same time, each at its own pace.
-        latencies_ms: by per cent.
-        passes: of one rank in one round: the percentiles of a round are of `ranks` times as many.
+        latencies_ms: by percentile.
+        passes: of one rank in one round; a round's percentiles are over `ranks` times as many.
     """
 
     ranks: int
@@ -45,9 +45,9 @@ class InferredBatch:
     """One batch.
 
     Attributes:
-        arms: that have rounds, the fewest ranks first.
-        kept: throughput of a GPU while all of its node work over that of the same GPU alone; None if there is one only.
-        problem: why something of it was not measured; empty if nothing is missing.
+        arms: those with rounds, the fewest ranks first.
+        kept: throughput of a GPU while its whole node works, relative to the same GPU alone; None with a single GPU.
+        problem: why a value is missing; empty if none is.
     """
 
     batch: int
@@ -58,12 +58,12 @@ class InferredBatch:
 
 @dataclass(frozen=True)
 class Saturation:
-    """From which batch on a larger one hardly infers faster: more than `SATURATED` of the highest throughput.
+    """The smallest batch that reaches `SATURATED` of the highest throughput.
 
     Attributes:
-        least: the smallest batch that may do so, as far as its interval says.
-        surely: the smallest that does; None if the intervals are too wide for any.
-        is_largest: whether `least` is the largest batch that was measured, so that throughput still grows.
+        least: the smallest batch that may reach it, as far as its interval shows.
+        surely: the smallest batch that certainly does; None if the intervals are too wide.
+        is_largest: whether `least` is the largest measured batch, so that throughput still grows.
     """
 
     least: int
@@ -72,12 +72,12 @@ class Saturation:
 
 
 def inferred_batches(measured: MeasuredSuite) -> list[InferredBatch]:
-    """Of each study, in the plan's order."""
+    """Results of each study, in the plan's order."""
     return [_batch(measured, study) for study in measured.evidence.plan.studies]
 
 
 def saturation(batches: Sequence[InferredBatch]) -> Saturation | None:
-    """By the most ranks at once; None of fewer than two batches."""
+    """Saturation with the most ranks at once; None with fewer than two batches."""
     limits = [(one.batch, *_limits(one.arms[-1].img_per_s)) for one in batches if one.arms]
     if len(limits) < 2:
         return None
@@ -95,7 +95,7 @@ def _batch(measured: MeasuredSuite, study: Study) -> InferredBatch:
     evidence, problem = measured.evidence, why_missing(measured.evidence, study.id)
     arms = [found for arm in study.arms if (found := _arm(measured, study, arm)) is not None]
     if len(arms) < len(study.arms):
-        problem = problem or "no round of it is complete"
+        problem = problem or "no complete round"
     kept = None
     if len(study.arms) > 1:
         alone, together = (all_groups(evidence.columns, study.id, arm, evidence.plan.layout) for arm in study.arms)
@@ -104,7 +104,7 @@ def _batch(measured: MeasuredSuite, study: Study) -> InferredBatch:
 
 
 def _arm(measured: MeasuredSuite, study: Study, arm: Arm) -> InferredArm | None:
-    """None without rounds."""
+    """Results of one arm; None without rounds."""
     evidence, confidence = measured.evidence, measured.confidence
 
     def metric(one: Metric) -> Found | None:
@@ -128,10 +128,10 @@ def _total_img_per_s(rounds: ArmRounds) -> PerRound:
 
 
 def kept_at_once(alone: ArmRounds, together: ArmRounds) -> PerRound:
-    """Throughput of a rank while all of its node work, over that of the same rank alone, in the same round.
+    """Throughput of a rank while its whole node works, relative to the same rank alone in the same round.
 
-    Of the rank whose turn it is: that another one is slower is no loss by sharing. Of several nodes, which each have
-    one, the geometric mean.
+    Only the rank whose turn it is counts, because a slower neighbour is no loss from sharing. With several nodes, the
+    value is the geometric mean over their ranks.
     """
     places = {place: column for column, place in enumerate(together.ranks.places)}
     pairs = [(i, places[place]) for i, place in enumerate(alone.ranks.places) if place in places]

@@ -1,4 +1,4 @@
-"""What loading came to: throughput beside that on synthetic data, seconds waited, and which settings to take."""
+"""Report of loading: throughput relative to synthetic data, seconds waited, and recommended settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, Suite
 from pytest_ddpscale.verdict.arm_change import throughput, throughput_ratio
 from pytest_ddpscale.verdict.estimating import Found
 
-# Of the throughput on synthetic data: what loading may cost before it counts as what holds training up.
+# Share of the throughput on synthetic data below which loading counts as the bottleneck.
 WORTH = 0.95
 Answer = Literal["is", "is not", "may be"]
 
@@ -28,11 +28,12 @@ class LoadedArm:
     """One setting of the loader, or synthetic data.
 
     Attributes:
-        img_per_s: of each GPU, at the slowest one's pace.
-        efficiency: of that on synthetic data, in the same rounds; None of synthetic data, or if that was not measured.
-        to_best: of that of the fastest setting; None of synthetic data, and of the fastest itself.
-        waited_s: of a step, by the rank that waited most, the mean over rounds; None of synthetic data.
-        step_s: the slowest rank's, likewise.
+        img_per_s: of each GPU, at the pace of the slowest.
+        efficiency: throughput relative to synthetic data, in the same rounds; None for synthetic data, or if synthetic
+            data was not measured.
+        to_best: throughput relative to the fastest setting; None for synthetic data and for the fastest itself.
+        waited_s: seconds per step by the rank that waited most, mean over rounds; None for synthetic data.
+        step_s: step time of the slowest rank, mean over rounds.
     """
 
     arm: Arm
@@ -49,12 +50,12 @@ class LoadedArm:
 
     @property
     def is_slower_than_best(self) -> bool:
-        """Whether that is shown."""
+        """Whether the arm is shown to be slower than the fastest."""
         return self.to_best is not None and (self.to_best.estimate is None or self.to_best.estimate.interval[1] < 1)
 
 
 def loaded_arms(measured: MeasuredSuite) -> list[LoadedArm]:
-    """All that have complete rounds, in the plan's order: synthetic data, then the fewest workers first."""
+    """Arms with complete rounds, in the plan's order: synthetic data, then the fewest workers first."""
     evidence, confidence = measured.evidence, measured.confidence
     study = evidence.plan.studies[0]
     synthetic = next(arm for arm in study.arms if arm.data_of(study.workload) == "synthetic")
@@ -72,21 +73,22 @@ def loaded_arms(measured: MeasuredSuite) -> list[LoadedArm]:
 
 
 def _seconds(measured: MeasuredSuite, study: Study, arm: Arm) -> tuple[float | None, float]:
-    """Waited and in all, of a step."""
+    """Seconds waited and total seconds of a step."""
     rounds = all_groups(measured.evidence.columns, study.id, arm, measured.evidence.plan.layout)
     waited = rounds.waited_s_per_step
     return None if np.isnan(waited).any() else float(waited.mean()), float(rounds.step_s.mean())
 
 
 def recommended(arms: Sequence[LoadedArm]) -> LoadedArm | None:
-    """The setting with the fewest workers, and then the fewest batches ahead, that is not shown to be slower than the
-    fastest; None without any."""
+    """The setting with the fewest workers, then batches ahead, not shown slower than the fastest; None without any."""
     return next((one for one in arms if one.waited_s is not None and not one.is_slower_than_best), None)
 
 
 def bottleneck(arms: Sequence[LoadedArm]) -> Answer:
-    """Whether loading holds training up, as far as intervals say: with what is recommended it does not, or else it does
-    with every setting."""
+    """Whether loading is the bottleneck, as far as intervals show.
+
+    It is not if the recommended setting keeps up, and it is if no setting keeps up.
+    """
     chosen = recommended(arms)
     limits = [_limits(one.efficiency) for one in arms if one.waited_s is not None]
     if chosen is None or None in limits:
@@ -101,7 +103,7 @@ def _limits(found: Found | None) -> tuple[float, float] | None:
 
 
 def input_pipeline_report(measured: MeasuredSuite) -> SuiteReport:
-    """All of it."""
+    """The whole report."""
     arms, study = loaded_arms(measured), measured.evidence.plan.studies[0]
     missing = [arm.variant.name for arm in study.arms if arm not in [one.arm for one in arms]]
     why = why_missing(measured.evidence, study.id)
@@ -135,9 +137,9 @@ def _table(arms: Sequence[LoadedArm], measured: MeasuredSuite) -> SuiteSection:
     columns = ["Data", f"img/s per {device}", interval, "Efficiency", interval, "Of the fastest", interval,
                "Waited s/step", "Of a step"]  # fmt: skip
     said = (
-        f"{INPUT_PIPELINE_EFFICIENCY.title}: throughput over that on synthetic data, taken within each round. Waited: "
-        "seconds in which the rank that waited most was blocked until its next batch was there, the mean over rounds. "
-        "On a GPU some of them may cost nothing, while it computes what it was given before."
+        f"{INPUT_PIPELINE_EFFICIENCY.title}: throughput relative to synthetic data in the same round. Waited: seconds "
+        "per step that the rank that waited most was blocked for its next batch, mean over rounds. Waiting may cost "
+        "nothing while the GPU still computes earlier work."
     )
     return SuiteSection("Loading", [said], [SuiteTable(columns, [_row(one) for one in arms])])
 
@@ -153,18 +155,18 @@ def _row(one: LoadedArm) -> list[str]:
 
 
 def _advice(chosen: LoadedArm, answer: Answer, confidence: float) -> list[str]:
-    beside = "It is the fastest that was measured."
+    beside = "It is the fastest setting measured."
     if chosen.to_best is not None:
         value, interval = estimate_texts(chosen.to_best.value, chosen.to_best.estimate)
-        beside = f"Of the fastest it reaches {value} ({interval})."
+        beside = f"It reaches {value} of the fastest ({interval})."
     meaning = {
         "is": f"Training waits for its data: with {confidence:.0%} confidence each setting reaches less than "
-        f"{WORTH:.0%} of what training does on synthetic data. More cores, smaller files, or decoding "
-        "on the GPU, may help.",
+        f"{WORTH:.0%} of the throughput on synthetic data. More cores, smaller files, or decoding "
+        "on the GPU may help.",
         "is not": f"Training does not wait for its data: with {confidence:.0%} confidence it reaches at least "
-        f"{WORTH:.0%} of what it does on synthetic data.",
-        "may be": f"Whether loading costs more than {1 - WORTH:.0%} is not decided; --ddp-rounds with more rounds "
-        "makes the intervals narrower.",
+        f"{WORTH:.0%} of the throughput on synthetic data.",
+        "may be": f"Whether loading costs more than {1 - WORTH:.0%} is undecided; more --ddp-rounds narrow the "
+        "intervals.",
     }
     return [
         f"{chosen.name}: the fewest workers that are not shown to be slower than the fastest setting. {beside}",

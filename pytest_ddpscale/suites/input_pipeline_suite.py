@@ -1,7 +1,7 @@
-"""`ddpscale suite input-pipeline`: training on images from a folder, beside the same training on synthetic ones.
+"""`ddpscale suite input-pipeline`: training on images from a folder, compared with training on synthetic ones.
 
-Each number of loader workers and batches ahead is an arm of its own beside the one with synthetic data, in interleaved
-rounds of one gang: what differs between arms is where images come from, and nothing else.
+Each number of loader workers and batches ahead is an arm of its own, in interleaved rounds of one gang with an arm on
+synthetic data. Arms differ only in the source of their images.
 """
 
 from __future__ import annotations
@@ -34,24 +34,22 @@ class InputPipeline(Suite):
     """Throughput by loader workers and batches ahead, and whether training waits for its data."""
 
     name = "input-pipeline"
-    help = "training on images from a folder beside synthetic ones: which loader settings keep up"
+    help = "training on images from a folder, compared with synthetic ones: which loader settings keep up"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """What is trained, and how it is read."""
+        """Add options for folder, loader and training."""
         add = parser.add_argument
-        add("--folder", required=True, type=Path, metavar="PATH", help="with train/CLASS/IMAGE, the same on every node")
-        add(
-            "--workers", default="0,2,4,8", metavar="N,N", help="processes of each rank that load; default: %(default)s"
-        )
-        add("--prefetch", default="2", metavar="N,N", help="batches ahead of each of them; default: %(default)s")
-        add("--model", default="resnet50", metavar="MODEL", help="of torchvision; default: %(default)s")
+        add("--folder", required=True, type=Path, metavar="PATH", help="has train/CLASS/IMAGE, the same on every node")
+        add("--workers", default="0,2,4,8", metavar="N,N", help="loader processes per rank; default: %(default)s")
+        add("--prefetch", default="2", metavar="N,N", help="batches that each worker reads ahead; default: %(default)s")
+        add("--model", default="resnet50", metavar="MODEL", help="torchvision model; default: %(default)s")
         add("--batch", default="128", metavar="N", help="images per GPU; default: %(default)s")
         add("--image-size", metavar="PIXELS", help="default: as make-dataset wrote them, else 224")
         add("--precision", choices=("fp32", "fp16", "bf16"), help="default: fp16, on a CPU fp32")
-        add("--ranks", metavar="N", help="of each node; default: all its GPUs (CPU: cores)")
+        add("--ranks", metavar="N", help="ranks per node; default: all its GPUs (CPU: cores)")
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
-        """One study: synthetic data, and each setting of the loader."""
+        """Plan one study with synthetic data and each setting of the loader."""
         plan, pace = nodes.empty_plan(), nodes.pace()
         ranks = nodes.ranks_per_node
         if arguments.ranks is not None:
@@ -67,14 +65,14 @@ class InputPipeline(Suite):
         return replace(plan, studies=(study,), ranks_per_node=ranks)
 
     def conclude(self, measured: MeasuredSuite) -> SuiteReport:
-        """The table, and what to set."""
+        """Report the table and the recommended setting."""
         from pytest_ddpscale.suites.input_pipeline_report import input_pipeline_report
 
         return input_pipeline_report(measured)
 
 
 def _workload(arguments: argparse.Namespace, nodes: SuiteNodes) -> Workload:
-    """Raises OptionError."""
+    """The workload that reads the folder. Raises OptionError."""
     folder, is_cpu = arguments.folder.expanduser().absolute(), nodes.subject.device_type == "cpu"
     record = _record_of(folder, is_here=not nodes.machine.cluster.is_elsewhere)
     precision: Precision = arguments.precision or ("fp32" if is_cpu else "fp16")
@@ -94,15 +92,15 @@ def _workload(arguments: argparse.Namespace, nodes: SuiteNodes) -> Workload:
 
 
 def _record_of(folder: Path, *, is_here: bool) -> DatasetRecord | None:
-    """What make-dataset says of it, if that wrote it and it can be seen from here. Raises OptionError."""
+    """make-dataset's record of the folder, if it has one and this machine can read it. Raises OptionError."""
     from pytest_ddpscale.results.dataset_record import DATASET_FILE, read_dataset_record
 
     if is_here and not (folder / "train").is_dir():
-        raise OptionError("--folder", f"{folder} has no folder train", "train/CLASS/IMAGE (ddpscale make-dataset)")
+        raise OptionError("--folder", f"{folder} has no folder train", "train/CLASS/IMAGE (see ddpscale make-dataset)")
     try:
         return read_dataset_record(folder)
     except ValueError as error:
-        raise OptionError("--folder", f"{folder / DATASET_FILE}: {error}", "what make-dataset wrote") from None
+        raise OptionError("--folder", f"{folder / DATASET_FILE}: {error}", "a record from make-dataset") from None
 
 
 def _variants(arguments: argparse.Namespace) -> list[Variant]:
@@ -112,7 +110,7 @@ def _variants(arguments: argparse.Namespace) -> list[Variant]:
     return [
         Variant(workers=one, prefetch=ahead if one else None)
         for one in workers
-        for ahead in (prefetches if one else prefetches[:1])  # nobody reads ahead without workers
+        for ahead in (prefetches if one else prefetches[:1])  # without workers there is no read-ahead
     ]
 
 
@@ -130,7 +128,7 @@ def _at_most(ranks: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         number = count_up_to(10**6)(text)
         if number > ranks:
-            raise ValueError(f"at most {ranks}, which can be used on each node")
+            raise ValueError(f"at most {ranks}, the ranks that each node can run")
         return number
 
     return parse

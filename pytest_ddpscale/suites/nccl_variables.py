@@ -1,7 +1,7 @@
 """Names of the environment variables that NCCL reads.
 
-From its sources, 2.30.7: NCCL_PARAM and ncclGetEnv. One that it does not know it passes over in silence, so
-that a misspelt one would be measured as making no difference.
+From its sources, 2.30.7: NCCL_PARAM and ncclGetEnv. NCCL silently ignores unknown variables, so a misspelt one would
+be measured as making no difference.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """`ddpscale suite pytorch-ddp`: the models, sizes and tables of PyTorch's own DDP benchmark, in interleaved rounds.
 
-(github.com/pytorch/pytorch, benchmarks/distributed/ddp/benchmark.py.) As there: fp32, SGD, 32 images per GPU,
+Source: github.com/pytorch/pytorch, benchmarks/distributed/ddp/benchmark.py. Unchanged: fp32, SGD, 32 images per GPU,
 broadcast_buffers off, one GPU without DDP and with it, then 2, 4 … GPUs of a node, then whole nodes; percentiles of the
-step time over all steps of all ranks. Otherwise than there, arms take turns round by round, so that two of them can be
-compared with an interval.
+step time over all steps of all ranks. Changed: arms take turns in rounds, so that ratios of arms have intervals.
 """
 
 from __future__ import annotations
@@ -25,28 +24,28 @@ if TYPE_CHECKING:
 
 MODELS = ("resnet50", "resnet101", "resnext50_32x4d", "resnext101_32x8d")
 BATCH_SIZE = 32
-# All that it sets, beside torch's defaults.
+# The benchmark's only setting that differs from torch's defaults.
 AS_THERE = Variant(broadcast_buffers=False)
 
 
 class PytorchDdp(Suite):
-    """That benchmark."""
+    """PyTorch's DDP benchmark."""
 
     name = "pytorch-ddp"
     help = "PyTorch's DDP benchmark: four models, sec/iter and ex/sec by number of GPUs, sweep of bucket sizes"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """What that benchmark fixes can be made small."""
+        """Add options for models, batch and buckets, so that it also runs on small machines."""
         add = parser.add_argument
-        add("--models", default=",".join(MODELS), metavar="M1,M2", help="of torchvision; default: %(default)s")
+        add("--models", default=",".join(MODELS), metavar="M1,M2", help="torchvision models; default: %(default)s")
         add("--batch", default=str(BATCH_SIZE), metavar="N", help="images per GPU; default: %(default)s")
         add("--image-size", default="224", metavar="PIXELS", help="default: %(default)s")
         add("--bucket-sizes", default="", metavar="MB,MB",
             help="bucket_cap_mb to compare with 25 MiB on all ranks, such as 1,5,10,50,100")  # fmt: skip
-        add("--buckets-at-every-size", action="store_true", help="compare them on one GPU, two, four … as well")
+        add("--buckets-at-every-size", action="store_true", help="also compare them on one GPU, two, four …")
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
-        """A study for each model."""
+        """Plan a study for each model."""
         batch = read_value("--batch", arguments.batch, count_up_to(10**6))
         pixels = read_value("--image-size", arguments.image_size, count_up_to(10**4))
         buckets = read_value("--bucket-sizes", arguments.bucket_sizes, _bucket_sizes)
@@ -64,30 +63,30 @@ class PytorchDdp(Suite):
         return replace(nodes.empty_plan(), studies=studies, survey=has_topology)
 
     def unfit_of(self, surveys: Sequence[Survey]) -> dict[str, str]:
-        """Hosts whose topology is not that of the first: that benchmark refuses them too."""
+        """Hosts whose topology differs from the first host's; the original benchmark refuses them too."""
         first = surveys[0].topology if surveys else ""
         return {one.host: "its topology differs from the first node's" for one in surveys if one.topology != first}
 
     def conclude(self, measured: MeasuredSuite) -> SuiteReport:
-        """The table of each model, and what the sizes of buckets come to."""
+        """Report the table of each model and the comparison of bucket sizes."""
         from pytest_ddpscale.suites.pytorch_ddp_report import pytorch_ddp_report
 
         return pytorch_ddp_report(measured, AS_THERE)
 
 
 def model_names(text: str) -> tuple[str, ...]:
-    """Names of torchvision's models, each once."""
+    """Parse names of torchvision's classification models; each once. Raises ValueError."""
     from pytest_ddpscale.plan.torchvision_models import TORCHVISION_MODELS
 
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     unknown = [name for name in names if name not in TORCHVISION_MODELS]
     if unknown:
-        raise ValueError(f"classification models of torchvision; {unknown[0]!r} is none")
+        raise ValueError(f"classification models of torchvision; {unknown[0]!r} is not one of them")
     return names
 
 
 def _bucket_sizes(text: str) -> tuple[float, ...]:
-    """Sizes in MiB, each once, without the usual one, which is measured anyway."""
+    """Parse sizes in MiB; each once, without the default, which is always measured. Raises ValueError."""
     try:
         sizes = {float(part) for part in text.split(",") if part.strip()} - {USUAL_BUCKET_CAP_MB}
     except ValueError:
@@ -100,7 +99,7 @@ def _bucket_sizes(text: str) -> tuple[float, ...]:
 def _arms(
     ranks_per_node: int, nodes: int, batch: int, buckets: Sequence[float], every_size: bool = False
 ) -> Iterator[Arm]:
-    """One GPU without DDP and with it, two, four … of a node, whole nodes; on the most, or all, each size of bucket."""
+    """One GPU without DDP and with it, 2, 4 … of a node, whole nodes; bucket sizes on all ranks or at every size."""
     sizes = [2**power for power in range(ranks_per_node.bit_length()) if 2**power < ranks_per_node]
     sizes += [ranks_per_node * count for count in range(1, nodes + 1)]
     yield Arm("alone", 1, batch)

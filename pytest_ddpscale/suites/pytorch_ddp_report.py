@@ -1,4 +1,4 @@
-"""What PyTorch's DDP benchmark has shown: its table of each model, and sizes of buckets beside the usual one."""
+"""Report of PyTorch's DDP benchmark: its table of each model, and bucket sizes compared with the default."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pytest_ddpscale.verdict.estimating import Found
 
 
 class ComparedArm(NamedTuple):
-    """An arm under DDP: throughput per GPU, and over that of what it is compared with; None of 25 MiB buckets."""
+    """An arm under DDP: throughput per GPU, and its ratio to the baseline; `bucket_cap_mb` is None for the default."""
 
     size: str
     bucket_cap_mb: float | None
@@ -37,12 +37,12 @@ class ComparedArm(NamedTuple):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The ratio, its interval, and what they say."""
+        """The ratio, its interval, and whether they show a difference."""
         return *estimate_texts(self.ratio.value, self.ratio.estimate), shown_difference(self.ratio)
 
 
 def pytorch_ddp_report(measured: MeasuredSuite, usual: Variant) -> SuiteReport:
-    """All of it; `usual` are the settings that the benchmark has by itself."""
+    """The whole report; `usual` are the benchmark's default settings."""
     evidence, sections, problems, values = measured.evidence, [_configuration(measured)], [], {}
     for study in evidence.plan.studies:
         why = why_missing(evidence, study.id)
@@ -58,7 +58,7 @@ def pytorch_ddp_report(measured: MeasuredSuite, usual: Variant) -> SuiteReport:
 
 
 def _rows(measured: MeasuredSuite, study: Study, usual: Variant) -> list[BenchmarkRow]:
-    """Those of which there are steps."""
+    """Rows of the arms that have steps."""
     found, evidence = [], measured.evidence
     per_node = evidence.plan.layout.ranks_per_node
     for arm in study.arms:
@@ -89,7 +89,7 @@ def _section(study: Study, rows: Sequence[BenchmarkRow], compared: Sequence[Comp
 
 
 def _compared(measured: MeasuredSuite, study: Study, usual: Variant) -> Iterator[ComparedArm]:
-    """Each size beside one GPU without DDP, and each size of bucket beside the usual one on as many ranks."""
+    """Each size compared with one GPU without DDP, and each bucket size with the default on as many ranks."""
     evidence, confidence = measured.evidence, measured.confidence
     alone = next(arm for arm in study.arms if arm.kind == "alone")
     usual_arms = {arm.world_size: arm for arm in study.arms if arm.variant == usual}
@@ -105,7 +105,7 @@ def _compared(measured: MeasuredSuite, study: Study, usual: Variant) -> Iterator
 
 
 def _ratio_values(compared: Sequence[ComparedArm]) -> dict[str, Any]:
-    """The same for programs, of JSON types."""
+    """Ratios as JSON types."""
     found = [
         {"size": one.size, "bucket_cap_mb": one.bucket_cap_mb, "img_per_s_per_gpu": one.img_per_s.value,
          **ratio_values(one.ratio.value, one.ratio.estimate)}
@@ -118,7 +118,7 @@ def _ratio_values(compared: Sequence[ComparedArm]) -> dict[str, Any]:
 
 
 def _configuration(measured: MeasuredSuite) -> SuiteSection:
-    """Versions and topology, which that benchmark prints first."""
+    """Versions and topology, which the benchmark prints first."""
     versions = measured.record.versions
     said = [f"PyTorch version: {versions.get('torch', 'unknown')}", f"CUDA version: {versions.get('cuda', 'none')}"]
     backend = backend_of(measured.evidence.plan.device_type)

@@ -1,4 +1,4 @@
-"""A ratio of two arms in words, and for programs."""
+"""A ratio of two arms as text and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def interval_title(confidence: float) -> str:
 
 
 def estimate_texts(value: float, estimate: Estimate | None) -> tuple[str, str]:
-    """``1.043×`` and ``1.021 … 1.066``; a dash where there are too few rounds for an interval."""
+    """``1.043×`` and ``1.021 … 1.066``; a dash if there are too few rounds for an interval."""
     if estimate is None:
         return f"{value:.3f}×", "—"
     low, high = estimate.interval
@@ -29,6 +29,6 @@ def shown_difference(ratio: Found) -> str:
 
 
 def ratio_values(value: float | None, estimate: Estimate | None) -> dict[str, float | None]:
-    """The same for suite.json, which has no word for infinity."""
+    """The ratio and its interval for suite.json; an infinite end is null."""
     low, high = estimate.interval if estimate is not None else (None, None)
     return {"ratio": value, "low": low, "high": high if high is None or math.isfinite(high) else None}

@@ -1,7 +1,7 @@
-"""What a suite is: it plans studies on the nodes there are, and says what they have shown.
+"""Base of suites: a suite plans studies on the available nodes and reports their results.
 
-All else is common to all suites: options, launching, the run directory, reports, exit codes. A suite is one module that
-is loaded with the command line, so that it loads what it needs where it needs it.
+Options, launching, the run directory, reports and exit codes are common to all suites. The command line imports every
+suite's module, so a suite imports heavy modules only where it uses them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SuiteNodes:
-    """What a suite is planned for."""
+    """The nodes and the SKU for which a suite is planned."""
 
     subject: Subject
     machine: Machine
 
     @property
     def settings(self) -> Settings:
-        """What the user asked for."""
+        """The user's options."""
         return self.subject.settings
 
     @property
@@ -43,18 +43,18 @@ class SuiteNodes:
 
     @property
     def world_size(self) -> int:
-        """On all nodes."""
+        """Ranks on all nodes."""
         return self.ranks_per_node * self.machine.cluster.nodes
 
     def empty_plan(self) -> Plan:
-        """A plan without studies, on all of them."""
+        """A plan without studies, on all nodes."""
         from pytest_ddpscale.plan.study import Plan
 
         subject, nodes = self.subject, self.machine.cluster.nodes
         return Plan(subject.sku, subject.device_type, (), nodes=nodes, ranks_per_node=self.ranks_per_node)
 
     def pace(self) -> Pace:
-        """How long and how often arms are timed: the fewest rounds that give an interval, unless more are asked for."""
+        """How long and how often arms are timed; by default the fewest rounds that give an interval."""
         from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 
         default, settings = PACES[self.subject.device_type], self.settings
@@ -63,7 +63,7 @@ class SuiteNodes:
 
 @dataclass(frozen=True)
 class MeasuredSuite:
-    """What there is to conclude from; `confidence` is of each interval, 0 … 1."""
+    """Results of a suite's run; `confidence` is that of each interval, 0 … 1."""
 
     evidence: Evidence
     record: RunRecord
@@ -71,7 +71,7 @@ class MeasuredSuite:
 
 
 class Suite(ABC):
-    """One of them.
+    """One suite.
 
     Attributes:
         name: of the command.
@@ -81,34 +81,34 @@ class Suite(ABC):
     name: ClassVar[str]
     help: ClassVar[str]
 
-    def add_options(self, parser: argparse.ArgumentParser) -> None:  # noqa: B027 (nothing, unless it has some)
-        """Its own, beside those that all have."""
+    def add_options(self, parser: argparse.ArgumentParser) -> None:  # noqa: B027 (a suite may have none)
+        """Add the suite's own options to the common ones."""
 
     @abstractmethod
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
-        """What is to be measured. Raises BadInput."""
+        """Plan what to measure. Raises BadInput."""
 
     def judge_of(self, plan: Plan, nodes: SuiteNodes) -> Judge | None:
-        """Who knows when a study has told enough; None measures all rounds."""
+        """A judge that decides when a study can stop; None measures all rounds."""
         return None
 
     def unfit_of(self, surveys: Sequence[Survey]) -> dict[str, str]:
-        """By host, why nothing is measured; surveys are there if the plan asks for them."""
+        """Why nothing may be measured, by host; `surveys` is empty if the plan has no survey."""
         return {}
 
     def further(self, arguments: argparse.Namespace, nodes: SuiteNodes, measured: MeasuredSuite) -> Plan | None:
-        """What is to be measured once that is known; None for nothing."""
+        """A second plan that depends on the first results; None for nothing."""
         return None
 
     @abstractmethod
     def conclude(self, measured: MeasuredSuite) -> SuiteReport:
-        """What was found, from a run directory alone: it is said again by `ddpscale report`."""
+        """The report, from the run directory alone, because `ddpscale report` makes it again."""
 
 
 def why_missing(evidence: Evidence, study_id: str) -> str:
-    """Why a study has no value: it broke, was cut short or ran out of time; empty if nothing of that."""
+    """Why a study has no value: an error, an interruption or the time limit; empty if none of these."""
     if study_id in evidence.errors:
         return evidence.errors[study_id]
     if study_id in evidence.interrupted:
         return evidence.interrupted[study_id]
-    return "time was up" if study_id in evidence.out_of_time else ""
+    return "time limit reached" if study_id in evidence.out_of_time else ""

@@ -1,4 +1,4 @@
-"""`ddpscale suite NAME`, and commands that measure as suites do. Every command loads this."""
+"""`ddpscale suite NAME`, and other commands that measure like suites. Every command imports this module."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-NOT_ALL_WELL = 1  # exit code where something could not be measured, or failed
-# Options of pytest that a suite has no use for: each plans its own studies, and no threshold judges them.
+NOT_ALL_WELL = 1  # exit code if something failed or could not be measured
+# Options of pytest that suites do not use, because they plan their own studies and no threshold judges them.
 _NOT_OURS = ("judge", "resume", "world_sizes", "history", "family_confidence", "allow_incomplete", "unfit", "launches",
              "precision")  # fmt: skip
 _LOG_EVERY_S = 60.0
 
 
 def suites() -> dict[str, Suite]:
-    """All of them, by name."""
+    """All suites by name."""
     from pytest_ddpscale.suites.collectives_suite import Collectives
     from pytest_ddpscale.suites.convergence_suite import Convergence
     from pytest_ddpscale.suites.data_parallel_suite import DataParallelSuite
@@ -47,9 +47,9 @@ def suites() -> dict[str, Suite]:
 
 
 def add_suite(commands: Commands) -> None:
-    """`ddpscale suite`, and the commands that measure as suites do."""
+    """Add `ddpscale suite`, and the other commands that measure like suites."""
     command = commands.add_parser(
-        "suite", help="measure a benchmark of others, collectives, inference or whole trainings on these nodes"
+        "suite", help="measure collectives, inference, input pipeline, whole training runs and others on these nodes"
     )
     names = command.add_subparsers(required=True, metavar="SUITE")
     for suite in suites().values():
@@ -60,7 +60,7 @@ def add_suite(commands: Commands) -> None:
 
 
 def add_measuring_command(commands: Commands, suite: Suite) -> None:
-    """The command of one suite, with its own options and pytest's that say how to measure."""
+    """Add the command of one suite, with its own options and pytest's measuring options."""
     parser = commands.add_parser(suite.name, help=suite.help)
     suite.add_options(parser)
     common = parser.add_argument_group("as in pytest --gpu-sku=SKU")
@@ -73,7 +73,7 @@ def add_measuring_command(commands: Commands, suite: Suite) -> None:
 
 
 def common_options() -> list[Option]:
-    """Of pytest's, those that every suite has."""
+    """The options of pytest that every suite has."""
     return [option for name, option in OPTIONS.items() if name not in _NOT_OURS]
 
 
@@ -96,7 +96,7 @@ def run_suite(suite: Suite, arguments: argparse.Namespace) -> int:
 
 
 def report_suite(run: RunDirectory) -> int:
-    """Conclude again from what a suite measured, and write its reports anew. Raises BadInput, OSError."""
+    """Make a suite's reports again from its run directory. Returns the exit code. Raises BadInput, OSError."""
     from pytest_ddpscale.evidence.evidence import read_evidence
     from pytest_ddpscale.results.run_directory import broken_file
     from pytest_ddpscale.results.strict_json import parse_strict_json
@@ -119,7 +119,7 @@ def report_suite(run: RunDirectory) -> int:
 
 
 def measuring_commands() -> dict[str, Suite]:
-    """Suites, and what measures as they do, by name."""
+    """Suites, and other commands that measure like them, by name."""
     from pytest_ddpscale.suites.tune import Tune
 
     return {**suites(), Tune.name: Tune()}
@@ -136,14 +136,14 @@ def _tell(suite: Suite, run: RunDirectory, measured: MeasuredSuite) -> int:
 
 
 def nodes_of(arguments: argparse.Namespace) -> SuiteNodes:
-    """What there is to measure. Raises BadInput."""
+    """The nodes to measure, from options. Raises BadInput."""
     from pytest_ddpscale.session.open import look, thresholds_path
     from pytest_ddpscale.session.sources import Site
     from pytest_ddpscale.settings import settings_from
     from pytest_ddpscale.suites.suite import SuiteNodes
     from pytest_ddpscale.thresholds.loading import load_thresholds
 
-    settings = replace(settings_from(vars(arguments), {}), unfit="stop")  # what a suite finds unfit is not measured
+    settings = replace(settings_from(vars(arguments), {}), unfit="stop")  # a suite never measures unfit nodes
     site = Site(settings, Path.cwd(), Path.cwd(), tuple(sys.argv))
     thresholds = load_thresholds(thresholds_path(site))
     asked = settings.gpu_sku
@@ -152,7 +152,7 @@ def nodes_of(arguments: argparse.Namespace) -> SuiteNodes:
 
 
 def _progress(source: SuiteSource) -> Callable[[Plan], Listener]:
-    """Lines of progress on a plan: in place on a terminal, one a minute in a log."""
+    """Progress lines for a plan: in place on a terminal, at most one a minute in a log."""
     from pytest_ddpscale.report.progress import Progress, load_warning
 
     last_shown_s = -_LOG_EVERY_S

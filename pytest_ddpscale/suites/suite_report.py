@@ -1,4 +1,4 @@
-"""What a suite has to say, before it is a page, a text or JSON."""
+"""Content of a suite's report, independent of its format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SuiteSection:
 
     Attributes:
         paragraphs: of plain text.
-        listings: text that keeps its lines: another tool's form, settings to paste.
+        listings: preformatted text, such as another tool's output or settings to paste.
         figures: of `pytest_ddpscale.report.svg_axes.svg`.
     """
 
@@ -35,14 +35,14 @@ class SuiteSection:
 
 @dataclass(frozen=True)
 class SuiteReport:
-    """All that a suite found.
+    """Results of a suite.
 
     Attributes:
         headline: the outcome in one sentence.
-        problems: what could not be measured, and why: one sentence each. The command then exits 1.
-        values: the same for programs, of JSON types: suite.json.
-        files: further JSON files of the run directory, by name, such as another tool reads.
-        failures: what was measured and is not as required, such as wrong results, or undecided. It exits 1, too.
+        problems: what could not be measured and why, one sentence each. The command then exits with 1.
+        values: content of suite.json, as JSON types.
+        files: further JSON files for the run directory, by name, such as files for another tool.
+        failures: measured values that miss a requirement or are undecided. The command then exits with 1.
     """
 
     headline: str

@@ -1,4 +1,4 @@
-"""Measures a suite's plan as a session measures what thresholds ask for: launchers, run directory, records, limits."""
+"""Measures a suite's plan like a session: with its launchers, run directory, records and limits."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ class SuiteSource(MeasureSource):
 
     @property
     def named(self) -> str:
-        """What its run directory is called, behind the time."""
+        """Name of the run directory, after the time."""
         return f"{self.subject.sku}-{self._suite.name}"
 
     def judge_of(self, plan: Plan) -> Judge | None:
-        """The suite's own: nothing is asked for by thresholds."""
+        """The suite's own judge, because thresholds require nothing."""
         return self._suite.judge_of(plan, self._nodes)
 
     def unfit_of(self, plan: Plan, surveys: Sequence[Survey]) -> dict[str, str]:
-        """What the suite will not measure."""
+        """Why the suite refuses to measure, by host."""
         return self._suite.unfit_of(surveys)
 
     def measure_and_close(
         self, listener_of: Callable[[Plan], Listener], further: Callable[[MeasuredSuite], Plan | None]
     ) -> None:
-        """Measure the plan, then what comes of it, and record how that ended.
+        """Measure the plan, then a further plan from its results, and record how the run ended.
 
         Args:
-            listener_of: who is told of records while a plan is measured.
-            further: what is to be measured once that is known; None for nothing.
+            listener_of: returns the listener for the records of a plan.
+            further: returns a second plan from the first results; None for nothing.
 
         Raises:
-            KeyboardInterrupt: somebody ended it; what was measured stays in the run directory.
-            RunDirectoryError: it cannot be written.
+            KeyboardInterrupt: the user interrupted; measurements so far stay in the run directory.
+            RunDirectoryError: the run directory cannot be written.
         """
         ending: Ending = "interrupted"
         try:
@@ -63,7 +63,7 @@ class SuiteSource(MeasureSource):
             self.release()
 
     def measured_suite(self) -> MeasuredSuite:
-        """What there is to conclude from. Raises RunDirectoryError: it cannot be read."""
+        """Results so far. Raises RunDirectoryError if the run directory cannot be read."""
         return MeasuredSuite(
             read_evidence(self.measured_run), self.measured_run.read_run(), self.subject.settings.confidence
         )

@@ -25,10 +25,10 @@ def write_suite_reports(
     """Write suite.json, the suite's own files, report.md and report.html into the run directory.
 
     Args:
-        confidence: of the intervals, 0 … 1, for who tells of the run again; None if there are none.
+        confidence: of the intervals, 0 … 1, stored so that the report can be made again; None without intervals.
 
     Raises:
-        OSError: one of them cannot be written.
+        OSError: a file cannot be written.
     """
     of_intervals = {} if confidence is None else {"confidence": confidence}
     values = {
@@ -43,13 +43,13 @@ def write_suite_reports(
 
 
 def print_report(report: SuiteReport) -> None:
-    """As wide as the terminal; in a pipe each sentence is a line."""
+    """Print a report as wide as the terminal; in a pipe, each paragraph is one line."""
     for line in text_lines(report, shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize):
         print(line)
 
 
 def text_lines(report: SuiteReport, columns: int = sys.maxsize) -> Iterator[str]:
-    """For a terminal of so many columns; listings keep their width."""
+    """Lines for a terminal of `columns` characters; listings keep their width."""
 
     def wrapped(sentence: str) -> list[str]:
         return textwrap.wrap(sentence, columns, break_long_words=False, break_on_hyphens=False)
@@ -70,7 +70,7 @@ def text_lines(report: SuiteReport, columns: int = sys.maxsize) -> Iterator[str]
 
 
 def _aligned(table: SuiteTable, columns: int) -> Iterator[str]:
-    """The first column to the left, the others to the right; where there is no room for that, a line for each cell."""
+    """A table with the first column left-aligned and the others right; if it is too wide, one line for each cell."""
     rows = [table.columns, *table.rows]
     widths = [max(len(row[at]) for row in rows) for at in range(len(table.columns))]
     if sum(widths) + 2 * (len(widths) - 1) > columns:
@@ -88,7 +88,7 @@ def _aligned(table: SuiteTable, columns: int) -> Iterator[str]:
 
 
 def markdown_of(suite: str, report: SuiteReport, record: RunRecord) -> str:
-    """For a ticket."""
+    """A suite's report.md, for a ticket."""
     lines = [f"# {_cell(report.headline)}", "", *(f"- {name}: {_cell(said)}" for name, said in _facts(suite, record))]
     for section in report.sections:
         lines += ["", f"## {_cell(section.title)}"]
@@ -111,7 +111,7 @@ def _markdown_table(table: SuiteTable) -> Iterator[str]:
 
 
 def _cell(content: str) -> str:
-    """One line that Markdown shows as it is."""
+    """Text as one line, escaped for Markdown."""
     escaped = one_line(content).replace("\\", "\\\\")
     for mark in "|<>`*_[]":
         escaped = escaped.replace(mark, f"\\{mark}")
@@ -119,7 +119,7 @@ def _cell(content: str) -> str:
 
 
 def html_of(suite: str, report: SuiteReport, record: RunRecord) -> str:
-    """One self-contained page, as a run's report.html."""
+    """A suite's report.html: one self-contained page."""
     sections = [
         {
             "section": one,
@@ -132,7 +132,7 @@ def html_of(suite: str, report: SuiteReport, record: RunRecord) -> str:
 
 
 def _facts(suite: str, record: RunRecord) -> Sequence[tuple[str, str]]:
-    """What was tested, when, where and by whom."""
+    """What was tested, when, where and by whom; empty facts are left out."""
     hosts = ", ".join(f"{host.host} ({len(host.devices)})" for host in record.hosts[:8])
     more = f" and {len(record.hosts) - 8} more" if len(record.hosts) > 8 else ""
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())

@@ -1,4 +1,4 @@
-"""What `suite whole-run` and `suite convergence` have in common: options, world sizes, data, and the runs of them."""
+"""Shared by `suite whole-run` and `suite convergence`: options, world sizes, data, and training runs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from pytest_ddpscale.plan.workload import Precision, Workload
 from pytest_ddpscale.settings import count_up_to, read_value
 from pytest_ddpscale.suites.suite import SuiteNodes
 
-# Of each optimizer, for the batch of one rank: SGD's as Banerjee and Shah have it, the others are torch's own.
+# Default for the batch of one rank: SGD's is Banerjee and Shah's, the others are torch's defaults.
 LEARNING_RATES: dict[Optimizer, float] = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
 CLASSES = 10
-# As torchvision's ImageFolder has them.
+# The extensions of torchvision's ImageFolder.
 _IMAGES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}
 MOST_RUNS = 100
 
 
 def add_training_options(parser: argparse.ArgumentParser, *, epochs: int, batch: int) -> None:
-    """How runs train."""
+    """Add options for training."""
     add = parser.add_argument
     add("--ranks", metavar="1,2,4", help="world sizes; default: powers of two up to a node, then whole nodes")
     add("--epochs", default=str(epochs), metavar="N", help="default: %(default)s")
@@ -41,14 +41,14 @@ def add_training_options(parser: argparse.ArgumentParser, *, epochs: int, batch:
     add("--optimizer", choices=tuple(LEARNING_RATES), default="sgd", help="default: %(default)s (momentum 0.9)")
     add("--lr", metavar="RATE", help="learning rate for the batch of one rank; default: 0.01, adam and adamw 0.001")
     add("--lr-rule", choices=("constant", "linear", "sqrt"), default="constant",
-        help="how it follows from the global batch of a world size; default: %(default)s")  # fmt: skip
-    add("--seed", default="0", metavar="N", help="of weights and of the data's order; default: %(default)s")
-    add("--launches", default="1", metavar="N", help="repeat every run in so many launches; default: %(default)s")
+        help="how the learning rate scales with the global batch; default: %(default)s")  # fmt: skip
+    add("--seed", default="0", metavar="N", help="seed of weights and data order; default: %(default)s")
+    add("--launches", default="1", metavar="N", help="how often to repeat every run; default: %(default)s")
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """As read; see `TrainingRun`."""
+    """The options as parsed; see `TrainingRun`."""
 
     ranks: tuple[int, ...]
     epochs: int
@@ -62,7 +62,7 @@ class TrainingOptions:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, nodes: SuiteNodes) -> TrainingOptions:
-        """What the user typed. Raises OptionError."""
+        """Parse the command line's options. Raises OptionError."""
         if arguments.precision == "fp16" and nodes.subject.device_type == "cpu":
             raise OptionError("--precision", "found 'fp16' on a CPU", "fp32 or bf16")
         optimizer: Optimizer = arguments.optimizer
@@ -83,7 +83,7 @@ class TrainingOptions:
         )
 
     def workload(self, name: str, model: str, image_size: int, classes: int, *, is_cpu: bool) -> Workload:
-        """What a rank trains."""
+        """The workload of a rank."""
         is_contiguous = is_cpu or model.startswith(("vit_", "classifier-"))
         return Workload(
             name, model, self.precision, self.batch, image_size, "contiguous" if is_contiguous else "channels_last",
@@ -95,7 +95,7 @@ class TrainingOptions:
         compile_mode: CompileMode = "no", loss_threshold: float | None = None, loader_workers: int = 0,
         global_batch: int | None = None,
     ) -> Iterable[TrainingRun]:  # fmt: skip
-        """One for each world size and launch. Raises OptionError: the data is too small for one of them."""
+        """One run for each world size and launch. Raises OptionError if the data is too small for one of them."""
         for size in self.ranks:
             layout = layout_at(size, nodes)
             batch = self.batch if global_batch is None else divided(global_batch, size)
@@ -112,10 +112,10 @@ class TrainingOptions:
 
 
 def plan_of_runs(runs: Iterable[TrainingRun], launches: int, nodes: SuiteNodes) -> Plan:
-    """All runs, one gang each. Raises OptionError where they are too many."""
+    """A plan of all runs, one gang each. Raises OptionError if there are too many."""
     found = tuple(runs)
     if len(found) > MOST_RUNS:
-        raise OptionError("--ranks", f"{len(found)} training runs are asked for", f"at most {MOST_RUNS}")
+        raise OptionError("--ranks", f"{len(found)} training runs requested", f"at most {MOST_RUNS}")
     return replace(nodes.empty_plan(), training_runs=found, launches=launches)
 
 
@@ -125,7 +125,7 @@ def layout_at(size: int, nodes: SuiteNodes) -> Layout:
     if size > nodes.world_size:
         hint = ""
         if nodes.subject.device_type == "cpu":
-            hint = f"On a CPU --ddp-gpus-per-node={size} lets ranks share cores."
+            hint = f"On a CPU, --ddp-gpus-per-node={size} lets ranks share cores."
         found = f"found {size}, but {nodes.world_size} can be used"
         raise OptionError("--ranks", found, f"at most {nodes.world_size}", hint)
     if size > per_node and size % per_node:
@@ -135,7 +135,7 @@ def layout_at(size: int, nodes: SuiteNodes) -> Layout:
 
 
 def usual_sizes(nodes: SuiteNodes) -> tuple[int, ...]:
-    """Powers of two up to a node, and of nodes."""
+    """World sizes: powers of two within a node, then powers of two of whole nodes."""
     per_node, count = nodes.ranks_per_node, nodes.machine.cluster.nodes
     within = [2**power for power in range(per_node.bit_length()) if 2**power < per_node]
     across = [per_node * 2**power for power in range(count.bit_length()) if 2**power < count]
@@ -150,7 +150,7 @@ def divided(global_batch: int, size: int) -> int:
 
 
 def mnist_set(folder: Path) -> SampleSet:
-    """What the headers of MNIST's files say. Raises OptionError."""
+    """The data set by the headers of MNIST's files. Raises OptionError."""
     from pytest_ddpscale.util.idx_file import TRAIN_FILES, VALIDATION_FILES, idx_path, idx_shape
 
     expected = "a folder with MNIST's four idx files, or their .gz"
@@ -167,14 +167,14 @@ def mnist_set(folder: Path) -> SampleSet:
 
 
 def folder_set(folder: Path) -> SampleSet:
-    """What `ddpscale make-dataset` says of a folder, or what is found in it. Raises OptionError."""
+    """The data set in a folder, by make-dataset's record or else by its files. Raises OptionError."""
     from pytest_ddpscale.results.dataset_record import DATASET_FILE, read_dataset_record
 
     path = folder.expanduser().absolute()
     try:
         record = read_dataset_record(path)
     except (OSError, ValueError) as error:
-        raise OptionError("--folder", f"{path / DATASET_FILE}: {error}", "what make-dataset wrote") from None
+        raise OptionError("--folder", f"{path / DATASET_FILE}: {error}", "a record from make-dataset") from None
     if record is not None and {"train", "val"} <= record.images.keys():
         train, validation, classes = record.images["train"], record.images["val"], record.classes
     else:
@@ -182,7 +182,7 @@ def folder_set(folder: Path) -> SampleSet:
         classes = sum(one.is_dir() for one in (path / "train").iterdir()) if train else 0
     if not (train and validation and classes):
         found = f"{path} has {train} images in train/CLASS and {validation} in val/CLASS"
-        raise OptionError("--folder", found, "some of both", "See `ddpscale make-dataset --help`.")
+        raise OptionError("--folder", found, "images in both", "See `ddpscale make-dataset --help`.")
     name = record.like if record is not None and record.like else path.name
     return SampleSet("folder", name, train, validation, classes, str(path))
 
@@ -192,12 +192,12 @@ def _images_in(split: Path) -> int:
 
 
 def made_set(train_samples: int) -> SampleSet:
-    """Made images: an eighth as many for validation, at least one."""
+    """Images made in memory, with an eighth as many for validation, at least one."""
     return SampleSet("made", f"made-{train_samples}", train_samples, max(1, train_samples // 8), CLASSES)
 
 
 def above_zero(text: str) -> float:
-    """A finite number above nothing."""
+    """Parse a finite number above 0. Raises ValueError."""
     try:
         number = float(text)
     except ValueError:
@@ -208,7 +208,7 @@ def above_zero(text: str) -> float:
 
 
 def whole_number(most: int) -> Callable[[str], int]:
-    """A parser of a whole number from 0."""
+    """A parser of a whole number from 0 to `most`."""
 
     def parse(text: str) -> int:
         if not text.isdecimal() or int(text) > most:

@@ -1,8 +1,8 @@
 """`ddpscale tune`: which settings make a workload train faster on these nodes, and by how much.
 
-Each setting is an arm of its own beside the usual one, in interleaved rounds of one gang. What looks like a gain there
-is measured again in further launches of new processes, beside gangs with variables of the environment: processes differ
-from launch to launch by more than their rounds tell, so that a gain is the mean over those launches with its interval.
+Each setting is an arm of its own, in interleaved rounds with the usual settings in one gang. An apparent gain is
+measured again in further launches of new processes, together with gangs that set environment variables: launches differ
+by more than their rounds show, so a gain is the mean over those launches, with its interval.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
     from pytest_ddpscale.plan.planner import Pace
     from pytest_ddpscale.suites.suite_report import SuiteReport
 
-# The first finds what may be gains, the others measure those.
+# The first finds apparent gains, the others confirm them.
 LAUNCHES = 5
 USUAL_NAME = "usual"
-# Of GPUs; a CPU's rounds are long, and no reason to end them comes soon.
+# On GPUs. CPUs keep the default pace, because their rounds are long and rarely decide early.
 MOST_ROUNDS = 16
 
 
 class Tune(Suite):
-    """The search."""
+    """Search for faster settings."""
 
     name = "tune"
     help = "find settings of DDP, the trainer and NCCL that train a workload faster on these nodes"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """What is trained, and what is tried."""
+        """Add options for the workload and the settings to try."""
         add = parser.add_argument
-        add("--workload", metavar="NAME", help="of the SKU; default: its first")
-        add("--model", metavar="MODEL", help="another one, of torchvision; with --precision")
+        add("--workload", metavar="NAME", help="workload of the SKU; default: its first")
+        add("--model", metavar="MODEL", help="torchvision model instead; needs --precision and --batch")
         add("--precision", choices=("fp32", "fp16", "bf16"), help="of --model")
-        add("--image-size", metavar="PIXELS", help="default: as the workload has it")
-        add("--batch", metavar="N", help="images per GPU; default: as the workload has it")
+        add("--image-size", metavar="PIXELS", help="default: the workload's")
+        add("--batch", metavar="N", help="images per GPU; default: the workload's")
         add("--try", dest="tried", metavar='"NAME=V1,V2 …"',
-            help=f"settings; a name in capitals is a variable of the environment. GPU: {USUAL_SETTINGS['cuda']}. "
+            help=f"settings; a name in capitals is an environment variable. Default on GPUs: {USUAL_SETTINGS['cuda']}. "
                  f"CPU: {USUAL_SETTINGS['cpu']}")  # fmt: skip
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
-        """A study of two arms for each setting, in the first launch."""
+        """Plan the first launch: a study of two arms for each setting."""
         workload = _workload(arguments, nodes)
         asked = _tried(arguments, nodes)
         tried = read_value("--try", asked, lambda text: candidates(text, workload))
@@ -62,13 +62,13 @@ class Tune(Suite):
         return replace(nodes.empty_plan(), studies=studies, launches=LAUNCHES)
 
     def judge_of(self, plan: Plan, nodes: SuiteNodes) -> Judge | None:
-        """Ends a study that shows a difference, or that there is none worth having."""
+        """End a study as soon as it shows a difference, or that there is none worth a change."""
         from pytest_ddpscale.suites.tune_judge import TuneJudge
 
         return TuneJudge(plan, nodes.settings.confidence)
 
     def further(self, arguments: argparse.Namespace, nodes: SuiteNodes, measured: MeasuredSuite) -> Plan | None:
-        """What looks like a gain, and variables of the environment, in launches of their own."""
+        """Plan further launches for apparent gains and environment variables."""
         from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
         from pytest_ddpscale.suites.tune_report import promising
 
@@ -79,12 +79,12 @@ class Tune(Suite):
         if variables:
             again += [_study(one, nodes, workload, pace) for one in (Candidate(), *variables)]
         launches = range(2, LAUNCHES + 1)
-        # Every other launch backwards, so that no gang always follows another.
+        # Reverse the order in every other launch, so that no gang always follows the same one.
         studies = [replace(one, launch=n) for n in launches for one in (again if n % 2 else again[::-1])]
         return replace(nodes.empty_plan(), studies=tuple(studies), launches=LAUNCHES) if studies else None
 
     def conclude(self, measured: MeasuredSuite) -> SuiteReport:
-        """Recommendations, what made no difference, and settings to paste."""
+        """Report recommendations, settings without effect, and settings to paste."""
         from pytest_ddpscale.suites.tune_report import tune_report
 
         return tune_report(measured)
@@ -95,7 +95,7 @@ def _tried(arguments: argparse.Namespace, nodes: SuiteNodes) -> str:
 
 
 def _study(one: Candidate, nodes: SuiteNodes, workload: Workload, pace: Pace) -> Study:
-    """A setting beside the usual ones; a variable of the environment, and what it is compared with, by itself."""
+    """A study of a setting beside the usual ones; environment variables and their baseline get a gang of their own."""
     usual = Candidate().arm(nodes.world_size, workload.batch_size)
     is_alone = one == Candidate() or bool(one.environment)
     arms = (usual,) if is_alone else (usual, one.arm(nodes.world_size, workload.batch_size))
@@ -104,14 +104,14 @@ def _study(one: Candidate, nodes: SuiteNodes, workload: Workload, pace: Pace) ->
 
 
 def _workload(arguments: argparse.Namespace, nodes: SuiteNodes) -> Workload:
-    """What is trained. Raises OptionError."""
+    """The workload to tune. Raises OptionError."""
     from pytest_ddpscale.find_batch.trial_study import workload_of
 
     sku = nodes.subject.thresholds.thresholds.skus[nodes.subject.sku]
     pixels = read_value("--image-size", arguments.image_size, count_up_to(10**4)) if arguments.image_size else None
     if arguments.model is not None:
         if arguments.precision is None or arguments.workload is not None:
-            raise OptionError("--model", f"found {arguments.model!r}", "--precision beside it, and no --workload")
+            raise OptionError("--model", f"found {arguments.model!r}", "--precision as well, and no --workload")
         found = workload_of(sku, arguments.model, arguments.precision, pixels, nodes.subject.device_type)
     else:
         name = arguments.workload or next(iter(sku.workloads), "")
@@ -121,5 +121,5 @@ def _workload(arguments: argparse.Namespace, nodes: SuiteNodes) -> Workload:
     if arguments.batch is not None:
         found = replace(found, batch_size=read_value("--batch", arguments.batch, count_up_to(10**6)))
     elif arguments.model is not None:
-        raise OptionError("--model", f"found {arguments.model!r} without --batch", "--batch beside it")
-    return replace(found, data="synthetic")  # what loading costs says `suite input-pipeline`
+        raise OptionError("--model", f"found {arguments.model!r} without --batch", "--batch as well")
+    return replace(found, data="synthetic")  # `suite input-pipeline` measures the cost of loading

@@ -1,4 +1,4 @@
-"""What tuning tries: settings of DDP, of the trainer and of the environment, each beside what a workload has."""
+"""Settings that tuning tries: of DDP, the trainer and the environment, each compared with the workload's own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WORDS: dict[str, Sequence[str]] = {
     "hook": get_args(CommunicationHook), "precision": get_args(Precision), "memory_format": get_args(MemoryFormat),
     "compile": get_args(CompileMode),
 }  # fmt: skip
-# What is tried where nobody says what: of each name several values.
+# Tried without --try: several values for each name.
 USUAL_SETTINGS: dict[DeviceType, str] = {
     "cuda": "bucket_cap_mb=5,50,100 gradient_as_bucket_view=true static_graph=true broadcast_buffers=false "
     "high_priority_stream=true precision=fp32,fp16,bf16 memory_format=channels_last,contiguous fused_optimizer=true "
@@ -36,8 +36,8 @@ class Candidate:
     """One setting to try.
 
     Attributes:
-        variant: what an arm has of it.
-        environment: variables, by name: a gang of its own has them.
+        variant: settings of an arm.
+        environment: variables by name, set for a gang of its own.
     """
 
     variant: Variant = USUAL
@@ -49,46 +49,46 @@ class Candidate:
         return ",".join(filter(None, [self.variant.name, *(f"{name}={value}" for name, value in self.environment)]))
 
     def arm(self, world_size: int, batch_size: int) -> Arm:
-        """What it is measured as, where the workload has that per-GPU batch."""
+        """The arm that measures it, for a workload with this per-GPU batch."""
         of_pass = self.variant.batch_size or batch_size
         return Arm("ddp", world_size, of_pass * self.variant.accumulation_steps, variant=self.variant)
 
     @property
     def changes_batch(self) -> bool:
-        """Whether a step trains other images than the workload's."""
+        """Whether a step trains another number of images than the workload's."""
         return self.variant.batch_size is not None or self.variant.accumulation_steps > 1
 
     @property
     def changes_training(self) -> str:
-        """What of training it changes besides its speed; empty if nothing."""
+        """What the setting changes in training besides speed; empty if nothing."""
         if self.changes_batch:
             return "changes the global batch"
         if self.variant.hook is not None:
-            return "changes what is trained: gradients travel in fewer bits"
+            return "changes training: gradients are sent with fewer bits"
         if self.variant.precision is not None:
             return "changes the precision"
-        return "is no setting: what uneven batches cost" if self.variant.uneven_share else ""
+        return "not a setting: shows the cost of uneven batches" if self.variant.uneven_share else ""
 
     def note(self, device_type: DeviceType) -> str:
-        """What has to be known of its result; empty if nothing."""
+        """A remark on its result; empty without one."""
         is_unread = device_type == "cpu" and any(name.startswith("NCCL_") for name, _ in self.environment)
-        return "cannot change anything: gloo reads no variable of NCCL" if is_unread else self.changes_training
+        return "without effect: gloo reads no NCCL variable" if is_unread else self.changes_training
 
 
 def candidates(text: str, workload: Workload) -> list[Candidate]:
-    """What ``name=value,value name=value`` asks for, each once, without what the workload has already.
+    """Parse ``name=value,value name=value``; each candidate once, without the workload's own settings.
 
     Raises:
-        ValueError: something in it is no setting; the message says what, and what would be.
+        ValueError: a word is not a setting; the message names it and what is expected.
     """
     found = [one for word in text.split() for one in _of_word(word, workload)]
     for one in found:
-        one.arm(1, workload.batch_size)  # which refuses what cannot be trained
+        one.arm(1, workload.batch_size)  # raises if it cannot be trained
     return [one for one in dict.fromkeys(found) if one != Candidate() and not _is_as_the_workload(one, workload)]
 
 
 def _is_as_the_workload(one: Candidate, workload: Workload) -> bool:
-    """Whether nothing would differ from how the workload is trained anyway."""
+    """Whether a candidate equals the workload's own settings."""
     of_workload = Variant(
         precision=workload.precision, memory_format=workload.memory_format, batch_size=workload.batch_size,
         compile="default" if workload.compile else "no",
@@ -133,11 +133,11 @@ def _batch(value: str, workload: Workload) -> int:
 
 
 def _value(name: str, value: str) -> Any:
-    """Of a field of `Variant`."""
+    """Parse the value of a field of `Variant`. Raises ValueError."""
     usual = {one.name: one.default for one in fields(Variant) if one.name not in DATA_SETTINGS}
     if name not in usual:
         near = difflib.get_close_matches(name, usual, 1) or difflib.get_close_matches(name.upper(), NCCL_VARIABLES, 1)
-        raise ValueError(f"settings such as {', '.join(usual)}; {name!r} is none" + _meant(near))
+        raise ValueError(f"settings such as {', '.join(usual)}; {name!r} is not one of them" + _meant(near))
     if name in _WORDS:
         if value not in _WORDS[name]:
             raise ValueError(f"{name} as one of {', '.join(_WORDS[name])}, not {value!r}")
@@ -153,10 +153,10 @@ def _value(name: str, value: str) -> Any:
 
 
 def snippet(chosen: Sequence[Candidate]) -> Mapping[str, str]:
-    """Settings to paste: Python, and the environment; empty where there is nothing of a kind.
+    """Settings to paste, as Python and as shell exports; an empty text for a kind without settings.
 
     Args:
-        chosen: the largest gain first, which counts where two are values of one setting.
+        chosen: largest gain first; the first wins if two are values of one setting.
     """
     merged = {one.name: getattr(c.variant, one.name) for c in reversed(chosen) for one in fields(Variant)
               if getattr(c.variant, one.name) != one.default}  # fmt: skip

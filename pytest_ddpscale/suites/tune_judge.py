@@ -1,4 +1,4 @@
-"""Ends the study of a setting as soon as it has told enough."""
+"""Ends the study of a setting as soon as it is decided."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import Block, GangRecord
 from pytest_ddpscale.verdict.arm_change import throughput_ratio
 
-# A difference of less is not worth a change: further rounds would only say so more exactly.
+# A smaller difference is not worth a change, so further rounds are not needed.
 WORTH = 0.01
 
 
 class TuneJudge:
-    """As `pytest_ddpscale.launch.supervisor.Judge`; `confidence` is of each interval, 0 … 1."""
+    """A `pytest_ddpscale.launch.supervisor.Judge`; `confidence` is that of each interval, 0 … 1."""
 
     def __init__(self, plan: Plan, confidence: float) -> None:
         self._plan, self._confidence = plan, confidence
         self._columns = GrowingColumns()
 
     def hear(self, record: AnyRecord) -> None:
-        """Take note of a record."""
+        """Store a record."""
         if isinstance(record, GangRecord):
             self._columns.add_gang(record)
         elif isinstance(record, Block):
             self._columns.add(record)
 
     def needed_arms(self, study_id: str) -> Sequence[str]:
-        """All arms, until the interval shows a difference, or that there is none worth having."""
+        """All arms, until the interval shows a difference, or that there is none worth a change."""
         study = self._plan.study(study_id)
         if study is None:
             return []

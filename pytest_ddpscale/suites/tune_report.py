@@ -1,4 +1,4 @@
-"""What tuning has shown: gains that further launches confirm, what made no difference, and settings to paste."""
+"""Report of tuning: gains confirmed by further launches, settings without effect, and settings to paste."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ _RULES = (
 
 @dataclass(frozen=True)
 class TriedSetting:
-    """One setting and what it came to.
+    """One setting and its result.
 
     Attributes:
-        screened: throughput over the usual one's in the first launch; None where that was not measured so.
-        confirmed: the same over the further launches; None where there were none.
+        candidate: the setting.
+        screened: throughput relative to the usual settings in the first launch; None if not measured there.
+        confirmed: the same ratio over the further launches; None without them.
         why_missing: why it has no value; empty if it has one.
     """
 
@@ -42,18 +43,18 @@ class TriedSetting:
 
     @property
     def is_gain(self) -> bool:
-        """Whether further launches confirm that it is faster, by as much as is worth a change."""
+        """Whether further launches confirm a gain that is worth a change."""
         found = self.confirmed
         return found is not None and found.interval[0] > 1 and found.value >= 1 + WORTH
 
     @property
     def is_recommended(self) -> bool:
-        """A gain that a user can have: uneven batches are no setting."""
+        """Whether it is a gain that users can set; uneven batches are not a setting."""
         return self.is_gain and not self.candidate.variant.uneven_share
 
 
 def promising(measured: MeasuredSuite) -> list[Study]:
-    """Studies of the first launch that show a gain worth having, to be measured again."""
+    """Studies of the first launch with a gain worth a change, to be measured again."""
     studies = [one for one in measured.evidence.plan.studies if one.launch == 1 and len(one.arms) > 1]
     return [one for one in studies if _looks_faster(_screened(measured, one))]
 
@@ -65,10 +66,10 @@ def _looks_faster(found: Found | None) -> bool:
 
 
 def tried_settings(measured: MeasuredSuite) -> list[TriedSetting]:
-    """All that the plan tried, the largest confirmed gain first.
+    """All settings of the plan, the largest confirmed gain first.
 
-    The intervals of all confirmed settings hold together with the confidence asked for (Bonferroni): which settings are
-    confirmed was decided by other launches.
+    The intervals of all confirmed settings hold together with the requested confidence (Bonferroni). Other launches
+    than these decided which settings to confirm.
     """
     plan, evidence = measured.evidence.plan, measured.evidence
     by_candidate: dict[Candidate, list[Study]] = {}
@@ -90,7 +91,7 @@ def tried_settings(measured: MeasuredSuite) -> list[TriedSetting]:
 
 
 def tune_report(measured: MeasuredSuite) -> SuiteReport:
-    """All of it."""
+    """The whole report."""
     tried = tried_settings(measured)
     chosen = [one for one in tried if one.is_recommended]
     problems = [f"{one.candidate.name}: {one.why_missing}" for one in tried if one.why_missing]
@@ -112,7 +113,7 @@ def tune_report(measured: MeasuredSuite) -> SuiteReport:
 
 
 def candidate_of(study: Study) -> Candidate:
-    """What a study tries, from its arms and environment."""
+    """The setting that a study tries, from its arms and environment."""
     return Candidate(study.arms[-1].variant, study.environment)
 
 
@@ -122,7 +123,7 @@ def _screened(measured: MeasuredSuite, study: Study) -> Found | None:
 
 
 def _launch_ratio(measured: MeasuredSuite, study: Study, usual: Sequence[Study]) -> float | None:
-    """Geometric mean over the rounds of one launch; of a variable beside the gang of that launch without it."""
+    """Throughput ratio of one launch, geometric mean over rounds; variables compare with that launch's plain gang."""
     if len(study.arms) > 1:
         of_rounds = img_per_s(measured.evidence, study, study.arms[1]) / img_per_s(
             measured.evidence, study, study.arms[0]
@@ -134,7 +135,7 @@ def _launch_ratio(measured: MeasuredSuite, study: Study, usual: Sequence[Study])
 
 
 def _mean_img_per_s(measured: MeasuredSuite, study: Study, arm: Arm) -> float:
-    """Geometric mean over its rounds; 0 without any."""
+    """Geometric mean of images per second over rounds; 0 without rounds."""
     values = img_per_s(measured.evidence, study, arm).values
     return float(np.exp(np.log(values).mean())) if len(values) else 0.0
 
@@ -145,11 +146,11 @@ def _results(tried: Sequence[TriedSetting], measured: MeasuredSuite) -> SuiteSec
     return SuiteSection(
         "Settings",
         [
-            "Throughput with each setting over that without it. A gain counts if further launches of new processes "
-            f"confirm it, all of them together with {100 * measured.confidence:g} % confidence, and if it is at least "
-            f"{100 * WORTH:g} %. Gains do not add up: measure again with those that you take."
+            "Throughput with each setting relative to that without it. A gain counts if further launches of new "
+            f"processes confirm it, all gains together with {100 * measured.confidence:g} % confidence, and if it is "
+            f"at least {100 * WORTH:g} %. Gains do not add up: measure again with the settings that you choose."
         ],
-        [SuiteTable(columns, rows, "What each setting came to")],
+        [SuiteTable(columns, rows, "Result of each setting")],
     )
 
 
@@ -176,7 +177,7 @@ def _says(one: TriedSetting) -> str:
 
 def _settings(chosen: Sequence[TriedSetting], plan: Plan) -> SuiteSection:
     text = snippet([one.candidate for one in chosen])
-    said = ["Take what changes training only if training may change."]
+    said = ["Use settings that change training only if training may change."]
     usual, ranks = plan.studies[0].workload.batch_size, plan.layout.world_size
     for one in chosen:
         factor = one.candidate.arm(ranks, usual).batch_size / usual
@@ -185,7 +186,7 @@ def _settings(chosen: Sequence[TriedSetting], plan: Plan) -> SuiteSection:
                 _RULES.format(name=one.candidate.name, batch=round(ranks * usual * factor), usual=ranks * usual,
                               factor=factor, root=math.sqrt(factor))
             )  # fmt: skip
-    said += ["With world size k the global batch is k times as large as on one GPU, and the same rules hold."]
+    said += ["With world size k, the global batch is k times that of one GPU, and the same rules hold."]
     return SuiteSection("Settings to paste", said, listings=[one for one in text.values() if one])
 
 

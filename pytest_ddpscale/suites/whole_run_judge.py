@@ -1,4 +1,4 @@
-"""Whether whole runs reach what is asked of them: options and rows of whole_runs.yaml, noted in plan.json."""
+"""Bounds of whole runs, from options and rows of whole_runs.yaml, and verdicts on them. plan.json stores the bounds."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from pytest_ddpscale.evidence.trained_runs import RunRecords
 
 TIME, ACCURACY = "time_to_train", "validation_accuracy"
-_FEWEST_LAUNCHES = 3  # that make an interval
+_FEWEST_LAUNCHES = 3  # needed for an interval
 Outcome = Literal["passed", "failed", "inconclusive", "not_measured"]
 
 
 def add_bound_options(parser: argparse.ArgumentParser) -> None:
-    """What is asked of the largest world size, and a file of what is asked of each."""
+    """Add options for bounds on the largest world size, and for a file with bounds on each."""
     add = parser.add_argument
-    add("--at-most-time-to-train", metavar="S", help="seconds of complete time that the largest world size may take")
-    add("--at-least-accuracy", metavar="SHARE", help="that its last validation has to reach, such as 0.4")
+    add("--at-most-time-to-train", metavar="S", help="most seconds of complete time for the largest world size")
+    add("--at-least-accuracy", metavar="SHARE", help="least accuracy of its last validation, such as 0.4")
     add("--bounds", type=Path, metavar="FILE", help="rows as in the packaged whole_runs.yaml; default: that file")
 
 
 def bounded(runs: Sequence[TrainingRun], arguments: argparse.Namespace, sku: str) -> list[TrainingRun]:
-    """Runs with what is asked of them; an option wins over a row. Raises BadInput."""
+    """Runs with their bounds; an option overrides a row. Raises BadInput."""
     from pytest_ddpscale.thresholds.whole_run_bounds import PACKAGED, read_whole_run_bounds
 
     rows = read_whole_run_bounds(arguments.bounds or PACKAGED)
@@ -60,9 +60,9 @@ class RunVerdict:
 
     Attributes:
         run: id of its run in the first launch.
-        value: mean over the launches; None where one of them is not complete or is worth nothing.
-        interval: of the mean, over launches; None of fewer than three.
-        asked_by: who asks for the bound.
+        value: mean over the launches; None if one of them is incomplete or invalid.
+        interval: of the mean, over launches; None with fewer than three.
+        asked_by: source of the bound.
     """
 
     run: str
@@ -75,10 +75,12 @@ class RunVerdict:
 
 
 def run_verdicts(runs: Sequence[RunRecords], worthless: Sequence[str], confidence: float) -> list[RunVerdict]:
-    """Of all that is asked: one for each world size, data set and metric, over all launches.
+    """Verdicts on all bounds: one for each world size, data set and metric, over all launches.
 
     Args:
-        worthless: ids of complete runs that nothing may be concluded from.
+        runs: all runs, complete or not.
+        worthless: ids of complete runs that are invalid.
+        confidence: of the intervals, 0 … 1.
     """
     launches: dict[tuple[str, int], list[RunRecords]] = {}
     for one in runs:
@@ -113,7 +115,7 @@ def _verdict(
 
 
 def _outcome(metric: str, interval: tuple[float, float], bound: float) -> Outcome:
-    """All of the interval has to be on the right side of the bound."""
+    """The outcome; a pass needs the whole interval on the right side of the bound."""
     sides = [end <= bound if metric == TIME else end >= bound for end in interval]
     return "passed" if all(sides) else "inconclusive" if any(sides) else "failed"
 

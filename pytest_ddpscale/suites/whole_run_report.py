@@ -1,4 +1,4 @@
-"""What whole runs came to: their tables and figures, where the time went, and what is concluded of them."""
+"""Report of whole runs: tables, figures, where the time went, and conclusions."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from pytest_ddpscale.suites.whole_run_tables import (
 _PARTS = (
     "Complete time is the sum of disjoint spans on rank 0's clock: start-up (from the beginning of the launch to the "
     "first epoch), compilation, training, validation, and waiting for data (blocked in the loader's next()). "
-    "Unexplained is what is left of the launching side's clock, from starting the gang to its report of the end; at "
-    "most {most:.0%} may be."
+    "Unexplained is the rest on the launching side's clock, from starting the gang to its report of the end; at most "
+    "{most:.0%} is allowed."
 )
 _EPOCHS = (
-    "Throughput counts training and waiting for data at the slowest rank's pace; its mean leaves the first epoch out. "
+    "Throughput includes waiting for data, at the pace of the slowest rank; its mean leaves out the first epoch. "
     "Accuracy counts every validation image once, over all ranks."
 )
 
 
 def whole_run_report(measured: MeasuredSuite) -> SuiteReport:
-    """All of it."""
+    """The whole report."""
     runs = list(measured.evidence.training.values())
     device = "GPU" if measured.evidence.plan.device_type == "cuda" else "rank"
     complete = [one for one in runs if one.is_complete]
@@ -65,7 +65,10 @@ def whole_run_report(measured: MeasuredSuite) -> SuiteReport:
 
 
 def series_of(complete: Sequence[RunRecords], device: str) -> list[WholeRunSeries]:
-    """By name, ascending; of several launches the median by complete time. Runs of one epoch have no throughput."""
+    """Runs by data set and world size; of several launches the median by complete time.
+
+    Runs of one epoch are left out, because they have no throughput.
+    """
     by_name: dict[str, dict[int, list[RunRecords]]] = {}
     images: dict[str, int] = {}
     for one in complete:
@@ -100,26 +103,26 @@ def problem_of(one: RunRecords, measured: MeasuredSuite) -> str:
 
 
 def wrongs_of(one: RunRecords) -> list[str]:
-    """Why a complete run is worth nothing: replicas that differ, or time that nobody knows of."""
+    """Why a complete run is invalid: replicas differ, or too much time is unexplained."""
     wrong = differing_replicas(one)
     if abs(one.unexplained) > MOST_UNEXPLAINED:
         wrong.append(
             f"{one.unexplained:.1%} of the {one.outer_s:.4g} s since its launch are unexplained; at most "
-            f"{MOST_UNEXPLAINED:.0%} may be"
+            f"{MOST_UNEXPLAINED:.0%} is allowed"
         )
     return wrong
 
 
 def differing_replicas(one: RunRecords) -> list[str]:
-    """That a complete run's ranks did not train one model; nothing if they did."""
+    """A sentence if a complete run's ranks ended with different parameters; empty otherwise."""
     assert one.end is not None
     if one.end.replicas_agree:
         return []
-    return [f"parameters of its ranks differ at the end: {', '.join(one.end.parameters_checksum)}"]
+    return [f"the ranks' parameters differ at the end: {', '.join(one.end.parameters_checksum)}"]
 
 
 def _deadline_s(runs: Sequence[RunRecords], name: str) -> float | None:
-    """What may be taken at the largest size of a data set: a deadline that smaller ones may meet as well."""
+    """The time bound of a data set's largest size, used as a deadline that smaller sizes may also meet."""
     largest = max((one.run for one in runs if one.run.name == name), key=lambda run: run.world_size)
     return largest.bounds.most_s
 
@@ -132,18 +135,18 @@ def _required(verdicts: Sequence[RunVerdict]) -> SuiteSection:
         for one in verdicts
     ]  # fmt: skip
     said = (
-        "A run that is not complete, whose replicas differ, or with too much unexplained time passes nothing. One "
-        "launch has no interval: it says how long this run took, not how long the next one may; --launches 3 does."
+        "A run passes nothing if it is incomplete, its replicas differ, or too much time is unexplained. One launch "
+        "has no interval: it shows how long this run took, not the next one; use --launches 3 for an interval."
     )
     columns = ("Run", "Metric", "Value", "Interval over launches", "Required", "Outcome", "Asked by")
     return SuiteSection("Requirements", [said], [SuiteTable(columns, rows)])
 
 
 def verdict_text(one: RunVerdict) -> str:
-    """Why a verdict is not a pass."""
+    """Why a verdict is not a pass, in a sentence."""
     asked = f"{'at most' if one.metric == TIME else 'at least'} {_value_text(one, one.bound)} ({one.asked_by})"
     if one.value is None:
-        return f"{one.run}: {one.metric} is not measured; {asked} is required"
+        return f"{one.run}: {one.metric} was not measured; {asked} is required"
     return f"{one.run}: {one.metric} {_value_text(one, one.value)}, {one.outcome}; {asked} is required"
 
 
@@ -231,7 +234,7 @@ def _gigabytes(number: float | None) -> str:
 
 
 def _largest_part(complete: Sequence[RunRecords]) -> list[str]:
-    """What the largest size of each data set spends most on beside training."""
+    """The largest part of complete time besides training, at each data set's largest size."""
     largest: dict[str, RunRecords] = {}
     for one in complete:
         if one.run.name not in largest or one.run.world_size > largest[one.run.name].run.world_size:

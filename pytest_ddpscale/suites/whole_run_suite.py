@@ -1,7 +1,7 @@
 """`ddpscale suite whole-run`: a model trained for some epochs at several world sizes, on one data set or two.
 
-As in chapter 12 of Jordi Torres' "Supercomputing for AI": not only how many images a second ranks train, but how long
-all of it takes, from the start of the processes to the last validation, and where that time goes.
+Measures, as in chapter 12 of Jordi Torres' "Supercomputing for AI", not only images per second but also the complete
+time from the start of the processes to the last validation, and where it goes.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ class WholeRun(Suite):
     help = "whole training runs by world size: complete time and its parts, throughput, accuracy, sweet spots"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """What is trained, on what."""
+        """Add options for model, data, training and bounds."""
         add = parser.add_argument
-        add("--model", default="vit_b_16", metavar="MODEL", help="of torchvision; default: %(default)s")
+        add("--model", default="vit_b_16", metavar="MODEL", help="torchvision model; default: %(default)s")
         add("--image-size", default="224", metavar="PIXELS", help="default: %(default)s")
         add("--folder", action="append", type=Path, default=[], metavar="FOLDER",
-            help="of images, with train/CLASS and val/CLASS; may be given twice, to compare two data sets")  # fmt: skip
-        add("--workers", default="4", metavar="N", help="processes of each rank that read them; default: %(default)s")
+            help="images in train/CLASS and val/CLASS; may be given twice, to compare two data sets")  # fmt: skip
+        add("--workers", default="4", metavar="N", help="loader processes per rank; default: %(default)s")
         add("--made", default="1024,8192", metavar="N,N",
-            help="images of data sets that are made in memory without --folder; default: %(default)s")  # fmt: skip
+            help="without --folder: images of data sets made in memory; default: %(default)s")  # fmt: skip
         add("--compile", choices=("no", "default", "reduce-overhead", "max-autotune"), default="no",
             help="mode of torch.compile; default: %(default)s")  # fmt: skip
         add_training_options(parser, epochs=5, batch=64)
         add_bound_options(parser)
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
-        """A run for each data set and world size, the data sets one after the other."""
+        """Plan a run for each data set and world size, one data set after the other."""
         from pytest_ddpscale.suites.inference_suite import classification_model
 
         options = TrainingOptions.of(arguments, nodes)
@@ -72,7 +72,7 @@ class WholeRun(Suite):
         return plan_of_runs(bounded(runs, arguments, nodes.subject.sku), options.launches, nodes)
 
     def conclude(self, measured: MeasuredSuite) -> SuiteReport:
-        """Tables, figures, and what they say."""
+        """Report tables, figures and conclusions."""
         from pytest_ddpscale.suites.whole_run_report import whole_run_report
 
         return whole_run_report(measured)

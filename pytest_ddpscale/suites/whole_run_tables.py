@@ -1,6 +1,6 @@
 """Tables, figures and conclusions of whole runs: those of chapter 12 of Jordi Torres' "Supercomputing for AI".
 
-They are made of plain numbers, whoever measured them, so that the chapter's own can be put in.
+They take plain numbers from any source, so that the chapter's own numbers can be used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pytest_ddpscale.report.svg_lines import LineAxes, LineCurve, bar_chart, lin
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.suites.suite_report import SuiteTable
 
-# A size takes the most of what scaling can save if it saves this share of what the fastest one does.
+# A sweet spot saves at least this share of the time that the fastest size saves.
 MOST_OF_THE_SAVING = 0.8
 
 
@@ -34,8 +34,8 @@ class WholeRunSize:
         gpus: ranks, which are CPU processes on a CPU.
         complete_s: from the start of the processes to the end of the last validation.
         img_per_s: training throughput, mean of the epochs without the first.
-        reserved_gb: of memory, 10⁹ bytes, on the GPU with most; None on a CPU.
-        iterations: of each rank in an epoch; None where nobody says.
+        reserved_gb: largest reserved memory of a GPU, in 10⁹ bytes; None on a CPU.
+        iterations: of each rank in an epoch; None if unknown.
     """
 
     gpus: int
@@ -50,8 +50,8 @@ class WholeRunSeries:
     """All sizes on one data set, ascending.
 
     Attributes:
-        device: what a rank is.
-        images: of the data set, to train; None where nobody says.
+        device: name of a rank's device.
+        images: training images of the data set; None if unknown.
     """
 
     name: str
@@ -65,7 +65,7 @@ class WholeRunSeries:
 
     @property
     def heading(self) -> str:
-        """Of the column of sizes."""
+        """Heading of the column of sizes."""
         return f"{self.device[0].upper()}{self.device[1:]}s"
 
     @property
@@ -75,28 +75,28 @@ class WholeRunSeries:
 
     @cached_property
     def facts(self) -> list[ScalingFact]:
-        """Of each size, with its complete time for `train_s`."""
+        """Scaling facts of each size, with its complete time as `train_s`."""
         measured = [MeasuredSize(one.gpus, one.img_per_s) for one in self.sizes]
         return scaling_facts(measured, TrainingJob(images=1.0), [one.complete_s for one in self.sizes])
 
     @property
     def saturation(self) -> int | None:
-        """From which size on a doubling saves less than `SATURATED_GAIN` of the complete time."""
+        """The size from which a doubling saves less than `SATURATED_GAIN` of the complete time; None if none does."""
         return sweet_spots(self.facts, None).saturation
 
     @property
     def most_efficient(self) -> int | None:
-        """Most GPUs that are at least `GOOD_EFFICIENCY` efficient: where GPUs are few."""
+        """The most GPUs with an efficiency of at least `GOOD_EFFICIENCY`, for when GPUs are scarce."""
         return sweet_spots(self.facts, None).efficiency
 
     @property
     def fastest(self) -> int:
-        """The size of the shortest complete time: where only the deadline counts."""
+        """The size with the shortest complete time, for when only the deadline counts."""
         return min(self.facts, key=lambda one: (one.train_s, one.gpus)).gpus
 
     @property
     def sweet_spot(self) -> list[int]:
-        """Sizes that are efficient and save most of what can be saved; none where efficiency ends before."""
+        """Sizes that are efficient and save most of the time that scaling can save; may be empty."""
         first = self.facts[0].train_s
         saving = first - self.shortest_s
         return [
@@ -106,7 +106,7 @@ class WholeRunSeries:
 
 
 def result_table(series: WholeRunSeries, title: str) -> SuiteTable:
-    """As tables 12.1 and 12.5."""
+    """The chapter's tables 12.1 and 12.5."""
     rows = [
         (str(one.gpus), f"{one.complete_s:.4g}", f"{one.img_per_s:.4g}",
          ABSENT if one.reserved_gb is None else f"{one.reserved_gb:.3g}")
@@ -116,7 +116,7 @@ def result_table(series: WholeRunSeries, title: str) -> SuiteTable:
 
 
 def efficiency_table(series: WholeRunSeries) -> SuiteTable:
-    """As table 12.2."""
+    """The chapter's table 12.2."""
     rows = [
         (str(one.gpus), f"{one.img_per_s / one.efficiency:.4g}", f"{one.img_per_s:.4g}", f"{one.efficiency:.1%}")
         for one in series.facts
@@ -126,7 +126,7 @@ def efficiency_table(series: WholeRunSeries) -> SuiteTable:
 
 
 def gain_table(series: WholeRunSeries) -> SuiteTable:
-    """As tables 12.3 and 12.7: of each size over the one before; per cent per doubling."""
+    """The chapter's tables 12.3 and 12.7: gain of each size over the one before, in per cent per doubling."""
     rows = [
         (f"{before.gpus}→{one.gpus}", f"{before.img_per_s:.4g} → {one.img_per_s:.4g}",
          f"{one.more_img_per_s or 0.0:+.4g}", f"{one.gain or 0.0:+.0%}")
@@ -137,7 +137,7 @@ def gain_table(series: WholeRunSeries) -> SuiteTable:
 
 
 def time_table(series: WholeRunSeries) -> SuiteTable:
-    """As table 12.4."""
+    """The chapter's table 12.4."""
     first, rows = series.facts[0].train_s, []
     for place, one in enumerate(series.facts):
         before = series.facts[place - 1].train_s
@@ -152,7 +152,7 @@ def time_table(series: WholeRunSeries) -> SuiteTable:
 
 
 def compared_efficiency_table(all_series: Sequence[WholeRunSeries]) -> SuiteTable:
-    """As table 12.6."""
+    """The chapter's table 12.6."""
     by_name = {one.name: {fact.gpus: fact.efficiency for fact in one.facts} for one in all_series}
     sizes = sorted({size for efficiencies in by_name.values() for size in efficiencies})
     rows = [
@@ -165,7 +165,7 @@ def compared_efficiency_table(all_series: Sequence[WholeRunSeries]) -> SuiteTabl
 
 
 def figures(all_series: Sequence[WholeRunSeries]) -> list[str]:
-    """As figures 12.4 to 12.7: throughput, speed-up of each and all, throughput and efficiency together."""
+    """The chapter's figures 12.4 to 12.7: throughput, speed-up by data set and of all, throughput with efficiency."""
     gpus, drawn = f"world size ({all_series[0].device}s)", []
     for one in all_series:
         bars = {str(size.gpus): size.img_per_s for size in one.sizes}
@@ -187,7 +187,7 @@ def figures(all_series: Sequence[WholeRunSeries]) -> list[str]:
 
 
 def conclusions(series: WholeRunSeries, deadline_s: float | None = None) -> Iterator[str]:
-    """What the chapter concludes of such numbers."""
+    """The chapter's conclusions, for these numbers."""
     first, last, name = series.facts[0], series.facts[-1], series.name
     if first is last:
         return
@@ -204,7 +204,7 @@ def conclusions(series: WholeRunSeries, deadline_s: float | None = None) -> Iter
     yield f"{name}: shortest complete time: {series.shortest_s:.4g} s on {series.counted(series.fastest)}."
     if deadline_s is not None:
         enough = sweet_spots(series.facts, deadline_s).deadline
-        met = f"met from {series.counted(enough)} on" if enough else "met by no size that was measured"
+        met = f"met from {series.counted(enough)} on" if enough else "met by no measured size"
         yield f"{name}: deadline of {deadline_s:g} s: {met}."
     if series.most_efficient is not None:
         yield f"{name}: largest size of {GOOD_EFFICIENCY:.0%} efficiency: {series.counted(series.most_efficient)}."
@@ -215,7 +215,7 @@ def conclusions(series: WholeRunSeries, deadline_s: float | None = None) -> Iter
 
 
 def bottleneck(all_series: Sequence[WholeRunSeries]) -> Iterator[str]:
-    """What the smaller of two data sets loses, at the largest size that both have."""
+    """Efficiency that the smaller of two data sets loses, at the largest size that both have."""
     if len(all_series) < 2:
         return
     small, large = sorted(all_series[:2], key=lambda one: (one.images or 0, one.facts[0].train_s))
@@ -247,5 +247,5 @@ def _what_stays(series: WholeRunSeries, gpus: int) -> float:
 def _sizes_text(series: WholeRunSeries) -> str:
     spot = series.sweet_spot
     if not spot:
-        return "no size that was measured"
+        return "no measured size"
     return series.counted(spot[0]) if len(spot) == 1 else f"{spot[0]} to {series.counted(spot[-1])}"

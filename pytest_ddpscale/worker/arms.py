@@ -13,7 +13,7 @@ import torch.distributed as dist
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Study
 from pytest_ddpscale.plan.workload import MemoryFormat, Workload
-from pytest_ddpscale.worker.compiling import forget_compiled
+from pytest_ddpscale.worker.compiled_call import forget_compiled
 from pytest_ddpscale.worker.device import Device, Timing
 from pytest_ddpscale.worker.inference import Inference
 from pytest_ddpscale.worker.loaded_batch import LoadedBatch, StudyImages

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from pytest_ddpscale.plan.study import STEPS_BEFORE_TIMING, Arm
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.worker.compiling import compiled
+from pytest_ddpscale.worker.compiled_call import compiled
 from pytest_ddpscale.worker.data_parallel import SplitModel, devices_of_node
 from pytest_ddpscale.worker.device import Device, Timing
 from pytest_ddpscale.worker.training import Batch, autocast

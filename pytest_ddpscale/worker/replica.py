@@ -22,7 +22,7 @@ from pytest_ddpscale.plan.study import Arm, Placement
 from pytest_ddpscale.plan.variant import USUAL, Variant
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker.communication_hooks import register_hook
-from pytest_ddpscale.worker.compiling import compiled
+from pytest_ddpscale.worker.compiled_call import compiled
 from pytest_ddpscale.worker.device import Device
 from pytest_ddpscale.worker.process_groups import new_group
 

@@ -55,7 +55,7 @@ def test_an_overlay_is_written_once_and_its_comments_stay(
     rows = yaml.safe_load(text)["skus"][SKU]["requirements"]
     assert rows[0]["memory_bandwidth_gbps"][1] == pytest.approx(1056, rel=0.02)
     assert calibrated(*runs, "--allow-simulated", "--write", overlay) == 0
-    assert "says this already" in capsys.readouterr().err
+    assert "already has these bounds" in capsys.readouterr().err
     assert overlay.read_text() == text
     assert [path.name for path in tmp_path.iterdir()] == ["overlay.yaml"]
 
@@ -86,7 +86,7 @@ def test_what_cannot_be_is_refused_in_words(
     assert "a share such as 1%" in refused(capsys, *simulated, "--false-reject-rate=2")
     assert "a share such as 1%" in refused(capsys, *simulated, "--false-reject-rate=1e-300")
     assert "--max-excluded" in refused(capsys, *simulated, "--max-excluded=much")
-    assert "is not there" in refused(capsys, *simulated, "--history", tmp_path / "none.sqlite")
+    assert "does not exist" in refused(capsys, *simulated, "--history", tmp_path / "none.sqlite")
     assert "nothing could be calibrated" in refused(capsys, runs[0], "--allow-simulated", "--write", overlay)
     assert not overlay.exists()
     overlay.write_text("schema_version: 1\nskus: {}\n")

@@ -104,7 +104,7 @@ def test_a_rarer_false_reject_takes_a_wider_margin(sound: list[TrustedRun], foun
 def test_what_is_exact_or_was_not_measured_keeps_its_bound(found: Calibration) -> None:
     assert found.left["node_check[ecc]"] == "exact: there is nothing to calibrate"
     assert found.left[f"replica_agreement[{WORKLOAD}-node]"] == "exact: there is nothing to calibrate"
-    assert found.left["no_regression[node]"] == "rests on each node's own history"
+    assert found.left["no_regression[node]"] == "depends on each node's own history"
     assert "was not measured in this run" in found.left["throughput_per_gpu[vit-b-16-fp16-1gpu]"]
     assert "margin of more than 10 %" in found.left[f"ddp_overhead[{WORKLOAD}-1gpu]"]
     assert "no margin in per cent" in found.left[f"memory_spread[{WORKLOAD}-node]"]
@@ -163,7 +163,7 @@ def test_too_many_that_do_not_belong_are_refused() -> None:
         *(f"slow-gpu:{rank}:1.1" for rank in range(4)),
         *(f"slow-probe:{rank}:memory-copy:0.8" for rank in range(8, 12)),
     ]
-    with pytest.raises(OptionError, match="4 of 8 nodes do not belong to the others") as refused:
+    with pytest.raises(OptionError, match="4 of 8 nodes are outliers or unfit") as refused:
         calibrate(thresholds(), SKU, launches(2, nodes(NODES), *faults), 0.01, 0.25)
     assert "at most 25%" in str(refused.value)
 

@@ -91,7 +91,7 @@ def test_people_are_told_in_a_table(calibration: Calibration, runs: list[Trusted
     assert f"{one.margin_pct:g} %" in row
     assert f"≥ 750  →  ≥ {one.bound:.4g}" in " ".join(row.split()).replace(" → ", "  →  ")
     assert "Left out: simulated-1. " in text
-    assert "fails a run of these with a chance of at most 0.01" in text
+    assert "fails a run with these bounds with a chance of at most 0.01" in text
     assert "Not calibrated: node_check[gpus]" in text
 
 

@@ -41,7 +41,7 @@ def test_a_run_is_read_with_its_gpus_and_versions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"status": "interrupted"}, "is interrupted; expected a run that came to its end"),
+        ({"status": "interrupted"}, "is interrupted; expected a finished run"),
         ({"status": "running", "finished_at": None}, "is running"),
         ({"status": "imported"}, "was imported: another tool measured it"),
     ],
@@ -58,7 +58,7 @@ def test_a_study_that_broke_is_refused(tmp_path: Path) -> None:
     records = [one for one in run.read_records() if not isinstance(one, StudyEnd)]
     run.measurements_jsonl.unlink()
     run.append_records(records)
-    with pytest.raises(BadInput, match="did not measure weak/r to its end"):
+    with pytest.raises(BadInput, match="did not complete weak/r"):
         read_trusted_run(RunDirectory.open(run.path).path)
 
 
@@ -82,10 +82,10 @@ def test_what_is_unlike_is_refused(runs: list[TrustedRun]) -> None:
         ([first, replace(second, is_simulated=True)], "launch-2: was simulated: no machine was measured"),
         ([first, replace(second, digest=first.digest)], "launch-2: has the same measurements as launch-1"),
         ([first, replace(second, sku="h100")], "mixed: SKU h100 on launch-2; SKU rtx-pro-6000-server on launch-1"),
-        ([first, replace(second, evidence=three_gpus)], "mixed: number of GPUs a node 1 on launch-2"),
+        ([first, replace(second, evidence=three_gpus)], "mixed: number of GPUs per node 1 on launch-2"),
         ([first, other_versions(second, host, torch="2.15.0")], f"{host} had torch 2.14.0 in launch-1 and 2.15.0"),
         ([other_versions(one, host, driver="570.1") for one in runs], f"mixed: driver 570.1 on {host}; driver 580.1"),
-        ([replace(one, gpus={host: one.gpus[host]}) for one in runs], "1 nodes took part"),
+        ([replace(one, gpus={host: one.gpus[host]}) for one in runs], "the runs have 1 nodes"),
     ):
         with pytest.raises(BadInput) as refused:
             refuse_unlike_runs(pair)

@@ -97,7 +97,7 @@ def test_the_exit_code_says_whether_anything_is_surely_slower(tmp_path: Path, ca
     assert main(["compare", *paths, "--fail-below", "5%"]) == 1
     assert "FAIL: worse by more than 5 %: 2: vgg16 with batch size 32 on 1 GPUs, vgg16" in capsys.readouterr().out
     assert main(["compare", *paths, "--fail-below", "20%"]) == 0
-    assert "Nothing is shown to be worse by more than 20 %." in capsys.readouterr().out
+    assert "Nothing is certainly worse by more than 20 %." in capsys.readouterr().out
     assert main(["compare", *paths, "--fail-below", "10%"]) == 0, "the far end of an interval fails nothing"
     assert main(["compare", *reversed(paths), "--fail-below", "5%"]) == 0, "faster is no loss"
     capsys.readouterr()
@@ -142,11 +142,11 @@ def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path, capsys: Printed
     for arguments, why in (
         ([a, a], "found one report twice"),
         ([a, other], "no model and batch size in common"),
-        ([a, run], f"{run}: is missing or has no report of PyTorch's DDP benchmark, unlike"),
-        ([run, a], f"{run}: is missing or has no report of PyTorch's DDP benchmark, unlike"),
+        ([a, run], f"{run}: is missing or has no report of PyTorch's DDP benchmark; the other"),
+        ([run, a], f"{run}: is missing or has no report of PyTorch's DDP benchmark; the other"),
         ([a, str(tmp_path / "none.json")], "none.json: is missing or has no report"),
         ([a], "found 1; expected two runs"),
-        ([a, "--history", str(tmp_path / "h.sqlite")], "--history: found a report of PyTorch's DDP benchmark"),
+        ([a, "--history", str(tmp_path / "h.sqlite")], "--history: found with a report of PyTorch's DDP benchmark"),
     ):
         assert main(["compare", *arguments]) == USER_ERROR
         told = capsys.readouterr().err

@@ -91,7 +91,7 @@ def test_all_gpus_of_the_node_train_at_once(tried: list[Plan], monkeypatch: pyte
         (["--fraction=90"], "--fraction: found '90'; expected a number from 0.05 to 1."),
         (["--ranks=none"], "--ranks: found 'none'; expected a whole number from 1 to 64."),
         (["--workload", "resnet19"], "--workload: found 'resnet19'; expected some of resnet18-fp32, shufflenet-fp32."),
-        (["--model=resnet18"], "--precision: found nothing beside --model"),
+        (["--model=resnet18"], "--precision: --model needs it"),
         (["--model=resnet", "--precision=fp32"], "--model: found 'resnet'; expected a classification model"),
         (["--precision=fp32"], "--precision: found 'fp32' without --model"),
         (["--model=resnet18", "--precision=fp32", "--workload", "x"], "--workload: found beside --model"),
@@ -136,7 +136,7 @@ def test_a_cgroup_that_ends_as_one_is_refused(
     (tmp_path / "memory.oom.group").write_text("1\n")
     monkeypatch.setattr(memory_limit, "own_cgroup", lambda: MemoryCgroup(tmp_path, tmp_path, 2))
     assert run("--gpu-sku=cpu", "--ranks=1") == 4
-    assert f"memory.oom.group of {tmp_path}: found 1, there or above: with a rank the kernel" in capsys.readouterr().err
+    assert f"memory.oom.group of {tmp_path}: found 1, there or above: the kernel would kill" in capsys.readouterr().err
     assert tried == []
 
 
@@ -155,7 +155,7 @@ class TestOverlays:
         assert "-    batch: {resnet18-fp32: {per_gpu: 8}}\n+    batch: {resnet18-fp32: {per_gpu: 40}}\n" in said
         assert f"Wrote {overlay}." in said
         assert run("--gpu-sku=cpu", "--workload", "resnet18-fp32", "--ranks=1", "--write", str(overlay)) == 0
-        assert f"{overlay} says so already." in capsys.readouterr().out
+        assert f"{overlay} already has these batches" in capsys.readouterr().out
 
     def test_a_new_one_is_made(self, tried: list[Plan], tmp_path: Path) -> None:
         overlay = tmp_path / "site.yaml"

@@ -102,15 +102,15 @@ def test_there_is_no_write_ahead_log_which_nfs_cannot_share(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (text_file, "is no history file, or a damaged one"),
-        (short_file, "is no history file, or a damaged one"),
-        (other_database, "is a database of something else"),
-        (other_application, "is a database of something else"),
+        (text_file, "is not a history file, or is damaged"),
+        (short_file, "is not a history file, or is damaged"),
+        (other_database, "is another program's database"),
+        (other_application, "is another program's database"),
         (newer, f"has schema version {SCHEMA_VERSION + 1}; expected at most {SCHEMA_VERSION}"),
-        (older, "has schema version 1; expected 2. An earlier pytest-ddpscale wrote it: begin another"),
-        (damaged, "is no history file, or a damaged one"),
-        (cut_short, "is no history file, or a damaged one"),
-        (without_a_table, "is no history file, or a damaged one"),
+        (older, "has schema version 1; expected 2. An earlier pytest-ddpscale wrote it: create another"),
+        (damaged, "is not a history file, or is damaged"),
+        (cut_short, "is not a history file, or is damaged"),
+        (without_a_table, "is not a history file, or is damaged"),
     ],
 )
 def test_what_is_not_ours_is_refused_and_left_as_it_is(
@@ -124,7 +124,7 @@ def test_what_is_not_ours_is_refused_and_left_as_it_is(
             use(file)
         assert words in str(refused.value)
         assert refused.value.where == str(file)
-        assert "left as it is" in refused.value.action
+        assert "not changed" in refused.value.action
         assert file.read_bytes() == before
 
 
@@ -138,7 +138,7 @@ def test_an_empty_file_is_begun_but_not_read(tmp_path: Path) -> None:
 
 
 def test_reading_makes_no_file(tmp_path: Path) -> None:
-    with pytest.raises(HistoryError, match="is not there"):
+    with pytest.raises(HistoryError, match="does not exist"):
         ids(tmp_path / "h")
     assert list(tmp_path.iterdir()) == []
 
@@ -186,13 +186,13 @@ def test_a_writer_that_is_killed_leaves_nothing_of_its_run(tmp_path: Path) -> No
 def test_a_file_that_stays_locked_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pytest_ddpscale.history.database.BUSY_S", 0.05)
     file = tmp_path / "h"
-    with writing(file), pytest.raises(HistoryError, match="was in use by others for too long") as refused:
+    with writing(file), pytest.raises(HistoryError, match="was locked by others for too long") as refused:
         add(file)
     assert "--add RUN_DIR" in refused.value.action
 
 
 def test_a_number_that_no_database_takes_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(HistoryError, match="cannot take what the run holds"), writing(tmp_path / "h") as connection:
+    with pytest.raises(HistoryError, match="cannot store the run's values"), writing(tmp_path / "h") as connection:
         connection.execute("INSERT INTO verdicts (world_size) VALUES (?)", (10**30,))
 
 

@@ -62,7 +62,7 @@ def test_a_node_is_told_with_its_runs_its_software_and_what_fell(
     text = said(capsys, "n3", "--history", history)
     assert f"n3, {SKU}: 7 runs" in text
     assert f"  {at(6)}  rejected, failed: throughput_per_gpu[r-2gpu]  [" in text
-    assert "software changed: driver 575 before, 580 now." in text
+    assert "Software changed since the earlier runs: driver 575 before, 580 now." in text
     assert "2 of 4 values worse than predicted" in text
     table = text[text.index("VALUE") :].splitlines()
     assert {line.split("  ")[0] for line in table[1:3]} == {
@@ -101,7 +101,7 @@ def test_one_run_says_that_it_takes_more(capsys: pytest.CaptureFixture[str], tmp
     run = judged_run(tmp_path / "run")
     assert said(capsys, "--history", file, "--add", run.path) == f"{run.path}: added\n"
     text = said(capsys, "n1", "--history", file)
-    assert "Nothing can be said of 4 values yet: that takes 5 earlier runs, or 5 peers." in text
+    assert "4 values not judged yet: that takes 5 earlier runs, or 5 peers." in text
     assert "none yet: nothing to compare with" in said(capsys, "--history", file)
 
 
@@ -124,10 +124,10 @@ def test_adding_goes_on_after_a_directory_that_is_none(
 def test_mistakes_are_sentences(capsys: pytest.CaptureFixture[str], history: Path, tmp_path: Path) -> None:
     assert "n9'; expected one of n1, n2" in refused(capsys, "n9")
     assert "--gpu-sku: found 'b200'" in refused(capsys, "--gpu-sku", "b200")
-    assert "is not there" in refused(capsys, "--history", tmp_path / "none.sqlite")
+    assert "does not exist" in refused(capsys, "--history", tmp_path / "none.sqlite")
     assert "run directories only" in refused(capsys, "n1", "--add", tmp_path)
     letter = tmp_path / "letter"
     letter.write_text("dear all")
     run = judged_run(tmp_path / "run").path
-    assert "is no history file" in refused(capsys, "--history", letter, "--add", run)
+    assert "is not a history file" in refused(capsys, "--history", letter, "--add", run)
     assert letter.read_text() == "dear all"

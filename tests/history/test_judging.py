@@ -108,7 +108,7 @@ def test_too_few_runs_are_no_pass(folder: Path, values: tuple[float, ...]) -> No
     found = evidence(folder)
     verdict = judged(found, past(found, values))
     assert verdict.outcome == "inconclusive"
-    assert verdict.reason == "none of its 4 values has 5 earlier runs to be compared with"
+    assert verdict.reason == "none of its 4 values has 5 earlier runs to compare with"
 
 
 def test_a_gpu_that_was_replaced_has_no_past_and_does_not_pass(folder: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_gpu_that_was_replaced_has_no_past_and_does_not_pass(folder: Path) -> 
     verdict = judged(found, past(found, but=dict.fromkeys(of_gpu(found, 1), ())))
     assert verdict.outcome == "inconclusive"
     assert verdict.reason == "nothing of GPU 1 on n1 can be compared with earlier runs"
-    assert "1 values have too few earlier runs to be compared with" in verdict.notes
+    assert "1 values have too few earlier runs to compare with" in verdict.notes
 
 
 def test_a_gpu_that_was_replaced_hides_no_other_that_fell(folder: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_value_without_a_past_is_told_where_its_place_has_others(folder: Path)
     (alone,) = [one for one in of_gpu(found, 0) if one.arm == "alone"]
     verdict = judged(found, past(found, but={alone: ()}))
     assert verdict.outcome == "passed"
-    assert "1 values have too few earlier runs to be compared with" in verdict.notes
+    assert "1 values have too few earlier runs to compare with" in verdict.notes
 
 
 def test_what_may_have_fallen_is_neither_passed_nor_failed_and_it_is_said_which(folder: Path) -> None:
@@ -141,7 +141,7 @@ def test_what_may_have_fallen_is_neither_passed_nor_failed_and_it_is_said_which(
     assert (verdict.outcome, verdict.culprits) == ("inconclusive", ())
     assert verdict.interval is not None
     assert verdict.interval[0] < BOUND < verdict.interval[1]
-    assert verdict.reason.startswith("may have fallen: GPU 1 on n1: ")
+    assert verdict.reason.startswith("may have regressed: GPU 1 on n1: ")
 
 
 def test_a_run_without_values_is_not_measured(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_run_without_values_is_not_measured(tmp_path: Path) -> None:
     run.measurements_jsonl.write_text("", encoding="utf-8")
     verdict = judged(read_evidence(RunDirectory.open(run.path)), Baseline(SKU, at(9)))
     assert verdict.outcome == "not_measured"
-    assert verdict.reason == "the run has no value that could be compared with earlier runs"
+    assert verdict.reason == "the run has no value to compare with earlier runs"
 
 
 def test_a_change_of_software_is_told_beside_the_verdict(folder: Path) -> None:

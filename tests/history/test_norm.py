@@ -65,7 +65,8 @@ def test_a_gpu_that_fell_fails_every_night_and_not_only_the_first(history: Path)
     verdicts = [night(history, GOOD + number, FELL) for number in range(25)]
     assert {one.outcome for one in verdicts} == {"failed"}
     assert {round(one.value or 0, 2) for one in verdicts} == {0.9}
-    assert "no norm for later runs until it is accepted (ddpscale history NODE --accept)" in verdicts[-1].notes[-1]
+    note = verdicts[-1].notes[-1]
+    assert "not used as a baseline for later runs until accepted (ddpscale history NODE --accept)" in note
 
 
 def test_what_fell_is_kept_and_shown(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +77,7 @@ def test_what_fell_is_kept_and_shown(history: Path, capsys: pytest.CaptureFixtur
     assert len(last.values) == 4
     assert {(one.gpu_index, one.arm) for one in last.norm} == {(0, "alone"), (0, "each")}
     assert main(["history", "n1", "--history", str(history)]) == 0
-    assert "night6]  2 values fell: no norm" in capsys.readouterr().out
+    assert "night6]  2 values regressed, not used as baseline" in capsys.readouterr().out
     [node] = read_histories(history)
     assert node.worst is not None
     assert node.worst.is_worse
@@ -110,7 +111,7 @@ def test_a_loss_that_is_accepted_at_once_has_to_be_known_first(history: Path) ->
 
 def test_nothing_is_accepted_where_nothing_fell(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert accept(history) == 4
-    assert "of which the history has nothing that fell or is missing" in capsys.readouterr().err
+    assert "for which the history has no regressed or missing value" in capsys.readouterr().err
     assert accept(history, "--add", ".") == 4
     assert "--accept beside it" in capsys.readouterr().err
     assert main(["history", "--accept", "--history", str(history)]) == 4

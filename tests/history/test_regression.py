@@ -169,7 +169,7 @@ def test_the_latest_twenty_runs_make_the_baseline(tmp_path: Path) -> None:
 
 
 def test_without_a_history_there_is_no_baseline(tmp_path: Path) -> None:
-    with pytest.raises(HistoryError, match="is not there"):
+    with pytest.raises(HistoryError, match="does not exist"):
         read_baseline(tmp_path / "history.sqlite", SKU, ["n1"], at(0))
 
 

@@ -91,7 +91,7 @@ def test_each_arm_is_profiled_after_its_rounds_and_reported(site: Path) -> None:
     report, page = (run.path / "report.md").read_text(), (run.path / "report.html").read_text()
     assert re.search(r"\| weak/tiny \| ddp@2 \| .*%.* \| (agree|apart)", report)
     assert "Timeline of a step: weak/tiny, ddp@2" in page
-    assert "Longest operators, without what they call" in page_text(page)
+    assert "Longest operators, self time" in page_text(page)
 
 
 def test_who_judges_the_run_later_reports_its_profile(site: Path) -> None:

@@ -38,7 +38,7 @@ def test_one_that_is_not_is_inconclusive(failing: Site) -> None:
     assert verdict(failing)["outcome"] == "inconclusive"
     assert failing.outcome() == "incomplete"
     report = (failing.path / "measured" / "report.md").read_text("utf-8")
-    assert "- Rejected by mistake: a machine that keeps all bounds is rejected in at most 0.01 % of runs." in report
+    assert "- Rejected by mistake: a machine that meets all bounds is rejected in at most 0.01 % of runs." in report
 
 
 def test_each_item_says_what_the_run_says_though_it_is_asked_first(failing: Site) -> None:

@@ -76,11 +76,11 @@ def test_a_history_that_cannot_be_used_is_told_and_changes_no_exit_code(site: Si
     result = site.run(*ON_CPU, "--ddp-history=site.sqlite")
     assert_no_crash(result)
     assert result.ret == pytest.ExitCode.OK
-    assert "the history was not brought up to date: site.sqlite: is no history file" in output_of(result)
+    assert "the history was not brought up to date: site.sqlite: is not a history file" in output_of(result)
     assert site.outcome(str(latest(site))) == "accepted"
     outcome, reason = outcome_of(site, latest(site), "no_regression")
     assert outcome == "inconclusive", "no pass either"
-    assert reason.startswith("site.sqlite: is no history file")
+    assert reason.startswith("site.sqlite: is not a history file")
     assert notes.read_text(encoding="utf-8") == "somebody's notes"
     assert not history.exists()
 
@@ -124,7 +124,7 @@ def test_a_node_is_judged_by_its_past_and_again_by_what_was_kept_of_it(
     result = site.run(*ON_CPU)
     assert result.ret == pytest.ExitCode.OK
     run = latest(site)
-    assert outcome_of(site, run, "no_regression") == ("passed", "every value that has a past keeps the bound")
+    assert outcome_of(site, run, "no_regression") == ("passed", "every value with enough earlier runs meets the bound")
     assert len(nights_in(history)) == NIGHTS + 1
     history.write_text("lost", encoding="utf-8")
     assert site.judge(run=str(run)).ret == pytest.ExitCode.OK
@@ -149,4 +149,4 @@ def test_no_regression_by_itself_says_what_to_select_with_it(site: Site) -> None
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     outcome, reason = outcome_of(site, latest(site), "no_regression")
     assert outcome == "not_measured"
-    assert reason.endswith("select what measures with it (-m node_health)")
+    assert reason.endswith("also select tests that measure (-m node_health)")

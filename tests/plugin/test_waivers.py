@@ -65,7 +65,7 @@ def test_a_waived_failure_is_accepted_under_another_name_and_signed_for(site: Si
     assert report.startswith("# ACCEPTED WITH WAIVERS: tested-gpu\n")
     waivers, signatures = report.split("## Waivers")[1].split("## Signatures")
     assert f"| {MISSED} | 97.5 % | ≥ 98.0 % | A. Name | {TOMORROW} | the fan of GPU 3 is ordered |" in waivers
-    assert "waivers and all, and that its outcome is **ACCEPTED WITH WAIVERS**" in signatures
+    assert "bounds and waivers, and that its outcome is **ACCEPTED WITH WAIVERS**" in signatures
     assert "only warns" not in report
 
     suite = ElementTree.parse(site.path / "measured" / "junit.xml").getroot().find("testsuite")

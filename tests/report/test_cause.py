@@ -57,7 +57,7 @@ def test_a_failure_that_is_not_certain_of_a_device_is_a_cause_of_its_own() -> No
     first, second = causes(judged)
     assert first.explains == {"one"}
     assert second.explains == {"two"}
-    assert "nobody is certain to be at fault: look at GPU 3" in second.sentence
+    assert "no culprit is certain: look at GPU 3" in second.sentence
 
 
 def test_a_slow_gpu_explains_its_node_where_one_slow_rank_can() -> None:
@@ -145,12 +145,12 @@ def test_what_is_no_loss_of_computing_is_a_cause_beside_it() -> None:
 
 def test_gpus_are_not_said_to_be_alike_beside_a_slow_one() -> None:
     told = [one.sentence for one in causes(_uniform(_failed("weak_scaling_efficiency[b]", GPU)))]
-    assert told == [SLOW_GPU, "25.0 % below the published throughput, by no single device alone"]
+    assert told == [SLOW_GPU, "25.0 % below the published throughput, which no single device explains"]
     warned = replace(UNIFORMITY, id="rank_uniformity[b]", outcome="failed", severity="warn", value=1.2)
     (alone,) = causes(_uniform(warned))
     assert "alike" not in alone.sentence
     undecided = replace(UNIFORMITY, id="rank_uniformity[b]", outcome="inconclusive", severity="warn")
-    assert causes(_uniform(undecided))[0].sentence.endswith("whether all GPUs are alike is not decided")
+    assert causes(_uniform(undecided))[0].sentence.endswith("whether all GPUs are alike is undecided")
 
 
 def test_metrics_of_one_thing_that_nobody_is_named_for_are_told_once() -> None:

@@ -38,7 +38,7 @@ def test_a_machine_that_beats_what_was_published_hides_no_loss() -> None:
 def test_without_a_published_throughput_any_loss_could_hide() -> None:
     words = (
         "All devices alike slow: this run has no published throughput to compare with, "
-        "so a loss of any size could hide."
+        "so a loss of any size could stay hidden."
     )
     assert uniform_loss_text(replace(ACCEPTED, uniform_loss=None)) == words
 
@@ -55,27 +55,27 @@ def test_levels_and_what_they_mean_for_all_requirements_are_told() -> None:
     accepted, rejected, _ = certainty_lines(many)
     assert accepted.startswith("Accepted by mistake: a machine that misses a bound is accepted in at most 5 % of runs")
     assert "84 requirements can reject by chance" in rejected
-    assert "in 0.9 % of runs if all err together, and in 53.21 % if each errs by itself" in rejected
+    assert "in 0.9 % of runs if their errors coincide, and in 53.21 % if they are independent" in rejected
 
 
 def test_means_of_launches_fail_by_chance_more_often() -> None:
     """Student's t over them has 2.5 % on each side; a confidence sequence has far less."""
     several = tuple(replace(PASSED, id=str(number), launches=3) for number in range(30))
     (_, rejected, _) = certainty_lines(replace(ACCEPTED, verdicts=(*several, replace(PASSED, id="probe"))))
-    assert "in 2.5 % of runs if all err together, and in 53.63 % if each errs by itself" in rejected
-    assert "(if launches differ as normal numbers do)" in rejected
+    assert "in 2.5 % of runs if their errors coincide, and in 53.63 % if they are independent" in rejected
+    assert "(if launches are normally distributed)" in rejected
 
 
 def test_with_the_option_the_promise_is_told() -> None:
     rejected = list(certainty_lines(replace(ACCEPTED, family_confidence=0.99)))[1]
-    assert "a machine that keeps all bounds is rejected in at most 1 % of runs. 1 requirement can reject" in rejected
+    assert "a machine that meets all bounds is rejected in at most 1 % of runs. 1 requirement can reject" in rejected
 
 
 @pytest.mark.parametrize(
     ("p_value", "words"),
     [
-        (0.0046, "By chance a machine that keeps this bound is measured so in at most 1 of 217 runs (p = 0.0046)."),
-        (1e-12, "By chance a machine that keeps this bound is measured so in less than 1 of 1,000,000,000 runs."),
+        (0.0046, "A machine that meets this bound fails so by chance in at most 1 of 217 runs (p = 0.0046)."),
+        (1e-12, "A machine that meets this bound fails so by chance in less than 1 of 1,000,000,000 runs."),
         (None, ""),
     ],
 )

@@ -111,7 +111,7 @@ def test_what_one_of_two_nodes_was_looked_at_for_does_not_drain_the_one_that_was
 def test_of_several_nodes_none_is_drained_with_nobody_named(tmp_path: Path) -> None:
     [found] = read_findings(write_judged_run(tmp_path / "r", "rejected", NODES, [failed()])).findings
     assert (found.use, found.host) == ("look", "-")
-    assert "neither a node nor a GPU is named" in found.evidence
+    assert "but no node or GPU is named" in found.evidence
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_an_unfinished_run_has_whom_it_names_looked_at_and_rejects_nobody(
     nobody = write_judged_run(tmp_path / "nobody", outcome, ["n1"], [failed()], record=record)
     [found] = read_findings(nobody).findings
     assert (found.use, found.host) == ("none", "-")
-    assert found.evidence.startswith(f"its status is {status}, not finished")
+    assert found.evidence.startswith(f"its status is {status}: an unfinished run")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_nodes_that_were_lost_are_named_for_a_person(tmp_path: Path, outcome: Ru
     RunDirectory(path).append_record(Lost(hosts=("n3",), message="n3 was given up by Slurm: it is down"))
     assert said(path) == [("look", "-"), ("look", "n3")]
     lines = list(text_lines(read_findings(path).findings))
-    assert lines[1].startswith("n3: look at it: lost: n3 was given up by Slurm: it is down [")
+    assert lines[1].startswith("n3: inspect: lost: n3 was given up by Slurm: it is down [")
     assert not any("nothing to do" in line for line in lines)
 
 
@@ -226,7 +226,7 @@ def test_who_is_not_certain_to_be_at_fault_is_for_a_person(tmp_path: Path) -> No
     unsure = [replace(culprit, is_certain=False) for culprit in (node("n1"), gpu("n2"))]
     run = write_judged_run(tmp_path / "r", "rejected", NODES, [failed(*unsure)])
     assert said(run) == [("look", "-"), ("look", "n1"), ("look", "n2")]
-    assert read_findings(run).findings[0].evidence.endswith("neither a node nor a GPU is sure to be at fault")
+    assert read_findings(run).findings[0].evidence.endswith("but no node or GPU is certain to be at fault")
 
 
 @pytest.mark.parametrize("outcome", ["accepted", "partial"])
@@ -251,7 +251,7 @@ def test_a_waived_failure_that_names_nobody_accepts_no_host(tmp_path: Path) -> N
     [found] = read_findings(run).findings
     assert (found.use, found.host) == ("look", "-")
     assert found.evidence.startswith("ACCEPTED WITH WAIVERS: ")
-    assert "weak_scaling_efficiency[resnet152-fp16-8gpu] failed, and no host is named for that" in found.evidence
+    assert "weak_scaling_efficiency[resnet152-fp16-8gpu] failed without naming a host" in found.evidence
 
 
 def test_a_waived_failure_drains_nobody_although_another_rejects(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_a_person_reads_host_what_and_run(tmp_path: Path) -> None:
     drained, look = text_lines(read_findings(run).findings)
     assert drained.startswith("n1: rejected: GPU 3 (GPU-00000003…) on n1: 1.31× the median")
     assert drained.endswith(f"[{run}]")
-    assert look.startswith("n2: look at it: link of node n2: all-reduce with n9")
+    assert look.startswith("n2: inspect: link of node n2: all-reduce with n9")
     assert "FAIL weak_scaling_efficiency[resnet152-fp16-8gpu]" in look
 
 
@@ -320,5 +320,5 @@ def test_a_rehearsal_tells_of_a_simulated_run_as_if_it_had_been_measured_and_of_
     [found] = read_findings(run, rehearses=True).findings
     assert (found.use, found.host) == ("drain", "n2")
     measured = write_judged_run(tmp_path / "m", "rejected", NODES, [failed(gpu("n2"))])
-    with pytest.raises(OptionError, match=r"--rehearse: found .*, whose machine was measured; expected simulated runs"):
+    with pytest.raises(OptionError, match=r"--rehearse: found .*, a run of a real machine; expected simulated runs"):
         read_findings(measured, rehearses=True)

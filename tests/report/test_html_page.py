@@ -162,7 +162,7 @@ def test_only_a_run_of_a_machine_that_is_over_has_lines_to_sign() -> None:
 
 
 def test_a_run_without_an_earlier_acceptance_says_so() -> None:
-    assert "<dt>Before</dt><dd>no acceptance of these nodes is known to compare with</dd>" in PAGE
+    assert "<dt>Before</dt><dd>no earlier acceptance of these nodes to compare with</dd>" in PAGE
 
 
 def test_what_the_reason_says_of_a_culprit_is_not_said_again() -> None:
@@ -179,7 +179,7 @@ def test_what_the_reason_says_of_a_culprit_is_not_said_again() -> None:
 def test_while_it_goes_on_only_failures_are_causes() -> None:
     page = render_html(judgement_with(NOT_MEASURED, FAILED), RUN, NOTHING, goes_on=True)
     assert "MEASURING: 0 of 2 requirements passed so far, 1 failed</h1>" in page
-    causes = page.split("What fails so far, by cause:")[1].split("</ul>")[0]
+    causes = page.split("Failures so far, by cause:")[1].split("</ul>")[0]
     assert "GPU 3" in causes
     assert "it needs 64 ranks" not in causes
     nothing = render_html(judgement_with(NOT_MEASURED), RUN, NOTHING, goes_on=True)

@@ -30,7 +30,7 @@ def report(*verdicts: Verdict) -> str:
 
 
 def test_a_single_launch_on_gpus_is_said_to_be_one() -> None:
-    sentence = "raining values are of this launch only: how much launches differ is not part of their intervals"
+    sentence = "raining values are from this launch only: their intervals do not include differences between launches"
     assert f"t{sentence}" in terminal(PASSED, RATIO)
     assert f"T{sentence}.\n" in report(PASSED, RATIO)
 

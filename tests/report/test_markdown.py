@@ -58,7 +58,7 @@ def test_title_starts_with_the_outcome(outcome: RunOutcome) -> None:
 
 
 def test_it_begins_with_the_cause() -> None:
-    assert FULL.splitlines()[2].startswith(f"{headline(JUDGEMENT)}. At least one requirement is not kept")
+    assert FULL.splitlines()[2].startswith(f"{headline(JUDGEMENT)}. At least one requirement is not met")
     assert render_markdown(ACCEPTED, RUN).splitlines()[2].startswith(f"{headline(ACCEPTED)}. Every requirement")
 
 
@@ -147,7 +147,7 @@ def test_accepted_run_has_no_section_of_failures() -> None:
 
 def test_provisional_bounds_and_sources_are_told_apart() -> None:
     provisional = PAGE.split("Provisional bounds\n")[1].split("How it was measured")[0]
-    published = PAGE.split("Sources of the bounds\n")[1].split("What was asked")[0]
+    published = PAGE.split("Sources of the bounds\n")[1].split("What was required")[0]
     assert "cannot accept a cluster on its own" in provisional
     assert "strong_scaling_speedup[vit-b16-bf16-8gpu], ≥ 6.5×: source 2" in provisional
     assert "willgpaik/pytorch-ddp-scaling-benchmark@dc0b8a8" in published

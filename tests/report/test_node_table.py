@@ -17,7 +17,7 @@ def of_gpu(index: int, evidence: str, *, is_certain: bool = True) -> Culprit:
 def test_all_nodes_meet_all_only_if_every_requirement_passed() -> None:
     assert node_table(ACCEPTED, RUN).others == "node7: all requirements met"
     open_run = node_table(judgement_with(NOT_MEASURED, replace(WARNED, culprits=())), RUN)
-    assert open_run.others == "node7: no failure names it; 1 requirement not measured, 1 failed, without a node to name"
+    assert open_run.others == "node7: no failure names it; 1 requirement not measured, 1 failed, without naming a node"
 
 
 def test_a_node_that_is_named_has_a_row() -> None:

@@ -110,14 +110,15 @@ def test_the_rounds_that_a_precision_takes_are_said(precision: float, said: str)
 def test_a_precision_asks_for_no_more_rounds_of_launches() -> None:
     plan = replace(PLAN, precision=0.005, studies=(WEAK,), launches=3)
     last = plan_lines(plan, 5, isolate=False)[-1]
-    assert last.split(maxsplit=2)[2].endswith("0.0 min  of it: launches have a fixed number of rounds")
+    assert last.split(maxsplit=2)[2].endswith("0.0 min  included: launches have a fixed number of rounds")
     assert last.strip().startswith("± 0.5 %")
 
 
 def test_the_time_that_a_precision_takes_is_said() -> None:
     plan = replace(PLAN, precision=0.007, studies=(replace(WEAK, rounds=32),))
     more_s = estimate(plan).seconds - estimate(replace(plan, precision=None)).seconds
-    said = f"  ± 0.7 %    {more_s / 60:4.1f} min  of it for intervals that narrow, at the usual noise of 0.3 % a round"
+    noise = "at the usual noise of 0.3 % a round"
+    said = f"  ± 0.7 %    {more_s / 60:4.1f} min  included for intervals this narrow, {noise}"
     assert plan_lines(plan, 5, isolate=False)[-1] == said
     assert more_s > 0
 

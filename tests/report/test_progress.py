@@ -80,7 +80,7 @@ def test_the_wait_for_slurms_nodes_is_shown_with_its_time_so_far(terminal: Termi
 
 def test_a_host_that_others_work_on_is_warned_of() -> None:
     assert load_warning(8.0, 8) == ""
-    assert load_warning(9.24, 8).startswith("WARNING: load average 9.2 on 8 cores before anything is measured")
+    assert load_warning(9.24, 8).startswith("WARNING: load average 9.2 on 8 cores before measuring starts")
 
 
 def test_a_line_is_not_repeated(terminal: Terminal) -> None:
@@ -157,7 +157,7 @@ def test_time_left_is_never_negative(terminal: Terminal) -> None:
     [
         ("rounds", "", "6 rounds in 1:05"),
         ("decided", "", "decided after 6 rounds in 1:05"),
-        ("budget", "", "time is up after 6 rounds in 1:05"),
+        ("budget", "", "time limit reached after 6 rounds in 1:05"),
         ("interrupted", "the job was preempted", "interrupted after 6 rounds: the job was preempted"),
         (
             "error",
@@ -171,12 +171,12 @@ def test_the_end_of_a_study_stays(terminal: Terminal, reason: EndReason, message
     terminal.seconds += 65
     assert terminal.feed(StudyEnd("weak/r", reason, message)) == (f"weak/r: {shown}", False)
     line = terminal.feed(StudyEnd("strong/r", "interrupted", "the job was preempted"))
-    assert line == ("strong/r: not begun: the job was preempted", False)
+    assert line == ("strong/r: not started: the job was preempted", False)
 
 
 def test_a_study_for_which_there_was_no_time_did_not_begin(terminal: Terminal) -> None:
     terminal.feed(BEGIN, block("alone", 5), StudyEnd("weak/r", "rounds"))
-    assert terminal.feed(StudyEnd("strong/r", "budget")) == ("strong/r: not begun: time is up", False)
+    assert terminal.feed(StudyEnd("strong/r", "budget")) == ("strong/r: not started: time limit reached", False)
 
 
 def test_a_settled_study_takes_no_more_time(terminal: Terminal) -> None:
@@ -203,8 +203,8 @@ def test_unknown_records_and_studies_do_no_harm(terminal: Terminal) -> None:
 def test_unfit_nodes_are_told_each_and_stay(terminal: Terminal) -> None:
     terminal.feed(Unfit({"n2": "gpus: GPU 3: lost", "n4": "disk: 0.1 GiB are free"}))
     assert terminal.shown == [
-        ("n2 is not as it should be: gpus: GPU 3: lost", False),
-        ("n4 is not as it should be: disk: 0.1 GiB are free", False),
+        ("n2 is unfit: gpus: GPU 3: lost", False),
+        ("n4 is unfit: disk: 0.1 GiB are free", False),
     ]
 
 
@@ -285,7 +285,7 @@ class TestPairsOfNodes:
 
     def test_say_that_slow_ones_are_measured_once_more(self, terminal: Terminal) -> None:
         terminal.feed(STARTUP, self.BEGIN)
-        assert terminal.feed(self.round_of(3))[0].endswith("pairs of nodes: round 4, slow ones once more")
+        assert terminal.feed(self.round_of(3))[0].endswith("pairs of nodes: round 4, slow pairs again")
 
     def test_keep_their_rounds_at_the_end(self, terminal: Terminal) -> None:
         terminal.feed(STARTUP, self.BEGIN, self.round_of(0), self.round_of(1))

@@ -21,7 +21,7 @@ def test_each_run_has_a_line_with_what_it_came_to_the_latest_last(tmp_path: Path
     (tmp_path / "latest").symlink_to(later)
     (tmp_path / "history.sqlite").touch()
     heads, *lines = run_lines(tmp_path, 0)
-    assert heads.split() == ["run", "began,", "UTC", "SKU", "nodes", "GPUs", "what", "it", "came", "to"]
+    assert heads.split() == ["run", "began,", "UTC", "SKU", "nodes", "GPUs", "outcome"]
     assert [line.split()[0] for line in lines] == ["b", "a", "c", "d"]
     assert "ACCEPTED" in lines[0]
     assert "REJECTED: " in lines[1]

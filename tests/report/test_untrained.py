@@ -150,8 +150,8 @@ class TestPage:
 
     def test_says_what_was_done_without_training(self) -> None:
         report = page()
-        assert "Before anything was launched each node was asked what it is" in report
-        assert "alike: at most 16 rounds of 0.5 s of matmul-bf16, all-reduce-32mib@8." in report
+        assert "A survey of each node before the launch read its GPUs" in report
+        assert "on all GPUs or links: at most 16 rounds of 0.5 s of matmul-bf16, all-reduce-32mib@8." in report
         assert "No model was trained." in report
 
     def test_says_nothing_of_probes_where_there_were_none(self) -> None:

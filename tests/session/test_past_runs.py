@@ -69,7 +69,7 @@ class TestBaseline:
 
     def test_of_a_history_that_cannot_be_read_is_refused(self, history: Path, run: RunDirectory) -> None:
         history.write_bytes(b"no history any more")
-        with pytest.raises(HistoryError, match="is no history file"):
+        with pytest.raises(HistoryError, match="is not a history file"):
             baseline(run, history)
 
 
@@ -82,7 +82,7 @@ class TestRemembering:
     def test_that_fails_says_why_and_leaves_the_file_alone(self, history: Path, run: RunDirectory) -> None:
         history.write_bytes(b"somebody's notes")
         why = remember(history, run, read_judgement(run.verdicts_json), None)
-        assert why.startswith(f"the history was not brought up to date: {history}: is no history file")
+        assert why.startswith(f"the history was not brought up to date: {history}: is not a history file")
         assert history.read_bytes() == b"somebody's notes"
 
     def test_where_no_file_can_be_says_why(self, tmp_path: Path, run: RunDirectory) -> None:

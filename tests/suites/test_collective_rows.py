@@ -175,5 +175,5 @@ def test_a_heading_says_where() -> None:
     rows = collective_rows(swept(sweep_plan(4, 2)), 0.95)
     headings = [heading([row]) for row in (rows[0], rows[-1])]
     assert headings == [
-        "all-reduce over 2 ranks of each of 4 nodes, the slowest of them", "all-to-all over 8 ranks"
+        "all-reduce over 2 ranks of each of 4 nodes, slowest node", "all-to-all over 8 ranks"
     ]  # fmt: skip

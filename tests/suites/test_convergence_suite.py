@@ -79,9 +79,9 @@ def test_a_loss_that_is_not_reached_is_said_so_and_is_not_as_required() -> None:
     run = training_run(1, images=96, loss_threshold=1.0)
     report = convergence_report(suite_of([run], with_losses(run, [1.5] * 36)))
     assert report.failures == [
-        "train/small@1: a loss of 1 is not reached in 3 epochs; the lowest mean of 10 iterations is 1.5"
+        "train/small@1: a loss of 1 was not reached in 3 epochs; the lowest mean of 10 iterations is 1.5"
     ]
-    assert report.headline.endswith("1 of 1 did not get there")
+    assert report.headline.endswith("1 of 1 did not reach it")
     table = report.sections[1].tables[0]
     assert table.rows[0][5:8] == ("not reached in 36", "not in 3", "–")
 

@@ -57,7 +57,7 @@ def test_default_batches_are_the_documents_or_the_next_that_are_shared_evenly() 
     ("--batches=32,33", 2, "--batches: found 33, which 2 devices cannot share evenly; expected multiples of 2, "),
     ("--devices=4", 2, "--devices: found 4; 2 can be used on each node; expected 2 to 2"),
     ("--devices=1", 2, "--devices: found 1; 2 can be used"),
-    ("--model=resnet18", 1, "--devices: found 1; 1 can be used on each node; expected 2 to 2: one process has to have"),
+    ("--model=resnet18", 1, "--devices: found 1; 1 can be used on each node; expected 2 to 2: this suite compares"),
 ])  # fmt: skip
 def test_what_cannot_be_shared_is_one_sentence(option: str, gpus: int, told: str) -> None:
     with pytest.raises(OptionError) as error:
@@ -117,13 +117,13 @@ def test_it_is_said_at_which_batches_it_is_not_worth_it() -> None:
 def test_what_noise_leaves_open_is_not_called_slower() -> None:
     report = data_parallel_report(suite_of({**SMALL_BATCH, OURS: 990, NATIVE: 990, RANKS: 1000}, noise=0.2))
     assert report.headline.endswith(
-        "our DataParallel nowhere shown to be slower; nn.DataParallel nowhere shown to be slower"
+        "our DataParallel not shown to be slower at any batch; nn.DataParallel not shown to be slower at any batch"
     )
 
 
 def test_an_arm_without_rounds_is_a_problem_and_the_others_are_told() -> None:
     report = data_parallel_report(suite_of(LARGE_BATCH, without=NATIVE))
-    assert report.problems == ["batch 32: no round of it is complete"]
+    assert report.problems == ["batch 32: no complete round"]
     assert "nn.DataParallel" not in report.headline
     nothing = data_parallel_report(MeasuredSuite(evidence_of_plan(Plan("a100", "cuda", ()), []), SUITE_RECORD, 0.95))
     assert nothing.headline == "Inference by one process on several devices: none of 0 batches was measured"

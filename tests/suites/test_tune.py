@@ -44,10 +44,10 @@ def test_a_variable_of_the_environment_is_compared_gang_by_gang() -> None:
     report = tune_report(measured)
     assert report.values["settings"][0]["says"] == "slower"
     assert report.values["recommended"] == []
-    assert "cannot change anything: gloo" not in markdown_of("tune", report, SUITE_RECORD)
+    assert "without effect: gloo" not in markdown_of("tune", report, SUITE_RECORD)
     faster = tune_report(PlayedTune("--try=NCCL_ALGO=Ring", gains={"NCCL_ALGO=Ring": 1.2}).measured())
     assert faster.values["snippet_environment"] == "export NCCL_ALGO=Ring"
-    assert "cannot change anything: gloo reads no variable of NCCL" in markdown_of("tune", faster, SUITE_RECORD)
+    assert "without effect: gloo reads no NCCL variable" in markdown_of("tune", faster, SUITE_RECORD)
 
 
 def test_what_looks_faster_in_one_launch_only_is_not_recommended() -> None:
@@ -126,7 +126,7 @@ def test_a_setting_that_does_not_fit_is_an_error_and_the_others_are_told(measure
     run, told = measured_and_told(*SMALL, tried, exit_code=1)
     uneven, too_large = json.loads(run.suite_json.read_text())["settings"]
     assert uneven["says"] in ("slower", "no difference shown")
-    assert uneven["changes"] == "is no setting: what uneven batches cost"
+    assert uneven["changes"] == "not a setting: shows the cost of uneven batches"
     assert uneven["first_launch"]["low"] < uneven["first_launch"]["ratio"]
     assert (too_large["says"], too_large["first_launch"]["ratio"]) == ("not measured", None)
     assert re.search(r"rank \d on .* failed in .*allocate", too_large["why_missing"])

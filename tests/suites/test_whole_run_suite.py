@@ -70,18 +70,18 @@ def test_a_run_that_did_not_finish_passes_nothing() -> None:
     run = training_run(bounds=BOUNDED)
     outcomes, failures = verdicts_of(without_last_epoch(records_of(run)), run)
     assert outcomes == ["not_measured", "not_measured"]
-    assert failures[0] == "train/small@2: time_to_train is not measured; at most 30 s (an option) is required"
+    assert failures[0] == "train/small@2: time_to_train was not measured; at most 30 s (an option) is required"
 
 
 def test_replicas_that_differ_and_unexplained_time_pass_nothing() -> None:
     run = training_run(bounds=BOUNDED)
     outcomes, failures = verdicts_of(records_of(run, parameters_checksum=("0" * 16, "1" * 16)), run)
     assert set(outcomes) == {"not_measured"}
-    assert failures[0].startswith("train/small@2: parameters of its ranks differ at the end: 0000")
+    assert failures[0].startswith("train/small@2: the ranks' parameters differ at the end: 0000")
     for outer_s in (29.7, 28.0):
         outcomes, failures = verdicts_of(records_of(run, outer_s=outer_s), run)
         assert set(outcomes) == {"not_measured"}
-        assert "unexplained; at most 2% may be" in failures[0]
+        assert "unexplained; at most 2% is allowed" in failures[0]
 
 
 def test_launches_make_an_interval_and_one_that_broke_spoils_it() -> None:

@@ -106,7 +106,7 @@ def test_arms_share_the_model_and_groups_share_their_wrapper(gloo_of_one: None) 
 
 
 def test_a_compiled_arm_has_weights_of_its_own(gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda model, mode: model)
+    monkeypatch.setattr(torch, "compile", lambda model, **options: model)
     model = build_model(TINY, CPU)
     arms = (ALONE, DDP_1, Arm("no_sync", 1, 2))
     replicas = Replicas(model, COMPILED, CpuDevice(), make_groups(arms, Layout(1, 1), TIMEOUT))

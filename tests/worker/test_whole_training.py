@@ -19,7 +19,7 @@ from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader, line_o
 from pytest_ddpscale.results.records import EndReason
 from pytest_ddpscale.results.training_record import TrainedEpoch, TrainedRun
 from pytest_ddpscale.worker import whole_training
-from pytest_ddpscale.worker.compiling import forget_compiled
+from pytest_ddpscale.worker.compiled_call import forget_compiled
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice
 from pytest_ddpscale.worker.rank_context import RankContext

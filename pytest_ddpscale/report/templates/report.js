@@ -35,7 +35,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     for (const row of rows()) row.hidden = !row.textContent.toLowerCase().includes(wanted);
   });
 }
-// The page of a run that goes on is read again, but not while its reader pauses that or uses a filter.
+// Reload the page while the run goes on, unless the reader pressed Pause or uses a filter.
 const everyS = Number(document.body.dataset.refreshS);
 if (everyS) {
   const pause = document.createElement("button");
@@ -45,7 +45,7 @@ if (everyS) {
   pause.addEventListener("click", () => pause.setAttribute("aria-pressed", String(pause.ariaPressed !== "true")));
   document.querySelector("h1").before(pause);
   const isFiltering = () => [...document.querySelectorAll("input")].some((one) => one.value || one === document.activeElement);
-  // What stands above may have grown, so that the reader's place is a heading, not a number of pixels.
+  // Content above may grow between reloads, so remember the reader's place by a heading, not by pixels.
   const headings = () => [...document.querySelectorAll("dt, h2")].filter((one) => one.textContent);
   const named = (heading) => `${heading.tagName} ${heading.textContent}`;
   const topOf = (heading) => heading.getBoundingClientRect().top;

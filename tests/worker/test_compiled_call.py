@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from pytest_ddpscale.worker.compiling import compiled, forget_compiled
+from pytest_ddpscale.worker.compiled_call import compiled, forget_compiled
 
 pytestmark = pytest.mark.slow
 BATCHES = range(2, 12)
