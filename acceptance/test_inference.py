@@ -1,4 +1,4 @@
-"""Inference: GPUs are as fast as they should be where nothing is trained, alone and all at once."""
+"""Inference: throughput and latency of GPUs alone and all at once."""
 
 import pytest
 
@@ -7,23 +7,23 @@ from pytest_ddpscale.plugin.fixtures import ItemVerdict
 
 @pytest.mark.requirement("inference_throughput")
 def test_inference_throughput(verdict: ItemVerdict) -> None:
-    """Each GPU classifies at least as many images per second as it should."""
+    """Each GPU classifies the required number of images per second."""
     verdict.check()
 
 
 @pytest.mark.requirement("inference_latency_p50")
 def test_inference_latency_p50(verdict: ItemVerdict) -> None:
-    """Half of all batches take no longer than they should."""
+    """50 % of batches finish within the required time."""
     verdict.check()
 
 
 @pytest.mark.requirement("inference_latency_p95")
 def test_inference_latency_p95(verdict: ItemVerdict) -> None:
-    """Few batches take longer than they should."""
+    """95 % of batches finish within the required time."""
     verdict.check()
 
 
 @pytest.mark.requirement("inference_latency_p99")
 def test_inference_latency_p99(verdict: ItemVerdict) -> None:
-    """Hardly any batch takes longer than it should."""
+    """99 % of batches finish within the required time."""
     verdict.check()

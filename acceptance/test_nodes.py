@@ -1,4 +1,4 @@
-"""Nodes: each is what it should be, and what it was."""
+"""Nodes: each is healthy and no slower than in earlier runs."""
 
 import pytest
 
@@ -9,11 +9,11 @@ pytestmark = pytest.mark.node_health
 
 @pytest.mark.requirement("node_check")
 def test_node_check(verdict: ItemVerdict) -> None:
-    """Every node is as it should be, before it works and while it does."""
+    """Every node passes the check, before launch and under load."""
     verdict.check()
 
 
 @pytest.mark.requirement("no_regression")
 def test_no_regression(verdict: ItemVerdict) -> None:
-    """No node fell behind its own earlier runs."""
+    """No node is slower than in its own earlier runs."""
     verdict.check()

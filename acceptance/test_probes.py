@@ -1,4 +1,4 @@
-"""Probes: what training hides, a broken link or a slow memory, each asked for by itself."""
+"""Probes: each tests one component, such as a link or memory, whose faults training can hide."""
 
 import pytest
 
@@ -9,19 +9,19 @@ pytestmark = pytest.mark.node_health
 
 @pytest.mark.requirement("matmul_tflops")
 def test_matmul(verdict: ItemVerdict) -> None:
-    """Every GPU multiplies matrices as fast as its model should."""
+    """Every GPU multiplies matrices at the required speed."""
     verdict.check()
 
 
 @pytest.mark.requirement("memory_bandwidth_gbps")
 def test_memory_bandwidth(verdict: ItemVerdict) -> None:
-    """Every GPU's memory is as fast as it should be."""
+    """Every GPU's memory has the required bandwidth."""
     verdict.check()
 
 
 @pytest.mark.requirement("host_bandwidth_gbps")
 def test_host_bandwidth(verdict: ItemVerdict) -> None:
-    """Every GPU reaches its host at full speed, while the others do too."""
+    """Every GPU reaches its host at full speed while the others do so too."""
     verdict.check()
 
 
@@ -35,5 +35,5 @@ def test_bus_bandwidth(verdict: ItemVerdict) -> None:
 @pytest.mark.collectives
 @pytest.mark.requirement("pair_bandwidth_gbps")
 def test_pair_bandwidth(verdict: ItemVerdict) -> None:
-    """Any two GPUs of a node reach each other at full speed."""
+    """Every pair of GPUs of a node communicates at full speed."""
     verdict.check()

@@ -1,4 +1,4 @@
-"""Scaling: GPUs train fast, alone and among many, and what they cost each other is little."""
+"""Scaling: GPUs train fast alone and together, with little overhead."""
 
 import pytest
 
@@ -7,25 +7,25 @@ from pytest_ddpscale.plugin.fixtures import ItemVerdict
 
 @pytest.mark.requirement("throughput_per_gpu")
 def test_throughput_per_gpu(verdict: ItemVerdict) -> None:
-    """Each GPU trains at least as many images per second as its model should."""
+    """Each GPU trains the required number of images per second."""
     verdict.check()
 
 
 @pytest.mark.requirement("generation_ratio")
 def test_generation_ratio(verdict: ItemVerdict) -> None:
-    """The new generation is as much faster than the old one as it should be."""
+    """The new generation is faster than the old one by the required factor."""
     verdict.check()
 
 
 @pytest.mark.requirement("weak_scaling_efficiency")
 def test_weak_scaling_efficiency(verdict: ItemVerdict) -> None:
-    """Each GPU stays as productive among many as it is alone."""
+    """Each GPU keeps the required share of its single-GPU throughput."""
     verdict.check()
 
 
 @pytest.mark.requirement("strong_scaling_speedup")
 def test_strong_scaling_speedup(verdict: ItemVerdict) -> None:
-    """More GPUs train the same batch faster."""
+    """More GPUs train the same global batch faster."""
     verdict.check()
 
 
@@ -37,13 +37,13 @@ def test_strong_scaling_efficiency(verdict: ItemVerdict) -> None:
 
 @pytest.mark.requirement("exposed_communication")
 def test_exposed_communication(verdict: ItemVerdict) -> None:
-    """Computation hides communication, or links are fast."""
+    """Computation hides communication, or the links are fast enough."""
     verdict.check()
 
 
 @pytest.mark.requirement("computation_time")
 def test_computation_time(verdict: ItemVerdict) -> None:
-    """GPUs compute a step fast while all of them do so."""
+    """GPUs compute a step fast while all GPUs compute."""
     verdict.check()
 
 
@@ -55,23 +55,23 @@ def test_communication_time(verdict: ItemVerdict) -> None:
 
 @pytest.mark.requirement("input_pipeline_efficiency")
 def test_input_pipeline_efficiency(verdict: ItemVerdict) -> None:
-    """Training does not wait for its data."""
+    """Training does not wait for data."""
     verdict.check()
 
 
 @pytest.mark.requirement("ddp_overhead")
 def test_ddp_overhead(verdict: ItemVerdict) -> None:
-    """DistributedDataParallel costs one GPU next to nothing."""
+    """DistributedDataParallel adds almost no time on one GPU."""
     verdict.check()
 
 
 @pytest.mark.requirement("step_time_p95")
 def test_step_time_p95(verdict: ItemVerdict) -> None:
-    """Hardly any step takes longer than it should."""
+    """95 % of steps finish within the required time."""
     verdict.check()
 
 
 @pytest.mark.requirement("step_time_cv")
 def test_step_time_cv(verdict: ItemVerdict) -> None:
-    """Steps take about the same time, one as the other."""
+    """Step times vary little."""
     verdict.check()

@@ -1,4 +1,4 @@
-"""All collectives over message sizes, beside what is required; only with `-m collectives`: it takes some minutes."""
+"""All collectives over message sizes, beyond what is required; only with `-m collectives`, as it takes minutes."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from pytest_ddpscale.plugin.sweep_fixture import CollectiveSweep
 
 @pytest.mark.collectives
 def test_collectives(collective_sweep: CollectiveSweep) -> None:
-    """Every collective gives right results at every size, and keeps the bounds that are known."""
+    """Every collective gives correct results at every size and meets its bounds, where known."""
     collective_sweep.check()

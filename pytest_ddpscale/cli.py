@@ -1,5 +1,5 @@
 """The command `ddpscale`: everything that is not a pytest run."""
-# PYTHON_ARGCOMPLETE_OK (by which argcomplete's global completion knows it)
+# PYTHON_ARGCOMPLETE_OK (the marker that argcomplete's global completion looks for)
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from pytest_ddpscale.util.packaged import usual_thresholds
 
 USER_ERROR = 4  # as pytest's exit code for a usage error
 GANG_FAILED = 3
-INTERRUPTED = 130  # as shells have it
+INTERRUPTED = 130  # the shells' code for Ctrl-C
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns the exit code: the command's own, 4 after bad input, 3 if ranks failed."""
     parser = _parser()
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow: nothing is run
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions: run nothing
         _complete(parser)
     arguments = parser.parse_args(argv)
     try:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("ddpscale: interrupted.", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # `ddpscale … | head`: nobody reads on, and the interpreter must not complain either
+    except BrokenPipeError:  # `ddpscale … | head`: also keep the interpreter from complaining at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -64,31 +64,33 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_init(commands)
-    of_tool = commands.add_parser("import", help="read another tool's result files, and make a run directory of them")
+    of_tool = commands.add_parser("import", help="import another tool's result files into a run directory")
     tools = of_tool.add_subparsers(required=True, metavar="TOOL")
     paik = _command(tools, "paik", _import_paik, "result files of willgpaik/pytorch-ddp-scaling-benchmark")
     paik.add_argument("directory", type=Path, metavar="DIR", help="folder of its JSON files")
     paik.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
-    paik.add_argument("--gpu-sku", metavar="SKU", help="they were measured on; default: from the device name")
+    paik.add_argument("--gpu-sku", metavar="SKU", help="SKU they were measured on; default: from the device name")
     add_thresholds(paik)
     benchmark = _command(tools, "pytorch-ddp", _import_pytorch_ddp, "a JSON report of PyTorch's DDP benchmark")
-    benchmark.add_argument("file", type=Path, metavar="FILE", help="that its --json wrote")
+    benchmark.add_argument("file", type=Path, metavar="FILE", help="file written by its --json")
     benchmark.add_argument("--out", type=Path, metavar="RUN_DIR", help="run directory to make; default: print only")
-    file = commands.add_parser("thresholds", help="show and check thresholds, try their power, print their JSON schema")
+    file = commands.add_parser(
+        "thresholds", help="show and check thresholds, estimate their power, print their JSON schema"
+    )
     actions = file.add_subparsers(required=True, metavar="ACTION")
     add_show(actions, os.environ.get(OPTIONS["thresholds"].variable))
     add_check(actions)
     add_power(actions)
-    runs = _command(commands, "runs", _runs, "list the runs in a folder, and what each came to")
+    runs = _command(commands, "runs", _runs, "list the runs in a folder with their outcomes")
     runs.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help="default: ddpscale-runs here")
-    report = _command(commands, "report", _report, "print what a run came to, and write its report files again")
+    report = _command(commands, "report", _report, "print a run's outcome and rewrite its report files")
     report.add_argument("directory", type=Path, metavar="RUN_DIR", help="or RUN_DIR/judged-N")
     report.add_argument("-v", "--verbose", action="store_true", help="print the table of all requirements")
     report.add_argument("--open", action="store_true", help="show report.html in a browser")
-    culprits = _command(commands, "culprits", _culprits, "say which hosts judged runs reject, accept or want looked at")
+    culprits = _command(commands, "culprits", _culprits, "list hosts that runs reject, clear or flag for inspection")
     culprits.add_argument("directories", type=Path, nargs="+", metavar="RUN_DIR", help="or RUN_DIR/judged-N")
     culprits.add_argument("--rehearse", action="store_true",
-        help="tell of simulated runs as if their machines had been measured")  # fmt: skip
+        help="treat simulated runs as if they had been measured")  # fmt: skip
     culprits.add_argument("--format", choices=("text", "tsv"), default="text", help="default: %(default)s")
     _add_history(commands)
     add_calibrate(commands)
@@ -111,7 +113,7 @@ def _command(
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:
-    """Answer the shell, and end the process."""
+    """Print completions for the shell and end the process."""
     import argcomplete
 
     for action in _actions(parser):
@@ -121,7 +123,7 @@ def _complete(parser: argparse.ArgumentParser) -> None:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    for action in parser._actions:  # argparse has no public way to them
+    for action in parser._actions:  # argparse has no public access to them
         yield action
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
@@ -140,7 +142,7 @@ def _gpus_here(asked: str) -> list[Gpu]:
 
     silent: list[SkuError] = []
     gpus = gpus_here(asked, silent)
-    if silent:  # a GPU of this node that does not answer trains nothing
+    if silent:  # a GPU that does not answer cannot train
         raise silent[0]
     return gpus
 
@@ -172,7 +174,7 @@ def _runs(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.report.runs_text import run_lines
     from pytest_ddpscale.results.run_opening import RUNS_FOLDER
 
-    # A file or a pipe has no edge at which a line would have to be cut.
+    # Lines are cut only to fit a terminal, not in a file or a pipe.
     columns = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 0
     for line in run_lines(arguments.folder or RUNS_FOLDER, columns):
         print(line)
@@ -196,10 +198,8 @@ def _report(arguments: argparse.Namespace) -> int:
         for problem in write_reports(judged, judgement, run.read_run(), read_evidence(run)):
             print(problem, file=sys.stderr)
     else:
-        keep = f"`pytest --ddp-judge={run.path}` keeps them, `--ddp-resume={run.path}` measures the rest."
-        print(
-            f"{run.path} was never judged: these verdicts are of now, and nothing is written. {keep}", file=sys.stderr
-        )
+        keep = f"`pytest --ddp-judge={run.path}` saves them, `--ddp-resume={run.path}` measures the rest."
+        print(f"{run.path} was never judged: these verdicts are computed now and not saved. {keep}", file=sys.stderr)
     page = judged.path / "report.html"
     if arguments.open and page.exists():
         import webbrowser
@@ -215,7 +215,6 @@ def _culprits(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.session.unjudged import judgement_of
 
     readable: list[HostFindings] = []
-    # What the others say stays true.
 
     def read(directory: Path) -> None:
         readable.append(read_findings(directory, judgement_of, rehearses=arguments.rehearse))
@@ -229,7 +228,7 @@ def _culprits(arguments: argparse.Namespace) -> None:
 
 
 def _errors(directories: Sequence[Path], take: Callable[[Path], None]) -> list[BadInput]:
-    """What is wrong with each of some run directories; the others are worth taking."""
+    """Apply `take` to each run directory; return the errors, so that one bad run does not hide the others."""
     errors: list[BadInput] = []
     for directory in directories:
         try:
@@ -250,20 +249,20 @@ def _raise(errors: Sequence[BadInput]) -> None:
 
 def _add_history(commands: Commands) -> None:
     command = _command(
-        commands, "history", _history, "say what nodes reached in earlier runs, and whether they still do"
+        commands, "history", _history, "show what nodes reached in earlier runs, and whether they still do"
     )
     command.add_argument("node", nargs="?", metavar="NODE", help="default: a line for every node")
     command.add_argument("--history", type=Path, metavar="FILE",
         default=os.environ.get(OPTIONS["history"].variable) or None,
-        help=f"one for each cluster, as nodes are known by name; default: ${OPTIONS['history'].variable}, else "
-             "ddpscale-runs/history.sqlite here")  # fmt: skip
+        help="history file, one per cluster since nodes are known by name; default: "
+             f"${OPTIONS['history'].variable}, else ddpscale-runs/history.sqlite here")  # fmt: skip
     command.add_argument("--gpu-sku", metavar="SKU", help="canonical name, as the history lists it; default: all")
     command.add_argument("--format", choices=("text", "tsv", "json"), default="text", help="default: %(default)s")
     command.add_argument("--add", type=Path, nargs="+", metavar="RUN_DIR", default=[],
-        help="add judged runs, each once, and print nothing else")  # fmt: skip
+        help="add judged runs, each once; print only what was added")  # fmt: skip
     command.add_argument("--accept", action="store_true",
-        help="what NODE reached last is its norm where that is worse than before, as after an update; values that fell "
-             "are no norm otherwise")  # fmt: skip
+        help="accept NODE's latest values as its new baseline where they are worse than before, for example after an "
+             "update; otherwise regressed values are not used as a baseline")  # fmt: skip
 
 
 def _history(arguments: argparse.Namespace) -> None:
@@ -293,7 +292,7 @@ def _accept(file: Path, arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.history.accepting import accept_losses
 
     if arguments.node is None:
-        raise OptionError("--accept", "found no NODE beside it", "the node whose loss is accepted")
+        raise OptionError("--accept", "found no NODE", "the node whose loss is accepted")
     number = accept_losses(file, arguments.node, arguments.gpu_sku)
     print(f"{arguments.node}: {number} {'value' if number == 1 else 'values'} accepted as they are now")
 
@@ -302,6 +301,6 @@ def _add_to_history(file: Path, arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.history.recording import add_run
 
     if arguments.node is not None or arguments.gpu_sku is not None or arguments.accept:
-        raise OptionError("--add", "found NODE, --gpu-sku or --accept beside it", "run directories only")
-    words = {"added": "added", "replaced": "replaced what it had been", "known": "was there already"}
+        raise OptionError("--add", "found NODE, --gpu-sku or --accept with it", "run directories only")
+    words = {"added": "added", "replaced": "replaced the earlier version", "known": "already in the history"}
     _raise(_errors(arguments.add, lambda directory: print(f"{directory}: {words[add_run(file, directory)]}")))

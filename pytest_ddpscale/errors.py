@@ -1,14 +1,14 @@
-"""The errors a person meets: one base class, one leaf per thing the reader has to do.
+"""The errors shown to users: one base class, one subclass per thing the reader has to do.
 
-Every one of them says where, what was found, what was expected and what to do, in one sentence
-each, so that a message is enough to act on and no traceback is needed.
+Each says where, what was found, what was expected and what to do, so the message alone is enough to act on and no
+traceback is needed.
 """
 
 from __future__ import annotations
 
 
 class DdpscaleError(Exception):
-    """Base of everything this package raises on purpose.
+    """Base of all errors this package raises on purpose.
 
     Args:
         where: the file and line, option, host or study concerned.
@@ -33,12 +33,12 @@ class DdpscaleError(Exception):
 
 
 def _printable(text: str) -> str:
-    """What a user wrote may carry characters that steer a terminal, or that it cannot show."""
+    """Escape control characters in user input, which could reprogram a terminal or fail to display."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 class BadInput(DdpscaleError):
-    """A mistake in what the user gave us. The pytest plugin turns it into exit code 4."""
+    """A mistake in the user's input. The pytest plugin turns it into exit code 4."""
 
 
 class ThresholdsError(BadInput):
@@ -58,15 +58,15 @@ class RunDirectoryError(BadInput):
 
 
 class WritingError(RunDirectoryError):
-    """Make room for the run directory, or have its file system mended; what is in it stays."""
+    """Free space for the run directory or repair its file system; files already in it are kept."""
 
 
 class ResultFileError(BadInput):
-    """Repair or leave out the result file that is being imported."""
+    """Repair or omit the result file that is being imported."""
 
 
 class HistoryError(BadInput):
-    """Mend the history file, or name another one; no run is harmed by it."""
+    """Repair the history file, or name another one; run directories are not affected."""
 
 
 class GangError(DdpscaleError):

@@ -1,10 +1,10 @@
-"""Options, environment and ini file, made into one typed value.
+"""Options, environment and ini file, combined into one typed value.
 
 Each option is declared once, as a field of `Settings`: its flag, its parser, its default and its help. Everything else
-derives from that: pytest's options, ini keys, environment variables, messages and docs/options.md. For each the command
-line wins over the environment, and that over the ini file.
+derives from that: pytest's options, ini keys, environment variables, messages and docs/options.md. The command line
+overrides the environment, which overrides the ini file.
 
-Every pytest session loads this module: what it needs to read a value that nobody gave is loaded when it is given.
+Every pytest session imports this module, so a parser imports what it needs only when its option is given.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from pytest_ddpscale.errors import OptionError
 
 AUTO = "auto"
-LAUNCHERS = ("torchrun", "exec", "ssh", "slurm")  # and a site's own
-# What becomes of nodes that a check finds unfit before anything is launched on them.
+LAUNCHERS = ("torchrun", "exec", "ssh", "slurm")  # besides a site's own
+# What to do with nodes that a check finds unfit before anything is launched on them.
 MEASURE, LEAVE_OUT = "measure", "leave-out"
 UNFIT = (MEASURE, LEAVE_OUT, "stop")
-# More than anybody means; what is larger would only overflow later.
+# Beyond any real use; larger values would only overflow later.
 MOST_NODES = 100_000
 MOST_PER_NODE = 4_096
 MOST_ROUNDS = 10_000
 LONGEST_S = 30 * 86_400.0
 LONGEST_BLOCK_S = 600.0
 SHORTEST_BLOCK_S = 0.01
-# Arguments of srun that say how many tasks there are, what carries our line to them, and by what name they are found.
+# Arguments of srun that this package sets itself: task counts, the streams that carry the protocol, and the job name.
 _OURS = r"(--nodes|--ntasks(-per-\w+)?|--export|--input|--output|--error|--job-name)(=|$)|-[NnioeJ]"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 _SWITCH = {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}
 
 T = TypeVar("T")
-# What an option speaks of. One run, or which requirements it has: a command that measures a requirement again leaves
-# those out. How to measure: that contradicts --ddp-judge, which measures nothing. How to judge what was measured.
+# What an option is about. "one run": this run or its selection of requirements; commands that remeasure a requirement
+# omit these options. "measuring": contradicts --ddp-judge. "judging": how to judge what was measured.
 About = Literal["one run", "measuring", "judging"]
 
 
@@ -47,11 +47,11 @@ class Option(NamedTuple):
 
     Attributes:
         flag: on the command line; the ini key and ``DDPSCALE_…`` variable are derived from it.
-        metavar: of its value; None for a switch.
+        metavar: placeholder of its value; None for a switch.
         parse: reads a value; raises ValueError with what it expected.
-        default: as one would type it; empty for none.
+        default: as typed by a user; empty for none.
         explanation: one line, without the default.
-        alone: the value that is meant where the flag stands alone; empty if it needs one.
+        alone: the value of the bare flag; empty if the flag needs a value.
     """
 
     flag: str
@@ -64,7 +64,7 @@ class Option(NamedTuple):
 
     @property
     def name(self) -> str:
-        """``gpu_sku``: the ini key, and pytest's name of it."""
+        """``gpu_sku``: the ini key, and pytest's name for the option."""
         return self.flag.lstrip("-").replace("-", "_")
 
     @property
@@ -79,10 +79,10 @@ class Option(NamedTuple):
 
 
 def read_value(where: str, text: str, parse: Callable[[str], T]) -> T:
-    """A value that somebody typed.
+    """Parse a value that the user typed.
 
     Raises:
-        OptionError: it makes no sense to `parse`; the message says where it was typed.
+        OptionError: `parse` refuses it; the message says where it was typed.
     """
     try:
         return parse(text)
@@ -91,7 +91,7 @@ def read_value(where: str, text: str, parse: Callable[[str], T]) -> T:
 
 
 def _refused(where: str, text: str, expected: str) -> OptionError:
-    from pytest_ddpscale.util.masking import masked_arguments  # here, as every pytest session loads this module
+    from pytest_ddpscale.util.masking import masked_arguments  # imported late: see the module's docstring
 
     shown = repr(masked_arguments([text])[0])
     shown = shown if len(shown) <= 200 else f"{shown[:200]}..."
@@ -105,11 +105,11 @@ def path(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise ValueError("a path; there is no such user") from None
+        raise ValueError("a path of an existing user") from None
 
 
 def one_of(*words: str) -> Callable[[str], str]:
-    """A parser of one of these words."""
+    """Make a parser that accepts one of these words."""
 
     def parse(text: str) -> str:
         if text not in words:
@@ -120,7 +120,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 
 def count_up_to(most: int) -> Callable[[str], int]:
-    """A parser of a whole number from 1."""
+    """Make a parser of a whole number from 1 to `most`."""
 
     def parse(text: str) -> int:
         if not _is_count(text, most):
@@ -135,18 +135,18 @@ def _is_count(text: str, most: int) -> bool:
 
 
 def number_of_rounds(text: str) -> int:
-    """Rounds of a study: enough to decide anything."""
+    """Rounds of a study, at least as many as a decision needs."""
     rounds = count_up_to(MOST_ROUNDS)(text)
-    from pytest_ddpscale.plan.planner import FEWEST_ROUNDS  # here, as every pytest session loads this module
+    from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 
     if rounds < FEWEST_ROUNDS:
-        raise ValueError(f"at least {FEWEST_ROUNDS} rounds: fewer never decide")
+        raise ValueError(f"at least {FEWEST_ROUNDS} rounds: fewer cannot decide a requirement")
     return rounds
 
 
 def number_of_launches(text: str) -> int:
-    """Launches of a plan's studies: one, or as many as make an interval."""
-    from pytest_ddpscale.plan.study import MOST_LAUNCHES  # here, as every pytest session loads this module
+    """Launches of a plan's studies: one, or enough for an interval."""
+    from pytest_ddpscale.plan.study import MOST_LAUNCHES
 
     launches = count_up_to(MOST_LAUNCHES)(text)
     if launches == 2:
@@ -155,15 +155,15 @@ def number_of_launches(text: str) -> int:
 
 
 def number_of_profiled_steps(text: str) -> int:
-    """Steps of each arm that are profiled."""
-    from pytest_ddpscale.plan.study import MOST_PROFILED_STEPS  # here, as every pytest session loads this module
+    """Number of steps of each arm to profile."""
+    from pytest_ddpscale.plan.study import MOST_PROFILED_STEPS
 
     return count_up_to(MOST_PROFILED_STEPS)(text)
 
 
 def world_sizes(text: str) -> tuple[int, ...]:
-    """World sizes, each once, in order."""
-    from pytest_ddpscale.plan.study import MOST_RANKS  # here, as every pytest session loads this module
+    """World sizes, each once, in ascending order."""
+    from pytest_ddpscale.plan.study import MOST_RANKS
 
     parts = [part.strip() for part in text.split(",")]
     if not all(_is_count(part, MOST_RANKS) for part in parts):
@@ -191,7 +191,7 @@ def block_length_s(text: str) -> float:
 
 
 def confidence_level(text: str) -> float:
-    """Confidence of intervals."""
+    """Confidence of the intervals."""
     try:
         confidence = float(text)
     except ValueError:
@@ -203,7 +203,7 @@ def confidence_level(text: str) -> float:
 
 def relative_precision(text: str) -> float:
     """Half-width of an interval relative to its value: ``1%`` or ``0.01``."""
-    from pytest_ddpscale.plan.study import WIDEST_PRECISION  # here, as every pytest session loads this module
+    from pytest_ddpscale.plan.study import WIDEST_PRECISION
 
     match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?) ?(%)?", text)
     precision = float(match[1]) / (100 if match[2] else 1) if match else 0.0
@@ -213,20 +213,20 @@ def relative_precision(text: str) -> float:
 
 
 def arguments_of_srun(text: str) -> tuple[str, ...]:
-    """Split as in a shell; none that is ours to say."""
+    """Split as a shell does; refuse arguments that this package sets itself."""
     arguments = words_of_command(text, "arguments of srun")
     if any(not argument.startswith("-") for argument in arguments[:1]):
         raise ValueError("arguments of srun, such as --partition=gpu --exclusive")
     if any(re.match(_OURS, argument) for argument in arguments):
         raise ValueError(
-            "none of --nodes (that is --ddp-nodes), --ntasks, --export, --input, --output, --error and --job-name (by "
-            "its own name what a gang leaves behind is found)"
+            "none of --nodes (use --ddp-nodes), --ntasks, --export, --input, --output, --error and --job-name (the "
+            "plugin finds leftover job steps by a name of its own)"
         )
     return arguments
 
 
 def words_of_command(text: str, what: str = "a command") -> tuple[str, ...]:
-    """Split as in a shell."""
+    """Split as a shell does."""
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
@@ -234,7 +234,7 @@ def words_of_command(text: str, what: str = "a command") -> tuple[str, ...]:
 
 
 def names_of_variables(text: str) -> tuple[str, ...]:
-    """Names of environment variables, a trailing ``*`` for any ending."""
+    """Names of environment variables; a trailing ``*`` matches any ending."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*\*?", name) for name in names):
         raise ValueError("names of environment variables such as MY_SITE,UCX_*")
@@ -242,7 +242,7 @@ def names_of_variables(text: str) -> tuple[str, ...]:
 
 
 def on_or_off(text: str) -> bool:
-    """A switch, in the words that ini files use."""
+    """A switch: true or false in any spelling that ini files use."""
     if text.lower() not in _SWITCH:
         raise ValueError("true or false")
     return _SWITCH[text.lower()]
@@ -252,103 +252,103 @@ def _option(
     flag: str, metavar: str | None, parse: Callable[[str], Any], about: About, explanation: str,
     default: str | None = None, alone: str = "",
 ) -> Any:  # fmt: skip
-    """A field of `Settings` that is an option; None where nobody says anything and there is no default."""
+    """Declare a field of `Settings` as an option; its value is None if not given and without default."""
     option = Option(flag, metavar, parse, default or "", explanation, about, alone)
     return field(default=None if default is None else parse(default), metadata={"option": option})
 
 
 def _switch(flag: str, about: About, explanation: str) -> Any:
-    """A field of `Settings` that is on or off, and off by default."""
+    """Declare a field of `Settings` as a switch, off by default."""
     return field(default=False, metadata={"option": Option(flag, None, on_or_off, "", explanation, about)})
 
 
 # fmt: off
 @dataclass(frozen=True)
 class Settings:
-    """What the user asked for: one field an option, times in seconds; and whether he named a SKU, ``auto`` included."""
+    """The user's options, one field each, times in seconds; `sku_was_given` tells a typed ``auto`` from the default."""
 
     gpu_sku: str = _option("--gpu-sku", "SKU", str, "one run",
         "GPU model to judge by, a name or alias in the thresholds file, or auto (from NVML)", default=AUTO)
     thresholds: Path | None = _option("--thresholds", "FILE", path, "one run",
         "thresholds file; default: thresholds.yaml here, else in rootdir, else the packaged copy")
     run_dir: Path | None = _option("--ddp-run-dir", "DIR", path, "one run",
-        "where everything measured and concluded goes; default: ddpscale-runs/<UTC time>-<sku>")
+        "directory for measurements, verdicts and reports; default: ddpscale-runs/<UTC time>-<sku>")
     judge: Path | None = _option("--ddp-judge", "RUN_DIR", path, "one run",
-        "judge what an earlier run measured; measure nothing")
+        "judge an earlier run's measurements; measure nothing")
     resume: Path | None = _option("--ddp-resume", "RUN_DIR", path, "one run",
-        "go on with a run that was cut short: measure only what is missing")
+        "continue an interrupted run: measure only what is missing")
     launcher: str = _option("--ddp-launcher", "NAME", str, "measuring",
         f"how ranks start: {', '.join(LAUNCHERS)} or a site's own; auto: ssh with --ddp-hosts or --ddp-hostfile, exec "
         "with --ddp-exec, slurm with several nodes or --ddp-slurm-args, else torchrun", default=AUTO)
     hosts: str | None = _option("--ddp-hosts", "n1,n[2-4]", str, "measuring",
         "machines to use, reached by ssh or --ddp-exec")
     hostfile: Path | None = _option("--ddp-hostfile", "FILE", path, "measuring",
-        "the same from a file of OpenMPI's or MPICH's, with slots, or with a name a line")
+        "the same, from an OpenMPI or MPICH hostfile with slots, or a file with one name per line")
     exec: tuple[str, ...] = _option("--ddp-exec", '"COMMAND {host}"', words_of_command, "measuring",
-        'reaches a host instead of ssh, such as "kubectl exec -i {host} --"', default="")
+        'command that reaches a host instead of ssh, such as "kubectl exec -i {host} --"', default="")
     remote_python: str | None = _option("--ddp-remote-python", "PATH", str, "measuring",
-        "Python of the hosts that are reached so; default: the one that runs pytest")
+        "Python on hosts reached by ssh or --ddp-exec; default: the one that runs pytest")
     nodes: int | None = _option("--ddp-nodes", "N", count_up_to(MOST_NODES), "measuring",
-        "nodes to use; default: all that are named, or of the Slurm allocation, else 1")
+        "number of nodes to use; default: all named nodes, all of the Slurm allocation, else 1")
     gpus_per_node: int | None = _option("--ddp-gpus-per-node", "N", count_up_to(MOST_PER_NODE), "measuring",
-        "GPUs (CPU: ranks) to use of each node; default: all")
+        "GPUs (CPU: ranks) to use per node; default: all")
     world_sizes: tuple[int, ...] | None = _option("--ddp-world-sizes", "1,2,4", world_sizes, "one run",
-        "only requirements of these world sizes")
+        "test only requirements of these world sizes")
     slurm_args: tuple[str, ...] = _option("--ddp-slurm-args", '"ARGS"', arguments_of_srun, "measuring",
-        "further arguments of srun, such as --partition=gpu --exclusive", default="")
+        "extra srun arguments, such as --partition=gpu --exclusive", default="")
     queue_limit_s: float = _option("--ddp-queue-limit", "1h", duration_s, "measuring",
-        "longest wait for Slurm to give nodes", default="1h")
+        "longest wait for a Slurm allocation", default="1h")
     container: str | None = _option("--ddp-container", "IMAGE", str, "measuring",
         "run ranks in a container: Pyxis/Enroot, or Apptainer/Singularity for .sif")
     pass_env: tuple[str, ...] = _option("--ddp-pass-env", "NAME,PREFIX*", names_of_variables, "measuring",
-        "further environment variables that ranks get", default="")
+        "extra environment variables to pass to ranks", default="")
     budget_s: float | None = _option("--ddp-budget", "10m", duration_s, "measuring",
-        "wall time for measuring; what is undecided then is inconclusive")
+        "wall time for measuring; requirements undecided by then are inconclusive")
     inactivity_limit_s: float = _option("--ddp-inactivity-limit", "10m", duration_s, "measuring",
-        "end a gang of ranks that records nothing for so long", default="10m")
+        "end a gang of ranks that has recorded nothing for this long", default="10m")
     total_limit_s: float | None = _option("--ddp-total-limit", "2h", duration_s, "measuring",
-        "end a gang of ranks that is not done by then; default: from the plan")
+        "end a gang of ranks that runs longer than this; default: from the plan")
     unfit: str = _option("--ddp-unfit", "|".join(UNFIT), one_of(*UNFIT), "measuring",
-        "nodes that fail a check before anything is launched: measure them all the same, leave them out, or stop and "
-        "measure nothing", default=MEASURE)
+        "nodes that fail a check before launch: measure them anyway, leave them out, or stop without measuring",
+        default=MEASURE)
     history: Path | None = _option("--ddp-history", "FILE", path, "judging",
-        "SQLite file with what this site's nodes reached; default: history.sqlite beside runs in ddpscale-runs")
+        "SQLite file with earlier results of this site's nodes; default: history.sqlite beside runs in ddpscale-runs")
     confidence: float = _option("--ddp-confidence", "0.95", confidence_level, "judging",
         "confidence of the intervals", default="0.95")
     family_confidence: float | None = _option("--ddp-family-confidence", "0.95", confidence_level, "judging",
-        "confidence that a machine that keeps all bounds is not rejected: failures are corrected for the number of "
-        "requirements; default: each is judged by itself")
+        "confidence that a machine that meets all bounds is not rejected: failures are corrected for the number of "
+        "requirements; default: no correction")
     rounds: int | None = _option("--ddp-rounds", "N", number_of_rounds, "measuring",
-        "most rounds of a study, at least 8; default: 32 (probes: 16); ends once all is decided")
+        "most rounds of a study, at least 8; default: 32 (probes: 16); a study ends early once all is decided")
     launches: int = _option("--ddp-launches", "N", number_of_launches, "measuring",
-        "launches of new processes that measure every study, 1 or 3 to 10: intervals are then over launches, each with "
-        "8 rounds or --ddp-rounds", default="1")
+        "measure every study in N launches of new processes, 1 or 3 to 10: with 3 or more, intervals are over "
+        "launches, each with 8 rounds or --ddp-rounds", default="1")
     block_s: float | None = _option("--ddp-block", "3s", block_length_s, "measuring",
         "length of a timed block; default: 2s on GPU, 0.75s on CPU")
     precision: float | None = _option("--ddp-precision", "1%", relative_precision, "measuring",
-        "go on after the decision until the interval of each throughput and scaling efficiency is within that share of "
-        "its value, or the most rounds are reached")
+        "continue after the decision until the interval of each throughput and scaling efficiency is within this share "
+        "of its value, or until the most rounds are reached")
     profile_steps: int | None = _option("--ddp-profile", "N", number_of_profiled_steps, "measuring",
-        "profile N steps of each arm by torch.profiler after a study's timed rounds, each study in a fresh gang; 5 "
-        "where no number follows", alone="5")
+        "profile N steps of each arm with torch.profiler after a study's timed rounds, each study in a fresh gang; 5 "
+        "if N is omitted", alone="5")
     nvtx: bool = _switch("--ddp-nvtx", "measuring",
-        "NVTX ranges around every step, its forward, backward and optimizer, for nsys; in timed rounds too")
+        "add NVTX ranges for nsys around every step, forward, backward and optimizer, in timed rounds too")
     isolate: bool = _switch("--ddp-isolate", "measuring",
-        "a fresh torchrun for each study instead of one warm gang")
+        "start a fresh torchrun for each study instead of one warm gang")
     allow_incomplete: bool = _switch("--ddp-allow-incomplete", "judging",
-        "exit 0 although a selected requirement was not measured")
+        "exit 0 even if a selected requirement was not measured")
     operator: str = _option("--ddp-operator", "NAME", str, "one run",
-        "who measures, resumes or judges the run, for the report that is signed", default="")
+        "name of who measures, resumes or judges the run, for the signed report", default="")
     site: str = _option("--ddp-site", "NAME", str, "one run",
-        "where the machine stands, for the report; beside --ddp-judge for the new report only", default="")
+        "location of the machine, for the report; with --ddp-judge for the new report only", default="")
     ticket: str = _option("--ddp-ticket", "ID", str, "one run",
-        "ticket that the run belongs to, for the report; beside --ddp-judge for the new report only", default="")
+        "ticket that the run belongs to, for the report; with --ddp-judge for the new report only", default="")
     sku_was_given: bool = False
 # fmt: on
 
     @property
     def is_isolated(self) -> bool:
-        """Whether each study has a gang of its own: no round is timed by processes that a profiler has been in."""
+        """Whether each study has its own gang; profiling requires it, so that no profiled process times a round."""
         return self.isolate or self.profile_steps is not None
 
 
@@ -357,7 +357,7 @@ OPTIONS: dict[str, Option] = {one.name: one.metadata["option"] for one in fields
 
 
 class _Given(NamedTuple):
-    """Text of a setting and where it was found."""
+    """The text of a setting and where it was found."""
 
     text: str
     where: str
@@ -366,10 +366,10 @@ class _Given(NamedTuple):
 def settings_from(
     options: Mapping[str, Any], ini: Mapping[str, str], environ: Mapping[str, str] = os.environ
 ) -> Settings:
-    """Read every setting and check it. On the command line None or False is not given; in the ini file, empty.
+    """Read and check every setting. On the command line None or False means not given; in the ini file, empty does.
 
     Raises:
-        OptionError: a value makes no sense; the message says where it came from.
+        OptionError: a value is invalid; the message says where it came from.
     """
     given = {attribute: _find(option, options, ini, environ) for attribute, option in OPTIONS.items()}
     _refuse_two_runs(given)
@@ -389,7 +389,7 @@ def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], en
     if given is True:
         return _Given("true", option.flag)
     if given not in (None, False):
-        if not str(given):  # as --ddp-judge=$RUN gives, with RUN not set: it must not mean to measure
+        if not str(given):  # --ddp-judge=$RUN with RUN unset must not start a measurement
             raise OptionError(option.flag, "found no value", f"{option.flag}={option.metavar}")
         return _Given(str(given), option.flag)
     if environ.get(option.variable):
@@ -398,21 +398,21 @@ def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], en
 
 
 def _refuse_two_runs(given: Mapping[str, _Given]) -> None:
-    """A run that is gone on with is measured, and in its own directory."""
+    """A resumed run is measured, in its own directory."""
     resume = given["resume"]
     other = next((given[name] for name in ("judge", "run_dir") if given[name].text), None)
     if resume.text and other is not None:
-        found = f"found {resume.text!r} beside {other.where}={other.text}"
+        found = f"found {resume.text!r} together with {other.where}={other.text}"
         raise OptionError(resume.where, found, f"one of {resume.where} and {other.where}")
 
 
 def _refuse_measuring_beside_judging(given: Mapping[str, _Given]) -> None:
-    """On the command line only: a site's variables and ini file stand for runs of both kinds."""
+    """Only on the command line: a site's environment and ini file serve measuring and judging runs alike."""
     judge = given["judge"]
     of_measuring = [given[name] for name, option in OPTIONS.items() if option.about == "measuring"]
     typed = next((one for one in of_measuring if one.where.startswith("--")), None)
     if judge.text and typed is not None:
-        found = f"found {typed.text!r} beside {judge.where}={judge.text}, which measures nothing"
+        found = f"found {typed.text!r} together with {judge.where}={judge.text}, which measures nothing"
         raise OptionError(typed.where, found, f"one of {typed.where} and {judge.where}")
 
 
@@ -422,5 +422,5 @@ def _refuse_limits_that_cannot_be_kept(settings: Settings, given: Mapping[str, _
         raise _refused(inactivity.where, inactivity.text, f"no more than {total.where}={total.text}")
     limit_s = min(settings.inactivity_limit_s, settings.total_limit_s or settings.inactivity_limit_s)
     if settings.block_s is not None and settings.block_s > limit_s / 2:
-        expected = f"at most half of the {limit_s:g} s after which silent ranks are ended"
+        expected = f"at most half of the {limit_s:g} s after which inactive ranks are ended"
         raise _refused(block.where, block.text, expected)

@@ -203,8 +203,8 @@ def test_world_sizes_are_sorted_and_counted_once() -> None:
                 "-p gpu -J mine",
                 "-Jmine",
             ],
-            "none of --nodes (that is --ddp-nodes), --ntasks, --export, --input, --output, --error and --job-name (by "
-            "its own name what a gang leaves behind is found)",
+            "none of --nodes (use --ddp-nodes), --ntasks, --export, --input, --output, --error and --job-name (the "
+            "plugin finds leftover job steps by a name of its own)",
         ),
         ("ddp_slurm_args", ["--x='a"], "arguments of srun, quoted as in a shell (No closing quotation)"),
         ("ddp_queue_limit", ["0", "never"], "a time such as 90s, 10m or 1h"),
@@ -218,7 +218,7 @@ def test_world_sizes_are_sorted_and_counted_once() -> None:
         ("ddp_launches", ["0", "-1", "some", "11"], "a whole number from 1 to 10"),
         ("ddp_launches", ["2"], "1, or 3 to 10: the means of two launches give ± 9 standard deviations"),
         ("ddp_rounds", ["0", "-5", "many", "10001"], "a whole number from 1 to 10000"),
-        ("ddp_rounds", ["1", "4"], f"at least {FEWEST_ROUNDS} rounds: fewer never decide"),
+        ("ddp_rounds", ["1", "4"], f"at least {FEWEST_ROUNDS} rounds: fewer cannot decide a requirement"),
         (
             "ddp_world_sizes",
             ["0", "1,,2", "1;2", "1,-2", ",", "1,2,", "x", "2,1000000000000"],
@@ -227,12 +227,12 @@ def test_world_sizes_are_sorted_and_counted_once() -> None:
         ("ddp_budget", ["721h", "999999999h", "2592001"], "at most 720h"),
         ("ddp_budget", ["9" * 150, "1s\n", "\u0661s"], "a time such as 90s, 10m or 1h"),
         ("ddp_block", ["0.001", "11m"], "a time from 0.01s to 600s"),
-        ("ddp_block", ["301s"], "at most half of the 600 s after which silent ranks are ended"),
+        ("ddp_block", ["301s"], "at most half of the 600 s after which inactive ranks are ended"),
         ("thresholds", ["a\0b"], "a path without a null character"),
         ("ddp_budget", ["0", "0s", "-1m", "10 m", "10d", "m", "1e3", "nan", "inf"], "a time such as 90s, 10m or 1h"),
         ("ddp_inactivity_limit", ["0", "soon"], "a time such as 90s, 10m or 1h"),
         ("ddp_block", ["0.0s", "3 s"], "a time such as 90s, 10m or 1h"),
-        ("thresholds", ["~nobody-by-this-name/a.yaml"], "a path; there is no such user"),
+        ("thresholds", ["~nobody-by-this-name/a.yaml"], "a path of an existing user"),
         ("ddp_confidence", ["high", "95%"], "a number such as 0.95"),
         (
             "ddp_precision",
@@ -264,7 +264,7 @@ def test_a_run_is_resumed_in_its_own_directory_and_not_judged_only(other: str) -
         read({"ddp_resume": "runs/a", other: "runs/b"})
     flag = BY_NAME[other].flag
     assert str(raised.value) == (
-        f"--ddp-resume: found 'runs/a' beside {flag}=runs/b; expected one of --ddp-resume and {flag}."
+        f"--ddp-resume: found 'runs/a' together with {flag}=runs/b; expected one of --ddp-resume and {flag}."
     )
 
 

@@ -1,1 +1,1 @@
-"""Who is to blame: a rank, a GPU, a node or a link between nodes. Pure functions."""
+"""Find culprits: ranks, GPUs, nodes or links between nodes. Pure functions."""

@@ -1,4 +1,4 @@
-"""Who is to blame for what failed."""
+"""Culprits of failed requirements."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.util.listing import first_few
 
-# Ranks on one CPU share its caches, its power and its neighbours; GPUs share little.
+# Ranks on one CPU share caches, power and neighbours, so they differ more; GPUs share little.
 _MINIMUM_GAPS: dict[DeviceType, float] = {"cuda": MINIMUM_RELATIVE_GAP, "cpu": 0.10}
-_LOST_ELSEWHERE = "what is lost is lost in communication, or by all ranks alike"
-_EXPLAINS_NOTHING = "does not explain it"  # said of slowness that is too little for what was missed
+_LOST_ELSEWHERE = "the loss is in communication, or common to all ranks"
+_EXPLAINS_NOTHING = "too little to explain the failure"
 
 
 @dataclass(frozen=True)
 class RankComparison:
-    """Who is slow among the ranks of a run, found out when it is first asked.
+    """Slow ranks of a run, computed on first access.
 
     Attributes:
-        study: that is being judged: ranks are compared in it, if that was measured.
+        study: the judged study; ranks are compared in it if it has the arms for that.
         evidence: everything measured.
     """
 
@@ -53,12 +53,12 @@ class RankComparison:
 
     @cached_property
     def peers(self) -> ComparedRanks:
-        """Ranks that computed by themselves at the same time."""
+        """Rounds in which ranks computed alone at the same time."""
         return peers_of(self.study, self.evidence)
 
     @cached_property
     def stragglers(self) -> list[Straggler]:
-        """Those of them that are slow, slowest first; if no launch shows any, in the rounds of all launches."""
+        """Slow ranks, slowest first; if no single launch shows any, those that the rounds of all launches show."""
         found: list[Straggler] = self.evidence.once(("stragglers", self.study.id), self._find_stragglers)
         return found
 
@@ -74,7 +74,7 @@ class RankComparison:
 
     @property
     def watched(self) -> list[Straggler]:
-        """Others of them that stand out by too little to be named, slowest first."""
+        """Ranks that are slow by too little to be named, slowest first."""
         rounds, gap = self.peers.rounds, self.minimum_relative_gap
         key = ("watched", self.study.id)
         found: list[Straggler] = self.evidence.once(key, lambda: find_watched(rounds, self.stragglers, gap))
@@ -82,28 +82,28 @@ class RankComparison:
 
     @property
     def spread(self) -> float:
-        """Step time of the slowest of them over that of the fastest, by averages over rounds; 1 without any."""
+        """Average step time of the slowest rank over that of the fastest; 1 without rounds."""
         times_s = self.peers.rounds.mean_step_s
         usual = usual_logs(times_s) if times_s.size else np.zeros(1)
         return math.exp(float(np.nanmax(usual) - np.nanmin(usual)))
 
     @property
     def unknown(self) -> list[int]:
-        """Numbers of ranks that were compared with others in too few rounds to tell whether they are slow."""
+        """Numbers of ranks with too few rounds to tell whether they are slow."""
         rounds = self.peers.rounds
         numbers: list[int] = rounds.ranks.numbers[rounds.present.sum(axis=0) < MINIMUM_ROUNDS].tolist()
         return numbers
 
     @property
     def minimum_relative_gap(self) -> float:
-        """By how much one has to be slower than its peers."""
+        """Smallest relative gap to its peers at which a rank is named."""
         return _MINIMUM_GAPS[self.evidence.plan.device_type]
 
     def slow_nodes_of(self, stragglers: Sequence[Straggler]) -> list[SlowNode]:
-        """Nodes of these stragglers of which all ranks are slow, slowest first."""
+        """Nodes of these stragglers on which all ranks are slow, slowest first."""
         if self.evidence.plan.nodes == 1:
             return slow_nodes(stragglers, self.peers.rounds)
-        # Its other ranks, too, are slow, whether or not they took part in what was judged.
+        # All ranks of the node count, also those outside the judged arm.
         hosts = {straggler.host for straggler in stragglers}
         return [node for node in slow_nodes(self.stragglers, self.peers.rounds) if node.host in hosts]
 
@@ -115,8 +115,8 @@ class RankComparison:
         return found
 
     def among(self, found: Sequence[Straggler], measured: ArmRounds) -> list[Straggler]:
-        """Those that took part in what was judged."""
-        # A rank's number is another one after a node was lost; its place stays.
+        """Those of `found` that are ranks of the judged arm."""
+        # Ranks are renumbered after a node was lost; their places stay.
         places = set(measured.ranks.places)
         return [s for s in found if (s.host, s.local_rank) in places]
 
@@ -124,13 +124,13 @@ class RankComparison:
 def with_culprits(
     verdict: Verdict, case: Case, compared: RankComparison, find_rounds: Callable[[], ArmRounds]
 ) -> Verdict:
-    """The verdict with everybody named who stands out in the measurements, if it did not pass.
+    """Add the culprits that stand out in the measurements to a verdict that did not pass.
 
     Args:
         verdict: on `case`.
         case: the requirement.
-        compared: who is slow.
-        find_rounds: gives complete rounds of the arm in question; of several nodes, those that did not pass.
+        compared: the slow ranks.
+        find_rounds: returns complete rounds of the judged arm; with several nodes, of those that did not pass.
     """
     if verdict.outcome not in ("failed", "inconclusive") or verdict.culprits:
         return verdict
@@ -148,12 +148,12 @@ def with_culprits(
 
 @dataclass(frozen=True)
 class ComparedRanks:
-    """Ranks that computed by themselves at the same time.
+    """Rounds in which ranks computed alone at the same time.
 
     Attributes:
-        study: in which; None if there are no such rounds.
-        rounds: complete ones.
-        arm: of the study, in which they did; None likewise.
+        study: study of the rounds; None without rounds.
+        rounds: the complete rounds.
+        arm: arm of the rounds; None without rounds.
     """
 
     study: Study | None
@@ -161,7 +161,7 @@ class ComparedRanks:
     arm: Arm | None = None
 
     def of_launches(self, evidence: Evidence) -> list[ArmRounds]:
-        """The same of each launch of the plan; none if there are no such rounds."""
+        """The rounds of each launch of the plan; empty without rounds."""
         if self.study is None or self.arm is None:
             return []
         studies = [replace(self.study, launch=number).id for number in range(1, evidence.plan.launches + 1)]
@@ -169,35 +169,34 @@ class ComparedRanks:
 
     @property
     def workload(self) -> Workload | None:
-        """What they trained; None if there are no such rounds."""
+        """The workload; None without rounds."""
         return self.study.workload if self.study else None
 
     def img_per_s(self, straggler: Straggler) -> float:
-        """Median throughput of a rank."""
+        """Median throughput of a rank, in img/s."""
         column = self.rounds.ranks.numbers == straggler.rank
         return float(np.nanmedian(self.rounds.img_per_s[:, column]))
 
     def floor_img_per_s(self, case: Case) -> float | None:
-        """What one of them alone should reach, if the case knows: it does so of its own workload's training only."""
+        """Floor for one rank alone, in img/s; None unless the rounds train the workload of the case."""
         is_training = self.arm is not None and self.arm.kind == "each"
         return case.floor_img_per_s if is_training and self.workload == case.workload else None
 
     def misses_floor(self, straggler: Straggler, case: Case) -> bool:
-        """Whether a rank is known to be slower than it should be alone."""
+        """Whether a rank is known to be below the floor for one rank alone."""
         floor = self.floor_img_per_s(case)
         return floor is not None and self.img_per_s(straggler) < floor
 
     @property
     def hosts(self) -> int:
-        """How many hosts they are on."""
+        """Number of hosts."""
         return len(self.rounds.ranks.by_host)
 
 
 def peers_of(study: Study, evidence: Evidence) -> ComparedRanks:
-    """Complete rounds in which every rank computed by itself: of this study, else of another one of the run.
+    """Complete rounds in which every rank computed alone: training arms first, then this study, then most ranks.
 
-    Of one with most ranks. A rank that computes slowly does so whatever it trains, and where nothing is trained its
-    forward passes tell.
+    A slow rank is slow in any workload, so another study of the run, or forward passes if nothing is trained, will do.
     """
     arms = [(candidate, arm) for candidate in evidence.plan.studies for arm in candidate.arms if arm.compares_ranks]
     if not arms:
@@ -207,7 +206,7 @@ def peers_of(study: Study, evidence: Evidence) -> ComparedRanks:
 
 
 def stragglers_of(rounds: ArmRounds, device_type: DeviceType) -> list[Straggler]:
-    """Ranks that are slow by themselves, slowest first: those that stand out, or the slower of two groups."""
+    """Ranks that compute slowly, slowest first: those that stand out, or the slower of two groups."""
     gap = _MINIMUM_GAPS[device_type]
     found, group = find_stragglers(rounds, minimum_relative_gap=gap), find_slow_group(rounds, gap)
     return group if len(group) > len(found) or any(straggler.ambiguous for straggler in group) else found
@@ -249,18 +248,18 @@ def _with_stragglers(verdict: Verdict, case: Case, compared: RankComparison, mea
 
 @dataclass(frozen=True)
 class Blame:
-    """Which of those who are slow by themselves are certainly to blame for what was missed.
+    """Decides which slow ranks are certainly to blame for a missed requirement.
 
-    On one node all of them are, unless either of two may be the odd one. What ranks of several nodes do together may
-    as well be missed because of the network: there a rank is to blame if it is below the floor for one alone, or if
-    the requirement would be kept without the slow ranks and missed with this one alone. All ranks take the step of
-    the slowest, so that they would be faster by its ratio without them.
+    On one node all of them are, unless only two are compared and either may be the odd one. Across nodes the network
+    may be the cause: there a rank is to blame if it is below the floor for one rank alone, or if the requirement would
+    be met without the slow ranks and missed with this one alone. All ranks run at the pace of the slowest, so without
+    it they would be faster by its ratio.
 
     Attributes:
         verdict: on `case`, not passed.
         case: the requirement.
-        compared: who is slow.
-        found: those of them who took part, slowest first; at least one.
+        compared: the slow ranks.
+        found: slow ranks of the judged arm, slowest first; at least one.
     """
 
     verdict: Verdict
@@ -270,16 +269,16 @@ class Blame:
 
     @cached_property
     def is_explained(self) -> bool:
-        """Whether the requirement would be kept if none of them were slow."""
+        """Whether the requirement would be met if none of them were slow."""
         definition = METRICS[self.verdict.metric]
         if self.compared.evidence.plan.nodes == 1 or definition.compares_ranks:
             return True
         if definition.baseline == "no_sync":
-            return False  # slow ranks are as slow in it, so that they add nothing to what communication costs
+            return False  # slow ranks are as slow in the baseline, so they do not add to the cost of communication
         return self._is_kept(self._slowest)
 
     def of_gpu(self, straggler: Straggler) -> Culprit:
-        """One of them."""
+        """The culprit for one slow rank."""
         peers = self.compared.peers
         certain = _is_certain(straggler, self.case, peers)
         evidence = _evidence_on(straggler, self.case, peers)
@@ -292,7 +291,7 @@ class Blame:
         )  # fmt: skip
 
     def of_node(self, node: SlowNode, slower: Collection[int]) -> Culprit:
-        """A whole node of them, but for what those ranks of it explain that are slower than it is."""
+        """The culprit for a slow node; ranks in `slower`, which are slow even within it, do not count for it."""
         is_of_two = self.compared.evidence.plan.nodes > 1 and self.compared.peers.hosts <= 2
         ambiguous = is_of_two or node.ambiguous
         own = [s.ratio for s in self.found if s.host == node.host and s.rank not in slower]
@@ -311,13 +310,13 @@ class Blame:
         return max(straggler.ratio for straggler in self.found)
 
     def _explains(self, ratio: float) -> bool:
-        """Whether one so slow is enough for a miss that slow ranks explain; the slowest one is if any is."""
+        """Whether this slowdown alone explains the miss; the largest always does if slow ranks explain it at all."""
         if self.compared.evidence.plan.nodes == 1:
             return True
         return self.is_explained and (ratio == self._slowest or not self._is_kept(self._slowest / ratio))
 
     def _is_kept(self, gain: float) -> bool:
-        """Whether the requirement would be kept if all ranks were so many times faster."""
+        """Whether the requirement would be met if all ranks were faster by this factor."""
         value, bound = self.verdict.value, self.verdict.bound_value
         if value is None:
             return False
@@ -325,23 +324,23 @@ class Blame:
 
 
 def _is_certain(straggler: Straggler, case: Case, each: ComparedRanks) -> bool:
-    """Whether it is this one of two: what the SKU should do says so."""
+    """Whether it is certain that this rank is the slow one; of two ranks, the floor for one rank decides."""
     return not straggler.ambiguous or each.misses_floor(straggler, case)
 
 
 def _evidence_on(straggler: Straggler, case: Case, each: ComparedRanks) -> str:
-    """Of two ranks either may be the odd one, so what the SKU should do is the third opinion."""
+    """Evidence on a rank; of two ranks either may be the odd one, so it is compared with the floor for one rank."""
     if not straggler.ambiguous:
         return straggler.evidence
     speed, floor = each.img_per_s(straggler), each.floor_img_per_s(case)
     if floor is None:
-        return f"{straggler.evidence}; nothing says what one alone should reach, to compare with"
+        return f"{straggler.evidence}; no floor for one rank alone to compare with"
     side = "below" if speed < floor else "above"
     return f"{straggler.evidence}; its {speed:.4g} img/s are {side} the floor of {floor:.4g} img/s for one alone"
 
 
 def _with_note_on_computation(verdict: Verdict, compared: RankComparison) -> Verdict:
-    """Nobody is slow by itself, and no link: then either all ranks are, or it is communication that costs."""
+    """Add where the loss is if no rank and no link is slow: in communication, or common to all ranks."""
     definition = METRICS[verdict.metric]
     is_efficiency = definition.scaling == "weak" and definition.baseline == "alone"
     if not is_efficiency or compared.stragglers or len(compared.peers.rounds) < MINIMUM_ROUNDS:
@@ -351,20 +350,20 @@ def _with_note_on_computation(verdict: Verdict, compared: RankComparison) -> Ver
     elif (spread := compared.spread) > 1 + compared.minimum_relative_gap:
         note = (
             f"without communication ranks differ by up to {spread:.2f}×, and none stands out clearly enough to be "
-            "named: what is lost is lost by the slower ones, or in communication"
+            "named: the loss is with the slower ranks, or in communication"
         )
     elif compared.unknown:
-        note = f"too few rounds without communication to tell whether any is slow of {in_ranks(compared.unknown)}"
+        note = f"too few rounds without communication to tell whether these are slow: {in_ranks(compared.unknown)}"
     elif (where := compared.peers.study) and where != compared.study:
         in_any_launch = replace(where, launch=1).id
-        note = f"no rank was slow without communication in {in_any_launch}: unless that has changed, {_LOST_ELSEWHERE}"
+        note = f"no rank was slow without communication in {in_any_launch}; unless that has changed, {_LOST_ELSEWHERE}"
     else:
         note = f"no rank is slow without communication: {_LOST_ELSEWHERE}"
     return replace(verdict, notes=(*verdict.notes, note))
 
 
 def watched_note(watched: Sequence[Straggler]) -> str:
-    """What is said of ranks that are somewhat slow: nobody is drained for that, and somebody should look at them."""
+    """The note on ranks that are somewhat slow: worth a look, but no reason to drain."""
     few = [f"rank {one.rank} on {one.host}, {one.measured}" for one in watched]
     what = f"{'it is' if len(watched) == 1 else 'they are'} slower without communication, by too little to be named"
     return f"look at {first_few(few, separator='; ')}: {what}"

@@ -1,4 +1,4 @@
-"""Ranks that are slow only in rounds in which their GPU says that something holds it down."""
+"""Ranks that are slow only in rounds in which their GPU reports throttling."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pytest_ddpscale.evidence.telemetry_columns import TelemetryColumns
 from pytest_ddpscale.metrics.device_flags import flags
 from pytest_ddpscale.metrics.rounds import ArmRounds
 
-_MOSTLY, _HARDLY = 0.75, 0.25  # of the rounds in which it was slow, and of the others
+_MOSTLY, _HARDLY = 0.75, 0.25  # share of throttled rounds among the slow ones, and among the others
 
 
 def with_held_down(
     stragglers: Sequence[Straggler], measured: ArmRounds, telemetry: TelemetryColumns
 ) -> list[Straggler]:
-    """The same, with what GPUs said of rounds in which they were slow; of one slow throughout that tells nothing.
+    """Mark stragglers that were throttled just when they were slow; impossible to tell for one slow throughout.
 
     Args:
-        stragglers: as they were found in `measured`.
-        measured: rounds in which every rank computes by itself.
+        stragglers: found in `measured`.
+        measured: rounds in which every rank computes alone.
         telemetry: of the run.
     """
     return [

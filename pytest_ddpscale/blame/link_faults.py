@@ -1,10 +1,10 @@
 """Nodes and links that communicate slower than the others, from measured node pairs.
 
-The rule is that of `plan.pairing.Standings`, which also chose what was measured. A node is named if it is slow with
-every partner, at least two of which are known to be good, in more than `CONFIRMATIONS` measurements; a link if it is
-slow every time, as often, while both its ends are fast with others. One fast measurement clears. If more than half of
-the nodes were never fast, nobody is named: then it is the norm that is slow. A node pair counts as its slowest rail,
-that is local rank with local rank; if only some of the rails are slow, those are named.
+The rule is that of `plan.pairing.Standings`, which also chose the measured pairs. A node is named if it is slow with
+every partner, at least two of which are known to be good, in more than `CONFIRMATIONS` measurements. A link is named if
+it is slow in as many measurements and never fast, while both its ends are fast with others. One fast measurement
+clears. If more than half of the nodes were never fast, none is named: the majority is slow, so there is no baseline. A
+node pair counts with its slowest rail (equal local ranks of both nodes); if only some rails are slow, those are named.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _PARTNERS_SHOWN = 3
 
 @dataclass(frozen=True)
 class LinkEnd:
-    """A node at one end of what is slow.
+    """The node at one end of a fault.
 
     Attributes:
         host: its name.
-        ranks: global ranks that are slow; of a node all of whose rails are slow, all that were measured.
-        local_ranks: the same ranks' numbers on their host.
-        devices: GPU UUIDs of the same ranks, or ``cpu``.
+        ranks: global ranks with slow rails; all measured ones if all rails are slow.
+        local_ranks: their local ranks.
+        devices: their GPU UUIDs, or ``cpu``.
     """
 
     host: str
@@ -41,17 +41,17 @@ class LinkEnd:
 
 @dataclass(frozen=True)
 class LinkFault:
-    """A node that is slow with everybody, or a link between two that are fast with others.
+    """A node that is slow with every partner, or a slow link between two nodes that are fast with others.
 
     Attributes:
         kind: ``node`` or ``link``.
         ends: the node, or both ends of the link.
-        partners: hosts known to be good that a node was measured with; empty for a link.
+        partners: good hosts that a node was measured with; empty for a link.
         whole: all rails are slow; False if only those of the ends' local ranks are.
-        slow_gbps: median bus bandwidth of what is slow, in GB/s.
-        fast_gbps: the same of what the partners, or the ends of the link, reach with good ones.
+        slow_gbps: median bus bandwidth of the slow measurements, in GB/s.
+        fast_gbps: median bus bandwidth of the partners, or of the link's ends, with good nodes, in GB/s.
         fast_with_each_other: the partners were measured with each other, not only with third nodes.
-        measurements: how often it was measured, each time slow.
+        measurements: number of measurements, all of them slow.
     """
 
     kind: Literal["node", "link"]
@@ -70,7 +70,7 @@ class LinkFault:
 
     @property
     def evidence(self) -> str:
-        """What was seen: ``0.024 GB/s with n1 and n3, which reach 0.61 GB/s with each other (4 measurements)``."""
+        """The finding: ``0.024 GB/s with n1 and n3, which reach 0.61 GB/s with each other (4 measurements)``."""
         between = f"with {listed(self.partners)}" if self.kind == "node" else f"between {listed(self.hosts)}"
         whom = "each other" if self.fast_with_each_other else "others"
         return (
@@ -92,9 +92,9 @@ def find_link_faults(
     """Nodes and links at fault by the rule of this module: nodes before links, slowest first.
 
     Args:
-        pairs: all that was measured, in order.
-        device_type: of the ranks; a CPU has to be slower than a GPU to be named.
-        excused: hosts known to compute slowly: that explains whatever they take part in, which is left out.
+        pairs: all measurements, in order.
+        device_type: of the ranks; on CPUs a larger gap is needed than on GPUs.
+        excused: hosts known to compute slowly; their pairs are ignored, because that explains them.
     """
     told = _NodePairs(pair for pair in pairs if excused.isdisjoint(pair.hosts))
     standings = Standings(told.results, SLOW_SHARES[device_type])
@@ -108,7 +108,7 @@ def find_link_faults(
 
 
 def node_pair_results(pairs: Iterable[PairMeasurement]) -> Iterator[tuple[tuple[str, str], float]]:
-    """What each pair of hosts reached in each round: names in order, and GB/s of the slowest rail."""
+    """Yield each pair of hosts in each round: names in order, and GB/s of the slowest rail."""
     for (_, _, hosts), rails in _rails_together(pairs).items():
         yield hosts, min(rail.busbw_gbps for rail in rails)
 
@@ -123,7 +123,7 @@ def _rails_together(
         if pair.hosts[0] == pair.hosts[1]:
             continue
         ordered = _sorted_by_host(pair)
-        # A gang that was started again counts its rounds anew: the same rail comes once in each.
+        # A restarted gang counts its rounds from the beginning, so a repeated rail belongs to the restarted gang.
         rail = (ordered.round, ordered.hosts, ordered.local_ranks[0])
         together[(seen[rail], ordered.round, ordered.hosts)].append(ordered)
         seen[rail] += 1
@@ -131,11 +131,11 @@ def _rails_together(
 
 
 class _NodePairs:
-    """Measurements of rails, put together to results of node pairs.
+    """Measurements of rails, combined to results of node pairs.
 
     Attributes:
-        hosts: host names by the number of the node.
-        results: one of each measured node pair.
+        hosts: host names by node number.
+        results: one per measurement of a node pair.
     """
 
     def __init__(self, pairs: Iterable[PairMeasurement]) -> None:
@@ -151,9 +151,9 @@ class _NodePairs:
             self._rails[result] += rails
 
     def slow_rails(self, results: Sequence[PairResult], node: int, slow_below_gbps: float) -> tuple[LinkEnd, bool]:
-        """A node's end of the rails that are slow in each of some results, and whether those are all of its rails.
+        """A node's end of the rails that are slow in all given results, and whether these are all of its rails.
 
-        All of them count as slow if none is in each result.
+        All rails count as slow if none is slow in every result.
         """
         slow, ends = self._tell_rails(results, self.hosts[node], slow_below_gbps)
         always = [rank for rank, each in slow.items() if all(each)]

@@ -1,11 +1,11 @@
-"""What ranks take on average over rounds, and how far that can be trusted.
+"""Average step times of ranks over rounds, with intervals.
 
-The average is the median, so that hiccups in less than half of the rounds do not move it. Its standard error is that of
-a median of normal noise, √(π/2) that of a mean. The noise is the median absolute deviation of the rank's own rounds, or
-what is left of that about a line through the medians of their halves (Tukey 1977), so that a rank that gets slower is
-not taken for a noisy one. It is the typical rank's where that is larger: of eight rounds one rank's alone is little
-known.
-Successive rounds may correlate by up to 0.5, which widens it as in `stats/steadiness`.
+The average is the median: hiccups in less than half of the rounds do not move it. Its standard error is that of a
+median of normal noise, √(π/2) times that of a mean. The noise is the median absolute deviation of the rank's own
+rounds, or that about a line through the medians of their halves (Tukey 1977) if it is smaller, because a rank that gets
+slower is not noisy. The typical rank's noise is used instead if it is larger: eight rounds of one rank are too few to
+estimate its noise well.
+Successive rounds may correlate by up to 0.5, which widens the interval as in `stats/steadiness`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pytest_ddpscale.metrics.peers import MAD_TO_STDEV
 from pytest_ddpscale.results.column_record import FloatArray
 from pytest_ddpscale.stats.intervals import t_quantile
 
-_ALPHA = 0.05  # of both sides of all ranks together that are compared: Bonferroni
+_ALPHA = 0.05  # two-sided, over all compared ranks together (Bonferroni)
 # sqrt((1 + ρ) / (1 - ρ)) for the largest correlation allowed for, 0.5.
 _INFLATION = math.sqrt(3)
-_MOST_DEGREES = 100  # from there on Student's distribution is the normal one
+_MOST_DEGREES = 100  # beyond this Student's distribution is close to normal
 
 
 @dataclass(frozen=True, eq=False)
 class RankAverages:
-    """Of each of some ranks, (ranks,).
+    """Averages of ranks, (ranks,).
 
     Attributes:
-        value: median over its rounds.
-        reach: half-width of the interval that holds for all ranks together with a confidence of 95 %.
+        value: median over the rounds of a rank.
+        reach: half-width of the joint interval of all ranks at 95 % confidence.
     """
 
     value: FloatArray
@@ -42,8 +42,8 @@ def averages_of(logs: FloatArray, looks: int = 1) -> RankAverages:
     """Averages over rounds.
 
     Args:
-        logs: of each rank in each round, NaN where it took no part, (rounds, ranks); at least one round of each rank.
-        looks: how many windows of rounds are looked at: intervals hold for all of them together.
+        logs: (rounds, ranks), NaN where a rank was absent; at least one round of each rank.
+        looks: number of windows of rounds that are looked at; intervals hold for all of them together.
     """
     rounds, ranks = (~np.isnan(logs)).sum(axis=0), logs.shape[1]
     value = median_over_rounds(logs)
@@ -60,7 +60,7 @@ def _robust_stdev(logs: FloatArray) -> FloatArray:
 
 
 def _without_trend(logs: FloatArray) -> FloatArray:
-    """Less a straight line, rank by rank; as they are where a rank lacks a half of the rounds."""
+    """Residuals of a straight line, rank by rank; unchanged if a rank lacks either half of the rounds."""
     half = len(logs) // 2
     change = median_over_rounds(logs[-half:]) - median_over_rounds(logs[:half]) if half else np.zeros(logs.shape[1])
     slope = np.nan_to_num(change) / max(1, len(logs) - half)
@@ -69,18 +69,18 @@ def _without_trend(logs: FloatArray) -> FloatArray:
 
 
 def relative_logs(times_s: FloatArray) -> FloatArray:
-    """Logarithms of times relative to the median rank of the round: what slows all down tells nobody apart."""
+    """Logarithms of times relative to the median rank of the round, which cancels what slows down all ranks."""
     logs = np.log(times_s)
     return logs - median_over_rounds(logs.T)[:, np.newaxis]
 
 
 def usual_logs(times_s: FloatArray) -> FloatArray:
-    """Of each rank the average of its `relative_logs`, (ranks,)."""
+    """Average of the `relative_logs` of each rank, (ranks,)."""
     return median_over_rounds(relative_logs(times_s))
 
 
 def median_over_rounds(values: FloatArray) -> FloatArray:
-    """Of each column what is not NaN; NaN of nothing. A few times as quick as numpy's own."""
+    """Median of each column without NaN; NaN for empty columns. A few times faster than `numpy.nanmedian`."""
     ordered, count = np.sort(values, axis=0), (~np.isnan(values)).sum(axis=0)
     columns = np.arange(values.shape[1])
     low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, len(values) - 1)

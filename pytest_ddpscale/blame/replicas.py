@@ -1,4 +1,4 @@
-"""Ranks that compute otherwise than their peers spoil every verdict on them."""
+"""Ranks with wrong results: they invalidate every passed verdict of their study."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pytest_ddpscale.results.verdicts import WRONG_DATA, Culprit, Verdict
 
 
 def with_agreement(verdict: Verdict, study: Study, evidence: Evidence) -> Verdict:
-    """Speed is worth nothing where results differ: then nothing of the study passes.
+    """The verdict, which cannot pass if results of ranks differ: then speed is worth nothing.
 
-    One disagreement is enough, because nothing about it is random: DDP keeps replicas equal bit for bit. What
-    failed anyway is marked, so that nobody takes it for a matter of speed alone.
+    One disagreement is enough, because it is not random: DDP keeps replicas equal bit for bit. Verdicts that failed
+    anyway are flagged, because speed is not their only problem.
     """
     odd: list[Disagreement] = evidence.once(("disagreements", study.id), lambda: disagreements(study, evidence))
     if not odd:
@@ -30,24 +30,24 @@ def with_agreement(verdict: Verdict, study: Study, evidence: Evidence) -> Verdic
     )
     names = ", ".join(f"rank {o.rank} on {o.host}" for o in odd[:3]) + (" and others" if len(odd) > 3 else "")
     if METRICS[verdict.metric].compares_results:
-        reason, flags = f"{names}: results unlike the others'", (*verdict.flags, WRONG_DATA)
+        reason, flags = f"{names}: results differ from those of other ranks", (*verdict.flags, WRONG_DATA)
         return replace(verdict, outcome="failed", reason=reason, culprits=culprits, flags=flags)
     if verdict.outcome == "failed":
         return replace(verdict, flags=(*verdict.flags, WRONG_DATA))
     if verdict.outcome != "passed":
         return verdict
-    reason = f"{names}: results unlike the others' (see {REPLICA_AGREEMENT.name}), so that this speed is of no use"
+    reason = f"{names}: results differ from those of other ranks (see {REPLICA_AGREEMENT.name}); speed does not count"
     return replace(verdict, outcome="error", reason=reason, culprits=culprits)
 
 
 def disagreements(study: Study, evidence: Evidence) -> list[Disagreement]:
-    """Every rank of a study whose parameters, or whose own seeded step, are unlike its peers', in rank order.
+    """Every rank of a study whose parameters or own seeded step differ from its peers', in rank order.
 
-    The most ranks have the first word: of two that differ, they may tell who is the odd one.
+    Larger groups decide first: of two ranks that differ, a larger group may tell which is wrong.
     """
     seeded = evidence.seeded_checksums(study.id)
     by_themselves = _by_themselves(study, evidence)
-    # Of several nodes, all ranks together are more than any group that fits one.
+    # With several nodes, all ranks together are the largest group.
     found = {odd.rank: odd for odd in by_themselves} if evidence.plan.nodes > 1 else {}
     together = [arm for arm in study.arms if arm.kind == "ddp" and arm.world_size > 1]
     for arm in sorted(together, key=lambda arm: -arm.world_size):
@@ -63,7 +63,7 @@ def disagreements(study: Study, evidence: Evidence) -> list[Disagreement]:
 
 
 def _groups_that_differ(study: Study, arm: Arm, evidence: Evidence) -> Iterable[ArmRounds]:
-    """Groups of ranks that trained together and of which not all have the same results in all rounds."""
+    """Groups of ranks that trained together, as far as their results may differ."""
     columns, layout = evidence.columns, evidence.plan.layout
     if layout.nodes == 1 or not layout.fits_node(arm):
         return group_rounds(columns, study.id, arm, layout)
@@ -75,7 +75,7 @@ def _groups_that_differ(study: Study, arm: Arm, evidence: Evidence) -> Iterable[
 
 
 def _by_themselves(study: Study, evidence: Evidence) -> list[Disagreement]:
-    """Ranks whose seeded step is odd among all of the study, whether or not they trained under DDP."""
+    """Ranks whose seeded step differs from most of the study, whether or not they trained under DDP."""
     seeded = evidence.seeded_checksums(study.id)
     odd = ranks_unlike_most(seeded)
     return [

@@ -1,4 +1,4 @@
-"""Slow nodes and links, named as culprits of what ranks of several nodes did not reach."""
+"""Slow nodes and links as culprits of requirements between nodes."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from pytest_ddpscale.results.verdicts import Culprit, Verdict
 
 
 def with_slow_links(verdict: Verdict, evidence: Evidence, measured: ArmRounds) -> Verdict:
-    """The verdict with nodes and links named that communicate slowly, if ranks of several nodes were judged.
+    """Add nodes and links that communicate slowly as culprits, if the judged ranks are on several nodes.
 
     Args:
-        verdict: with those who compute slowly already named: what those of them take part in who certainly are to
-            blame is explained by that.
-        evidence: with the node pairs that were measured.
-        measured: complete rounds of the arm in question.
+        verdict: with ranks and nodes that compute slowly already named; links of a host that is certainly to blame for
+            slow computation are not accused.
+        evidence: with the measured node pairs.
+        measured: complete rounds of the judged arm.
     """
     return with_slow_node_pairs(verdict, evidence) if _spans_nodes(measured) else verdict
 
 
 def slow_links(evidence: Evidence) -> dict[str, set[str]]:
-    """Nodes and links that certainly communicate slowly, in words, with the hosts at their ends."""
+    """Hosts of the nodes and links that certainly communicate slowly, by a description of each."""
     faults = _faults(evidence, frozenset())
     return {f"{_words(fault)} ({fault.evidence})": set(fault.hosts) for fault in faults}
 
 
 def with_slow_node_pairs(verdict: Verdict, evidence: Evidence) -> Verdict:
-    """The same of a verdict that is on ranks of several nodes."""
+    """`with_slow_links` for a verdict that is known to be on ranks of several nodes."""
     faults = _faults(evidence, frozenset(culprit.host for culprit in verdict.culprits if culprit.is_certain))
     if not faults:
         return verdict
@@ -71,7 +71,7 @@ def _culprit(fault: LinkFault) -> Culprit:
 
 
 def _rail(end: LinkEnd, *, whole: bool) -> tuple[int | None, str | None]:
-    """The one GPU through which communication is slow; none if all are, or several."""
+    """Local rank and UUID of the only slow rail; None if all rails or several are slow."""
     if whole or len(end.local_ranks) != 1:
         return None, None
     return end.local_ranks[0], _only(end.devices)

@@ -1,28 +1,28 @@
-"""Ranks, and nodes, that compute slower than their peers.
+"""Stragglers: ranks and nodes that compute slower than their peers.
 
-Told from arms without communication: under DDP all ranks take the step of the slowest. The rule compares each
-rank, round by round, with the median of all *other* ranks. Left out of its own yardstick, a slow rank cannot
-move it, and half of the ranks may be slow and are still caught: k/2 fast ones are then a majority among the
-k - 1 others. What counts is the average of these ratios over the rounds (`rank_averages`: the median, so that a
-rank has to be slow in half of the rounds and no hiccup accuses anybody). A rank is named if
+The rule uses arms without communication, because under DDP all ranks run at the pace of the slowest. It compares each
+rank, round by round, with the median of all *other* ranks. A slow rank cannot move the median it is compared with, so
+up to half of the ranks may be slow and are still found: k/2 fast ranks are a majority among the k - 1 others. The
+average of these ratios over the rounds counts (`rank_averages`: the median, so a rank must be slow in half of the
+rounds, and a hiccup accuses nobody). A rank is named if
 
-- its average is a minimum relative gap above 1, because GPUs of one node differ and nobody is to be drained for 2 %,
+- its average is a minimum relative gap above 1, because GPUs of one node differ and 2 % is no reason to drain one,
 - the lower limit of that average is above 1, for all ranks together with the confidence of `rank_averages`, and
-- its average stands out from those of the others by four robust standard deviations of theirs, more among few or many
-  ranks, or of the root mean square of that and 0.3 of the gap where they differ by less, so that nobody is named for
-  how much GPUs ordinarily differ, or noise makes them differ
+- its average is an outlier: it lies above those of the others by four of their robust standard deviations, more among
+  few or many ranks. If the others differ little, the deviation is replaced by the root mean square of itself and 0.3 of
+  the gap, so ordinary differences between GPUs and noise accuse nobody
   (median absolute deviation times 1.4826: Leys et al., Journal of Experimental Social Psychology 49, 2013).
 
-More rounds make averages sharper, so that they find more and accuse fewer. A rank that is so only in the last half of
-the rounds is named too, for it may be getting slower; and so is one that is slower by twice the gap in half of the
-rounds or more, where its peers hardly ever are: its average lies between and measures nothing. From 0.6 of the gap on
-a rank is watched: worth a note, no drain.
+More rounds make averages sharper: they find more stragglers and accuse fewer others. A rank that meets the rule only in
+the last half of the rounds is named too, because it may be getting slower. So is a rank that is slower by twice the gap
+in half of the rounds or more while its peers hardly ever are: its average would lie between two states and mean
+nothing. From 0.6 of the gap on a rank is watched: it gets a note, but is no reason to drain.
 
-Caught: any number of slow ranks up to half of an even number of ranks, and up to (k - 1)/2 of an odd number
-from 5 up; one of three. Not caught: more than that, for what most ranks do is the norm here (absolute
-bounds such as ``throughput_per_gpu`` see it, and `two_groups` if they are a group), and a rank that is slow in fewer
-rounds. Of two ranks the slower one is found, but with a single peer nobody can say whether the other is unusually
-fast: such a finding is marked, and wants a comparison with what the SKU should do.
+Found: up to half of an even number of ranks, up to (k - 1)/2 of an odd number from 5 up, one of three. Not found: more
+than that, because the majority is the baseline here (absolute bounds such as ``throughput_per_gpu`` find it, and
+`two_groups` if the slow ranks form a group), and a rank that is slow in fewer rounds. Of two ranks the slower one is
+found, but a single peer may as well be unusually fast: such a finding is marked ambiguous and has to be compared with
+the floor of the SKU.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from pytest_ddpscale.results.column_record import BoolArray, FloatArray
 MINIMUM_RELATIVE_GAP = 0.05
 MINIMUM_ROUNDS = 5
 WATCHED_SHARE = 0.6  # of the minimum relative gap
-# Robust standard deviations to stand out by, of 5 ranks or more and of fewer; and what GPUs ordinarily differ by, in
-# gaps: peers that happen to be alike tell little. By simulation less than 0.8 % of runs name anybody where GPUs differ
-# by 1.5 % (benchmarks/straggler_roc.py).
+# An outlier's distance in robust standard deviations, with 5 ranks or more and with fewer; and the ordinary spread of
+# GPUs as a share of the gap, because peers may be alike by chance. In simulation less than 0.8 % of runs name a rank
+# if GPUs differ by 1.5 % (benchmarks/straggler_roc.py).
 _MAD_FACTOR, _FEW, _FACTOR_OF_FEW = 4.0, 4, 4.75
 _USUAL_SPREAD = 0.3
-_FALSE_NAMES = 0.005  # of runs of many ranks that differ as normal numbers do
-_FAR = 2.0  # lines: that a rank slow at times is slower by then
-_CHANCE = 0.005  # of runs in which noise alone may name anybody for being slow at times
-_MOSTLY = 0.9  # of the rounds: what is so in so many is so, as far as words go
+_FALSE_NAMES = 0.005  # share of runs with many normally distributed ranks in which one is named by chance
+_FAR = 2.0  # gaps by which a rank that is slow at times must be slower in those rounds
+_CHANCE = 0.005  # share of runs in which noise alone may name a rank as slow at times
+_MOSTLY = 0.9  # share of rounds that reports call "all"
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class Straggler:
         device: GPU UUID, or ``cpu``.
         ratio: median over all rounds of its step time over the median of its peers'.
         interval: of that ratio, for all ranks together at 95 %.
-        ratio_when_slow: the same over those rounds in which it was slow.
-        slow_rounds: numbers of these: in which the ratio was over the middle of 1 and the line.
-        rounds: how many there were.
+        ratio_when_slow: the same median over the rounds in which it was slow.
+        slow_rounds: numbers of those rounds, in which the ratio was over the middle between 1 and the threshold.
+        rounds: number of rounds.
+        peers: number of ranks it was compared with.
+        ambiguous: the others may be the unusual ones: there is only one peer, or they are no majority.
         is_late: it was slow from some round on, and not before.
-        is_held_down: when it was slow it was held down by heat, power supply or board, and else it was not.
-        peers: how many ranks it was compared with.
-        ambiguous: it may be the others that are unusual: there is but one peer, or they are no majority.
-        others: who they are, where the ranks fall into two groups; empty where this rank stands out from all.
+        is_held_down: it was throttled by heat, power supply or board when it was slow, and not otherwise.
+        others: the faster group, if the ranks fall into two groups; empty if this rank stands out from all.
     """
 
     rank: int
@@ -92,7 +92,7 @@ class Straggler:
 
     @property
     def evidence(self) -> str:
-        """What was seen: ``1.31× the median of 15 peers in 9 of 9 rounds``."""
+        """The finding in words: ``1.31× the median of 15 peers in 9 of 9 rounds``."""
         whom = self._whom + (f" ({self.others})" if self.others else "")
         slow = len(self.slow_rounds)
         when = f"the last {slow} of {self.rounds} rounds" if self.is_late else f"{slow} of {self.rounds} rounds"
@@ -102,7 +102,7 @@ class Straggler:
 
     @property
     def measured(self) -> str:
-        """How slow it is on average: ``1.04× (1.03 … 1.05×) the median of 7 peers``."""
+        """Average slowdown in words: ``1.04× (1.03 … 1.05×) the median of 7 peers``."""
         low, high = self.interval
         return f"{self.ratio:.2f}× ({low:.2f} … {high:.2f}×) {self._whom}"
 
@@ -118,7 +118,7 @@ class Straggler:
 
 @dataclass(frozen=True)
 class SlowNode:
-    """A host all of whose ranks are slow.
+    """A host on which all ranks are slow.
 
     Attributes:
         host: its name.
@@ -130,19 +130,19 @@ class SlowNode:
 
     @property
     def ratio(self) -> float:
-        """Median over its ranks of their `Straggler.ratio`."""
+        """Median `Straggler.ratio` of its ranks."""
         return statistics.median(straggler.ratio for straggler in self.stragglers)
 
     @property
     def evidence(self) -> str:
-        """What was seen: ``all 8 ranks slow, 1.31× the median of their peers``."""
+        """The finding in words: ``all 8 ranks slow, 1.31× the median of their peers``."""
         others = self.stragglers[0].others
         whom = f"their peers ({others})" if others else "their peers"
         return f"all {len(self.stragglers)} ranks slow, {self.ratio:.2f}× the median of {whom}"
 
     @property
     def ambiguous(self) -> bool:
-        """Whether it may be the others that are unusual."""
+        """Whether the other hosts may be the unusual ones."""
         return self.stragglers[0].ambiguous
 
 
@@ -150,7 +150,7 @@ def find_stragglers(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_R
     """Ranks that are slower than their peers, slowest first, by the rule of this module.
 
     Args:
-        measured: rounds of an arm in which every rank computes by itself, ``each@k`` or ``no_sync@k``.
+        measured: rounds of an arm in which every rank computes alone, ``each@k`` or ``no_sync@k``.
         minimum_relative_gap: how much slower than the median of its peers a rank has to be, as a fraction.
     """
     has_peers = measured.present.sum(axis=1, keepdims=True) >= 2
@@ -175,12 +175,12 @@ def find_stragglers(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_R
 def find_watched(
     measured: ArmRounds, named: Iterable[Straggler], minimum_relative_gap: float = MINIMUM_RELATIVE_GAP
 ) -> list[Straggler]:
-    """Ranks that stand out by the same rule and are not named, for it is by less than the gap, slowest first.
+    """Ranks that meet the rule with `WATCHED_SHARE` of the gap and are not named, slowest first.
 
     Args:
         measured: as in `find_stragglers`.
-        named: ranks that are.
-        minimum_relative_gap: for them; most of it is asked of others.
+        named: ranks that are named.
+        minimum_relative_gap: gap at which ranks are named.
     """
     numbers = {straggler.rank for straggler in named}
     found = find_stragglers(measured, WATCHED_SHARE * minimum_relative_gap)
@@ -188,13 +188,13 @@ def find_watched(
 
 
 def _stand_out(logs: FloatArray, relative: FloatArray, line: float, looks: int) -> BoolArray:
-    """Of each rank, whether it is slow by the rule of this module in these rounds, (ranks,).
+    """Whether each rank is slow by the rule of this module in these rounds, (ranks,).
 
     Args:
-        logs: logarithms of times over those of peers, (rounds, ranks).
-        relative: of times over those of the typical rank, which are the same yardstick for all, (rounds, ranks).
-        line: logarithm of the least ratio.
-        looks: at how many windows of rounds.
+        logs: logarithms of times over the median of peers, (rounds, ranks).
+        relative: logarithms of times over the median rank, the same baseline for all, (rounds, ranks).
+        line: logarithm of the smallest ratio that counts.
+        looks: number of windows of rounds that are looked at.
     """
     averages, ranks = averages_of(logs, looks), logs.shape[1]
     usual = median_over_rounds(relative)
@@ -207,9 +207,10 @@ def _stand_out(logs: FloatArray, relative: FloatArray, line: float, looks: int) 
 
 
 def _are_slow_at_times(logs: FloatArray, line: float) -> BoolArray:
-    """Of each rank, whether it is far over the line in half of the rounds or more, though not in all, (ranks,).
+    """Whether each rank is far over the line in half of the rounds or more, though not in all, (ranks,).
 
-    Chance is the share of rounds in which its peers are, one added: a binomial test of each rank, Bonferroni over all.
+    A binomial test of each rank with Bonferroni correction; the chance is the share of rounds in which its peers are
+    over the line, with one added.
     """
     is_slow = logs > line
     rounds, times, ranks = (~np.isnan(logs)).sum(axis=0), is_slow.sum(axis=0), logs.shape[1]
@@ -225,9 +226,9 @@ def _are_slow_at_times(logs: FloatArray, line: float) -> BoolArray:
 
 
 def _got_slower(logs: FloatArray, line: float) -> BoolArray:
-    """Of each rank, whether it was slower in the last half of the rounds than in the first by half the line, (ranks,).
+    """Whether each rank was slower in the last half of the rounds than in the first by half the line, (ranks,).
 
-    Else ordinary differences of ranks would have two chances to look large.
+    Without this condition ordinary differences of ranks would have two chances to look large.
     """
     first, last = logs[: len(logs) // 2], logs[len(logs) // 2 :]
     is_slower: BoolArray = median_over_rounds(last) - median_over_rounds(first) >= line / 2
@@ -235,7 +236,7 @@ def _got_slower(logs: FloatArray, line: float) -> BoolArray:
 
 
 def _spread_factor(ranks: int) -> float:
-    """How many standard deviations of the others a rank has to stand out by."""
+    """Distance of an outlier, in standard deviations of the others."""
     if ranks <= _FEW:
         return _FACTOR_OF_FEW
     return max(_MAD_FACTOR, statistics.NormalDist().inv_cdf(1 - _FALSE_NAMES / ranks))
@@ -266,10 +267,10 @@ def _is_late(is_slow: BoolArray) -> bool:
 
 
 def slow_nodes(stragglers: Iterable[Straggler], measured: ArmRounds) -> list[SlowNode]:
-    """Hosts of two or more ranks all of which are slow, while another host is not, slowest first.
+    """Hosts with two or more ranks that are all slow, while another host is not, slowest first.
 
     Args:
-        stragglers: as `find_stragglers` found them in `measured`.
+        stragglers: found by `find_stragglers` in `measured`.
         measured: the same rounds.
     """
     by_host = measured.ranks.by_host
@@ -284,14 +285,14 @@ def slow_nodes(stragglers: Iterable[Straggler], measured: ArmRounds) -> list[Slo
 
 
 def slower_than_their_node(node: SlowNode, measured: ArmRounds, minimum_relative_gap: float) -> list[Straggler]:
-    """Ranks of a slow node that are slow even beside its other ranks, by the same rule, slowest first.
+    """Ranks of a slow node that are slow even compared with its other ranks, by the same rule, slowest first.
 
-    Of two ranks nobody has to ask which one is unusual, as where there is no other node: the faster is slow as well.
+    With two ranks the slower one is certain here, because both are slow compared with other nodes.
 
     Args:
-        node: as `slow_nodes` found it in `measured`.
+        node: found by `slow_nodes` in `measured`.
         measured: the same rounds.
-        minimum_relative_gap: how much slower than the median of the node's others, as a fraction.
+        minimum_relative_gap: how much slower than the median of the node's other ranks, as a fraction.
     """
     on_node = ArmRounds(measured.measured.of(slice(None), measured.ranks.by_host[node.host]))
     numbers = {straggler.rank for straggler in find_stragglers(on_node, minimum_relative_gap)}
@@ -299,5 +300,5 @@ def slower_than_their_node(node: SlowNode, measured: ArmRounds, minimum_relative
 
 
 def rounds_needed(share: float, rounds: int) -> int:
-    """A share of the rounds, rounded up; 0.7 of 10 is 7, although the product in floating point is more."""
+    """A share of the rounds, rounded up; 0.7 of 10 is 7, although the floating-point product is slightly more."""
     return math.ceil(share * rounds - 1e-9)

@@ -1,16 +1,15 @@
-"""Ranks that fall into two groups, one of them slower, where the rule for single stragglers has no norm.
+"""Ranks that fall into a fast and a slow group, where the rule for single stragglers has no baseline.
 
-With half of the ranks slow, the deviation of all others from their median spans both groups and swallows the gap
-between them. So the ranks are put in the order of their averages over all rounds and parted where the largest gap is.
-They are two groups if
+With half of the ranks slow, the deviation of all others from their median spans both groups and hides the gap between
+them. So the ranks are sorted by their averages over all rounds and split at the largest gap. They are two groups if
 
 - each has at least two ranks and a quarter of all,
-- the medians of the groups are apart by the minimum relative gap, with the confidence of `rank_averages`, and
-- the slowest of the fast ones and the fastest of the slow ones are apart by most of that gap, and by half of what the
-  medians are: an even spread has no such place.
+- the medians of the groups differ by the minimum relative gap, with the confidence of `rank_averages`, and
+- the slowest fast rank and the fastest slow rank differ by most of that gap, and by half of the distance of the
+  medians: an even spread has no such gap.
 
-Noise alone that differs from round to round does not part the same ranks on average. Where at least half of the
-ranks are slow nobody can say from this which group is as it should be: `Straggler.ambiguous`.
+Noise that changes from round to round does not separate the same ranks on average. If at least half of the ranks are
+slow, it is unknown which group is normal: `Straggler.ambiguous`.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from pytest_ddpscale.metrics.rounds import ArmRounds
 from pytest_ddpscale.results.column_record import FloatArray, IntArray
 from pytest_ddpscale.util.listing import first_few
 
-_MOST_SHOWN = 8  # hosts or ranks of a group that are written out
+_MOST_SHOWN = 8  # hosts or ranks of a group that are listed
 _LEAST_SHARE = 0.25  # of all ranks, in each group
-# Between the nearest ranks of the groups: of the minimum relative gap, and of the distance of their medians.
+# Least gap between the nearest ranks of the groups: share of the minimum relative gap, and of the medians' distance.
 _LEAST_GAP, _LEAST_SHARE_OF_DISTANCE = 0.8, 0.5
 
 
@@ -37,7 +36,7 @@ def find_slow_group(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_R
     """The ranks of the slower of two groups, slowest first; none if there are not two by the rule of this module.
 
     Args:
-        measured: rounds of an arm in which every rank computes by itself, as in `find_stragglers`.
+        measured: rounds of an arm in which every rank computes alone, as in `find_stragglers`.
         minimum_relative_gap: between the groups, as a fraction.
     """
     enough = np.flatnonzero(measured.present.sum(axis=0) >= MINIMUM_ROUNDS)
@@ -56,9 +55,9 @@ def find_slow_group(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_R
 
 
 def _are_apart(averages: RankAverages, fast: IntArray, slow: IntArray, line: float) -> bool:
-    """Whether two groups, each from its fastest to its slowest rank, are far enough apart."""
+    """Whether two groups, each sorted from its fastest to its slowest rank, are far enough apart."""
     distance = np.median(averages.value[slow]) - np.median(averages.value[fast])
-    reach = math.sqrt(2) * np.median(averages.reach)  # of the difference of two ranks, more than that of medians
+    reach = math.sqrt(2) * np.median(averages.reach)  # for two single ranks; that of medians is smaller
     gap = averages.value[slow[0]] - averages.value[fast[-1]]
     least = max(_LEAST_GAP * line, _LEAST_SHARE_OF_DISTANCE * distance)
     return bool(distance >= line and distance > reach and gap >= least)
@@ -67,15 +66,15 @@ def _are_apart(averages: RankAverages, fast: IntArray, slow: IntArray, line: flo
 def _stragglers(
     measured: ArmRounds, columns: IntArray, logs: FloatArray, averages: RankAverages, fast: IntArray, slow: IntArray
 ) -> list[Straggler]:
-    """The slow ones as they are named, slowest first.
+    """The slow ranks as stragglers, slowest first.
 
     Args:
         measured: all ranks.
-        columns: of the ranks in question.
-        logs: of these, (rounds, ranks).
-        averages: of these.
-        fast: which of these are the fast ones.
-        slow: which are not, from the fastest to the slowest.
+        columns: columns of the compared ranks.
+        logs: of the compared ranks, (rounds, ranks).
+        averages: of the compared ranks.
+        fast: indices of the fast ranks among them.
+        slow: indices of the slow ranks, from the fastest to the slowest.
     """
     norm = float(np.median(averages.value[fast]))
     line = (norm + np.median(averages.value[slow])) / 2
@@ -101,7 +100,7 @@ def _stragglers(
 
 
 def _in_words(fast: IntArray, slow: IntArray, ranks: RankColumns) -> str:
-    """``n0, n1``; numbers of ranks where both groups are on one host."""
+    """Hosts of the fast group, ``n0, n1``; rank numbers if the groups share a host."""
     hosts = sorted(set(ranks.hosts[fast].tolist()))
     if not set(hosts) & set(ranks.hosts[slow].tolist()):
         return first_few(hosts, _MOST_SHOWN)

@@ -1,1 +1,1 @@
-"""What a node has to be: checks of surveys, telemetry and transports. `catalogue` has them all."""
+"""Node checks of surveys, telemetry and transports; `catalogue` lists them all."""

@@ -1,4 +1,4 @@
-"""All checks by their names."""
+"""All checks by name."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ _FIND: dict[str, Callable[[NodeEvidence], dict[str, Finding]]] = {
 
 
 def check(name: str, evidence: NodeEvidence) -> CheckResult:
-    """One check of all nodes.
+    """Run one check over all nodes.
 
     Returns:
-        ``passed`` if every planned node passes, ``failed`` if any does not; ``not_measured`` if that cannot be told of
-        some node, or if the check means nothing without a GPU and ranks train on CPUs.
+        ``passed`` if every planned node passes, ``failed`` if any has a fault, else ``not_measured``; also
+        ``not_measured`` if the check needs a GPU and ranks train on CPUs.
     """
     if evidence.expectation.device_type == "cpu" and not NODE_CHECKS[name].on_cpu:
-        return CheckResult(name, "not_measured", None, f"{NODE_CHECKS[name].title}: means nothing without a GPU")
+        return CheckResult(name, "not_measured", None, f"{NODE_CHECKS[name].title}: does not apply without a GPU")
     return concluded(name, _FIND[name](evidence), evidence.hosts_planned)
 
 
 def unfit_hosts(names: Iterable[str], evidence: NodeEvidence) -> dict[str, str]:
-    """Nodes to leave out: those that certainly fail a check of their survey, or that could not be looked at.
+    """Nodes to leave out: those that certainly fail a check of their survey, or whose survey failed.
 
-    A node that may be as it should, because most fail alike or nothing says which of two is the odd one, stays.
-    Checks that read no survey are passed over.
+    A node whose fault is uncertain stays: most nodes fail too, or it is unclear which of several is wrong. Checks that
+    do not read surveys are ignored.
 
     Returns:
-        Host → why, in the order of hosts.
+        Host → reason, sorted by host.
     """
     reasons: dict[str, list[str]] = {}
     asked = [name for name in names if NODE_CHECKS[name].reads == "survey"]
@@ -65,5 +65,5 @@ def unfit_hosts(names: Iterable[str], evidence: NodeEvidence) -> dict[str, str]:
                 reasons.setdefault(culprit.host, []).append(f"{name}: {gpu}{culprit.evidence}")
     for survey in evidence.surveys.values():
         if asked and survey.problem:
-            reasons.setdefault(survey.host, []).append(f"it could not be looked at: {survey.problem}")
+            reasons.setdefault(survey.host, []).append(f"survey failed: {survey.problem}")
     return {name: "; ".join(dict.fromkeys(reasons[name])) for name in sorted(reasons)}

@@ -1,4 +1,4 @@
-"""What a check finds on one node, and what that comes to for all of them."""
+"""Findings of a check on one node, and their conclusion over all nodes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class NodeEvidence:
-    """All that checks go by.
+    """All inputs of the checks.
 
     Attributes:
-        expectation: what nodes have to be.
-        surveys: by host, of those that said so.
-        blocks: that GPUs took part in; none where nobody knows.
-        post_mortems: what GPUs were after ranks had failed; empty if none did.
+        expectation: expected state of a node.
+        surveys: by host; hosts that sent none are absent.
+        blocks: blocks that each GPU ran; empty if unknown.
+        post_mortems: surveys taken after ranks failed; empty if none did.
     """
 
     expectation: NodeExpectation
@@ -49,13 +49,13 @@ class NodeEvidence:
 
     @cached_property
     def watched(self) -> Mapping[Gpu, tuple[int, int]]:
-        """Of each GPU in how many blocks it took part, and of how many of those there is telemetry."""
+        """By GPU: the number of blocks it ran, and of those with telemetry."""
         return self.blocks.watched(self.telemetry)
 
 
 @dataclass(frozen=True)
 class GpuPlace:
-    """A GPU on a node: its local rank, and its UUID, empty of a GPU that does not even tell that."""
+    """A GPU on a node: its local rank, and its UUID (empty if the GPU does not give one)."""
 
     index: int | None
     uuid: str
@@ -69,15 +69,15 @@ class GpuPlace:
 
 @dataclass(frozen=True)
 class NodeFault:
-    """Something that is not as it should be: what was found, and what was expected.
+    """A deviation from the expectation: what was found, and what was expected.
 
     Attributes:
-        gpu: on which GPU; None if it is about the node.
-        stands_alone: whether it is a fault whatever other nodes are like, such as a lost GPU. Of anything else the
-            expectation may be wrong, if most nodes do not meet it.
-        is_certain: False if nothing says which of several that differ is the odd one.
-        is_from_outside: whether it may come from what several nodes share, such as the facility's power: if most nodes
-            have it, it is nobody's.
+        gpu: the GPU concerned; None for the whole node.
+        stands_alone: whether it is a fault regardless of other nodes, such as a lost GPU. For other faults the
+            expectation may be wrong if most nodes do not meet it.
+        is_certain: False if several nodes differ and it is unclear which of them is wrong.
+        is_from_outside: whether the cause may be shared by several nodes, such as the facility's power; no node is
+            certain to be at fault if most nodes have it.
     """
 
     text: str
@@ -89,7 +89,7 @@ class NodeFault:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found on one node: faults, what is not known and why, notes for the reader, and GPUs looked at."""
+    """Result of a check on one node: faults, missing data with reasons, notes, and the number of GPUs checked."""
 
     faults: tuple[NodeFault, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -103,27 +103,27 @@ class Finding:
 
     @property
     def passes(self) -> bool:
-        """Whether nothing is wrong, and nothing unknown."""
+        """Whether there is neither a fault nor missing data."""
         return not self.faults and not self.unknown
 
 
 def summed(findings: Iterable[Finding]) -> Finding:
-    """All of them as one; without any, a finding that passes."""
+    """Combine findings into one; none at all give a finding that passes."""
     return sum(findings, Finding())
 
 
 def fault(text: str, gpu: GpuPlace | None = None, *, stands_alone: bool = False) -> Finding:
-    """A finding of one fault."""
+    """A finding with one fault."""
     return Finding(faults=(NodeFault(text, gpu, stands_alone),))
 
 
 def unknown(text: str, gpu: GpuPlace | None = None) -> Finding:
-    """A finding of one thing that is not known."""
+    """A finding with one item of missing data."""
     return Finding(unknown=(_labelled(text, gpu),))
 
 
 def note(text: str, gpu: GpuPlace | None = None) -> Finding:
-    """A finding of one thing to be told."""
+    """A finding with one note."""
     return Finding(notes=(_labelled(text, gpu),))
 
 
@@ -133,13 +133,13 @@ def _labelled(text: str, gpu: GpuPlace | None) -> str:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """A check of all nodes.
+    """The result of a check over all nodes.
 
     Attributes:
         outcome: ``passed`` if every planned node passes; ``failed`` if one has a fault; else ``not_measured``.
-        share: of the planned nodes, those that pass: 0 … 1; None if nothing is known of any.
-        reason: one sentence: why this outcome.
-        is_partly_known: whether it failed, and something was not known besides.
+        share: share of the planned nodes that pass, 0 … 1; None without data from any node.
+        reason: why this outcome, in one sentence.
+        is_partly_known: whether the check failed and data was missing too.
     """
 
     name: str
@@ -152,34 +152,34 @@ class CheckResult:
 
 
 def concluded(name: str, findings: Mapping[str, Finding], hosts_planned: int) -> CheckResult:
-    """What findings on nodes, by host, come to, where there should be so many nodes."""
+    """Conclude from the findings by host, where `hosts_planned` nodes were expected."""
     planned, in_order = max(hosts_planned, len(findings)), sorted(findings.items())
     faults = [(host, one) for host, finding in in_order for one in finding.faults]
     untold = [f"{host}: {text}" for host, finding in in_order for text in finding.unknown]
     notes = [f"{host}: {text}" for host, finding in in_order for text in finding.notes]
     if planned > len(findings):
-        untold.append(f"nothing is known of {planned - len(findings)} of {_nodes(planned)}")
+        untold.append(f"{planned - len(findings)} of {_nodes(planned)} reported nothing")
     share = sum(finding.passes for finding in findings.values()) / planned if findings else None
     if faults:
         told = [f"{host}: {_labelled(one.text, one.gpu)}" for host, one in faults]
         reason = f"{len(dict(faults))} of {_nodes(planned)} not as expected: {_listed(told)}"
-        notes += [f"also not known: {_listed(untold)}"] if untold else []
+        notes += [f"also missing data: {_listed(untold)}"] if untold else []
         doubts = _doubts(findings, planned)
         notes += [f"{text} No node is certain to be at fault" for text in doubts.values()]
         culprits = tuple(_culprit(host, one, doubts) for host, one in faults)
         return CheckResult(name, "failed", share, reason, culprits, tuple(notes), is_partly_known=bool(untold))
     if untold or not findings:
-        reason = f"cannot be told: {_listed(untold) or 'nothing is known of any node'}"
+        reason = f"missing data: {_listed(untold) or 'no node reported anything'}"
         return CheckResult(name, "not_measured", share, reason, (), tuple(notes))
     reason = f"{'' if planned == 1 else 'all '}{_nodes(planned)} as expected"
     return CheckResult(name, "passed", share, reason, (), tuple(notes))
 
 
 def _doubts(findings: Mapping[str, Finding], planned: int) -> dict[_Doubt, str]:
-    """Whether most nodes, or most GPUs, fail alike, so that the expectation, or what they share, may be at fault.
+    """Doubts that arise if most nodes or most GPUs fail: the expectation, or something they share, may be at fault.
 
-    The rule of `failed_nodes.with_failed_nodes`; a node where some of its GPUs fail has the others to compare with.
-    A single node is no majority: what it is not is its own fault.
+    The rule of `failed_nodes.with_failed_nodes`; a node where only some GPUs fail has the others to compare with. With
+    one node there is nothing to compare with, so a mismatch is the node's fault.
     """
     compared = [(host, one) for host, finding in findings.items() for one in finding.faults if not one.stands_alone]
     nodes = len({host for host, one in compared if one.gpu is None})
@@ -188,11 +188,11 @@ def _doubts(findings: Mapping[str, Finding], planned: int) -> dict[_Doubt, str]:
     outside = sum(any(one.is_from_outside for one in finding.faults) for finding in findings.values())
     doubts: dict[_Doubt, str] = {}
     if 2 * outside > planned:
-        doubts["outside"] = f"{outside} of {planned} nodes are held down from outside: is it the facility?"
+        doubts["outside"] = f"{outside} of {planned} nodes are throttled by a power brake: is it the facility?"
     if planned > 1 and 2 * nodes > planned:
-        doubts["nodes"] = f"{nodes} of {planned} nodes fail alike: is the expectation right?"
+        doubts["nodes"] = f"{nodes} of {planned} nodes fail: is the expectation right?"
     if has_most_nodes and 2 * len(gpus) > sum(finding.gpus for finding in findings.values()):
-        doubts["gpus"] = f"{len(gpus)} GPUs of most nodes fail alike: is the expectation right?"
+        doubts["gpus"] = f"{len(gpus)} GPUs of most nodes fail: is the expectation right?"
     return doubts
 
 

@@ -1,4 +1,4 @@
-"""Going through what surveys say, node by node and GPU by GPU."""
+"""Apply a check to surveys, node by node and GPU by GPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
 Findings = dict[str, Finding]
 JudgeNode = Callable[[NodeExpectation, Survey], Iterable[Finding]]
 JudgeGpu = Callable[[NodeExpectation, SurveyedGpu, GpuPlace], Iterable[Finding]]
-# What is asked of the driver together goes by one name in `SurveyedGpu.unreadable`.
+# Readings from the same NVML call share one key in `SurveyedGpu.unreadable`.
 _READ_AS = {"memory_bytes": "memory", "pci_device_id": "pci", "nvlinks_active": "nvlinks"}
 
 
 def each_node(judge: JudgeNode, evidence: NodeEvidence) -> Findings:
-    """Judge each node that could be looked at."""
+    """Judge each node that could be surveyed."""
     return {
         host: looked_at(survey) or summed(judge(evidence.expectation, survey))
         for host, survey in evidence.surveys.items()
@@ -24,19 +24,19 @@ def each_node(judge: JudgeNode, evidence: NodeEvidence) -> Findings:
 
 
 def looked_at(survey: Survey) -> Finding | None:
-    """That nothing is known of a node which could not be looked at; None of any other."""
-    return unknown(f"it could not be looked at: {survey.problem}") if survey.problem else None
+    """Missing data if the survey failed, else None."""
+    return unknown(f"survey failed: {survey.problem}") if survey.problem else None
 
 
 def each_gpu(judge: JudgeGpu, evidence: NodeEvidence) -> Findings:
-    """Judge each GPU that ranks may use and that answers; of one that does not, nothing is known."""
+    """Judge each GPU that ranks may use; one that does not answer counts as missing data."""
     return each_node(lambda expectation, survey: gpus_of(expectation, survey, judge), evidence)
 
 
 def gpu_places(survey: Survey) -> list[tuple[SurveyedGpu, GpuPlace]]:
-    """The GPUs that ranks may use, each with its local rank, in the order of these.
+    """The GPUs that ranks may use, by local rank.
 
-    The order is CUDA_VISIBLE_DEVICES's. Where a survey does not say it, it is the driver's.
+    The order is that of CUDA_VISIBLE_DEVICES, or the driver's if the survey has no local ranks.
     """
     visible = [gpu for gpu in survey.gpus if gpu.is_visible]
     ranks = [gpu.local_rank for gpu in visible]
@@ -47,12 +47,12 @@ def gpu_places(survey: Survey) -> list[tuple[SurveyedGpu, GpuPlace]]:
 
 
 def unread(gpu: SurveyedGpu, place: GpuPlace, reading: str) -> Finding:
-    """That a reading is not known, with the driver's reason."""
-    return unknown(f"{reading} cannot be read ({_reason(gpu, reading) or 'the driver does not say why'})", place)
+    """Missing data for a reading, with the driver's reason."""
+    return unknown(f"{reading} cannot be read ({_reason(gpu, reading) or 'the driver gives no reason'})", place)
 
 
 def is_unsupported(gpu: SurveyedGpu, reading: str) -> bool:
-    """Whether a reading is missing because the hardware has no such thing."""
+    """Whether a reading is missing because the hardware does not support it."""
     return "not supported" in _reason(gpu, reading).lower()
 
 
@@ -74,9 +74,9 @@ def gpus_of(expectation: NodeExpectation, survey: Survey, judge: JudgeGpu) -> It
 
 
 def no_gpu_reason(survey: Survey) -> str:
-    """Why ranks may use no GPU of a node."""
+    """Why ranks cannot use any GPU of a node."""
     if survey.driver_problem:
         return survey.driver_problem
     if not survey.has_driver:
-        return "there is no NVIDIA driver"
+        return "no NVIDIA driver is loaded"
     return f"CUDA_VISIBLE_DEVICES hides all {len(survey.gpus)} GPUs" if survey.gpus else "the driver finds no GPU"

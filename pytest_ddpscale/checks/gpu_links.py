@@ -1,4 +1,4 @@
-"""PCIe and NVLink: what a GPU has, and what it has while it works."""
+"""PCIe and NVLink of each GPU: capability, and state under load."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.results.column_record import FloatArray
 from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu
 
-# Below it a GPU may have been let save power, its link with it.
+# Below this utilization a GPU, and with it its link, may be saving power.
 BUSY_UTILIZATION = 0.5
-_NOTHING_EXPECTED = "the SKU's `node:` says nothing of {}"
+_NOTHING_EXPECTED = "the SKU's `node:` does not set {}"
 
 
 def pcie(expectation: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Iterator[Finding]:
-    """Generation and width that GPU and slot can have together: an idle GPU saves power by having less of either."""
+    """Maximum PCIe generation and width of GPU and slot together; an idle GPU lowers the current ones to save power."""
     yield from _unless_expected(expectation)
     expected, found = expectation.pcie_generation, gpu.pcie_generation_max
     if expected is not None and found is None:
@@ -36,11 +36,11 @@ def pcie(expectation: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Ite
 def pcie_under_load(
     expectation: NodeExpectation, windows: TelemetryColumns, place: GpuPlace
 ) -> Iterator[Finding]:  # fmt: skip
-    """Generation and width of links while GPUs work."""
+    """PCIe generation and width under load."""
     yield from _unless_expected(expectation)
-    working = windows.of(~(windows.utilization < BUSY_UTILIZATION))  # or not known
+    working = windows.of(~(windows.utilization < BUSY_UTILIZATION))  # includes unknown utilization
     if not len(working):
-        yield unknown("it was never busy", place)
+        yield unknown(f"utilization never reached {100 * BUSY_UTILIZATION:.0f} %", place)
         return
     generation, width = expectation.pcie_generation, expectation.pcie_width
     if generation is not None:
@@ -52,12 +52,12 @@ def pcie_under_load(
 
 
 def nvlink(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
-    """All links are up, unless a node has one GPU and needs none."""
+    """All NVLinks are up; a node with a single GPU needs none."""
     return gpus_of(expectation, survey, partial(_nvlink, survey))
 
 
 def _width(gpu: SurveyedGpu, place: GpuPlace, expected: int) -> Finding:
-    """Too few lanes are certain if there can be no more, or if the link does not save power."""
+    """Too few lanes are a fault if GPU and slot cannot have more, or if the link is not saving power."""
     if gpu.pcie_width_max is not None and gpu.pcie_width_max < expected:
         return fault(f"PCIe of GPU and slot reaches {gpu.pcie_width_max} lanes; expected {expected}", place)
     if gpu.pcie_width is None:
@@ -83,8 +83,8 @@ def _nvlink(survey: Survey, expectation: NodeExpectation, gpu: SurveyedGpu, plac
     elif gpu.nvlinks_active == expectation.nvlinks:
         return
     elif gpu.nvlinks_active == 0 and len(survey.gpus) == asked_for == 1:
-        text = f"none of {expectation.nvlinks} NVLinks is up, and this GPU is the only one here: there is nothing to"
-        yield note(f"{text} link it with, as in a virtual machine that is given one GPU", place)
+        text = f"none of {expectation.nvlinks} NVLinks is up; this GPU is the only one of the node and has no peer to"
+        yield note(f"{text} link to, for example in a virtual machine with one GPU", place)
     else:
         yield fault(f"{gpu.nvlinks_active} NVLinks are up; expected {expectation.nvlinks}", place)
 
@@ -95,7 +95,7 @@ def _unless_expected(expectation: NodeExpectation) -> Iterator[Finding]:
 
 
 def _below(windows: TelemetryColumns, seen: FloatArray, expected: int, text: str, place: GpuPlace) -> Finding:
-    """Whether less was seen than expected; not to be told of a GPU that may have been idle."""
+    """A fault if a busy GPU showed less than expected; an idle GPU decides nothing."""
     was_below = (seen < expected) & (windows.utilization >= BUSY_UTILIZATION)
     return in_most_windows(windows, was_below, seen >= expected, text, "PCIe", place)
 

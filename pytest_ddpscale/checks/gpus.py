@@ -1,4 +1,4 @@
-"""Whether a node has the GPUs that were asked for, all of them, whole, and for itself."""
+"""Whether a node has all requested GPUs, without MIG and without foreign processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GIB = 2**30
 
 
 def gpus(evidence: NodeEvidence) -> Findings:
-    """As many GPUs of the SKU as asked, each of which answers, also while it works; on CPU as many cores as ranks."""
+    """As many GPUs of the SKU as requested, all answering, also under load; on CPU at least one core per rank."""
     if evidence.expectation.device_type == "cpu":
         return each_node(_cores, evidence)
     found = each_node(_gpus, evidence)
@@ -25,17 +25,17 @@ def gpus(evidence: NodeEvidence) -> Findings:
 
 
 def processes(_: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Iterator[Finding]:
-    """Nobody else computes on the GPUs."""
+    """No foreign processes on the GPUs."""
     if gpu.processes is None:
         yield unread(gpu, place, "processes")
     for process in gpu.processes or ():
         held = "unknown memory" if process.memory_bytes is None else f"{process.memory_bytes / _GIB:.1f} GiB"
-        name = process.name or "unseen from here"
+        name = process.name or "name not visible"
         yield fault(f"foreign process {process.pid} ({name}) holds {held}", place)
 
 
 def mig(_: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Iterator[Finding]:
-    """No GPU is cut into slices."""
+    """MIG is off on all GPUs."""
     if gpu.mig_enabled:
         yield fault("MIG is enabled; expected the whole GPU", place)
     elif gpu.mig_enabled is None and not is_unsupported(gpu, "mig_enabled"):
@@ -45,7 +45,7 @@ def mig(_: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Iterator[Findi
 def _cores(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
     asked = expectation.gpus_per_node or 1
     if survey.cores is None:
-        yield unknown("how many cores ranks may use is not known")
+        yield unknown("the number of CPU cores for ranks is unknown")
     elif survey.cores < asked:
         yield fault(f"{survey.cores} CPU cores for {asked} ranks")
 
@@ -62,9 +62,9 @@ def _gpus(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
     if len(places) < asked:
         why = "" if places else f": {no_gpu_reason(survey)}"
         yield fault(f"{len(places)} GPUs are visible; expected {asked}{why}")
-    # Whether a GPU is gone from the driver, which ranks of a gang that is as large as what is left cannot miss.
+    # Detects a GPU missing from the driver's list even if the remaining GPUs suffice for all ranks.
     pattern, least = expectation.name_pattern or "^.*$", expectation.gpus_installed or 0
-    # One that a cgroup withholds has no name.
+    # A GPU withheld by a cgroup has no name.
     seen = sum(not gpu.name or is_named(gpu.name, pattern) for gpu in survey.gpus)
     if seen < least:
         yield fault(f"the driver has {seen} GPUs of this SKU; expected {least}")
@@ -74,7 +74,7 @@ def _gpus(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
 
 
 def _model(expectation: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Iterator[Finding]:
-    """What tells a GPU of another SKU: as many of name, PCI device id and memory as the SKU says."""
+    """Compare name, PCI device id and memory, as far as the SKU sets them."""
     pattern, ids, band = expectation.name_pattern, expectation.pci_device_ids, expectation.memory_gib
     differences = []
     if pattern is not None and not gpu.name:

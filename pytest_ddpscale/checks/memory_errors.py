@@ -1,4 +1,4 @@
-"""Errors of device memory: those that a GPU has, and those that appear while it works."""
+"""Device memory errors: those present before launch, and new ones under load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_ddpscale.results.survey_record import SurveyedGpu
 
 
 def ecc(expectation: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Iterator[Finding]:
-    """Errors are corrected as expected, none was uncorrectable, and no repair waits for a reset or has failed."""
+    """ECC mode is as expected, no uncorrectable errors, and no repair has failed or waits for a reset."""
     if gpu.ecc_enabled is None:
         if expectation.ecc is not None or not is_unsupported(gpu, "ecc_enabled"):
             yield unread(gpu, place, "ecc_enabled")
@@ -29,11 +29,11 @@ def ecc(expectation: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Iter
 
 
 def ecc_under_load(evidence: NodeEvidence) -> Findings:
-    """No uncorrectable error appears while GPUs work, nor is there a new one after ranks have failed."""
+    """No new uncorrectable errors under load or after ranks have failed."""
     found = each_working_gpu(_under_load, evidence)
     for host, before, after, place in gpus_afterwards(evidence):
         new, known = _new_since(before, after), found.get(host, Finding())
-        # Nothing new is no sign that anybody watched.
+        # An unchanged counter does not make up for missing telemetry.
         if new and all(one.gpu != place for one in known.faults):
             found[host] = known + fault(new, place, stands_alone=True)
     return found
@@ -50,7 +50,7 @@ def _counts(gpu: SurveyedGpu, place: GpuPlace) -> Iterator[Finding]:
 
 
 def _repairs(gpu: SurveyedGpu, place: GpuPlace) -> Iterator[Finding]:
-    """A GPU retires pages (before Ampere) or remaps rows (since): the other one is not supported."""
+    """A GPU either retires pages (before Ampere) or remaps rows (since); it does not support the other."""
     rows = gpu.remapped_rows
     if gpu.retired_pages_pending is None and not is_unsupported(gpu, "retired_pages_pending") and rows is None:
         yield unread(gpu, place, "retired_pages_pending")
@@ -71,8 +71,8 @@ def _under_load(
 ) -> Iterator[Finding]:  # fmt: skip
     """New errors of all windows.
 
-    A single one that is not read leaves it open: the next counts from the poll before its own begin, not from the last
-    window that was read, so that an error of the unread one may be in no count.
+    One unread window makes the result unknown: the next window counts from the poll before its own begin, not from the
+    last window that was read, so an error in the unread window may be in no count.
     """
     uncorrected, corrected = int(np.nansum(windows.ecc_uncorrected)), int(np.nansum(windows.ecc_corrected))
     reasons = windows.unreadable[np.isnan(windows.ecc_uncorrected)]
@@ -82,24 +82,24 @@ def _under_load(
         yield note(f"{corrected} new corrected memory errors under load", place)
     if len(reasons) and not (expectation.ecc is not True and all(map(_has_no_ecc, reasons.different))):
         first = next(iter(reasons))
-        reason = first.get("ecc_uncorrected") or first.get("device", "the driver does not say why")
+        reason = first.get("ecc_uncorrected") or first.get("device", "the driver gives no reason")
         where = f"{len(reasons)} of {len(windows)} windows under load"
         yield unknown(f"memory error counters cannot be read in {where} ({reason})", place)
 
 
 def _new_since(before: SurveyedGpu, after: SurveyedGpu) -> str:
-    """What the driver counts after ranks have failed, and did not before they began: it may have ended them."""
+    """Errors that appeared between launch and the ranks' failure, which they may have caused; empty if none."""
     was, now = before.ecc_uncorrected, after.ecc_uncorrected
     if was is not None and now is not None and now > was:
-        return f"{now - was} new uncorrectable memory errors when ranks had failed"
+        return f"{now - was} new uncorrectable memory errors after ranks failed"
     if before.retired_pages_pending is False and after.retired_pages_pending:
-        return "a memory page waits to be retired since ranks failed"
+        return "a memory page waits to be retired after ranks failed"
     rows_before, rows = before.remapped_rows, after.remapped_rows
     if rows_before is None or rows is None:
         return ""
     if rows.failed and not rows_before.failed:
-        return "a faulty memory row could not be remapped since ranks failed"
-    return "a memory row waits to be remapped since ranks failed" if rows.pending and not rows_before.pending else ""
+        return "a faulty memory row could not be remapped after ranks failed"
+    return "a memory row waits to be remapped after ranks failed" if rows.pending and not rows_before.pending else ""
 
 
 def _has_no_ecc(unreadable: Mapping[str, str]) -> bool:

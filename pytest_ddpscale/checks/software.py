@@ -1,4 +1,4 @@
-"""Whether nodes run the same software, and whether it runs on their GPUs."""
+"""Whether nodes run the same software, and whether it supports their GPUs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _COMPARED: dict[DeviceType, tuple[str, ...]] = {
     "cpu": ("torch", "python", "pytest_ddpscale"),
     "cuda": ("driver", "cuda_driver", "cuda", "nccl", "torch", "python", "pytest_ddpscale"),
 }
-# Ranks talk to each other through none of it.
+# A difference is only noted, because ranks do not communicate through it.
 _NOTED = ("kernel",)
-# Ampere; what cuDNN and the tensor cores of earlier GPUs lack is emulated.
+# Ampere; earlier GPUs emulate bf16.
 _BF16_CAPABILITY = (8, 0)
 
 
@@ -40,7 +40,7 @@ def versions(evidence: NodeEvidence) -> Findings:
 
 
 def bf16(evidence: NodeEvidence) -> Findings:
-    """GPUs compute bf16 themselves, if any workload is trained in it."""
+    """Native bf16, if a workload needs it."""
     if "bf16" not in evidence.expectation.precisions:
         return each_node(lambda *_: (), evidence)
     return each_gpu(_bf16, evidence)
@@ -58,7 +58,7 @@ def _unread_versions(survey: Survey, compared: tuple[str, ...]) -> Finding:
 
 
 def _odd_ones(name: str, found: Mapping[str, str]) -> dict[str, NodeFault]:
-    """Who differs from what more than half have; if there is no such majority, all, none of them certain."""
+    """Nodes that differ from the majority's version; without a majority all nodes, none of them certain."""
     counted = Counter(found.values())
     if len(counted) < 2:
         return {}
@@ -67,19 +67,19 @@ def _odd_ones(name: str, found: Mapping[str, str]) -> dict[str, NodeFault]:
         text = f"{name} {{}}; {count} of {len(found)} nodes have {common}"
         return {host: NodeFault(text.format(version)) for host, version in found.items() if version != common}
     have = ", ".join(sorted(counted))
-    return {h: NodeFault(f"{name} {v}; nodes have {have}, no majority any", is_certain=False) for h, v in found.items()}
+    return {h: NodeFault(f"{name} {v}; nodes have {have}, no majority", is_certain=False) for h, v in found.items()}
 
 
 def kernels(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
-    """The torch build has code for the GPUs."""
+    """The torch build has kernels for the GPUs."""
     torch, architectures = survey.versions.get("torch"), survey.arch_list
     build = f"torch {torch or 'of unknown version'}"
     if survey.torch_problem:
-        yield unknown(f"torch cannot be asked: {survey.torch_problem}")
+        yield unknown(f"torch facts cannot be read: {survey.torch_problem}")
     elif not architectures and torch is not None and survey.versions.get("cuda") is None:
         yield fault(f"{build} was built without CUDA")
     elif not architectures:
-        yield unknown(f"{build} names no architectures")
+        yield unknown(f"{build} lists no architectures")
     else:
         yield from gpus_of(expectation, survey, partial(_kernels, build, architectures))
 
@@ -100,4 +100,4 @@ def _bf16(_: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Iterator[Fin
     if capability is None:
         yield unread(gpu, place, "compute_capability")
     elif capability < _BF16_CAPABILITY:
-        yield fault(f"compute capability {gpu.compute_capability} has no bf16 of its own; expected 8.0 or later", place)
+        yield fault(f"compute capability {gpu.compute_capability} has no native bf16; expected 8.0 or later", place)

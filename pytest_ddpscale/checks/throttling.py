@@ -1,4 +1,4 @@
-"""Clocks that are held down by heat or by the board: before anything is launched, and under load."""
+"""Clocks throttled by heat, power supply or board: before launch, and under load."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from pytest_ddpscale.evidence.telemetry_columns import TelemetryColumns
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.results.survey_record import SurveyedGpu
 
-# Of the polls of a window; a single one may be a moment's excursion.
+# Share of a window's polls; a single poll may be a momentary excursion.
 SHARE_OF_POLLS = 0.1
 
 
 def throttling(_: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Iterator[Finding]:
-    """Nothing holds clocks down now."""
+    """Clocks are not throttled now."""
     if gpu.throttle_reasons is None:
         yield unread(gpu, place, "throttle_reasons")
     elif found := held_down_by(gpu.throttle_reasons):
         heat = "" if gpu.temperature_c is None else f" at {gpu.temperature_c} °C"
-        yield _alone(fault(f"clocks are held down{heat}: {', '.join(found)}", place), found)
+        yield _alone(fault(f"clocks are throttled{heat}: {', '.join(found)}", place), found)
 
 
 def throttling_under_load(
     _: NodeExpectation, windows: TelemetryColumns, place: GpuPlace
 ) -> Iterator[Finding]:  # fmt: skip
-    """Nothing holds clocks down while GPUs work."""
+    """Clocks are not throttled under load."""
     reasons = windows.throttle_reasons
     seen = {reason for one in reasons.different for reason in held_down_by(_lasting(one))}
-    text = f"clocks are held down: {', '.join(sorted(seen))},"
+    text = f"clocks are throttled: {', '.join(sorted(seen))},"
     was_held_down = reasons.where(lambda one: bool(held_down_by(_lasting(one)))) & (windows.polls > 0)
     was_not = reasons.where(lambda one: one is not None) & (windows.polls > 0) & ~was_held_down
     yield _alone(in_most_windows(windows, was_held_down, was_not, text, "throttle_reasons", place), seen)
 
 
 def held_down_by(reasons: Iterable[str]) -> list[str]:
-    """Those of NVML's reasons that are faults: heat, and whatever the hardware or its power supply decides.
+    """NVML's throttle reasons that are faults: heat, hardware and power supply.
 
-    Idling, clocks that somebody set, and the power cap of a GPU at full load are none.
+    Idling, clocks set by an administrator, and the power cap at full load are not faults.
     """
     return [reason for reason in reasons if reason.startswith("hw_") or "thermal" in reason or "power_brake" in reason]
 
 
 def _alone(found: Finding, reasons: Collection[str]) -> Finding:
-    """Faults that need no comparison; a power brake without heat may be a signal to the whole facility.
+    """Mark the faults as needing no comparison; a power brake without heat may come from the facility.
 
-    With the brake NVML also sets ``hw_slowdown``.
+    With the brake, NVML also sets ``hw_slowdown``.
     """
     is_braked = any("power_brake" in reason for reason in reasons)
     is_from_outside = is_braked and not any("thermal" in reason for reason in reasons)

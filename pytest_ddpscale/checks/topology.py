@@ -1,4 +1,4 @@
-"""Whether GPUs and network cards of a node are connected as those of the other nodes (``nvidia-smi topo -m``)."""
+"""Whether GPUs and network cards are connected as on the other nodes (``nvidia-smi topo -m``)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _DEVICE = re.compile(r"(GPU|NIC)\d+$")
 
 
 def connections(matrix: str) -> Connections:
-    """How each two devices are connected: ``{("GPU0", "GPU1"): "NV12", ("GPU0", "NIC0"): "PXB"}``.
+    """The connection of each pair of devices: ``{("GPU0", "GPU1"): "NV12", ("GPU0", "NIC0"): "PXB"}``.
 
     Args:
-        matrix: as ``nvidia-smi topo -m`` prints it; of which affinities to CPU and NUMA, and the legend, are not read.
+        matrix: output of ``nvidia-smi topo -m``; CPU and NUMA affinities and the legend are ignored.
     """
     rows = [line.split() for line in matrix.splitlines()]
     devices = next(([word for word in row if _DEVICE.match(word)] for row in rows if row), [])
@@ -33,7 +33,7 @@ def connections(matrix: str) -> Connections:
 
 
 def topology(evidence: NodeEvidence) -> Findings:
-    """Devices are connected as on most nodes; without a majority all differ, and none is certain to be the odd one."""
+    """Devices are connected as on most nodes; without a majority all nodes are at fault, none of them certain."""
     read = {host: connections(survey.topology) for host, survey in evidence.surveys.items()}
     found = {host: looked_at(survey) or _unread(read[host]) for host, survey in evidence.surveys.items()}
     known = {host: frozenset(each.items()) for host, each in read.items() if each}
@@ -49,14 +49,14 @@ def topology(evidence: NodeEvidence) -> Findings:
 
 
 def _unread(found: Connections) -> Finding:
-    return Finding() if found else unknown("nvidia-smi topo -m told no topology")
+    return Finding() if found else unknown("nvidia-smi topo -m printed no topology")
 
 
 def _text(found: Connections, usual: Connections, count: int, nodes: int) -> str:
-    """``GPU0–GPU3 SYS instead of NV12, …; 15 of 16 nodes are alike``."""
+    """``GPU0–GPU3 SYS instead of NV12, …; 15 of 16 nodes agree``."""
     odd = [
         f"{one}–{other} {found.get((one, other), 'missing')} instead of {usual.get((one, other), 'nothing')}"
         for one, other in sorted(found.keys() | usual.keys())
         if found.get((one, other)) != usual.get((one, other)) and one < other
     ]
-    return f"{first_few(odd) or 'one of several'}; {count} of {nodes} nodes are alike"
+    return f"{first_few(odd) or 'one of several'}; {count} of {nodes} nodes agree"

@@ -1,4 +1,4 @@
-"""Going through what GPUs said while they worked."""
+"""Apply a check to the telemetry of GPUs under load."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.results.column_record import BoolArray, IntArray
 
 JudgeWindows = Callable[[NodeExpectation, TelemetryColumns, GpuPlace], Iterable[Finding]]
-# What is no more than a fluke lies in fewer of an arm's windows.
+# A condition in fewer of an arm's windows may be a fluke.
 SHARE_OF_WINDOWS = 0.5
-# Of the blocks that a GPU took part in: telemetry is written with each, so that hardly any can be missing.
+# Share of a GPU's blocks that must have telemetry; it is written with each block, so hardly any can be missing.
 LEAST_SHARE_WATCHED = 0.9
-# Polls are a second apart, or a little more: only windows that are shorter than two can have none of them …
+# Polls are about a second apart, so only windows shorter than this may have none …
 LONGEST_UNPOLLED_S = 2.0
-# … and not one short window after the other.
+# … and even short windows need on average one poll in this time.
 RAREST_POLLS_S = 10.0
 
 
 def each_working_gpu(judge: JudgeWindows, evidence: NodeEvidence) -> Findings:
-    """Judge each GPU by all its windows; a GPU of a planned rank that has none, or too few, is not known."""
+    """Judge each GPU by all its windows; too few windows, or none, of a planned rank's GPU count as missing data."""
     windows = {**{host: {} for host, _ in evidence.blocks.gpus}, **evidence.windows}
     worked: dict[str, set[str]] = {host: set() for host in windows}
     for host, uuid in evidence.blocks.gpus:
@@ -35,11 +35,16 @@ def each_working_gpu(judge: JudgeWindows, evidence: NodeEvidence) -> Findings:
 def in_most_windows(
     windows: TelemetryColumns, was_so: BoolArray, was_not: BoolArray, text: str, what: str, place: GpuPlace
 ) -> Finding:  # fmt: skip
-    """A fault if something was so in at least half of an arm's windows, whatever the unreadable ones would say.
+    """A fault if a condition held in at least half of an arm's windows, whatever the unreadable windows contain.
 
-    Arms are looked at one by one: what shows only in training must not be outvoted by probes that heat nothing.
-    Not known is an arm that could not be read in so many windows that they decide, and a GPU that was hardly polled.
-    Where it neither was so nor was not, that cannot be told. `text` says what was so, and `what` would have to be read.
+    Arms are judged one by one, so that probes, which heat nothing, cannot outvote a fault that shows only in training.
+    An arm is unknown if unreadable windows could change the result, and a GPU if it was hardly polled.
+
+    Args:
+        was_so: windows where the condition held.
+        was_not: windows where it did not; windows in neither are unreadable.
+        text: describes the condition.
+        what: the reading that is missing in unreadable windows.
     """
     counting, arms = _by_arm(windows)
     total, so, not_so = (np.bincount(arms, counting & those) for those in (counting, was_so, was_not))
@@ -55,15 +60,15 @@ def in_most_windows(
         return unknown(f"{what} cannot be read in {unread:.0f} of {total[found].sum():.0f} windows{of_arms}", place)
     seconds, polls = windows.seconds.sum(), windows.polls.sum()
     if seconds >= RAREST_POLLS_S * max(polls, 1):
-        return unknown(f"it was asked {polls:.0f} times in {seconds:.0f} s of work", place)
+        return unknown(f"only {polls:.0f} polls in {seconds:.0f} s under load", place)
     return Finding()
 
 
 def _by_arm(windows: TelemetryColumns) -> tuple[BoolArray, IntArray]:
-    """Windows that count, and their arms; what is in a single one may be a moment's excursion.
+    """Windows that count, and their arms; a single window may show a momentary excursion, so an arm needs several.
 
-    Those of a GPU that answers, which were over before it was asked once, do not count, if there are others: a
-    probe's may be shorter than the time between two polls. Where no arm has several, all are looked at together.
+    Windows without a poll do not count if there are others, because a probe's may be shorter than the time between two
+    polls; they do count if the GPU does not answer. If no arm has several windows, all windows are judged together.
     """
     is_silent = windows.unreadable.where(lambda reasons: "device" in reasons)
     counting = (windows.polls > 0) | is_silent | (windows.seconds > LONGEST_UNPOLLED_S)
@@ -83,19 +88,19 @@ def _node(
     asked = evidence.expectation.gpus_per_node or 1
     watched = len(devices.keys() & _working_gpus(evidence, host, devices, worked))
     if watched < asked:
-        yield unknown(f"{watched} of {asked} GPUs were watched while they worked")
+        yield unknown(f"telemetry of only {watched} of {asked} GPUs")
 
 
 def _missing(evidence: NodeEvidence, host: str, place: GpuPlace) -> Finding:
-    """Whether there is telemetry of nearly all blocks that a GPU took part in."""
+    """Missing data unless nearly all blocks that a GPU ran have telemetry."""
     blocks, watched = evidence.watched.get((host, place.uuid), (0, 0))
     if watched >= LEAST_SHARE_WATCHED * blocks:
         return Finding()
-    return unknown(f"it was watched in {watched} of {blocks} blocks", place)
+    return unknown(f"telemetry of only {watched} of {blocks} blocks", place)
 
 
 def _working_gpus(evidence: NodeEvidence, host: str, devices: Collection[str], worked: set[str]) -> set[str]:
-    """Those of some GPUs that the survey knows and that took part in something, as far as either is known."""
+    """GPUs that the survey lists and that ran a block; `devices` stands in for whichever of the two is unknown."""
     survey = evidence.surveys.get(host)
     known = {gpu.uuid for gpu in survey.gpus} if survey is not None and not survey.problem else set(devices)
     return known & (worked if evidence.blocks.gpus else set(devices))

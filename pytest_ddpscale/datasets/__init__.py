@@ -1,1 +1,1 @@
-"""Folders of images to train on, where a site has none that it may use."""
+"""Synthetic folders of images to train on, for sites without a data set they may use."""

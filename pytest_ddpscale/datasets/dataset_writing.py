@@ -1,4 +1,4 @@
-"""Writes a folder of images as a whole: under another name until all are there."""
+"""Writes a folder of images atomically: under a temporary name until all images exist."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pytest_ddpscale.results.record_lines import line_of
 from pytest_ddpscale.util.orphans import die_with_parent
 
 QUALITY = 90  # of JPEG
-_AT_ONCE = 500  # images that one process writes before it says so
+_AT_ONCE = 500  # images that one process writes before it reports
 
 
 @dataclass(frozen=True)
 class ImageChunk:
-    """Some images of one class, the unit of work: numbered among all of its split and class."""
+    """Some images of one class, the unit of work; `first` counts within its split and class."""
 
     split: Split
     label: int
@@ -39,24 +39,24 @@ def write_dataset(folder: Path, record: DatasetRecord, show: Callable[[int, int]
     """Write all images in parallel, then the record, and give the folder its name.
 
     Args:
-        folder: that is not there yet; until all is written it is called NAME.incomplete.
-        show: is told how many images of how many are written.
+        folder: must not exist; until all is written it is called NAME.incomplete.
+        show: called with the number of images written and the total.
 
     Returns:
-        Bytes of all images.
+        Size of all images in bytes.
 
     Raises:
-        OptionError: the folder, or an incomplete one of that name, is there already.
-        OSError: there is no room, or it must not be written.
+        OptionError: the folder, or an incomplete one of that name, exists.
+        OSError: the disk is full, or the folder cannot be written.
     """
     incomplete = folder.with_name(f"{folder.name}.incomplete")
     if folder.exists():
-        raise OptionError("FOLDER", f"{folder} is there already", "the name of a new folder")
+        raise OptionError("FOLDER", f"{folder} already exists", "the name of a new folder")
     try:
         incomplete.mkdir(parents=True)
     except FileExistsError:
-        found = f"{incomplete} is there: another run writes it, or was killed while it did"
-        raise OptionError("FOLDER", found, "no such folder", "Delete it if nobody writes it.") from None
+        found = f"{incomplete} exists: another run is writing it, or was killed while writing"
+        raise OptionError("FOLDER", found, "no such folder", "Delete it if no run is writing it.") from None
     try:
         size = _write_images(incomplete, record, show)
         (incomplete / DATASET_FILE).write_bytes(line_of(record))
@@ -87,7 +87,7 @@ def _write_images(root: Path, record: DatasetRecord, show: Callable[[int, int], 
 
 
 def _begin() -> None:
-    """Of each process: the keyboard's Ctrl-C is for the first one, and none stays when that is killed."""
+    """Set up a worker process: ignore Ctrl-C, which the main process handles, and end with the main process."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -97,7 +97,7 @@ def _processes() -> int:
 
 
 def chunks_of(record: DatasetRecord) -> Iterator[ImageChunk]:
-    """All work. Where images do not divide evenly, the first classes have one more."""
+    """All chunks. If images do not divide evenly, the first classes get one more each."""
     splits: dict[str, Split] = {"train": "train", "val": "val"}
     for name, images in record.images.items():
         for label in range(record.classes):
@@ -107,7 +107,7 @@ def chunks_of(record: DatasetRecord) -> Iterator[ImageChunk]:
 
 
 def write_chunk(root: Path, chunk: ImageChunk, image_size: int, seed: int) -> int:
-    """Write the images of a chunk. Returns their bytes. Raises OSError."""
+    """Write the images of a chunk. Returns their size in bytes. Raises OSError."""
     pattern, size = class_pattern(chunk.label, image_size, seed), 0
     for number in range(chunk.first, chunk.first + chunk.count):
         chance = np.random.default_rng((seed, chunk.label, number, chunk.split == "val"))
@@ -118,5 +118,5 @@ def write_chunk(root: Path, chunk: ImageChunk, image_size: int, seed: int) -> in
 
 
 def class_name(label: int) -> str:
-    """Of its folder; in alphabetical order classes are in that of their labels."""
+    """Name of a class's folder; alphabetical order is label order."""
     return f"class-{label:06d}"

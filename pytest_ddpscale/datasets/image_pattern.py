@@ -1,4 +1,4 @@
-"""Images that a network can learn to tell apart: each class has waves of its own, and each image noise of its own."""
+"""Images that a network can learn to classify: each class has its own waves, each image its own noise."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import numpy.typing as npt
 
 Pixels = npt.NDArray[np.uint8]
 _WAVES = 3
-_NOISE = 40  # of 255: no two images are alike, and no pixel gives the class away
-_SHIFT = 8  # pixels: nor does its place
+_NOISE = 40  # of 255: no two images are identical, and no single pixel reveals the class
+_SHIFT = 8  # pixels: no pixel position reveals the class
 
 
 def class_pattern(label: int, image_size: int, seed: int) -> Pixels:
-    """What images of a class have in common: waves of random direction, length and colour, (size, size, 3)."""
+    """The pattern shared by images of a class: waves of random direction, length and colour, (size, size, 3)."""
     chance = np.random.default_rng((seed, label))
     down, right = np.mgrid[:image_size, :image_size] / image_size
     pattern = np.full((image_size, image_size, 3), 127.5)
@@ -26,7 +26,7 @@ def class_pattern(label: int, image_size: int, seed: int) -> Pixels:
 
 
 def image_of(pattern: Pixels, chance: np.random.Generator) -> Pixels:
-    """One image of a class: its pattern, moved by some pixels, with noise, (size, size, 3)."""
+    """One image of a class: its pattern, shifted by a few pixels, plus noise, (size, size, 3)."""
     down, right = chance.integers(-_SHIFT, _SHIFT + 1, 2)
     moved = np.roll(pattern, (down, right), (0, 1)).astype(np.int16)
     noise = chance.integers(-_NOISE, _NOISE + 1, pattern.shape, np.int16)

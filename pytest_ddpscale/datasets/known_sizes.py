@@ -1,7 +1,7 @@
-"""Sizes of the data sets of a published measurement, as far as it tells them.
+"""Sizes of the data sets of a published measurement, as far as it gives them.
 
 Jordi Torres, "Supercomputing for AI", chapter 12: a Vision Transformer on up to 32 H100 of MareNostrum 5, 128 images
-per GPU, images of 224 pixels. It names its data sets micro-224 and tiny-224 and gives neither images nor classes.
+per GPU, images of 224 pixels. It names its data sets micro-224 and tiny-224 but gives no numbers of images or classes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class KnownSize:
 
     Attributes:
         train, validation: images.
-        origin: from where these numbers are, and what is assumed.
+        origin: where these numbers come from, and which are assumed.
     """
 
     train: int
@@ -28,12 +28,12 @@ class KnownSize:
 KNOWN_SIZES = {
     "micro-224": KnownSize(
         32 * 384, 1_228, 200, 224,
-        "32 ranks with 384 images each in 3 batches of 128, as its log says; validation images, a tenth, and classes "
-        "are assumed as of tiny-224",
+        "32 ranks with 384 images each in 3 batches of 128, from its log; a tenth as many validation images and the "
+        "classes of tiny-224 are assumed",
     ),
     "tiny-224": KnownSize(
         100_000, 10_000, 200, 224,
-        "Tiny ImageNet's images and classes, assumed by its name; times and throughputs of its table fit 98,300 to "
+        "Tiny ImageNet's images and classes, assumed from its name; times and throughputs of its table fit 98,300 to "
         "102,300 images and 5 epochs",
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""`ddpscale make-dataset`. Every command loads this: what it does loads what it needs."""
+"""`ddpscale make-dataset`. Every command imports this module, so heavy imports stay inside functions."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def add_make_dataset(commands: Commands) -> None:
     """`ddpscale make-dataset`."""
     command = commands.add_parser("make-dataset", help="write a folder of JPEG images to train on, by class")
     add = command.add_argument
-    add("folder", type=Path, metavar="FOLDER", help="that is made; it must not be there")
-    add("--images", metavar="N", help="to train on")
-    add("--validation-images", metavar="N", help="default: a tenth of --images")
-    add("--classes", metavar="C", help="at most as many as validation images")
+    add("folder", type=Path, metavar="FOLDER", help="folder to create; it must not exist")
+    add("--images", metavar="N", help="number of training images")
+    add("--validation-images", metavar="N", help="number of validation images; default: a tenth of --images")
+    add("--classes", metavar="C", help="number of classes, at most that of validation images")
     add("--image-size", metavar="P", help="height and width, in pixels")
-    add("--like", choices=tuple(KNOWN_SIZES), help="sizes of a published data set, in place of those options")
-    add("--seed", default="0", metavar="S", help="of all patterns and noise; default: %(default)s")
+    add("--like", choices=tuple(KNOWN_SIZES), help="sizes of a published data set instead of those options")
+    add("--seed", default="0", metavar="S", help="seed of all patterns and noise; default: %(default)s")
     command.set_defaults(run=_make_dataset)
 
 
@@ -56,7 +56,7 @@ def _make_dataset(arguments: argparse.Namespace) -> None:
 
 
 def dataset_record_of(arguments: argparse.Namespace) -> DatasetRecord:
-    """What is to be written. Raises OptionError."""
+    """The data set that the options ask for. Raises OptionError."""
     from pytest_ddpscale.results.dataset_record import DatasetRecord
 
     seed = read_value("--seed", arguments.seed, _seed)

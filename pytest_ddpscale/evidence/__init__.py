@@ -1,1 +1,1 @@
-"""What a run directory offers to the judge, read and refused where it contradicts itself."""
+"""Evidence for the judge, read from a run directory and refused if it contradicts itself."""

@@ -1,7 +1,7 @@
-"""What ranks measured, in columns: one array a quantity for each arm of each study, rounds down and ranks across.
+"""Measurements in columns: one array per quantity for each arm of each study, (rounds, ranks).
 
-A cluster of thousands of ranks makes millions of measurements: whoever asks for those of a node or of a group of ranks
-takes some columns, and metrics are arithmetic on whole arrays.
+Thousands of ranks make millions of measurements. A node or a group of ranks is a selection of columns, and metrics are
+arithmetic on whole arrays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Index: TypeAlias = slice | IntArray | BoolArray
 
 @dataclass(frozen=True, eq=False)
 class RankColumns:
-    """Who the columns are.
+    """The rank of each column.
 
     Attributes:
         numbers: global ranks, ascending, (ranks,).
@@ -40,7 +40,7 @@ class RankColumns:
     devices: TextArray
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return len(self.numbers)
 
     def is_same(self, other: RankColumns) -> bool:
@@ -50,17 +50,17 @@ class RankColumns:
         )
 
     def of(self, columns: Index) -> RankColumns:
-        """Some of them."""
+        """Some of the ranks."""
         return RankColumns(self.numbers[columns], self.hosts[columns], self.local_ranks[columns], self.devices[columns])
 
     def who(self, column: int) -> tuple[int, str, int, str]:
-        """One of them: number, host, local rank, device."""
+        """Number, host, local rank and device of one rank."""
         place = str(self.hosts[column]), int(self.local_ranks[column]), str(self.devices[column])
         return int(self.numbers[column]), *place
 
     @cached_property
     def by_host(self) -> Mapping[str, IntArray]:
-        """Columns of each host, by its name."""
+        """Columns of each host, by host name."""
         names, hosts = np.unique(self.hosts.astype(str), return_inverse=True)
         order = np.argsort(hosts, kind="stable")
         ends = np.cumsum(np.bincount(hosts, minlength=len(names)))
@@ -68,7 +68,7 @@ class RankColumns:
 
     @cached_property
     def by_gpu(self) -> Mapping[tuple[str, str], list[int]]:
-        """Columns of each device, by its host's name and its UUID."""
+        """Columns of each device, by host name and UUID."""
         found: dict[tuple[str, str], list[int]] = {}
         for column, gpu in enumerate(zip(self.hosts, self.devices, strict=True)):
             found.setdefault(gpu, []).append(column)
@@ -76,36 +76,36 @@ class RankColumns:
 
     @cached_property
     def places(self) -> list[tuple[str, int]]:
-        """Host and local rank of each: what stays of a rank whose number is another one after a relaunch."""
+        """Host and local rank of each rank, which stay the same when a relaunch renumbers ranks."""
         return list(zip(self.hosts.tolist(), self.local_ranks.tolist(), strict=True))
 
 
 @dataclass(frozen=True, eq=False)
 class ArmColumns:
-    """What the ranks of one arm of one study measured. Where nobody did, times are NaN and counts 0.
+    """Measurements of one arm of one study. Where a rank was absent, times are NaN and counts 0.
 
-    Of many nodes that do the same, each by itself, there may be a row for each round and node: `side_by_side`.
+    For many nodes that each train the same alone there may be a row for each round and node: `side_by_side`.
 
     Attributes:
         study: its id.
         arm: its name.
         numbers: of the rounds, ascending, (rounds,).
-        node: place among the nodes of the one that a row is of: 0 where a row is of all ranks, (rounds,).
+        node: index of the row's node; 0 if a row has all ranks, (rounds,).
         batch_size: per-GPU batch, in images, (rounds,).
-        single_sample: the one long sample of an imported result: its spread is that of its steps, (rounds,).
-        ranks: who the columns are; of a row for each node all ranks of the first node, then of the second …
-        present: who took part, (rounds, ranks).
+        single_sample: whether it is the long sample of an imported result, with the spread of its steps, (rounds,).
+        ranks: rank of each column; with a row per node all ranks of the first node, then of the second …
+        present: whether a rank took part, (rounds, ranks).
         steps: optimizer steps in the block, (rounds, ranks).
         block_s: duration of the block, in seconds, (rounds, ranks).
-        started_unix_s: when it began, seconds since 1970 UTC, (rounds, ranks).
+        started_unix_s: start of the block, seconds since 1970 UTC, (rounds, ranks).
         step_stdev_s: sample standard deviation of the step time in seconds, NaN if unknown, (rounds, ranks).
-        utilization: share of the block the device was busy, NaN if unknown, (rounds, ranks).
-        energy_j: that the GPU took in the block, NaN if unknown, (rounds, ranks).
-        peak_memory_bytes: most memory held, NaN if unknown, (rounds, ranks).
-        waited_s: seconds of the block that the rank waited for data, NaN of synthetic data, (rounds, ranks).
-        skipped_steps: optimizer steps that fp16's loss scaler left out, (rounds, ranks).
-        checksum: of the parameters' bits: equal numbers are equal bits, 0 is none, (rounds, ranks).
-        step_s: duration of each step in seconds, NaN beyond a block's last one, (rounds, ranks, most steps).
+        utilization: share of the block in which the device was busy, NaN if unknown, (rounds, ranks).
+        energy_j: energy of the GPU in the block, in joules, NaN if unknown, (rounds, ranks).
+        peak_memory_bytes: peak memory, NaN if unknown, (rounds, ranks).
+        waited_s: seconds of the block in which the rank waited for data, NaN with synthetic data, (rounds, ranks).
+        skipped_steps: optimizer steps that fp16's loss scaler skipped, (rounds, ranks).
+        checksum: of the parameters' bits; equal numbers mean equal bits, 0 means none, (rounds, ranks).
+        step_s: duration of each step in seconds, NaN after a block's last step, (rounds, ranks, most steps).
     """
 
     study: str
@@ -138,7 +138,7 @@ class ArmColumns:
         return ArmColumns(self.study, self.arm, ranks=self.ranks.of(columns), **by_round, **cells)
 
     def side_by_side(self, nodes: IntArray) -> ArmColumns:
-        """The same with a row for each round and node: that of round r and node n has the number r · nodes + n.
+        """The same with a row for each round and node; that of round r and node n has the number r · nodes + n.
 
         Args:
             nodes: columns of each node's ranks, (nodes, ranks of one).
@@ -147,7 +147,7 @@ class ArmColumns:
         at, rounds = as_slice(nodes.ravel()), len(self.numbers)
 
         def of_nodes(values: Any) -> Any:
-            if values.ndim == 2 and values.strides[1] == 0:  # alike on all ranks
+            if values.ndim == 2 and values.strides[1] == 0:  # one value for all ranks
                 return np.broadcast_to(values[:, :1].repeat(count, axis=0), (rounds * count, size))
             return values[:, at].reshape(rounds * count, size, *values.shape[2:])
 
@@ -164,7 +164,7 @@ class ArmColumns:
 
     @property
     def rank_of_cell(self) -> IntArray:
-        """Which of `ranks` a cell is of, (rounds, ranks)."""
+        """Index in `ranks` of each cell, (rounds, ranks)."""
         size = self.present.shape[1]
         ranks: IntArray = self.node[:, np.newaxis] * size + np.arange(size)
         return ranks
@@ -176,11 +176,11 @@ OF_A_CELL = tuple(one.name for one in fields(ArmColumns) if one.name not in ("st
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Everything that was measured by training.
+    """All measurements of training.
 
     Attributes:
         arms: by study and name of the arm, in the order of their first measurements.
-        kept: what was made of them and is asked for again and again, by whatever tells it apart.
+        kept: cache of derived values, by any unique key.
     """
 
     arms: Mapping[tuple[str, str], ArmColumns] = field(default_factory=lambda: MappingProxyType({}))
@@ -202,7 +202,7 @@ class Columns:
 
 
 class GrowingColumns:
-    """Columns to which blocks are added as they are measured: what came before is not read again."""
+    """Columns to which blocks are added during the measurement, without reading earlier ones again."""
 
     def __init__(self) -> None:
         self._gangs: dict[int, RankColumns] = {}
@@ -210,11 +210,11 @@ class GrowingColumns:
         self._laid_out: dict[tuple[str, str], ArmColumns] = {}
 
     def add_gang(self, gang: GangRecord) -> None:
-        """Take note of who the ranks of a launch are, before anything that they measured."""
+        """Add the ranks of a launch, before their measurements."""
         self._gangs[gang.gang] = ranks_of_gang(gang)
 
     def add(self, block: Block) -> None:
-        """Add a block. Of one that was measured twice the earlier one counts."""
+        """Add a block. If a block was measured twice, the earlier one counts."""
         rows = self._rows.setdefault((block.study, block.arm), [])
         self._laid_out.pop((block.study, block.arm), None)
         row = _BlockArrays.of(block)
@@ -225,7 +225,7 @@ class GrowingColumns:
             rows[twin] = row
 
     def columns(self, arms: Container[tuple[str, str]] | None = None) -> Columns:
-        """All that was added, or some arms of it, by study and name.
+        """All added arms, or those given by study and name.
 
         Raises:
             ValueError: a rank of an arm was measured in two places.
@@ -237,7 +237,7 @@ class GrowingColumns:
         return Columns({key: self._laid_out[key] for key in wanted})
 
     def rounds_begun(self, study_id: str) -> int:
-        """How many rounds of a study there is anything of."""
+        """Number of rounds of a study with any measurement."""
         return len({row.number for (study, _), rows in self._rows.items() if study == study_id for row in rows})
 
     def _arm(self, study: str, arm: str) -> ArmColumns:
@@ -278,12 +278,12 @@ class _BlockArrays:
 
     @property
     def age(self) -> tuple[float, float]:
-        """So that the order of records does not matter, not even of two that began at once."""
+        """Sort key that makes the order of records irrelevant, even of two that began at the same time."""
         return float(self.cells["started_unix_s"].min()), float(self.cells["block_s"].max())
 
     @staticmethod
     def of(block: Block) -> _BlockArrays:
-        """Of a block."""
+        """Convert a block to arrays."""
         cells = {name: block.each(name) for name in (*_NUMBERS, "steps", "skipped_steps")}
         cells["checksum"], ranks = block.checksums, block.each("ranks")
         cells["waited_s"] = _waited_s(block)
@@ -292,7 +292,7 @@ class _BlockArrays:
 
 
 def _waited_s(block: Block) -> FloatArray:
-    """Of each rank in all its steps; NaN if it never had to."""
+    """Seconds that each rank waited for data in all its steps; NaN with synthetic data."""
     if not block.waited_s:
         return np.broadcast_to(np.nan, len(block.ranks))
     of_steps = np.frombuffer(block.waited_s, "<f4").reshape(len(block.ranks), -1)
@@ -301,14 +301,14 @@ def _waited_s(block: Block) -> FloatArray:
 
 
 def _laid_out(rows: Sequence[Any], at: Sequence[IntArray], ranks: int) -> Any:
-    """What the blocks of some rounds say of one quantity, (rounds, ranks): NaN, 0 or False of ranks that took no part.
+    """One quantity in an array, (rounds, ranks), with NaN, 0 or False for absent ranks.
 
     Args:
-        rows: of each round, a value for each rank that took part.
-        at: the columns of those.
-        ranks: how many columns there are.
+        rows: for each round, a value for each present rank.
+        at: their columns.
+        ranks: number of columns.
     """
-    if all(len(values) == ranks and values.strides == (0,) for values in rows):  # alike on all ranks
+    if all(len(values) == ranks and values.strides == (0,) for values in rows):  # one value for all ranks
         return np.broadcast_to(np.array([values[0] for values in rows])[:, np.newaxis], (len(rows), ranks))
     found = np.empty((len(rows), ranks), rows[0].dtype)
     for i, values in enumerate(rows):
@@ -332,10 +332,10 @@ def ranks_of_gang(gang: GangRecord) -> RankColumns:
 
 
 def ranks_in_one_place(gangs: Mapping[int, RankColumns], numbers: IntArray) -> RankColumns:
-    """Ranks, by their numbers, of which several launches measured something.
+    """The ranks with these numbers, which must be in the same place in all gangs.
 
     Raises:
-        ValueError: one of them was not in the same place each time, or is in none of a gang.
+        ValueError: a rank is in another place in one of the gangs, or is not part of one.
     """
     for number, gang in gangs.items():
         if len(numbers) and numbers[-1] >= len(gang):
@@ -351,11 +351,11 @@ def ranks_in_one_place(gangs: Mapping[int, RankColumns], numbers: IntArray) -> R
 
 
 def columns_of(blocks: Iterable[Block], gangs: Iterable[GangRecord]) -> Columns:
-    """What blocks hold, in any order.
+    """The columns of blocks, which may be in any order.
 
     Args:
         blocks: one for each arm and round.
-        gangs: those that measured them.
+        gangs: the gangs that measured them.
 
     Raises:
         ValueError: a rank of an arm was measured in two places.
@@ -379,7 +379,7 @@ def joined(ranks: Sequence[RankColumns]) -> RankColumns:
 
 
 def as_slice(columns: IntArray) -> slice | IntArray:
-    """Columns side by side need not be copied."""
+    """Consecutive columns as a slice, which needs no copy; others unchanged."""
     if len(columns) and np.array_equal(columns, np.arange(columns[0], columns[0] + len(columns))):
         return slice(int(columns[0]), int(columns[-1]) + 1)
     return columns

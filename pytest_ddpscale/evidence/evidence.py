@@ -1,4 +1,4 @@
-"""What a run directory offers to the judge, refused where it contradicts itself."""
+"""Evidence for the judge from a run directory, refused if it contradicts itself."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ from pytest_ddpscale.results.transport_record import Transport, transports_of
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was to be measured, what was, and what broke.
+    """The plan of a run, its measurements and its errors.
 
     Attributes:
-        plan: the studies that were to be measured.
-        columns: everything measured by training.
-        errors: message of every study that broke, by its id.
-        interrupted: what ended a study that did not break and did not get to its end, by its id.
-        flops_per_image: floating-point operations of forward and backward pass, by study, where they were counted.
-        seeded_steps: one record per rank of the step that it computed by itself, by study.
-        timed_arms: names of the arms that a round timed, by study and number of the round: once a requirement is
-            decided, arms that only it needed are left out. Empty where all arms were timed in every round.
-        pairs: what pairs of nodes reached, if they were measured to find a slow node or link.
-        probes: what was probed without training, by the probe's name and world size.
-        unsupported: why a probe could not be done, by its id, where it could not.
-        surveys: what each node was before anything was launched, by host.
-        telemetry: what GPUs said of themselves while they were measured.
-        transports: how each rank's NCCL talks to the others.
-        post_mortems: what GPUs were after ranks had failed, in order; empty if none did.
-        out_of_time: ids of the studies that ended because the budget was spent.
-        profiles: what torch.profiler saw of arms after their timed rounds, or why nothing.
+        plan: the planned studies.
+        columns: all measurements of training.
+        errors: error message of each study that broke, by study id.
+        interrupted: why a study was ended from outside before its end, by study id.
+        flops_per_image: floating-point operations of forward and backward pass, by study, if counted.
+        seeded_steps: one record per rank of the seeded step that it computed alone, by study.
+        timed_arms: names of the arms that a round timed, by study and round: once a requirement is decided, arms that
+            only it needed are dropped. Empty if all arms were timed in every round.
+        pairs: bandwidth between pairs of nodes, if they were measured to find a slow node or link.
+        probes: measurements of probes, by name and world size.
+        unsupported: why a probe could not be run, by probe id.
+        surveys: survey of each node before the launch, by host.
+        telemetry: telemetry of GPUs during measurements.
+        transports: NCCL's connections of each rank.
+        post_mortems: surveys of GPUs after ranks had failed, in order; empty if none did.
+        out_of_time: ids of the studies that ended because the budget ran out.
+        profiles: profiles of arms after their timed rounds, or why there are none.
         training: whole training runs, by id.
-        hosts: names of all hosts that ever took part, measured or not, where they are known.
+        hosts: names of all known hosts that took part, measured or not.
     """
 
     plan: Plan
@@ -78,21 +78,21 @@ class Evidence:
 
     @cached_property
     def launches(self) -> Sequence[Evidence]:
-        """The same of each launch by itself, as far as it is about training."""
+        """The evidence of each launch; only the parts on training differ."""
         if self.plan.launches == 1:
             return (self,)
         return tuple(replace(self, plan=self.plan.of_launch(n)) for n in range(1, self.plan.launches + 1))
 
     @cached_property
     def rounds_probed(self) -> Collection[int]:
-        """Numbers of the rounds in which anything was probed."""
+        """Numbers of the rounds with any probe."""
         return frozenset(number for probe in self.probes.values() for number in probe.numbers.tolist())
 
     def seeded_checksums(self, study_id: str) -> Mapping[int, str]:
-        """Checksum of the seeded step, by rank; empty where none was computed.
+        """Checksum of the seeded step, by rank; empty if none was computed.
 
-        All alike where most ranks could not repeat their own: then the model has an operation without a
-        reproducible kernel, and different bits accuse nobody.
+        All are equal if most ranks could not repeat their own: then the model has an operation without a
+        deterministic kernel, and different bits accuse nobody.
         """
         found: dict[int, str] = self.once(("seeded", study_id), lambda: self._seeded_checksums(study_id))
         return found
@@ -102,11 +102,11 @@ class Evidence:
         return {}
 
     def once(self, key: Hashable, find_out: Callable[[], Any]) -> Any:
-        """What many requirements ask of this evidence, found out when it is first asked.
+        """A derived value that many requirements need, computed on first access.
 
         Args:
-            key: tells it from all else that is asked.
-            find_out: finds it out.
+            key: unique key of the value.
+            find_out: computes it.
         """
         if key not in self._kept:
             self._kept[key] = find_out()
@@ -120,12 +120,12 @@ class Evidence:
 
 
 def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> Evidence:
-    """The evidence in records as they lie in measurements.jsonl; studies may still be going on.
+    """The evidence in records of measurements.jsonl; studies may be unfinished.
 
     Args:
-        plan: what is being measured.
-        columns: what was measured by training, of those records.
-        records: all of them.
+        plan: of the run.
+        columns: the measurements of training in these records.
+        records: all records.
     """
     gangs = gangs_by_number(records).values()
     return Evidence(
@@ -147,21 +147,21 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
     )
 
 
-DIED = "the run died while measuring this, or before: no end of it was recorded"
+DIED = "the run died before or while measuring this: its end was not recorded"
 
 
 def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False) -> Evidence:
     """The evidence in a run directory.
 
-    A study whose end was never recorded is an error: what killed it may be what it was to find.
+    A study without a recorded end is an error: the fault that it should find may have killed it.
 
     Args:
         run: the directory.
-        died: the message of such a study.
-        goes_on: such a study is not measured yet, and no error.
+        died: the message for such a study.
+        goes_on: whether the run still goes on; such a study is then not measured yet.
 
     Raises:
-        RunDirectoryError: a file is broken, plan.json and run.json are not of one run, or measurements
+        RunDirectoryError: a file is broken, plan.json and run.json belong to different runs, or measurements
             contradict themselves, the plan or each other.
     """
     record, plan, records = run.read_run(), run.read_plan(), run.read_records()
@@ -169,7 +169,7 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
         raise broken_file(run.plan_json, f"plans for {plan.sku}, but run.json measured {record.sku}")
     ids = plan.study_ids
     if len(set(ids)) != len(ids):
-        raise broken_file(run.plan_json, "has two studies of one id")
+        raise broken_file(run.plan_json, "has two studies with the same id")
     is_imported, gangs = record.is_imported, gangs_by_number(records)
     simulated = record.is_simulated(device for gang in gangs.values() for device in gang.devices)
     recorded = Recorded(plan, records, _hosts(record), is_imported, simulated)
@@ -198,7 +198,7 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
 
 
 def _profiles(run: RunDirectory, plan: Plan) -> tuple[ArmProfile, ...]:
-    """The latest of each arm. Raises RunDirectoryError: one is of an arm that was never planned."""
+    """The latest profile of each arm. Raises RunDirectoryError if one is of an arm that was not planned."""
     found = latest_profiles(run.read_profiles())
     for one in found:
         study = plan.study(one.study)
@@ -208,6 +208,6 @@ def _profiles(run: RunDirectory, plan: Plan) -> tuple[ArmProfile, ...]:
 
 
 def _hosts(record: RunRecord) -> dict[str, set[str]]:
-    """UUIDs of the devices of each host, as run.json has them once a run has ended; nothing before."""
+    """UUIDs of the devices of each host, from run.json once the run has ended; empty before."""
     hosts = record.hosts if record.finished_at else ()
     return {one.host: {device.uuid for device in one.devices} for one in hosts}

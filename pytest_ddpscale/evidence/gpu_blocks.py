@@ -1,4 +1,4 @@
-"""In which blocks each GPU took part, and in how many of those it was watched."""
+"""Number of blocks of each GPU, and number of those with telemetry."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class GpuBlocks:
     """The blocks of a run.
 
     Attributes:
-        measured: study, and arm or probe by the name that telemetry has for it, with what was measured of it.
+        measured: study, name of the arm or probe in telemetry, and its measurements.
     """
 
     measured: Sequence[tuple[str, str, ArmColumns | ProbeColumns]] = ()
 
     @cached_property
     def gpus(self) -> Mapping[Gpu, int]:
-        """Those that took part in any, numbered."""
+        """GPUs that took part in any block, numbered."""
         gpus = dict.fromkeys(gpu for _, _, blocks in self.measured for gpu in blocks.ranks.by_gpu)
         return {gpu: i for i, gpu in enumerate(gpus)}
 
     def watched(self, telemetry: TelemetryColumns) -> Mapping[Gpu, tuple[int, int]]:
-        """Of each GPU in how many blocks it took part, and of how many of those there is telemetry."""
+        """Number of blocks of each GPU, and number of those with telemetry."""
         counts = np.zeros((2, len(self.gpus)), np.int64)
         places = self._numbers((place.host, place.device) for place in telemetry.places)
         for study, name, blocks in self.measured:
@@ -49,5 +49,5 @@ class GpuBlocks:
         return {gpu: (int(counts[0, i]), int(counts[1, i])) for gpu, i in self.gpus.items()}
 
     def _numbers(self, gpus: Iterable[Gpu]) -> IntArray:
-        """In `gpus`; -1 of any other."""
+        """Numbers in `gpus`; -1 for any other."""
         return np.array([self.gpus.get(gpu, -1) for gpu in gpus], np.int64)

@@ -1,4 +1,4 @@
-"""What probes measured, in columns: one array a quantity for each probe, rounds down and ranks across."""
+"""Measurements of probes in columns: one array per quantity for each probe, (rounds, ranks)."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from pytest_ddpscale.results.probe_record import NO_PEER, ProbeBlock, ProbeMeasu
 from pytest_ddpscale.results.records import GangRecord
 
 ProbeName: TypeAlias = tuple[str, int]  # name of the probe and world size
-_PEER_BITS = 31  # ranks of any gang are fewer
+_PEER_BITS = 31  # enough for the ranks of any gang
 
 
 @dataclass(frozen=True, eq=False)
 class ProbeColumns:
-    """What ranks measured of one probe. Where nobody did, numbers are NaN.
+    """Measurements of one probe. Where a rank was absent, numbers are NaN.
 
     Attributes:
         study: ``probes``.
         probe: its name.
-        world_size: ranks that take part in it together.
+        world_size: number of ranks that run it together.
         numbers: of the rounds, ascending, (rounds,).
-        iterations: how often each did it, (rounds,).
-        ranks: who the columns are; of a send-recv once for each of its peers.
-        peers: global rank at the other end of a send-recv, `NO_PEER` of all others, (ranks,).
-        present: who took part, (rounds, ranks).
+        iterations: number of iterations of each rank, (rounds,).
+        ranks: rank of each column; for send-recv one column per peer.
+        peers: global rank at the other end of a send-recv, `NO_PEER` for all other probes, (ranks,).
+        present: whether a rank took part, (rounds, ranks).
         work: of one iteration: floating-point operations or bytes, (rounds, ranks).
-        seconds: that all iterations took, (rounds, ranks).
-        started_unix_s: when they began, seconds since 1970 UTC, (rounds, ranks).
-        is_correct: whether what came out is what has to come out, (rounds, ranks).
-        kept: what was made of `ranks` and `peers` and is asked for after each round, by whatever tells it apart.
+        seconds: duration of all iterations, (rounds, ranks).
+        started_unix_s: start of the iterations, seconds since 1970 UTC, (rounds, ranks).
+        is_correct: whether the result is right, (rounds, ranks).
+        kept: cache of values derived from `ranks` and `peers`, by any unique key.
     """
 
     study: str
@@ -52,7 +52,7 @@ class ProbeColumns:
     kept: dict[Any, Any] = field(default_factory=dict)
 
     def is_of_ranks_of(self, other: ProbeColumns) -> bool:
-        """Whether the columns are the same ones."""
+        """Whether both have the same columns."""
         return np.array_equal(self.peers, other.peers) and self.ranks.is_same(other.ranks)
 
     @property
@@ -62,15 +62,15 @@ class ProbeColumns:
 
     @property
     def wrong(self) -> BoolArray:
-        """Where something else came out, (rounds, ranks)."""
+        """Where a result is wrong, (rounds, ranks)."""
         return self.present & ~self.is_correct
 
     def only(self, cells: BoolArray) -> ProbeColumns:
-        """As if nobody had measured anything else."""
+        """The same with only these cells present."""
         return replace(self, present=self.present & cells)
 
     def rank_by_rank(self) -> list[ProbeMeasurement]:
-        """The same as one measurement after the other, round by round: to look closely at few of them."""
+        """The measurements one by one, round by round, to inspect a few of them."""
         rows, columns = np.nonzero(self.present)
         who = self.ranks
         return [
@@ -85,7 +85,7 @@ class ProbeColumns:
 
 
 class GrowingProbes:
-    """Columns of probes to which blocks are added as they are measured."""
+    """Columns of probes to which blocks are added during the measurement."""
 
     def __init__(self) -> None:
         self._gangs: dict[int, RankColumns] = {}
@@ -94,17 +94,17 @@ class GrowingProbes:
         self._before: dict[ProbeName, ProbeColumns] = {}
 
     def add_gang(self, gang: GangRecord) -> None:
-        """Take note of who the ranks of a launch are, before anything that they measured."""
+        """Add the ranks of a launch, before their measurements."""
         self._gangs[gang.gang] = ranks_of_gang(gang)
 
     def add(self, block: ProbeBlock) -> None:
-        """Add a block. Of one that was measured twice the earlier one counts."""
+        """Add a block. If a block was measured twice, the earlier one counts."""
         key = block.probe, block.world_size
         self._blocks.setdefault(key, []).append(block)
         self._columns.pop(key, None)
 
     def columns(self) -> Mapping[ProbeName, ProbeColumns]:
-        """All that was added, by probe. Raises ValueError if a rank was probed in two places."""
+        """Columns of all added blocks, by probe. Raises ValueError if a rank was probed in two places."""
         for key, blocks in self._blocks.items():
             if key not in self._columns:
                 found, before = _columns(blocks, self._gangs), self._before.get(key)
@@ -115,11 +115,11 @@ class GrowingProbes:
 
 
 def probe_columns_of(blocks: Iterable[ProbeBlock], gangs: Iterable[GangRecord]) -> Mapping[ProbeName, ProbeColumns]:
-    """What blocks of probes hold, in any order.
+    """The columns of probe blocks, which may be in any order.
 
     Args:
         blocks: one for each probe and round.
-        gangs: those that measured them.
+        gangs: the gangs that measured them.
 
     Raises:
         ValueError: a rank was probed in two places.
@@ -169,12 +169,12 @@ def _columns(blocks: Sequence[ProbeBlock], gangs: Mapping[int, RankColumns]) -> 
 
 
 def _ends(block: ProbeBlock) -> IntArray:
-    """Rank and peer of each entry of a block, as one number that is as large as the rank, then as the peer."""
+    """Rank and peer of each entry of a block in one number, ordered by rank, then by peer."""
     peers = NO_PEER if block.peers is None else block.each("peers")
     ends: IntArray = (block.each("ranks") << _PEER_BITS) + (peers - NO_PEER)
     return ends
 
 
 def _age(block: ProbeBlock) -> tuple[float, float]:
-    """So that the order of records does not matter, not even of two that began at once."""
+    """Sort key that makes the order of records irrelevant, even of two that began at the same time."""
     return float(np.min(block.started_unix_s)), float(np.max(block.seconds))

@@ -1,4 +1,4 @@
-"""What GPUs said of themselves while they were measured, in columns: one row for each GPU and block."""
+"""Telemetry of GPUs during measurements, in columns: one row for each GPU and block."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from pytest_ddpscale.results.telemetry_record import SpreadColumns, TelemetryBlo
 
 @dataclass(frozen=True, eq=False)
 class Sayings:
-    """What is said of many rows, in few different ways: texts, or mappings.
+    """A column with few different values, texts or mappings, stored once each.
 
     Attributes:
-        values: what is said, each once.
-        which: of these is said of a row, (rows,).
+        values: the different values.
+        which: index of each row's value, (rows,).
     """
 
     values: Sequence[Any]
     which: IntArray
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return len(self.which)
 
     def __iter__(self) -> Iterator[Any]:
-        """What is said of each row."""
+        """Value of each row."""
         return (self.values[i] for i in self.which.tolist())
 
     def __getitem__(self, rows: Index) -> Sayings:
-        """Of some rows."""
+        """Some of the rows."""
         return Sayings(self.values, self.which[rows])
 
     @property
     def different(self) -> list[Any]:
-        """What is said of these rows, each once."""
+        """The different values of these rows."""
         return [self.values[i] for i in np.flatnonzero(np.bincount(self.which)).tolist()]
 
     def where(self, is_so: Callable[[Any], bool]) -> BoolArray:
-        """Rows of whose value it is so, (rows,)."""
+        """Whether the condition holds for each row's value, (rows,)."""
         answers = np.zeros(len(self.values), np.bool_)
         for i in np.flatnonzero(np.bincount(self.which)).tolist():
             answers[i] = is_so(self.values[i])
@@ -54,16 +54,16 @@ class Sayings:
 
 @dataclass(frozen=True, eq=False)
 class TelemetryColumns:
-    """The readings of `TelemetryBlock`, (rows,), in the order of blocks and of their ranks. NaN is what was not read.
+    """The readings of `TelemetryBlock`, (rows,), in the order of blocks and of their ranks; NaN if not read.
 
     Attributes:
-        arms: study and arm, or probe, in the order in which they come first.
+        arms: study and arm, or probe, in order of first appearance.
         places: host, local rank and device of ranks.
-        arm: which of `arms` a row is of.
-        round: its number.
-        rank: global rank that had the GPU.
-        place: which of `places` that was.
-        utilization: mean of the window; so are ``power_w``, ``sm_clock_mhz`` and ``sm_activity``.
+        arm: index in `arms` of each row.
+        round: number of the round.
+        rank: global rank of the GPU.
+        place: index in `places` of each row.
+        utilization: mean of the window, like ``power_w``, ``sm_clock_mhz`` and ``sm_activity``.
     """
 
     arms: Sequence[tuple[str, str]]
@@ -93,7 +93,7 @@ class TelemetryColumns:
     unreadable: Sayings
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return len(self.arm)
 
     def of(self, rows: Index) -> TelemetryColumns:
@@ -101,7 +101,7 @@ class TelemetryColumns:
         return replace(self, **{name: getattr(self, name)[rows] for name in _OF_A_ROW})
 
     def together(self, keys: IntArray) -> list[IntArray]:
-        """Rows that have the same key, (rows,), in the order in which keys come first."""
+        """Rows grouped by key, (rows,), in order of first appearance."""
         if not len(keys):
             return []
         order = np.argsort(keys, kind="stable")
@@ -110,13 +110,13 @@ class TelemetryColumns:
 
     @property
     def by_gpu(self) -> list[TelemetryColumns]:
-        """Of one GPU each, by host and UUID."""
+        """Rows of each GPU, which host and UUID identify."""
         numbers: dict[tuple[str, str], int] = {}
         gpus = [numbers.setdefault((place.host, place.device), len(numbers)) for place in self.places]
         return [self.of(rows) for rows in self.together(np.array(gpus, np.int64)[self.place])]
 
     def rows_of_arm(self, study: str, arm: str) -> IntArray:
-        """Of an arm, or of a probe by its id."""
+        """Rows of an arm, or of a probe by its id."""
         return self._rows_of_arms.get((study, arm), np.zeros(0, np.int64))
 
     @cached_property
@@ -124,7 +124,7 @@ class TelemetryColumns:
         return {self.arms[self.arm[rows[0]]]: rows for rows in self.together(self.arm)}
 
     def of_arm(self, study: str, arm: str, hosts: Iterable[str]) -> TelemetryColumns:
-        """What GPUs of some hosts said in an arm; host by host."""
+        """Rows of an arm on some hosts, host by host."""
         rows = self.rows_of_arm(study, arm)
         numbers = {host: i for i, host in enumerate(hosts)}
         of_places = np.array([numbers.get(place.host, len(numbers)) for place in self.places], np.int64)
@@ -134,12 +134,12 @@ class TelemetryColumns:
 
     @property
     def seconds(self) -> FloatArray:
-        """Length of the windows."""
+        """Length of the windows, in seconds."""
         return self.ended_unix_s - self.started_unix_s
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Names of the nodes of which there is any."""
+        """Names of the nodes with telemetry."""
         return frozenset(self.places[place].host for place in np.unique(self.place).tolist())
 
     def place_of(self, row: int) -> RankPlace:
@@ -153,7 +153,7 @@ _TOLD = ("lost", "throttle_reasons", "sources", "unreadable")
 
 
 def telemetry_columns_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, GangRecord]) -> TelemetryColumns:
-    """What records hold.
+    """The columns of telemetry records.
 
     Args:
         blocks: in order.

@@ -1,7 +1,7 @@
-"""What whole training runs were: refused where their lines contradict each other or the plan, counted where they agree.
+"""Whole training runs, refused if their lines contradict each other or the plan.
 
-A run is complete only if every epoch is there as planned, with every image of it: nothing less has a time or an
-accuracy that could be judged.
+A run is complete only if every planned epoch is there with all its images: otherwise its time and accuracy mean
+nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pytest_ddpscale.results.records import StudyEnd, gangs_by_number
 from pytest_ddpscale.results.training_record import LaunchTime, TrainedEpoch, TrainedRun
 
 MOST_UNEXPLAINED = 0.02  # of the outer clock's time, in either direction
-# What rank 0's clock is asked for, in the order in which it happens; waiting is of training and of validation.
+# Spans on rank 0's clock, in order; waiting includes training and validation.
 SPANS = ("start_up_s", "compile_s", "training_s", "validation_s", "waiting_s")
 
 
@@ -27,11 +27,11 @@ class RunRecords:
     """All lines of one run, in order.
 
     Attributes:
-        run: as planned.
+        run: the planned run.
         epochs: in order.
-        end: None where it was not complete.
-        outer_s: from the supervisor's beginning to start its gang until it heard of the end; None likewise.
-        study_end: how it ended; None where nobody recorded that.
+        end: None if the run is incomplete.
+        outer_s: seconds from the start of the launch until the supervisor heard of the end; None if incomplete.
+        study_end: how it ended; None if not recorded.
     """
 
     run: TrainingRun
@@ -42,7 +42,7 @@ class RunRecords:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it came to its own end, by training all epochs or by reaching its loss."""
+        """Whether it ended regularly, by training all epochs or by reaching its loss."""
         ended = self.study_end is not None and self.study_end.reason in ("rounds", "decided")
         return ended and self.end is not None and self.outer_s is not None
 
@@ -64,18 +64,18 @@ class RunRecords:
 
     @property
     def unexplained(self) -> float:
-        """Share of the outer clock's time that no span has; negative where spans add up to more."""
+        """Share of the outer clock's time outside all spans; negative if spans add up to more."""
         assert self.outer_s is not None
         return 1 - self.complete_s / self.outer_s
 
     @property
     def losses(self) -> list[float]:
-        """Of all iterations."""
+        """Losses of all iterations."""
         return [float(loss) for epoch in self.epochs for loss in epoch.loss_of_iterations]
 
     @property
     def img_per_s(self) -> float | None:
-        """Mean over the epochs without the first, in which caches fill and kernels compile; None of one epoch."""
+        """Mean throughput without the first epoch, in which caches fill and kernels compile; None with one epoch."""
         later = [epoch.img_per_s for epoch in self.epochs[1:]]
         return sum(later) / len(later) if later else None
 
@@ -84,7 +84,7 @@ def trained_runs(plan: Plan, records: Sequence[AnyRecord]) -> dict[str, RunRecor
     """All runs of a plan, by id.
 
     Raises:
-        ValueError: a line of measurements.jsonl cannot be so; the message has its number.
+        ValueError: a line of measurements.jsonl contradicts others or the plan; the message has its number.
     """
     found: dict[str, RunRecords] = {}
     gangs = gangs_by_number(records)
@@ -116,7 +116,7 @@ _Outer = tuple[int, LaunchTime] | None
 
 
 def _lines_of(run: TrainingRun, records: Sequence[AnyRecord]) -> tuple[_Epochs, _End, _Outer, StudyEnd | None]:
-    """Its lines with their numbers. Raises ValueError: one that stands once is there twice."""
+    """The lines of a run with their numbers. Raises ValueError if a unique line is there twice."""
     epochs: _Epochs = []
     end: _End = None
     outer: _Outer = None
@@ -141,13 +141,13 @@ def _lines_of(run: TrainingRun, records: Sequence[AnyRecord]) -> tuple[_Epochs, 
 def _problems(
     run: TrainingRun, epochs: _Epochs, end: _End, outer: _Outer, study_end: StudyEnd | None
 ) -> Iterator[tuple[int, str]]:
-    """What cannot be so, with its line."""
+    """Contradictions, with their lines."""
     for number, (line, epoch) in enumerate(epochs):
         of = f"of epoch {epoch.epoch} of {run.id}"
         if epoch.epoch != number or number >= run.epochs:
             yield line, f"is {of}; expected epoch {number} of {run.epochs}"
         if epoch.gang != epochs[0][1].gang:
-            yield line, f"is {of} by gang {epoch.gang}; expected {epochs[0][1].gang}, as the epoch before"
+            yield line, f"is {of} by gang {epoch.gang}; expected gang {epochs[0][1].gang}, like the first epoch"
         yield from ((line, f"{problem} {of}") for problem in _wrong_counts(run, epoch))
     if end is not None:
         line, over = end

@@ -1,7 +1,7 @@
-"""Measurements that contradict themselves, their plan or each other: no verdict can rest on them.
+"""Refuse measurements that contradict themselves, their plan or each other.
 
-What a line cannot say is refused as it is read (`results/record_lines.py`). Each check here yields what it finds wrong,
-with the line; the first one is the refusal.
+Single lines that are invalid are refused when read (`results/record_lines.py`). Each check here yields contradictions
+with their line; the first one becomes the error.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from pytest_ddpscale.results.run_record import studies_measured
 from pytest_ddpscale.results.telemetry_record import TelemetryBlock
 from pytest_ddpscale.util.listing import first_few
 
-# Steps follow each other without a gap, timed by the same clock as their block: only its rounding may differ.
+# Steps follow each other without a gap and are timed by the same clock as their block: only rounding may differ.
 STEPS_DIFFER_FROM_BLOCK = 0.05
 _MOST_NAMED = 4  # ranks in one message
 
 
 class Contradiction(NamedTuple):
-    """What is wrong with a line, from 1; and what to do, where that is not to have the file restored."""
+    """The error in a line, counted from 1; `remedy` if it is another one than restoring the file."""
 
     line: int
     found: str
@@ -52,14 +52,14 @@ class Contradiction(NamedTuple):
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a run directory says, to be held against itself.
+    """The content of a run directory, to be checked for contradictions.
 
     Attributes:
-        plan: what was to be measured.
+        plan: of the run.
         records: all lines of measurements.jsonl.
-        hosts: hosts and their devices as run.json has them once a run has ended; empty before.
-        is_imported: another tool measured it: its names of devices say nothing, and it has no course.
-        is_simulated: ranks of it may be missing.
+        hosts: devices by host, from run.json once the run has ended; empty before.
+        is_imported: measured by another tool, so device names are meaningless and there is no sequence of rounds.
+        is_simulated: ranks may be missing.
     """
 
     plan: Plan
@@ -75,12 +75,12 @@ class Recorded:
 
     @cached_property
     def blocks(self) -> list[tuple[int, Block]]:
-        """What was trained, with its lines."""
+        """Blocks of training, with their lines."""
         return [(line, one) for line, one in self.numbered if isinstance(one, Block)]
 
     @cached_property
     def gangs(self) -> Mapping[int, GangRecord]:
-        """By number."""
+        """Gangs by number."""
         return gangs_by_number(self.records)
 
     @cached_property
@@ -90,7 +90,7 @@ class Recorded:
 
     @cached_property
     def arms(self) -> Mapping[str, Mapping[str, Arm | Probe]]:
-        """What is planned, by study and name."""
+        """Planned arms and probes, by study and name."""
         planned: dict[str, Mapping[str, Arm | Probe]] = {
             study.id: {arm.name: arm for arm in study.arms} for study in self.plan.studies
         }
@@ -100,7 +100,7 @@ class Recorded:
 
     @cached_property
     def unsupported(self) -> Mapping[str, Collection[int]]:
-        """Ranks that could not do a probe, by its id."""
+        """Ranks that could not run a probe, by probe id."""
         found: dict[str, set[int]] = {}
         for one in self.records:
             if isinstance(one, ProbeUnsupported):
@@ -108,18 +108,18 @@ class Recorded:
         return found
 
     def layout(self, gang: int) -> Layout:
-        """Of a gang: a simulated cluster may have more hosts than its plan knows of."""
+        """Layout of a gang; a simulated cluster may have more hosts than its plan."""
         who = self.gangs[gang]
         nodes = len(set(who.hosts)) if self.plan.nodes > 1 else 1
         return Layout(nodes, max(1, who.world_size // nodes))
 
 
 def refuse_contradictions(run: RunDirectory, recorded: Recorded) -> None:
-    """Refuse a run in which something measured cannot be so.
+    """Refuse a run with contradictory measurements.
 
     Args:
-        run: where it lies, for the message.
-        recorded: what it says.
+        run: its directory, for the message.
+        recorded: its content.
 
     Raises:
         RunDirectoryError: the message has the line.
@@ -141,18 +141,18 @@ _Check = Callable[[Recorded], Iterator[Contradiction]]
 def telemetry_of_blocks(
     run: RunDirectory, recorded: Recorded, telemetry: Sequence[TelemetryBlock]
 ) -> list[TelemetryBlock]:
-    """The telemetry of what was measured.
+    """The telemetry of measured blocks.
 
-    It is written before its block, so that a study which did not come to its own end may have some without: that is
-    left out.
+    Telemetry is written before its block, so an unfinished study may have telemetry without a block: that is left out.
 
     Args:
-        run: where it lies, for the message.
-        recorded: what was measured.
+        run: its directory, for the message.
+        recorded: its measurements.
         telemetry: all lines of telemetry.jsonl.
 
     Raises:
-        RunDirectoryError: one is of a block that was not measured, or there are two; the message has the line.
+        RunDirectoryError: a line is of a block that was not measured, or a block has two lines; the message has the
+            line.
     """
     timed = {_key(one): one for one in recorded.records if isinstance(one, Block | ProbeBlock)}
     ended = studies_measured(recorded.records)
@@ -165,9 +165,9 @@ def telemetry_of_blocks(
                 raise broken_file(run.telemetry_jsonl, f"{of}, which was not measured")
             continue
         if block.gang != one.gang or not np.array_equal(_times(block), _times(one)):
-            raise broken_file(run.telemetry_jsonl, f"{of}, which other ranks measured, or at another time")
+            raise broken_file(run.telemetry_jsonl, f"{of}, which was measured by other ranks or at another time")
         if key in found:
-            raise broken_file(run.telemetry_jsonl, f"{of}, of which an earlier line tells")
+            raise broken_file(run.telemetry_jsonl, f"{of}, which an earlier line has already")
         found[key] = one
     return list(found.values())
 
@@ -177,14 +177,14 @@ def _key(block: Block | ProbeBlock) -> tuple[str, str, int]:
 
 
 def _times(block: Block | ProbeBlock | TelemetryBlock) -> FloatArray:
-    """When the ranks began, and which they are, sorted, (2, ranks)."""
+    """Start times and ranks, sorted, (2, ranks)."""
     ranks = np.asarray(block.ranks)
     times = np.stack([np.broadcast_to(np.asarray(block.started_unix_s), len(ranks)), ranks])
     return times[:, np.lexsort(times)]
 
 
 def _said_twice(recorded: Recorded) -> Iterator[Contradiction]:
-    """Of each arm and round, and of what a study has one of, there is one line."""
+    """Each arm and round, and each unique record of a study, has one line."""
     seen: dict[tuple[object, ...], int] = {}
     for line, one in recorded.numbered:
         if isinstance(one, Block | ProbeBlock):
@@ -224,7 +224,7 @@ def _unplanned(recorded: Recorded) -> Iterator[Contradiction]:
 
 
 def _impossible_steps(recorded: Recorded) -> Iterator[Contradiction]:
-    """The steps of a rank fill its block, and it waits for data where it reads a folder, and nowhere else."""
+    """The steps of a rank fill its block, and it waits for data if and only if it reads a folder."""
     for line, block in recorded.blocks:
         if not block.step_s:
             continue
@@ -250,7 +250,7 @@ def _impossible_steps(recorded: Recorded) -> Iterator[Contradiction]:
 
 
 def _copied_rounds(recorded: Recorded) -> Iterator[Contradiction]:
-    """No two rounds take the same time to the last digit, on any rank, step by step, in whatever launch."""
+    """No two rounds of any launch have exactly equal step times."""
     studies = {study.id: replace(study, launch=1).id for study in recorded.plan.studies}
     seen: dict[tuple[object, ...], int] = {}
     for line, block in recorded.blocks:
@@ -262,7 +262,7 @@ def _copied_rounds(recorded: Recorded) -> Iterator[Contradiction]:
 
 
 def _shared_launches(recorded: Recorded) -> Iterator[Contradiction]:
-    """Each launch has processes of its own: what one gang measured is one launch, however it is called."""
+    """Each launch has its own processes: one gang measures one launch only."""
     launches: dict[int, int] = {}
     for line, one in recorded.numbered:
         if recorded.is_simulated or not isinstance(one, OfRanks):
@@ -275,9 +275,9 @@ def _shared_launches(recorded: Recorded) -> Iterator[Contradiction]:
 
 
 def _arms_that_come_back(recorded: Recorded) -> Iterator[Contradiction]:
-    """An arm is left out once all that needs it is decided: not before the fewest rounds, and for good.
+    """An arm is dropped for good once all requirements on it are decided, but not before the fewest rounds.
 
-    So is a probe, and before that one which a rank could not do.
+    The same holds for probes; unsupported ones may be dropped earlier.
     """
     for study, arms in recorded.arms.items():
         before = arms.keys() & set(arms)
@@ -292,7 +292,7 @@ def _arms_that_come_back(recorded: Recorded) -> Iterator[Contradiction]:
 
 
 def _left_out(recorded: Recorded) -> Iterator[Contradiction]:
-    """A round that has ended timed what it says: no other arm, and each of those."""
+    """A round that has ended timed exactly the arms in its end record."""
     timed: dict[tuple[str, int], set[str]] = {}
     for line, one in recorded.numbered:
         if isinstance(one, Block | ProbeBlock):
@@ -301,7 +301,7 @@ def _left_out(recorded: Recorded) -> Iterator[Contradiction]:
             end = recorded.ends.get((one.study, one.round))
             if end is not None and arm not in end[1].arms:
                 yield Contradiction(line, f"is a measurement of an arm that its round left out (line {end[0]})")
-    if recorded.is_simulated:  # in which all ranks of an arm may be missing
+    if recorded.is_simulated:  # all ranks of an arm may be missing
         return
     for (study, number), (line, over) in recorded.ends.items():
         absent = set(over.arms) - timed.get((study, number), set()) - recorded.unsupported.keys()
@@ -311,7 +311,7 @@ def _left_out(recorded: Recorded) -> Iterator[Contradiction]:
 
 
 def _other_devices(recorded: Recorded) -> Iterator[Contradiction]:
-    """A plan of GPUs is not measured on a CPU, nor the other way round."""
+    """A plan for GPUs is not measured on a CPU, nor the other way round."""
     for line, one in recorded.numbered:
         if isinstance(one, GangRecord):
             for device in one.devices:
@@ -321,9 +321,9 @@ def _other_devices(recorded: Recorded) -> Iterator[Contradiction]:
 
 
 def _shared_gpus(recorded: Recorded) -> Iterator[Contradiction]:
-    """Ranks have a GPU each: another one was left out, and nothing is known of it."""
+    """Each rank has its own GPU; with a shared one, another GPU was not measured."""
     for line, one in recorded.numbered:
-        if not isinstance(one, GangRecord) or recorded.plan.device_type == "cpu":  # which all ranks share
+        if not isinstance(one, GangRecord) or recorded.plan.device_type == "cpu":  # shared by all ranks
             continue
         users: dict[str, int] = {}
         for rank, device in enumerate(one.devices):
@@ -331,13 +331,13 @@ def _shared_gpus(recorded: Recorded) -> Iterator[Contradiction]:
                 yield Contradiction(
                     line,
                     f"has rank {rank} on {device}, as rank {users[device]}",
-                    "a GPU of its own for every rank",
+                    "a separate GPU for every rank",
                     "Restore the file from a copy, or measure again with as many GPUs as ranks.",
                 )
 
 
 def _other_places(recorded: Recorded) -> Iterator[Contradiction]:
-    """Of several nodes each is judged by itself: each has a name of its own, and its ranks one after the other."""
+    """Nodes are judged separately, so each has a unique name and consecutive ranks."""
     plan = recorded.plan
     for line, one in recorded.numbered:
         if not isinstance(one, GangRecord):
@@ -345,7 +345,7 @@ def _other_places(recorded: Recorded) -> Iterator[Contradiction]:
         if one.world_size > plan.layout.world_size:
             found = f"has {one.world_size} ranks, but plan.json plans for {plan.layout.world_size}"
             yield Contradiction(line, found)
-        if plan.nodes == 1:  # a simulated run says 1, however many hosts it has
+        if plan.nodes == 1:  # the plan of a simulated run may have 1 node with several hosts
             if not recorded.is_simulated and len(set(one.hosts)) > 1:
                 yield Contradiction(line, f"has ranks on {len(set(one.hosts))} hosts, but plan.json plans for 1")
             continue
@@ -355,8 +355,8 @@ def _other_places(recorded: Recorded) -> Iterator[Contradiction]:
             yield Contradiction(
                 line,
                 f"has two ranks as local rank {local_rank} of {host}, on different nodes",
-                "a name of its own for every node",
-                "Give the nodes different host names, and measure again: they could not be told apart.",
+                "a unique name for every node",
+                "Give the nodes different host names, because results could not be assigned, and measure again.",
             )
         hosts = list(dict.fromkeys(one.hosts))
         per_node, rest = divmod(one.world_size, len(hosts))
@@ -367,12 +367,12 @@ def _other_places(recorded: Recorded) -> Iterator[Contradiction]:
     for line, block in recorded.numbered:
         if isinstance(block, OfRanks):
             count = len(set(recorded.gangs[block.gang].hosts))
-            if count < plan.nodes and not plan.fits_nodes(block.study):  # what was lost may lack in what fits a node
+            if count < plan.nodes and not plan.fits_nodes(block.study):  # studies that fit a node may lack lost nodes
                 yield Contradiction(line, f"has {block.study} on {count} hosts, but plan.json plans for {plan.nodes}")
 
 
 def _other_hosts(recorded: Recorded) -> Iterator[Contradiction]:
-    """Once a run has ended, run.json has the devices of all its gangs."""
+    """Once a run has ended, run.json lists the devices of all its gangs."""
     for line, one in recorded.numbered:
         if isinstance(one, GangRecord) and recorded.hosts:
             for host, device in sorted(one.places_of_devices):
@@ -381,7 +381,7 @@ def _other_hosts(recorded: Recorded) -> Iterator[Contradiction]:
 
 
 def _out_of_turn(recorded: Recorded) -> Iterator[Contradiction]:
-    """An arm of one rank is trained by all ranks of a node in turn: a slow one must not be passed over."""
+    """All ranks of a node train an arm of one rank in turn, so a slow one cannot be skipped."""
     studies = {study.id: study for study in recorded.plan.studies}
     for line, block in recorded.blocks:
         arm = recorded.arms[block.study][block.arm]
@@ -395,7 +395,7 @@ def _out_of_turn(recorded: Recorded) -> Iterator[Contradiction]:
 
 
 def _other_ranks(recorded: Recorded) -> Iterator[Contradiction]:
-    """All ranks of an arm, a probe or a study take part in it: one that is left out might be the slow one."""
+    """All ranks of an arm, a probe or a study take part, because a missing one might be the slow one."""
     studies = {study.id: study for study in recorded.plan.studies}
     seed = recorded.plan.seed
     for line, one in recorded.numbered:
@@ -438,7 +438,7 @@ def _probed(probe: Probe, layout: Layout) -> Collection[int]:
 
 
 def _no_steps(recorded: Recorded) -> Iterator[Contradiction]:
-    """What was measured here has step times, replicas that have to agree have checksums, and no sample stands alone."""
+    """Measured blocks have step times, replicas have checksums, and only imported results have single samples."""
     for line, block in recorded.blocks:
         if not block.step_s and not recorded.is_simulated:
             yield Contradiction(line, "has no step times (step_s)")

@@ -1,1 +1,1 @@
-"""Starting ranks and watching over them, from the pytest process, which never imports torch."""
+"""Starts and watches ranks from the pytest process, which never imports torch."""

@@ -1,4 +1,4 @@
-"""The supervisor's end of the line to the agents of all nodes: standard input and output of what carries them."""
+"""The supervisor's connection to all agents, over standard input and output of the processes that carry them."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from pytest_ddpscale.util.masking import masked_text
 
 _LAST_LINES = 40
 _OWN_LINES = 500
-_MOST_CHARACTERS = 500  # of each of them
-# A longer line is taken in pieces: what prints without an end must not fill this process's memory.
+_MOST_CHARACTERS = 500  # of each kept line
+# Longer lines are split, so that output without newlines cannot fill the memory.
 _MOST_LINE_BYTES = 65_536
 _READ_BYTES = 2**20
 _FILES_PER_PROCESS = 3
-_OUTPUT_S = 2.0  # for what a process wrote last; a child of its own may hold its output open for ever
-_POLL_S = 0.01  # between two looks at what is to be told: rank 0 waits for a word after each round
-# A process that reads nothing any more is told nothing more once so much waits for it.
+_OUTPUT_S = 2.0  # wait for a process's last output; a child may hold the pipe open for ever
+_POLL_S = 0.01  # between two checks for orders to send; short, as rank 0 waits for an answer after each round
+# Orders for a process that no longer reads are dropped beyond this backlog.
 _MOST_WAITING_BYTES = 2**28
 
 
 @dataclass
 class _Carrier:
-    """One process, and what goes through it."""
+    """One process that carries agents, with its streams."""
 
     process: subprocess.Popen[bytes]
     host: str
@@ -47,7 +47,7 @@ class _Carrier:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended, and all that it wrote was read."""
+        """Whether it has ended and all of its output was read."""
         if self.process.poll() is None:
             return False
         self.ended_s = self.ended_s or time.monotonic()
@@ -56,7 +56,7 @@ class _Carrier:
 
 @dataclass(frozen=True)
 class EndedProcess:
-    """A process that carried the agent of one node, and has ended, all of its output read."""
+    """A process that carried the agent of one node and has ended; all of its output was read."""
 
     host: str
     exit_code: int
@@ -64,18 +64,18 @@ class EndedProcess:
 
 
 class Channel:
-    """Starts what carries agents, reads what they say, and tells them to stay, as long as this process lives.
+    """Starts the processes that carry agents, reads their messages, and sends `Stay` while this process lives.
 
-    A thread of its own does so, because judging a large cluster may keep the supervisor busy for longer than agents
-    wait. What is no message (torchrun's output, a scheduler's complaints) goes to the log.
+    It runs in its own thread, because judging a large cluster may keep the supervisor busy for longer than agents wait.
+    Other output, such as torchrun's or a scheduler's, goes to the log.
 
     Args:
-        processes: to be started: one for all nodes, or one for each.
-        log: file for everything else; a full disk costs the log and no more.
-        voices: how lines begin that are kept for longer.
+        processes: the processes to start: one for all nodes, or one per node.
+        log: file for other output; on a full disk only the log is lost.
+        voices: prefixes of lines that are kept longer.
 
     Raises:
-        OSError: one could not be started; those before are ended.
+        OSError: a process could not be started; those started before are ended.
     """
 
     def __init__(
@@ -107,23 +107,23 @@ class Channel:
 
     @property
     def processes(self) -> list[subprocess.Popen[bytes]]:
-        """All that were started."""
+        """All started processes."""
         return [carrier.process for carrier in self._carriers]
 
     def poll(self) -> int | None:
-        """None while any of them runs; else 0, or the exit code of the first of them that failed."""
+        """None while any process runs; else the exit code of the first one that failed, or 0."""
         codes = [process.poll() for process in self.processes]
         return None if None in codes else next((code for code in codes if code), 0)
 
     def wait(self) -> int:
-        """Until all have ended. Returns as `poll`."""
+        """Wait until all have ended. Returns as `poll`."""
         for process in self.processes:
             process.wait()
         return self.poll() or 0
 
     @property
     def ended(self) -> list[EndedProcess]:
-        """Those of single nodes that have ended, and whose messages were all put where `messages` finds them."""
+        """Processes of single nodes that have ended and whose messages are all available from `messages`."""
         with self._lock:
             return [
                 EndedProcess(one.host, one.process.returncode, tuple(one.lines))
@@ -133,18 +133,18 @@ class Channel:
 
     @property
     def other_lines(self) -> list[str]:
-        """The last lines that were no messages."""
+        """The last lines that were not messages."""
         with self._lock:
             return list(self._lines)
 
     @property
     def own_lines(self) -> list[str]:
-        """Those of the launcher's own voice among them."""
+        """The last lines of the launcher itself, by their prefix."""
         with self._lock:
             return list(self._own_lines)
 
     def messages(self) -> list[tuple[News | FileBytes, float]]:
-        """What agents have said since the last call, and when that arrived, in unix seconds."""
+        """Messages of agents since the last call, with arrival times in unix seconds."""
         found = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -152,17 +152,17 @@ class Channel:
         return found
 
     def say(self, order: Order) -> None:
-        """Tell all agents. Whether they hear it shows in what they do."""
+        """Send an order to all agents, without confirmation."""
         line = encode_order(order)
         with self._lock:
             for carrier in self._carriers:
                 self._put(carrier, line)
 
     def close(self, patience_s: float = 5.0) -> None:
-        """Read what is left. To be called once all processes have ended.
+        """Read the remaining output. Call this once all processes have ended.
 
         Args:
-            patience_s: how long to wait for the end of their output: a process that survived may hold it open.
+            patience_s: how long to wait for the end of their output, which a surviving process may hold open.
         """
         self._is_closing = True
         self._thread.join(patience_s)
@@ -176,7 +176,7 @@ class Channel:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C reaches us, and we end the gang in order
+            start_new_session=True,  # Ctrl-C reaches only us, and we end the gang in an orderly way
         )
         carrier = _Carrier(process, one.host)
         self._carriers.append(carrier)
@@ -206,11 +206,11 @@ class Channel:
 
     @property
     def _is_read(self) -> bool:
-        """Whether all that the processes will ever say has been taken, and all that waited was told."""
+        """Whether all output was read and all orders were sent."""
         return not any(carrier.open_outputs or carrier.waiting for carrier in self._carriers)
 
     def _stay(self) -> None:
-        """To those who have spoken: while a scheduler has no nodes nobody reads, and the words would fill the pipe."""
+        """Send `Stay` to agents that are up; in a scheduler's queue no agent reads, and the pipe would fill up."""
         line = encode_order(Stay())
         with self._lock:
             for carrier in self._carriers:
@@ -222,7 +222,7 @@ class Channel:
             carrier.waiting += line
 
     def _tell(self) -> None:
-        """Have each process take what waits for it, as far as it does; its input ends at the end."""
+        """Write waiting orders to each process as far as it reads, and close its input when closing."""
         with self._lock:
             for carrier in self._carriers:
                 stdin = carrier.process.stdin
@@ -260,7 +260,7 @@ class Channel:
             carrier.has_spoken = True
             whole = self._joining.whole(news)
             if whole is not None:
-                self._messages.put((whole, time.time()))  # before it lies in the queue
+                self._messages.put((whole, time.time()))  # arrival time, before any wait in the queue
             return
         text = line.decode("utf-8", errors="replace")
         masked = masked_text(text)
@@ -275,7 +275,7 @@ class Channel:
 
 
 class _Stream:
-    """One output of a process, cut into lines."""
+    """One output of a process, split into lines."""
 
     def __init__(self, carrier: _Carrier, file: IO[bytes]) -> None:
         self.carrier = carrier
@@ -283,7 +283,7 @@ class _Stream:
         self._rest = b""
 
     def lines(self, data: bytes) -> list[bytes]:
-        """Those that are whole now; at the end, which is when there are no data, also the one that is not."""
+        """Lines that are now complete; without data, which means the end, also the incomplete last one."""
         *whole, self._rest = (self._rest + data).split(b"\n")
         found = [line + b"\n" for line in whole]
         while len(self._rest) > _MOST_LINE_BYTES or (self._rest and not data):
@@ -301,12 +301,12 @@ def _opened(log: Path) -> IO[bytes]:
 
 def _close(file: IO[bytes] | None) -> None:
     if file is not None:
-        with contextlib.suppress(OSError):  # what it still had to write nobody reads
+        with contextlib.suppress(OSError):  # unwritten data has no reader any more
             file.close()
 
 
 def _allow_files(number: int) -> None:
-    """Let this process have so many further files open, as far as the system does."""
+    """Raise this process's limit of open files by `number`, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = number + 512
     if soft != resource.RLIM_INFINITY and soft < wanted:

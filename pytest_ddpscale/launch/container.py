@@ -1,4 +1,4 @@
-"""Containers that ranks run in: what Apptainer is started with, or a launcher that starts images itself."""
+"""Containers for ranks: started through Apptainer, or by a launcher that starts images itself."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pytest_ddpscale.plan.study import DeviceType
 from pytest_ddpscale.util.masking import masked_text
 
 _APPTAINER_SOURCES = ("docker://", "oras://", "library://", "shub://")
-# Inside an image the path of this interpreter means nothing.
+# This interpreter's path does not exist inside an image.
 _PYTHON_INSIDE = "python3"
 
 
 @dataclass(frozen=True)
 class Container:
-    """How a command is put into a container.
+    """How to run a command in a container.
 
     Attributes:
-        arguments: of a launcher that does so itself.
-        command: what the command is put behind.
-        python: the interpreter inside; empty for that of outside.
+        arguments: arguments for a launcher that starts images itself.
+        command: command prefix that enters the container.
+        python: the interpreter inside; empty for the one outside.
     """
 
     arguments: tuple[str, ...] = ()
@@ -39,16 +39,16 @@ def container_of(
 ) -> Container:
     """The container of an image.
 
-    ``IMAGE.sif``, a directory and ``docker://…`` are Apptainer's (or Singularity's), anything else is
-    Pyxis' (Enroot), as ``nvcr.io#nvidia/pytorch:25.01-py3`` or ``image.sqsh``. ``apptainer:IMAGE`` and
-    ``pyxis:IMAGE`` say so.
+    ``IMAGE.sif``, a directory and ``docker://…`` go to Apptainer (or Singularity), anything else to Pyxis (Enroot),
+    such as ``nvcr.io#nvidia/pytorch:25.01-py3`` or ``image.sqsh``. ``apptainer:IMAGE`` and ``pyxis:IMAGE`` choose
+    explicitly.
 
     Args:
-        image_arguments: of the launcher: how it starts an image of Pyxis, or None if it cannot.
+        image_arguments: the launcher's arguments for a Pyxis image; returns None if it has none.
 
     Raises:
-        OptionError: no image is named, neither apptainer nor singularity is on PATH here, or Pyxis is asked for
-            without its launcher.
+        OptionError: no image is named, neither apptainer nor singularity is on PATH, or the launcher does not support
+            Pyxis.
     """
     if image is None:
         return NO_CONTAINER
@@ -65,7 +65,7 @@ def container_of(
     arguments = image_arguments(image)
     if arguments is None:
         raise OptionError(
-            "--ddp-container", f"{masked_text(image)} is an image for Pyxis, which this launcher does not start",
+            "--ddp-container", f"{masked_text(image)} is an image for Pyxis, which this launcher does not support",
             "an image for Apptainer", "Use Apptainer: a .sif file, or apptainer:IMAGE.",
         )  # fmt: skip
     return Container(arguments, (), _PYTHON_INSIDE)

@@ -1,4 +1,4 @@
-"""The environment that ranks start in."""
+"""The environment of ranks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pytest_ddpscale.launch.launcher import Launcher, launchers
 from pytest_ddpscale.plan.study import DeviceType
 
-# What ranks, and what starts them, rely on. All else stays behind: a variable that somebody once exported must
-# not decide how fast a cluster trains, and what torchrun sets (RANK, MASTER_ADDR, PET_*, TORCHELASTIC_*) changes
-# another torchrun in silence.
+# Variables that ranks and their launchers rely on. All others are dropped: a forgotten export must not decide how fast
+# a cluster trains, and an outer torchrun's variables (RANK, MASTER_ADDR, PET_*, TORCHELASTIC_*) silently change ours.
 _PASSED = frozenset(
     {
         "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TERM", "TMPDIR", "HOSTNAME",
@@ -18,7 +17,7 @@ _PASSED = frozenset(
         "KRB5CCNAME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX",
     }
 )  # fmt: skip
-# What says how ranks compute and talk, and not where this machine has its files.
+# Variables that control computation and communication, independent of this machine's file system.
 _COMPUTING = (
     "LC_", "NCCL_", "GLOO_", "TP_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_",
     "TORCHINDUCTOR_", "TRITON_", "CUDNN_", "CUBLAS_", "CUBLASLT_", "UCX_", "UCC_", "SHARP_", "FI_", "OFI_", "RDMAV_",
@@ -29,28 +28,28 @@ _PASSED_PREFIXES = (
     *_COMPUTING, "CONDA_", "CUDA_", "NVIDIA_", "PMIX_", "ENROOT_", "PYXIS_", "APPTAINER_", "APPTAINERENV_",
     "SINGULARITY_", "SINGULARITYENV_",
 )  # fmt: skip
-# Passed by a prefix above, and yet of a surrounding torchrun.
+# Matches a prefix above, but belongs to a surrounding torchrun.
 _WITHHELD = frozenset({"TORCH_ELASTIC_WORKER_IDENTICAL"})
 
 
 def worker_environment(
     environ: Mapping[str, str], device_type: DeviceType, *, pass_env: Sequence[str] = ()
 ) -> dict[str, str]:
-    """What ranks are started with: an allow-list of the parent's environment, and what ranks rely on.
+    """The environment of ranks: an allow-list of the parent's, and defaults that ranks rely on.
 
-    OMP_NUM_THREADS is kept if the user set it, else 1: with a rank per GPU or core, more threads
-    would fight each other. On CPU glibc asks for huge pages: with small ones a rank may be 15 % slower
-    than its twin for as long as it lives, by where its memory happens to lie.
+    OMP_NUM_THREADS is kept if the user set it, else 1: with one rank per GPU or core, more threads would compete. On
+    CPU, glibc uses huge pages: with small ones a rank may be 15 % slower than another for its whole life, depending on
+    where its memory happens to lie.
 
     Args:
-        pass_env: further names to pass; a trailing ``*`` stands for any ending.
+        pass_env: extra names to pass; a trailing ``*`` matches any ending.
     """
     known = tuple(launchers().values())
     kept = {name: value for name, value in environ.items() if _is_passed(name, known) or _is_named(name, pass_env)}
     kept.setdefault("OMP_NUM_THREADS", "1")
     kept["PYTHONUNBUFFERED"] = "1"
     if device_type == "cuda":
-        # So that torch numbers GPUs as NVML and nvidia-smi do.
+        # Makes torch number GPUs as NVML and nvidia-smi do.
         kept["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     else:
         kept.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
@@ -58,7 +57,7 @@ def worker_environment(
 
 
 def travelling(environment: Mapping[str, str], *, pass_env: Sequence[str] = ()) -> dict[str, str]:
-    """What of it ranks on machines get that do not share this one's: how they compute and talk, and what users name."""
+    """The variables to send to ranks on machines that do not inherit this environment."""
     return {
         name: value
         for name, value in environment.items()

@@ -1,4 +1,4 @@
-"""Ranks on hosts that a command of the user's reaches: containers of Kubernetes or docker, or another remote shell."""
+"""Launcher for hosts reached by a user's command: containers of Kubernetes or docker, or another remote shell."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class ExecLauncher(PerHostLauncher):
 
     @classmethod
     def is_meant(cls, settings: Settings, environ: Mapping[str, str]) -> bool:
-        """A command is named."""
+        """Whether --ddp-exec is given."""
         return bool(settings.exec)
 
     def cluster(self, *, plans_only: bool) -> Cluster:
-        """As for all hosts that are named. Raises OptionError too if the command names none, or is not here."""
+        """As in `PerHostLauncher`. Also raises OptionError if the command lacks ``{host}`` or is not installed here."""
         words = self.settings.exec
         if not any(_HOST in word for word in words):
             found = f"found no {_HOST} in it" if words else "found nothing"
@@ -39,5 +39,5 @@ class ExecLauncher(PerHostLauncher):
         return cluster
 
     def command(self, host: str, agent: Sequence[str]) -> list[str]:
-        """The agent's words follow the user's, in which the host's name is put."""
+        """The user's command with the host's name inserted, followed by the agent's command."""
         return [*(word.replace(_HOST, host) for word in self.settings.exec), *agent]

@@ -1,4 +1,4 @@
-"""One gang, from its agents' start to the end of its last process."""
+"""One gang, from the start of its agents to the end of its last process."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ from pytest_ddpscale.util.masking import masked_arguments
 
 POLL_S = 0.2
 GRACE_S = 10.0
-# After the first bad news: other ranks' reports of the same moment, which may be the cause.
+# Wait this long after the first failure for other ranks' reports, one of which may be the cause.
 COLLECT_S = 3.0
-# Beats that an agent leaves out before its node is taken for lost, once ranks elsewhere miss their partners.
+# Missed beats after which a node is considered lost, once ranks elsewhere have lost their partners.
 MISSED_BEATS = 3
-# For agents to end their ranks, stacks written, and to say so …
+# Time for agents to end their ranks, whose stacks are written, and to report …
 FAREWELL_S = 15.0
-# … and to look at their GPUs besides, if ranks have failed.
+# … and to survey their GPUs too, if ranks have failed.
 LOOK_S = 15.0
-# For a scheduler to end what was left on the nodes once its starter was killed; agents let go after 30 s of silence.
+# Time for a scheduler to end leftover processes after its client was killed; silent agents end after 30 s.
 STEP_END_S = 60.0
 STEP_POLL_S = 1.0
-# For agents, which only listen then, to say what their clocks show.
+# Time for idle agents to report their clocks.
 CLOCK_S = 10.0
-# For the first node to look up another, whose name server may be slow.
+# Time for the first node to look up another, since name servers may be slow.
 MEET_S = 30.0
-MOST_NAMED = 3  # nodes that did not come up, each with a reason
+MOST_NAMED = 3  # nodes that did not come up, each listed with its reason
 
 
 class Gang:
     """Starts a gang, watches it, and ends it.
 
     Args:
-        log: for what is said beside messages; a folder of that name without suffix is for logs of ranks.
+        log: file for output other than messages; ranks' logs go to a folder of that name without suffix.
     """
 
     def __init__(self, task: Task, launch: Launch, limits: Limits, log: Path, owner: GangOwner) -> None:
@@ -73,7 +73,7 @@ class Gang:
         self._refused = ""
         self._roll = GangState()
         self._silent: tuple[str, ...] = ()
-        self._cut_off: tuple[EndedProcess, ...] = ()  # what carried agents that have not said their last word
+        self._cut_off: tuple[EndedProcess, ...] = ()  # processes that ended before their agent sent `Exit`
         self._missing_since_s: float | None = None
         self._records_heard = 0  # bytes
         self._hole = ""
@@ -83,11 +83,11 @@ class Gang:
 
     @property
     def records_arrived_unix_s(self) -> float:
-        """When its latest records arrived, which may be earlier than anybody looked; 0 before the first."""
+        """When its latest records arrived, which may be before they were read; 0 before the first."""
         return self._records_arrived_unix_s
 
     def run(self) -> GangEnd:
-        """Start it, and return when nothing of it is left."""
+        """Start the gang, and return once all of its processes have ended."""
         try:
             with self._started() as channel:
                 refusal = self._assemble(channel)
@@ -100,8 +100,8 @@ class Gang:
         except GangError as error:
             return GangEnd(None, str(error), was_started=False)
         self._take_messages(channel)
-        self._pass_records_on(channel)  # which takes time, as they are judged; then who is silent is asked
-        if why is None:  # else a scheduler would say that it was cancelled, and that was us
+        self._pass_records_on(channel)  # before `_end` asks for silent nodes, because judging records takes time
+        if why is None:  # otherwise we ended it, and the scheduler would only report our own cancellation
             interrupted = self._launcher.why_ended(channel.own_lines)
         return self._end(exit_code, why, interrupted, channel)
 
@@ -115,9 +115,9 @@ class Gang:
         lost = given_up or tuple(host for host in self._silent if host in still_silent)
         lost = lost or tuple(one.host for one in cut_off)
         if not given_up and len(lost) > 1 and set(lost) >= self._serving:
-            lost, why = (), f"none of {first_few(lost, MOST_NAMED)} was heard of any more, all at once: {_OUR_LINK}"
+            lost, why = (), f"all of {first_few(lost, MOST_NAMED)} fell silent at once: {_OUR_LINK}"
         elif lost or why == _LOST:
-            how = f"not heard of for {self._limits.silence_s:g} s"
+            how = f"silent for {self._limits.silence_s:g} s"
             if given_up:
                 how = f"given up by {self._launcher.calls_itself}"
             elif cut_off:
@@ -127,7 +127,7 @@ class Gang:
             why = describe_killed(self._launcher.program, exit_code)
         elif why == _TROUBLE or (why is None and exit_code != 0):
             lost = () if interrupted else self._vanished()
-            how = "not heard of any more, and other nodes' ranks lost their partners"
+            how = "silent, and other nodes' ranks lost their partners"
             why = self._node_is_lost(lost, how) if lost else describe(roll, exit_code, channel.other_lines)
         elif why is not None and roll.ranks:
             why = f"{why} {describe_standstill(roll)}."
@@ -139,9 +139,9 @@ class Gang:
         )  # fmt: skip
 
     def _vanished(self) -> tuple[str, ...]:
-        """Nodes that explain what ranks of others say: their agents said no last word, nor any since the trouble began.
+        """Nodes that explain other nodes' failures: their agents sent no `Exit`, nor anything since the failure began.
 
-        An agent that is only slow to end its ranks was heard of since, and its launcher has not ended.
+        An agent that is only slow to end its ranks has sent messages since, and its launcher is still running.
         """
         nodes = self._roll.nodes.values()
         mute = [node for node in nodes if node.exit is None]
@@ -153,7 +153,7 @@ class Gang:
 
     @property
     def _serving(self) -> set[str]:
-        """Nodes whose agents have not said their last word."""
+        """Nodes whose agents have not sent `Exit`."""
         return {node.host for node in self._roll.nodes.values() if node.exit is None}
 
     def _node_is_lost(self, hosts: tuple[str, ...], how: str) -> str:
@@ -162,9 +162,9 @@ class Gang:
         return f"{names} {were} {how}: the node{service} or its agent is down"
 
     def _await_step_end(self, lost: tuple[str, ...]) -> str:
-        """Wait for nodes whose agents did not say that they end. Returns which processes may be left there.
+        """Wait for nodes whose agents did not send `Exit`. Returns which processes may be left there.
 
-        What agents say ends with what carries it, and when that was killed their ranks take seconds to end.
+        After the process that carries agents was killed, they cannot report, and their ranks take seconds to end.
         """
         silent = [node.host for node in self._roll.nodes.values() if node.exit is None and node.host not in lost]
         ends_s = time.monotonic() + STEP_END_S
@@ -177,9 +177,9 @@ class Gang:
 
     @contextmanager
     def _started(self) -> Iterator[Channel]:
-        self._log.open("ab").close()  # a folder that cannot be written is no fault of the launcher's
+        self._log.open("ab").close()  # raises here if the folder is not writable, which is not the launcher's fault
         processes = self._launcher.processes(self._launch)
-        # A client of our own that reaches another machine, and has its own variables, is no rank.
+        # A local client such as ssh runs with our own environment, not the ranks'.
         given = self._launch.environment if self._launcher.shares_environment else self._launcher.environ
         environment = {**given, GANG_VARIABLE: self._task.gang_id}
         try:
@@ -191,7 +191,7 @@ class Gang:
             yield channel
         except BaseException as error:
             is_cut_short = True
-            if isinstance(error, KeyboardInterrupt):  # a scheduler may kill us in seconds
+            if isinstance(error, KeyboardInterrupt):  # first, as a scheduler may kill us within seconds
                 channel.say(Stop())
                 self._owner.interrupted(error)
             self._dismiss(channel)
@@ -201,11 +201,11 @@ class Gang:
             channel.close()
             if is_cut_short:
                 self._take_messages(channel)
-                with suppress(WritingError):  # on a full disk that is what cut it short
+                with suppress(WritingError):  # a full disk was already reported by `error`
                     self._keep_arrived()
 
     def _assemble(self, channel: Channel) -> str | None:
-        """Wait for the agents of all nodes, and let them start. Returns why not, or None to go on."""
+        """Wait for the agents of all nodes, and start the ranks. Returns why not, or None to continue."""
         why = self._await_nodes(channel) or self._odd_version()
         if not why and channel.poll() is None:
             channel.say(self._task)
@@ -218,11 +218,11 @@ class Gang:
         return None
 
     def _await_nodes(self, channel: Channel) -> str:
-        """Until all agents are there, or what carries them has ended. Returns why they are waited for no longer."""
+        """Wait until all agents are up, or the processes that carry them have ended. Returns why the wait failed."""
         while (there := len(self._roll.nodes)) < self._task.nodes and channel.poll() is None:
             self._take_messages(channel)
             if self._roll.nodes and not there:
-                self._heard_s = time.monotonic()  # from now on the others are due
+                self._heard_s = time.monotonic()  # the time limit of the other nodes starts now
             if why := self._late_nodes() or self._not_up(channel):
                 return why
             state = "" if there else self._launcher.queue_state(channel.own_lines)
@@ -231,8 +231,8 @@ class Gang:
         return self._not_up(channel)
 
     def _not_up(self, channel: Channel) -> str:
-        """Why agents of single nodes did not come up, once others have had time to fail too; empty while all may."""
-        ended = channel.ended  # asked before messages are taken: what they said until then counts
+        """Why agents of some nodes did not come up, once others have had time to fail too; empty while all may."""
+        ended = channel.ended  # read first, so that messages sent before the end are still taken
         self._take_messages(channel)
         there = {node.host for node in self._roll.nodes.values()}
         failed = [one for one in ended if one.host not in there]
@@ -246,28 +246,28 @@ class Gang:
         return first_few(why, MOST_NAMED, separator="; ")
 
     def _odd_version(self) -> str:
-        """Why agents of another version are no use; empty if there are none."""
+        """An error if agents have another version; empty if none has."""
         others = {version: hosts for version, hosts in self._roll.versions.items() if version != __version__}
         if not others:
             return ""
         version, hosts = next(iter(others.items()))
         who = ", ".join(hosts[:5])
-        return f"{who} runs pytest-ddpscale {version}, its supervisor {__version__}: install the same version"
+        return f"{who} runs pytest-ddpscale {version}, but this session runs {__version__}: install the same version"
 
     def _survey(self, channel: Channel) -> str:
-        """Have it recorded what the nodes are. Returns why they are not admitted; empty if they are."""
+        """Collect and record the nodes' surveys. Returns why the nodes are not admitted; empty if they are."""
         self._await(channel, lambda: self._all_answered(self._roll.surveys), self._limits.survey_s)
         asked_unix_s = time.time()
         channel.say(AskClock())
         patience_s = min(CLOCK_S, self._limits.survey_s)
         self._await(channel, lambda: self._all_answered(self._roll.clocks), patience_s)
         if channel.poll() is not None:
-            return ""  # whatever it was that ended it
+            return ""  # `_watch` finds the reason
         self._refused = self._owner.admit(self._roll.surveyed(asked_unix_s))
         return self._refused
 
     def _meet(self, channel: Channel) -> str:
-        """Have the first node say where ranks meet. Returns why they cannot; empty if they can."""
+        """Ask the first node for the ranks' rendezvous. Returns why there is none; empty if there is one."""
         roll, first, second = self._roll, self._roll.nodes[0], self._roll.nodes[1]
         channel.say(Meet(second.host, second.addresses))
 
@@ -282,19 +282,19 @@ class Gang:
             return _LOST
         problem = roll.endpoint_problem or f"no answer within {MEET_S:g} s"
         return (
-            f"{first.host} finds no way to {second.host} ({problem}), so that ranks cannot meet: nodes have to know "
-            f"each other by the names that {self._launcher.calls_itself} has for them"
+            f"{first.host} finds no route to {second.host} ({problem}), so ranks cannot connect: nodes must be able to "
+            f"resolve each other by the names that {self._launcher.calls_itself} uses"
         )
 
     def _all_answered(self, answers: Mapping[int, Any]) -> bool:
-        """Whether all nodes have answered, or cannot any more."""
+        """Whether all nodes have answered or ended."""
         return all(i in answers or node.exit is not None for i, node in self._roll.nodes.items())
 
     def _await(self, channel: Channel, is_answered: Callable[[], bool], limit_s: float) -> None:
-        """Until agents have answered, or what carries them has ended, or the time is over."""
+        """Wait until agents have answered, the processes that carry them have ended, or the time limit is reached."""
         ends_s = time.monotonic() + limit_s
         while True:
-            # Asked before messages are taken: what was said in time counts, however long listeners were busy.
+            # Checked before messages are taken, so that answers sent in time count even if listeners were busy.
             is_over = channel.poll() is not None or time.monotonic() >= ends_s
             self._take_messages(channel)
             if is_over or is_answered():
@@ -303,28 +303,28 @@ class Gang:
             time.sleep(POLL_S)
 
     def _start(self, channel: Channel) -> None:
-        # One node's agent needs nobody to agree with.
+        # A single node chooses its own endpoint.
         endpoint = self._roll.endpoint if self._task.nodes > 1 else None
         channel.say(Start(endpoint, self._owner.deadline_unix_s()))
-        # Neither limit nor budget is spent in a scheduler's queue.
+        # Limits and budget start only now, after any time in a scheduler's queue.
         self._heard_s = self._began_s = time.monotonic()
         self._roll.expect_beats(self._heard_s)
 
     def _late_nodes(self) -> str:
-        """Why nodes that have not come up are waited for no longer; empty while they are."""
+        """Why the wait for missing nodes is over; empty while it goes on."""
         there = [node.host for node in self._roll.nodes.values()]
         is_queueing = self._launcher.may_queue and not self._launch.hosts and not there
         limit_s = self._limits.queue_s if is_queueing else self._limits.startup_s
         if len(there) >= self._task.nodes or time.monotonic() - self._heard_s < limit_s:
             return ""
         if is_queueing:
-            return f"{self._launcher.calls_itself} gave no nodes within {limit_s:g} s (--ddp-queue-limit)"
+            return f"{self._launcher.calls_itself} allocated no nodes within {limit_s:g} s (--ddp-queue-limit)"
         missing = [host for host in self._launch.hosts if host not in there]
         who = f": {', '.join(missing[:5])} did not" if missing else ""
         return f"{len(there)} of {self._task.nodes} nodes came up within {limit_s:g} s{who}"
 
     def _watch(self, channel: Channel) -> str | None:
-        """Pass records on until the gang ends. Returns None if it did so by itself, else why it has to be ended."""
+        """Pass records on until the gang ends. Returns None if it ended by itself, else why it has to be ended."""
         while True:
             running, ended = channel.poll() is None, channel.ended
             self._take_messages(channel)
@@ -333,7 +333,7 @@ class Gang:
                 self._owner.hear(Idle())
             if not running:
                 return None
-            # Records are judged as they are passed on, which may take longer than a node may be silent.
+            # Take messages again, because judging the records may take longer than the silence limit.
             self._take_messages(channel)
             now_s = time.monotonic()
             if self._roll.has_trouble:
@@ -346,12 +346,12 @@ class Gang:
 
     def _why_ended(self, now_s: float, channel: Channel) -> str:
         limits = self._limits
-        # Some may say a last word yet, as when this process had been stopped.
+        # Silent nodes may still send messages, for example if this process had been stopped.
         self._silent = tuple(self._roll.silent_hosts(now_s, limits.silence_s))
         if self._launcher.given_up(channel.own_lines):
             return _LOST
         if self._silent or self._cut_off:
-            # Others may be gone as well, and only be noticed with their next beat: then it is no single node's fault.
+            # Wait for the next beat: if other nodes are silent too, no single node is at fault.
             self._missing_since_s = self._missing_since_s or now_s
             return _LOST if now_s - self._missing_since_s > COLLECT_S + self._task.beat_s else ""
         self._missing_since_s = None
@@ -359,15 +359,15 @@ class Gang:
             return self._hole
         limit_s = limits.inactivity_s if self._has_recorded else limits.startup_s
         if now_s - max(self._heard_s, self._roll.moved_s or 0.0) > limit_s:
-            return f"nothing was recorded for {limit_s:g} s, so the gang was ended."
+            return f"ranks recorded nothing for {limit_s:g} s, so the gang was ended."
         if limits.total_s is not None and now_s - self._began_s > limits.total_s:
-            return f"the gang was not done after {limits.total_s:g} s (--ddp-total-limit), so it was ended."
+            return f"the gang ran longer than {limits.total_s:g} s (--ddp-total-limit), so it was ended."
         return ""
 
     def _dismiss(self, channel: Channel, *, failed: bool = False) -> None:
-        """Have the agents end their ranks, and wait for their last words; after a failure also on their GPUs."""
+        """Tell the agents to end their ranks, and wait for their reports, after a failure also on their GPUs."""
         channel.say(Stop(failed))
-        # While a scheduler has no nodes for us there is nobody to hear it.
+        # In a scheduler's queue there are no agents to wait for.
         patience_s = FAREWELL_S + (LOOK_S if failed and self._task.post_mortem else 0.0)
         patience_ends = time.monotonic() + (patience_s if self._roll.nodes else 0.0)
         while channel.poll() is None and time.monotonic() < patience_ends:
@@ -382,14 +382,14 @@ class Gang:
                 self._arrived.append(news.data)
                 self._records_arrived_unix_s = arrived_unix_s
                 if news.offset != self._records_heard:
-                    lines = "what carries its agent's output drops or changes lines"
-                    self._hole = f"records were lost on the way from {news.host}: {lines}"
+                    lines = "the connection to its agent drops or alters lines"
+                    self._hole = f"records from {news.host} were lost: {lines}"
                 self._records_heard = news.offset + len(news.data)
             else:
                 self._keep_log(news)
 
     def _keep_arrived(self) -> list[AnyRecord]:
-        """Write down what has arrived."""
+        """Write the records that have arrived."""
         data, self._arrived = b"".join(self._arrived), []
         if not data:
             return []
@@ -397,7 +397,7 @@ class Gang:
         return self._owner.keep(data)
 
     def _pass_records_on(self, channel: Channel) -> bool:
-        """Write down what has arrived, and answer it. Returns whether there was anything."""
+        """Write the records that have arrived and answer them. Returns whether there were any."""
         records = self._keep_arrived()
         for record in records:
             if wanted := self._owner.hear(record):
@@ -405,7 +405,7 @@ class Gang:
         return bool(records)
 
     def _keep_log(self, news: FileBytes) -> None:
-        """Append to a log, of a node of the gang or of the whole run, or to a trace, which lies beside the logs."""
+        """Append to a log of one node or of the run, or to a trace beside the logs."""
         logs = self._log.parent
         folders = {"gang": self._log.with_suffix(""), "run": logs, TRACES: logs.parent / TRACES}
         whose, *parts = PurePosixPath(news.file).parts
@@ -415,7 +415,7 @@ class Gang:
         if whose == "gang" and self._task.nodes > 1:
             folder /= news.host.replace("/", "_")
         path = folder.joinpath(*parts)
-        with suppress(OSError):  # a full disk costs the log and no more
+        with suppress(OSError):  # on a full disk only the log is lost
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab") as file:
                 file.write(news.data)
@@ -423,7 +423,7 @@ class Gang:
 
 _TROUBLE = "trouble"
 _LOST = "lost"
-_OUR_LINK = "this machine's own link to them is down, or theirs"
+_OUR_LINK = "the link of this machine, or theirs, is down"
 
 
 def _last_line(ended: EndedProcess) -> str:
@@ -436,7 +436,7 @@ def _not_started(process: AgentProcess, error: OSError) -> GangError:
         process.command[0],
         f"could not be started ({error.strerror or error})",
         "a program that this user may run",
-        "Check that it is still there, with its virtual environment, and that processes can be started here; "
-        # Last, because it is long, and a terminal shows the beginning.
+        "Check that it and its virtual environment still exist and that processes can be started here; "
+        # Last, because it is long and a terminal may cut it.
         f"then measure again. The command was: {shlex.join(masked_arguments(process.command))}",
     )

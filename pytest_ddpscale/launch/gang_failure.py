@@ -1,4 +1,4 @@
-"""Why a gang ended, in words: who (rank, host), where (study, arm, round, phase), with what, and its last lines."""
+"""Describes why a gang ended: rank and host; study, arm, round and phase; error; last lines."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from pytest_ddpscale.util.listing import first_few
 
 _LAST_LINES = 12
 _NCCL_LINES = 20
-# torchrun prefixes its own lines with time, thread and source position, which help nobody here.
+# torchrun prefixes its lines with time, thread and source position, which are noise here.
 _TORCHRUN_PREFIX = re.compile(r"^[WEI]\d{4} [\d:.]+ \d+ \S+\] (\[default\d+\]:)?")
-# What a rank says whose partner is gone: a consequence, not a cause.
+# Errors of a rank whose partner is gone: a consequence, not a cause.
 _PARTNER_IS_GONE = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Socket (Timeout|closed)|[Tt]imed out|NCCL|gloo|recvBytes"
     r"|Dist(Network|Backend|Store)Error|(TCP|File|Hash|Prefix)Store|(?<![\w/.-])[Ss]tore\b"
 )
-# What it says of its own GPU, which NCCL tells in its own words.
+# Errors of the rank's own GPU, although reported by NCCL.
 _OWN_GPU = re.compile(r"ncclUnhandledCudaError|unhandled cuda error|Cuda failure|CUDA error")
 _SIGTERM, _SIGABRT = -int(signal.SIGTERM), -int(signal.SIGABRT)
 
 
 def describe(roll: GangState, exit_code: int | None, other_lines: Sequence[str]) -> str:
-    """What ended a gang that was not ended by us, as far as anybody can say.
+    """Describe what ended a gang that was not ended by us, as far as known.
 
     Args:
-        exit_code: of the launcher; None if it was stopped.
+        exit_code: exit code of the launcher; None if it was stopped.
     """
-    # NCCL's watchdog aborts ranks that wait for another one, so an abort explains least.
+    # Aborts come last: NCCL's watchdog aborts ranks that wait for another one, so they explain least.
     for found in (_killed(roll), _left_early(roll), _failed(roll), _killed(roll, aborted=True)):
         if found:
             return found
@@ -40,14 +40,14 @@ def describe(roll: GangState, exit_code: int | None, other_lines: Sequence[str])
 
 
 def blames_nobody(roll: GangState) -> bool:
-    """Whether all that is known of ranks is that they lost a partner."""
+    """Whether ranks reported nothing but lost partners."""
     if _killed(roll) or _left_early(roll):
         return False
     return all(map(_lost_its_partner, roll.failures)) if roll.failures else not _exited(roll)
 
 
 def rank_ends(roll: GangState) -> tuple[RankEnd, ...]:
-    """Ranks that torchrun saw fail, and those that were gone before it said so; not those that it ended itself."""
+    """Ranks that torchrun saw fail or that were gone before its report, without those that it ended itself."""
     ended = {(said.node, pid) for said in _last_words(roll) for pid in said.ended_pids}
     found: dict[tuple[int, int], RankEnd] = {}
     for _, one, rank in _exits(roll):
@@ -60,39 +60,39 @@ def rank_ends(roll: GangState) -> tuple[RankEnd, ...]:
 
 
 def oom_kills(roll: GangState) -> int:
-    """Processes that kernels of its nodes ended for lack of memory."""
+    """Number of OOM kills on the gang's nodes."""
     return sum(said.oom_kills for said in _last_words(roll))
 
 
 def describe_killed(launcher: str, exit_code: int) -> str:
-    """What to say where a signal ended the launcher itself: what it printed last is not why."""
+    """Describe a launcher that was killed by a signal; its last output does not explain that."""
     return (
-        f"{launcher} was killed by {_signal_name(-exit_code)}, by somebody else than this run: look for limits of this "
-        "machine, the kernel's out-of-memory killer (dmesg) or a person"
+        f"{launcher} was killed by {_signal_name(-exit_code)} from outside this run: check this machine's limits, the "
+        "kernel's out-of-memory killer (dmesg), and other users"
     )
 
 
 def describe_standstill(roll: GangState) -> str:
-    """Who keeps a gang that does nothing any more from going on."""
+    """Describe which rank holds up a gang that makes no progress."""
     stopped = [rank for rank in roll.ranks.values() if rank.state in ("T", "t")]
     if stopped:
         return f"{_someone(stopped)} stopped (SIGSTOP, or a debugger) in {_place(stopped[0])}"
     behind = furthest_behind(list(roll.ranks.values()))
     if not behind:
         waiting = sorted({rank.phase for rank in roll.ranks.values()})
-        return f"all ranks stand still in {', '.join(waiting)}" if waiting else "no rank has begun"
+        return f"all ranks are stuck in {', '.join(waiting)}" if waiting else "no rank has begun"
     first, place = behind[0], f"furthest behind of {len(roll.ranks)} ranks, in {_place(behind[0])}"
     if len(behind) > 1:
         return f"{_someone(behind)} {place}{_quoted(roll, first)}"
     state = {"D": ", waiting for a device or a disk,", "R": ", computing,"}.get(first.state, "")
-    stands = f"is {place}" if len(roll.ranks) > 1 else f"stands still in {_place(first)}"
+    stands = f"is {place}" if len(roll.ranks) > 1 else f"is stuck in {_place(first)}"
     return f"{first.name}{state} {stands}{_quoted(roll, first)}"
 
 
 def furthest_behind(ranks: Sequence[RankSeen]) -> list[RankSeen]:
-    """The ranks that have not come as far as the others; none if all of several have come as far.
+    """The ranks with the least progress; empty if several ranks are all equally far.
 
-    A rank that takes no part in an arm waits in the phase after it, so that it is not behind those that do.
+    A rank that an arm does not use waits in the phase after it, so it is not behind the ranks of the arm.
     """
     least = min((rank.progress for rank in ranks), default=(0, 0))
     behind = [rank for rank in ranks if rank.progress == least]
@@ -100,18 +100,18 @@ def furthest_behind(ranks: Sequence[RankSeen]) -> list[RankSeen]:
 
 
 def _killed(roll: GangState, *, aborted: bool = False) -> str:
-    """Of a rank that a signal ended, SIGABRT or others; not SIGTERM, by which torchrun ends those that are left."""
+    """Describe a rank ended by a signal: SIGABRT if `aborted`, else others except SIGTERM, which torchrun sends."""
     for said, one, rank in _exits(roll):
         code = one.exit_code
         if code < 0 and code != _SIGTERM and (code == _SIGABRT) == aborted:
             oom = said.oom_kills > 0
-            why = ": the kernel ended it for lack of memory (oom_kill in /proc/vmstat)" if oom and code == -9 else ""
+            why = ": the kernel's OOM killer ended it (oom_kill in /proc/vmstat)" if oom and code == -9 else ""
             return f"{rank.name} was killed by {_signal_name(-code)} in {_place(rank)}{why}{_quoted(roll, rank)}"
     return ""
 
 
 def _left_early(roll: GangState) -> str:
-    """Of a rank that ended although it had work left, and that torchrun neither saw fail nor ended."""
+    """Describe a rank that ended with work left, and that torchrun neither saw fail nor ended."""
     failed = {(rank.node, rank.local_rank) for _, _, rank in _exits(roll)}
     ended = {(said.node, pid) for said in _last_words(roll) for pid in said.ended_pids}
     for rank in roll.gone:
@@ -121,7 +121,7 @@ def _left_early(roll: GangState) -> str:
 
 
 def _failed(roll: GangState) -> str:
-    """Of the first rank with an error of its own, or else the first that lost its partner."""
+    """Describe the first rank with an error of its own, or else the first that lost its partner."""
     if not roll.failures:
         return _exited(roll)
     own = [report for report in roll.failures if not _lost_its_partner(report)]
@@ -134,7 +134,7 @@ def _failed(roll: GangState) -> str:
 
 
 def _exited(roll: GangState) -> str:
-    """Of a rank that ended with an exit code of its own and left no report."""
+    """Describe a rank that ended with an error code and without a report."""
     for _, one, rank in _exits(roll):
         if one.is_root_cause and one.exit_code > 0:
             return f"{rank.name} exited with code {one.exit_code} in {_place(rank)}{_quoted(roll, rank)}"
@@ -142,7 +142,7 @@ def _exited(roll: GangState) -> str:
 
 
 def _exits(roll: GangState) -> Iterator[tuple[Exit, ProcessExit, RankSeen]]:
-    """How processes ended: the agent's last word, what it says of a process, and what is known of its rank."""
+    """Ended processes: the agent's `Exit`, its entry for a process, and the state of the process's rank."""
     for said in _last_words(roll):
         for one in said.exits:
             unseen = RankSeen(node=said.node, host=said.host, local_rank=one.local_rank, pid=one.pid)
@@ -150,7 +150,7 @@ def _exits(roll: GangState) -> Iterator[tuple[Exit, ProcessExit, RankSeen]]:
 
 
 def _last_words(roll: GangState) -> list[Exit]:
-    """Of the nodes' agents, in their order, as far as they have said them."""
+    """`Exit` messages of the nodes' agents, in node order, as far as received."""
     return [node.exit for _, node in sorted(roll.nodes.items()) if node.exit is not None]
 
 
@@ -175,18 +175,18 @@ def _in_brackets(study: str | None, arm: str | None, number: int | None) -> str:
 
 def _quoted(roll: GangState, rank: RankSeen) -> str:
     words = roll.last_words.get((rank.node, rank.local_rank))
-    quoted = f"; its last lines:\n{_indented(words.lines)}" if words and words.lines else ""
+    quoted = f"; its last output:\n{_indented(words.lines)}" if words and words.lines else ""
     return quoted + _nccl(roll, rank)
 
 
 def _nccl(roll: GangState, rank: RankSeen | Failed) -> str:
-    """What a rank's NCCL wrote last; nothing without NCCL."""
+    """The last lines of a rank's NCCL log; empty without NCCL."""
     words = roll.last_words.get((rank.node, rank.local_rank))
-    return f"\nlast lines of its NCCL:\n{_indented(words.nccl, _NCCL_LINES)}" if words and words.nccl else ""
+    return f"\nlast lines of its NCCL log:\n{_indented(words.nccl, _NCCL_LINES)}" if words and words.nccl else ""
 
 
 def _indented(lines: Sequence[str], most: int = _LAST_LINES) -> str:
-    # Output may be anything: what a terminal would act on is left out.
+    # Output may contain anything; drop control characters.
     clean = ("".join(c for c in _TORCHRUN_PREFIX.sub("", line) if c.isprintable()) for line in lines[-most:])
     return "\n".join("  " + line for line in clean) or "  (no output)"
 

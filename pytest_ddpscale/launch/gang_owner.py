@@ -1,4 +1,4 @@
-"""Who has a gang run, and what it is told of the gang's end."""
+"""Interface between a gang and its owner."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pytest_ddpscale.results.survey_record import PostMortem, Survey
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How the process of a rank ended that did not come to its end.
+    """How a rank's process ended early.
 
     Attributes:
         name: ``rank 3 on n2``.
-        exit_code: negative for a signal's number; None where nobody saw it.
+        exit_code: negative for a signal's number; None if unknown.
     """
 
     name: str
@@ -31,17 +31,17 @@ class GangEnd:
     """How a gang ended.
 
     Attributes:
-        exit_code: of what carried its agents; None if it was stopped.
-        why: what went wrong, in words; empty if nothing did.
-        interrupted: why a scheduler ended it, if one did: no fault of what is measured.
-        lost_hosts: nodes that fell silent.
-        failures: reports that ranks left of themselves.
-        was_started: whether any process of it ran.
+        exit_code: exit code of the process that carried its agents; None if it was stopped.
+        why: what went wrong; empty if nothing did.
+        interrupted: why a scheduler ended it, which is no fault of the nodes; empty otherwise.
+        lost_hosts: nodes that were lost.
+        failures: failure reports that ranks left.
+        was_started: whether any of its processes ran.
         refused: why its nodes were not admitted, so that no rank was started; empty if they were.
-        post_mortems: what GPUs were after ranks had failed, as records.
-        left: which processes may be left on nodes that another gang would use, in a sentence; empty if none are.
-        rank_ends: ranks whose processes ended too early, not by us, the first one first.
-        oom_kills: processes on its nodes, of whomever, that kernels ended for lack of memory meanwhile.
+        post_mortems: surveys of GPUs after ranks failed, as records.
+        left: a sentence about processes left on nodes that another gang would use; empty if there are none.
+        rank_ends: ranks whose processes ended early and not by us, the first one first.
+        oom_kills: OOM kills on its nodes during the gang, of any user's processes.
     """
 
     exit_code: int | None
@@ -58,27 +58,27 @@ class GangEnd:
 
 
 class GangOwner(Protocol):
-    """Who has a gang run, and what it does with what comes of it."""
+    """The owner of a gang: keeps its records and answers its questions."""
 
     def keep(self, lines: bytes) -> list[AnyRecord]:
-        """Write down what rank 0 has measured, as `RecordSink` was given it. Returns the records of measurements.jsonl.
+        """Write rank 0's records, in `RecordSink`'s format, to their files. Returns those of measurements.jsonl.
 
         Raises:
             WritingError: they cannot be written.
         """
 
     def hear(self, record: AnyRecord | Notice) -> WantedArms | None:
-        """Take note of a record that was written, and of notices meanwhile.
+        """Handle a record that was written, or a notice.
 
         Returns:
-            The answer that rank 0 waits for, if it does.
+            The answer for rank 0, if it waits for one.
         """
 
     def deadline_unix_s(self) -> float | None:
-        """Asked when all nodes are there: after which time no round may start; None for no limit."""
+        """The time after which no round may start, called once all nodes are up; None for no limit."""
 
     def admit(self, surveys: Sequence[Survey]) -> str:
-        """Write down what the nodes are, before any rank starts. Returns why none shall, or nothing."""
+        """Record the surveys before any rank starts. Returns why no rank may start; empty if they may."""
 
     def interrupted(self, interrupt: KeyboardInterrupt) -> None:
-        """Somebody ends the session: told at once, while agents end their ranks."""
+        """The session was interrupted; called immediately, while agents still end their ranks."""

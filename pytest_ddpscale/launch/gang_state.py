@@ -1,4 +1,4 @@
-"""What the supervisor knows of a gang's nodes and ranks, from what their agents say."""
+"""State of a gang's nodes and ranks, from their agents' messages."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from pytest_ddpscale.results.survey_record import ClockSkew, Survey
 
 @dataclass
 class NodeState:
-    """One node, as its agent last described it.
+    """State of one node.
 
     Attributes:
-        heard_s: when its agent last said something, on the supervisor's clock.
+        heard_s: time of its agent's latest message, on the supervisor's clock.
         exit: the agent's last message; None while it serves.
     """
 
@@ -44,18 +44,18 @@ class GangState:
     """All nodes and ranks of a gang.
 
     Attributes:
-        nodes: by index in rank order, as far as they were heard of.
+        nodes: by index in rank order; nodes without a message yet are absent.
         ranks: by node and local rank.
-        failures: reports that ranks left of themselves, in the order in which they were heard.
-        gone: ranks whose process ended before its work did, in that order.
-        last_words: what ranks and their NCCL wrote last, by node and local rank.
-        versions: of the package on the nodes, with the hosts that have it.
-        endpoint: where ranks meet, an address and port of the first node; empty before that says so.
-        endpoint_problem: why it cannot say so.
-        moved_s: when any rank last did something, on the supervisor's clock; None before all began.
-        surveys: what the nodes are, as far as their agents said so, by index.
-        clocks: what a node's clock showed and when the answer arrived, on the supervisor's; unix seconds, by index.
-        post_mortems: what GPUs were after ranks had failed, as surveys.
+        failures: failure reports of ranks, in order of arrival.
+        gone: ranks whose process ended before its work was done, in order of arrival.
+        last_words: last lines of ranks and their NCCL, by node and local rank.
+        versions: package version → hosts that have it.
+        endpoint: the ranks' rendezvous, an address and port of the first node; empty until known.
+        endpoint_problem: why there is no rendezvous; empty otherwise.
+        moved_s: when any rank last made progress, on the supervisor's clock; None before.
+        surveys: by node index, as far as received.
+        clocks: time of a node's clock, and arrival of the answer on the supervisor's; unix seconds, by node index.
+        post_mortems: surveys of GPUs after ranks failed, by node index.
     """
 
     nodes: dict[int, NodeState] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class GangState:
     post_mortems: dict[int, Survey] = field(default_factory=dict)
 
     def hear(self, news: News, now_s: float, now_unix_s: float = 0.0) -> None:
-        """Take note of a message.
+        """Update the state from a message.
 
         Args:
             now_s: the supervisor's monotonic clock.
@@ -109,15 +109,15 @@ class GangState:
 
     @property
     def has_trouble(self) -> bool:
-        """Whether a rank failed or is gone, or torchrun has given up on a node."""
+        """Whether a rank failed or is gone, or torchrun failed on a node."""
         gave_up = any(node.exit is not None and node.exit.code for node in self.nodes.values())
         return gave_up or bool(self.failures or self.gone)
 
     def surveyed(self, asked_unix_s: float) -> list[Survey]:
-        """What each node is, in their order, and how far its clock is ahead.
+        """The surveys of all nodes in order, with their clock skews.
 
         Args:
-            asked_unix_s: when the supervisor asked for their clocks, on its own.
+            asked_unix_s: when the supervisor asked for the clocks, on its own clock.
         """
         found = []
         for index, node in sorted(self.nodes.items()):
@@ -127,20 +127,20 @@ class GangState:
         return found
 
     def expect_beats(self, now_s: float) -> None:
-        """From now on agents speak regularly; before, they waited in silence."""
+        """Start measuring silence now; before this, agents had nothing to send."""
         for node in self.nodes.values():
             node.heard_s = now_s
 
     def silent_hosts(self, now_s: float, silence_s: float) -> list[str]:
-        """Nodes that have not been heard of for so long, and did not say that they end."""
+        """Nodes silent for longer than `silence_s` whose agents have not sent `Exit`."""
         return [n.host for n in self.nodes.values() if n.exit is None and now_s - n.heard_s > silence_s]
 
 
 def clock_skew(asked_unix_s: float, said_unix_s: float, heard_unix_s: float) -> ClockSkew | None:
-    """How far a node's clock is ahead, from one question and its answer.
+    """How far a node's clock is ahead, as an interval, from one request and its answer.
 
-    The node read its clock between the two, whose times are the supervisor's: Cristian's algorithm
-    (F. Cristian, Probabilistic clock synchronization, Distributed Computing 3, 1989), as an interval.
+    The node read its clock between the supervisor's times of request and answer: Cristian's algorithm (F. Cristian,
+    Probabilistic clock synchronization, Distributed Computing 3, 1989).
 
     Returns:
         None if the supervisor's own clock went back meanwhile.

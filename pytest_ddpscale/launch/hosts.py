@@ -1,4 +1,4 @@
-"""Hosts by name: lists as pdsh has them, host files as OpenMPI and MPICH do, and what launchers do with them."""
+"""Hosts by name: pdsh-style lists, host files of OpenMPI and MPICH, and the base of launchers that use them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher
 from pytest_ddpscale.settings import MOST_NODES
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # so that none is taken for an option
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # no leading hyphen, which would look like an option
 _BETWEEN_HOSTS = re.compile(r",(?![^\[]*\])")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _MPICH = re.compile(r"(.*):(\d+)")
 _SLOTS = re.compile(r"slots=(\d+)")
 _NO_PACKAGE = re.compile(r"No module named '?pytest_ddpscale")
-_NO_PROGRAM = (126, 127)  # exit codes of shells, and of what does as they do
+_NO_PROGRAM = (126, 127)  # exit codes of shells and compatible programs
 
 
 class PerHostLauncher(Launcher):
-    """One process of this machine for each node, which carries the standard input and output of its agent."""
+    """Starts one local process per node, which carries the standard input and output of its agent."""
 
     shares_environment = False
     options: ClassVar[tuple[str, ...]] = ("hosts", "hostfile", "remote_python")
@@ -35,10 +35,10 @@ class PerHostLauncher(Launcher):
 
     @abstractmethod
     def command(self, host: str, agent: Sequence[str]) -> list[str]:
-        """What starts an agent's command on a host."""
+        """The local command that runs an agent's command on a host."""
 
     def cluster(self, *, plans_only: bool) -> Cluster:
-        """The hosts that are named, or the first of them. Raises OptionError if they make no sense."""
+        """The named hosts, or the first ones of them. Raises OptionError if they are invalid."""
         settings = self.settings
         hosts, slots = self.named_hosts()
         nodes = settings.nodes or len(hosts)
@@ -53,7 +53,7 @@ class PerHostLauncher(Launcher):
         return Cluster(nodes, hosts[:nodes], self.name, is_elsewhere, slots)
 
     def processes(self, launch: Launch) -> list[AgentProcess]:
-        """One for each host."""
+        """One process per host."""
         return [
             AgentProcess(
                 self.command(host, launch.agent(f"--node={index}", f"--host={host}", python=self._python)), host
@@ -62,11 +62,11 @@ class PerHostLauncher(Launcher):
         ]
 
     def why_not_up(self, host: str, exit_code: int, lines: Sequence[str]) -> str:
-        """Which Python is not there, or has not this package."""
+        """Whether Python or this package is missing on the host."""
         if any(map(_NO_PACKAGE.search, lines)):
             return (
-                f"{host}: {self._python} has no pytest-ddpscale there: install version {__version__}, or name another "
-                "Python with --ddp-remote-python"
+                f"{host}: pytest-ddpscale is not installed for {self._python} there: install version {__version__}, or "
+                "name another Python with --ddp-remote-python"
             )
         if exit_code in _NO_PROGRAM:
             return f"{host}: {self._python} cannot be started there: name its Python with --ddp-remote-python"
@@ -77,10 +77,10 @@ class PerHostLauncher(Launcher):
         return self.settings.remote_python or sys.executable
 
     def named_hosts(self) -> tuple[tuple[str, ...], int | None]:
-        """The hosts that are asked for, and how many ranks each is to have; None if nobody says. Raises OptionError."""
+        """The requested hosts, and the ranks per host, None if not given. Raises OptionError."""
         settings = self.settings
         if settings.hosts and settings.hostfile:
-            raise OptionError("--ddp-hosts", f"found {settings.hosts} beside --ddp-hostfile", "one of them")
+            raise OptionError("--ddp-hosts", f"found {settings.hosts} together with --ddp-hostfile", "one of them")
         if settings.hostfile:
             return read_hostfile(settings.hostfile)
         hosts = expanded("--ddp-hosts", settings.hosts or "")
@@ -93,19 +93,21 @@ class PerHostLauncher(Launcher):
 
 
 def read_hostfile(path: Path) -> tuple[tuple[str, ...], int | None]:
-    """Hosts in the order of a host file, and how many slots each has; None if it does not say.
+    """Hosts in the order of a host file, and the slots of each; None if it does not give slots.
 
-    A line has a name or a list of names, and its slots as ``slots=4`` (OpenMPI) or ``:4`` (MPICH). A name that comes
-    again without slots is one slot each time, as OpenMPI has it. Other words, as ``max_slots=8``, are passed over.
+    A line has a name or a list of names, and its slots as ``slots=4`` (OpenMPI) or ``:4`` (MPICH). A repeated name
+    without slots counts as one slot each time, as in OpenMPI. Other words, such as ``max_slots=8``, are ignored.
 
     Raises:
-        OptionError: it cannot be read, a line is no host, or hosts have different numbers of slots.
+        OptionError: the file cannot be read, a line has no valid host, or hosts have different numbers of slots.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise OptionError("--ddp-hostfile", f"{path} cannot be read ({reason})", "a file with a host a line") from None
+        raise OptionError(
+            "--ddp-hostfile", f"{path} cannot be read ({reason})", "a file with one host per line"
+        ) from None
     slots: dict[str, int | None] = {}
     for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()
@@ -118,14 +120,14 @@ def read_hostfile(path: Path) -> tuple[tuple[str, ...], int | None]:
             again = host in slots
             slots[host] = (before or 1) + int(said or 1) if again else int(said) if said else None
     if not slots:
-        raise OptionError("--ddp-hostfile", f"found no host in {path}", "a host a line")
+        raise OptionError("--ddp-hostfile", f"found no host in {path}", "one host per line")
     (first, of_first), *others = slots.items()
     other = next(((host, count) for host, count in others if (count or 1) != (of_first or 1)), None)
     if other is not None or of_first == 0:
         host, count = other or (first, of_first)
         raise OptionError(
-            str(path), f"{first} has {of_first or 1} slots, {host} has {count or 1}", "as many on every host",
-            "As many ranks start on each: name hosts that differ in runs of their own.",
+            str(path), f"{first} has {of_first or 1} slots, {host} has {count or 1}", "the same number on every host",
+            "Every node runs the same number of ranks; test hosts with different numbers in separate runs.",
         )  # fmt: skip
     return tuple(slots), of_first
 
@@ -134,7 +136,7 @@ def expanded(where: str, text: str) -> tuple[str, ...]:
     """The hosts of a list: ``n1,n[2-4,7],r[01-12]n1``.
 
     Raises:
-        OptionError: it is none.
+        OptionError: it is not a valid list.
     """
     found: list[str] = []
     for part in _BETWEEN_HOSTS.split(text):
@@ -160,5 +162,5 @@ def _expanded(where: str, part: str) -> list[str]:
         for number in range(int(first), int(last) + 1):
             found += _expanded(where, part[: brackets.start()] + str(number).zfill(len(first)) + part[brackets.end() :])
             if len(found) > MOST_NODES:
-                return found  # too many, which is all that anybody needs to know
+                return found  # already too many; the caller reports it
     return found

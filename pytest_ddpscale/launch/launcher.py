@@ -1,8 +1,8 @@
-"""What a launcher is, and which there are.
+"""The launcher interface and registry.
 
-A launcher is one file. It says how an agent is started on each node, and what of that is seen from outside: which nodes
-there are, what a scheduler says of a wait, which nodes are lost, why all of it ended. Agents speak over their standard
-input and output; whatever carries these two is a launcher. A site's own is registered by an entry point of the group
+A launcher is one module. It starts an agent on each node, and reports which nodes there are, how long a scheduler's
+queue lasts, which nodes are lost and why a gang ended. Agents communicate over standard input and output, so anything
+that carries these two streams can be a launcher. A site registers its own by an entry point of the group
 `ENTRY_POINTS`; see docs/how-to/launcher.md.
 """
 
@@ -30,11 +30,11 @@ class Cluster:
     """Where ranks will run.
 
     Attributes:
-        nodes: how many.
-        hosts: their names, in rank order; empty where a scheduler is still to choose them, and on this machine.
-        launcher: name of what starts agents there.
-        is_elsewhere: whether this machine is none of them, so that the devices here say nothing.
-        slots: ranks of each node, where a host file says so.
+        nodes: number of nodes.
+        hosts: their names, in rank order; empty if a scheduler will choose them, and on this machine.
+        launcher: name of the launcher.
+        is_elsewhere: whether this machine is not one of them, so its devices are irrelevant.
+        slots: ranks per node, if a host file says so.
     """
 
     nodes: int = 1
@@ -44,23 +44,23 @@ class Cluster:
     slots: int | None = None
 
     def without(self, unfit: Collection[str]) -> Cluster | None:
-        """The other nodes; None if there are none, or if a scheduler and not we choose which nodes there are."""
+        """The cluster without the unfit nodes; None if none are left, or if a scheduler chooses the nodes."""
         others = tuple(host for host in self.hosts if host not in unfit)
         return replace(self, nodes=len(others), hosts=others) if 0 < len(others) < len(self.hosts) else None
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Gangs to be started, and one of them once it has an id.
+    """How to start gangs; with `gang_id` set, one gang.
 
     Attributes:
-        launcher: what starts their agents.
-        environment: of what is started.
+        launcher: starts the agents.
+        environment: environment of the started processes.
         hosts: names of the nodes, in rank order; empty as in `Cluster`.
-        device_type: what ranks train on.
-        container: what agents and ranks run in.
-        nodes: how many this gang has.
-        gang_id: by what its processes are found.
+        device_type: device that ranks train on.
+        container: container for agents and ranks.
+        nodes: number of nodes of this gang.
+        gang_id: the name by which its processes are found.
     """
 
     launcher: Launcher
@@ -73,16 +73,16 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """What a scheduler may call it: no other gang has the name."""
+        """A unique job name for a scheduler."""
         return f"ddpscale-{self.gang_id[:8]}"
 
     def agent(self, *which: str, python: str = sys.executable) -> list[str]:
         """The command of an agent, in a container if there is one.
 
         Args:
-            which: options that say which node it is on: ``--node=2``, ``--host=n3``, or ``--node-from=VARIABLE`` and
-                ``--host-from=VARIABLE`` for what its environment says there.
-            python: the interpreter, if there is no container.
+            which: options that identify the node: ``--node=2``, ``--host=n3``, or ``--node-from=VARIABLE`` and
+                ``--host-from=VARIABLE`` to read them from the environment there.
+            python: the interpreter, unless there is a container.
         """
         inside = self.container.python or python
         return [*self.container.command, inside, "-m", "pytest_ddpscale.node", *which]
@@ -101,21 +101,21 @@ class AgentProcess:
 
 
 class Launcher(ABC):
-    """How agents start on nodes, and what is known of them from outside.
+    """Starts agents on nodes, and reports what is known of them from outside.
 
     Args:
-        settings: what the user asked for.
+        settings: the user's options.
         environ: this process's environment.
 
     Attributes:
         name: as in ``--ddp-launcher``.
-        calls_itself: what messages call whoever gives nodes and takes them.
-        program: what messages call the process that carries agents.
-        service: what has to work on a node besides the node, its link and its agent, in messages.
-        voices: how lines of its own begin; they are kept for longer, as others may bury them.
-        may_queue: whether agents may have to wait for nodes that somebody else gives.
-        shares_environment: whether agents are started with the environment that it is started with.
-        options: names of settings that no other launcher has a use for.
+        calls_itself: name, in messages, of the system that allocates nodes.
+        program: name, in messages, of the process that carries agents.
+        service: further service that a node needs, in messages, such as its sshd.
+        voices: prefixes of the launcher's own lines, which are kept longer so that other output cannot push them out.
+        may_queue: whether agents may have to wait for an allocation.
+        shares_environment: whether agents inherit the environment of the started process.
+        options: names of settings that only this launcher uses.
     """
 
     name: ClassVar[str]
@@ -138,61 +138,61 @@ class Launcher(ABC):
 
     @classmethod
     def passes(cls, variable: str) -> bool | None:
-        """Whether ranks get a variable of the environment: False withholds it, None leaves that to others."""
+        """Whether ranks get an environment variable: False withholds it, None leaves the decision to others."""
         return None
 
     @abstractmethod
     def cluster(self, *, plans_only: bool) -> Cluster:
-        """The nodes that settings and environment mean.
+        """The nodes selected by settings and environment.
 
         Args:
-            plans_only: nothing will be started, so that a laptop may plan for many nodes.
+            plans_only: nothing will be started, so a laptop may plan for many nodes.
 
         Raises:
-            OptionError: they contradict each other, or what starts agents is not there.
+            OptionError: settings contradict each other, or the program that starts agents is missing.
         """
 
     @abstractmethod
     def processes(self, launch: Launch) -> list[AgentProcess]:
-        """What starts the agents of a gang: one process for all nodes, or one for each in their order."""
+        """The processes that start a gang's agents: one for all nodes, or one per node in order."""
 
     def refuse_wrong_arguments(self, launch: Launch) -> None:
-        """Find out before anything is begun whether `processes` would be refused. Raises OptionError."""
+        """Check before launch whether the commands of `processes` would be refused. Raises OptionError."""
         return
 
     def image_arguments(self, image: str) -> tuple[str, ...] | None:
-        """By which arguments of its own it starts agents in an image; None if it cannot."""
+        """The launcher's own arguments to start agents in an image; None if it cannot."""
         return None
 
     def queue_state(self, lines: Sequence[str]) -> str:
-        """What it says of a wait for nodes, from lines of its own; empty if nothing."""
+        """State of the wait for nodes, from the launcher's own lines; empty if unknown."""
         return ""
 
     def why_ended(self, lines: Sequence[str]) -> str:
-        """Why it ended the agents, from lines of its own, if that is no fault of the nodes; empty if it did not."""
+        """Why the launcher ended the agents without a fault of the nodes, from its own lines; empty if it did not."""
         return ""
 
     def why_signalled(self) -> str:
-        """Why this process would be sent a signal now; empty if nobody says."""
+        """Why a scheduler may be signalling this process now; empty if unknown."""
         return ""
 
     def given_up(self, lines: Sequence[str]) -> tuple[str, ...]:
-        """Nodes that it has given up, from lines of its own."""
+        """Nodes that the launcher has given up, from its own lines."""
         return ()
 
     def why_not_up(self, host: str, exit_code: int, lines: Sequence[str]) -> str:
-        """In a sentence without a full stop, why the agent of a node did not come up.
+        """Why the agent of a node did not come up, as a sentence without a full stop.
 
         Args:
             host: the node.
-            exit_code: of the process that was to carry it.
-            lines: the last ones it wrote.
+            exit_code: exit code of the process that was to carry the agent.
+            lines: last lines of that process.
         """
         said = next((line for line in reversed(lines) if line.strip()), "nothing")
-        return f"{host}: {self.program} ended with exit code {exit_code}; it said last: {said}"
+        return f"{host}: {self.program} ended with exit code {exit_code}; its last message: {said}"
 
     def left_behind(self, launch: Launch) -> str:
-        """In a sentence, which processes may still run on nodes after it was killed; empty once there are none."""
+        """A sentence about processes that may still run on nodes after the launcher was killed; empty if none do."""
         return ""
 
 
@@ -212,10 +212,10 @@ def launcher(name: str) -> Callable[[LauncherType], LauncherType]:
 
 
 def launchers() -> dict[str, type[Launcher]]:
-    """All there are, by name: a site's own first.
+    """All launchers by name, a site's own first.
 
     Raises:
-        OptionError: one of a site's own cannot be imported.
+        OptionError: a site's launcher cannot be imported.
     """
     sites = [_loaded(entry.name, entry.load) for entry in entry_points(group=ENTRY_POINTS)]
     for name in LAUNCHERS:
@@ -224,10 +224,10 @@ def launchers() -> dict[str, type[Launcher]]:
 
 
 def launcher_for(settings: Settings, environ: Mapping[str, str]) -> Launcher:
-    """The one that is asked for, or that options and environment mean; else that of this machine.
+    """The launcher chosen by --ddp-launcher, or implied by options and environment, else that of this machine.
 
     Raises:
-        OptionError: there is none of that name, or options of another one are given.
+        OptionError: no launcher has that name, or options of another launcher are given.
     """
     found = launchers()
     if settings.launcher == AUTO:
@@ -240,15 +240,15 @@ def launcher_for(settings: Settings, environ: Mapping[str, str]) -> Launcher:
         given = [name for name in other.options if getattr(settings, name) and name not in chosen.options]
         if given:
             flag = f"--ddp-{given[0].replace('_', '-')}"
-            raise OptionError("--ddp-launcher", f"{chosen.name} is asked for, beside {flag}", f"{other.name} with it")
+            raise OptionError("--ddp-launcher", f"found {chosen.name} together with {flag}", f"{other.name} with it")
     return chosen(settings, environ)
 
 
 def why_signalled(settings: Settings, environ: Mapping[str, str]) -> str:
-    """Why this process would be sent a signal now: a scheduler may do so whatever starts the agents. Empty if unknown.
+    """Why a scheduler may be signalling this process now, whichever launcher is in use; empty if unknown.
 
     Args:
-        settings: what the user asked for.
+        settings: the user's options.
         environ: this process's environment.
     """
     return next(filter(None, (one(settings, environ).why_signalled() for one in launchers().values())), "")
@@ -257,13 +257,13 @@ def why_signalled(settings: Settings, environ: Mapping[str, str]) -> str:
 def _loaded(name: str, load: Callable[[], object]) -> str:
     try:
         load()
-    except Exception as error:  # whatever a module of somebody else's raises while it is imported
+    except Exception as error:  # a third-party module may raise anything on import
         raise OptionError(
             f"entry point {name} of {ENTRY_POINTS}", f"cannot be loaded ({type(error).__name__}: {error})",
             "a class decorated with @launcher", "Fix or uninstall the package that provides it.",
         ) from error  # fmt: skip
     if name not in _LAUNCHERS:
         raise OptionError(
-            f"entry point {name} of {ENTRY_POINTS}", "registers no launcher of that name", f'@launcher("{name}")'
+            f"entry point {name} of {ENTRY_POINTS}", "registers no launcher with its own name", f'@launcher("{name}")'
         )
     return name

@@ -1,4 +1,4 @@
-"""How long measuring, and each part of a gang's life, may take."""
+"""Time limits of measuring and of each phase of a gang."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ class Limits:
     """All in seconds.
 
     Attributes:
-        budget_s: wall time for all measuring; no round starts after it. None: as long as it takes.
-        inactivity_s: a gang in which no rank does anything, and nothing is recorded, for this long is ended.
-        startup_s: the same for the time before the first record, when nothing but imports may be seen for minutes
-            where they come from a shared disk.
-        total_s: a gang is ended after this long, whatever it does. None: never.
-        queue_s: longest wait for a scheduler to give nodes.
-        survey_s: longest wait for agents to say what their nodes are.
-        silence_s: a node whose agent is not heard of for this long is taken for lost.
+        budget_s: wall time for all measuring; no round starts after it. None: no limit.
+        inactivity_s: a gang without progress of any rank and without records for this long is ended.
+        startup_s: the same before the first record, when imports from a shared disk may take minutes.
+        total_s: a gang is ended after this long in any case. None: never.
+        queue_s: longest wait for a scheduler's allocation.
+        survey_s: longest wait for the agents' surveys.
+        silence_s: a node whose agent is silent for this long is considered lost.
     """
 
     budget_s: float | None = None

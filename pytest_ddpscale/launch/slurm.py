@@ -1,7 +1,7 @@
-"""Ranks on the nodes of a Slurm job: ``srun`` starts one agent a node. All that this package knows of Slurm is here.
+"""Launcher for Slurm: ``srun`` starts one agent per node. No other module knows Slurm.
 
-Inside an allocation a gang is a step of it; elsewhere srun asks for an allocation. What srun and Slurm print, and what
-Slurm's commands tell of the job around us, says which nodes are lost and why a job or step ended.
+Inside an allocation a gang is a job step; elsewhere srun requests an allocation. Lost nodes and the reason why a job or
+step ended are read from the output of srun, slurmstepd and Slurm's commands.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from pytest_ddpscale.util.masking import masked_arguments
 
 _SRUN = (
     "--ntasks-per-node=1",
-    "--export=ALL",  # of what the supervisor passes; a site may have set SLURM_EXPORT_ENV to less
-    "--cpu-bind=none",  # else the one task of a node, and all ranks under it, may be bound to one core
-    "--kill-on-bad-exit=0",  # when one node fails, the others say first where they were
+    "--export=ALL",  # a site's SLURM_EXPORT_ENV may restrict what is passed
+    "--cpu-bind=none",  # otherwise a node's one task, with all of its ranks, may be bound to one core
+    "--kill-on-bad-exit=0",  # after one node fails, the others report where they were
     "--wait=0",
-    "--no-kill",  # nor when Slurm gives a node up: the job needs that option too
+    "--no-kill",  # the same if Slurm gives up a node; the job needs this option too
 )
-# A step that still ends on a broken node must not keep the next one waiting.
+# A step that is still ending on a broken node must not delay the next one.
 _WITHIN_AN_ALLOCATION = ("--overlap",)
-# It asks for whole nodes. Of a step it would mean as many cores as tasks: one for all ranks of a node.
+# Requests whole nodes for a job. For a step it would mean as many cores as tasks: one for all ranks of a node.
 _FOR_AN_ALLOCATION = re.compile(r"--exclusive(=|$)")
-# srun starts one task on each node of the step: the task's number is the node's. slurmd's name is what a drain needs.
+# With one task per node, the task's number is the node's index. Draining a node needs slurmd's name for it.
 _WHICH_NODE = ("--node-from=SLURM_PROCID", "--host-from=SLURMD_NODENAME")
-# Arguments by which a user says which GPUs, so that we need not.
+# Arguments by which a user requests GPUs, which replace ours.
 _ASKS_FOR_GPUS = re.compile(r"(--gpus(-per-(node|task|socket))?|--gres|--tres-per-(node|task|socket))(=|$)|-G")
 _PASSED = ("SLURM_", "SLURMD_", "SRUN_")
-# Of the size of the step around us: srun would take them for the size of ours.
+# These describe the surrounding step; srun would apply them to ours.
 _WITHHELD = frozenset(
     {
         "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_SOCKET",
@@ -53,15 +53,15 @@ _WITHHELD = frozenset(
 )  # fmt: skip
 _TRIAL_S = 30.0
 _PATIENCE_S = 10.0
-# What slurmctld says, in place of srun, of options that it never accepts; that nodes are busy or down may change.
+# slurmctld's message. Only invalid options are refused for good; busy or down nodes may become available.
 _NO_ALLOCATION = "allocation failure:"
 _NEVER = re.compile(r"[Ii]nvalid")
-# Which line of what they say is the sentence: srun also tells what is missing for options that it does not mind.
+# The relevant line, in order of preference, since srun also warns about options that it ignores.
 _SENTENCES = tuple(
     map(re.compile, ("srun: fatal: (.+)", "srun: error: (.+)", f"{_NO_ALLOCATION} (.+)", "srun: (.*option.*)"))
 )
 # slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-01-31T12:00:00 DUE TO TIME LIMIT ***
-# Newer versions write `DUE to SIGNAL Terminated` where 22.05 gives no reason: somebody cancelled it.
+# For scancel, newer versions write `DUE to SIGNAL Terminated` where 22.05 gives no reason.
 _CANCELLED = re.compile(
     r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+(?: DUE to SIGNAL .*?| DUE TO ([A-Z ]+?))?(?: \*\*\*|,|$)"
 )
@@ -72,13 +72,13 @@ _REASONS = {
     "JOB REQUEUE": "the job was requeued",
     "": "the job was cancelled",
 }
-# A signal that comes this close to the end announces it: `#SBATCH --signal=B:TERM@120`.
+# A signal this close to the job's end announces the time limit: `#SBATCH --signal=B:TERM@120`.
 _NEAR_THE_END = timedelta(minutes=5)
 
 
 @launcher("slurm")
 class SlurmLauncher(Launcher):
-    """Further arguments of srun (``--ddp-slurm-args``) win over ours; ``--exclusive`` is left out in an allocation."""
+    """Starts agents by srun. ``--ddp-slurm-args`` override ours; ``--exclusive`` is dropped inside an allocation."""
 
     calls_itself = "Slurm"
     program = "srun"
@@ -89,25 +89,26 @@ class SlurmLauncher(Launcher):
 
     @classmethod
     def is_meant(cls, settings: Settings, environ: Mapping[str, str]) -> bool:
-        """Several nodes, arguments of srun, or a job whose one node is not this one, as in a shell of salloc."""
+        """Whether several nodes, srun arguments or a job on another node (as in an salloc shell) call for Slurm."""
         if settings.slurm_args or (settings.nodes or 1) > 1:
             return True
         try:
             hosts = allocated_hosts(environ)
         except OptionError:
-            return True  # says so again if nodes are needed
+            return True  # `cluster` raises the error again
         return bool(hosts) and ((settings.nodes != 1 and len(hosts) > 1) or not _is_one_of(hosts, environ))
 
     @classmethod
     def passes(cls, variable: str) -> bool | None:
-        """What tells of the job, but not of the size of the step around us."""
+        """Pass variables of the job, but not those of the surrounding step."""
         return False if variable in _WITHHELD else True if variable.startswith(_PASSED) else None
 
     def cluster(self, *, plans_only: bool) -> Cluster:
-        """The first nodes of the allocation around us, or as many as were asked for of a job to be made.
+        """The first nodes of the surrounding allocation, or the requested number of nodes of a new job.
 
         Raises:
-            OptionError: more are asked for than there are, srun is not there, or Slurm does not name the job's nodes.
+            OptionError: more nodes are requested than allocated, srun is missing, or Slurm does not name the job's
+                nodes.
         """
         settings = self.settings
         if plans_only:
@@ -128,8 +129,8 @@ class SlurmLauncher(Launcher):
         if not hosts and settings.is_isolated:
             raise OptionError(
                 "--ddp-isolate" if settings.isolate else "--ddp-profile",
-                "each study would be a Slurm job of its own, maybe on other nodes", "one allocation",
-                "Start pytest by sbatch or within salloc.",
+                "each study would be its own Slurm job, possibly on other nodes", "one allocation",
+                "Start pytest with sbatch or within salloc.",
             )  # fmt: skip
         return Cluster(nodes, hosts[:nodes], self.name, is_elsewhere=not _is_one_of(hosts, self.environ))
 
@@ -139,26 +140,26 @@ class SlurmLauncher(Launcher):
         return [AgentProcess([*srun, *launch.agent(*_WHICH_NODE)])]
 
     def refuse_wrong_arguments(self, launch: Launch) -> None:
-        """Have srun look at its arguments. Raises OptionError for what srun, or slurmctld, never accepts."""
+        """Have srun check its arguments. Raises OptionError if srun or slurmctld can never accept them."""
         complaint = self._complaint(launch)
         if not complaint:
             return
         asked = [*launch.container.arguments, *self._arguments(launch)]
         where = "--ddp-slurm-args" if self._arguments(launch) else "--ddp-container" if asked else "srun"
         command = shlex.join(masked_arguments(["srun", *asked, "--test-only", "true"]))
-        raise OptionError(where, f"srun refuses: {complaint}", "arguments that srun takes here", f"Try `{command}`.")
+        raise OptionError(where, f"srun refuses: {complaint}", "valid srun arguments", f"Try `{command}`.")
 
     def image_arguments(self, image: str) -> tuple[str, ...]:
-        """Pyxis' and Enroot's, a plugin of srun."""
+        """srun's argument for Pyxis with Enroot."""
         return (f"--container-image={image}",)
 
     def queue_state(self, lines: Sequence[str]) -> str:
-        """What srun says of its wait for nodes: ``job 17 queued and waiting for resources``."""
+        """srun's state while it waits for nodes: ``job 17 queued and waiting for resources``."""
         waiting = [line for line in lines if "queued and waiting" in line or "step creation" in line]
         return waiting[-1].removeprefix("srun: ") if waiting else ""
 
     def why_ended(self, lines: Sequence[str]) -> str:
-        """Why Slurm ended a step, from what srun printed."""
+        """Why Slurm ended a step, from srun's output."""
         for line in lines:
             match = _CANCELLED.search(line)
             if match and (match[1] or "").strip() in _REASONS:
@@ -166,25 +167,25 @@ class SlurmLauncher(Launcher):
         return ""
 
     def why_signalled(self) -> str:
-        """Why Slurm would send this job a signal now; empty if it does not say, or there is no job."""
+        """Why Slurm may be signalling this job now; empty if unknown or outside of a job."""
         job_id = self.environ.get("SLURM_JOB_ID")
         described = _asked("scontrol", "show", "job", "-o", job_id) if job_id else None
         return reason_of(described, datetime.now()) if described else ""
 
     def given_up(self, lines: Sequence[str]) -> tuple[str, ...]:
-        """Nodes that Slurm has given up during a step: ``srun: error: Node failure on n3``."""
+        """Nodes that Slurm gave up during a step: ``srun: error: Node failure on n3``."""
         found = [match[1] for line in lines if (match := _NODE_FAILURE.search(line))]
         return tuple(dict.fromkeys(host for hosts in found for host in _expanded(hosts)))
 
     def left_behind(self, launch: Launch) -> str:
-        """The step, or the job, until Slurm says that it has ended on all nodes and it has no other of the name."""
+        """The step or job, until squeue no longer lists its name."""
         job_id = self.environ.get("SLURM_JOB_ID") if launch.hosts else None
         which = ["--steps", f"--jobs={job_id}"] if job_id else [f"--name={launch.name}"]
         left = _asked("squeue", "--noheader", "--format=%j", *which)
         if left is not None and launch.name not in left.split():
             return ""
         return (
-            f"Processes of its Slurm step {launch.name} are left on the nodes, so that no other gang starts; see "
+            f"Processes of its Slurm step {launch.name} are left on the nodes, so no other gang is started; see "
             "`squeue --steps`"
         )
 
@@ -196,14 +197,14 @@ class SlurmLauncher(Launcher):
         return ["srun", *name, *_SRUN, *where, *launch.container.arguments, *own]
 
     def _arguments(self, launch: Launch) -> list[str]:
-        """The user's; for a job to be made with the GPUs that it needs, unless the user names them."""
+        """The user's arguments; for a new job also the GPUs it needs, unless the user requests them."""
         own = list(self.settings.slurm_args)
         if launch.device_type == "cuda" and not launch.hosts and not any(map(_ASKS_FOR_GPUS.match, own)):
             own.insert(0, f"--gpus-per-node={self.settings.gpus_per_node}")
         return own
 
     def _complaint(self, launch: Launch) -> str:
-        """What srun, or slurmctld, says of arguments that it never accepts; empty if they are fine, or nobody knows."""
+        """The refusal of arguments by srun or slurmctld; empty if they are valid or could not be checked."""
         try:
             tried = subprocess.run(
                 [*self._srun(launch), "--test-only", "true"], env=dict(launch.environment), stdin=subprocess.DEVNULL,
@@ -221,10 +222,10 @@ class SlurmLauncher(Launcher):
 
 
 def allocated_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of the nodes of the allocation around us (sbatch, salloc), in Slurm's order; none outside of any.
+    """Names of the nodes of the surrounding allocation (sbatch, salloc), in Slurm's order; empty outside of one.
 
     Raises:
-        OptionError: Slurm does not say which nodes they are.
+        OptionError: Slurm's commands do not give the names.
     """
     job_id, hosts = environ.get("SLURM_JOB_ID"), environ.get("SLURM_JOB_NODELIST")
     if not job_id or not hosts:
@@ -239,10 +240,10 @@ def allocated_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def complaint_in(said: str, *, is_step: bool) -> str:
-    """The sentence about wrong arguments in what ``srun --test-only`` said; empty if there is none.
+    """The sentence about invalid arguments in the output of ``srun --test-only``; empty if there is none.
 
     Args:
-        is_step: the allocation is there, so that it does not matter whether Slurm would give another one.
+        is_step: inside an allocation, so a refused new allocation does not matter.
     """
     lines = said.splitlines()
     slurmctlds = [line for line in lines if line.startswith(_NO_ALLOCATION)]
@@ -257,13 +258,13 @@ def reason_of(described: str, now: datetime) -> str:
     fields = dict(part.partition("=")[::2] for part in described.split() if "=" in part)
     if fields.get("JobState") == "PREEMPTED" or fields.get("PreemptTime", "None") not in ("None", "N/A", ""):
         return _REASONS["PREEMPTION"]
-    # Back in the queue while we still run: Slurm 22.05 shows it so at once, also if it was preempted.
+    # Slurm 22.05 shows a requeued job as pending while it still runs, also after preemption.
     if fields.get("JobState") == "PENDING" or "REQUEUE" in fields.get("JobState", ""):
         return _REASONS["JOB REQUEUE"]
     at_its_limit = f"{_REASONS['TIME LIMIT']} of {fields.get('TimeLimit', '?')}"
     if fields.get("JobState") == "TIMEOUT" or fields.get("Reason") == "TimeLimit":
         return at_its_limit
-    # After scancel, and as long as its processes end, a job is COMPLETING, and its EndTime is when it was cancelled.
+    # After scancel a job is COMPLETING while its processes end, and its EndTime is the time of cancellation.
     if fields.get("JobState") in ("CANCELLED", "COMPLETING"):
         return _REASONS[""]
     end = _time(fields.get("EndTime", ""))
@@ -271,15 +272,15 @@ def reason_of(described: str, now: datetime) -> str:
 
 
 def _is_one_of(hosts: tuple[str, ...], environ: Mapping[str, str]) -> bool:
-    """Whether this machine is one of Slurm's nodes, which may be known by a short name."""
+    """Whether this machine is one of the hosts, comparing short names too."""
     here = environ.get("SLURMD_NODENAME") or socket.gethostname()
     return here in hosts or here.partition(".")[0] in {host.partition(".")[0] for host in hosts}
 
 
 def _expanded(hosts: str) -> tuple[str, ...]:
-    """The names in Slurm's shorthand, ``n[1-3]``; none if nobody can tell."""
+    """The names in Slurm's shorthand, ``n[1-3]``; empty if scontrol does not answer."""
     if not re.search(r"[\[,]", hosts):
-        return (hosts,)  # one name needs no help
+        return (hosts,)  # a single name needs no expansion
     found = _asked("scontrol", "show", "hostnames", hosts)
     return tuple(found.split()) if found else ()
 
@@ -292,7 +293,7 @@ def _time(text: str) -> datetime | None:
 
 
 def _asked(*command: str) -> str | None:
-    """What one of Slurm's commands prints, from PATH like srun; None if it does not answer, or with an error."""
+    """Output of one of Slurm's commands, found on PATH like srun; None if it fails or times out."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,6 +1,6 @@
-"""Has a plan measured: starts a gang, settles the studies it came to, and starts another for what is left.
+"""Runs a plan: starts a gang, settles the studies that it measured, and starts another gang for the rest.
 
-Each of a plan's launches has a gang of its own, also where all goes well.
+Each of a plan's launches has its own gang, even without failures.
 """
 
 from __future__ import annotations
@@ -39,38 +39,35 @@ from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.training_record import LaunchTime
 
 Admit = Callable[[Sequence[Survey]], str]
-# About so many messages a second reach the supervisor from all nodes together, unless a node would then be taken for
-# lost, as it is after SILENCE_S.
+# Target rate of messages from all nodes together, as long as beats stay well within SILENCE_S.
 _RANKS_PER_BEAT_S = 200.0
 _LONGEST_BEAT_S = SILENCE_S / 3
-_ENDED_EARLY = (
-    "its ranks ended before they were done and left no error: look for the kernel's out-of-memory killer (dmesg)"
-)
+_ENDED_EARLY = "its ranks ended early without an error: check for the kernel's out-of-memory killer (dmesg)"
 
 
 class Judge(Protocol):
-    """Who knows when a study has told enough."""
+    """Decides when a study has enough rounds."""
 
     def hear(self, record: AnyRecord) -> None:
-        """Take note of a record that was just written."""
+        """Process a record that was just written."""
 
     def needed_arms(self, study_id: str) -> Sequence[str]:
-        """Names of the arms of which further rounds may decide something."""
+        """Names of the arms for which more rounds may decide something."""
 
 
 class NotAdmitted(Exception):
-    """Why the nodes are not fit to be measured, so that no rank was started; their surveys are recorded."""
+    """The nodes are unfit, so no rank was started; their surveys are recorded. The message says why."""
 
 
 class Supervisor:
-    """Has a plan's studies measured.
+    """Measures a plan's studies.
 
     Args:
-        listener: called with every record as it is written, and with notices meanwhile.
-        isolate: a fresh gang for each study instead of one for all.
-        judge: asked after each round whether the study has told enough; None measures all rounds.
-        admit: given the surveys of all nodes, as records, where the plan wants a survey and once they are written:
-            says why nothing shall be measured on these nodes, or nothing.
+        listener: called with every record as it is written, and with notices.
+        isolate: start a fresh gang for each study instead of one for all.
+        judge: asked after each round whether the study has enough rounds; None measures all rounds.
+        admit: called with the recorded surveys of all nodes if the plan wants a survey; returns why these nodes must
+            not be measured, or an empty string.
     """
 
     def __init__(
@@ -104,15 +101,14 @@ class Supervisor:
 
     @property
     def gangs_started(self) -> int:
-        """How many launches it took."""
+        """Number of gangs started."""
         return self._gangs
 
     def measure(self, plan: Plan) -> None:
         """Measure every study of the plan, or record why not.
 
-        A study whose gang dies is recorded as an error; a new gang goes on with the next one, without
-        nodes that were lost. What is not measured because somebody or a scheduler ended the job is
-        recorded as interrupted.
+        A study whose gang dies is recorded as an error; a new gang continues with the next study, without lost nodes.
+        Studies not measured because a user or a scheduler ended the job are recorded as interrupted.
 
         Raises:
             KeyboardInterrupt: Ctrl-C, or a signal that ends the job.
@@ -134,14 +130,14 @@ class Supervisor:
             raise
 
     def _only_survey(self, plan: Plan) -> None:
-        """Find out what the nodes are, and launch nothing on them."""
+        """Survey the nodes without launching ranks."""
         self._has_nothing_to_run = True
         end, _ = self._launched(plan, [])
         if not end.refused:
             self._end([SURVEY], "interrupted" if end.interrupted else "error", end.interrupted or end.why)
 
     def _run_gang(self, plan: Plan, studies: list[str]) -> set[str]:
-        """One launch. Returns the studies that are settled by it, well or badly; none if it is to be tried again."""
+        """Run one gang. Returns the studies it settled, measured or not; none if it is to be tried again."""
         if self._deadline_unix_s is not None and time.time() >= self._deadline_unix_s:
             self._end(studies, "budget", "")
             return set(studies)
@@ -166,19 +162,19 @@ class Supervisor:
         if end.interrupted:
             self._end(left, "interrupted", end.interrupted)
             return set(studies)
-        if end.left:  # another gang would share the GPUs with it
+        if end.left:  # another gang would share the GPUs with the leftover processes
             self._end(left, "error", f"{end.why}. {end.left}")
             return set(studies)
         if not begun and self._may_start_again():
             return set()
-        # Before any study began, nothing says that the next one would fare better.
+        # If no study had begun, all remaining ones fail: another gang would hardly get further.
         blamed = begun[-1:] if begun and begun[-1] not in ended else left
         self._end(blamed, "error", end.why or _ENDED_EARLY)
         return ended | set(blamed)
 
     def _launched(self, plan: Plan, studies: Sequence[str]) -> tuple[GangEnd, Path]:
-        """How a gang ended, and its log."""
-        # Counted on from earlier supervisors of this run, whose logs stay.
+        """Run a gang; return how it ended, and its log."""
+        # Numbers continue after those of earlier supervisors of this run, whose logs are kept.
         log = self._run.logs / f"gang-{len(list(self._run.logs.glob('gang-*.log')))}.log"
         self._studies.clear()
         began_unix_s = time.time()
@@ -191,29 +187,31 @@ class Supervisor:
         return end, log
 
     def _note_lost_profile(self, study: Study | None, gang: int, why: str) -> None:
-        """Of a gang that ended after its last study was measured, and before its arms were profiled."""
+        """Record missing profiles of a gang that ended after its last study but before its arms were profiled."""
         if study is None or study.launch > 1 or not self._launch.launcher.settings.profile_steps:
             return
         profiled = {(one.study, one.arm) for one in self._run.read_profiles()}
         self._run.append_profiles(
             [
-                ArmProfile(study=study.id, arm=arm.name, gang=gang, rank=0, problem=f"the ranks ended before it: {why}")
+                ArmProfile(
+                    study=study.id, arm=arm.name, gang=gang, rank=0, problem=f"the ranks ended before profiling: {why}"
+                )
                 for arm in study.arms
                 if not arm.infers and (study.id, arm.name) not in profiled
             ]
         )
 
     def _may_start_again(self) -> bool:
-        """Whether a gang that died before its first study is tried again: once, if an earlier one had come further."""
+        """Whether to retry a gang that died before its first study: once, if an earlier gang got further."""
         self._starts_again += self._has_begun
         return self._has_begun and self._starts_again == 1
 
     def _unfit(self, plan: Plan, studies: Sequence[str]) -> set[str]:
-        """Studies that cannot be measured any more, since a node was lost."""
+        """Studies that can no longer be measured because a node was lost."""
         if not self._lost:
             return set()
         unfit = [study for study in studies if not plan.fits_nodes(study)]
-        self._end(unfit, "error", f"needs all {plan.nodes} nodes, and {', '.join(sorted(self._lost))} was lost before")
+        self._end(unfit, "error", f"needs all {plan.nodes} nodes, but {', '.join(sorted(self._lost))} was lost before")
         return set(unfit)
 
     def _gang(self, plan: Plan, studies: Sequence[str], log: Path) -> Gang:
@@ -229,7 +227,7 @@ class Supervisor:
             plan=msgspec.Raw(strict_json(plan).encode()),
             studies=tuple(studies),
             gang=_gang_number(log),
-            # Longer than we wait for any rank: we see all of them, and can say which one keeps the others waiting.
+            # Longer than our own inactivity limit: we see all ranks and can name the one that holds up the others.
             timeout_s=1.5 * self._limits.inactivity_s + 30,
             steered=self._judge is not None,
             profile_steps=settings.profile_steps or 0,
@@ -250,14 +248,14 @@ class Supervisor:
         return Gang(task, launch, self._limits, log, self)
 
     def admit(self, surveys: Sequence[Survey]) -> str:
-        """As `GangOwner` says; once, since it is found out before anything runs on the nodes."""
+        """See `GangOwner`; called once, before anything runs on the nodes."""
         self._is_surveyed = True
         surveys = [msgspec.structs.replace(one, free_bytes={**one.free_bytes, **self._room()}) for one in surveys]
         self._write(surveys)
         return self._admit(surveys) or ("nothing is to be run" if self._has_nothing_to_run else "")
 
     def _room(self) -> dict[str, int]:
-        """What is free where the run is written, which is here, whatever node it is from."""
+        """Free space of the run directory, which is on this machine for all nodes."""
         try:
             system = os.statvfs(self._run.path)
         except OSError:
@@ -265,18 +263,18 @@ class Supervisor:
         return {"run_directory": system.f_bavail * system.f_frsize}
 
     def interrupted(self, interrupt: KeyboardInterrupt) -> None:
-        """As `GangOwner` says."""
+        """See `GangOwner`."""
         self._interruption = self._why_interrupted(interrupt)
         self._listener(Interrupted(self._interruption))
 
     def deadline_unix_s(self) -> float | None:
-        """When the budget is spent: counted from when the first gang's nodes were there."""
+        """End of the budget, counted from when the first gang's nodes were up."""
         if self._deadline_unix_s is None and self._limits.budget_s is not None:
             self._deadline_unix_s = time.time() + self._limits.budget_s
         return self._deadline_unix_s
 
     def keep(self, lines: bytes) -> list[AnyRecord]:
-        """As `GangOwner` says. A line that is no record is kept and passed over: the judge refuses it later."""
+        """See `GangOwner`. An invalid line is kept but skipped here; judging refuses it later."""
         by_file = lines_by_file(lines)
         for file, data in by_file.items():
             self._run.append_lines(file, data)
@@ -284,7 +282,7 @@ class Supervisor:
         return [record for record in arrived if record is not None]
 
     def hear(self, record: AnyRecord | Notice) -> WantedArms | None:
-        """As `GangOwner` says."""
+        """See `GangOwner`."""
         wanted = None
         if not isinstance(record, Notice):
             if isinstance(record, StudyStart | StudyEnd):
@@ -300,15 +298,15 @@ class Supervisor:
             return None
 
     def _keep_reports(self, end: GangEnd, folder: Path) -> None:
-        """Put failure reports of ranks beside their logs."""
-        with suppress(OSError):  # a full disk: the message that follows has the first one's words
+        """Write failure reports of ranks beside their logs."""
+        with suppress(OSError):  # on a full disk, the study's error still quotes the first report
             folder.mkdir(exist_ok=True)
             for report in end.failures:
                 (folder / f"rank-{report.rank}.error.json").write_bytes(msgspec.json.encode(report) + b"\n")
 
     def _record_interruption(self, plan: Plan, why: str) -> None:
-        """Of every study that has no end yet, that it was cut short and why."""
-        with suppress(WritingError):  # on a full disk a study without an end says as much
+        """Record for every study without an end that it was interrupted, and why."""
+        with suppress(WritingError):  # on a full disk, the missing end means the same
             self._run.cut_torn_line()
             ended = ends_of(self._run.read_records())
             self._end([study for study in plan.study_ids if study not in ended], "interrupted", why)
@@ -317,14 +315,14 @@ class Supervisor:
         self._write([StudyEnd(study=study, reason=reason, message=why) for study in studies])
 
     def _write(self, records: Sequence[AnyRecord]) -> None:
-        """Records of our own."""
+        """Write the supervisor's own records and process them."""
         if records:
             self._run.append_records(records)
         for record in records:
             self.hear(record)
 
     def _why_interrupted(self, interrupt: KeyboardInterrupt) -> str:
-        """What ended the session: a scheduler, if one says so, or a signal, or a person."""
+        """What ended the session: a scheduler, if it says so, else a signal or Ctrl-C."""
         named = str(interrupt)
         told = why_signalled(self._launch.launcher.settings, os.environ) if named else ""
         return told or (f"{named} was received" if named else "Ctrl-C was pressed")
@@ -335,16 +333,16 @@ def _gang_number(log: Path) -> int:
 
 
 def _gang_of(plan: Plan, study_id: str) -> tuple[int, dict[str, str], str]:
-    """What studies have to have alike to be measured by one gang: launch and environment; a whole run has its own."""
+    """Key of studies that share a gang: launch and environment; a whole run has its own gang."""
     own = study_id if plan.training_run(study_id) is not None else ""
     return plan.launch_of(study_id), plan.environment_of(study_id), own
 
 
 @contextmanager
 def interrupted_by_termination() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP (kill, scancel, a time limit, a lost ssh) interrupt like Ctrl-C.
+    """Let SIGTERM and SIGHUP (kill, scancel, a time limit, a lost ssh connection) interrupt like Ctrl-C.
 
-    Does nothing outside the main thread, where Python takes no signal handlers.
+    Does nothing outside the main thread, where Python does not allow signal handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -362,7 +360,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def wanted_arms(judge: Judge, record: AnyRecord) -> WantedArms | None:
-    """Have a record judged; the answer for which rank 0 waits, if the record ends a round."""
+    """Judge a record; if it ends a round, return the answer for rank 0."""
     judge.hear(record)
     if not isinstance(record, RoundEnd):
         return None

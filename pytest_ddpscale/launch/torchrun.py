@@ -1,4 +1,4 @@
-"""Ranks on this machine: the agent is started here, and starts torchrun."""
+"""Launcher for this machine: starts the agent here, which starts torchrun."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pytest_ddpscale.settings import settings_from
 
 @launcher("torchrun")
 class TorchrunLauncher(Launcher):
-    """One node, which is this one."""
+    """One node: this machine."""
 
     calls_itself = "this machine"
 
     def cluster(self, *, plans_only: bool) -> Cluster:
-        """This machine. Raises OptionError if several are asked for."""
+        """This machine. Raises OptionError if several nodes are requested."""
         nodes = self.settings.nodes or 1
         if nodes > 1:
-            found = f"torchrun is asked for, beside --ddp-nodes={nodes}"
-            raise OptionError("--ddp-launcher", found, "one for several nodes")
+            found = f"found torchrun together with --ddp-nodes={nodes}"
+            raise OptionError("--ddp-launcher", found, "a launcher for several nodes")
         return Cluster()
 
     def processes(self, launch: Launch) -> list[AgentProcess]:
-        """The agent itself."""
+        """The agent's own process."""
         return [AgentProcess(launch.agent())]
 
 
 def launch_here(device_type: DeviceType) -> Launch:
-    """Gangs on this machine, with what ranks may have of this process's environment."""
+    """A launch on this machine, with the parts of this process's environment that ranks may have."""
     here = TorchrunLauncher(settings_from({}, {}, {}), os.environ)
     return Launch(here, worker_environment(os.environ, device_type), device_type=device_type)

@@ -1,9 +1,9 @@
-"""Whether all ranks computed the same, bit for bit.
+"""Whether all ranks computed the same results, bit for bit.
 
 DDP keeps replicas identical by construction: all start from the same parameters and apply the same averaged
 gradients (Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", arXiv
-2006.15704). A rank whose parameters differ got other gradients, or computed the update otherwise. A rank
-whose own result of a seeded step differs computes otherwise than the others, which DDP would average away.
+2006.15704). A rank whose parameters differ received other gradients or computed the update differently. A rank
+whose own result of a seeded step differs computes differently from the others, which DDP's averaging would hide.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pytest_ddpscale.results.column_record import BoolArray, FloatArray, IntArra
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A rank that computed otherwise than most.
+    """A rank whose results differ from those of most ranks.
 
     Attributes:
         rank: global rank.
@@ -27,10 +27,10 @@ class Disagreement:
         local_rank: rank on its host.
         device: GPU UUID, or ``cpu``.
         ranks: how many ranks were compared.
-        rounds_different: in how many rounds its parameters were not those of most ranks.
-        rounds: how many rounds had the checksums of all ranks.
-        seeded_step_differs: whether its own result of the seeded step is not that of most ranks.
-        ambiguous: no result is that of more than half of the ranks, so that nobody can say who is right.
+        rounds_different: number of rounds in which its parameters differed from those of most ranks.
+        rounds: number of rounds with checksums of all ranks.
+        seeded_step_differs: whether its own result of the seeded step differs from that of most ranks.
+        ambiguous: no result is shared by more than half of the ranks, so it is unknown which is right.
     """
 
     rank: int
@@ -45,23 +45,23 @@ class Disagreement:
 
     @property
     def evidence(self) -> str:
-        """What was seen: ``parameters unlike most of 8 ranks in 2 of 9 rounds``."""
-        unlike = f"differ between the {self.ranks} ranks" if self.ambiguous else f"unlike most of {self.ranks} ranks"
+        """The difference in words: ``parameters differ from most of 8 ranks in 2 of 9 rounds``."""
+        unlike = f"differ {'between the' if self.ambiguous else 'from most of'} {self.ranks} ranks"
         found = []
         if self.rounds_different:
             found.append(f"parameters {unlike} in {self.rounds_different} of {self.rounds} rounds")
         if self.seeded_step_differs:
             found.append(f"gradients of one seeded step, each computed alone, {unlike}")
         if self.ambiguous:
-            found.append("no result is that of more than half, so that it cannot be told who is right")
+            found.append("no result is shared by more than half of the ranks, so it is unknown which is right")
         return "; ".join(found)
 
 
 def agreeing_share(measured: ArmRounds, seeded: Mapping[int, str]) -> FloatArray:
-    """Of each round, share of ranks in the largest group whose parameters and seeded step are equal to each other's.
+    """Share of ranks in the largest group with equal parameters and an equal seeded step, (rounds,).
 
-    1 if all agree. Two ranks that differ are two groups of one, neither of them a majority: 0.5. NaN if any rank's
-    checksum of either kind is missing: what is not known does not agree.
+    1 if all agree. Two ranks that differ are two groups of one, neither a majority: 0.5. NaN if any rank lacks a
+    checksum of either kind: an unknown result does not count as agreement.
     """
     parameters = measured.measured.checksum
     own = _seeded_of(measured, seeded)[measured.measured.rank_of_cell]
@@ -75,7 +75,7 @@ def agreeing_share(measured: ArmRounds, seeded: Mapping[int, str]) -> FloatArray
 
 
 def rows_that_differ(rows: ArmRounds, seeded: Mapping[int, str]) -> BoolArray:
-    """Where ranks do not all have the same results, or one has none: the only rounds that name anybody."""
+    """Rounds in which results of ranks differ or one is missing, (rounds,); only these can name a rank."""
     own, parameters = _seeded_of(rows, seeded)[rows.measured.rank_of_cell], rows.measured.checksum
     first = rows.present.argmax(axis=1)[:, np.newaxis] if parameters.shape[1] else np.zeros((len(rows), 0), np.int64)
     is_alike = (parameters == np.take_along_axis(parameters, first, 1)) & (own == np.take_along_axis(own, first, 1))
@@ -83,22 +83,22 @@ def rows_that_differ(rows: ArmRounds, seeded: Mapping[int, str]) -> BoolArray:
 
 
 def disagreeing_ranks(measured_ddp: ArmRounds, seeded: Mapping[int, str]) -> list[Disagreement]:
-    """Ranks that are unlike more than half of the ranks, in parameters or in the seeded step, in rank order.
+    """Ranks that differ from more than half of the ranks, in parameters or in the seeded step, in rank order.
 
-    Where no result is that of more than half, as with two ranks that differ, all ranks are named, as
-    `Disagreement.ambiguous`. Rounds in which a checksum of parameters is missing are left out; so are seeded steps
-    unless those of all ranks are there.
+    If no result is shared by more than half, for example with two ranks that differ, all ranks are returned as
+    `Disagreement.ambiguous`. Rounds that lack a checksum of parameters are skipped. Seeded steps are compared only
+    if all ranks have one.
 
     Args:
         measured_ddp: rounds of an arm with communication.
-        seeded: checksum of the step that each rank computed by itself, by rank.
+        seeded: checksum of the seeded step that each rank computed alone, by rank.
     """
     if not len(measured_ddp):
         return []
     ranks, parameters, present = measured_ddp.ranks, measured_ddp.measured.checksum, measured_ddp.present
     latest, own = present[-1], _seeded_of(measured_ddp, seeded)
     if measured_ddp.is_whole and (own == own[0]).all() and (parameters == parameters[:, :1]).all():
-        return []  # as in all groups of a sound cluster
+        return []  # the fast path of healthy clusters
     odd_seeded, is_open = np.zeros(len(ranks), np.bool_), np.zeros(len(ranks), np.bool_)
     if own[latest].all():
         odd_seeded[latest], seeded_is_open = _unlike_most(own[latest])
@@ -120,13 +120,13 @@ def disagreeing_ranks(measured_ddp: ArmRounds, seeded: Mapping[int, str]) -> lis
 
 
 def _still_there(present: BoolArray) -> BoolArray:
-    """Ranks of the latest round; of groups of one size, which take turns, those of any round."""
+    """Ranks of the latest round; of any round if all rounds have equally many ranks, because groups may take turns."""
     sizes = present.sum(axis=1)
     return np.asarray(present.any(axis=0) if (sizes == sizes[0]).all() else present[-1])
 
 
 def ranks_unlike_most(results: Mapping[int, Hashable]) -> set[int]:
-    """Ranks whose result is not the one that more than half have; nobody if there is none such.
+    """Ranks whose result differs from that of the majority; empty without a majority.
 
     Args:
         results: by rank.
@@ -138,7 +138,7 @@ def ranks_unlike_most(results: Mapping[int, Hashable]) -> set[int]:
 
 
 def _seeded_of(measured: ArmRounds, seeded: Mapping[int, str]) -> IntArray:
-    """Of each rank, a number for the result of its seeded step, 0 where there is none, (ranks,)."""
+    """A number for each rank's result of the seeded step, 0 where there is none, (ranks,)."""
     return _numbered([seeded.get(rank) for rank in measured.ranks.numbers.tolist()])
 
 
@@ -149,14 +149,14 @@ def _numbered(results: Sequence[Hashable]) -> IntArray:
 
 
 def _unlike_most(results: IntArray) -> tuple[BoolArray, bool]:
-    """Who has not the result that more than half have, and whether there is none such: then it is everybody."""
+    """Which results differ from the majority's, and whether there is no majority; without one, all of them do."""
     result, count = _most_alike(results)
     is_open = 2 * count <= len(results)
     return (results != result) | is_open, is_open
 
 
 def _most_alike(results: IntArray) -> tuple[int, int]:
-    """The result that most have, and how many those are."""
+    """The most frequent result and its count."""
     if (results == results[0]).all():
         return int(results[0]), len(results)
     values, counts = np.unique(results, return_counts=True)

@@ -1,4 +1,4 @@
-"""Ranks against all the others."""
+"""Each rank compared with all others."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import numpy as np
 from pytest_ddpscale.metrics.rounds import ArmRounds
 from pytest_ddpscale.results.column_record import FloatArray, IntArray
 
-# Makes the median absolute deviation of normal noise its standard deviation: 1 / Φ⁻¹(3/4).
+# Converts the median absolute deviation of normal noise to its standard deviation: 1 / Φ⁻¹(3/4).
 MAD_TO_STDEV = 1.4826
-# By how much that is too little with 2, 3 … 9 values (Croux and Rousseeuw, COMPSTAT 1992); n / (n - 0.8) beyond.
+# Correction of its bias for 2, 3 … 9 values (Croux and Rousseeuw, COMPSTAT 1992); n / (n - 0.8) beyond.
 _FEW_VALUES = (1.196, 1.495, 1.363, 1.206, 1.200, 1.140, 1.129, 1.107)
 
 
 def medians_of_others(values: FloatArray) -> FloatArray:
-    """Of each row and each of its values the median of all others, (rows, ranks).
+    """For each value the median of all others in its row, (rows, ranks).
 
-    Left out of its own yardstick, a slow rank cannot move it. Each row is sorted once, so that n ranks take n log n.
+    A slow rank cannot move the median it is compared with. Each row is sorted once: n ranks take O(n log n).
 
     Args:
         values: NaN where there is none, (rows, ranks).
@@ -29,7 +29,7 @@ def medians_of_others(values: FloatArray) -> FloatArray:
     others = (~np.isnan(values)).sum(axis=1, keepdims=True) - 1
 
     def kept(i: IntArray) -> FloatArray:
-        """The i-th of what is left when the value at each place is taken away."""
+        """The i-th value that remains after the value at each place is removed."""
         before, after = (np.take_along_axis(ordered, np.clip(i + k, 0, values.shape[1] - 1), axis=1) for k in (0, 1))
         return np.where(i < places, before, after)
 
@@ -41,7 +41,7 @@ def stdevs_of_others(values: FloatArray) -> FloatArray:
     """For each value the robust standard deviation, from the median absolute deviation, of all others, (ranks,).
 
     Args:
-        values: at least two, none of them NaN; one other value deviates by nothing.
+        values: at least two, none of them NaN; with two, the deviation is 0.
     """
     others = len(values) - 1
     correction = _FEW_VALUES[max(0, others - 2)] if others < 10 else others / (others - 0.8)
@@ -54,7 +54,7 @@ def stdevs_of_others(values: FloatArray) -> FloatArray:
 
 
 def slowest_to_peers(measured: ArmRounds) -> FloatArray:
-    """Of each round, mean step time of the slowest rank over the median of all others'; at least two ranks."""
+    """Mean step time of the slowest rank over the median of all others', (rounds,); needs at least two ranks."""
     if not len(measured):
         return np.zeros(0)
     ratios: FloatArray = np.nanmax(measured.mean_step_s / medians_of_others(measured.mean_step_s), axis=1)

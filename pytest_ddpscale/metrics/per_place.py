@@ -1,4 +1,4 @@
-"""Values of rounds at many places at once: nodes that each trained by themselves, GPUs, pairs of GPUs."""
+"""Values per round of many places: nodes that each trained alone, GPUs, pairs of GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ P = TypeVar("P", bound=Hashable)
 
 
 class Alike(NamedTuple, Generic[P]):
-    """Places of equally many rounds, and the values of each in the order of its rounds, (places, rounds)."""
+    """Places with equally many rounds, and their values in the order of the rounds, (places, rounds)."""
 
     places: list[P]
     values: FloatArray
@@ -37,7 +37,7 @@ class PerPlace(Mapping[P, PerRound]):
         self._row = {place: row for row, place in enumerate(places) if has_any[row]}
 
     def __len__(self) -> int:
-        """How many places have a value."""
+        """Number of places that have a value."""
         return len(self._row)
 
     def __iter__(self) -> Iterator[P]:
@@ -52,7 +52,7 @@ class PerPlace(Mapping[P, PerRound]):
 
     @cached_property
     def by_rounds(self) -> list[Alike[P]]:
-        """All places, those with equally many rounds together."""
+        """All places, grouped by their number of rounds."""
         places, rows = list(self._row), np.array(list(self._row.values()), np.int64)
         rounds = self._known[rows].sum(axis=1)
         alike = [np.flatnonzero(rounds == count) for count in np.unique(rounds)]
@@ -64,10 +64,10 @@ class PerPlace(Mapping[P, PerRound]):
 
 
 def of_nodes(found: Sequence[tuple[Sequence[str], PerRound]]) -> PerPlace[str]:
-    """Values of rows of nodes, by host.
+    """Values by host.
 
     Args:
-        found: of some hosts at a time, as `pytest_ddpscale.evidence.columns.ArmColumns.side_by_side` numbers rows.
+        found: hosts and their rows, numbered like those of `pytest_ddpscale.evidence.columns.ArmColumns.side_by_side`.
     """
     split = [np.divmod(rows.numbers, len(hosts)) for hosts, rows in found]
     numbers = np.unique(np.concatenate([np.zeros(0, np.int64), *(rounds for rounds, _ in split)]))

@@ -1,16 +1,16 @@
-"""What probes measured, as values of their metrics: one per round and place.
+"""Values of probe metrics: one per round and place.
 
-A place is what a bound is about: one device, one group of ranks that communicate, or one pair of ranks. Bandwidths
+A bound applies to each place: one device, one group of ranks that communicate, or one pair of ranks. Bandwidths
 follow nccl-tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md): with S bytes in t seconds among n ranks the bus
-bandwidth, which is comparable with that of the hardware whatever n is, is
+bandwidth, which is comparable with that of the hardware for any n, is
 
     all-reduce                   S/t · 2(n - 1)/n
     all-gather, reduce-scatter   S/t · (n - 1)/n, with S the whole buffer: gathered, or before it is scattered
-    all-to-all                   S/t · (n - 1)/n, with S what a rank sends to all, itself among them
+    all-to-all                   S/t · (n - 1)/n, with S all bytes that a rank sends, including those to itself
     broadcast, reduce            S/t
-    send-recv                    S/t, with S what each end sends
+    send-recv                    S/t, with S the bytes that each end sends
 
-Where nccl-tests gives the mean time of all ranks, the slowest rank's counts here: what is looked for is a bad one.
+nccl-tests takes the mean time of all ranks; here the slowest rank's time counts, because the aim is to find a bad one.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from pytest_ddpscale.results.column_record import BoolArray, IntArray
 from pytest_ddpscale.results.probe_record import NO_PEER, ProbeMeasurement
 
 TERA, GIGA = 1e12, 1e9
-# What a worker may leave of a message, so that ranks share it evenly in aligned pieces: bytes for each rank.
+# A worker may shorten a message by up to this per rank, to split it evenly in aligned pieces.
 _ALIGNMENT_BYTES = 256
-# What each rank keeps for itself, one of n parts of the message, crosses no link.
+# Each rank keeps one of n parts of the message, which crosses no link.
 _SHARED_EVENLY = ("all-gather", "reduce-scatter", "all-to-all")
 
 
-class ProbedPlace(Struct, frozen=True, cache_hash=True):  # thousands are looked up: no dataclass is as quick
-    """Where a probe's value belongs.
+class ProbedPlace(Struct, frozen=True, cache_hash=True):  # thousands are looked up: faster than a dataclass
+    """The place that a probe's value belongs to.
 
     Attributes:
         kind: ``gpu``: one device. ``node``: a group of ranks of one host. ``gang``: a group of ranks of several.
             ``link``: a pair of ranks.
         ranks: global ranks that measure it together, in order.
-        host: of the device or the group, of a gang that of its first rank; of a link that of the lower rank.
+        host: host of the device or the group; for a gang that of its first rank, for a link that of the lower rank.
         gpu_index: local rank of the device, or of the link's lower rank; None for a group.
-        gpu_uuid: as NVML has it; ``cpu`` without a GPU; None for a group.
-        peer_host: of a link that of the higher rank; None of anything else.
-        peer_gpu_index: as `gpu_index`, of that end.
-        peer_gpu_uuid: as `gpu_uuid`, of that end.
+        gpu_uuid: from NVML; ``cpu`` without a GPU; None for a group.
+        peer_host: for a link, the host of the higher rank; else None.
+        peer_gpu_index: `gpu_index` of that end.
+        peer_gpu_uuid: `gpu_uuid` of that end.
     """
 
     kind: Literal["gpu", "node", "gang", "link"]
@@ -77,28 +77,28 @@ class ProbedPlace(Struct, frozen=True, cache_hash=True):  # thousands are looked
 
     @property
     def noun(self) -> str:
-        """What several of its kind are called."""
+        """Plural noun for its kind."""
         return {"gpu": "GPUs", "node": "nodes", "gang": "groups", "link": "pairs"}[self.kind]
 
 
 def value_of(measurement: ProbeMeasurement) -> float:
-    """What one rank measured: TFLOPS (10¹² operations per second) of a matmul; else GB/s (10⁹ bytes per second)."""
+    """Value of one rank: TFLOPS (10¹² operations per second) for a matmul, else GB/s (10⁹ bytes per second)."""
     return measurement.per_second * _factor(Probe(measurement.probe, measurement.world_size))
 
 
 def places(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> Mapping[ProbedPlace, PerRound]:
     """Values of a probe, in its metric's unit, by place.
 
-    A round in which a rank of a place is missing is left out: how slow that one was is unknown. So is a measurement
-    with another message than the probe's. The slowest rank sets the value.
+    The slowest rank sets the value. Rounds in which a rank of the place is missing are left out, because its speed is
+    unknown, and so are measurements with another message size than the probe's.
 
     Args:
-        probed: what was measured of it; None if nothing was.
-        probe: with its message.
-        layout: of the gang as it was planned; ranks that are not in it are passed over.
+        probed: measurements of the probe; None if there are none.
+        probe: with its message size.
+        layout: of the planned gang; ranks outside it are ignored.
 
     Raises:
-        ValueError: as `expected_ranks`.
+        ValueError: raised by `expected_ranks`.
     """
     if probed is None:
         expected_ranks(probe, layout)
@@ -114,11 +114,11 @@ def places(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> Mapping
 
 
 def _places_there(probed: ProbeColumns, probe: Probe, layout: Layout) -> tuple[list[ProbedPlace], IntArray]:
-    """Places of which all ranks are among the columns, and the columns of each, (places, ranks of one)."""
+    """Places whose ranks all have a column, and the columns of each, (places, ranks of one)."""
     expected = sorted(expected_ranks(probe, layout))
     ranks = np.array(expected, np.int64)
     peers = ranks[:, ::-1] if probe.kind == "send-recv" else np.full_like(ranks, NO_PEER)
-    most = int(max(ranks.max(), probed.peers.max())) + 2  # so that a rank and its peer make one number
+    most = int(max(ranks.max(), probed.peers.max())) + 2  # base that encodes a rank and its peer in one number
     columns, wanted = (one * most + peer + 1 for one, peer in ((probed.ranks.numbers, probed.peers), (ranks, peers)))
     at = np.minimum(np.searchsorted(columns, wanted), len(columns) - 1)
     at_all = (columns[at] == wanted).all(axis=1)
@@ -128,7 +128,7 @@ def _places_there(probed: ProbeColumns, probe: Probe, layout: Layout) -> tuple[l
 
 
 def _counts(probed: ProbeColumns, probe: Probe) -> BoolArray:
-    """Where the message was the probe's, (rounds, ranks)."""
+    """Whether the message size was the probe's, (rounds, ranks)."""
     size = probe.message_bytes
     if size is None:
         return probed.present
@@ -136,7 +136,7 @@ def _counts(probed: ProbeColumns, probe: Probe) -> BoolArray:
 
 
 def place_of(probe: Probe, ranks: Ranks, ends: Sequence[tuple[str, int, str]]) -> ProbedPlace:
-    """The place that these ranks form, of each of which host, local rank and device are known."""
+    """The place that these ranks form; `ends` has host, local rank and device of each."""
     kind = probe.kind
     if kind in SINGLE_DEVICE:
         return ProbedPlace("gpu", ranks, *ends[0])
@@ -147,12 +147,12 @@ def place_of(probe: Probe, ranks: Ranks, ends: Sequence[tuple[str, int, str]]) -
 
 
 def _factor(probe: Probe) -> float:
-    """Of what ranks do per second, in the unit of the metric."""
+    """Factor from work per second to the metric's unit."""
     return 1 / TERA if probe.kind == "matmul" else bus_factor(probe) / GIGA
 
 
 def bus_factor(probe: Probe) -> float:
-    """Bus bandwidth over bytes of the message per second."""
+    """Ratio of bus bandwidth to message bytes per second."""
     n = probe.world_size
     if probe.kind == "all-reduce":
         return 2 * (n - 1) / n

@@ -1,4 +1,4 @@
-"""Communication that computing does not hide, told twice of the same rank: by timed rounds, and by profiled steps."""
+"""Exposed communication of one rank by two methods: from timed rounds and from profiled steps."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pytest_ddpscale.results.profile_record import ArmProfile
 
 @dataclass(frozen=True)
 class ProfiledExposure:
-    """Of a ``ddp@k`` arm, as shares of its step.
+    """Exposed communication of a ``ddp@k`` arm, as shares of its step.
 
     Attributes:
-        by_rounds: 1 − step time of no_sync@k ÷ that of ddp@k, in each timed round; as the metric
-            ``exposed_communication``, but of the profiled rank alone.
-        by_profile: the same of profiled steps, that of one pass over that of the other arm in the same pass.
-        waiting: of those, the share in which the rank waits for a collective and computes nothing. What
-            `by_profile` has beyond that is slower computing: a collective takes cores or SMs, and memory bandwidth.
+        by_rounds: 1 − step time of no_sync@k ÷ that of ddp@k, in each timed round: the metric
+            ``exposed_communication`` of the profiled rank alone.
+        by_profile: the same from profiled steps; both arms of a pass are compared.
+        waiting: share of the profiled ddp@k step in which the rank waits for a collective and computes nothing. The
+            rest of `by_profile` is slower computation: a collective takes cores or SMs, and memory bandwidth.
     """
 
     study: str
@@ -34,7 +34,7 @@ class ProfiledExposure:
 
 
 def profiled_exposures(evidence: Evidence) -> Iterator[ProfiledExposure]:
-    """Of every arm under DDP that was profiled together with the same ranks that do not communicate."""
+    """One for each DDP arm that was profiled together with its no_sync arm."""
     profiles = {(one.study, one.arm): one for one in evidence.profiles if not one.problem}
     for study in evidence.plan.studies:
         for arm in study.arms:
@@ -60,7 +60,7 @@ def _by_rounds(evidence: Evidence, study: Study, arm: Arm, silent: Arm, rank: in
 
 
 def _step_s(rounds: ArmRounds, rank: int) -> FloatArray:
-    """Mean step time of a rank in each round, NaN where it took no part."""
+    """Mean step time of a rank in each round, NaN where it was absent."""
     [column] = np.flatnonzero(rounds.ranks.numbers == rank) if len(rounds) else [0]
     return rounds.mean_step_s[:, column] if len(rounds) else np.empty(0)
 

@@ -28,53 +28,53 @@ GIB = 2**30
 
 @dataclass(frozen=True, eq=False)
 class ArmRounds:
-    """One arm in those rounds that are complete, of the ranks that trained it.
+    """Complete rounds of one arm, with the ranks that trained it.
 
-    What is said of a round is an array, (rounds,); what is said of a rank in it, (rounds, ranks).
+    Values per round have shape (rounds,), values per rank and round (rounds, ranks).
 
     Attributes:
-        measured: by these ranks in these rounds. Where a rank took no part, as when ranks take turns, it has nothing.
+        measured: the measurements; empty cells where a rank was absent, for example because ranks take turns.
     """
 
     measured: ArmColumns
 
     def __len__(self) -> int:
-        """How many rounds there are."""
+        """Number of rounds."""
         return len(self.measured.numbers)
 
     @property
     def numbers(self) -> IntArray:
-        """Of the rounds, ascending."""
+        """Numbers of the rounds, ascending."""
         return self.measured.numbers
 
     @property
     def ranks(self) -> RankColumns:
-        """Who the columns are; each took part in a round at least."""
+        """Rank of each column; each was present in at least one round."""
         return self.measured.ranks
 
     @property
     def present(self) -> BoolArray:
-        """Who took part, (rounds, ranks)."""
+        """Whether a rank was present, (rounds, ranks)."""
         return self.measured.present
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether every rank took part in every round."""
+        """Whether every rank was present in every round."""
         return bool(self.present.all())
 
     @cached_property
     def mean_step_s(self) -> FloatArray:
-        """Mean step time of each rank's block, in seconds, NaN where it took no part, (rounds, ranks)."""
+        """Mean step time of each rank's block, in seconds, NaN where it was absent, (rounds, ranks)."""
         return self.measured.block_s / np.where(self.present, self.measured.steps, 1)
 
     @cached_property
     def slowest(self) -> IntArray:
-        """Column of the rank whose block took longest: under DDP it sets the pace."""
+        """Column of the rank whose block took longest; under DDP it sets the pace."""
         return _column_of_most(np.where(self.present, self.mean_step_s, -np.inf))
 
     @property
     def _images(self) -> IntArray:
-        """That each rank trained, (rounds, ranks)."""
+        """Images that each rank trained, (rounds, ranks)."""
         return self.measured.batch_size[:, np.newaxis] * self.measured.steps
 
     @property
@@ -84,7 +84,7 @@ class ArmRounds:
 
     @property
     def waited_s_per_step(self) -> FloatArray:
-        """Seconds of a step that the rank which waited most for data did so; NaN of synthetic data."""
+        """Seconds per step that ranks waited for data, the most of all ranks; NaN with synthetic data."""
         share = self.measured.waited_s / np.where(self.present, self.measured.steps, 1)
         return np.where(
             self._is_known(share), np.max(np.where(np.isnan(share), 0.0, share), axis=1, initial=0.0), np.nan
@@ -92,7 +92,7 @@ class ArmRounds:
 
     @property
     def img_per_s(self) -> FloatArray:
-        """Images each rank trained per second, NaN where it took no part, (rounds, ranks)."""
+        """Images each rank trained per second, NaN where it was absent, (rounds, ranks)."""
         return self._images / self.measured.block_s
 
     @cached_property
@@ -102,19 +102,19 @@ class ArmRounds:
 
     @cached_property
     def least_busy(self) -> IntArray:
-        """Column of the rank with the lowest utilization; -1 if any rank's could not be read."""
+        """Column of the rank with the lowest utilization; -1 if that of any rank is unknown."""
         busy = self.measured.utilization
         lowest = _column_of_most(np.where(np.isnan(busy), -np.inf, -busy))
         return np.where(self._is_known(busy), lowest, -1)
 
     @property
     def utilization(self) -> FloatArray:
-        """Of the least busy rank; NaN if any rank's could not be read."""
+        """Utilization of the least busy rank; NaN if that of any rank is unknown."""
         return np.where(self.least_busy < 0, np.nan, _at(self.measured.utilization, self.least_busy))
 
     @property
     def images_per_joule(self) -> FloatArray:
-        """Images that a rank trained over the energy its GPU took, the least of all ranks; NaN if any is unknown."""
+        """Images per joule of GPU energy, the least of all ranks; NaN if that of any rank is unknown."""
         per_joule = self._images / _more_than_nothing(self.measured.energy_j)
         least = np.min(np.where(np.isnan(per_joule), np.inf, per_joule), axis=1, initial=np.inf)
         return np.where(self._is_known(per_joule), least, np.nan)
@@ -126,13 +126,13 @@ class ArmRounds:
 
     @property
     def memory_spread(self) -> FloatArray:
-        """Most less least memory that ranks held, relative to the most; NaN if any rank's is unknown."""
+        """Maximum minus minimum memory of the ranks, relative to the maximum; NaN if any rank's is unknown."""
         most, least = self._held_bytes
         return (most - least) / most
 
     @cached_property
     def _held_bytes(self) -> tuple[FloatArray, FloatArray]:
-        """The most and the least that ranks held; NaN if any rank's is unknown."""
+        """Maximum and minimum memory of the ranks, in bytes; NaN if any rank's is unknown."""
         held = _more_than_nothing(self.measured.peak_memory_bytes)
         is_known = self._is_known(held)
         most = np.max(np.where(np.isnan(held), -np.inf, held), axis=1, initial=-np.inf)
@@ -144,8 +144,8 @@ class ArmRounds:
         """Relative standard error of the step time of an imported single sample.
 
         The standard deviation of the steps over the square root of their number, as if steps were
-        independent: imported files keep no raw steps from which their correlation could be told.
-        NaN for measurements of our own, whose error comes from the rounds; None if there are no others.
+        independent: imported files keep no raw steps to estimate their correlation from.
+        NaN for measured rounds, whose error comes from the rounds; None without imported rounds.
         """
         if not self.measured.single_sample.any():
             return None
@@ -158,7 +158,7 @@ class ArmRounds:
         return ArmRounds(self.measured.of(rounds))
 
     def _is_known(self, cells: FloatArray) -> BoolArray:
-        """Of each round, whether something is known of every rank that took part."""
+        """Whether every present rank has a value, (rounds,)."""
         unknown = np.isnan(cells) & self.present
         return np.asarray(~unknown.any(axis=1))
 
@@ -177,32 +177,32 @@ def _column_of_most(cells: FloatArray) -> IntArray:
 
 
 def _at(cells: FloatArray | IntArray, columns: IntArray) -> FloatArray:
-    """Of each round, the value of one rank."""
+    """The value of one column in each round, (rounds,)."""
     return cells[np.arange(len(cells)), columns].astype(np.float64)
 
 
 def _more_than_nothing(cells: FloatArray) -> FloatArray:
-    """Nobody trains for nothing, nor in no memory: that is unknown, too."""
+    """The cells with NaN for 0: training always takes energy and memory, so 0 means unknown."""
     return np.where(cells > 0, cells, np.nan)
 
 
 def rounds_begun(columns: Columns, study_id: str) -> set[int]:
-    """Numbers of the rounds from which any rank of any arm of a study reported, complete or not."""
+    """Numbers of the rounds in which any rank reported on any arm of a study, complete or not."""
     return {number for arm in columns.of_study(study_id) for number in arm.numbers.tolist()}
 
 
 def arm_rounds(columns: Columns, study_id: str, arm: Arm, ranks: Collection[int] | None = None) -> ArmRounds:
     """All complete rounds of one group of ranks of an arm.
 
-    A round in which a rank is missing is left out: its pace is unknown. So is a block with another batch than the
-    arm's, whose throughput would be that of other work.
+    Rounds in which a rank is missing are left out, because its pace is unknown. So are blocks with another batch size
+    than the arm's, which do other work.
 
     Args:
-        columns: what was measured.
-        study_id: which of it counts.
-        arm: likewise.
-        ranks: the group; what other groups of the arm measured is passed over. None for one group of neighbours in
-            each round, as take turns on a node: a further rank makes a round unusable.
+        columns: all measurements.
+        study_id: the study.
+        arm: the arm.
+        ranks: the group; other groups are ignored. None for one group of consecutive ranks in each round, for example
+            groups that take turns on a node; an extra rank makes a round unusable.
     """
     key = ("arm_rounds", study_id, arm, None if ranks is None else tuple(ranks))
     if key not in columns.kept:
@@ -222,7 +222,7 @@ def _arm_rounds(columns: Columns, study_id: str, arm: Arm, ranks: Collection[int
 
 
 def _complete(measured: ArmColumns, arm: Arm, is_complete: BoolArray) -> ArmRounds:
-    """Rounds that a group of ranks trained as a whole, with the batch of the arm."""
+    """Complete rounds with the batch size of the arm, without ranks that are absent from all of them."""
     is_complete = is_complete & (measured.batch_size == arm.batch_size)
     found = measured if is_complete.all() else measured.of(is_complete)
     there = np.any(found.present, axis=0)
@@ -230,12 +230,12 @@ def _complete(measured: ArmColumns, arm: Arm, is_complete: BoolArray) -> ArmRoun
 
 
 def _is_whole(measured: ArmColumns, arm: Arm) -> BoolArray:
-    """Of each round, whether as many ranks took part as the arm has."""
+    """Whether as many ranks were present as the arm has, (rounds,)."""
     return np.asarray(measured.present.sum(axis=1) == arm.world_size)
 
 
 def _is_one_group(measured: ArmColumns, arm: Arm) -> BoolArray:
-    """Of each round, whether as many neighbours took part as the arm has; which ones were due is validated."""
+    """Whether as many consecutive ranks were present as the arm has, (rounds,); validation checks which were due."""
     present, size = measured.present, arm.world_size
     if not present.shape[1]:
         return np.zeros(len(present), np.bool_)
@@ -245,7 +245,7 @@ def _is_one_group(measured: ArmColumns, arm: Arm) -> BoolArray:
 
 
 def hosts_of(columns: Columns, study_id: str) -> list[str]:
-    """Names of all hosts that took part in a study, in alphabetical order."""
+    """Names of all hosts with measurements of a study, in alphabetical order."""
     key = ("hosts", study_id)
     if key not in columns.kept:
         columns.kept[key] = sorted({host for arm in columns.of_study(study_id) for host in arm.ranks.by_host})
@@ -254,7 +254,7 @@ def hosts_of(columns: Columns, study_id: str) -> list[str]:
 
 
 def node_rounds(columns: Columns, study_id: str, arm: Arm, host: str) -> ArmRounds:
-    """Complete rounds of an arm that fits a node, of one host that took part in the study."""
+    """Complete rounds of one host, of an arm that fits a node."""
     key = ("node_rounds", study_id, arm, host)
     if key not in columns.kept:
         columns.kept[key] = _node_rounds(columns, study_id, arm, host)
@@ -271,11 +271,11 @@ def _node_rounds(columns: Columns, study_id: str, arm: Arm, host: str) -> ArmRou
 
 
 class RowsOfNodes(NamedTuple):
-    """Complete rounds of nodes of which each trained the same by itself, as `ArmColumns.side_by_side` has them.
+    """Complete rounds of nodes that each trained the same arms alone, in the form of `ArmColumns.side_by_side`.
 
     Attributes:
-        hosts: of each node.
-        arms: the rounds of each arm that was asked for.
+        hosts: host of each node.
+        arms: the rounds of each requested arm.
     """
 
     hosts: tuple[str, ...]
@@ -283,7 +283,7 @@ class RowsOfNodes(NamedTuple):
 
 
 def rows_of_nodes(columns: Columns, study_id: str, arms: Sequence[Arm]) -> list[RowsOfNodes]:
-    """Of all hosts that measured these arms, each of which fits a node; apart where other numbers of ranks did."""
+    """Rows of all hosts that measured these arms, each of which fits a node; one group per number of ranks."""
     key = ("rows_of_nodes", study_id, tuple(arms))
     if key not in columns.kept:
         columns.kept[key] = _rows_of_nodes(columns, study_id, arms)
@@ -294,7 +294,7 @@ def rows_of_nodes(columns: Columns, study_id: str, arms: Sequence[Arm]) -> list[
 def _rows_of_nodes(columns: Columns, study_id: str, arms: Sequence[Arm]) -> list[RowsOfNodes]:
     by_host = [_columns_by_host(columns, study_id, arm) for arm in arms]
     alike: dict[tuple[int, ...], list[str]] = {}
-    for host in sorted(by_host[0], key=lambda host: int(by_host[0][host][0])):  # as ranks lie: rows need no copies then
+    for host in sorted(by_host[0], key=lambda host: int(by_host[0][host][0])):  # rank order avoids copies
         if all(host in theirs for theirs in by_host):
             alike.setdefault(tuple(len(theirs[host]) for theirs in by_host), []).append(host)
     return [
@@ -315,13 +315,13 @@ def _rows(columns: Columns, study_id: str, arm: Arm, hosts: tuple[str, ...]) -> 
 
 
 def _columns_by_host(columns: Columns, study_id: str, arm: Arm) -> dict[str, IntArray]:
-    """Columns of the ranks of each host that trained an arm."""
+    """Columns of the ranks that trained an arm, by host."""
     measured = columns.arms.get((study_id, arm.name))
     return {} if measured is None else dict(measured.ranks.by_host)
 
 
 def on_hosts(rounds: ArmRounds, hosts: Collection[str]) -> ArmRounds:
-    """The same rounds without ranks on other hosts."""
+    """The same rounds with only the ranks on these hosts."""
     by_host = rounds.ranks.by_host
     if all(host in hosts for host in by_host):
         return rounds
@@ -331,7 +331,7 @@ def on_hosts(rounds: ArmRounds, hosts: Collection[str]) -> ArmRounds:
 
 
 def group_rounds(columns: Columns, study_id: str, arm: Arm, layout: Layout) -> Sequence[ArmRounds]:
-    """Complete rounds of every group of ranks that trained the arm at the same time, that of rank 0 first."""
+    """Complete rounds of each group of ranks that trained the arm at the same time, the group of rank 0 first."""
     if layout.nodes == 1:
         return [arm_rounds(columns, study_id, arm)]
     if not layout.fits_node(arm):
@@ -344,7 +344,7 @@ def group_rounds(columns: Columns, study_id: str, arm: Arm, layout: Layout) -> S
 
 
 def all_groups(columns: Columns, study_id: str, arm: Arm, layout: Layout) -> ArmRounds:
-    """The rounds of all groups of ranks that trained the arm, as one: of each round the groups that are complete."""
+    """Rounds of all groups of ranks that trained the arm, merged: each round has the groups that are complete in it."""
     key = ("all_groups", study_id, arm, layout)
     if key not in columns.kept:
         columns.kept[key] = _all_groups(columns, study_id, arm, layout)
@@ -362,7 +362,7 @@ def _all_groups(columns: Columns, study_id: str, arm: Arm, layout: Layout) -> Ar
 
 
 def together(groups: Iterable[ArmRounds]) -> ArmRounds:
-    """Rounds of several groups as one: of each round the ranks of all groups of which it is complete."""
+    """Rounds of several groups, merged: each round has the ranks of all groups that are complete in it."""
     found = [group.measured for group in groups if len(group)]
     if len(found) < 2:
         return ArmRounds(found[0]) if found else NO_ROUNDS
@@ -371,7 +371,7 @@ def together(groups: Iterable[ArmRounds]) -> ArmRounds:
 
 
 def one_after_another(launches: Iterable[ArmRounds]) -> ArmRounds:
-    """Rounds of several launches as if the first had gone on, numbered anew: of those with the same ranks as it."""
+    """Rounds of several launches in sequence, renumbered; launches whose ranks differ from the first's are left out."""
     found = [launch.measured for launch in launches if len(launch)]
     same = [one for one in found if one.ranks.is_same(found[0].ranks)]
     if len(same) < 2:
@@ -388,7 +388,7 @@ def one_after_another(launches: Iterable[ArmRounds]) -> ArmRounds:
 
 
 def _side_by_side(groups: Sequence[ArmColumns], numbers: IntArray) -> ArmColumns:
-    """Other ranks of one arm as one, in all rounds that any of them has."""
+    """Columns of several groups of one arm, merged, with all rounds that any of them has."""
     shape = len(numbers), sum(len(group.ranks) for group in groups)
     most = max(group.step_s.shape[2] for group in groups)
     cells = {name: _blank(getattr(groups[0], name), shape, most) for name in (*OF_A_ROUND, *OF_A_CELL)}
@@ -406,6 +406,6 @@ def _side_by_side(groups: Sequence[ArmColumns], numbers: IntArray) -> ArmColumns
 
 
 def _blank(like: Any, shape: tuple[int, int], most_steps: int) -> Any:
-    """Where nobody measured anything."""
+    """Cells without measurements."""
     sizes = (shape[0],) if like.ndim == 1 else shape if like.ndim == 2 else (*shape, most_steps)
     return np.full(sizes, np.nan if like.dtype.kind == "f" else 0, like.dtype)

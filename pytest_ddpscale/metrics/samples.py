@@ -1,4 +1,4 @@
-"""What metrics are taken from: the values of an arm in each of its rounds."""
+"""Input of metrics: the values of an arm in each of its rounds."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pytest_ddpscale.results.column_record import FloatArray
 
 @dataclass(frozen=True)
 class ArmSamples:
-    """Values of one arm: `pytest_ddpscale.plan.metric.ArmValues`. What could not be read is left out, round by round.
+    """Values of one arm: `pytest_ddpscale.plan.metric.ArmValues`. Rounds without a value are left out.
 
     Attributes:
-        rounds: complete ones.
+        rounds: the complete rounds.
     """
 
     rounds: ArmRounds
@@ -34,7 +34,7 @@ class ArmSamples:
 
     @property
     def img_per_s_per_gpu(self) -> PerRound:
-        """Images per second and GPU, at the slowest rank's pace; of an imported round with the error of its steps."""
+        """Images per second and GPU, at the slowest rank's pace; an imported round has the error of its steps."""
         return self._of(self.rounds.img_per_s_per_gpu, self.rounds.single_sample_error)
 
     @property
@@ -50,7 +50,7 @@ class ArmSamples:
     def step_percentile_ms(self, per_cent: float) -> PerRound:
         """Percentile of the step time over the raw steps of all ranks, in ms.
 
-        As `pytest_ddpscale.metrics.step_times.percentile` interpolates it. Imported rounds keep no raw steps.
+        Interpolated like `pytest_ddpscale.metrics.step_times.percentile`. Imported rounds keep no raw steps.
         """
         return self._of(round_percentiles_ms(self.rounds, per_cent))
 
@@ -58,13 +58,13 @@ class ArmSamples:
     def step_cv(self) -> PerRound:
         """Standard deviation of the step time over its mean, on the rank where it is largest.
 
-        An imported round has it from the standard deviation that it keeps in place of its steps.
+        An imported round keeps a standard deviation instead of its steps; it is used here.
         """
         return self._of(step_time_cv(self.rounds), self._no_error)
 
     @property
     def utilization(self) -> PerRound:
-        """Of the least busy device, 0 … 1."""
+        """Utilization of the least busy device, 0 … 1."""
         return self._of(self.rounds.utilization, self._no_error)
 
     @property
@@ -74,24 +74,24 @@ class ArmSamples:
 
     @property
     def memory_spread(self) -> PerRound:
-        """Most less least memory that ranks held, relative to the most."""
+        """Maximum minus minimum memory of the ranks, relative to the maximum."""
         return self._of(self.rounds.memory_spread, self._no_error)
 
     @property
     def img_per_joule(self) -> PerRound:
-        """Images per joule of the GPU that got fewest."""
+        """Images per joule of the least efficient GPU."""
         return self._of(self.rounds.images_per_joule)
 
     def agreeing_share(self, seeded: Mapping[int, str]) -> PerRound:
-        """Share of ranks that agree bit for bit, in parameters and in the checksums `seeded` of their seeded step."""
+        """Share of ranks that agree bit for bit in parameters and in `seeded`, the checksums of their seeded step."""
         return self._of(agreeing_share(self.rounds, seeded))
 
     def typical_img_per_s(self, slowness: Slowness) -> PerRound:
-        """Images per second of a typical rank, where one at a time has its turn.
+        """Images per second of a typical rank, for an arm in which ranks take turns.
 
         Args:
-            slowness: how many times slower ranks are than a typical one, by their place, as far as that is known. A
-                rank alone counts as a typical one: else many would look better for each slow rank that has its turn.
+            slowness: step time of ranks over that of a typical one, by place, where known. The throughput of each
+                turn is scaled to a typical rank: otherwise slow ranks in the baseline would make scaling look better.
         """
         values = self.rounds.img_per_s_per_gpu
         if slowness and len(values):
@@ -102,29 +102,29 @@ class ArmSamples:
 
     @property
     def _no_error(self) -> FloatArray | None:
-        """An imported value that is all there is stands for itself: nothing tells its error."""
+        """Error 0 for imported rounds: a single value has no known error and is taken as exact."""
         imported = self.rounds.measured.single_sample
         return np.where(imported, 0.0, np.nan) if imported.any() else None
 
     def _of(self, values: FloatArray, errors: FloatArray | None = None) -> PerRound:
-        """Values that could be read, with their relative errors; NaN is none of either."""
+        """Known values with their relative errors; NaN means unknown for either."""
         there = ~np.isnan(values)
         return PerRound(self.rounds.numbers[there], values[there], None if errors is None else errors[there])
 
 
 @dataclass(frozen=True)
 class MeasuredArms:
-    """What there is to take a metric from: `pytest_ddpscale.plan.metric.MetricInput`.
+    """Input of one metric: `pytest_ddpscale.plan.metric.MetricInput`.
 
     Attributes:
-        measured: complete rounds of the arm in question.
-        compared: the same of its baseline; empty without one.
-        world_size: ranks of the arm in question.
-        slowness: of the ranks, if they take turns as the baseline and it is known.
-        flops_per_image: of the forward and backward pass; None if nobody counted.
-        seeded_checksums: of the step that each rank computed by itself, by rank.
+        measured: complete rounds of the judged arm.
+        compared: complete rounds of its baseline; empty without one.
+        world_size: ranks of the judged arm.
+        slowness: of the ranks, if they take turns in the baseline and it is known.
+        flops_per_image: of the forward and backward pass; None if not counted.
+        seeded_checksums: of the seeded step that each rank computed alone, by rank.
         reference: throughput per GPU that another SKU's line publishes, in img/s; None if the requirement names none.
-        peak: of one GPU in the workload's precision, dense, in TFLOPS; None if it is not known.
+        peak: dense peak of one GPU in the workload's precision, in TFLOPS; None if unknown.
     """
 
     measured: ArmRounds
@@ -138,12 +138,12 @@ class MeasuredArms:
 
     @property
     def arm(self) -> ArmSamples:
-        """The arm in question."""
+        """The judged arm."""
         return ArmSamples(self.measured)
 
     @property
     def baseline(self) -> ArmSamples:
-        """What it is compared with."""
+        """The arm it is compared with."""
         return ArmSamples(self.compared)
 
     @property
@@ -154,11 +154,11 @@ class MeasuredArms:
     @property
     def reference_img_per_s(self) -> float:
         """Published throughput per GPU of the reference."""
-        assert self.reference is not None  # the thresholds model saw to it
+        assert self.reference is not None  # checked by the thresholds model
         return self.reference
 
     @property
     def peak_tflops(self) -> float:
-        """Of one GPU, in TFLOPS."""
+        """Dense peak of one GPU, in TFLOPS."""
         assert self.peak is not None  # likewise
         return self.peak

@@ -1,4 +1,4 @@
-"""How much slower each rank is than a typical one, where all compute by themselves at the same time."""
+"""How much slower each rank is than a typical one when all compute alone at the same time."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import numpy as np
 from pytest_ddpscale.metrics.rounds import ArmRounds
 from pytest_ddpscale.results.column_record import FloatArray, IntArray
 
-Place = tuple[str, int]  # host and local rank: a rank's number may be another one after a relaunch
+Place = tuple[str, int]  # host and local rank: a relaunch may renumber ranks
 Slowness = Mapping[Place, float]
 
 
 def slowness_of(each: ArmRounds) -> dict[Place, float]:
-    """Step time of each rank, by its place, over that of the typical one: the median, of two the faster.
+    """Step time of each rank over that of the median rank (the faster of two middle ones), by place.
 
-    Taken within rounds and averaged over them, so that it varies by little of what a block does.
+    Ratios are taken within rounds and averaged over them, which cancels variation common to a round.
 
     Args:
-        each: rounds in which every rank computes by itself.
+        each: rounds in which every rank computes alone.
     """
     return _slowness(each, [np.arange(len(each.ranks))]) if len(each) else {}
 
 
 def slowness_within_hosts(each: ArmRounds) -> dict[Place, float]:
-    """The same on every host by itself: ranks are compared with those of their own host."""
+    """`slowness_of` within each host: ranks are compared with those of their own host."""
     by_size: dict[int, list[IntArray]] = {}
     for columns in each.ranks.by_host.values():
         by_size.setdefault(len(columns), []).append(columns)
@@ -36,7 +36,7 @@ def slowness_within_hosts(each: ArmRounds) -> dict[Place, float]:
 
 
 def _slowness(each: ArmRounds, groups: Sequence[IntArray]) -> dict[Place, float]:
-    """Of groups of equally many ranks, each by itself."""
+    """Slowness within each group; all groups have equally many ranks."""
     columns = np.stack(groups)
     logs = np.log(each.mean_step_s)[:, columns]
     means = _mean(logs - _mean(logs, axis=2)[:, :, np.newaxis], axis=0)
@@ -46,7 +46,7 @@ def _slowness(each: ArmRounds, groups: Sequence[IntArray]) -> dict[Place, float]
 
 
 def _mean(values: FloatArray, axis: int) -> FloatArray:
-    """Of what is not NaN; NaN of nothing."""
+    """Mean of the values that are not NaN; NaN if there are none."""
     known = ~np.isnan(values)
     count = known.sum(axis=axis)
     total = np.where(known, values, 0.0).sum(axis=axis)

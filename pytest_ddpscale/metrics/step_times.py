@@ -1,4 +1,4 @@
-"""How step times are spread: percentiles and the coefficient of variation."""
+"""Spread of step times: percentiles and the coefficient of variation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MS_PER_S = 1000.0
 def percentile(values: Sequence[float] | StepArray, percent: float) -> float:
     """The value that `percent` of the values do not exceed, interpolated linearly between neighbours.
 
-    Of n ordered values the one at position (n - 1) * percent / 100, counted from 0: definition 7 of
+    The value at position (n - 1) * percent / 100 of n ordered values, counted from 0: definition 7 of
     Hyndman and Fan, "Sample Quantiles in Statistical Packages", The American Statistician 50 (1996),
     which is numpy's default.
 
@@ -34,7 +34,7 @@ def percentile(values: Sequence[float] | StepArray, percent: float) -> float:
 
 
 def step_time_percentiles_ms(*measured: ArmRounds) -> dict[int, float]:
-    """p50, p75, p90, p95 and p99 of an arm's step time over the raw steps of all ranks and rounds, of all launches.
+    """p50, p75, p90, p95 and p99 of an arm's step time over the raw steps of all ranks, rounds and launches.
 
     Returns:
         Milliseconds by per cent; empty if no round kept its raw steps.
@@ -58,9 +58,9 @@ def round_percentiles_ms(measured: ArmRounds, percent: float) -> FloatArray:
 
 
 def step_time_cv(measured: ArmRounds) -> FloatArray:
-    """Of each round, standard deviation of the step time over its mean, on the rank where it is largest.
+    """Standard deviation of the step time over its mean, on the rank where it is largest, (rounds,).
 
-    Each rank against its own mean: a rank that is slow throughout is no less steady for that. NaN if any is unknown.
+    Each rank is compared with its own mean, so a uniformly slow rank counts as steady. NaN if any is unknown.
     """
     of_ranks = _cv(measured)
     unknown = (np.isnan(of_ranks) & measured.present).any(axis=1)
@@ -69,7 +69,7 @@ def step_time_cv(measured: ArmRounds) -> FloatArray:
 
 
 def _cv(measured: ArmRounds) -> FloatArray:
-    """Of the raw steps; of the summary that imported results keep in their place where there are none."""
+    """Coefficient of variation of the raw steps; from the summary of imported results without raw steps."""
     steps_s = measured.measured.step_s.astype(np.float64)
     is_step = ~np.isnan(steps_s)
     count = is_step.sum(axis=2)
@@ -81,7 +81,7 @@ def _cv(measured: ArmRounds) -> FloatArray:
 
 
 def _raw_steps_s(measured: ArmRounds) -> list[StepArray]:
-    """Of each round, the duration of every step of every rank; empty if any rank kept none, as imported results do."""
+    """Durations of all steps of all ranks in each round; empty if a rank kept none, as in imported results."""
     steps_s = measured.measured.step_s
     found = []
     for row, there in enumerate(measured.present):

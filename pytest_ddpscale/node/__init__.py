@@ -1,1 +1,1 @@
-"""What runs on every node beside its ranks: starts torchrun, watches the ranks, ends them, tells the supervisor."""
+"""The agent that runs on every node: starts torchrun, watches and ends the ranks, and reports to the supervisor."""

@@ -1,7 +1,7 @@
 """``python -m pytest_ddpscale.node``: the agent of one node, started by a launcher, one on every node.
 
-Its command line says no more than which node it is on, so that it needs no quoting and stays the same over versions:
-the rest is the `Task` that comes over standard input.
+Its command line only names the node, so it needs no quoting and is stable across versions; everything else comes in
+the `Task` over standard input.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="pytest_ddpscale.node")
     parser.add_argument("--node", type=int, default=0, help="the node's index")
     parser.add_argument("--host", default="", help="the node's name; default: the host's")
-    parser.add_argument("--node-from", metavar="VARIABLE", help="of the environment, which has the index")
-    parser.add_argument("--host-from", metavar="VARIABLE", help="likewise, the name")
+    parser.add_argument("--node-from", metavar="VARIABLE", help="environment variable with the node's index")
+    parser.add_argument("--host-from", metavar="VARIABLE", help="environment variable with the node's name")
     return parser.parse_args(argv)
 
 
 def main() -> int:
-    """Serve as the agent. Returns torchrun's exit code, or 0 if it was ended in order."""
+    """Serve as the agent. Returns torchrun's exit code, or 0 if the supervisor ended it."""
     arguments = parse_arguments(sys.argv[1:])
     node = int(os.environ[arguments.node_from]) if arguments.node_from else arguments.node
     named = os.environ.get(arguments.host_from, "") if arguments.host_from else arguments.host

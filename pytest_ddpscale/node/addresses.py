@@ -1,4 +1,4 @@
-"""Where ranks meet: which of this machine's addresses and interfaces lead to another machine, and at which port."""
+"""The rendezvous of ranks: which of this machine's addresses and interfaces lead to other machines, and the port."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _FIRST_PORT, _PORTS = 20_000, 10_000
 
 
 def address_toward(host: str) -> str:
-    """This machine's address on its way to another, IPv4 where there is a choice.
+    """This machine's address on the route to another one, preferring IPv4.
 
     Raises:
-        OSError: nobody knows that host, or there is no way to it.
+        OSError: the host cannot be resolved, or there is no route to it.
     """
     problem = OSError(f"{host} has no address")
     for family, kind, protocol, _, target in sorted(socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)):
         with socket.socket(family, kind, protocol) as probe:
             try:
-                probe.connect(target)  # of a datagram socket: sends nothing, only chooses the way
+                probe.connect(target)  # on a datagram socket this sends nothing and only selects a route
             except OSError as error:
                 problem = error
                 continue
@@ -33,10 +33,10 @@ def address_toward(host: str) -> str:
 
 
 def address_toward_any(hosts: Sequence[str]) -> str:
-    """The same toward the first of a machine's names and addresses that leads anywhere else than to this machine.
+    """`address_toward` the first of a machine's names and addresses that leads to another machine.
 
     Raises:
-        OSError: none does; of the first.
+        OSError: none does; the first one's error.
     """
     problems = []
     for host in hosts:
@@ -45,15 +45,14 @@ def address_toward_any(hosts: Sequence[str]) -> str:
         except OSError as error:
             problems.append(error)
             continue
-        if (
-            found != host or host == hosts[0]
-        ):  # else it is an address of our own, as that of a bridge is on every machine
+        # An address that leads to itself is our own: a bridge has the same one on every machine.
+        if found != host or host == hosts[0]:
             return found
     raise problems[0]
 
 
 def outward_addresses() -> tuple[str, ...]:
-    """This machine's IPv4 addresses that others may reach it at: of all interfaces that are up, but for loopback."""
+    """This machine's IPv4 addresses on all interfaces that are up, without loopback."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     found = [
         address.address
@@ -65,18 +64,17 @@ def outward_addresses() -> tuple[str, ...]:
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the interface that has an address; None if none has."""
+    """The name of the interface with this address; None if there is none."""
     return next(
         (name for name, found in psutil.net_if_addrs().items() if any(one.address == address for one in found)), None
     )
 
 
 def reserved_port(gang_id: str) -> socket.socket:
-    """A socket bound to a port of this node that nobody listens on, derived from the gang.
+    """A socket bound to a free port of this node, in the range 20000 to 29999 that a firewall has to admit.
 
-    So gangs that share a node start looking at different ports, and what a firewall has to let
-    through is known: 20000 to 29999. As long as the socket is open nobody takes the port by chance, and
-    rank 0 can listen on it, which asks for SO_REUSEADDR.
+    The search starts at a port derived from the gang, so gangs that share a node try different ports. While the socket
+    is open no other process gets the port by chance, but rank 0, which sets SO_REUSEADDR, can listen on it.
 
     Raises:
         OSError: no port is free.
@@ -87,7 +85,8 @@ def reserved_port(gang_id: str) -> socket.socket:
         candidate = socket.socket()
         with contextlib.suppress(OSError):
             candidate.bind(("", port))
-            candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # only now: else a port in use would do
+            # Set only after bind, which would otherwise succeed on a port in use.
+            candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             return candidate
         candidate.close()
-    raise OSError(f"100 ports from {_FIRST_PORT + seed % _PORTS} on are all in use")
+    raise OSError(f"all of 100 ports starting at {_FIRST_PORT + seed % _PORTS} are in use")

@@ -1,4 +1,4 @@
-"""The agent of one node: torchrun under it, its ranks watched, the supervisor on its standard input and output."""
+"""The agent of one node: runs torchrun, watches its ranks, and talks to the supervisor over stdin and stdout."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ from pytest_ddpscale.results.rank_status import STATUS_VARIABLE
 from pytest_ddpscale.util.orphans import die_with_parent
 
 POLL_S = 0.3
-GRACE_S = 5.0  # between asking ranks to end and killing them; their stacks are written in it
+GRACE_S = 5.0  # between asking ranks to end and killing them; ranks write their stacks in this time
 LOGS_EVERY_S = 2.0
-_OUTPUT_BYTES = 100_000  # of torchrun's own output, whose end tells how ranks ended
+_OUTPUT_BYTES = 100_000  # kept of torchrun's own output, whose end tells how ranks ended
 _MOST_TOLD = 16  # ranks in one message
 _READ_BYTES = 2**20
-_IN_MEMORY = Path("/dev/shm")  # noqa: S108 (a folder of our own is made in it)
+_IN_MEMORY = Path("/dev/shm")  # noqa: S108 (we create our own folder in it)
 OrderType = TypeVar("OrderType", Task, Start)
 
 
@@ -83,16 +83,16 @@ class NodeAgent:
         self._orders: deque[Order] = deque()
         self._half_line = b""
         self._is_input_open = True
-        self._selector = selectors.DefaultSelector()  # of what is read, with what reads it
+        self._selector = selectors.DefaultSelector()  # descriptors, each with its read function as data
         self._oom_kills = oom_kills()
         self._port: socket.socket | None = None
-        self._folder: Path | None = None  # of the ranks', once they have started
-        self._records = b""  # of rank 0, the line that is not whole yet
-        self._records_sent = 0  # bytes of it
+        self._folder: Path | None = None  # the ranks' folder, once they have started
+        self._records = b""  # rank 0's incomplete last line
+        self._records_sent = 0  # bytes of rank 0's records sent so far
 
     def run(self) -> int:
-        """Serve until the ranks are done or the supervisor wants no more. Returns the exit code."""
-        # torchrun's ends come from the supervisor's word, not from a signal that a scheduler sends to all at once.
+        """Serve until the ranks are done or the supervisor ends the gang. Returns the exit code."""
+        # On a signal end ourselves and then torchrun in an orderly way; a scheduler signals all processes at once.
         signal.signal(signal.SIGTERM, _exit_on_signal)
         self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ, self._read_orders)
         self._say(Up, version=__version__, addresses=outward_addresses())
@@ -121,12 +121,12 @@ class NodeAgent:
         return 0
 
     def _endpoint(self, gang_id: str, address: str) -> str:
-        """Where rank 0 will host the store, on a port that is kept for it."""
+        """The address and reserved port where rank 0 will host the store."""
         self._port = reserved_port(gang_id)
         return f"{address}:{self._port.getsockname()[1]}"
 
     def _tell_endpoint(self, meet: Meet) -> None:
-        """Where ranks will meet: on the interface that leads to another node, and no other."""
+        """Report the ranks' rendezvous, which is only on the interface that leads to another node."""
         task = next(order for order in self._orders if isinstance(order, Task))
         try:
             endpoint = self._endpoint(task.gang_id, address_toward_any((meet.peer, *meet.addresses)))
@@ -135,7 +135,7 @@ class NodeAgent:
             self._say(Endpoint, problem=error.strerror or str(error))
 
     def _await_order(self, kind: type[OrderType], survey: Command | None = None) -> OrderType | None:
-        """An order of a kind; None if the supervisor wants none, or is gone. Meanwhile the survey is passed on."""
+        """Wait for an order of a kind, passing on the survey meanwhile; None if the supervisor said stop or is gone."""
         while not self._is_unwanted():
             found = next((order for order in self._orders if isinstance(order, kind)), None)
             if found is not None:
@@ -147,7 +147,7 @@ class NodeAgent:
         return None
 
     def _listen(self) -> None:
-        """Read what there is to read, and wait for it no longer than `POLL_S`."""
+        """Read all available input, waiting for at most `POLL_S`."""
         for key, _ in self._selector.select(POLL_S):
             key.data()
 
@@ -163,7 +163,7 @@ class NodeAgent:
         self._pass_records_on(records)
         os.close(records)
         for news in ranks.news():
-            if not (was_ended and isinstance(news, Gone)):  # those went because we ended them
+            if not (was_ended and isinstance(news, Gone)):  # these are gone because we ended them
                 self._tell(news)
         output = self._output.decode("utf-8", errors="replace")
         exits = rank_exits(output)
@@ -186,9 +186,9 @@ class NodeAgent:
         return 0 if was_ended else int(process.returncode)
 
     def _look_at_gpus_again(self, *, was_ended: bool) -> None:
-        """Say what they are after ranks failed, here or elsewhere, unless somebody only wants his terminal back."""
+        """Survey the GPUs again after ranks failed, here or elsewhere, unless the user interrupted the session."""
         if was_ended and not any(isinstance(order, Stop) for order in self._orders):
-            return  # nobody listens
+            return  # the supervisor is gone
         look = Command(survey_command(self._host, "--post-mortem"), POST_MORTEM_LIMIT_S)
         while not self._is_hurried:
             if (found := survey_from(look, self._host)) is not None:
@@ -199,12 +199,12 @@ class NodeAgent:
 
     @property
     def _is_hurried(self) -> bool:
-        """Whether the supervisor is gone, or has said stop though nothing had failed."""
+        """Whether the supervisor is gone, or said stop without a failure."""
         stops = [order for order in self._orders if isinstance(order, Stop)]
         return not self._is_input_open or any(not order.failed for order in stops)
 
     def _family(self, task: Task) -> str:
-        """By what torchrun and its ranks on this node are found."""
+        """The name by which torchrun and its ranks on this node are found."""
         return f"{task.gang_id}/{self._node}"
 
     def _start_torchrun(self, task: Task, endpoint: str, folder: Path) -> subprocess.Popen[bytes]:
@@ -219,7 +219,7 @@ class NodeAgent:
                 "DDPSCALE_NODES": str(task.nodes),
                 "DDPSCALE_HOST": self._host,
                 "DDPSCALE_STORE": endpoint,
-                # Else torchrun hosts a store beside its rendezvous, which listens on all interfaces.
+                # Otherwise torchrun also hosts a store that listens on all interfaces.
                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             }
         )
@@ -236,7 +236,7 @@ class NodeAgent:
     def _watch(
         self, task: Task, process: subprocess.Popen[bytes], ranks: LocalRanks, records: int, logs: LogRelay
     ) -> bool:
-        """Until torchrun ends, or has to be ended. Returns whether it has to."""
+        """Watch torchrun until it ends or has to be ended. Returns whether it has to be ended."""
         assert process.stdout is not None
         output = process.stdout.fileno()
         os.set_blocking(output, False)
@@ -275,7 +275,7 @@ class NodeAgent:
             self._say(Beat)
 
     def _pass_records_on(self, records: int) -> None:
-        """Whole lines only: what is torn by the end of rank 0 is left out."""
+        """Pass on complete lines only; a line cut off by the end of rank 0 is dropped."""
         whole, newline, self._records = (self._records + _available(records)).rpartition(b"\n")
         if newline:
             self._say(FileBytes, file=RECORDS, data=whole + newline, offset=self._records_sent)
@@ -286,7 +286,7 @@ class NodeAgent:
             self._say(FileBytes, file=name, data=data)
 
     def _is_unwanted(self) -> bool:
-        """Whether the supervisor has said so, or is gone, or cannot be heard any more."""
+        """Whether the supervisor said stop, is gone, or has been silent for too long."""
         if not self._is_input_open or any(isinstance(order, Stop) for order in self._orders):
             return True
         return time.monotonic() - self._heard > SILENCE_S
@@ -308,13 +308,13 @@ class NodeAgent:
                     self._tell_endpoint(order)
             elif isinstance(order, WantedArms):
                 if self._folder is not None:
-                    with contextlib.suppress(OSError):  # a full /dev/shm costs the advice, not the measurement
+                    with contextlib.suppress(OSError):  # if /dev/shm is full, measure without this hint
                         leave_wanted_arms(self._folder, order)
             elif order is not None and not isinstance(order, Stay):
                 self._orders.append(order)
 
     def _pass_on(self, output: int) -> None:
-        """torchrun's own output goes to the launcher's log; its end is remembered."""
+        """Copy torchrun's own output to the launcher's log, and keep its end."""
         data = _available(output)
         if not data:
             self._forget(output)
@@ -323,7 +323,7 @@ class NodeAgent:
         self._output = (self._output + data)[-_OUTPUT_BYTES:]
 
     def _nccl_logs(self, task: Task, folder: Path) -> list[Path]:
-        """What each rank's NCCL wrote: for this agent, or for the run, if the user asked for it himself."""
+        """The NCCL log of each rank: in the agent's folder, or among the run's logs if the user set NCCL_DEBUG."""
         first = self._node * task.ranks_per_node
         place = folder / LOGS / "run" if "NCCL_DEBUG" in os.environ | task.environment else folder
         return [place / f"nccl-rank-{first + local_rank}.log" for local_rank in range(task.ranks_per_node)]
@@ -331,7 +331,7 @@ class NodeAgent:
     def _tell_last_words(
         self, task: Task, folder: Path, nccl_logs: Sequence[Path], exits: Sequence[ProcessExit], *, was_ended: bool
     ) -> None:
-        """Of the ranks that failed; of all, if they were ended from outside and nobody knows which one failed."""
+        """Report last lines of the ranks that failed; of all ranks if they were ended from outside."""
         speaking = range(task.ranks_per_node) if was_ended else sorted({one.local_rank for one in exits})
         for local_rank in speaking:
             lines = last_words(rank_log(folder / LOGS / "gang", local_rank))
@@ -346,12 +346,12 @@ class NodeAgent:
             for line in encode_news(news):
                 sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
-        except OSError:  # nobody reads any more
+        except OSError:  # the supervisor no longer reads
             self._is_input_open = False
 
 
 def _available(descriptor: int) -> bytes:
-    """What can be read without waiting, of a descriptor that never waits."""
+    """All data that a non-blocking descriptor has now."""
     data = []
     with contextlib.suppress(BlockingIOError):
         while piece := os.read(descriptor, _READ_BYTES):
@@ -361,7 +361,7 @@ def _available(descriptor: int) -> bytes:
 
 @contextlib.contextmanager
 def _own_folders() -> Iterator[Path]:
-    """A folder in memory for what ranks and agent leave each other, and in it one on disk for logs."""
+    """A folder in memory for data exchanged by ranks and agent, with a link to one on disk for logs."""
     folder = Path(tempfile.mkdtemp(prefix="ddpscale-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None))
     logs = Path(tempfile.mkdtemp(prefix="ddpscale-logs-"))
     try:
@@ -376,7 +376,7 @@ def _own_folders() -> Iterator[Path]:
 
 def _copy(logs: Sequence[Path], folder: Path) -> None:
     for log in logs:
-        with contextlib.suppress(OSError):  # without NCCL there are none
+        with contextlib.suppress(OSError):  # without NCCL there are no logs
             shutil.copy(log, folder)
 
 

@@ -1,4 +1,4 @@
-"""Other programs, asked something: in the background, for a limited time, and never waited for once that is over."""
+"""Other programs run in the background with a time limit, and abandoned after it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from pytest_ddpscale.util.orphans import die_with_parent
 
 _MOMENT_S = 0.5
-_LEAST_WAIT_S = 0.01  # in less nothing would be read
+_LEAST_WAIT_S = 0.01  # a shorter wait would read nothing
 
 
 class Command:
-    """Starts a program at once, in a session of its own, so that all it starts can be ended with it; it ends with us.
+    """Starts a program immediately, in its own session, so that its children end with it; it ends with this process.
 
     Attributes:
-        problem: why it was not started; empty if it was.
-        was_too_late: whether it was given up because it took longer.
+        problem: why it did not start; empty if it did.
+        was_too_late: whether it was abandoned after its time limit.
         code: its exit code, negative for a signal's number; None without one.
     """
 
@@ -47,7 +47,7 @@ class Command:
             self.problem = f"could not be started ({error.strerror or error})"
 
     def is_done(self, wait_s: float = _LEAST_WAIT_S) -> bool:
-        """Wait so long for its end, and see whether there is more to wait for. Once there is not, not to be asked."""
+        """Wait up to `wait_s`; return whether the program ended or was abandoned. Do not call it again after that."""
         if self._process is None:
             return True
         left_s = self._ends_s - time.monotonic()
@@ -63,7 +63,7 @@ class Command:
         return True
 
     def output(self) -> tuple[str, str]:
-        """Wait for its end. Returns what it printed, and what was wrong: one of them is empty, or both are."""
+        """Wait for its end. Returns its output and its error; at least one of them is empty."""
         self.is_done(math.inf)
         if self.problem:
             return "", f"{self._name} {self.problem}"
@@ -74,9 +74,9 @@ class Command:
         return self.printed.decode("utf-8", errors="replace"), ""
 
     def stop(self) -> None:
-        """End it, if that is still to be done, with all that it started; nothing can be asked of it any more.
+        """End the program and all its children, if still running; its output is then no longer available.
 
-        It is hardly waited for: a process inside a driver or a file system that hangs goes when those let go of it.
+        The wait is short, because a process that hangs in a driver or file system ends only when that call returns.
         """
         process = self._process
         if process is None or process.stdout is None or process.stderr is None:
@@ -91,7 +91,7 @@ class Command:
 
 
 def last_line(output: bytes) -> str:
-    """The last line that says anything, without what a terminal would act on; at most 300 characters."""
+    """The last non-empty line without control characters; at most 300 characters."""
     lines = output.decode("utf-8", errors="replace").splitlines()
     clean = ("".join(c for c in line if c.isprintable()).strip() for line in lines)
     return next((line[:300] for line in reversed(list(clean)) if line), "")

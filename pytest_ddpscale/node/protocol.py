@@ -1,14 +1,14 @@
-"""What supervisor and node agents say to each other: JSON lines on the agents' standard output and input.
+"""The protocol between supervisor and node agents: JSON lines on the agents' standard input and output.
 
-Whatever carries these two is a launcher: a scheduler's starter for a cluster, ssh for one node. So there is no port
-to open, no file to poll and no file system to share, and an end of file says that the other side is gone. A mark tells
-our lines from whatever else a site's scripts print.
+Anything that carries these two streams can be a launcher: a scheduler's client for a cluster, ssh for one node. It
+needs no open port, no polled file and no shared file system, and an end of file means that the other side is gone. A
+mark distinguishes our lines from other output of a site's scripts.
 
-An agent says `Up`. Once all are, the supervisor says its `Task`, after which an agent may say its `NodeSurvey`,
-asks all for their `Clock`, has the first one look for a way to another (`Meet`), and says `Start`. Then agents say
-every few seconds `Beat` or one `RankSeen` per local rank, what ranks have measured and logged (`FileBytes`), and what
-happens: `Failed`, `Gone`, `LastWords`, `NodeAfterFailure` and finally `Exit`. The supervisor says `Stay` every
-few seconds, which arms are wanted after a round, and `Stop`.
+Each agent sends `Up`. Once all have, the supervisor sends its `Task`, after which agents may send a `NodeSurvey`. It
+asks all agents for their `Clock`, has the first one find a route to another (`Meet`), and sends `Start`. Then every few
+seconds agents send `Beat` or one `RankSeen` per local rank, the ranks' records and logs (`FileBytes`), and events:
+`Failed`, `Gone`, `LastWords`, `NodeAfterFailure` and finally `Exit`. The supervisor sends `Stay` every few seconds,
+`WantedArms` after a round, and `Stop`.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from pytest_ddpscale.results.rank_status import RankFailure, RankStatus
 from pytest_ddpscale.results.survey_record import Survey
 
 MARK = b"@ddpscale "
-# A scheduler's starter forwards longer lines in pieces, between which another node's may come.
+# A scheduler's client forwards longer lines in pieces and may interleave them with another node's.
 MOST_BYTES = 1000
-MOST_TEXT = 600  # characters of what ranks say last
+MOST_TEXT = 600  # characters of a rank's error message
 _PIECE_CHARACTERS = 700
 _MOST_PIECES = 100_000
 _MOST_JOINED_BYTES = 2**28
-# Seconds without a word after which either side takes the other for lost.
+# Seconds of silence after which either side considers the other lost.
 SILENCE_S = 30.0
 STAY_EVERY_S = 2.0
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="say", tag="task"):
-    """What an agent is there for, said before ranks start. The same on all nodes: its own an agent knows already.
+    """The agent's job, sent before ranks start. It is the same for all nodes; an agent already knows its own node.
 
     Attributes:
-        gang_id: by what the gang's processes are found.
-        environment: variables for the ranks, besides those that the agent was started with.
-        beat_s: seconds between two words on every rank.
-        survey: whether to say first what the node is.
-        has_gpus: whether that asks for GPUs.
-        post_mortem: whether to look at the GPUs once ranks have failed.
+        gang_id: the name by which the gang's processes are found.
+        environment: variables for the ranks, in addition to the agent's own.
+        beat_s: seconds between two reports of each rank.
+        survey: whether to survey the node first.
+        has_gpus: whether the survey includes GPUs.
+        post_mortem: whether to survey the GPUs again after ranks have failed.
     """
 
     gang_id: str
@@ -62,8 +62,8 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="
     """Start the ranks.
 
     Attributes:
-        endpoint: where rank 0 hosts the store, ``ADDRESS:PORT``; None where one node needs nobody to agree with.
-        deadline_unix_s: no round starts after it; None for no limit.
+        endpoint: where rank 0 hosts the store, ``ADDRESS:PORT``; None with one node, which chooses its own.
+        deadline_unix_s: no round starts after this time; None for no limit.
     """
 
     endpoint: str | None = None
@@ -71,11 +71,11 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="
 
 
 class Meet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say", tag="meet"):
-    """To the first node: find your address on the way to another one.
+    """Ask the first node for its address on the route to another node.
 
     Attributes:
-        peer: its name.
-        addresses: its own, for where its name says nothing.
+        peer: the other node's name.
+        addresses: the other node's addresses, in case its name does not resolve.
     """
 
     peer: str
@@ -83,18 +83,18 @@ class Meet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="s
 
 
 class AskClock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say", tag="clock"):
-    """Say at once what your clock shows."""
+    """Ask for the node's clock, to be answered immediately."""
 
 
 class Stay(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say", tag="stay"):
-    """The supervisor is there."""
+    """A sign of life from the supervisor."""
 
 
 class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say", tag="stop"):
-    """End the ranks and yourself.
+    """End the ranks and the agent.
 
     Attributes:
-        failed: whether it is because a rank failed, somewhere; else somebody wants his terminal back.
+        failed: whether a rank failed on some node; False if the user interrupted the session.
     """
 
     failed: bool = False
@@ -104,18 +104,18 @@ Order = Task | Start | Meet | AskClock | WantedArms | Stay | Stop
 
 
 class FromNode(msgspec.Struct, frozen=True, kw_only=True, tag_field="say"):
-    """What an agent says, of the node with this index and name."""
+    """Base of an agent's messages, with the node's index and name."""
 
     node: int
     host: str
 
 
 class Up(FromNode, frozen=True, kw_only=True, tag="up"):
-    """It is there. The one message that another version has to understand.
+    """The agent is up. The one message that other versions must understand.
 
     Attributes:
-        version: of the package.
-        addresses: of the node, those that other nodes may reach.
+        version: the package's version.
+        addresses: the node's addresses that other nodes may reach.
     """
 
     version: str
@@ -123,14 +123,14 @@ class Up(FromNode, frozen=True, kw_only=True, tag="up"):
 
 
 class Beat(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="beat"):
-    """It lives, and no rank has begun."""
+    """A sign of life while no rank has begun."""
 
 
 class RankSeen(RankStatus, frozen=True, kw_only=True, tag_field="say", tag="rank"):
-    """One rank, as its node's agent sees it.
+    """Status of one rank, from its node's agent.
 
     Attributes:
-        state: the process's, as in /proc: ``T`` is stopped; empty once it is gone.
+        state: process state as in /proc, for example ``T`` for stopped; empty once the process is gone.
     """
 
     node: int
@@ -139,28 +139,28 @@ class RankSeen(RankStatus, frozen=True, kw_only=True, tag_field="say", tag="rank
 
     @property
     def name(self) -> str:
-        """``rank 3 on n2``; by its local rank before it has joined."""
+        """``rank 3 on n2``; with its local rank before it has joined."""
         return f"rank {self.rank} on {self.host}" if self.rank >= 0 else f"local rank {self.local_rank} on {self.host}"
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Grows with all that this rank does."""
+        """A pair that grows with everything this rank does."""
         return self.entered, self.steps
 
 
 class Gone(RankSeen, frozen=True, kw_only=True, tag="gone"):
-    """A rank's process ended before its work did, and it did not say why."""
+    """A rank's process ended before its work was done, without reporting an error."""
 
 
 class Failed(RankFailure, frozen=True, kw_only=True, tag_field="say", tag="failed"):
-    """A rank's own report of its error, of the node with that index and name."""
+    """A rank's own report of its error, with the node's index and name."""
 
     node: int
     host: str
 
 
 class LastWords(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="words"):
-    """The last lines that a rank wrote, and those of its NCCL."""
+    """The last lines of a rank's log, and of its NCCL log."""
 
     local_rank: int
     lines: tuple[str, ...] = ()
@@ -168,34 +168,34 @@ class LastWords(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True,
 
 
 class NodeSurvey(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="survey"):
-    """What the node is."""
+    """The survey of the node."""
 
     survey: Survey
 
 
 class NodeAfterFailure(NodeSurvey, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="post_mortem"):
-    """What its GPUs are after ranks failed."""
+    """The survey of the node's GPUs after ranks failed."""
 
 
 class Clock(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="clock"):
-    """What the node's clock shows."""
+    """The time of the node's clock."""
 
     unix_s: float
 
 
 class Endpoint(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="endpoint"):
-    """Where ranks meet, an address and port of the first node; or why it cannot say so."""
+    """The ranks' rendezvous, an address and port of the first node, or why it has none."""
 
     endpoint: str = ""
     problem: str = ""
 
 
 class ProcessExit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """How a rank's process ended, as torchrun says.
+    """How a rank's process ended, according to torchrun.
 
     Attributes:
         exit_code: negative for a signal's number.
-        is_root_cause: torchrun saw it end first.
+        is_root_cause: whether torchrun saw it end first.
     """
 
     local_rank: int
@@ -205,13 +205,13 @@ class ProcessExit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
 
 
 class Exit(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="exit"):
-    """An agent's last word.
+    """An agent's last message.
 
     Attributes:
-        code: torchrun's exit code; 0 where ranks were never started.
+        code: torchrun's exit code; 0 if ranks were never started.
         ended_pids: processes that torchrun ended itself.
-        oom_kills: processes that the kernel ended for lack of memory meanwhile.
-        survivors: processes of ours that nothing could end.
+        oom_kills: processes that the kernel's OOM killer ended during the gang.
+        survivors: number of the gang's processes that could not be ended.
     """
 
     code: int = 0
@@ -222,11 +222,11 @@ class Exit(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=
 
 
 class FileBytes(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="file"):
-    """What is to be appended to a file of the run.
+    """Data to append to a file of the run.
 
     Attributes:
-        file: `RECORDS`, or a log's path below the folder of its node.
-        offset: how many bytes of `RECORDS` went before, so that a hole shows.
+        file: `RECORDS`, or a log's path below its node's folder.
+        offset: number of bytes of `RECORDS` sent before, to detect a gap.
     """
 
     file: str
@@ -235,11 +235,11 @@ class FileBytes(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True,
 
 
 class Piece(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="piece"):
-    """A part of what is too long for a line: of a message, or of what is to be appended to a file.
+    """A part of a message or of file data that is too long for one line.
 
     Attributes:
-        file: which file; empty for a message.
-        data: of the compressed whole, in base64.
+        file: the file to append to; empty for a message.
+        data: part of the compressed whole, in base64.
     """
 
     file: str = ""
@@ -249,7 +249,7 @@ class Piece(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag
     offset: int = 0
 
 
-RECORDS = "records"  # what rank 0 has measured, as `RecordSink` writes it
+RECORDS = "records"  # rank 0's measurements, as written by `RecordSink`
 News = (
     Up | Beat | RankSeen | Gone | Failed | LastWords | NodeSurvey | NodeAfterFailure | Clock | Endpoint | Exit | Piece
 )
@@ -260,12 +260,12 @@ _NEWS: msgspec.json.Decoder[News] = msgspec.json.Decoder(News)
 
 
 def encode_order(order: Order) -> bytes:
-    """One line, of any length: nobody else writes to an agent's standard input."""
+    """One line of any length, since only the supervisor writes to an agent's standard input."""
     return MARK + _ENCODER.encode(order) + b"\n"
 
 
 def decode_order(line: bytes) -> Order | None:
-    """The order in a line; None if it is somebody else's, or torn."""
+    """The order in a line; None if the line is not ours or is incomplete."""
     _, mark, text = line.partition(MARK)
     try:
         return _ORDERS.decode(text) if mark else None
@@ -274,7 +274,7 @@ def decode_order(line: bytes) -> Order | None:
 
 
 def encode_news(news: News | FileBytes) -> Iterator[bytes]:
-    """Lines, none longer than is forwarded in one piece."""
+    """Encode as lines short enough to be forwarded in one piece."""
     if isinstance(news, FileBytes):
         yield from _pieces(news.node, news.host, news.file, news.data, news.offset)
         return
@@ -286,7 +286,7 @@ def encode_news(news: News | FileBytes) -> Iterator[bytes]:
 
 
 def decode_news(line: bytes) -> News | None:
-    """The message in a line, or a piece of one; None if it is somebody else's, torn, or none that an agent makes."""
+    """The message in a line, or a piece of one; None if the line is not an agent's or is incomplete."""
     _, mark, text = line.partition(MARK)
     try:
         return _NEWS.decode(text) if mark else None
@@ -295,13 +295,13 @@ def decode_news(line: bytes) -> News | None:
 
 
 class Joining:
-    """Puts pieces together again. Those of one node come in order, with none of its other words between."""
+    """Joins pieces. Those of one node arrive in order, without other messages of that node in between."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, list[Piece]] = {}
 
     def whole(self, news: News) -> News | FileBytes | None:
-        """What was said; None before it is whole, or if it is not what an agent cut."""
+        """The complete message; None while pieces are missing, or if they do not fit together."""
         if not isinstance(news, Piece):
             return news
         pieces = self._pieces.setdefault(news.node, [])

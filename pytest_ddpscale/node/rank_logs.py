@@ -8,7 +8,7 @@ from pathlib import Path
 from pytest_ddpscale.results.rank_folder import MOST_TRACE_BYTES, TRACES
 from pytest_ddpscale.util.masking import masked_text
 
-# Of each log so much is sent as it grows, then no more before its end. Whoever has NCCL tell all needs some.
+# This much of a log's head is sent as it grows, and this much of its tail at the end; verbose NCCL logs are larger.
 HEAD_BYTES = 2**20
 TAIL_BYTES = 2**16
 _MOST_AT_ONCE = 2**18
@@ -20,17 +20,17 @@ _READ_BYTES = 65536
 
 
 class LogRelay:
-    """What is new in the files of a folder."""
+    """Finds new data in the files of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._sent: dict[Path, int] = {}
 
     def fresh(self, *, is_last: bool = False) -> Iterator[tuple[str, bytes]]:
-        """Paths below the folder, and what is to be appended there.
+        """Paths below the folder, with the data to append to each.
 
         Args:
-            is_last: nothing will be written any more: also the end of what is too long.
+            is_last: nothing more will be written, so include the tails of long files.
         """
         for path in sorted(path for path in self._folder.rglob("*") if path.is_file()):
             name = path.relative_to(self._folder).as_posix()
@@ -50,7 +50,7 @@ class LogRelay:
         sent = self._sent[path]
         left = _size(path) - sent
         if left > TAIL_BYTES:
-            yield f"\n[{left - TAIL_BYTES} bytes are left out here]\n".encode()
+            yield f"\n[{left - TAIL_BYTES} bytes omitted]\n".encode()
         if left > 0:
             yield _read(path, max(sent, sent + left - TAIL_BYTES), TAIL_BYTES)
 
@@ -72,12 +72,12 @@ def _read(path: Path, start: int, most: int) -> bytes:
 
 
 def rank_log(log_dir: Path, local_rank: int) -> Path | None:
-    """Where torchrun keeps what a rank wrote to its standard error; None if it has not begun to."""
+    """torchrun's file with a rank's standard error; None if it does not exist yet."""
     return next(log_dir.glob(f"*/attempt_*/{local_rank}/stderr.log"), None)
 
 
 def last_words(log: Path | None) -> list[str]:
-    """The last lines of a rank's standard error: the stack it may have left when it was ended, and what came before."""
+    """The last lines of a rank's standard error, including the stack it may have written when it was ended."""
     clean = [] if log is None else _lines_at_the_end(log)
     headings = [number for number, line in enumerate(clean) if _STACK in line and line.startswith("Current thread")]
     if not headings:
@@ -88,7 +88,7 @@ def last_words(log: Path | None) -> list[str]:
 
 
 def last_nccl_lines(log: Path) -> list[str]:
-    """The last lines that NCCL wrote of itself, warnings and others; none where there is no such file."""
+    """The last lines of NCCL's log, warnings and others; empty without a file."""
     return [line for line in _lines_at_the_end(log) if " NCCL " in line][-_NCCL_LINES:]
 
 
@@ -100,7 +100,7 @@ def _lines_at_the_end(log: Path) -> list[str]:
             lines = file.read().decode("utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    # Output may be anything: what a terminal would act on is left out.
+    # Output may contain anything; drop control characters.
     return [masked_text("".join(c for c in line if c.isprintable())) for line in lines]
 
 

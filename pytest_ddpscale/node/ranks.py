@@ -1,4 +1,4 @@
-"""The ranks of one node, as its agent sees them: what they said last, and what the kernel says of their processes."""
+"""The state of one node's ranks: their latest status files, and their processes in /proc."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class LocalRanks:
         self._folder = folder
         self._count = count
         self._where: dict[str, Any] = {"node": node, "host": host}
-        self._told: set[int] = set()  # whose end was told
+        self._told: set[int] = set()  # local ranks whose end was reported
 
     def beats(self) -> list[RankSeen]:
-        """One message per rank that has begun and lives."""
+        """One message per rank that has begun and is running."""
         return [
             RankSeen(**self._where, **asdict(status), state=state)
             for local_rank in range(self._count)
@@ -33,12 +33,12 @@ class LocalRanks:
         ]
 
     def news(self) -> list[Failed | Gone]:
-        """What happened since the last call: failures that ranks report, and ranks that are gone too early without."""
+        """Events since the last call: failures reported by ranks, and ranks that ended early without a report."""
         found: list[Failed | Gone] = []
         for local_rank in sorted(set(range(self._count)) - self._told):
             status = read_status(self._folder, local_rank)
             is_gone = status is not None and _is_gone(status)
-            failure = read_failure(self._folder, local_rank)  # after that: one that is gone has left all that it will
+            failure = read_failure(self._folder, local_rank)  # read last, since a rank that is gone writes nothing more
             if failure is not None:
                 found.append(self._failed_with(failure))
             elif status is not None and is_gone:
@@ -53,16 +53,16 @@ class LocalRanks:
 
 
 def process_state(pid: int) -> str:
-    """One letter: ``R`` runs, ``S`` sleeps, ``D`` waits for a device or disk, ``T`` is stopped. Empty without one."""
+    """Process state: ``R`` running, ``S`` sleeping, ``D`` in uninterruptible wait, ``T`` stopped; empty if gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return ""
-    return stat.rpartition(")")[2].split()[0]  # the name before it may hold anything
+    return stat.rpartition(")")[2].split()[0]  # the process name before it may contain anything
 
 
 def oom_kills() -> int:
-    """Processes that this machine's kernel has ended for lack of memory since it started; 0 where it does not say."""
+    """Number of OOM kills of this machine's kernel since boot; 0 if unknown."""
     try:
         lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
     except OSError:

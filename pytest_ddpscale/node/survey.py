@@ -1,7 +1,7 @@
-"""``python -m pytest_ddpscale.node.survey``: what this node is, as one line of JSON. It changes nothing.
+"""``python -m pytest_ddpscale.node.survey``: survey this node and print one line of JSON. Changes nothing.
 
-A process of its own, because a driver or a file system that hangs can be left behind in it. What it is
-about to do it says on its standard error, so that whoever has to give it up can tell what hung.
+It is a separate process so that the agent can abandon it if a driver or file system hangs. It announces each step on
+standard error, so that the agent can tell what hung.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def survey(host: str, *, gpus: bool) -> Survey:
-    """Find out what this node is."""
+    """Survey this node."""
     _about_to("start torch and nvidia-smi")
     torch_answer = ask_torch()
     topology = Command(["nvidia-smi", "topo", "-m"], _TOPOLOGY_LIMIT_S) if gpus else None
     driver = _driver() if gpus else DriverState(is_loaded=False)
-    _about_to("look for InfiniBand")
+    _about_to("read InfiniBand ports")
     ports = infiniband_ports()
-    _about_to("look for free space")
+    _about_to("read free disk space")
     free = free_bytes()
     _about_to("wait for torch and nvidia-smi")
     torch = torch_answer()
@@ -57,7 +57,7 @@ def survey(host: str, *, gpus: bool) -> Survey:
 
 
 def post_mortem(host: str) -> Survey:
-    """What the driver says of the GPUs after ranks have failed: nothing else, as somebody waits for it."""
+    """Survey only the GPUs after ranks have failed, because the supervisor is waiting."""
     return _of_driver(host, _driver())
 
 
@@ -78,12 +78,12 @@ def _of_driver(host: str, driver: DriverState) -> Survey:
 
 
 def with_visibility(gpus: tuple[SurveyedGpu, ...], visible_devices: str | None) -> tuple[SurveyedGpu, ...]:
-    """Say which of the GPUs ranks may use, and which rank: CUDA's rules, over those that no cgroup withholds.
+    """Set which GPUs ranks may use and by which local rank, by CUDA's rules over GPUs that no cgroup withholds.
 
-    A GPU that does not even tell its UUID cannot be ruled out by a list of UUIDs, and counts as visible.
+    A GPU without a readable UUID cannot be excluded by a list of UUIDs and counts as visible.
 
     Args:
-        gpus: all of the node, in PCI bus order.
+        gpus: all GPUs of the node, in PCI bus order.
         visible_devices: CUDA_VISIBLE_DEVICES; None if it is not set.
     """
     accessible = [gpu for gpu in gpus if gpu.is_visible]
@@ -95,7 +95,7 @@ def with_visibility(gpus: tuple[SurveyedGpu, ...], visible_devices: str | None) 
 
 
 def infiniband_ports(adapters: Path = _ADAPTERS) -> tuple[InfiniBandPort, ...]:
-    """Ports of InfiniBand and RoCE adapters, as the kernel describes them."""
+    """Ports of InfiniBand and RoCE adapters, from sysfs."""
     return tuple(map(_port, sorted(adapters.glob("*/ports/[0-9]*"))))
 
 
@@ -116,7 +116,7 @@ def _read(file: Path) -> str:
 
 
 def free_bytes() -> dict[str, int]:
-    """What this user may still write to each file system. One that cannot be asked, or is not there, is left out."""
+    """Free bytes for this user per file system, without those that are missing or cannot be read."""
     places = {"shared_memory": _SHARED_MEMORY, "temporary": _temporary()}
     found: dict[str, int] = {}
     for name, place in places.items():
@@ -131,7 +131,7 @@ def free_bytes() -> dict[str, int]:
 def _temporary() -> Path:
     try:
         return Path(tempfile.gettempdir())
-    except OSError:  # none that can be written
+    except OSError:  # no writable temporary directory
         return Path(os.devnull, "none")
 
 
@@ -155,8 +155,8 @@ def main() -> None:
     """Print the survey of this node."""
     parser = argparse.ArgumentParser(prog="python -m pytest_ddpscale.node.survey", description=__doc__)
     parser.add_argument("--host", default=socket.gethostname(), help="the node's name; default: the host's")
-    parser.add_argument("--no-gpu", action="store_true", help="ask for no GPU")
-    parser.add_argument("--post-mortem", action="store_true", help="ask for GPUs, and nothing else")
+    parser.add_argument("--no-gpu", action="store_true", help="do not survey GPUs")
+    parser.add_argument("--post-mortem", action="store_true", help="survey only GPUs")
     arguments = parser.parse_args()
     host = arguments.host
     found = post_mortem(host) if arguments.post_mortem else survey(host, gpus=not arguments.no_gpu)

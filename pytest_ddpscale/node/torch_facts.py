@@ -1,4 +1,4 @@
-"""What the installed torch was built for, found out in a process of its own: importing it costs seconds, or fails."""
+"""Build facts of the installed torch, read in a separate process, because importing it takes seconds or fails."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 from pytest_ddpscale.node.limited_command import Command
 from pytest_ddpscale.results.strict_json import Record
 
-LIMIT_S = 45.0  # where it comes from a shared disk that many nodes read at once
-# Nothing here touches a GPU: torch.cuda.get_arch_list() did once (it asked whether there is one), the flags do not.
+LIMIT_S = 45.0  # allows for a shared disk that many nodes read at once
+# Touches no GPU: the flags do not initialise CUDA, unlike torch.cuda.get_arch_list() of older versions.
 _PROGRAM = """
 import gc
 gc.disable()
@@ -33,9 +33,9 @@ class TorchFacts(Record, frozen=True):
     """One installation of torch.
 
     Attributes:
-        torch: its version; None without one.
-        cuda: version of CUDA that it was built with; None if it was built for CPUs.
-        nccl: version of the NCCL that it uses; None without one.
+        torch: its version; None if unknown.
+        cuda: version of CUDA that it was built with; None for a CPU build.
+        nccl: version of its NCCL; None without one.
         arch_list: GPU architectures that it has kernels for.
         problem: why it cannot be imported; empty if it can.
     """
@@ -48,13 +48,13 @@ class TorchFacts(Record, frozen=True):
 
 
 def ask_torch(python: Sequence[str] = (sys.executable,), limit_s: float = LIMIT_S) -> Callable[[], TorchFacts]:
-    """Begin to ask.
+    """Start reading the facts in the background.
 
     Args:
-        python: command that starts the interpreter whose torch is meant.
+        python: command that starts the interpreter whose torch is read.
 
     Returns:
-        What waits for the answer.
+        A function that waits for the facts.
     """
     command = Command([*python, "-c", _PROGRAM], limit_s)
 
@@ -66,7 +66,7 @@ def ask_torch(python: Sequence[str] = (sys.executable,), limit_s: float = LIMIT_
 
 
 def _facts(output: str) -> TorchFacts:
-    try:  # before the last line may be what torch or a site prints
+    try:  # output of torch or of a site may precede the last line
         return msgspec.json.decode(output.strip().splitlines()[-1], type=TorchFacts)
     except (IndexError, msgspec.MsgspecError):
-        return TorchFacts(problem=f"said nothing that can be read: {output.strip()[-200:]!r}")
+        return TorchFacts(problem=f"printed no valid facts: {output.strip()[-200:]!r}")

@@ -1,1 +1,1 @@
-"""What is to be measured: workloads, studies, arms, and the metrics that need them. Stdlib only."""
+"""The measurement plan: workloads, studies, arms, and the metrics that need them. Standard library and numpy only."""

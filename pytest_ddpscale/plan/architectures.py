@@ -1,4 +1,4 @@
-"""Which GPUs a torch build has code for."""
+"""GPU architectures that a torch build supports."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)(?P
 def has_kernels(architectures: Iterable[str], capability: tuple[int, int]) -> bool:
     """Whether a build has code for a GPU.
 
-    Binaries run on later minors of their major version, PTX on anything later. What uses features of one architecture
-    (``sm_90a``) runs on that alone, and what uses those of a family (``sm_100f``) on its later minors: CUDA programming
-    guide, "Feature Set Compiler Targets". Architectures are as ``torch.cuda.get_arch_list`` gives them.
+    Binaries run on later minor versions of their major version, PTX on anything later. Code for one architecture's
+    features (``sm_90a``) runs only there, code for a family's features (``sm_100f``) on its later minors: CUDA
+    programming guide, "Feature Set Compiler Targets". Architectures are named as by ``torch.cuda.get_arch_list``.
     """
     return any(_runs(match, capability) for match in map(_ARCHITECTURE.fullmatch, architectures) if match)
 
@@ -29,6 +29,6 @@ def _runs(architecture: re.Match[str], capability: tuple[int, int]) -> bool:
 
 
 def parse_capability(text: str) -> tuple[int, int] | None:
-    """``9.0`` as major and minor; None if it is something else."""
+    """Parse ``9.0`` into major and minor; None if it is not a capability."""
     match = _CAPABILITY.fullmatch(text)
     return None if match is None else (int(match[1]), int(match[2]))

@@ -1,4 +1,4 @@
-"""A sweep of collectives over message sizes, as nccl-tests makes it: which probes that takes, on which ranks."""
+"""A sweep of collectives over message sizes, like nccl-tests: its probes and their ranks."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from pytest_ddpscale.plan.study import DeviceType
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 SMALLEST_BYTES, LARGEST_BYTES = KIB, GIB
-# Between sizes: with 4 the curve from 1 KiB to 1 GiB has eleven points; nccl-tests' users mostly take 2.
+# Factor between sizes: 4 gives eleven points from 1 KiB to 1 GiB; users of nccl-tests mostly use 2.
 STEP_FACTOR = 4
-# Of pairs: large enough to fill a link, and the same for all pairs, so that these compare.
+# Message size of pairs: large enough to fill a link, and the same for all pairs, so that they are comparable.
 PAIR_BYTES: dict[DeviceType, int] = {"cuda": 256 * MIB, "cpu": 4 * MIB}
-# A block holds hundreds of small messages, or a few large ones; sizes are many.
+# A block holds hundreds of small messages or a few large ones; short, because there are many sizes.
 SWEEP_BLOCKS_S: dict[DeviceType, float] = {"cuda": 0.1, "cpu": 0.03}
-# Of one collective: on GPUs 1 GiB takes milliseconds over NVLink and a tenth of a second over a slow network; over gloo
-# it takes seconds, and a laptop's memory.
+# Limit of one collective: on GPUs 1 GiB takes milliseconds over NVLink and a tenth of a second over a slow network;
+# over gloo it takes seconds and a laptop's memory.
 ITERATION_LIMITS_S: dict[DeviceType, float] = {"cuda": 2.0, "cpu": 0.1}
 _UNITS = {"gib": GIB, "mib": MIB, "kib": KIB}
-_MOST_OF_UNIT = 9999  # as names of probes have it
+_MOST_OF_UNIT = 9999  # limit in probe names
 
 
 def message_sizes(first: int, last: int, factor: int = STEP_FACTOR) -> tuple[int, ...]:
-    """Sizes in bytes from the first to the last, each `factor` times the one before, and the last.
+    """Sizes in bytes from the first to the last, each `factor` times the one before, ending with the last.
 
     Args:
-        first: a whole number of KiB.
-        last: as `first`, and not less.
-        factor: from 2 up.
+        first: smallest size, a whole number of KiB.
+        last: largest size, likewise; at least `first`.
+        factor: at least 2.
 
     Raises:
-        ValueError: one of them is not that.
+        ValueError: an argument is invalid.
     """
     if first < 1 or last < first or factor < 2:
         raise ValueError(f"found {first} to {last} bytes by {factor}; expected ascending sizes and a factor from 2 up")
@@ -43,7 +43,7 @@ def message_sizes(first: int, last: int, factor: int = STEP_FACTOR) -> tuple[int
 
 
 def probe_size(size_bytes: int) -> str:
-    """A size as names of probes have it: ``32mib``.
+    """A size as in probe names: ``32mib``.
 
     Raises:
         ValueError: it is not a whole number, from 1 to 9999, of KiB, MiB or GiB.
@@ -56,13 +56,13 @@ def probe_size(size_bytes: int) -> str:
 
 
 def size_text(size_bytes: int) -> str:
-    """A size for people: ``32 MiB``. Raises as `probe_size`."""
+    """A size for display: ``32 MiB``. Raises as `probe_size`."""
     name = probe_size(size_bytes)
     return f"{name[:-3]} {name[-3].upper()}iB"
 
 
 def sweep_world_sizes(layout: Layout) -> tuple[int, ...]:
-    """The ranks of one node, and those of all: each node by itself shows its own links, all together the network."""
+    """The ranks of one node, which test its own links, and those of all nodes, which test the network."""
     return tuple(sorted({size for size in (layout.ranks_per_node, layout.world_size) if size > 1}))
 
 
@@ -70,19 +70,19 @@ def sweep_probes(
     layout: Layout, device_type: DeviceType, sizes: Sequence[int], kinds: Iterable[ProbeKind] = COLLECTIVES,
     bounded: Iterable[Probe] = (),
 ) -> tuple[Probe, ...]:  # fmt: skip
-    """One for each operation, world size and message size, smaller messages before larger ones; and pairs of ranks.
+    """One probe per operation, world size and message size, small messages first, and probes of rank pairs.
 
-    Pairs send one size, the largest of the sweep up to `PAIR_BYTES`.
+    Pairs send one size: the largest of the sweep up to `PAIR_BYTES`.
 
     Args:
         layout: of the gang.
         device_type: of the ranks.
-        sizes: in bytes, ascending.
-        kinds: operations.
-        bounded: further ones, of which something is required.
+        sizes: message sizes in bytes, ascending.
+        kinds: the operations.
+        bounded: additional probes that requirements need.
 
     Raises:
-        ValueError: a size that a name of a probe cannot have.
+        ValueError: a size that probe names cannot express.
     """
     pair_bytes = max((size for size in sizes if size <= PAIR_BYTES[device_type]), default=sizes[0])
     names = [f"{kind}-{probe_size(size)}" for kind in kinds for size in sizes]
@@ -99,16 +99,16 @@ def sweep_study(
     probes: Sequence[Probe], device_type: DeviceType, rounds: int, block_s: float | None = None,
     iteration_limit_s: float | None = None, bounded: Iterable[Probe] = (),
 ) -> ProbeStudy:  # fmt: skip
-    """The sweep as it is measured: every probe once a round, in random order; then, in as many rounds again at most,
-    those of which something is required that is not decided.
+    """The study of a sweep: every probe once per round, in random order; then up to as many rounds again for probes
+    with undecided requirements.
 
     Args:
-        probes: as `sweep_probes` has them.
+        probes: from `sweep_probes`.
         device_type: of the ranks.
-        rounds: of each.
-        block_s: seconds of one probe in one round; default: by device.
-        iteration_limit_s: a size of which one iteration takes longer is left out, and larger ones; default: by device.
-        bounded: those of which something is required: they are measured however long they take.
+        rounds: rounds of each probe.
+        block_s: seconds of one probe in one round; default by device.
+        iteration_limit_s: sizes whose single iteration takes longer are skipped, with larger ones; default by device.
+        bounded: probes that requirements need, which have no such limit.
     """
     length_s, limit_s = block_s or SWEEP_BLOCKS_S[device_type], iteration_limit_s or ITERATION_LIMITS_S[device_type]
     required = tuple(sorted({probe.id for probe in bounded}))

@@ -1,25 +1,25 @@
-"""Matching the name of a device against a pattern of the thresholds, in a time that is known before."""
+"""Matching of device names against patterns of the thresholds, in bounded time."""
 
 from __future__ import annotations
 
 import re
 import warnings
 
-# NVML gives names of up to 95 characters (NVML_DEVICE_NAME_V2_BUFFER_SIZE); a longer one is no device's.
+# NVML's names have up to 95 characters (NVML_DEVICE_NAME_V2_BUFFER_SIZE).
 LONGEST_NAME = 96
 LONGEST_PATTERN = 120
-# Python's `re` tries every way in which a pattern may match, and has no time limit. With these numbers of choices, and
-# without a repeated group, there are at most 97**2 * 2**10 ways: they take less than a second.
+# Python's `re` backtracks through all possible matches without a time limit. With these limits and without repeated
+# groups there are at most 97**2 * 2**10 of them, which take less than a second.
 MOST_REPEATS = 2
 MOST_CHOICES = 10
-# An escaped character or a class: what is in it is no operator.
+# An escaped character or a class, whose characters are not operators.
 _ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 
 
 def why_no_name_pattern(pattern: str) -> str:
-    """Why a pattern cannot be used for names of devices, in words; empty if it can."""
+    """Why a pattern cannot be used for device names; empty if it can."""
     if not (pattern.startswith("^") and pattern.endswith("$")):
-        return "is not anchored; expected '^…$', or 6000 matches 6000D"
+        return "is not anchored; expected '^…$', otherwise 6000 matches 6000D"
     if len(pattern) > LONGEST_PATTERN:
         return f"has {len(pattern)} characters; expected at most {LONGEST_PATTERN}"
     operators = _ATOM.sub("x", pattern).replace("(?:", "(")
@@ -36,10 +36,10 @@ def why_no_name_pattern(pattern: str) -> str:
             warnings.simplefilter("error")
             re.compile(pattern)
     except (re.error, OverflowError, RecursionError, Warning) as error:
-        return f"is no regular expression: {error}"
+        return f"is not a regular expression: {error}"
     return ""
 
 
 def is_named(name: str, pattern: str) -> bool:
-    """Whether a device's name is what a pattern of the thresholds describes."""
+    """Whether a device's name matches a pattern of the thresholds."""
     return len(name) <= LONGEST_NAME and re.fullmatch(pattern, name) is not None

@@ -1,4 +1,4 @@
-"""How long measuring will take."""
+"""Estimates the wall time of measuring."""
 
 from __future__ import annotations
 
@@ -13,28 +13,31 @@ from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMI
 # Measured on two CPU cores (benchmarks/gang_reuse.py) and rounded up.
 STARTUP_S = 15.0
 OVERHEAD_PER_BLOCK_S = 0.4
-# After which most studies are decided: the mean of benchmarks/wrong_verdicts.py over margins from 2 to 10 %.
+# Rounds after which most studies are decided: mean of benchmarks/wrong_verdicts.py over margins from 2 to 10 %.
 TYPICAL_ROUNDS = 11
-# Relative standard deviation of a round: GPU as in published runs, whose steps vary by 0.1 to 0.6 %; CPU as on a shared
-# machine.
+# Relative standard deviation of a round: for GPUs from published runs, whose steps vary by 0.1 to 0.6 %; for CPUs from
+# a shared machine.
 ROUND_SD: dict[DeviceType, float] = {"cuda": 0.003, "cpu": 0.02}
-# Rounds → half of the interval at a confidence of 0.95 that four of five series reach, in standard deviations of a
-# round (benchmarks/width.py).
+# Rounds → half-width of the 95 % interval that four of five series reach, in standard deviations of a round
+# (benchmarks/width.py).
 HALF_WIDTHS_SD = {8: 3.18, 10: 2.60, 12: 2.23, 14: 2.00, 16: 1.81, 18: 1.66, 20: 1.53, 24: 1.33, 28: 1.18, 32: 1.06}
-# Of one probe: buffers made, the result verified, a communicator where it needs one.
+# Setup of one probe: allocate buffers, verify the result, create a communicator if needed.
 PROBE_SETUP_S = 2.0
 # One round of node pairs: a communicator of two ranks each, and twenty all-reduces.
 PAIRS_ROUND_S = 2.0
-# The survey of all nodes at once: NVML, and torch imported to be asked what it was built for.
+# Survey of all nodes at once: NVML, and importing torch for its build facts.
 SURVEY_S = 5.0
 UNKNOWN: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True)
 class TimeEstimate:
-    """Wall time if studies are decided, and precise, after usually many rounds, or need all; devices times hours.
+    """Estimated wall time.
 
-    The hours are of the former.
+    Attributes:
+        seconds: if studies are decided and precise after the typical number of rounds.
+        most_seconds: if studies need all rounds.
+        device_hours: devices times hours for `seconds`.
     """
 
     seconds: float
@@ -45,18 +48,20 @@ class TimeEstimate:
 def study_seconds(study: Study, img_per_s: Mapping[str, float] = UNKNOWN, rounds: int | None = TYPICAL_ROUNDS) -> float:
     """Wall time of one study, without the start-up of its gang.
 
-    Long steps, by the throughput per GPU that is expected of its workload, make long blocks. None stands for as many
-    rounds as its limit, which it never exceeds.
+    Args:
+        study: the study.
+        img_per_s: expected throughput per GPU by workload; slow steps make blocks longer.
+        rounds: number of rounds, up to the study's limit; None for the limit.
     """
     per_round = round_seconds(study, study.arms, img_per_s)
     return warm_up_seconds(study, img_per_s) + min(study.rounds, rounds or study.rounds) * per_round
 
 
 def precise_rounds(study: Study, device_type: DeviceType, precision: float) -> int:
-    """Rounds after which half of a usual interval is that share of its value, whatever the limit.
+    """Rounds after which a typical interval's half-width is `precision` times its value, ignoring the limit.
 
-    At the usual noise of such a device, of both arms where one is compared with one GPU. Beyond the table the
-    width falls with the root of the rounds, and in truth a little faster.
+    Assumes the device type's typical noise, of both arms in a comparison with one GPU. Beyond the table the width is
+    assumed to fall with the square root of the rounds; in reality it falls slightly faster.
     """
     is_ratio = any(arm.world_size == 1 for arm in study.arms) and len(study.arms) > 1
     half_width_sd = precision / (ROUND_SD[device_type] * (math.sqrt(2) if is_ratio else 1.0))
@@ -68,9 +73,9 @@ def precise_rounds(study: Study, device_type: DeviceType, precision: float) -> i
 
 
 def usual_seconds(plan: Plan, study: Study, img_per_s: Mapping[str, float] = UNKNOWN) -> float:
-    """As `study_seconds`, and what narrow intervals take where the plan asks for them.
+    """`study_seconds`, plus the extra rounds if the plan requests a precision.
 
-    Those rounds time the arms of throughput and efficiency only. One of several launches has all of its rounds.
+    The extra rounds time only the arms of throughput and efficiency. With several launches, each has all its rounds.
     """
     if plan.launches > 1:
         return study_seconds(study, img_per_s, rounds=None)
@@ -83,7 +88,7 @@ def usual_seconds(plan: Plan, study: Study, img_per_s: Mapping[str, float] = UNK
 
 
 def warm_up_seconds(study: Study, img_per_s: Mapping[str, float] = UNKNOWN) -> float:
-    """Wall time before the first round: each arm has at least one block of the fewest steps."""
+    """Wall time before the first round: each arm runs at least one block of minimum length."""
     steps_s = [_step_s(study, arm, img_per_s) for arm in study.arms]
     return max(study.warmup_s, sum((STEPS_BEFORE_TIMING + FEWEST_STEPS_PER_BLOCK) * s for s in steps_s))
 
@@ -102,12 +107,12 @@ def probes_seconds(study: ProbeStudy, rounds: int | None = TYPICAL_ROUNDS) -> fl
 
 
 def pairs_seconds(nodes: int) -> float:
-    """Wall time of the rounds of node pairs that come before anything is looked at."""
+    """Wall time of the fixed first rounds of node pairs."""
     return PAIRS_ROUND_S * len(first_rounds(nodes))
 
 
 def estimate(plan: Plan, *, isolate: bool = False, img_per_s: Mapping[str, float] = UNKNOWN) -> TimeEstimate:
-    """Wall time of the whole plan with one gang a launch, or with one for each study."""
+    """Wall time of the whole plan with one gang per launch, or with `isolate` one per study."""
     ids = plan.study_ids
     gangs = len(ids) if isolate else len({plan.launch_of(study) for study in ids})
     typical, most = (

@@ -1,4 +1,4 @@
-"""Workloads that train a classifier on the features of a frozen network: how many parameters, and what they send."""
+"""Workloads that train a classifier on a frozen network's features: numbers of features and parameters."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _WIDTHS = {
     9216: "alexnet",
     25088: "vgg11 vgg11_bn vgg13 vgg13_bn vgg16 vgg16_bn vgg19 vgg19_bn",
 }
-# Of an image, by the torchvision model that computes them; of any size, as all of them pool at the end.
+# Features per image by torchvision model; independent of the image size, because all of them pool at the end.
 FEATURES = {model: width for width, models in _WIDTHS.items() for model in models.split()}
 
 
 def classifier_parameters(features: int, hidden: int, classes: int) -> int:
-    """Weights and biases of features → hidden → hidden → classes; without hidden ones (0) of one linear layer."""
+    """Weights and biases of features → hidden → hidden → classes, or of one linear layer if `hidden` is 0."""
     if not hidden:
         return features * classes + classes
     return (features * hidden + hidden) + (hidden * hidden + hidden) + (hidden * classes + classes)
 
 
 def trained_parameters(workload: Workload) -> int:
-    """Of a workload with frozen features, which DDP reduces; the features are not sent."""
+    """Trained parameters of a workload with frozen features; only these are reduced by DDP."""
     assert workload.classifier_hidden is not None
     return classifier_parameters(FEATURES[workload.model], workload.classifier_hidden, workload.num_classes)
 
 
 def refuse_unknown_features(model: str) -> None:
-    """Raises ValueError unless the features of a model are known."""
+    """Raise ValueError unless the number of features of a model is known."""
     if model not in FEATURES:
-        raise ValueError(f"classifier_hidden freezes {model}, whose features are not known; expected a model of: "
+        raise ValueError(f"classifier_hidden freezes {model}, whose number of features is unknown; expected one of "
                          f"{', '.join(sorted(FEATURES))}")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where ranks are: how they are numbered over nodes, how many a world size is, and which train an arm together."""
+"""Layout of ranks: numbering over nodes, meaning of world sizes, and the groups that train an arm."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from pytest_ddpscale.plan.study import Arm
 
-# As a thresholds file has it: a number of ranks, ``node`` (all of one node), ``2 nodes``, or ``all`` of several nodes.
+# As in a thresholds file: a number of ranks, ``node`` (all of one node), ``2 nodes``, or ``all`` (of several nodes).
 WorldSize: TypeAlias = int | str
 
 
 def refuse_below_one(thing: object, what: str, *names: str) -> None:
-    """Refuse a thing of the plan some attributes of which are below 1. Raises ValueError."""
+    """Raise ValueError if one of the named attributes is below 1."""
     for name in names:
         number = getattr(thing, name)
         if number < 1:
@@ -37,7 +37,7 @@ class Layout:
         return self.nodes * self.ranks_per_node
 
     def ranks_in(self, world_size: WorldSize) -> int | None:
-        """How many ranks a world size means here; None if it is about more nodes than there are, or `all` is one."""
+        """Number of ranks of a world size here; None if it needs more nodes, or for `all` on a single node."""
         if isinstance(world_size, int):
             return world_size
         if world_size == "node":
@@ -46,18 +46,18 @@ class Layout:
         return nodes * self.ranks_per_node if 1 < nodes <= self.nodes else None
 
     def fits_node(self, arm: Arm) -> bool:
-        """Whether one node trains the arm by itself, so that all nodes do so at once and each is judged alone."""
+        """Whether the arm fits one node, so that all nodes train it at once and each is judged by itself."""
         return arm.placement == "packed" and arm.world_size <= self.ranks_per_node
 
     def judged_by_node(self, arms: Iterable[Arm]) -> bool:
-        """Whether what the arms tell is told by each of several nodes, and has to be good on all of them."""
+        """Whether each of several nodes gives its own result, all of which have to meet a bound."""
         return self.nodes > 1 and all(self.fits_node(arm) for arm in arms)
 
     def takes_turns(self, arm: Arm) -> bool:
-        """Whether the ranks of a node, dealt to groups of that size, train it one group after the other.
+        """Whether a node's ranks, divided into groups of the arm's size, train it one group after the other.
 
-        Else the same ranks would be in every arm, and others in the largest one only: a slow one among those would
-        be asked about less often. Ranks that are held against each other all work at the same time.
+        Without turns the same ranks would be in every arm and others only in the largest one, where a slow rank is
+        harder to find. Ranks of ``each`` are compared with each other, so they all work at the same time.
         """
         return arm.kind != "each" and self.fits_node(arm) and self.ranks_per_node % arm.world_size == 0
 
@@ -65,8 +65,8 @@ class Layout:
         """The groups of ranks that train an arm at the same time.
 
         A packed arm that fits a node has a group on every node; a larger one fills node after node. The ranks of a
-        ``spread`` arm are dealt to the nodes in turn. Rank 0 is the first of the first group, but in arms whose groups
-        take turns (`takes_turns`): there the group of the local rank `turn` of each node trains.
+        ``spread`` arm are dealt to the nodes in turn. Rank 0 is first in the first group, except in arms whose groups
+        take turns (`takes_turns`), where on each node the group that contains local rank `turn` trains.
 
         Raises:
             ValueError: there are fewer ranks than the arm needs.
@@ -83,5 +83,5 @@ class Layout:
         return (tuple(sorted(dealt)),)
 
     def ranks(self, arms: Iterable[Arm], turn: int = 0) -> tuple[int, ...]:
-        """All ranks that train any of the arms at that turn, in order. Raises as `groups`."""
+        """All ranks that train any of the arms at that turn, in ascending order. Raises as `groups`."""
         return tuple(sorted({rank for arm in arms for group in self.groups(arm, turn) for rank in group}))

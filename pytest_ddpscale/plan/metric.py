@@ -1,4 +1,4 @@
-"""A metric: all that is known of it, declared once in `pytest_ddpscale.plan.metric_catalogue`."""
+"""A metric and its properties; metrics are declared in `pytest_ddpscale.plan.metric_catalogue`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pytest_ddpscale.plan.variant import USUAL, Variant
 from pytest_ddpscale.plan.workload import Workload
 
 Unit = Literal["img/s", "fraction", "x", "GiB", "ms", "TFLOPS", "GB/s", "img/J"]
-# Rates and ratios err by factors; shares of time, memory and differences of times by differences.
+# Errors of rates and ratios are relative; those of shares of time, memory and time differences are absolute.
 Scale = Literal["factors", "differences"]
-# What a requirement is about: the training of a workload, a probe, a check of the nodes, or all that a node reached.
+# What a requirement is about: the training of a workload, a probe, a check of the nodes, or all results of a node.
 Subject = Literal["workload", "probe", "check", "node"]
-# More is a sign that the measurement or its baseline was disturbed.
+# A larger efficiency means that the measurement or its baseline was disturbed.
 MOST_EFFICIENCY = 1.1
-# Generous: a thousand times slower than the slowest machine of today, and ten times faster than the fastest.
+# Generous: from a thousand times slower than today's slowest machine to ten times faster than the fastest.
 _PLAUSIBLE: dict[Unit, tuple[float, float]] = {
     "img/s": (0.001, 1e6),
     "fraction": (0.001, 1.0),
@@ -34,11 +34,11 @@ _PLAUSIBLE: dict[Unit, tuple[float, float]] = {
 
 
 class ArmValues(Protocol):
-    """What can be read of one arm: a value of each complete round, over all ranks that trained it together."""
+    """Values of one arm: one per complete round, over all ranks that trained it together."""
 
     @property
     def own(self) -> ArmValues:
-        """Without imported rounds, whose single samples say too little about a difference of two arms."""
+        """The values without imported rounds, whose single samples are too few for a difference of two arms."""
 
     @property
     def img_per_s_per_gpu(self) -> PerRound:
@@ -53,7 +53,7 @@ class ArmValues(Protocol):
         """Mean step time of the slowest rank over the median of all others'."""
 
     def step_percentile_ms(self, per_cent: float) -> PerRound:
-        """Percentile of the step time over the raw steps of all ranks, in ms, of rounds that kept them."""
+        """Percentile of the step time over the raw steps of all ranks, in ms, for rounds that kept them."""
 
     @property
     def step_cv(self) -> PerRound:
@@ -61,26 +61,26 @@ class ArmValues(Protocol):
 
     @property
     def utilization(self) -> PerRound:
-        """Of the least busy device, 0 … 1."""
+        """Utilization of the least busy device, 0 … 1."""
 
     @property
     def peak_memory_gib(self) -> PerRound:
-        """Most memory any rank held, in GiB."""
+        """Largest memory use of any rank, in GiB."""
 
     @property
     def memory_spread(self) -> PerRound:
-        """Most less least memory that ranks held, relative to the most."""
+        """Largest minus smallest memory use of ranks, relative to the largest."""
 
     @property
     def img_per_joule(self) -> PerRound:
-        """Images per joule of the GPU that got fewest."""
+        """Images per joule of the least efficient GPU."""
 
     def agreeing_share(self, seeded: Mapping[int, str]) -> PerRound:
-        """Share of ranks that agree bit for bit, in parameters and in the checksums `seeded` of their seeded step."""
+        """Share of ranks that agree bit for bit in parameters and in the checksums `seeded` of their seeded step."""
 
 
 class MetricInput(Protocol):
-    """What there is to take a metric from."""
+    """The data from which a metric is computed."""
 
     @property
     def arm(self) -> ArmValues:
@@ -88,11 +88,11 @@ class MetricInput(Protocol):
 
     @property
     def baseline(self) -> ArmValues:
-        """What it is compared with, in the same rounds; without rounds if the metric has no baseline."""
+        """The arm it is compared with, in the same rounds; without rounds if the metric has no baseline."""
 
     @property
     def alone_img_per_s(self) -> PerRound:
-        """Images per second of a typical rank alone; the baseline has to be ``alone``."""
+        """Images per second of a typical rank alone; requires the baseline ``alone``."""
 
     @property
     def world_size(self) -> int:
@@ -100,11 +100,11 @@ class MetricInput(Protocol):
 
     @property
     def flops_per_image(self) -> float | None:
-        """Of the forward and backward pass, multiplications and additions counted apart; None if nobody counted."""
+        """FLOPs of the forward and backward pass, multiplications and additions counted separately; None if unknown."""
 
     @property
     def seeded_checksums(self) -> Mapping[int, str]:
-        """Of the step that each rank computed by itself, by rank."""
+        """Checksums of the step that each rank computed by itself, by rank."""
 
     @property
     def reference_img_per_s(self) -> float:
@@ -112,49 +112,48 @@ class MetricInput(Protocol):
 
     @property
     def peak_tflops(self) -> float:
-        """Of one GPU in the workload's precision, dense, in 10¹² operations per second; see `takes_peak`."""
+        """Dense peak of one GPU in the workload's precision, in 10¹² operations per second; see `takes_peak`."""
 
 
 @dataclass(eq=False)
 class Metric:
-    """What a requirement may be about. There is one of each, so that they are compared by identity.
+    """A quantity that requirements bound. Each exists once, so metrics are compared by identity.
 
     Attributes:
         name: as in thresholds.yaml.
         unit: of values and bounds. ``fraction`` is 0 … 1 and shown as per cent; ``x`` is a ratio.
         title: heading for reports.
         meaning: one sentence for a stakeholder.
-        formula: what it is in one round, for docs/metrics.md, with t the throughput per GPU of an arm and k the ranks.
-        origin: where the formula was published; empty for a definition of this project.
-        samples: takes its values from rounds; None of what no training tells.
+        formula: its value in one round, for docs/metrics.md; t is an arm's throughput per GPU and k the ranks.
+        origin: publication of the formula; empty for a definition of this project.
+        samples: computes its values from rounds; None if training does not measure it.
         scaling: the kind of study that measures it.
-        minimum_world_size: smallest world size for which it means anything.
+        minimum_world_size: smallest world size for which it is defined.
         maximum_world_size: largest one; None without a limit.
         measured: the kind of arm that gives its value; ``ddp`` of one rank is ``alone`` unless that is the baseline,
             or the source of the bound trained one GPU under DDP (`times_one_gpu`).
-        baseline: the kind of arm it is compared with, in the same round; None if it stands for itself. ``alone`` of
+        baseline: the kind of arm it is compared with, in the same round; None without a comparison. ``alone`` of
             many ranks is ``ddp@1`` if the source of the bound measured that.
-        baseline_variant: the settings of that arm.
+        baseline_variant: the settings of the baseline arm.
         takes_versus: whether the requirement names a reference SKU.
-        takes_peak: whether the SKU has to say its peak in the workload's precision.
+        takes_peak: whether the SKU must give its peak in the workload's precision.
         upper_bound: whether its bound is ``at_most`` (True) or ``at_least`` (False).
-        scale: how its per-round values err.
-        carries_acceptance: whether a machine may be accepted because a bound of it was kept. Not what says
-            only that ranks are alike, or cost little: a machine on which everything is equally slow keeps that.
-            Nor what no model was trained for.
-        subject: what a requirement of it is about.
+        scale: whether errors of its per-round values are relative or absolute.
+        carries_acceptance: whether meeting a bound on it can justify acceptance. False for metrics that only compare
+            ranks or measure overheads, which a uniformly slow machine meets, and for those measured without training
+            a model.
+        subject: what a requirement on it is about.
         probes: kinds of probes that measure it.
-        plausible: least and greatest bound that judges anything; None for that of its unit.
-        credible: least and greatest value that a measurement on GPUs may have. Beyond, it or its baseline was
+        plausible: smallest and largest meaningful bound; None for those of its unit.
+        credible: smallest and largest credible value of a measurement on GPUs; beyond, it or its baseline was
             disturbed.
-        possible: least and greatest value that anything could have if nothing disturbed it. An interval does not reach
-            beyond.
+        possible: smallest and largest value possible without disturbance; intervals are cut there.
         grows_with_ranks: whether the upper ends of all three are per rank.
-        only_bound: the one bound that makes sense; None if any does.
-        slowed_by_one_rank: whether one slow rank makes it worse for all: under DDP they wait for it, and of ranks
-            apart the slowest counts.
-        reads_utilization: whether it is what NVML calls utilization, which counts a kernel that only waits as busy.
-        compares_results: whether it is about what ranks computed, so that one that computes otherwise fails it.
+        only_bound: the only meaningful bound; None if there are others.
+        slowed_by_one_rank: whether one slow rank lowers it for all: under DDP all ranks wait, and of independent ranks
+            the slowest counts.
+        reads_utilization: whether it is NVML's utilization, which counts a waiting kernel as busy.
+        compares_results: whether it compares the ranks' computed results, so that a rank with wrong results fails it.
     """
 
     name: str
@@ -188,60 +187,60 @@ class Metric:
     compares_results: bool = False
 
     def samples_of(self, measured: MetricInput) -> PerRound:
-        """Per-round values, in its unit; of no round if it was not measured."""
-        assert self.samples is not None, f"{self.name} is told by no training"
+        """Per-round values, in its unit; empty if it was not measured."""
+        assert self.samples is not None, f"{self.name} is not measured by training"
         return self.samples(measured)
 
     @property
     def bound_key(self) -> Literal["at_most", "at_least"]:
-        """What its bound is called in a thresholds file."""
+        """Key of its bound in a thresholds file."""
         return "at_most" if self.upper_bound else "at_least"
 
     @property
     def takes_sku(self) -> bool:
-        """Whether its value depends on a number of the thresholds file, so that only requirements have one."""
+        """Whether its value depends on a number in the thresholds file, so that only a requirement can have it."""
         return self.takes_versus or self.takes_peak
 
     @property
     def compared_scale(self) -> Scale:
-        """How values of two runs are compared: by a ratio, but of shares and differences, which may be near nothing."""
+        """How to compare values of two runs: by ratio, or by difference for shares and differences, which may be 0."""
         may_be_nothing = self.unit == "fraction" or self.baseline is not None
         return "differences" if self.scale == "differences" and may_be_nothing else "factors"
 
     @property
     def compares_ranks(self) -> bool:
-        """Whether it holds ranks, each computing by itself, against each other."""
+        """Whether it compares ranks that each compute by themselves."""
         return self.measured == "each"
 
     @property
     def reads_folder(self) -> bool:
-        """Whether it compares a workload's images from a folder with synthetic ones."""
+        """Whether it compares training on images from a folder with training on synthetic ones."""
         return self.baseline_variant.data == "synthetic"
 
     @property
     def communicates(self) -> bool:
-        """Whether the ranks of its arm wait for each other, or may."""
+        """Whether the ranks of its arm may wait for each other."""
         return self.measured not in ("each", "no_sync", "infer")
 
     @property
     def tells_speed(self) -> bool:
-        """Whether a bound of it, kept by ranks together, says how fast they work or communicate."""
+        """Whether a bound that ranks meet together shows how fast they compute or communicate."""
         return self.scale == "factors" and (self.carries_acceptance or self.subject == "probe")
 
     @property
     def takes_precision(self) -> bool:
-        """Whether --ddp-precision asks how well it is known: throughput, and what is a multiple or a ratio of it."""
+        """Whether --ddp-precision applies to it: throughput, and its multiples and ratios."""
         return self.tells_speed and self.subject == "workload" and not self.upper_bound
 
     @property
     def errs_by_chance(self) -> bool:
-        """Whether its rounds scatter, so that a bound may be missed by chance: not what is counted, or equal or not."""
+        """Whether its rounds scatter, so that a bound may be missed by chance; not for counts and exact comparisons."""
         return self.subject in ("workload", "probe") and self.only_bound is None
 
     def times_one_gpu(self, *, is_of_one: bool) -> bool:
-        """Whether one GPU is timed for it that may be alone or under DDP, as the source of the bound has it.
+        """Whether it times one GPU, alone or under DDP depending on the source of the bound.
 
-        DDP's own cost on one GPU is the difference of the two.
+        The two differ by DDP's own cost on one GPU.
 
         Args:
             is_of_one: whether the requirement is about one rank.
@@ -251,15 +250,15 @@ class Metric:
         return is_of_one if self.baseline is None else self.baseline == "alone" and not is_of_one
 
     def range_at(self, world_size: int) -> tuple[float, float]:
-        """The least and the greatest value that any machine could have: a bound beyond them judges nothing."""
+        """The smallest and the largest plausible value; a bound beyond them is meaningless."""
         return self._at(world_size, self.plausible or _PLAUSIBLE[self.unit])
 
     def credible_at(self, world_size: int) -> tuple[float, float]:
-        """The least and the greatest value that a measurement on GPUs may have."""
+        """The smallest and the largest credible value of a measurement on GPUs."""
         return self._at(world_size, self.credible)
 
     def possible_at(self, world_size: int) -> tuple[float, float]:
-        """The least and the greatest value that there can be."""
+        """The smallest and the largest possible value."""
         return self._at(world_size, self.possible)
 
     def _at(self, world_size: int, ends: tuple[float, float]) -> tuple[float, float]:
@@ -272,15 +271,15 @@ def measured_arm(
     """The arm whose blocks give this metric's value.
 
     Args:
-        metric: which.
-        workload: what is trained.
+        metric: the metric.
+        workload: the trained workload.
         world_size: ranks that train together.
-        placement: of them.
-        one_gpu: how one GPU is trained, where the metric leaves that to the source of the bound.
+        placement: of these ranks.
+        one_gpu: how one GPU is trained, if the metric leaves that to the source of the bound.
 
     Raises:
-        ValueError: strong scaling without a global batch, or one that the ranks cannot share evenly; or images from a
-            folder, of a workload with synthetic ones.
+        ValueError: strong scaling without a global batch, or with one that the ranks cannot share evenly; or a metric
+            of folder images for a workload with synthetic data.
     """
     if metric.reads_folder and workload.data == "synthetic":
         raise ValueError(f"{metric.name} needs `data: {{folder: PATH}}` in the workload {workload.name}")
@@ -293,7 +292,7 @@ def measured_arm(
 def baseline_arm(
     metric: Metric, workload: Workload, world_size: int, placement: Placement = "packed", one_gpu: OneGpu = "alone"
 ) -> Arm | None:
-    """The arm that the measured one is compared with; None if it stands for itself. As `measured_arm`."""
+    """The arm that the measured one is compared with, None without a comparison. See `measured_arm`."""
     if metric.baseline is None:
         return None
     if metric.baseline == "alone":

@@ -1,7 +1,7 @@
-"""The catalogue of metrics: one entry per idea, and all that is known of it stands there.
+"""The catalogue of metrics: each is declared once, with all of its properties.
 
-The shape of thresholds.yaml and its schema, judge, blame, reports and docs/metrics.md derive from it. To add one is
-described in docs/how-to/metric.md.
+The shape of thresholds.yaml and its schema, judge, blame, reports and docs/metrics.md derive from it. To add a metric,
+see docs/how-to/metric.md.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.probe import COLLECTIVES
 from pytest_ddpscale.plan.variant import Variant
 
-# Costs, which may be nothing at all.
+# Costs, which may be zero.
 _COST = (0.0, 1.0)
 _EFFICIENCY = (0.001, MOST_EFFICIENCY)
 _SHARE = (0.0, 1.0)
@@ -21,12 +21,12 @@ _RATIO_TO_ALONE = (0.0, MOST_EFFICIENCY)
 
 
 def _efficiency(measured: MetricInput) -> PerRound:
-    """Throughput per GPU among many over that of one GPU alone: of the same job, and only the batch differs."""
+    """Throughput per GPU among many over that of one GPU alone, in the same job; only the batch may differ."""
     return measured.arm.img_per_s_per_gpu / measured.alone_img_per_s
 
 
 def _model_flops_utilization(measured: MetricInput) -> PerRound:
-    """As in PaLM (Chowdhery et al., arXiv 2204.02311, appendix B): what both passes need, whatever was computed."""
+    """As in PaLM (Chowdhery et al., arXiv 2204.02311, appendix B): counts the FLOPs that both passes need."""
     if not measured.flops_per_image:
         return PerRound()
     return measured.arm.img_per_s_per_gpu * (measured.flops_per_image / (measured.peak_tflops * 1e12))
@@ -91,7 +91,7 @@ _ALL = (
         "exposed_communication", "fraction", "Exposed communication",
         "Share of a step spent on communication that computation does not hide.",
         "1 − step time of no_sync@k ÷ that of ddp@k",
-        # noise makes it slightly negative where communication is hidden altogether
+        # noise makes it slightly negative if communication is completely hidden
         samples=lambda measured: 1 - measured.baseline.own.step_s / measured.arm.own.step_s,
         minimum_world_size=2, baseline="no_sync", upper_bound=True, scale="differences", carries_acceptance=False,
         slowed_by_one_rank=True, plausible=_COST, credible=(-0.1, math.inf), possible=_SHARE,

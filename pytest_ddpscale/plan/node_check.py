@@ -1,4 +1,4 @@
-"""The catalogue of node checks: what a node has to be, whatever it reaches."""
+"""The catalogue of node checks: required state of a node, independent of its performance."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ Reads = Literal["survey", "telemetry", "transport"]
 
 @dataclass(frozen=True)
 class NodeCheck:
-    """One check: its name in thresholds.yaml, its heading, and for a stakeholder what holds of a node that passes.
+    """One check.
 
-    It reads what was found out before anything is launched, while ranks work, or from NCCL's own words.
+    Attributes:
+        name: as in thresholds.yaml.
+        title: heading for reports.
+        meaning: condition for a node to pass, as a clause after "a node passes if".
+        reads: data source: the survey before launch, telemetry under load, or NCCL's log.
+        on_cpu: whether it applies to CPU runs.
     """
 
     name: str
@@ -27,23 +32,23 @@ class NodeCheck:
 
 @dataclass(frozen=True)
 class NodeExpectation:
-    """What every node of a run has to be. None is what nobody expects anything of.
+    """Expected state of every node of a run. None means no expectation.
 
     Attributes:
-        device_type: what ranks train on.
-        name_pattern: anchored regular expression for the name NVML gives of the SKU's GPUs.
+        device_type: device that ranks train on.
+        name_pattern: anchored regular expression for NVML's name of the SKU's GPUs.
         pci_device_ids: of the SKU, four lower-case hexadecimal digits each; empty for any.
-        memory_gib: least and most device memory that the SKU may show, in GiB.
+        memory_gib: smallest and largest device memory of the SKU, in GiB.
         gpus_per_node: GPUs that ranks train on; on CPU the ranks, each of which needs a core.
-        gpus_installed: GPUs of the SKU that a node has at least, whether ranks may use them or not: as the thresholds
-            say, or as was asked for.
-        pcie_generation: that GPU and slot can have together.
+        gpus_installed: minimum number of the SKU's GPUs per node, used by ranks or not, from the thresholds or as
+            requested.
+        pcie_generation: maximum generation of GPU and slot together.
         pcie_width: lanes of each GPU.
-        nvlinks: of each GPU; 0 if it has none.
-        ecc: whether errors of device memory have to be corrected.
-        free_disk_gib: where the run is written, in GiB.
-        clock_skew_s: most that clocks of nodes may differ, in seconds.
-        precisions: in which the plan trains.
+        nvlinks: NVLinks of each GPU; 0 for none.
+        ecc: whether ECC must be on.
+        free_disk_gib: required free space where the run is written, in GiB.
+        clock_skew_s: largest difference between clocks of nodes, in seconds.
+        precisions: precisions that the plan trains in.
         crosses_nodes: whether ranks of several nodes communicate in the plan.
     """
 
@@ -64,25 +69,23 @@ class NodeExpectation:
 
 
 _ALL = (
-    NodeCheck(
-        "gpus", "GPU model and count", "it has as many GPUs of this model as asked, and each answers", on_cpu=True
-    ),
-    NodeCheck("processes", "Foreign processes", "nobody else computes on its GPUs"),
-    NodeCheck("mig", "MIG", "no GPU is cut into slices"),
-    NodeCheck("ecc", "Memory errors", "memory errors are corrected, and no GPU has any that could not be"),
-    NodeCheck("throttling", "Throttling", "nothing holds the clocks of its GPUs down"),
-    NodeCheck("pcie", "PCIe", "each GPU has the PCIe generation and width that it should"),
+    NodeCheck("gpus", "GPU model and count", "all requested GPUs of this model are present and answer", on_cpu=True),
+    NodeCheck("processes", "Foreign processes", "no foreign processes run on its GPUs"),
+    NodeCheck("mig", "MIG", "MIG is off on all GPUs"),
+    NodeCheck("ecc", "Memory errors", "ECC is on as expected, without uncorrectable errors"),
+    NodeCheck("throttling", "Throttling", "no GPU clock is throttled"),
+    NodeCheck("pcie", "PCIe", "each GPU has the expected PCIe generation and width"),
     NodeCheck("nvlink", "NVLink", "all NVLinks are up"),
-    NodeCheck("topology", "Topology", "its GPUs and network cards are connected as those of the other nodes"),
-    NodeCheck("versions", "Versions", "driver, CUDA, NCCL and torch are those of the other nodes", on_cpu=True),
+    NodeCheck("topology", "Topology", "its GPUs and network cards are connected as on the other nodes"),
+    NodeCheck("versions", "Versions", "driver, CUDA, NCCL and torch match the other nodes", on_cpu=True),
     NodeCheck("kernels", "Kernels", "torch was built with kernels for its GPUs"),
-    NodeCheck("bf16", "bf16", "its GPUs compute bf16 themselves, if it is asked of them"),
-    NodeCheck("disk", "Disk", "there is room for what is measured", on_cpu=True),
-    NodeCheck("clock", "Clock", "its clock agrees with those of the other nodes", on_cpu=True),
-    NodeCheck("transport", "Transport", "NCCL uses the fastest links there are", "transport"),
-    NodeCheck("ecc_under_load", "Memory errors under load", "no memory error appears while its GPUs work", "telemetry"),
-    NodeCheck("throttling_under_load", "Throttling under load", "no GPU is held down while it works", "telemetry"),
-    NodeCheck("pcie_under_load", "PCIe under load", "PCIe links run at full speed while they are used", "telemetry"),
+    NodeCheck("bf16", "bf16", "its GPUs have native bf16, if a workload needs it"),
+    NodeCheck("disk", "Disk", "enough disk space is free for the run", on_cpu=True),
+    NodeCheck("clock", "Clock", "its clock agrees with the other nodes'", on_cpu=True),
+    NodeCheck("transport", "Transport", "NCCL uses the fastest available links", "transport"),
+    NodeCheck("ecc_under_load", "Memory errors under load", "no uncorrectable errors appear under load", "telemetry"),
+    NodeCheck("throttling_under_load", "Throttling under load", "no GPU is throttled under load", "telemetry"),
+    NodeCheck("pcie_under_load", "PCIe under load", "PCIe links run at full speed under load", "telemetry"),
 )
 
 NODE_CHECKS: dict[str, NodeCheck] = {check.name: check for check in _ALL}

@@ -1,22 +1,23 @@
-"""Which node pairs to measure next, to find a slow node or link among N nodes in O(log N) rounds.
+"""Chooses node pairs to measure, to find a slow node or link among N nodes in O(log N) rounds.
 
 A round is a set of disjoint node pairs, all measured at once. The first rounds are fixed:
 
-- of up to `ALL_PAIRS_UP_TO` nodes, all pairs there are, by the circle method of round-robin tournaments;
-- of more, the pairs 1, 2, 4, 8 … apart: those that collectives use, which in rings talk to the next node, and in
-  double binary trees (Sanders, Speck & Träff, Parallel Computing 35, 2009) and recursive doubling over powers of two.
-  About 2 log2 N rounds. The other links stay unmeasured: all of them would take N - 1 rounds.
+- for up to `ALL_PAIRS_UP_TO` nodes, all pairs, by the circle method of round-robin tournaments;
+- for more, the pairs 1, 2, 4, 8 … apart, which collectives use: rings connect neighbours, double binary trees (Sanders,
+  Speck & Träff, Parallel Computing 35, 2009) and recursive doubling connect nodes powers of two apart. This takes
+  about 2 log2 N rounds. The other links are not measured, as that would take N - 1 rounds.
 
-Then what was slow is measured again: a *suspect node*, fast with nobody, with nodes known to be good; a *suspect link*,
-slow although both its ends are fast with others, as it is. Each is confirmed by being slow `CONFIRMATIONS` more times,
-or cleared by being fast once. One fault takes two rounds more, f faults at most 2f. `most_rounds` is the limit.
+Then slow results are measured again: a *suspect node*, which was fast with no other node, with nodes known to be good;
+a *suspect link*, which was slow although both its ends are fast with others, as it is. Each is confirmed by
+`CONFIRMATIONS` more slow results, or cleared by one fast result. One fault takes two more rounds, f faults at most 2f.
+`most_rounds` is the limit.
 
-Good nodes that nobody needs in a round repeat what they are known to do fast: a round with few pairs would be
-easier on switches, and on cores that nodes share, and not comparable with the others.
+Idle good nodes repeat pairs known to be fast, because a round with few pairs would load switches and shared cores less,
+and would not be comparable with the others.
 
-Fast and slow are relative to the best that nodes reach, not to the median pair: among three nodes one of which is
-bad, two of three pairs are slow. `Standings` has the rule. It holds as long as half of the nodes are good and have met
-another good one; what more than half of them do is the norm, and then nobody is named.
+Fast and slow are relative to the best results of nodes, not to the median pair: with one bad node among three, two of
+three pairs are slow. `Standings` has the rule. It works if at least half of the nodes are good and have been paired
+with another good one; if more than half are slow, they set the reference, and no node is named.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ NodePair = tuple[int, int]
 
 CONFIRMATIONS = 2
 ALL_PAIRS_UP_TO = 16
-# Between GPUs nothing but the network is measured. Ranks on CPUs share cores: the pairs of six healthy ranks on two
-# busy cores came out at 0.56 to 1.66 of their median.
+# Between GPUs only the network matters. Ranks on CPUs share cores: pairs of six healthy ranks on two busy cores
+# measured 0.56 to 1.66 of their median.
 SLOW_SHARES: Mapping[DeviceType, float] = {"cuda": 0.7, "cpu": 0.4}
 _FP32_BYTES = 4
 
 
 @dataclass(frozen=True)
 class PairStudy:
-    """How two ranks of different nodes are measured with each other.
+    """How to measure two ranks of different nodes with each other.
 
     Attributes:
-        message_bytes: what one all-reduce sums, in bytes of fp32.
-        iterations: how many all-reduces are timed, after one that is not.
+        message_bytes: size of one fp32 all-reduce, in bytes.
+        iterations: number of timed all-reduces, after one untimed.
     """
 
     message_bytes: int
@@ -63,15 +64,15 @@ class PairStudy:
 
 
 def pair_study(device_type: DeviceType) -> PairStudy:
-    """Messages so long that bandwidth is what counts; on CPUs so short that a link of 200 Mbit/s takes a second."""
+    """Messages long enough to be bandwidth-bound; on CPUs short enough to take a second on a link of 200 Mbit/s."""
     return PairStudy(32 * 2**20, 20) if device_type == "cuda" else PairStudy(2**20, 20)
 
 
 @dataclass(frozen=True)
 class PairResult:
-    """What a node pair, the smaller number first, reached in a round: GB/s of bus bandwidth of its slowest rail.
+    """Result of a node pair, smaller number first, in one round: bus bandwidth of its slowest rail in GB/s.
 
-    A rail is the ranks of one local rank.
+    A rail is the ranks with the same local rank.
     """
 
     round: int
@@ -80,19 +81,19 @@ class PairResult:
 
 
 class Standings:
-    """What is known of nodes and links after some rounds.
+    """Classification of nodes and links after some rounds.
 
-    A result is slow below `slow_share` of the reference: of the best result of each node, the upper half's median.
-    Every good node has a fast best, so that the reference is sound if half of the nodes are good. A suspect link
-    has ends that are fast with at least half of their good partners. More of such links than half of the nodes are
-    no faults but how the network is built (racks behind a thin spine), or a restless machine, and no link is suspect.
+    A result is slow below `slow_share` of the reference, which is the median of the upper half of the nodes' best
+    results. The best result of a good node is fast, so the reference is sound if half of the nodes are good. A suspect
+    link has ends that are fast with at least half of their good partners. If there are more such links than half of the
+    nodes, the cause is the network's structure (racks behind a thin spine) or a noisy machine, and no link is suspect.
 
     Attributes:
-        nodes: how many were measured.
-        slow_below_gbps: the line between slow and fast.
+        nodes: number of measured nodes.
+        slow_below_gbps: the limit between slow and fast.
         good: nodes that were fast at least once.
-        suspect_nodes: nodes that never were.
-        suspect_links: pairs of good nodes that never were fast with each other.
+        suspect_nodes: nodes that were never fast.
+        suspect_links: pairs of good nodes that were never fast with each other.
     """
 
     def __init__(self, results: Sequence[PairResult], slow_share: float) -> None:
@@ -118,7 +119,7 @@ class Standings:
         return self._of_pair.get(pair, ())
 
     def with_good_partners(self, node: int) -> list[PairResult]:
-        """Results of a node with good ones, in order."""
+        """Results of a node with good partners, in order."""
         return [result for result in self._of_node[node] if other_end(result.nodes, node) in self.good]
 
     def partners(self, node: int) -> set[int]:
@@ -126,7 +127,7 @@ class Standings:
         return {other_end(result.nodes, node) for result in self.with_good_partners(node)}
 
     def is_confirmed_node(self, node: int) -> bool:
-        """Whether a suspect node was slow often enough, and with enough good ones, to be named."""
+        """Whether a suspect node was slow often enough, with enough good partners, to be named."""
         return len(self.with_good_partners(node)) > CONFIRMATIONS and len(self.partners(node)) >= 2
 
     def is_confirmed_link(self, pair: NodePair) -> bool:
@@ -138,7 +139,7 @@ class Standings:
         return [pair for pair, own in self._of_pair.items() if self._any_fast(own)]
 
     def is_fast(self, result: PairResult) -> bool:
-        """Whether a result is on the fast side of the line."""
+        """Whether a result is fast."""
         return result.gbps >= self.slow_below_gbps
 
     def _any_fast(self, results: Iterable[PairResult]) -> bool:
@@ -151,7 +152,7 @@ class Standings:
 
 
 def next_round(nodes: int, results: Sequence[PairResult], slow_share: float) -> tuple[NodePair, ...]:
-    """The node pairs to measure after all these results, disjoint; none if there is nothing more to find out."""
+    """The disjoint node pairs to measure after these results; empty if there is nothing left to find out."""
     number = 1 + max((result.round for result in results), default=-1)
     first = first_rounds(nodes)
     if number < len(first):
@@ -164,18 +165,18 @@ def next_round(nodes: int, results: Sequence[PairResult], slow_share: float) -> 
 
 
 def first_rounds(nodes: int) -> tuple[tuple[NodePair, ...], ...]:
-    """The rounds that come before anything is looked at: at most 15, or 2⌈log2 N⌉ + 2 of more than 16 nodes."""
+    """The fixed first rounds: at most 15, or 2⌈log2 N⌉ + 2 for more than 16 nodes."""
     return all_pairs(nodes) if nodes <= ALL_PAIRS_UP_TO else powers_of_two_apart(nodes)
 
 
 def most_rounds(nodes: int) -> int:
-    """The limit of rounds, confirmations included: 2⌈log2 N⌉ + 4 after the first ones."""
+    """The limit of rounds including confirmations: 2⌈log2 N⌉ + 4 after the first ones."""
     return len(first_rounds(nodes)) + 2 * _log2(nodes) + 4 if nodes > 1 else 0
 
 
 @cache
 def all_pairs(nodes: int) -> tuple[tuple[NodePair, ...], ...]:
-    """Every pair once, in N - 1 rounds of an even number of nodes, in N of an odd one, of which one then sits out."""
+    """Every pair once: N - 1 rounds for an even number of nodes, N for an odd one, where one node sits out."""
     return tuple(_circle_round(nodes, number) for number in range(nodes - 1 + nodes % 2)) if nodes > 1 else ()
 
 
@@ -215,7 +216,7 @@ def _reference_gbps(by_node: Iterable[Sequence[PairResult]]) -> float:
 
 
 def _confirming(standings: Standings, results: Sequence[PairResult], first: int) -> tuple[NodePair, ...]:
-    """Suspect links as they are, and suspect nodes with good partners, as many as can be measured at once."""
+    """Suspect links, and suspect nodes with good partners, as many as can be measured at once."""
     if sum(map(standings.is_confirmed_node, standings.suspect_nodes)) > standings.nodes // 2:
         return ()
     again = [result.nodes for result in results if result.round >= first]
@@ -235,7 +236,7 @@ def _confirming(standings: Standings, results: Sequence[PairResult], first: int)
 
 
 def _least_met(standings: Standings, node: int, free: set[int]) -> int:
-    """The good partner that a node has met least often; among equals the next one in a circle, to spread them."""
+    """The free good partner paired least often with a node; among equals the next one in a circle, to spread them."""
 
     def meetings(partner: int) -> tuple[int, int]:
         return len(standings.of_pair(_ordered(node, partner))), (partner - node) % standings.nodes
@@ -244,7 +245,7 @@ def _least_met(standings: Standings, node: int, free: set[int]) -> int:
 
 
 def _companions(standings: Standings, busy: Iterable[NodePair], number: int) -> Iterator[NodePair]:
-    """Pairs known to be fast, of nodes that are left, so that the load is that of the other rounds."""
+    """Pairs of idle nodes known to be fast, so that the load equals that of other rounds."""
     taken = {node for pair in busy for node in pair}
     fast = sorted(standings.fast_pairs())
     start = number % len(fast) if fast else 0

@@ -1,6 +1,6 @@
-"""Values of rounds, and arithmetic that pairs them round by round.
+"""Per-round values, and arithmetic that pairs them round by round.
 
-What changed between two rounds hits all arms of a round alike, so that a ratio of arms is taken within each round.
+Drift between rounds affects all arms of a round equally, so ratios of arms are taken within each round.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Sample(NamedTuple):
 
     Attributes:
         value: in the metric's unit.
-        relative_error: standard error relative to the value, where one long imported sample is all
-            there is; None for a round of our own.
+        relative_error: standard error relative to the value, if there is only one long imported sample; None for our
+            own rounds.
     """
 
     value: float
@@ -27,14 +27,14 @@ class Sample(NamedTuple):
 
 
 class PerRound:
-    """One value of each round in which it could be read.
+    """One value per round in which it could be read.
 
-    ``a / b`` and ``a - b`` are of the rounds that both have. A relative error survives what scales a value, and no sum.
+    ``a / b`` and ``a - b`` keep the rounds that both have. Relative errors survive scaling and division, but not sums.
 
     Args:
-        numbers: of those rounds, ascending, (rounds,).
-        values: of each of them, (rounds,).
-        errors: relative ones, NaN where a sample has none, (rounds,); None if none has one.
+        numbers: round numbers, ascending, (rounds,).
+        values: one per round, (rounds,).
+        errors: relative errors, NaN for samples without one, (rounds,); None if no sample has one.
     """
 
     def __init__(self, numbers: npt.ArrayLike = (), values: npt.ArrayLike = (), errors: npt.ArrayLike | None = None):
@@ -49,17 +49,17 @@ class PerRound:
         return map(Sample, self.values.tolist(), [None if math.isnan(one) else one for one in self.errors.tolist()])
 
     def __len__(self) -> int:
-        """How many rounds there are."""
+        """Number of rounds."""
         return len(self.values)
 
     def __mul__(self, factor: float) -> PerRound:
-        """Each value so many times."""
+        """Multiply each value by a number."""
         return PerRound(self.numbers, self.values * factor, self.errors)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: PerRound | float) -> PerRound:
-        """Each value over that of the same round, or over a number."""
+        """Divide each value by that of the same round, or by a number."""
         if not isinstance(other, PerRound):
             return PerRound(self.numbers, self.values / other, self.errors)
         if not np.array_equal(self.numbers, other.numbers):
@@ -71,7 +71,7 @@ class PerRound:
         return PerRound(self.numbers, self.values / other.values, errors)
 
     def __sub__(self, term: PerRound | float) -> PerRound:
-        """Each value less that of the same round, or less a number."""
+        """Subtract from each value that of the same round, or a number."""
         if not isinstance(term, PerRound):
             return PerRound(self.numbers, self.values - term)
         shared = np.intersect1d(self.numbers, term.numbers, assume_unique=True)
@@ -79,9 +79,9 @@ class PerRound:
         return PerRound(shared, one.values - other.values)
 
     def __rsub__(self, term: float) -> PerRound:
-        """A number less each value."""
+        """Subtract each value from a number."""
         return PerRound(self.numbers, term - self.values)
 
     def of(self, rounds: npt.NDArray[np.bool_]) -> PerRound:
-        """Some of the rounds."""
+        """The rounds selected by a mask."""
         return PerRound(self.numbers[rounds], self.values[rounds], None if self.errors is None else self.errors[rounds])

@@ -1,4 +1,4 @@
-"""From requirements to the fewest studies that answer them all."""
+"""Plans the fewest studies that answer all requirements."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, DeviceType, OneGpu, Placement, Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 
-# Fewer rounds never decide: their spread says too little about the spread, and on a node of eight GPUs not every one
-# has had its turn alone.
+# Fewer rounds never decide: the spread is too uncertain, and on a node of eight GPUs not every GPU has had its turn
+# alone.
 FEWEST_ROUNDS = 8
 
 
@@ -22,14 +22,14 @@ class Pace:
     """How long and how often arms are timed.
 
     Attributes:
-        rounds: times every arm is timed at most; a study ends sooner once all its requirements are decided.
-        block_s: seconds a timed block aims at.
+        rounds: largest number of times each arm is timed; a study ends earlier once all its requirements are decided.
+        block_s: target length of a timed block, in seconds.
         warmup_s: untimed seconds before the first round of a study.
-        uncompared_rounds: the limit, if it is lower, of probes and of studies without an arm of one rank: no ratio of
-            two arms has the noise of both there, and a nightly check has five minutes.
-        launches: of new processes that measure every study, one after the other.
-        launch_rounds: of every study in each of several launches, no more and no fewer: the interval is that of the
-            launches' means, and ending one early would bend them.
+        uncompared_rounds: a lower limit for probes and for studies without a single-rank arm: they have no ratio with
+            the noise of two arms, and a nightly check has five minutes.
+        launches: number of launches of new processes that measure every study, one after the other.
+        launch_rounds: fixed rounds of every study in each of several launches; the interval is over the launches'
+            means, which stopping early would bias.
     """
 
     rounds: int
@@ -40,19 +40,19 @@ class Pace:
     launch_rounds: int = FEWEST_ROUNDS
 
 
-# GPU: a block holds at least two NVML utilization samples (1/6 s to 1 s apart), and ten seconds heat the
-# GPU up. CPU: blocks long enough to average over a scheduler's whims. At most 32 rounds: with 16 a sound node is often
-# left undecided (docs/decisions/from-8-to-32-rounds.md).
+# GPU: a block holds at least two NVML utilization samples (1/6 s to 1 s apart), and ten seconds warm the GPU up. CPU:
+# blocks are long enough to average over scheduling noise. At most 32 rounds: with 16 a healthy node is often left
+# undecided (docs/decisions/from-8-to-32-rounds.md).
 PACES: dict[DeviceType, Pace] = {"cuda": Pace(32, 2.0, 10.0), "cpu": Pace(32, 0.75, 2.0)}
-# Of one probe in one round. Probes reach their pace at once, and there are many.
+# Block length of one probe in one round; short, since probes need no warm-up and there are many.
 PROBE_BLOCKS_S: dict[DeviceType, float] = {"cuda": 0.4, "cpu": 0.1}
 
 
 @dataclass(frozen=True)
 class Question:
-    """What one requirement wants to know: a metric of the training of a workload among so many ranks.
+    """The measurement that a requirement needs: a metric of training a workload on a number of ranks.
 
-    `one_gpu` says how one GPU is trained, if one is that the metric does not decide that of.
+    `one_gpu` says how a single GPU is trained, if the metric times one and leaves that open.
     """
 
     metric: Metric
@@ -68,12 +68,12 @@ class Question:
 
     @property
     def baseline(self) -> Arm | None:
-        """What it is compared with, if it is. Raises as `measured_arm`."""
+        """The arm it is compared with, if any. Raises as `measured_arm`."""
         return baseline_arm(self.metric, self.workload, self.world_size, self.placement, self.one_gpu)
 
     @property
     def arms(self) -> list[Arm]:
-        """Every arm that it needs, baseline first. Raises as `measured_arm`."""
+        """All arms it needs, baseline first. Raises as `measured_arm`."""
         return [*([self.baseline] if self.baseline else []), self.measured]
 
 
@@ -81,26 +81,24 @@ Wanted = dict[tuple[Scaling, Workload], set[Arm]]
 
 
 def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: Iterable[Probe] = ()) -> Plan:
-    """One study per kind of scaling and workload, with every arm that any question needs.
+    """Plan one study per kind of scaling and workload, with every arm that any question needs.
 
-    The first weak-scaling study, by name, on the most ranks also times them all at once without communication (the arm
-    ``each``), so that it can be said which rank is slow: under DDP all of them wait for the slowest. On several nodes
-    that is all ranks of the gang. That study comes first: how slow each rank is has to be known before another one is
-    ended because it has told enough. Where weak scaling goes beyond a node, it is also measured on one node, two, four
-    … of them, so that it can be seen from where on it does not scale. Whatever is launched on several nodes, pairs of
-    them are measured, too: a path between nodes that nobody asks about may be the slow one.
+    The first weak-scaling study, by name, on the most ranks also times all ranks at once without communication (the arm
+    ``each``) to find slow ranks, because under DDP all ranks wait for the slowest. On several nodes these are all ranks
+    of the gang. This study comes first, because slow ranks must be known before another study can end early. Weak
+    scaling beyond one node is also measured on one node, two, four …, to show where scaling breaks down. With several
+    nodes, pairs of them are measured too, because a path that no requirement covers may be the slow one.
 
     Args:
-        empty: a plan without studies, whose `ranks_per_node` are those that a node can have. As many as the largest arm
-            needs are used where every arm fits a node; all GPUs where they are probed or looked at, which is done to
-            each of them.
-        questions: what is to be known.
+        empty: a plan without studies, whose `ranks_per_node` is the largest number possible. If every arm fits a node,
+            only as many ranks as the largest arm needs are used; with GPU probes or a survey, all GPUs.
+        questions: the questions to answer.
         pace: how long and how often arms are timed.
-        probes: what is to be probed.
+        probes: the probes to run.
 
     Raises:
-        ValueError: as `measured_arm`, which a loaded thresholds file never does; or an arm or a probe needs more ranks
-            than all nodes have.
+        ValueError: as `measured_arm`, which does not occur for a loaded thresholds file; or an arm or a probe needs
+            more ranks than all nodes have.
     """
     probed = tuple(dict.fromkeys(probes))
     arms: Wanted = {}
@@ -116,7 +114,7 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
     if layout is not None:
         ranks_per_node = layout.ranks_per_node
     turns = _turns(arms, asked, ranks_per_node or asked)
-    # Whoever asks for narrow intervals gives the rounds that they take.
+    # A requested precision needs the full number of rounds.
     study_pace = pace if empty.precision is None else replace(pace, uncompared_rounds=pace.rounds)
     in_order = sorted(arms.items(), key=lambda item: _compared(item[1]), reverse=True)
     once = [_study(scaling, workload, wanted, study_pace, turns) for (scaling, workload), wanted in in_order]
@@ -132,7 +130,7 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
 
 
 def load_probes(device_type: DeviceType, ranks_per_node: int) -> tuple[Probe, ...]:
-    """What puts devices and links under load where nothing else is asked that would."""
+    """Probes that put devices and links under load if no other measurement does."""
     matmul = Probe("matmul-fp16" if device_type == "cuda" else "matmul-fp32")
     return (matmul, Probe("all-reduce-32mib", ranks_per_node)) if ranks_per_node > 1 else (matmul,)
 
@@ -150,7 +148,7 @@ def _fits_node(arms: Wanted, layout: Layout) -> bool:
 
 
 def _add_whole_nodes(arms: Wanted, layout: Layout) -> None:
-    """Ranks of one node, two, four … that are fewer than those of weak scaling beyond a node, and more than one."""
+    """Add arms of one node, two, four … below the size of weak scaling that goes beyond a node."""
     for (scaling, workload), wanted in arms.items():
         packed = [arm for arm in wanted if arm.placement == "packed" and not arm.infers]
         beyond = [arm.world_size for arm in packed if not layout.fits_node(arm)]
@@ -166,9 +164,10 @@ def _largest(arms: Wanted) -> int:
 
 
 def _turns(arms: Wanted, asked: int, ranks_per_node: int) -> int:
-    """How many ranks of a node take turns: those that something trains together, in whole groups of smaller arms.
+    """How many ranks of a node take turns: those that some arm trains together, in whole groups of smaller arms.
 
-    A rank that nothing larger trains would count as trained, while its slowness is averaged away.
+    Other ranks do not take turns: they would count as tested although no larger arm shows their slowness, which the
+    turns average away.
     """
     most, sizes = min(asked, ranks_per_node), {arm.world_size for wanted in arms.values() for arm in wanted}
     dealt = [size for size in sizes if size < most and ranks_per_node % size == 0]
@@ -176,12 +175,12 @@ def _turns(arms: Wanted, asked: int, ranks_per_node: int) -> int:
 
 
 def _compared(arms: Iterable[Arm]) -> int:
-    """How many ranks are compared with each other."""
+    """Number of ranks that the arm ``each`` compares."""
     return max((arm.world_size for arm in arms if arm.kind == "each"), default=0)
 
 
 def _add_each(arms: Wanted, layout: Layout | None) -> None:
-    """One study is enough: a rank that computes slowly does so whatever it trains."""
+    """Add the arm ``each`` to one study, which is enough: a slow rank is slow in every workload."""
     sizes = {
         key: max(arm.world_size for arm in wanted)
         for key, wanted in arms.items()
@@ -194,7 +193,7 @@ def _add_each(arms: Wanted, layout: Layout | None) -> None:
         ranks = layout.ranks_per_node if _fits_node(arms, layout) else layout.world_size
     has_it = any(arm.kind == "each" and arm.world_size == ranks for wanted in arms.values() for arm in wanted)
     if (layout is not None or ranks > 1) and candidates and not has_it:
-        # By name, so that the order of the questions changes no study.
+        # Chosen by name, independently of the order of questions.
         key = min(candidates, key=lambda candidate: candidate[1].name)
         arms[key].add(Arm("each", ranks, key[1].batch_size))
 

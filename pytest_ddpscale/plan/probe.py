@@ -1,10 +1,10 @@
-"""Probes: short checks of one thing a GPU, or a group of them, can do. No model is trained.
+"""Probes: short tests of one operation on a GPU or a group of GPUs, without training a model.
 
-A probe is known by its name, which says all that it does: ``matmul-bf16``, ``memory-copy``, ``host-to-device``,
-``device-to-host``, ``all-reduce-32mib``, ``all-gather-1gib``, ``reduce-scatter-25mib``, ``broadcast-4kib``,
-``reduce-4kib``, ``all-to-all-1mib``, ``send-recv-256mib``.
+A probe's name defines it completely: ``matmul-bf16``, ``memory-copy``, ``host-to-device``, ``device-to-host``,
+``all-reduce-32mib``, ``all-gather-1gib``, ``reduce-scatter-25mib``, ``broadcast-4kib``, ``reduce-4kib``,
+``all-to-all-1mib``, ``send-recv-256mib``.
 
-Weak scaling at full batch hardly sees a broken link: a step of 430 ms hides an all-reduce of 20 ms. Probes do.
+Probes find broken links that weak scaling at full batch hides: a step of 430 ms hides an all-reduce of 20 ms.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ STUDY_ID: Literal["probes"] = "probes"
 COLLECTIVES: tuple[ProbeKind, ...] = (
     "all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all",
 )  # fmt: skip
-# Of one device by itself; all devices are measured at once, as they are used.
+# Probes of a single device; all devices run them at once, as in real use.
 SINGLE_DEVICE: tuple[ProbeKind, ...] = ("matmul", "memory-copy", "host-to-device", "device-to-host")
 _SIZED = "|".join((*COLLECTIVES, "send-recv"))
 _NAME = re.compile(
     r"matmul-(?P<precision>fp32|fp16|bf16|fp8)|(?P<plain>memory-copy|host-to-device|device-to-host)"
     rf"|(?P<sized>{_SIZED})-(?P<count>[1-9][0-9]{{0,3}})(?P<unit>kib|mib|gib)"
 )
-# Every record of a probe asks, and there are hundreds of thousands of few names.
+# Cached, because hundreds of thousands of records share a few names.
 _match = lru_cache(maxsize=256)(_NAME.fullmatch)
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30}
 NAMES_IN_WORDS = (
@@ -52,19 +52,19 @@ NAMES_IN_WORDS = (
 
 
 def is_probe_name(name: str) -> bool:
-    """Whether there is a probe of that name."""
+    """Whether a name is that of a probe."""
     return _match(name) is not None
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One probe among so many ranks.
+    """One probe on a number of ranks.
 
     Attributes:
-        name: what is done, as above.
-        world_size: ranks that communicate; 1 for what one device does by itself. What fits a node is done by the first
-            ranks of every node at once; what is larger once, over the first ranks of all. ``send-recv`` takes
-            pairs of them in turn, see `pytest_ddpscale.plan.probe_pairs`.
+        name: the operation, as above.
+        world_size: ranks that communicate; 1 for a single device. If they fit a node, the first ranks of every node run
+            the probe at once; otherwise it runs once, over the first ranks of all nodes. ``send-recv`` takes pairs of
+            ranks in turn, see `pytest_ddpscale.plan.probe_pairs`.
     """
 
     name: str
@@ -72,12 +72,12 @@ class Probe:
 
     def __post_init__(self) -> None:
         if not is_probe_name(self.name):
-            raise ValueError(f"probe {self.name!r} is not known; expected {NAMES_IN_WORDS}")
+            raise ValueError(f"unknown probe {self.name!r}; expected {NAMES_IN_WORDS}")
         refuse_below_one(self, "a probe", "world_size")
         if self.kind in SINGLE_DEVICE and self.world_size != 1:
-            raise ValueError(f"{self.name} is done by one device; expected world_size 1")
+            raise ValueError(f"{self.name} runs on one device; expected world_size 1")
         if self.kind not in SINGLE_DEVICE and self.world_size < 2:
-            raise ValueError(f"{self.name} takes at least 2 ranks")
+            raise ValueError(f"{self.name} needs at least 2 ranks")
 
     @property
     def kind(self) -> ProbeKind:
@@ -86,14 +86,15 @@ class Probe:
 
     @property
     def precision(self) -> MatmulPrecision | None:
-        """Of a matmul."""
+        """Precision of a matmul; None for other probes."""
         return self._parts["precision"]  # type: ignore[return-value]
 
     @property
     def message_bytes(self) -> int | None:
-        """Of what communicates: nccl-tests' size, which for all-gather and reduce-scatter is that of the whole.
+        """Message size of a communicating probe, as in nccl-tests; None for other probes.
 
-        Of an all-to-all it is what each rank sends to all of them, itself among them.
+        For all-gather and reduce-scatter it is the size of the whole; for all-to-all, what each rank sends to all
+        ranks, including itself.
         """
         return int(self._parts["count"]) * _UNITS[self._parts["unit"]] if self._parts["sized"] else None
 
@@ -105,7 +106,7 @@ class Probe:
 
     @property
     def id(self) -> str:
-        """``all-reduce-32mib@8``; ``matmul-bf16`` of a single device. Unique in a plan."""
+        """``all-reduce-32mib@8``; ``matmul-bf16`` for a single device. Unique in a plan."""
         return self.name if self.world_size == 1 else f"{self.name}@{self.world_size}"
 
 
@@ -115,12 +116,12 @@ class ProbeStudy:
 
     Attributes:
         probes: each timed once in every round, in an order drawn for that round.
-        rounds: at most.
-        block_s: seconds that one probe in one round aims at.
-        iteration_limit_s: a probe that takes longer than this to be done once is left out, and larger messages of the
-            same kind with it; None to do each, however long it takes.
-        without_limit: ids of those that are done however long they take, as something is required of them.
-        swept_rounds: in so many each probe is timed, whether something is required of it or not.
+        rounds: largest number of rounds.
+        block_s: target seconds of one probe in one round.
+        iteration_limit_s: a probe whose single iteration takes longer is skipped, and larger messages of its kind with
+            it; None for no limit.
+        without_limit: ids of probes without that limit, because a requirement needs them.
+        swept_rounds: number of rounds in which all probes are timed, with or without a requirement.
     """
 
     probes: tuple[Probe, ...]
@@ -138,7 +139,7 @@ class ProbeStudy:
         if self.iteration_limit_s is not None and not self.iteration_limit_s > 0:
             raise ValueError(f"iteration_limit_s of the probes is {self.iteration_limit_s!r}; expected seconds or none")
         if len({probe.id for probe in self.probes}) != len(self.probes):
-            raise ValueError("a probe is there twice")
+            raise ValueError("a probe is listed twice")
 
     def limit_s(self, probe: Probe) -> float | None:
         """How long one iteration of a probe may take; None without a limit."""

@@ -1,9 +1,9 @@
-"""Which ranks send to each other in a probe of pairs, and which pairs do so at the same time.
+"""The rank pairs of a send-recv probe, and the turns in which they run.
 
-Of ranks of one node all pairs there are, turn by turn, on every node at once. Between nodes that would take N - 1
-turns; there it is a ring: each node with the next one and the last with the first, rank with rank of the same number,
-so that all rails of a node are busy at once. Each node is in two pairs then, which tells a slow node from a slow link,
-and however many nodes there are it takes two turns, of an odd number three.
+Within a node all pairs of ranks are measured, turn by turn, on every node at once. Between nodes that would take N - 1
+turns, so nodes form a ring: each node with the next, the last with the first, and equal local ranks paired, so that all
+rails of a node are busy at once. Each node is in two pairs, which distinguishes a slow node from a slow link, and the
+ring takes two turns, or three for an odd number of nodes.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def pair_turns(probe: Probe, layout: Layout) -> tuple[tuple[RankPair, ...], ...]
 def expected_ranks(probe: Probe, layout: Layout) -> list[Ranks]:
     """The ranks of every place at which a gang measures a probe.
 
-    A single device's probe is measured by all ranks; what communicates by the groups of `Layout.groups`, send-recv by
-    the pairs of `pair_turns`.
+    All ranks run single-device probes, the groups of `Layout.groups` run collectives, and the pairs of `pair_turns` run
+    send-recv.
 
     Raises:
         ValueError: the layout has fewer ranks than the probe needs.

@@ -1,4 +1,4 @@
-"""Studies and their arms: what the workers are asked to time, as plan.json carries it."""
+"""Studies and their arms: the timing jobs of workers, as stored in plan.json."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Scaling = Literal["weak", "strong"]
 ArmKind = Literal["alone", "each", "no_sync", "ddp", "infer", "data_parallel", "vanilla_parallel", "parallel_apply"]
 # One process drives several devices, for forward passes only.
 SPLIT_KINDS = ("data_parallel", "vanilla_parallel", "parallel_apply")
-# How one GPU is trained that many are compared with: without DDP, or wrapped in it as the many are.
+# How the single-GPU baseline is trained: without DDP, or wrapped in it like many GPUs.
 OneGpu = Literal["alone", "ddp"]
 DeviceType = Literal["cuda", "cpu"]
 Placement = Literal["packed", "spread"]
 
 PLAN_SCHEMA_VERSION: Literal[5] = 5
-# Of each block: it brings caches and queues to where they are in the middle of training. What happens once, such as
-# DDP laying its buckets out anew in its second step, has happened in the warm-up.
+# Untimed steps of each block, which fill caches and queues. One-time work, such as DDP rebuilding its buckets in its
+# second step, is done in the warm-up.
 STEPS_BEFORE_TIMING = 1
 FEWEST_STEPS_PER_BLOCK = 3
 WIDEST_PRECISION = 0.5
 MOST_LAUNCHES = 10
 MOST_PROFILED_STEPS = 100  # of an arm
-MOST_RANKS = 10**6  # of a gang: more than any machine has, and few enough to be listed
+MOST_RANKS = 10**6  # of a gang: more than any machine has, and few enough to list
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Arm:
             world_size ranks all at once, or of one rank of a node in turns. Of one rank that divides the batch among
             its node's devices while the others idle: ``data_parallel`` is torch's nn.DataParallel,
             ``vanilla_parallel`` ours, ``parallel_apply`` the part of that which computes.
-        world_size: ranks that train together. What fits one node is trained by every node at once.
-        batch_size: per-GPU batch, in images; of what one rank divides among devices, that of all of them.
-        placement: ``packed`` fills a node before the next; ``spread`` takes as many nodes as there are.
-        variant: in what it trains otherwise than its study's workload says.
-        devices: of its node among which one rank divides the batch.
+        world_size: ranks that train together. If they fit one node, all nodes train the arm at once.
+        batch_size: per-GPU batch, in images; if one rank divides it among devices, the batch of all of them.
+        placement: ``packed`` fills a node before the next; ``spread`` uses all nodes.
+        variant: settings that differ from the study's workload.
+        devices: devices of its node among which one rank divides the batch.
     """
 
     kind: ArmKind
@@ -65,13 +65,11 @@ class Arm:
         self.variant.batch_of(self.batch_size, 0)
         if (self.devices > 1) != self.is_split or (self.is_split and self.world_size != 1):
             raise ValueError(
-                f"{self.name} of {self.world_size} ranks has {self.devices} devices; expected 1, or of one rank of "
-                f"{', '.join(SPLIT_KINDS)} at least 2"
+                f"{self.name} of {self.world_size} ranks has {self.devices} devices; expected 1, or at least 2 for one "
+                f"rank of {', '.join(SPLIT_KINDS)}"
             )
         if self.infers and self.variant != USUAL:
-            raise ValueError(
-                f"{self.name}: an arm that infers is as its workload says; expected no {self.variant.name}"
-            )
+            raise ValueError(f"{self.name}: an inference arm cannot have variants; expected no {self.variant.name}")
 
     @property
     def name(self) -> str:
@@ -81,8 +79,8 @@ class Arm:
         return f"{name}{spread}" + (f"+{self.variant.name}" if self.variant != USUAL else "")
 
     def data_of(self, workload: Workload) -> Data:
-        """What it trains on. Ranks that are compared with each other read nothing: a slow disk is not a slow GPU's
-        fault. Inference is of images that are on the device."""
+        """The data it trains on. Arms that compare ranks use synthetic data, so that a slow disk does not look like a
+        slow GPU; inference uses images on the device."""
         return "synthetic" if self.kind in ("each", "infer") else self.variant.applied_to(workload).data
 
     @property
@@ -97,7 +95,7 @@ class Arm:
 
     @property
     def compares_ranks(self) -> bool:
-        """Whether its ranks all work at once and none waits for another, so that a slow one can be told."""
+        """Whether its ranks all work at once without waiting for each other, so that a slow one shows."""
         return self.kind == "each" or (self.kind == "infer" and self.world_size > 1)
 
 
@@ -107,14 +105,14 @@ class Study:
 
     Attributes:
         scaling: ``weak`` keeps the per-GPU batch, ``strong`` keeps the global batch.
-        rounds: how often every arm is timed, at most.
-        block_s: length one timed block aims at, in seconds.
+        rounds: largest number of times that each arm is timed.
+        block_s: target length of a timed block, in seconds.
         warmup_s: untimed training before the first round, in seconds.
-        turns: how many ranks of each node take turns, round by round, at the arms of fewer ranks: as many as a
+        turns: how many ranks of each node take turns, round by round, in arms of fewer ranks: as many as a
             requirement trains at once.
-        launch: in which of the plan's launches it is measured, from 1.
-        environment: variables that its ranks are started with, by name, beside those of all ranks: a gang of its own.
-        id: ``weak/resnet152-fp16``, of a later launch ``weak/resnet152-fp16/launch-2``: unique in a plan.
+        launch: the launch of the plan in which it is measured, from 1.
+        environment: extra variables of its ranks, which therefore need their own gang.
+        id: ``weak/resnet152-fp16``, in a later launch ``weak/resnet152-fp16/launch-2``; unique in a plan.
     """
 
     scaling: Scaling
@@ -141,11 +139,11 @@ class Study:
         return max((max(arm.world_size, self.turns) for arm in self.arms), default=0)
 
     def turn(self, seed: int, number: int) -> int:
-        """Local rank, the same on every node, whose turn it is in round `number` of a plan: arms of fewer ranks than a
-        node has are trained by the group that it is in (`Layout.groups`).
+        """Local rank, the same on every node, whose turn it is in round `number`: the group that contains it trains
+        the arms with fewer ranks than a node has (`Layout.groups`).
 
-        All ranks of a node in turn, so that none of them is the yardstick, in a random order that is drawn anew
-        whenever every rank has had its turn. By digests: the judge finds the same order with any version of Python.
+        All ranks of a node take turns, so that no single rank is the reference, in a random order that is redrawn after
+        every rank has had its turn. It is drawn by digests, so that judging finds the same order in any Python version.
         """
         cycle, place = divmod(number, self.turns)
 
@@ -155,7 +153,7 @@ class Study:
         return sorted(range(self.turns), key=lot)[place]
 
     def ranks(self, arms: Iterable[Arm], layout: Layout) -> tuple[int, ...]:
-        """All ranks that train any of these arms in any round, in order. Raises as `Layout.groups`."""
+        """All ranks that train any of these arms in any round, in ascending order. Raises as `Layout.groups`."""
         return tuple(sorted({rank for turn in range(self.turns) for rank in layout.ranks(arms, turn)}))
 
     def arm(self, name: str) -> Arm | None:
@@ -170,18 +168,18 @@ class Plan:
     Attributes:
         sku: canonical name, for example ``a100-sxm4-80gb``.
         device_type: ``cuda`` (NCCL) or ``cpu`` (gloo).
-        seed: of the random order of the arms in each round.
-        nodes: on which the gang runs.
-        ranks_per_node: of the gang; None on one node, which has as many as the largest arm needs.
-        pairs: how pairs of nodes are measured, if they are to be.
-        probes: what is probed without training a model, if anything is. It comes first.
-        survey: whether it is found out what each node is before anything is launched on it.
-        gpus_asked: that each node should have, where somebody asked for more than there are; None where nobody did.
-        launches: how often every study is measured, by a gang of new processes each time and for a fixed number of
-            rounds; probes and pairs are measured in the first.
-        precision: how wide half of an interval may be, relative to its value, where nothing is left to decide; None
-            where nobody asked for that.
-        training_runs: whole runs over data sets, each by a gang of its own.
+        seed: seed of the random order of arms in each round.
+        nodes: number of nodes of the gang.
+        ranks_per_node: ranks per node of the gang; None on one node, which has as many as the largest arm needs.
+        pairs: how to measure pairs of nodes, if they are measured.
+        probes: probes without training, measured first, if any.
+        survey: whether to survey each node before launching anything on it.
+        gpus_asked: requested GPUs per node, if more than there are; otherwise None.
+        launches: how often every study is measured, each time by a gang of new processes and for a fixed number of
+            rounds; probes and pairs are measured in the first launch.
+        precision: largest half-width of an interval relative to its value, once everything is decided; None if not
+            requested.
+        training_runs: whole runs over data sets, each by its own gang.
         schema_version: of plan.json.
     """
 
@@ -234,7 +232,7 @@ class Plan:
         return max([probed, *trained, *(study.world_size for study in self.studies)])
 
     def joined(self, other: Plan) -> Plan:
-        """This plan with the studies of another one on the same nodes, as measured by a further launch."""
+        """This plan with the studies of another one on the same nodes, measured by another launch."""
         per_node = None
         if self.ranks_per_node is not None or other.ranks_per_node is not None:
             per_node = max(self.layout.world_size, other.layout.world_size) // self.nodes
@@ -249,7 +247,7 @@ class Plan:
 
     @property
     def study_ids(self) -> tuple[str, ...]:
-        """Of all studies, in the order in which gangs go through them."""
+        """Ids of all studies, in the order of measurement."""
         probes, pairs = [self.probes.id] if self.probes else [], [self.pairs.id] if self.pairs else []
         first = [study.id for study in self.studies if study.launch == 1]
         later = sorted((study for study in self.studies if study.launch > 1), key=lambda study: study.launch)
@@ -257,7 +255,7 @@ class Plan:
         return (*probes, *first, *pairs, *(study.id for study in later), *(run.id for run in runs))
 
     def of_launch(self, launch: int) -> Plan:
-        """What one of its launches measures by training; probes and pairs stay."""
+        """The plan with only the studies of one launch; probes and pairs are kept."""
         return replace(self, studies=tuple(study for study in self.studies if study.launch == launch))
 
     def launch_of(self, study_id: str) -> int:
@@ -266,12 +264,12 @@ class Plan:
         return 1 if found is None else found.launch
 
     def environment_of(self, study_id: str) -> dict[str, str]:
-        """What else the ranks that measure it are started with."""
+        """Extra environment variables of the ranks that measure it."""
         study = self.study(study_id)
         return {} if study is None else dict(study.environment)
 
     def fits_nodes(self, study_id: str) -> bool:
-        """Whether each node measures that study by itself, so that a lost node does not keep the others from it."""
+        """Whether each node measures that study by itself, so that the others can do so after a node is lost."""
         if self.probes is not None and study_id == self.probes.id:
             return self.probes.world_size <= self.layout.ranks_per_node
         run = self.training_run(study_id)
@@ -289,6 +287,6 @@ class Plan:
         return next((run for run in self.training_runs if run.id == study_id), None)
 
     def layout_of(self, study_id: str) -> Layout:
-        """Of the gang that measures it: a whole run has one of its own size."""
+        """Layout of the gang that measures it; a whole run has a gang of its own size."""
         run = self.training_run(study_id)
         return self.layout if run is None else run.layout

@@ -1,4 +1,4 @@
-"""The classification models of torchvision, by name: importing torchvision to ask for them takes seconds."""
+"""Names of torchvision's classification models, listed here because importing torchvision takes seconds."""
 
 from __future__ import annotations
 

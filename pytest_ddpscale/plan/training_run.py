@@ -1,4 +1,4 @@
-"""A whole training run: epochs over a data set with validation, by a gang of its own; what plan.json has of it."""
+"""A whole training run, as stored in plan.json: epochs over a data set with validation, by its own gang."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ DataKind = Literal["made", "mnist", "folder"]
 Optimizer = Literal["sgd", "adam", "adamw"]
 LearningRateRule = Literal["constant", "linear", "sqrt"]
 
-# How many losses are averaged to say that a threshold is reached: one batch's may be low by chance.
+# Number of losses averaged for the threshold, since a single batch's loss may be low by chance.
 LOSS_WINDOW = 10
-# A model of the project's own: three linear layers with so many hidden units; the number follows.
+# A model of this project: three linear layers; the number of hidden units follows.
 CLASSIFIER = "classifier-"
 
 
 @dataclass(frozen=True)
 class SampleSet:
-    """What is trained on and validated with.
+    """The data set for training and validation.
 
     Attributes:
-        kind: ``made`` are images made from a seed, which can be learnt; ``mnist`` is a folder of MNIST's idx files;
-            ``folder`` one of images by class.
-        name: in tables.
-        train_samples: images of an epoch, before what fills no global batch is dropped.
-        validation_samples: each is validated once an epoch.
-        classes: labels are 0 … classes - 1.
-        path: of the folder; empty for ``made``.
+        kind: ``made`` for learnable images generated from a seed; ``mnist`` for a folder of MNIST's idx files;
+            ``folder`` for a folder of images by class.
+        name: its name in tables.
+        train_samples: images of an epoch, before the last incomplete global batch is dropped.
+        validation_samples: images validated once per epoch.
+        classes: number of classes; labels are 0 … classes - 1.
+        path: the folder; empty for ``made``.
     """
 
     kind: DataKind
@@ -48,11 +48,11 @@ class SampleSet:
 
 @dataclass(frozen=True)
 class RunBounds:
-    """What a run has to reach: complete time in seconds, accuracy of its last validation; None where nothing is asked.
+    """Bounds on a run: total time in seconds and accuracy of its last validation; None without a bound.
 
     Attributes:
-        most_s_from: who asks for `most_s`: an option, or the source of a published number.
-        least_accuracy_from: likewise.
+        most_s_from: origin of `most_s`: an option, or the source of a published number.
+        least_accuracy_from: origin of `least_accuracy`.
     """
 
     most_s: float | None = None
@@ -66,21 +66,21 @@ class TrainingRun:
     """One run from the start of its processes to its last validation.
 
     Attributes:
-        name: of what is trained, the same at all world sizes.
+        name: name of the training, the same at all world sizes.
         workload: its `batch_size` is per rank.
-        samples: the data.
-        nodes: that train.
-        ranks_per_node: on each of them.
-        epochs: at most: fewer where `loss_threshold` is reached before.
-        learning_rate: of this world size, after `rule`.
-        rule: how it follows from the global batch: see `learning_rate_at`.
-        compile_mode: of torch.compile, or ``no``.
+        samples: the data set.
+        nodes: number of nodes.
+        ranks_per_node: ranks on each node.
+        epochs: largest number of epochs; fewer if `loss_threshold` is reached earlier.
+        learning_rate: rate at this world size, after applying `rule`.
+        rule: how the rate depends on the global batch; see `learning_rate_at`.
+        compile_mode: mode of torch.compile, or ``no``.
         loader_workers: processes of each rank that read images; 0 for none.
-        loss_threshold: training ends with the epoch in which the loss gets there; None trains all epochs.
-        seed: of the data's order, the weights, and made images.
-        launch: in which of the plan's launches it is done, from 1.
-        bounds: what it has to reach.
-        id: ``train/micro-224@8``, of a later launch ``train/micro-224@8/launch-2``.
+        loss_threshold: training ends with the epoch that reaches this loss; None trains all epochs.
+        seed: seed of the data order, the weights, and generated images.
+        launch: the launch of the plan in which it runs, from 1.
+        bounds: required time and accuracy.
+        id: ``train/micro-224@8``, in a later launch ``train/micro-224@8/launch-2``.
     """
 
     name: str
@@ -112,32 +112,32 @@ class TrainingRun:
 
     @property
     def layout(self) -> Layout:
-        """Its gang's."""
+        """Layout of its gang."""
         return Layout(self.nodes, self.ranks_per_node)
 
     @property
     def world_size(self) -> int:
-        """Ranks that train together: all of its gang."""
+        """Ranks that train together, which are all ranks of its gang."""
         return self.nodes * self.ranks_per_node
 
     @property
     def global_batch(self) -> int:
-        """Images of an optimizer step."""
+        """Images per optimizer step."""
         return self.world_size * self.workload.batch_size
 
     @property
     def iterations(self) -> int:
-        """Of an epoch: what fills no global batch is left out, as DistributedSampler does with drop_last."""
+        """Iterations per epoch, without the last incomplete global batch, as with DistributedSampler's drop_last."""
         return self.samples.train_samples // self.global_batch
 
     @property
     def epoch_samples(self) -> int:
-        """Images that an epoch trains."""
+        """Images trained per epoch."""
         return self.iterations * self.global_batch
 
 
 def learning_rate_at(rate: float, rule: LearningRateRule, global_batch: int, base_batch: int) -> float:
-    """The learning rate of a global batch where `rate` is that of `base_batch`.
+    """The learning rate for a global batch, if `rate` is that for `base_batch`.
 
     ``linear`` scales it with the batch (Goyal et al., arXiv:1706.02677), ``sqrt`` with its square root (Krizhevsky,
     arXiv:1404.5997).
@@ -147,7 +147,7 @@ def learning_rate_at(rate: float, rule: LearningRateRule, global_batch: int, bas
 
 
 def loss_reached(losses: Sequence[float], threshold: float) -> int | None:
-    """The first iteration, from 1, after which the mean of the last `LOSS_WINDOW` losses is no higher."""
+    """The first iteration, from 1, at which the mean of the last `LOSS_WINDOW` losses is at most the threshold."""
     for end in range(LOSS_WINDOW, len(losses) + 1):
         if sum(losses[end - LOSS_WINDOW : end]) / LOSS_WINDOW <= threshold:
             return end

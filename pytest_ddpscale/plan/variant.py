@@ -1,4 +1,4 @@
-"""How an arm trains otherwise than its study's workload: settings of DistributedDataParallel and of the trainer."""
+"""Settings of DistributedDataParallel and of the trainer in which an arm differs from its study's workload."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ CommunicationHook = Literal["fp16", "bf16", "powersgd"]
 USUAL_BUCKET_CAP_MB = 25.0
 
 
-# What concerns the data only: arms that are alike in all else train one model.
+# Settings of the data only; arms that differ only in these share one model.
 DATA_SETTINGS = ("data", "workers", "prefetch")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Settings of one arm; by default nothing differs from the workload, nor from torch's defaults.
+    """Settings of one arm; by default those of the workload and torch's defaults.
 
     Attributes:
         bucket_cap_mb: size of DDP's gradient buckets, in MiB; None for torch's 25.
         gradient_as_bucket_view: gradients are views of the buckets, which saves a copy.
-        static_graph: DDP is told that each step uses the same parameters in the same order.
-        broadcast_buffers: rank 0's buffers, such as batch normalisation's, go to all before each forward pass.
-        hook: gradients travel in fewer bits: fp16, bf16, or as a low-rank product (PowerSGD, arXiv:1905.13727).
-        high_priority_stream: NCCL's kernels go before others on the GPU.
-        precision: in place of the workload's.
-        memory_format: likewise.
-        compile: mode of torch.compile, or no; None as the workload has it.
+        static_graph: tells DDP that each step uses the same parameters in the same order.
+        broadcast_buffers: sends rank 0's buffers, such as batch normalisation's, to all ranks before each forward pass.
+        hook: compresses gradients: to fp16, bf16, or a low-rank product (PowerSGD, arXiv:1905.13727).
+        high_priority_stream: runs NCCL's kernels before others on the GPU.
+        precision: replaces the workload's.
+        memory_format: replaces the workload's.
+        compile: mode of torch.compile, or ``no``; None for the workload's.
         fused_optimizer: one kernel for all parameters.
         accumulation_steps: forward and backward passes per optimizer step, of which only the last one communicates. The
             arm's per-GPU batch is that of the whole step.
-        batch_size: per GPU and forward pass, in place of the workload's.
-        uneven_share: half of the ranks train that share of the batch more, the others as much less.
-        data: ``synthetic`` in place of the workload's folder.
-        workers: processes of each rank that read the workload's folder, in place of the workload's.
-        prefetch: batches that each of them has ready, likewise.
+        batch_size: images per GPU and forward pass; replaces the workload's.
+        uneven_share: half of the ranks train this share of the batch more, the others as much less.
+        data: ``synthetic`` replaces the workload's folder.
+        workers: processes of each rank that read the workload's folder; replaces the workload's.
+        prefetch: batches that each of these processes prefetches; replaces the workload's.
     """
 
     bucket_cap_mb: float | None = None
@@ -69,13 +69,13 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """What differs, such as ``bucket_cap_mb=1``; empty if nothing does."""
+        """The settings that differ, such as ``bucket_cap_mb=1``; empty if none does."""
         usual = {one.name: one.default for one in fields(self)}
         changed = [name for name in usual if getattr(self, name) != usual[name]]
         return ",".join(f"{name}={_as_text(getattr(self, name))}" for name in changed)
 
     def applied_to(self, workload: Workload) -> Workload:
-        """The workload as an arm with these settings trains it."""
+        """The workload with these settings applied."""
         return replace(
             workload,
             precision=self.precision or workload.precision,
@@ -86,7 +86,7 @@ class Variant:
 
     @property
     def of_model(self) -> Variant:
-        """Without `DATA_SETTINGS`."""
+        """The variant without `DATA_SETTINGS`."""
         return replace(self, data=None, workers=None, prefetch=None)
 
     def _data_of(self, workload: Workload) -> Data:
@@ -101,26 +101,27 @@ class Variant:
         """Raise ValueError if no arm of that workload can have these settings."""
         is_synthetic = self.data == "synthetic" or workload.data == "synthetic"
         if is_synthetic and (self.workers, self.prefetch) != (None, None):
-            raise ValueError(f"{self.name}: {workload.name} has synthetic data, which no worker loads")
+            raise ValueError(f"{self.name}: {workload.name} has synthetic data, which needs no loader workers")
         if not is_synthetic and self.uneven_share:
-            raise ValueError(f"{self.name}: a folder is shared evenly; expected synthetic data")
-        self._data_of(workload)  # refuses numbers that make no sense
+            raise ValueError(f"{self.name}: ranks share a folder evenly; expected synthetic data")
+        self._data_of(workload)  # refuses invalid numbers
 
     def batch_of(self, batch_size: int, rank: int) -> int:
-        """Images of one forward pass of a rank, of an arm with that per-GPU batch.
+        """Images of one forward pass of a rank, in an arm with that per-GPU batch.
 
         Raises:
-            ValueError: the batch cannot be divided among the passes of a step, the variant names another one, or its
-                uneven share leaves a rank nothing.
+            ValueError: the batch cannot be divided among the passes of a step, the variant has another batch, or its
+                uneven share leaves a rank without images.
         """
         if batch_size % self.accumulation_steps:
-            raise ValueError(f"a per-GPU batch of {batch_size} is not {self.accumulation_steps} equal passes")
+            passes = self.accumulation_steps
+            raise ValueError(f"a per-GPU batch of {batch_size} cannot be split into {passes} equal passes")
         of_pass = batch_size // self.accumulation_steps
         if self.batch_size not in (None, of_pass):
-            raise ValueError(f"a pass of {of_pass} images, where {self.name} is asked for")
+            raise ValueError(f"found a pass of {of_pass} images; expected {self.name}")
         more = round(of_pass * self.uneven_share)
         if more == of_pass:
-            raise ValueError(f"uneven_share that leaves each rank an image of {of_pass}, not {self.uneven_share}")
+            raise ValueError(f"uneven_share that leaves each rank one of {of_pass} images, not {self.uneven_share}")
         return of_pass + (more if rank % 2 else -more)
 
 

@@ -1,4 +1,4 @@
-"""What one rank trains."""
+"""The training job of one rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_ddpscale.plan.image_folder import Data
 
 Precision = Literal["fp32", "fp16", "bf16"]
 MemoryFormat = Literal["channels_last", "contiguous"]
-# More than any GPU holds, or any data set has.
+# Beyond any GPU's memory or any data set.
 _MOST = {"batch_size": 10**6, "global_batch_size": 10**8, "image_size": 10**4, "num_classes": 10**6}
 MOST_HIDDEN = 10**5
 
@@ -20,20 +20,20 @@ class Workload:
     """One training job, as a single rank sees it.
 
     Attributes:
-        name: how thresholds, tests and reports call it, for example ``resnet152-fp16``.
+        name: its name in thresholds, tests and reports, for example ``resnet152-fp16``.
         model: a torchvision classification model, for example ``resnet152`` or ``vit_b_16``.
         precision: ``fp32``; ``fp16`` (autocast with GradScaler); ``bf16`` (autocast).
         batch_size: per-GPU batch, in images. Weak scaling keeps it fixed.
         image_size: height and width of an image, in pixels.
         memory_format: ``channels_last`` (NHWC) or ``contiguous`` (NCHW).
         global_batch_size: the batch that strong scaling divides among the ranks, in images.
-        compile: whether ``torch.compile`` is applied, after DistributedDataParallel.
+        compile: whether ``torch.compile`` is applied after DistributedDataParallel.
         cudnn_benchmark: whether cuDNN may time its algorithms and choose the fastest.
         num_classes: size of the classification head.
         optimizer: ``sgd`` is torch.optim.SGD with momentum 0.9.
-        data: ``synthetic`` is random images and labels made on the device; else a folder that they are read from.
-        classifier_hidden: freezes the model and trains a classifier on its features, with two hidden layers of that
-            width, or, of 0, one linear layer; None trains the whole model.
+        data: ``synthetic`` for random images and labels generated on the device, else a folder of images.
+        classifier_hidden: freezes the model and trains a classifier on its features, with two hidden layers of this
+            width, or one linear layer if 0; None trains the whole model.
         feature_weights: absolute path, on every node, of torchvision's state dict for frozen features; None for random
             weights.
     """
@@ -67,21 +67,21 @@ class Workload:
             if not 0 <= self.classifier_hidden <= MOST_HIDDEN:
                 raise ValueError(f"classifier_hidden is {self.classifier_hidden}; expected 0 to {MOST_HIDDEN}")
         elif self.feature_weights is not None:
-            raise ValueError("feature_weights are given, but classifier_hidden is not: nothing is frozen")
+            raise ValueError("feature_weights is set without classifier_hidden, so nothing is frozen; set both or none")
 
     @property
     def trains_all(self) -> bool:
-        """Whether the whole model is trained, and not a classifier on frozen features."""
+        """Whether the whole model is trained, rather than a classifier on frozen features."""
         return self.classifier_hidden is None
 
     @property
     def trained(self) -> str:
-        """What is trained, in words."""
+        """A description of what is trained."""
         return self.model if self.trains_all else f"a classifier on frozen {self.model}"
 
     @property
     def data_text(self) -> str:
-        """For a reader: ``synthetic data``, or which folder is read, and how."""
+        """A description of the data: ``synthetic data``, or the folder and how it is read."""
         return "synthetic data" if self.data == "synthetic" else f"images from {self.data}"
 
     @property
@@ -90,8 +90,8 @@ class Workload:
         return "synthetic" if self.data == "synthetic" else "folder"
 
 
-# Two workloads with the same values here run the same kernels per image. Batch size is left out
-# on purpose: generations are compared each at its own largest batch.
+# Workloads with equal values here run the same kernels per image. Batch size is deliberately not among them, because
+# generations are compared each at its own largest batch.
 COMPARABLE_FIELDS = ("model", "precision", "image_size", "memory_format", "classifier_hidden", "data_kind")
 
 

@@ -1,4 +1,4 @@
-"""pytest hooks, and nothing else: each asks the session for what it needs.
+"""The pytest hooks; each asks the session for what it needs.
 
 Loading this module costs a few milliseconds: everything heavy is imported where it is used.
 """
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from pytest_ddpscale.thresholds.cases import AnyCase
 
 ACCEPTANCE = "acceptance"
-_REFUSED = "ddpscale_refusal"  # where an xdist worker leaves why it refused
+_REFUSED = "ddpscale_refusal"  # key under which an xdist worker leaves its error
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options on the command line, each also an ini key."""
+    """Add the command-line options, each also an ini key."""
     group = parser.getgroup("ddpscale", "GPU cluster acceptance")
     for option in OPTIONS.values():
         if option.metavar is None:
@@ -51,9 +51,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the settings; with a SKU named and no test named, run the packaged acceptance tests."""
+    """Read the settings; if a SKU but no test is named, run the acceptance tests."""
     config.addinivalue_line("markers", "requirement(metric): one item per requirement of that metric")
-    config.addinivalue_line("markers", "node_health: what a nightly check of one node runs, in minutes")
+    config.addinivalue_line("markers", "node_health: tests for a nightly check of one node, in minutes")
     config.addinivalue_line("markers", "collectives: bandwidth of collectives and pairs, with a sweep over all sizes")
     try:
         ini = {option.name: config.getini(option.name) for option in OPTIONS.values()}
@@ -63,13 +63,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SETTINGS], config.stash[TOLD] = settings, Told()
     if settings.sku_was_given or settings.judge is not None or settings.resume is not None:
         refuse_xdist(config)
-    # On the command line only: a SKU in the environment must not take over another project's `pytest`.
+    # Only for a SKU on the command line: one in the environment must not take over another project's `pytest`.
     if _was_asked(config):
         _default_to_acceptance_tests(config)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One item per requirement of the marked metrics."""
+    """Generate one item per requirement of the marked metrics."""
     told = metafunc.config.stash[TOLD]
     if not asks_for_requirement(metafunc.definition) or told.refusal:
         return
@@ -77,13 +77,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metrics = marked_metrics(metafunc.definition)
         cases = [case for case in source_of(metafunc.config).cases if case.requirement.metric in metrics]
     except pytest.UsageError as error:
-        # Raised here, pytest would print it as a traceback for each test module.
+        # If raised here, pytest would print a traceback for each test module.
         told.refusal, cases = error, []
     metafunc.parametrize("requirement", cases, ids=[case.name for case in cases], indirect=True)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """Ids of packaged tests can be pasted: of a file that is named, outside of its root, pytest leaves out the name."""
+    """Keep the file name in ids of packaged tests, so they can be pasted; pytest drops it outside of its root."""
     if not _was_asked(parent.config):
         return None
     from pytest_ddpscale.util.packaged import packaged
@@ -96,7 +96,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Leave out metrics that the SKU has no requirement for, and a sweep that nobody asked for, before they count."""
+    """Drop tests of metrics without requirements, and a sweep that was not requested, before pytest counts them."""
     report = yield
     if report.passed:
         report.result = [one for one in report.result if not (is_empty(one) or is_unasked(one))]
@@ -104,14 +104,14 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Let ``-k`` choose an item by its requirement, ``peak_memory_gib[resnet50-8gpu]``, as reports name it."""
+    """Let ``-k`` select an item by its requirement's id, ``peak_memory_gib[resnet50-8gpu]``, as in reports."""
     case = case_of(item)
     if case is not None:
         item.extra_keyword_matches.add(case.id)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out unwanted world sizes."""
+    """Deselect world sizes that --ddp-world-sizes excludes."""
     if refusal := config.stash[TOLD].refusal:
         items.clear()
         _refuse(config, refusal)
@@ -128,7 +128,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Plan exactly what was selected, and open the run directory."""
     if sys.exc_info()[1] is not None:
-        return  # pytest calls this hook on the way out, too: of an interrupt, or of a file that is not there
+        return  # pytest also calls this hook while it handles an interrupt or a missing file
     cases = [case for item in session.items if (case := case_of(item))]
     if not cases:
         _refuse_if_nothing_was_asked(session.config)
@@ -155,7 +155,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     thresholds = source.subject.thresholds
     extends = "".join(f", which extends {path}" for path, _ in thresholds.extended)
     by = [f"ddpscale judges by {thresholds.path}{extends}{source.announcement}"]
-    # What is wrong where this SKU is not concerned.
+    # Rows of this SKU that are skipped, and problems elsewhere in the file.
     not_asked = thresholds.warnings.get(source.subject.sku, ())
     by += [f"warning: {problem}" for problem in (*not_asked, *thresholds.problems)]
     if source.plan_to_measure is None:
@@ -172,11 +172,11 @@ def pytest_runtest_makereport(
     """A failed requirement shows its explanation; one that only warns is an expected failure."""
     report = yield
     if report.failed and call.excinfo is not None and call.excinfo.errisinstance(BadInput):
-        report.longrepr = str(call.excinfo.value)  # it says what to do: where it was raised helps nobody
+        report.longrepr = str(call.excinfo.value)  # the message says what to do; a traceback would not help
     case = case_of(item)
     was_skipped = report.skipped and not hasattr(report, "wasxfail")
     if case is None:
-        # A site's own check that fails beside them: the machine is not accepted either.
+        # If a site's own check fails, the machine is not accepted either.
         if report.failed and SOURCE in item.config.stash:
             from pytest_ddpscale.plugin.conclusion import spoil
 
@@ -192,7 +192,7 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before other reports, which carry the exit code
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
-    """Conclude, write every report, and let the exit code follow the outcome."""
+    """Conclude, write all reports, and set the exit code by the outcome."""
     if session.config.stash[TOLD].workers_refusal:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
     source = session.config.stash.get(SOURCE, None)
@@ -214,7 +214,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> Generator[None, None, None]:
-    """The outcome and why; of failures by verdict pytest itself prints nothing unless -v."""
+    """Print the outcome and its reason; without -v pytest itself does not print failures by verdict."""
     told = config.stash[TOLD]
     if told.judgement is None or config.get_verbosity() > 0:
         yield
@@ -236,13 +236,13 @@ def pytest_terminal_summary(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take over from an xdist worker why it refused: raised there, it would be an internal error."""
+    """Take over an xdist worker's error, which would be an internal error if raised there."""
     if message := getattr(node, "workeroutput", {}).get(_REFUSED):
         node.config.stash[TOLD].workers_refusal = message
 
 
 def _is_of_a_size(case: AnyCase, wanted: Sequence[int]) -> bool:
-    """Whether a requirement is of one of these world sizes, or of a node whatever is run on it."""
+    """Whether a requirement has one of these world sizes, or is about nodes and has none."""
     return case.requirement.definition.subject in ("check", "node") or case.world_size in wanted
 
 
@@ -254,31 +254,32 @@ def _refuse(config: pytest.Config, error: pytest.UsageError) -> None:
 
 
 def _refuse_if_nothing_was_asked(config: pytest.Config) -> None:
-    """A SKU on the command line and no test that judges it must not end well: nothing was measured.
+    """Refuse a SKU on the command line without a test that judges it: a green run would have measured nothing.
 
     Raises:
-        pytest.UsageError: no test that was collected asks for a requirement.
+        pytest.UsageError: no collected test uses `requirement`.
     """
     # pytest calls this hook after a refusal too; another error would hide it.
     was_refused = config.stash[TOLD].refusal is not None
     if not _was_asked(config) or was_refused or SOURCE in config.stash or hasattr(config, "workerinput"):
         return
     raise pytest.UsageError(
-        "no test here asks for `requirement`, so nothing would be measured or judged; expected the acceptance tests. "
-        "Run them with `pytest --gpu-sku=SKU --pyargs pytest_ddpscale.acceptance`, or copy them by `ddpscale init DIR`."
+        "no test here uses `requirement`, so nothing would be measured or judged; expected the acceptance tests. "
+        "Run them with `pytest --gpu-sku=SKU --pyargs pytest_ddpscale.acceptance`, or copy them with "
+        "`ddpscale init DIR`."
     )
 
 
 def _was_asked(config: pytest.Config) -> bool:
-    """Whether the command line says to judge something."""
+    """Whether the command line asks for a judgement."""
     option = config.option
     return any(given is not None for given in (option.gpu_sku, option.ddp_judge, option.ddp_resume))
 
 
 def _default_to_acceptance_tests(config: pytest.Config) -> None:
-    """``pytest --gpu-sku=b200`` anywhere: local acceptance tests if there are, else the packaged ones.
+    """For ``pytest --gpu-sku=b200`` anywhere: select the local acceptance tests if present, else the packaged ones.
 
-    Of those also a node id that pytest printed is found, ``test_scaling.py::…``, wherever it is pasted.
+    A node id printed by pytest, ``test_scaling.py::…``, is found from any directory.
     """
     from pytest_ddpscale.util.packaged import packaged
 

@@ -1,4 +1,4 @@
-"""The acceptance session of a pytest run, and what the hooks keep in pytest's stash."""
+"""The acceptance session of a pytest run, and the hooks' data in pytest's stash."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ SESSION: pytest.StashKey[AcceptanceSession] = pytest.StashKey()
 
 
 class Told:
-    """What hooks leave to later ones."""
+    """Data that hooks pass to later hooks."""
 
     def __init__(self) -> None:
-        self.refusal: pytest.UsageError | None = None  # of what was collected
-        self.workers_refusal = ""  # the same of an xdist worker
-        self.spoiled: list[str] = []  # names of items that were skipped, or failed otherwise
+        self.refusal: pytest.UsageError | None = None  # error found during collection
+        self.workers_refusal = ""  # error of an xdist worker
+        self.spoiled: list[str] = []  # names of items that were skipped, or failed for another reason than a verdict
         self.shown: list[str] = []  # names of blockers that an item shows as a failure
-        self.judgement: Judgement | None = None  # once the run is concluded
-        self.problems: list[str] = []  # what could not be concluded or written
-        self.forgotten = ""  # why the history lacks this run
+        self.judgement: Judgement | None = None  # set once the run is concluded
+        self.problems: list[str] = []  # errors of concluding or writing
+        self.forgotten = ""  # why this run is missing in the history
 
 
 TOLD: pytest.StashKey[Told] = pytest.StashKey()
-# With any of these pytest runs no test, so that nothing is measured or concluded.
+# With any of these options pytest runs no test, so nothing is measured or concluded.
 _NOTHING_RUNS = ("collectonly", "showfixtures", "show_fixtures_per_test", "setuponly", "setupplan")
 
 
 def source_of(config: pytest.Config) -> EvidenceSource:
-    """Where evidence is from, found out when it is first needed; all that a session needs which only plans.
+    """The source of evidence, created when first needed; a session that only plans needs nothing else.
 
     Raises:
-        pytest.UsageError: thresholds, SKU or options are not usable.
+        pytest.UsageError: thresholds, SKU or options are invalid.
     """
     if SOURCE not in config.stash:
         from pytest_ddpscale.plugin.selection import asked_again, paths_again
@@ -71,7 +71,7 @@ def session_of(config: pytest.Config) -> AcceptanceSession:
     """The acceptance session, which judges.
 
     Raises:
-        pytest.UsageError: thresholds, SKU or options are not usable.
+        pytest.UsageError: thresholds, SKU or options are invalid.
     """
     if SESSION not in config.stash:
         from pytest_ddpscale.session.session import AcceptanceSession
@@ -81,12 +81,12 @@ def session_of(config: pytest.Config) -> AcceptanceSession:
 
 
 def nothing_runs(config: pytest.Config) -> bool:
-    """Whether pytest was only asked to show something."""
+    """Whether pytest only shows something and runs no test."""
     return any(getattr(config.option, name, False) for name in _NOTHING_RUNS)
 
 
 def refuse_xdist(config: pytest.Config) -> None:
-    """Several pytest processes would measure against each other."""
+    """Refuse pytest-xdist workers, whose measurements would disturb each other. Raises pytest.UsageError."""
     if hasattr(config, "workerinput") or config.getoption("numprocesses", None) or config.getoption("tx", None):
         raise pytest.UsageError(
             "pytest-xdist is active with workers; expected one pytest process, because measurements of several would "

@@ -1,4 +1,4 @@
-"""The end of a run: what items show, what is concluded and written, and the exit code."""
+"""The end of a run: reports of items, conclusion, report files and exit code."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
-    """A failed requirement shows its explanation; one that blocks nothing, or is waived, is an expected failure.
+    """Show the explanation of a failed requirement; one that blocks nothing or is waived is an expected failure.
 
-    A test that fails or is skipped for another reason than its verdict is remembered: the run is not accepted.
+    A test that fails or is skipped for another reason than its verdict is recorded, and the run is not accepted.
     """
     raised = call.excinfo.value if call.excinfo is not None else None
     if not isinstance(raised, RequirementNotMet):
@@ -39,7 +39,7 @@ def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.
 
 
 def spoil(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Remember a test that was skipped, or failed for something else than its verdict: nothing is accepted then."""
+    """Record a test that was skipped or failed for another reason than its verdict, which prevents acceptance."""
     told = item.config.stash[TOLD]
     told.spoiled.append(item.name)
     if report.failed:
@@ -47,13 +47,13 @@ def spoil(item: pytest.Item, report: pytest.TestReport) -> None:
 
 
 def finish(session: pytest.Session, exitstatus: int, acceptance: AcceptanceSession) -> None:
-    """Conclude, write every report, and let the exit code follow the outcome."""
+    """Conclude, write all reports, and set the exit code by the outcome."""
     interrupted = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
     told = session.config.stash[TOLD]
     told.problems = _conclude(told, acceptance, interrupted)
     judgement = told.judgement
     if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        return  # pytest says loudly enough that it did not get to the end
+        return  # pytest itself reports that it did not finish
     if judgement is not None:
         _show_blockers(session, judgement)
     if told.problems or judgement is None or judgement.blockers:
@@ -61,10 +61,10 @@ def finish(session: pytest.Session, exitstatus: int, acceptance: AcceptanceSessi
 
 
 def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
-    """Have pytest count what keeps the machine from being accepted and no item has shown as a failure."""
+    """Have pytest count blockers of acceptance that no item has shown as a failure."""
     shown = Counter(session.config.stash[TOLD].shown)
     terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
-    # Not by the terminal: it would show progress beyond 100 %.
+    # Without the terminal reporter, which would show progress beyond 100 %.
     log = session.config.pluginmanager.subset_hook_caller("pytest_runtest_logreport", [terminal])
     for blocker in judgement.blockers:
         if shown[blocker.name]:
@@ -80,16 +80,16 @@ def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
 
 
 def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool) -> list[str]:
-    """Judge what is left, write the reports. Returns what could not be written."""
+    """Judge the remaining requirements and write the reports. Returns errors."""
     assert acceptance.run is not None
     source = acceptance.source
     closing = [source.writing_problem] if source.writing_problem else []
     try:
         source.close("interrupted" if interrupted else "finished")
     except WritingError as error:
-        closing.append(f"run.json could not be brought up to date: it {error.found}")
+        closing.append(f"run.json could not be updated: it {error.found}")
     except BadInput as error:
-        return [str(error)]  # the run directory was broken meanwhile: nothing can be concluded
+        return [str(error)]  # the run directory broke meanwhile, so nothing can be concluded
     try:
         judgement = acceptance.conclude(interrupted=interrupted, spoiled=told.spoiled)
         record = source.measured_run.read_run()

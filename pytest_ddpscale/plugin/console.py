@@ -1,4 +1,4 @@
-"""What a person sees on the terminal: progress while measuring, and the table at the end."""
+"""Terminal output: progress while measuring, and the summary at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pytest_ddpscale.results.verdicts import Judgement
 
 LOG_EVERY_S = 60.0
-JUDGED_BY_US = "ddpscale_judged"  # a mark on reports of items that fail by their verdict
+JUDGED_BY_US = "ddpscale_judged"  # marks reports of items that fail by their verdict
 _COLOURS: dict[str, dict[str, bool]] = {
     "": {}, "header": {"bold": True}, "passed": {"green": True},
     "failed": {"red": True}, "warned": {"yellow": True}, "undecided": {"yellow": True},
@@ -28,7 +28,7 @@ _COLOURS: dict[str, dict[str, bool]] = {
 
 
 def progress_listener(config: pytest.Config) -> Listener:
-    """Shows progress of the session's run on the terminal."""
+    """A listener that shows the progress of the session's run on the terminal."""
     source = source_of(config)
     if source.plan_to_measure is None:
         return lambda record: None
@@ -36,7 +36,7 @@ def progress_listener(config: pytest.Config) -> Listener:
 
 
 def progress_of(config: pytest.Config, plan: Plan, img_per_s: Mapping[str, float]) -> Listener:
-    """Shows progress of a plan on the terminal, past pytest's capturing."""
+    """A listener that shows the progress of a plan on the terminal, bypassing pytest's capturing."""
     reporter: Any = config.pluginmanager.getplugin("terminalreporter")
     capture: Any = config.pluginmanager.getplugin("capturemanager")
     if reporter is None or capture is None:
@@ -47,7 +47,7 @@ def progress_of(config: pytest.Config, plan: Plan, img_per_s: Mapping[str, float
     def show(line: str, passing: bool) -> None:
         nonlocal last_shown_s
         if passing and not reporter.isatty and time.monotonic() - last_shown_s < LOG_EVERY_S:
-            return  # a log file keeps every line: fewer will do
+            return  # a log file keeps every line, so show fewer
         last_shown_s = time.monotonic()
         with capture.global_and_fixture_disabled():
             if passing and reporter.isatty:
@@ -63,7 +63,7 @@ def progress_of(config: pytest.Config, plan: Plan, img_per_s: Mapping[str, float
 
 
 def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judgement: Judgement) -> None:
-    """The outcome with its cause, what keeps the machine from being accepted, and where the report lies; -v has all."""
+    """Print the outcome with its cause, what blocks acceptance, and the report's path; with -v all requirements."""
     reporter.write_sep("=", f"ddpscale: {judgement.sku}", bold=True)
     lines_of = table_lines if config.get_verbosity() > 0 else brief_lines
     for line, style in lines_of(judgement, reporter._tw.fullwidth):
@@ -79,7 +79,7 @@ def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judg
 
 @contextmanager
 def only_other_failures(reporter: pytest.TerminalReporter) -> Iterator[None]:
-    """Have pytest print failures and a short summary of a site's own tests alone: the summary tells the rest."""
+    """Let pytest print failures only of a site's own tests; our summary covers the others."""
     kept = dict(reporter.stats)
     for name, reports in kept.items():
         reporter.stats[name] = [one for one in reports if not getattr(one, JUDGED_BY_US, False)]

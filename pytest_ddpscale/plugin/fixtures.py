@@ -1,4 +1,4 @@
-"""What an acceptance test may ask for: `verdict`; and `requirement` and `run`, for tests of a site's own."""
+"""Fixtures of acceptance tests: `verdict`, and `requirement` and `run` for a site's own tests."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from pytest_ddpscale.thresholds.cases import AnyCase
 
 
-@dataclass(eq=False, repr=False)  # made at the start of every pytest session: more would take longer
+@dataclass(eq=False, repr=False)  # every pytest session creates the class, so keep that fast
 class Run:
-    """The measurements of this session; the first question has them made, and shows progress to the listener."""
+    """The measurements of this session, made when first needed, with progress shown to the listener."""
 
     session: AcceptanceSession
     listener: Listener
 
     def __repr__(self) -> str:
-        """Short: pytest asks for it at each failed assertion, and all evidence is behind it."""
+        """Short, because pytest prints it at each failed assertion, and all evidence is attached."""
         return f"<Run of {self.session.sku}>"
 
     @property
@@ -35,17 +35,17 @@ class Run:
 
     @property
     def directory(self) -> Path:
-        """Where everything measured is kept."""
+        """The run directory."""
         assert self.session.run is not None  # opened before the first test
         return self.session.run.path
 
     def samples(self, metric: str, workload: str, world_size: int) -> list[float]:
         """Per-round values of a metric, in its unit, for a test of your own.
 
-        What the plan did not foresee is measured by a further launch. Empty if nothing could be measured.
+        Another launch measures what the plan does not include. Empty if nothing could be measured.
 
         Raises:
-            OptionError: no such metric or workload of this SKU, or more ranks than devices.
+            OptionError: this SKU has no such metric or workload, or there are more ranks than devices.
         """
         return self.session.samples(metric, workload, world_size, self.listener)
 
@@ -58,20 +58,20 @@ class RequirementNotMet(AssertionError):
         self.verdict = verdict
 
 
-@dataclass(eq=False, repr=False)  # made at the start of every pytest session: more would take longer
+@dataclass(eq=False, repr=False)
 class ItemVerdict:
-    """The verdict on one item's requirement; the first question has it measured and judged."""
+    """The verdict on one item's requirement, measured and judged when first needed."""
 
     requirement: JudgeableRequirement
     run: Run
 
     def __repr__(self) -> str:
-        """Short, as that of `Run`."""
+        """Short, as in `Run`."""
         return f"<verdict on {self.requirement.case.id}>"
 
     @cached_property
     def verdict(self) -> Verdict:
-        """What was concluded: outcome, value, interval, bound, culprits."""
+        """Outcome, value, interval, bound and culprits."""
         return self.run.session.judge(self.requirement.case, self.run.listener)
 
     @property
@@ -80,41 +80,41 @@ class ItemVerdict:
         return self.verdict.passed
 
     def explain(self) -> str:
-        """Value, interval, bound, margin, who is slow, and the command that reruns it."""
+        """Value, interval, bound, margin, culprits, and the command that reruns it."""
         from pytest_ddpscale.report.explain import explain
 
         return explain(self.verdict, self.requirement.case.where, self.requirement.rerun)
 
     def check(self) -> None:
-        """End the item by its verdict.
+        """Pass or fail the item by its verdict.
 
         Raises:
-            RequirementNotMet: it did not pass; the plugin shows the explanation, and a mere warning as one.
+            RequirementNotMet: it did not pass; the plugin shows the explanation, or a warning if it only warns.
         """
         if not self.passed:
             raise RequirementNotMet(self.verdict, self.explain())
 
 
-@dataclass(eq=False, repr=False)  # made at the start of every pytest session: more would take longer
+@dataclass(eq=False, repr=False)
 class JudgeableRequirement:
-    """One line of thresholds.yaml, as `requirement` hands it out."""
+    """One requirement of thresholds.yaml, the value of the `requirement` fixture."""
 
     case: AnyCase
     source: EvidenceSource
 
     def __repr__(self) -> str:
-        """Short, as that of `Run`."""
+        """Short, as in `Run`."""
         return f"<{self.case.id}>"
 
     @property
     def rerun(self) -> str:
-        """The command that measures just this again."""
+        """The command that measures only this requirement again."""
         from pytest_ddpscale.report.text import rerun_command
 
         return rerun_command(self.source.again, self.case.id)
 
     def judge(self, run: Run) -> ItemVerdict:
-        """The verdict on this requirement. A test ends with its `check`, after whatever else it looks at."""
+        """The verdict on this requirement. A test calls its `check` last, after any checks of its own."""
         return ItemVerdict(self, run)
 
 
@@ -125,7 +125,7 @@ def requirement(request: pytest.FixtureRequest) -> JudgeableRequirement:
 
     if not hasattr(request, "param"):
         raise pytest.UsageError(
-            f"{request.node.nodeid} asks for `requirement` without saying of which metric; "
+            f"{request.node.nodeid} uses `requirement` without naming a metric; "
             'expected @pytest.mark.requirement("weak_scaling_efficiency") or another metric on it.'
         )
     return JudgeableRequirement(request.param, source_of(request.config))
@@ -142,5 +142,5 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 @pytest.fixture
 def verdict(requirement: JudgeableRequirement, run: Run) -> ItemVerdict:
-    """The verdict on one requirement, for a test marked ``requirement("metric")``: ``verdict.check()`` is all of it."""
+    """The verdict on one requirement, for a test marked ``requirement("metric")`` that calls ``verdict.check()``."""
     return requirement.judge(run)

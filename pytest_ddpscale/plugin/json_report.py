@@ -1,7 +1,7 @@
-"""pytest-report.json: what pytest-json-report writes of a session, with what was concluded beside each test.
+"""pytest-report.json: pytest-json-report's view of a session, with the verdict added to each test.
 
-It is a view, and nothing is concluded from it. Left alone pytest-json-report writes NaN, which is no JSON, and calls a
-test passed in the middle of which the session was interrupted.
+It is only a view, and nothing reads it. By itself pytest-json-report writes NaN, which is not valid JSON, and reports
+a test as passed although the session was interrupted during it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ JSON_REPORT = "pytest-report.json"
 
 
 def report_as_json(session: pytest.Session, source: EvidenceSource) -> None:
-    """Have pytest-json-report write its view into the run directory too, and any view of its with our values."""
+    """Have pytest-json-report write into the run directory, and add our values to any report it writes."""
     from pytest_jsonreport.plugin import JSONReport
 
     config = session.config
-    if not config.pluginmanager.hasplugin("terminalreporter"):  # with -p no:terminal pytest-json-report cannot work
+    if not config.pluginmanager.hasplugin("terminalreporter"):  # pytest-json-report fails with -p no:terminal
         return
     if getattr(config, "_json_report", None) is None and config.pluginmanager.hasplugin("pytest_jsonreport"):
         assert source.run is not None
@@ -43,30 +43,30 @@ def report_as_json(session: pytest.Session, source: EvidenceSource) -> None:
 
 
 def keep_json_report(config: pytest.Config, directory: Path) -> None:
-    """Where the user has a JSON report written elsewhere, put a copy into the run directory."""
+    """Copy a JSON report that the user has written elsewhere into the run directory."""
     reporter: Any = getattr(config, "_json_report", None)
     if getattr(reporter, "report", None) is None or (directory / JSON_REPORT).exists():
         return
-    with contextlib.suppress(OSError):  # a copy of a view: the user's own file and verdicts.json are there
+    with contextlib.suppress(OSError):  # only a copy; the user's own file and verdicts.json exist
         reporter.save_report(str(directory / JSON_REPORT))
 
 
 class _Concluded:
-    """Adds to the report what was concluded."""
+    """Adds the verdicts to the report."""
 
     def __init__(self, session: pytest.Session, sku: str) -> None:
         self._told, self._sku = session.config.stash[TOLD], sku
         self._requirements = {item.nodeid: case.id for item in session.items if (case := case_of(item))}
-        self._passed: dict[str, set[str]] = {}  # stages, by test
+        self._passed: dict[str, set[str]] = {}  # passed stages, by test
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Remember what passed: with --json-report-summary the report has numbers of tests, and no tests."""
+        """Record what passed, because with --json-report-summary the report has counts but no tests."""
         stages = self._passed.setdefault(report.nodeid, set())
         stages.add(report.when if report.passed else report.outcome)
 
-    @pytest.hookimpl(trylast=True)  # after whoever else adds a number
+    @pytest.hookimpl(trylast=True)  # after any other plugin that adds numbers
     def pytest_json_modifyreport(self, json_report: dict[str, Any]) -> None:
-        """Values of each test, outcome of the run; no interrupted test passed; and no number that JSON lacks."""
+        """Add verdicts and outcome, turn interrupted tests into errors, and replace numbers that JSON lacks."""
         judgement, outcome, lead = self._told.judgement, None, "; ".join(self._told.problems)
         counts = ""
         verdicts: dict[str, Verdict] = {}
@@ -76,12 +76,12 @@ class _Concluded:
 
             outcome, lead, counts = judgement.outcome, headline(judgement), counts_text(judgement)
             verdicts = {one.id: one for one in judgement.verdicts}
-        # Other plugins show the same dictionary: it stays as it is.
+        # Copied, because other plugins show the same dictionary.
         concluded = {"outcome": outcome, "headline": lead, "requirements": counts, "sku": self._sku}
         json_report["environment"] = {**json_report.get("environment", {}), **concluded}
         interrupted = {test for test, stages in self._passed.items() if stages < {"setup", "call", "teardown"}}
         for test in json_report.get("tests", ()):
-            # What no item shows as a failure is reported by its requirement's name.
+            # Blockers that no item shows are reported by their requirement's name.
             name = self._requirements.get(test["nodeid"], test["nodeid"].removeprefix("ddpscale::"))
             if verdict := verdicts.get(name):
                 test["metadata"] = {**test.get("metadata", {}), **_values(verdict)}
@@ -112,7 +112,7 @@ def _values(verdict: Verdict) -> dict[str, object]:
 
 
 def _finite(content: Any) -> Any:
-    """The same with None in place of NaN and infinities."""
+    """The content with None in place of NaN and infinities."""
     if isinstance(content, dict):
         return {key: _finite(one) for key, one in content.items()}
     if isinstance(content, (list, tuple)):

@@ -1,4 +1,4 @@
-"""From test functions to cases: which requirement an item judges, and what of the command line chose it."""
+"""Maps test items to requirements, and reproduces the command-line options that selected them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def case_of(item: pytest.Item) -> AnyCase | None:
 
 
 def asks_for_requirement(item: pytest.Item) -> bool:
-    """Whether a test asks for `requirement` of this plugin, and not for one of its own project."""
+    """Whether a test uses this plugin's `requirement` fixture, not one of its own project."""
     info: Any = getattr(item, "_fixtureinfo", None)
     fixtures: Any = info.name2fixturedefs.get("requirement", ()) if info is not None else ()
     return len(fixtures) > 0 and fixtures[-1].func.__module__ == JudgeableRequirement.__module__
@@ -31,7 +31,7 @@ def marked_metrics(definition: pytest.Function) -> set[str]:
     """The metrics that a test's marks name.
 
     Raises:
-        pytest.UsageError: none, or one that does not exist, so that a misspelt one cannot go unnoticed.
+        pytest.UsageError: no metric is named, or an unknown one, so that a misspelling cannot go unnoticed.
     """
     from pytest_ddpscale.plan.metric_catalogue import METRICS
 
@@ -39,7 +39,7 @@ def marked_metrics(definition: pytest.Function) -> set[str]:
     unknown = [name for name in marked if str(name) not in METRICS]
     if marked and not unknown:
         return set(marked)
-    found = f"is marked requirement({unknown[0]!r})" if unknown else "asks for `requirement` and does not say of what"
+    found = f"is marked requirement({unknown[0]!r})" if unknown else "uses `requirement` without naming a metric"
     known = ", ".join(METRICS)
     raise pytest.UsageError(
         f"{definition.nodeid} {found}; expected @pytest.mark.requirement(METRIC) with one of {known}."
@@ -56,14 +56,14 @@ def is_empty(item: pytest.Item | pytest.Collector) -> bool:
 
 
 def asked_again(config: pytest.Config) -> dict[str, str]:
-    """What of the command line says how to measure and judge: by flag, empty for a switch."""
+    """Options on the command line about how to measure and judge, by flag; empty for a switch."""
     again = [option for option in OPTIONS.values() if option.about != "one run"]
     values = {option.flag: getattr(config.option, option.name, None) for option in again}
     return {flag: "" if value is True else str(value) for flag, value in values.items() if value not in (None, False)}
 
 
 def paths_again(config: pytest.Config) -> tuple[str, ...]:
-    """Files and directories that the command line names, without the tests in them."""
+    """Files and directories named on the command line, without test names."""
     if config.args_source != pytest.Config.ArgsSource.ARGS:
         return ()
     packages = ("--pyargs",) if config.option.pyargs else ()

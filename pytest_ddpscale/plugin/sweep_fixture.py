@@ -1,6 +1,6 @@
-"""The sweep of collectives as a test of an acceptance run: beside what is asked, in a run directory of its own.
+"""The sweep of collectives as a test of an acceptance run, with its own run directory.
 
-Most sizes have no bound, so that it is left out unless ``-m collectives`` asks for it.
+Most sizes have no bound, so the test runs only with ``-m collectives``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MARK = "collectives"
 _FIXTURE = "collective_sweep"
 
 
-@dataclass(eq=False, repr=False)  # made at the start of every pytest session: more would take longer
+@dataclass(eq=False, repr=False)  # every pytest session creates the class, so keep that fast
 class CollectiveSweep:
     """The sweep on the nodes of this session."""
 
@@ -27,15 +27,15 @@ class CollectiveSweep:
     source: MeasureSource
 
     def __repr__(self) -> str:
-        """Short: pytest asks for it at each failed assertion."""
+        """Short, because pytest prints it at each failed assertion."""
         return f"<sweep of collectives on {self.source.subject.sku}>"
 
     def check(self) -> None:
-        """Measure, write the report, and end the test by it.
+        """Measure, write the report, and pass or fail the test.
 
         Raises:
-            pytest.fail.Exception: a result was wrong, a bound was not kept, or something could not be measured.
-            BadInput: the run directory holds a sweep already.
+            pytest.fail.Exception: a result was wrong, a bound was not met, or something could not be measured.
+            BadInput: the run directory already holds a sweep.
         """
         from pytest_ddpscale.suites.collectives_suite import Collectives, sweep_plan
         from pytest_ddpscale.suites.suite_source import SuiteSource
@@ -43,7 +43,7 @@ class CollectiveSweep:
 
         nodes = self._nodes()
         if nodes.world_size < 2:
-            pytest.skip("there is one rank; a collective needs others")
+            pytest.skip("a collective needs at least two ranks; there is one")
         suite, plan = Collectives(), sweep_plan(nodes)
         source = SuiteSource(suite, nodes, plan)
         source.open_run()
@@ -57,7 +57,7 @@ class CollectiveSweep:
             pytest.fail("\n".join([report.headline, *said, f"report: {page}"]), pytrace=False)
 
     def _nodes(self) -> SuiteNodes:
-        """Those of the session, and its settings but for where measurements go."""
+        """The session's nodes and settings, except for the run directory, rounds and block length."""
         from dataclasses import replace
 
         from pytest_ddpscale.suites.suite import SuiteNodes
@@ -75,20 +75,20 @@ class CollectiveSweep:
 
 @pytest.fixture
 def collective_sweep(request: pytest.FixtureRequest) -> CollectiveSweep:
-    """The sweep of collectives, for a test marked ``collectives``: ``collective_sweep.check()`` is all of it."""
+    """The sweep of collectives, for a test marked ``collectives`` that calls ``collective_sweep.check()``."""
     from pytest_ddpscale.plugin.active import session_of
     from pytest_ddpscale.session.measure import MeasureSource
     from pytest_ddpscale.session.resume import ResumeSource
 
     source = session_of(request.config).source
     if not isinstance(source, MeasureSource) or isinstance(source, ResumeSource):
-        pytest.skip("nothing is measured anew: the sweep is of a run that measures")
+        pytest.skip("the sweep runs only in a new measurement, not with --ddp-judge or --ddp-resume")
     if source.was_refused:
-        pytest.skip("nodes are unfit, so that nothing was launched on them")
+        pytest.skip("nodes are unfit, so nothing was launched on them")
     return CollectiveSweep(request.config, source)
 
 
 def is_unasked(collected: pytest.Item | pytest.Collector) -> bool:
-    """Whether it is a sweep, and nobody asked for one."""
+    """Whether the item is a sweep without ``-m collectives``."""
     is_sweep = isinstance(collected, pytest.Item) and _FIXTURE in getattr(collected, "fixturenames", ())
     return is_sweep and MARK not in collected.config.option.markexpr

@@ -1,1 +1,1 @@
-"""What was measured, as typed records in JSON lines, and the run directory that keeps it."""
+"""Measurements as typed records in JSON lines, and the run directory that keeps them."""

@@ -1,4 +1,4 @@
-"""What one rank saw, taken out of the lines that hold all ranks."""
+"""Records of single ranks, extracted from the lines that hold all ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def seeded_steps_of(records: Sequence[AnyRecord]) -> dict[str, list[SeededStep]]:
-    """The seeded steps among records, by study; a study's last line counts."""
+    """The seeded steps among records, by study; the last line of a study counts."""
     gangs = gangs_by_number(records)
     lines = {line.study: line for line in records if isinstance(line, SeededSteps)}
     return {study: list(_seeded_steps(line, gangs[line.gang])) for study, line in lines.items()}
@@ -34,12 +34,12 @@ def _seeded_steps(line: SeededSteps, gang: GangRecord) -> Iterator[SeededStep]:
 
 
 def flops_of(records: Sequence[AnyRecord]) -> dict[str, float]:
-    """Floating-point operations per image of forward and backward pass, by study, where they were counted."""
+    """Floating-point operations per image of forward and backward pass, by study, if counted."""
     return {one.study: one.flops_per_image for one in records if isinstance(one, WorkloadFlops)}
 
 
 def timed_arms_of(records: Sequence[AnyRecord]) -> dict[str, dict[int, frozenset[str]]]:
-    """Names of the arms that each finished round timed, by study and number of the round."""
+    """Names of the arms that each finished round timed, by study and round number."""
     found: dict[str, dict[int, frozenset[str]]] = {}
     for record in records:
         if isinstance(record, RoundEnd):

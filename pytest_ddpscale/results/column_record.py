@@ -1,6 +1,6 @@
-"""Records with a column over ranks for each quantity: lists of numbers in their lines, arrays in memory.
+"""Records with a column over ranks for each quantity: lists of numbers in JSON lines, arrays in memory.
 
-A large run has ten million numbers: as Python's they would take gigabytes, and seconds to look at.
+A large run has ten million numbers, which as Python objects would take gigabytes of memory and seconds to process.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pytest_ddpscale.results.strict_json import Record, refuse_other_lengths
 IntArray: TypeAlias = npt.NDArray[np.int64]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
-# How a column lies in memory: None is NaN among numbers.
+# Array type of a column; None becomes NaN among numbers.
 INTEGERS, NUMBERS, BOOLEANS = "i8", "f8", "?"
 
 
 class ColumnRecord(Record, frozen=True, eq=False):
-    """A record of some ranks. What all of them have alike stands there once, and is no array.
+    """A record of some ranks. A value that all ranks share is stored once, not as an array.
 
-    Its fields are declared as its line has them, by which they are checked as they are read.
+    Fields are declared with the types of the JSON line, against which they are validated when read.
     """
 
     columns: ClassVar[Mapping[str, str]] = {}
@@ -32,7 +32,7 @@ class ColumnRecord(Record, frozen=True, eq=False):
         ranks: Any
 
     def __post_init__(self) -> None:
-        """Lay columns out as arrays. Raises ValueError if one is not as long as the ranks are many."""
+        """Convert columns to arrays. Raises ValueError if the length of one differs from the number of ranks."""
         for name, kind in self.columns.items():
             found = getattr(self, name)
             if isinstance(found, tuple | np.ndarray):
@@ -40,22 +40,22 @@ class ColumnRecord(Record, frozen=True, eq=False):
         refuse_other_lengths(self, len(self.ranks), *self.columns)
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other one says the same."""
+        """Whether both records have equal fields."""
         names = self.__struct_fields__
         return type(other) is type(self) and all(_is_same(getattr(self, n), getattr(other, n)) for n in names)
 
     __hash__ = None  # type: ignore[assignment]
 
     def each(self, name: str) -> Any:
-        """A column, (ranks,), as an array also where all ranks have the same."""
+        """A column as an array, (ranks,), even if all ranks share one value."""
         return np.broadcast_to(np.asarray(getattr(self, name), self.columns[name]), len(self.ranks))
 
 
 def as_json(column: Any) -> Any:
-    """A column as its line has it, where msgspec asks for what it does not know.
+    """A column in JSON types: msgspec's hook for unknown types.
 
     Raises:
-        NotImplementedError: it is no column; so msgspec wants to be told that a type has no JSON.
+        NotImplementedError: the value is not a column; msgspec expects this exception for unsupported types.
     """
     if isinstance(column, np.generic):
         return column.item()

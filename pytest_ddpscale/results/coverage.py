@@ -1,7 +1,7 @@
-"""What of a run's machine was tested, and by what: its nodes, their GPUs and the paths between the nodes.
+"""Coverage of a run's machine: which nodes, GPUs and paths between nodes were tested, and by which measurements.
 
-Whoever accepts a machine has to know what of it was measured. What was left out, lost or idle is in here too, with
-the reason as far as it is known.
+To accept a machine one has to know what was measured. So excluded, lost and idle parts are listed too, with the reason
+if it is known.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import combinations
 
 from msgspec import Struct
 
-# By what something is tested, in the order in which it is named.
+# Kinds of tests, in the order of display.
 SURVEY, PROBES, TRAINING, INFERENCE, PAIRS = "survey", "probes", "training", "inference", "pairs"
 
 
@@ -24,12 +24,12 @@ class GpuCoverage:
     """One GPU.
 
     Attributes:
-        index: of the rank that uses it, on its host; None if no rank can.
-        uuid: as NVML has it; empty if nobody ever saw it.
-        tested_by: ``probes``, ``training``, ``inference``: those whose requirements were decided with it.
+        index: local rank of the rank that uses it; None if no rank can.
+        uuid: from NVML; empty if unknown.
+        tested_by: ``probes``, ``training``, ``inference``: those that decided requirements with it.
         problem: why it does not answer; empty if it does.
-        rounds_missing: rounds of one arm or probe in which its peers were measured and it was not, the most of all.
-        missing_in: ids of the requirements that are not decided and were measured while it was missing.
+        rounds_missing: largest number of rounds of one arm or probe in which its peers were measured and it was not.
+        missing_in: ids of the undecided requirements that were measured while it was missing.
     """
 
     index: int | None
@@ -47,7 +47,7 @@ class GpuCoverage:
 
 @dataclass(frozen=True)
 class NodeCoverage:
-    """One node; why nothing was launched on it, if so; and its GPUs that ranks may use or that do not answer."""
+    """One node: its GPUs that ranks may use or that do not answer; `left_out` says why nothing was launched on it."""
 
     host: str
     tested_by: tuple[str, ...]
@@ -56,9 +56,9 @@ class NodeCoverage:
 
 
 class PathCoverage(Struct, frozen=True, array_like=True):
-    """Two nodes that were measured with each other and with nobody else; in JSON ``[node, other, GB/s, rounds]``.
+    """Two nodes that were measured as a pair; in JSON ``[node, other, GB/s, rounds]``.
 
-    The smaller and the larger place in `Coverage.nodes`; bandwidth of the slowest rail of each round, the best of them.
+    The smaller and the larger index in `Coverage.nodes`; bandwidth of the slowest rail in the best round.
     """
 
     node: int
@@ -69,15 +69,15 @@ class PathCoverage(Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of one run.
+    """Coverage of one run.
 
     Attributes:
-        nodes: all whose names are known, in order of their names.
-        unnamed_nodes: how many more were planned, of which nothing was ever heard.
-        ranks: of the gang, on all nodes that were not left out; `ranks_per_node` as it was planned.
+        nodes: all nodes with known names, in order of their names.
+        unnamed_nodes: number of further planned nodes, which never reported.
+        ranks: of the gang, on all nodes that were not left out; `ranks_per_node` as planned.
         paths: between nodes, measured directly.
-        paths_planned: how many were to be.
-        why_paths_are_missing: what ended their measuring early; empty if nothing did.
+        paths_planned: number of planned paths.
+        why_paths_are_missing: why their measurement ended early; empty if it did not.
         between_nodes: ids of the requirements that were measured by ranks of several nodes together.
         over_all_nodes: those of them that were decided, and in which every node took part.
     """
@@ -94,17 +94,17 @@ class Coverage:
 
     @property
     def node_count(self) -> int:
-        """Nodes of the run: also those that were left out or lost."""
+        """Number of nodes of the run, including those that were left out or lost."""
         return len(self.nodes) + self.unnamed_nodes
 
     @property
     def is_on_several_nodes(self) -> bool:
-        """Whether what is between nodes matters."""
+        """Whether the run has several nodes, so that links between them matter."""
         return self.node_count > 1
 
     @property
     def paths_there_are(self) -> int:
-        """Pairs of nodes."""
+        """Number of pairs of nodes."""
         return math.comb(self.node_count, 2)
 
     @cached_property
@@ -114,20 +114,20 @@ class Coverage:
 
     @cached_property
     def idle_gpus(self) -> list[tuple[NodeCoverage, GpuCoverage]]:
-        """GPUs that took no part: in training, if anything was trained; else in probes, or else in inference."""
+        """GPUs not tested by training, if anything was trained; else not by probes, or else not by inference."""
         by = {kind for _, gpu in self.gpus for kind in gpu.tested_by}
         needed = next((kind for kind in (TRAINING, PROBES, INFERENCE) if kind in by), PROBES)
         return [(node, gpu) for node, gpu in self.gpus if needed not in gpu.tested_by]
 
     @property
     def nodes_absent(self) -> list[str]:
-        """What was left out, or never heard of."""
+        """Nodes that were left out or never reported."""
         absent = [f"{node.host} (left out: {node.left_out})" for node in self.nodes if node.left_out]
-        return absent + ["a node that was never heard of"] * self.unnamed_nodes
+        return absent + ["a node that never reported"] * self.unnamed_nodes
 
     @property
     def nodes_idle(self) -> list[str]:
-        """Nodes without any part in what was decided."""
+        """Nodes not tested by training or probes of any decided requirement."""
         return [n.host for n in self.nodes if not n.left_out and not {PROBES, TRAINING} & set(n.tested_by)]
 
     @property
@@ -139,5 +139,5 @@ class Coverage:
 
     @property
     def median_gbps(self) -> float:
-        """Of the paths that were measured; 0 without any."""
+        """Median bandwidth of the measured paths in GB/s; 0 without any."""
         return statistics.median(path.gbps for path in self.paths) if self.paths else 0.0

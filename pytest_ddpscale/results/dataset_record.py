@@ -1,4 +1,4 @@
-"""What `ddpscale make-dataset` says of a folder that it wrote: written last, so that it is there if all images are."""
+"""The description that `ddpscale make-dataset` leaves in its folder, written last: if it exists, all images do."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class DatasetRecord(Record, frozen=True, kw_only=True):
     """A folder of images.
 
     Attributes:
-        images: of each split, by its name.
-        classes: of each split as many.
+        images: number of images by split.
+        classes: number of classes, the same in each split.
         image_size: height and width of each image, in pixels.
-        seed: that they were drawn from.
+        seed: of the random images.
         like: the data set whose sizes it has; empty if none.
     """
 
@@ -30,10 +30,10 @@ class DatasetRecord(Record, frozen=True, kw_only=True):
 
 
 def read_dataset_record(folder: Path) -> DatasetRecord | None:
-    """What is said of a folder; None of one that others made.
+    """The description of a folder; None if it has none.
 
     Raises:
-        ValueError: the file is none of ours.
+        ValueError: the file is not such a description.
         OSError: it cannot be read.
     """
     try:

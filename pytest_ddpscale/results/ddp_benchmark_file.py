@@ -1,9 +1,9 @@
-"""The JSON report of PyTorch's DDP benchmark, as its ``--json`` writes it.
+"""The JSON report that PyTorch's DDP benchmark writes with ``--json``.
 
 (github.com/pytorch/pytorch, benchmarks/distributed/ddp/benchmark.py.) An object with the configuration and
-``benchmark_results``; in those, of each model, the results by size: ``ranks`` that trained, and ``measurements``, the
+``benchmark_results``, which has the results of each model by size: ``ranks`` that trained, and ``measurements``, the
 seconds of every step of the first rank, then of the second, and so on. The first result of a model is one GPU without
-DDP. Ours has two keys more, which its diff.py passes over: ``gpus_per_machine`` and, of a result, ``steps_per_round``.
+DDP. Our files have two more keys, which its diff.py ignores: ``gpus_per_machine`` and, in results, ``steps_per_round``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILE_NAME = "pytorch-ddp.json"  # in the run directory of a suite
 RESULTS = "benchmark_results"
 GPUS_PER_MACHINE = "gpus_per_machine"
 CONFIGURATION = ("pytorch_version", "cuda_version", "distributed_backend", "bucket_size")
-_USUAL_GPUS_PER_MACHINE = 8  # it runs on no other machine
+_USUAL_GPUS_PER_MACHINE = 8  # fixed in PyTorch's benchmark
 _MOST_KEYS = 50
 
 _Step = Annotated[float, Meta(ge=1e-9, le=1e7)]
@@ -39,10 +39,10 @@ class DdpBenchmarkResult(Struct, frozen=True, omit_defaults=True):
     """One size.
 
     Attributes:
-        ranks: that trained together.
+        ranks: ranks that trained together.
         measurements: seconds of each step, rank after rank.
-        steps_per_round: of each rank, in the order in which they were made; only in files of ours, where sizes took
-            turns. None where all steps were made in one go.
+        steps_per_round: steps of each rank in each round, in order; only in our files, where sizes take turns. None if
+            all steps were made in one go.
     """
 
     ranks: Annotated[tuple[_Rank, ...], Meta(min_length=1)]
@@ -53,20 +53,20 @@ class DdpBenchmarkResult(Struct, frozen=True, omit_defaults=True):
         if len(set(self.ranks)) != len(self.ranks):
             raise ValueError("a rank is in `ranks` twice")
         if len(self.measurements) % len(self.ranks):
-            raise ValueError(f"{len(self.measurements)} measurements of {len(self.ranks)} ranks; each made as many")
+            raise ValueError(f"{len(self.measurements)} measurements of {len(self.ranks)} ranks; expected a multiple")
         if self.steps_per_round is not None and sum(self.steps_per_round) != self.steps:
             raise ValueError(f"steps_per_round adds up to {sum(self.steps_per_round)} of {self.steps} steps")
 
     @property
     def steps(self) -> int:
-        """Of each rank."""
+        """Number of steps of each rank."""
         return len(self.measurements) // len(self.ranks)
 
     @property
     def separate_s(self) -> FloatArray:
-        """Mean step time of each round, or of each step where nothing is said of rounds: seconds, in their order.
+        """Mean step time of each round, or of each step if the file has no rounds: seconds, in order.
 
-        The mean of all ranks: in DDP they wait for each other, so that their times are not many values but one.
+        The mean of all ranks: under DDP they wait for each other, so their times are one value, not many.
         """
         of_steps: FloatArray = np.asarray(self.measurements, np.float64).reshape(len(self.ranks), -1).mean(axis=0)
         if self.steps_per_round is None:
@@ -101,17 +101,17 @@ class DdpBenchmark(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """As that benchmark has it."""
+        """The name in PyTorch's benchmark."""
         return f"{self.model} with batch size {self.batch_size}"
 
     @property
     def with_ddp(self) -> Mapping[int, DdpBenchmarkResult]:
-        """Of each number of GPUs under DDP."""
+        """Results under DDP by number of GPUs."""
         return {len(one.ranks): one for one in self.result[1:]}
 
 
 class DdpBenchmarkFile(Struct, frozen=True):
-    """A whole report; `configuration` has whatever else stands beside the results."""
+    """A whole report; `configuration` has all other keys."""
 
     path: str
     configuration: Mapping[str, Said]
@@ -126,11 +126,11 @@ class DdpBenchmarkFile(Struct, frozen=True):
         for one in self.benchmarks:
             for size in one.with_ddp:
                 if size > per_machine and size % per_machine:
-                    raise ValueError(f"{one.model} on {size} GPUs, which is no number of machines of {per_machine}")
+                    raise ValueError(f"{one.model} on {size} GPUs, not a multiple of {per_machine} per machine")
 
     @property
     def gpus_per_machine(self) -> int:
-        """As it says; 8 where it does not."""
+        """From the configuration; 8 by default."""
         said = self.configuration.get(GPUS_PER_MACHINE, _USUAL_GPUS_PER_MACHINE)
         if type(said) is not int or said < 1:
             raise ValueError(f"{GPUS_PER_MACHINE} is {said!r}; expected a whole number")
@@ -144,21 +144,21 @@ def size_name(gpus: int, gpus_per_machine: int) -> str:
 
 
 def read_ddp_benchmark(path: Path) -> DdpBenchmarkFile:
-    """Read such a report. Raises ResultFileError: it is none, or contradicts itself."""
+    """Read a report. Raises ResultFileError if it is invalid or contradicts itself."""
     try:
         return ddp_benchmark_of(parse_strict_json(path.read_bytes()), str(path))
     except (OSError, ValueError) as error:  # a msgspec.ValidationError is a ValueError, and so is broken UTF-8
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ResultFileError(
-            str(path), f"cannot be read as a report ({why})", f"a file that {SOURCE}/benchmark.py --json wrote",
+            str(path), f"cannot be read as a report ({why})", f"a file written by {SOURCE}/benchmark.py --json",
             "Name such a file, or the run directory of `ddpscale suite pytorch-ddp`.",
         ) from None  # fmt: skip
 
 
 def ddp_benchmark_of(said: Any, path: str) -> DdpBenchmarkFile:
-    """What parsed JSON says. Raises ValueError."""
+    """The report in parsed JSON. Raises ValueError."""
     if not isinstance(said, dict):
-        raise ValueError(f"it holds {type(said).__name__}, no object")  # noqa: TRY004 (one kind of error for a file)
+        raise ValueError(f"it holds {type(said).__name__}, not an object")  # noqa: TRY004 (same error for all files)
     missing = [key for key in (*CONFIGURATION, RESULTS) if key not in said]
     if missing:
         raise ValueError(f"it has no {missing[0]!r}")
@@ -170,12 +170,12 @@ def ddp_benchmark_of(said: Any, path: str) -> DdpBenchmarkFile:
 
 
 def ddp_benchmark_json(configuration: Mapping[str, Said], benchmarks: Sequence[DdpBenchmark]) -> dict[str, Any]:
-    """The content of a report, of JSON types."""
+    """The content of a report, in JSON types."""
     return {**configuration, RESULTS: [msgspec.to_builtins(one) for one in benchmarks]}
 
 
 def report_at(path: Path) -> Path | None:
-    """The report that a file is, or that a suite's run directory holds; None where a directory holds none."""
+    """The path of the report: the file itself, or the one in a suite's run directory; None if there is none."""
     if path.is_dir():
         inside = path / FILE_NAME
         return inside if inside.is_file() else None

@@ -1,4 +1,4 @@
-"""Where and with what each study was measured: one run may be the work of several gangs."""
+"""Hosts, devices and software of each study, because one run may have several gangs."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from pytest_ddpscale.util.listing import first_few
 if TYPE_CHECKING:
     from pytest_ddpscale.results.record_lines import AnyRecord
 
-# Of what ranks say of themselves: what changes how fast they train or talk.
+# Software of ranks that changes the speed of training or communication.
 _VERSIONS = ("torch", "torchvision", "cuda", "nccl", "cudnn", "pytest_ddpscale")
 _SHOWN = 4  # names in one message
 
 
 def gangs_of(records: Sequence[AnyRecord]) -> dict[str, GangRecord]:
-    """The gang that measured each study, by its id: the last one that did."""
+    """The last gang that measured each study, by study id."""
     gangs = gangs_by_number(records)
     measured = (record for record in records if isinstance(record, Block | SeededSteps | ProbeBlock | PairRound))
     return {record.study: gangs[record.gang] for record in measured}
 
 
 def why_not_one_machine(records: Sequence[AnyRecord]) -> str:
-    """Why the studies of a run say nothing of one machine together; empty if they do.
+    """Why the studies of a run were not measured on one machine; empty if they were.
 
-    Each study tells of the devices it ran on and of no others: a cluster of which every half passed another half of
-    the studies has passed none of them. A launch with fewer ranks on the same hosts is no contradiction. Surveys tell
-    of the nodes they were made on: one that was measured and never looked at is not what they are about.
+    A study covers only the devices it ran on: if each half of a cluster passed half of the studies, the cluster passed
+    none. A launch with fewer ranks on the same hosts is no contradiction. If there are surveys, each measured node
+    needs one.
     """
     gangs = sorted(gangs_of(records).items())
     for (one, first), (other, second) in combinations(gangs, 2):
@@ -61,17 +61,17 @@ def why_not_one_machine(records: Sequence[AnyRecord]) -> str:
 
 
 def versions_of(gang: GangRecord) -> dict[str, str | None]:
-    """Of the software, as rank 0 has it."""
+    """Software versions of rank 0."""
     return each(gang.versions, 1)[0]
 
 
 def _why_not_looked_at(records: Sequence[AnyRecord], measured: set[str]) -> str:
-    """Which of these hosts has no survey though there are some; empty if all are known."""
+    """A message on measured hosts without a survey; empty if there are none, or no surveys at all."""
     surveyed = {record.host for record in records if isinstance(record, Survey)}
     unseen = measured - surveyed
     if not surveyed or not unseen:
         return ""
-    return f"measured on {_names(unseen)}, but what was looked at before is {_names(surveyed)}"
+    return f"measured on {_names(unseen)}, but the surveyed nodes are {_names(surveyed)}"
 
 
 def _names(names: set[str]) -> str:

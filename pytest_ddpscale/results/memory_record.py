@@ -1,4 +1,4 @@
-"""How much memory a study took, told where a search for the largest batch asks for it; no run directory has it."""
+"""Memory use of a study, recorded only for the search for the largest batch; not part of a run directory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pytest_ddpscale.results.strict_json import Count, Positive, Record, decode
 
 
 class RankMemory(Record, frozen=True, kw_only=True):
-    """What one rank took at most, in bytes.
+    """Peak memory of one rank, in bytes.
 
     Attributes:
-        own_bytes: that nothing else could use. GPU: of the device, by whatever: torch's allocator at its peak, NCCL's
-            buffers, CUDA's context. CPU: the peak of the resident set, less the shared pages.
-        shared_bytes: pages that ranks of a node share, such as those of libraries; 0 on a GPU.
-        total_bytes: what the device has; None on a CPU, where a rank does not know how much it may have.
+        own_bytes: memory of this rank alone. GPU: all device memory in use: peak of torch's allocator, NCCL's buffers,
+            CUDA's context. CPU: peak resident set minus shared pages.
+        shared_bytes: pages shared by the ranks of a node, such as those of libraries; 0 on a GPU.
+        total_bytes: memory of the device; None on a CPU, where a rank does not know its limit.
     """
 
     own_bytes: Count
@@ -25,7 +25,7 @@ class RankMemory(Record, frozen=True, kw_only=True):
 
 
 class StudyMemory(Record, frozen=True, kw_only=True, tag_field="kind", tag="memory"):
-    """What the ranks of a gang took in a study, in their order."""
+    """Peak memory of the ranks of a gang in a study, in rank order."""
 
     study: str
     ranks: tuple[RankMemory, ...]
@@ -35,10 +35,10 @@ _DECODER = msgspec.json.Decoder(StudyMemory)
 
 
 def joined_memory(ranks: Sequence[RankMemory], study: str) -> StudyMemory:
-    """The record of what all ranks say, in their order."""
+    """Join the records of all ranks, in rank order."""
     return StudyMemory(study=study, ranks=tuple(ranks))
 
 
 def read_memory(line: bytes) -> StudyMemory:
-    """The record of one line. Raises ValueError: it holds none."""
+    """The record of one line. Raises ValueError if it has none."""
     return decode(_DECODER, line)

@@ -1,4 +1,4 @@
-"""What a listener hears between records: it passes, and is kept nowhere."""
+"""Notices to listeners between records; they are not stored."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from pytest_ddpscale.results.record_lines import AnyRecord
 
 @dataclass(frozen=True)
 class Idle:
-    """Nothing was recorded since the last time."""
+    """Nothing was recorded since the last notice."""
 
 
 @dataclass(frozen=True)
 class Queued:
-    """The nodes that were asked for are not there yet: why, as the launcher says it."""
+    """The requested nodes are not available yet; `state` is the launcher's reason."""
 
     state: str
 
 
 @dataclass(frozen=True)
 class Interrupted:
-    """Somebody ends the session."""
+    """The session is being ended from outside."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class Unfit:
-    """Nodes are not as they should be: host → why."""
+    """Nodes are unfit: reason by host."""
 
     nodes: Mapping[str, str]
 

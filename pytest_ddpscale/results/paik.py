@@ -1,7 +1,7 @@
-"""Import of results of willgpaik/pytorch-ddp-scaling-benchmark as a run that can be judged.
+"""Import results of willgpaik/pytorch-ddp-scaling-benchmark as a run that can be judged.
 
 That tool's ``benchmark_ddp.py`` writes one JSON object per world size: one long sample, with means and deviations per
-rank. A run directory made of them has one round, whose spread is that of its steps (`Block.single_sample`).
+rank. The run directory made from them has one round, whose spread is that of its steps (`Block.single_sample`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pytest_ddpscale.results.run_json import RunHost, RunRecord
 from pytest_ddpscale.results.run_record import hosts_of, now_iso
 from pytest_ddpscale.results.strict_json import column, decode
 
-if TYPE_CHECKING:  # pydantic is imported by whoever loads thresholds, not by reading results
+if TYPE_CHECKING:  # reading results must not import pydantic
     from pytest_ddpscale.thresholds.model import Thresholds
 
 TOOL = "willgpaik/pytorch-ddp-scaling-benchmark"
@@ -40,7 +40,7 @@ _NOTES = (
 )
 _ANSI_CODE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
-# Beyond any machine there is, and short of what makes arithmetic overflow.
+# Beyond any existing machine, and small enough to avoid overflow.
 _Positive = Annotated[float, Meta(ge=1e-9, le=1e15)]
 _NotNegative = Annotated[float, Meta(ge=0, le=1e15)]
 _Whole = Annotated[int, Meta(ge=1, le=10**15)]
@@ -48,13 +48,13 @@ _Text = Annotated[str, Meta(pattern=r"\S")]
 
 
 class PaikActivity(Struct, frozen=True):
-    """What nvidia-smi's utilization.gpu was, in per cent; no mean where it had no answer."""
+    """nvidia-smi's utilization.gpu, in per cent; the mean is None if it gave no answer."""
 
     mean: Annotated[float, Meta(ge=0, le=100)] | None
 
 
 class PaikSampling(Struct, frozen=True):
-    """What nvidia-smi was asked."""
+    """Samples from nvidia-smi."""
 
     gpu_activity_pct: PaikActivity
 
@@ -71,13 +71,13 @@ class PaikRank(Struct, frozen=True):
 
     @property
     def utilization(self) -> float | None:
-        """As a share, 0 … 1; None where it was not sampled."""
+        """Utilization as a share, 0 … 1; None if it was not sampled."""
         percent = self.gpu_sampling.gpu_activity_pct.mean if self.gpu_sampling else None
         return None if percent is None else percent / 100
 
 
 class PaikResult(Struct, frozen=True, kw_only=True):
-    """One result file: one workload at one world size; `path` is that of the file."""
+    """One result file, at `path`: one workload at one world size."""
 
     path: str = ""
     scaling_mode: Scaling
@@ -101,13 +101,15 @@ class PaikResult(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         batch = self.batch_size_per_gpu * self.world_size
         if self.global_batch_size != batch:
-            raise ValueError(f"global_batch_size is {self.global_batch_size}, and batch_size_per_gpu x ranks {batch}")
+            raise ValueError(
+                f"global_batch_size is {self.global_batch_size}; expected {batch}, batch_size_per_gpu x ranks"
+            )
         if [one.rank for one in self.per_rank] != list(range(self.world_size)):
             raise ValueError(f"per_rank does not hold the ranks 0 to {self.world_size - 1} in order")
 
     @property
     def workload(self) -> Workload:
-        """What makes one study of files of different world sizes; without a name, and with the batch that is fixed."""
+        """The workload that files of one study share: without a name, with the batch that is constant over sizes."""
         is_strong = self.scaling_mode == "strong"
         return Workload(
             name="",
@@ -122,7 +124,7 @@ class PaikResult(Struct, frozen=True, kw_only=True):
 
     @property
     def arm(self) -> Arm:
-        """How it was trained."""
+        """The arm that the file measured."""
         return Arm("ddp", self.world_size, self.batch_size_per_gpu)
 
 
@@ -134,16 +136,16 @@ def import_paik(source: Path, out: Path, sku: str | None, thresholds: Thresholds
 
     Args:
         source: directory of the ``*.json`` files, searched with its subdirectories.
-        out: the run directory to make.
+        out: the run directory to create.
         sku: name or alias of the SKU; None to find it by the device name in the files.
         thresholds: for the SKUs' device names and the names of their workloads.
 
     Raises:
-        ResultFileError: a file is no sound result, two files contradict each other, or there is none.
-        SkuError: the SKU cannot be told, or is not the one the files come from.
+        ResultFileError: a file is invalid, two files contradict each other, or there is no file.
+        SkuError: the SKU is unknown, or does not match the files.
         RunDirectoryError: `out` cannot be written, or already holds a run.
 
-    Nothing is written before all of `source` is found to be sound.
+    Nothing is written before all files are validated.
     """
     files = _read_files(source)
     name = _sku_name(files, sku, thresholds)
@@ -160,7 +162,7 @@ def import_paik(source: Path, out: Path, sku: str | None, thresholds: Thresholds
     run = RunDirectory.create(out)
     run.write_json(run.plan_json, plan)
     run.append_records(records)
-    # Last, because it is what makes a directory a run.
+    # Last, because run.json marks a directory as a run.
     run.write_json(run.run_json, _run(name, source, files, gangs, notes))
     return run
 
@@ -169,7 +171,7 @@ def _read_files(directory: Path) -> list[PaikResult]:
     """Every ``*.json`` in a directory and below it, in the order of their paths. Raises ResultFileError."""
     paths = sorted(path for path in directory.rglob("*.json") if path.is_file())
     if not paths:
-        found = "holds no *.json file" if directory.is_dir() else "is no directory"
+        found = "holds no *.json file" if directory.is_dir() else "is not a directory"
         raise ResultFileError(
             str(directory), found, f"a directory of result files of {TOOL}",
             "Name the directory that its --output-json wrote to.",
@@ -182,17 +184,17 @@ def _read_file(path: Path) -> PaikResult:
         return replace(decode(_DECODER, path.read_bytes()), path=str(path))
     except (OSError, ValueError) as error:
         raise ResultFileError(
-            str(path), f"is no sound result ({error})", f"what {TOOL} writes",
+            str(path), f"is not a valid result ({error})", f"a result file of {TOOL}",
             f"Restore {path.name} from a copy, measure it again, or move it elsewhere.",
         ) from None  # fmt: skip
 
 
 def _sku_name(files: list[PaikResult], asked: str | None, thresholds: Thresholds) -> str:
-    """The SKU that all files come from. Files of two are refused: the source tool would mix them up."""
+    """The SKU that all files come from. Files of two SKUs are refused."""
     first, *others = files
     found = _skus_of_device(first.device_name, thresholds)
     for other in others:
-        # Drivers of different age name the same GPU differently; its SKU knows all the names.
+        # Driver versions name the same GPU differently; its SKU matches all the names.
         is_same = other.device_name == first.device_name
         if not is_same and not set(found) & set(_skus_of_device(other.device_name, thresholds)):
             raise ResultFileError(
@@ -213,7 +215,7 @@ def _detected_sku(file: PaikResult, found: list[str], thresholds: Thresholds) ->
     which = f"several SKUs of the thresholds: {', '.join(found)}" if found else "no SKU of the thresholds"
     raise SkuError(
         file.path, f"device {file.device_name!r} is {which}", f"exactly one of {', '.join(found or thresholds.skus)}",
-        "Say which with --gpu-sku SKU.",
+        "Name the SKU with --gpu-sku SKU.",
     )  # fmt: skip
 
 
@@ -226,7 +228,7 @@ def _asked_sku(file: PaikResult, asked: str, found: list[str], thresholds: Thres
     if found and name not in found:
         raise SkuError(
             "--gpu-sku",
-            f"{name} was asked for, but {file.path} is of {file.device_name!r}, which is {' or '.join(found)}",
+            f"names {name}, but {file.path} is of {file.device_name!r}, which is {' or '.join(found)}",
             "the SKU that was measured", "Leave out --gpu-sku, or correct it.",
         )  # fmt: skip
     return name
@@ -251,23 +253,22 @@ def _grouped(files: Iterable[PaikResult]) -> dict[Workload, list[PaikResult]]:
 
 
 def _differences(ours: Workload, theirs: Workload) -> list[tuple[str, object, object]]:
-    """Name and both values of each setting in which the same job, in another workload of the thresholds, differs."""
+    """Name and both values of each setting in which a workload of the thresholds with the same job differs."""
     batch = "global_batch_size" if ours.global_batch_size else "batch_size"
     both = [(name, getattr(ours, name), getattr(theirs, name)) for name in (batch, "memory_format", "compile")]
     return [(name, one, other) for name, one, other in both if one != other]
 
 
 def _is_same_job(ours: Workload, theirs: Workload) -> bool:
-    """Whether they differ in batch, memory format or compile only."""
+    """Whether workloads differ at most in batch, memory format and compile."""
     return all(getattr(ours, name) == getattr(theirs, name) for name in ("model", "precision", "image_size"))
 
 
 def _workload_names(studied: list[Workload], workloads: Mapping[str, Workload]) -> dict[Workload, str]:
     """A name for each study's workload, unique within weak and within strong scaling.
 
-    The one that thresholds describe has their name. Another has it too if there is no rival for it
-    and it differs in batch, memory format or compile only; rivals are told apart by their batch, as
-    in ``resnet152-fp16-bs256``.
+    A workload that the thresholds describe has their name. One that differs in batch, memory format or compile only
+    has it too, unless several do; those get their batch as a suffix, as in ``resnet152-fp16-bs256``.
     """
     names: dict[Workload, str] = {}
     for ours in studied:
@@ -286,10 +287,10 @@ def _free_name(
     alike = next((name for name, theirs in workloads.items() if _is_same_job(ours, theirs)), None)
     name = alike or f"{ours.model.replace('_', '-')}-{ours.precision}"
     same_scaling = [one for one in studied if bool(one.global_batch_size) == bool(ours.global_batch_size)]
-    # A name of the thresholds that stands for something else would be judged as that.
+    # A name that the thresholds use for another workload would be judged as that workload.
     taken = {names[one] for one in same_scaling if one in names} | (set(workloads) - {alike})
     rivals = [one for one in same_scaling if (one.model, one.precision) == (ours.model, ours.precision)]
-    # What tells it from others of the same model and precision, most telling first.
+    # Distinguishes workloads with the same model and precision, most important first.
     details = (
         f"bs{ours.batch_size}", f"{ours.image_size}px", ours.memory_format.replace("_", "-"),
         "compiled" if ours.compile else "eager",
@@ -310,7 +311,7 @@ def _study(workload: Workload, files: list[PaikResult]) -> Study:
 
 
 def _gang(file: PaikResult, number: int) -> GangRecord:
-    """Each file is the work of a gang of its own, in torchrun's usual order: the ranks of a node are consecutive."""
+    """One gang per file, in torchrun's usual order: the ranks of a node are consecutive."""
     ranks_per_node = -(-file.world_size // file.nodes)
     places = [divmod(rank, ranks_per_node) for rank in range(file.world_size)]
     return GangRecord(
@@ -351,7 +352,7 @@ def _run(
         "cuda": ", ".join(sorted({file.cuda_version or "unknown" for file in files})),
     }
     several = [
-        f"the results are of several versions of {name}: {text}" for name, text in versions.items() if ", " in text
+        f"the results come from several versions of {name}: {text}" for name, text in versions.items() if ", " in text
     ]
     topology = max(files, key=lambda file: file.world_size).nccl_topology
     return RunRecord(
@@ -372,7 +373,7 @@ def _without_uuids(host: RunHost) -> RunHost:
 
 
 def _notes_on(study: Study, workloads: Mapping[str, Workload]) -> list[str]:
-    """Where a study bears a name of the thresholds, but was measured with another setting."""
+    """Notes on settings in which a study differs from the workload of its name in the thresholds."""
     known = workloads.get(study.workload.name)
     differences = _differences(study.workload, known) if known else []
     return [

@@ -1,4 +1,4 @@
-"""What pairs of ranks of different nodes reached with each other: records of kind ``pair``, one for each round."""
+"""Bandwidth between pairs of ranks on different nodes: records of kind ``pair``, one per round."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pytest_ddpscale.results.strict_json import Count, Positive, Record, each, r
 if TYPE_CHECKING:
     from pytest_ddpscale.results.record_lines import AnyRecord
 
-# A thousand times the fastest link between two nodes that is sold: more is a broken clock.
+# A thousand times the fastest link on the market; more means a broken clock.
 MOST_GBPS = 1e6
 Gbps = Annotated[float, Meta(gt=0, le=MOST_GBPS)]
 
 
 class PairRound(Record, frozen=True, kw_only=True, tag_field="kind", tag="pair"):
-    """All-reduces between two ranks of different nodes, all pairs of one round at once.
+    """All-reduces between two ranks of different nodes, for all pairs of one round.
 
     Attributes:
-        message_bytes: what one all-reduce sums, in bytes.
-        iterations: how many all-reduces were timed.
+        message_bytes: message size of one all-reduce.
+        iterations: number of timed all-reduces.
         ranks: the two ends of each pair, numbered as in the gang.
-        busbw_gbps: bus bandwidth of each pair in GB/s (1e9 bytes a second): 2(n - 1)/n x bytes / time, which for two
-            ranks is bytes / time (nccl-tests, doc/PERFORMANCE.md). The time is that of the fastest one.
+        busbw_gbps: bus bandwidth of each pair in GB/s (1e9 bytes per second): 2(n - 1)/n x bytes / time, which for two
+            ranks is bytes / time (nccl-tests, doc/PERFORMANCE.md). The time is that of the fastest all-reduce.
     """
 
     study: str
@@ -45,12 +45,12 @@ class PairRound(Record, frozen=True, kw_only=True, tag_field="kind", tag="pair")
 
     @property
     def highest_rank(self) -> int:
-        """That is named."""
+        """The largest rank in the record."""
         return max(map(max, self.ranks))
 
 
 class PairSpeed(Record, frozen=True, kw_only=True):
-    """One pair's part of a `PairRound`, as its first rank says it to rank 0."""
+    """One pair's part of a `PairRound`, sent by its first rank to rank 0."""
 
     ranks: tuple[Count, Count]
     busbw_gbps: Gbps
@@ -58,7 +58,7 @@ class PairSpeed(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class PairMeasurement:
-    """One pair of a `PairRound`; what is there in pairs is in the order of its ranks."""
+    """One pair of a `PairRound`; two-element fields are in the order of its ranks."""
 
     study: str
     round: int

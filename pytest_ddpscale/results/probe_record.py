@@ -1,4 +1,4 @@
-"""What a probe gave: records of kind ``probe`` in measurements.jsonl, one for each probe and round."""
+"""Results of probes: records of kind ``probe`` in measurements.jsonl, one for each probe and round."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ NO_PEER = -1
 
 
 class ProbeBlock(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="probe"):
-    """One probe in one round, as all its ranks timed it. Columns are in the order of `ranks`; what all have alike
-    stands there once.
+    """One probe in one round, timed by all its ranks. Columns are in the order of `ranks`; a shared value is stored
+    once.
 
     Attributes:
         study: ``probes``.
         probe: name of the probe, ``all-reduce-32mib``.
-        world_size: ranks that took part in it together.
+        world_size: number of ranks that run it together.
         round: counted from 0.
         gang: number of the gang.
-        iterations: how often each did it.
-        ranks: that took part, numbered as in the gang; of a send-recv once for each of its peers.
-        peers: of a send-recv: who was at the other end; None for all others.
-        work: of one iteration: floating-point operations of a matmul; else bytes: those of the message, or those
-            that a device's copy reads and writes.
-        seconds: that all iterations took, as this rank saw it.
-        started_unix_s: when they began, seconds since 1970 UTC.
-        is_correct: whether what came out is what has to come out.
+        iterations: number of iterations of each rank.
+        ranks: ranks that took part, numbered as in the gang; for send-recv one entry per peer.
+        peers: for send-recv the rank at the other end; None for all other probes.
+        work: of one iteration: floating-point operations of a matmul; else bytes: of the message, or read and written
+            by a device copy.
+        seconds: duration of all iterations on this rank.
+        started_unix_s: start of the iterations, seconds since 1970 UTC.
+        is_correct: whether the result is right.
     """
 
     study: str
@@ -73,7 +73,7 @@ class ProbeBlock(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="k
         probe = Probe(self.probe, self.world_size)  # raises ValueError if there is no such probe
         if (self.peers is None) != (probe.kind != "send-recv"):
             there = "no peers" if self.peers is None else "peers"
-            raise ValueError(f"{there}; expected other ranks of a send-recv, None of all others")
+            raise ValueError(f"{there}; expected peers for send-recv, none for other probes")
         if self.peers is None:
             refuse_twice(self.ranks)
             return
@@ -85,17 +85,17 @@ class ProbeBlock(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="k
 
     @property
     def probe_id(self) -> str:
-        """As the plan has it, ``all-reduce-32mib@8``."""
+        """Id in the plan, ``all-reduce-32mib@8``."""
         return Probe(self.probe, self.world_size).id
 
     @property
     def highest_rank(self) -> int:
-        """That is named."""
+        """The largest rank in the record."""
         return int(max(np.max(self.ranks), NO_PEER if self.peers is None else np.max(self.peers)))
 
 
 class RankProbe(Record, frozen=True, kw_only=True):
-    """One rank's part of a `ProbeBlock`, as it says it to rank 0."""
+    """One rank's part of a `ProbeBlock`, sent to rank 0."""
 
     rank: Count
     peer: Count | None = None
@@ -108,15 +108,15 @@ class RankProbe(Record, frozen=True, kw_only=True):
 def joined_probe_block(
     parts: Sequence[RankProbe], probe: Probe, study: str, number: int, gang: int, iterations: int
 ) -> ProbeBlock:
-    """The block that its ranks have said.
+    """Join the parts of all ranks to a block.
 
     Args:
-        parts: of all its ranks.
-        probe: that they did.
+        parts: of all ranks.
+        probe: the probe.
         study: id of the study.
         number: of the round.
         gang: number of the gang.
-        iterations: how often each did it.
+        iterations: number of iterations of each rank.
     """
     return ProbeBlock(
         study=study, probe=probe.name, world_size=probe.world_size, round=number, gang=gang, iterations=iterations,
@@ -128,7 +128,7 @@ def joined_probe_block(
 
 
 class ProbeUnsupported(Record, frozen=True, kw_only=True, tag_field="kind", tag="probe_unsupported"):
-    """Why ranks could not do a probe, by its id."""
+    """Why ranks could not run a probe, which is named by its id."""
 
     study: str
     probe: str
@@ -143,7 +143,7 @@ class ProbeUnsupported(Record, frozen=True, kw_only=True, tag_field="kind", tag=
 
 @dataclass(frozen=True)
 class ProbeMeasurement:
-    """A `ProbeBlock` as one rank timed it."""
+    """One rank's measurement in a `ProbeBlock`."""
 
     study: str
     probe: str
@@ -167,7 +167,7 @@ class ProbeMeasurement:
 
 
 def unsupported_of(records: Sequence[AnyRecord]) -> dict[str, str]:
-    """Why probes could not be done on some rank, by the probe's id."""
+    """Why probes could not be run on a rank, by probe id."""
     gangs = gangs_by_number(records)
     return {
         line.probe: f"{gangs[line.gang].hosts[line.ranks[-1]]}: {each(line.reasons, len(line.ranks))[-1]}"

@@ -1,4 +1,4 @@
-"""What torch.profiler saw of an arm's steps after the timed rounds: profiles.jsonl, one record for each arm."""
+"""Profiles of arms by torch.profiler, taken after the timed rounds: profiles.jsonl, one record per arm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_KERNELS = 10
 MOST_GAPS = 5
 MOST_SPANS = 1000
 LONGEST_NAME = 200
-# Rounding of a trace's clock, and of what is written.
+# Tolerance for rounding of the trace's clock and of the written numbers.
 _SLACK_MS = 0.01
 Milliseconds = Annotated[float, Meta(ge=0, le=1e10)]
 Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
@@ -26,10 +26,10 @@ class ProfiledBucket(Record, frozen=True, kw_only=True):
     """One all-reduce of a step, medians over the steps: under DDP that of one gradient bucket.
 
     Attributes:
-        bytes: of the message; None where the trace does not say.
-        begins_ms: after the step's begin.
-        took_ms: from its begin to its end, waiting for other ranks included.
-        hidden_ms: of that, while the rank computed.
+        bytes: message size; None if the trace does not have it.
+        begins_ms: time since the start of the step.
+        took_ms: duration, including the wait for other ranks.
+        hidden_ms: part of the duration in which the rank computed.
     """
 
     bytes: Positive | None
@@ -39,12 +39,12 @@ class ProfiledBucket(Record, frozen=True, kw_only=True):
 
 
 class ProfiledKernel(Record, frozen=True, kw_only=True):
-    """Kernels of one name; on a CPU operators, without those that they call.
+    """Kernels of one name; on a CPU operators, without nested operators.
 
     Attributes:
-        name: as the trace has it, cut.
-        calls: in all profiled steps.
-        ms_per_step: mean of what they take together.
+        name: from the trace, truncated.
+        calls: number of calls in all profiled steps.
+        ms_per_step: mean time per step of all calls.
     """
 
     name: Name
@@ -53,7 +53,7 @@ class ProfiledKernel(Record, frozen=True, kw_only=True):
 
 
 class IdleGap(Record, frozen=True, kw_only=True):
-    """A time in which a rank neither computed nor communicated, between these two kernels or operators."""
+    """A gap in which a rank neither computed nor communicated, between two kernels or operators."""
 
     begins_ms: Milliseconds
     lasts_ms: Milliseconds
@@ -62,7 +62,7 @@ class IdleGap(Record, frozen=True, kw_only=True):
 
 
 class ProfileSpan(Record, frozen=True, kw_only=True):
-    """A stretch of the timeline of one step; what is named stands alone, computing is joined where it is dense."""
+    """A span in the timeline of one step; unnamed spans of dense computation are merged."""
 
     lane: Lane
     begins_ms: Milliseconds
@@ -71,27 +71,27 @@ class ProfileSpan(Record, frozen=True, kw_only=True):
 
 
 class ArmProfile(Record, frozen=True, kw_only=True, tag_field="kind", tag="profile"):
-    """Steps of one arm under torch.profiler, as one of its ranks saw them; or why there are none.
+    """Profiled steps of one rank of an arm, or why there are none.
 
-    A step is split into three: the rank computes, waits for a collective while it does not compute, or is idle.
+    A step is split into three parts: the rank computes, waits for a collective without computing, or is idle.
 
     Attributes:
         study: id of the study.
         arm: name of the arm.
         gang: number of the gang.
-        rank: whose trace it is.
-        trace: the Chrome trace, gzip, below the run directory; empty where it could not be kept.
+        rank: the profiled rank.
+        trace: path of the gzipped Chrome trace below the run directory; empty if it could not be kept.
         problem: why there are no numbers; empty if there are.
-        step_ms: duration of each step, profiler included.
-        compute_ms: of each step, the time in which a kernel ran that is no collective (CPU: an operator of the
-            thread that trains).
-        waiting_ms: in which a collective was under way and nothing was computed: communication that is exposed.
+        step_ms: duration of each step, including profiler overhead.
+        compute_ms: time of each step in which a kernel other than a collective ran (CPU: an operator of the training
+            thread).
+        waiting_ms: time in which a collective ran and nothing was computed: exposed communication.
         idle_ms: the rest.
-        all_reduce_ms: in which an all-reduce was under way.
-        hidden_ms: of that, while the rank computed.
+        all_reduce_ms: time in which an all-reduce ran.
+        hidden_ms: part of that in which the rank computed.
         buckets: all-reduces of a step, in order.
-        longest: the kernels, or operators, that took most.
-        gaps: the longest idle times of the step whose duration is the median.
+        longest: the kernels or operators that took longest.
+        gaps: the longest idle times of the step with the median duration.
         spans: timeline of that step.
     """
 
@@ -118,7 +118,7 @@ class ArmProfile(Record, frozen=True, kw_only=True, tag_field="kind", tag="profi
             self, len(self.step_ms), "compute_ms", "waiting_ms", "idle_ms", "all_reduce_ms", "hidden_ms"
         )
         if bool(self.problem) == bool(self.step_ms):
-            raise ValueError(f"problem is {self.problem!r} beside {len(self.step_ms)} steps; expected one of the two")
+            raise ValueError(f"problem is {self.problem!r} with {len(self.step_ms)} steps; expected one of the two")
         parts = zip(self.step_ms, self.compute_ms, self.waiting_ms, self.idle_ms, strict=True)
         for step, *of_step in parts:
             if abs(step - sum(of_step)) > _SLACK_MS:
@@ -129,5 +129,5 @@ class ArmProfile(Record, frozen=True, kw_only=True, tag_field="kind", tag="profi
 
 
 def latest_profiles(profiles: Iterable[ArmProfile]) -> tuple[ArmProfile, ...]:
-    """Of each arm of each study the last one that was made."""
+    """The last profile of each arm of each study."""
     return tuple({(one.study, one.arm): one for one in profiles}.values())

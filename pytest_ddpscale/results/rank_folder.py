@@ -1,7 +1,7 @@
-"""What a node's agent and its ranks leave each other in a folder of the node's own, see also rank_status.py.
+"""Files that a node's agent and its ranks exchange in a local folder of the node; see also rank_status.py.
 
-The agent leaves what is to be measured, and the supervisor's word on whether a study goes on; rank 0 hands over the
-lines that it has measured, which the agent sends to the supervisor. So no file system has to be shared by nodes.
+The agent writes the assignment and the supervisor's decisions on whether a study goes on; rank 0 passes on its records,
+which the agent sends to the supervisor. So nodes need no shared file system.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from pytest_ddpscale.results.record_lines import AnyRecord, checked_line, line_o
 from pytest_ddpscale.results.telemetry_record import TelemetryBlock
 
 MEASUREMENTS, TELEMETRY, PROFILES = "measurements.jsonl", "telemetry.jsonl", "profiles.jsonl"
-MEMORY = "memory"  # no file of a run
-LOGS = "logs"  # a folder of that, with `gang` for the logs of this launch and `run` for those of the run
-TRACES = "profiles"  # beside these, for traces, which are sent whole; a folder of the run
+MEMORY = "memory"  # not a file of a run
+LOGS = "logs"  # subfolder, with `gang` for the logs of this launch and `run` for those of the run
+TRACES = "profiles"  # subfolder for traces, which are sent as whole files; also a folder of the run
 MOST_TRACE_BYTES = 2**25
 _ASSIGNMENT, _RECORDS, _WANTED = "assignment.json", "records", "wanted_arms.json"
-_F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)  # Python has the name since 3.10 on Linux
-_PIPE_BYTES = 2**20  # what an ordinary user may ask for: a round of thousands of ranks
+_F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)
+_PIPE_BYTES = 2**20  # default limit for unprivileged users; holds a round of thousands of ranks
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the ranks of a gang are to do.
+    """The work of the ranks of a gang.
 
     Attributes:
         plan: all studies of the run, as in plan.json.
-        studies: ids of those to measure, in order.
+        studies: ids of the studies to measure, in order.
         timeout_s: limit for one wait or collective.
-        steered: whether rank 0 waits after each round for the supervisor's word.
-        tries_memory: whether it is tried if a study fits into memory: ranks say how much it took, and are the first
-            that the kernel ends for lack of it.
-        profile_steps: of each arm, that are profiled after the timed rounds; 0 for none.
+        steered: whether rank 0 waits after each round for the supervisor's decision.
+        tries_memory: whether this launch tests if a study fits into memory: ranks report their memory use, and the
+            kernel kills them first if memory runs out.
+        profile_steps: number of steps of each arm to profile after the timed rounds; 0 for none.
         nvtx: whether steps and their parts are NVTX ranges.
         launched_unix_s: when the supervisor began to start the gang, by its clock.
         deadline_unix_s: no round starts after it; None for no limit.
@@ -58,7 +58,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class WantedArms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say", tag="wanted"):
-    """The supervisor's word after a round: which arms are timed further; none once the study has told enough."""
+    """The supervisor's decision after a round: the arms to go on timing; none if the study is finished."""
 
     study: str
     round: int
@@ -66,22 +66,22 @@ class WantedArms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
 
 
 def leave_assignment(folder: Path, assignment: Assignment) -> None:
-    """Tell the ranks what to do. Raises OSError."""
+    """Write the assignment for the ranks. Raises OSError."""
     replace_file(folder / _ASSIGNMENT, msgspec.json.encode(assignment))
 
 
 def read_assignment(folder: Path) -> Assignment:
-    """What this rank is to do. Raises OSError."""
+    """Read this rank's assignment. Raises OSError."""
     return msgspec.json.decode((folder / _ASSIGNMENT).read_bytes(), type=Assignment)
 
 
 def leave_wanted_arms(folder: Path, wanted: WantedArms) -> None:
-    """Tell rank 0 whether a study goes on. Raises OSError."""
+    """Write the supervisor's decision for rank 0. Raises OSError."""
     replace_file(folder / _WANTED, msgspec.json.encode(wanted))
 
 
 def read_wanted_arms(folder: Path) -> WantedArms | None:
-    """The supervisor's last word; None before the first."""
+    """The supervisor's last decision; None before the first."""
     try:
         return msgspec.json.decode((folder / _WANTED).read_bytes(), type=WantedArms)
     except (OSError, msgspec.MsgspecError):
@@ -89,44 +89,44 @@ def read_wanted_arms(folder: Path) -> WantedArms | None:
 
 
 def open_records(folder: Path) -> int:
-    """The agent's end of the pipe for rank 0's records, a descriptor that is never waited for. Raises OSError."""
+    """Open the agent's end of the pipe for rank 0's records, as a non-blocking descriptor. Raises OSError."""
     os.mkfifo(folder / _RECORDS)
-    # Also for writing, so that the pipe has no end while no rank has it open.
+    # Also open for writing, so the pipe does not report its end while no rank has it open.
     descriptor = os.open(folder / _RECORDS, os.O_RDWR | os.O_NONBLOCK)
-    with contextlib.suppress(OSError):  # a user with many pipes gets small ones, in which rank 0 waits more often
+    with contextlib.suppress(OSError):  # with a small pipe, for users of many pipes, rank 0 only waits more often
         fcntl.fcntl(descriptor, _F_SETPIPE_SZ, _PIPE_BYTES)
     return descriptor
 
 
 class RecordSink:
-    """Rank 0's end, in the folder of its agent: what it appends is sent on as it is, as a whole or not at all."""
+    """Rank 0's end of the pipe: the agent sends its lines on unchanged, each one complete or not at all."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _RECORDS
         self.folder = folder
 
     def append_record(self, record: AnyRecord) -> None:
-        """Hand over one record. Raises as `append_records`."""
+        """Send one record. Raises like `append_records`."""
         self.append_records([record])
 
     def append_records(self, records: Sequence[AnyRecord]) -> None:
-        """Hand over records of measurements.jsonl; waits where the agent has not sent on what came before.
+        """Send records of measurements.jsonl; blocks while the pipe is full.
 
         Raises:
-            OSError: there is no agent any more.
+            OSError: the agent is gone.
         """
         self._append(MEASUREMENTS, records)
 
     def append_telemetry(self, records: Sequence[TelemetryBlock]) -> None:
-        """Hand over records of what GPUs said of themselves. Raises as `append_records`."""
+        """Send telemetry records. Raises like `append_records`."""
         self._append(TELEMETRY, records)
 
     def append_profile(self, record: ArmProfile) -> None:
-        """Hand over what torch.profiler saw of an arm. Raises as `append_records`."""
+        """Send the profile of an arm. Raises like `append_records`."""
         self._append(PROFILES, [record])
 
     def append_memory(self, record: StudyMemory) -> None:
-        """Hand over what a study took, for whoever started this gang to find out. Raises as `append_records`."""
+        """Send the memory use of a study, for the search that started this gang. Raises like `append_records`."""
         self._write(MEMORY.encode() + b" " + line_of(record))
 
     def _append(self, file: str, records: Sequence[AnyRecord | TelemetryBlock | ArmProfile]) -> None:
@@ -140,7 +140,7 @@ class RecordSink:
 
 
 def lines_by_file(data: bytes) -> dict[str, bytes]:
-    """What a `RecordSink` was given, by the file that it is for."""
+    """Lines from a `RecordSink`, by destination file."""
     found: dict[str, list[bytes]] = {}
     for line in data.splitlines(keepends=True):
         file, _, record = line.partition(b" ")
@@ -151,7 +151,7 @@ def lines_by_file(data: bytes) -> dict[str, bytes]:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file that readers see as it was or as it will be. Raises OSError."""
+    """Replace a file atomically: readers see the old or the new content. Raises OSError."""
     temporary = path.with_suffix(f".{os.getpid()}")
     temporary.write_bytes(data)
     temporary.replace(path)

@@ -1,7 +1,7 @@
-"""Where a rank is, told to its node's agent: files in a folder of the node's own memory, never on a shared disk.
+"""Progress of a rank for its node's agent: files in a folder in the node's memory, never on a shared disk.
 
-A rank that hangs, is stopped or killed can say nothing any more: what it wrote last says where that
-happened. Steps are counted in eight bytes of shared memory, which costs a training step nothing.
+A rank that hangs or was killed cannot report any more, but its last status shows where it was. Steps are counted in
+eight bytes of shared memory, which costs a training step nothing.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ import msgspec
 from pytest_ddpscale.results.rank_folder import replace_file
 from pytest_ddpscale.results.strict_json import Record
 
-# In the environment of ranks: the folder; without it nothing is told.
+# Environment variable of ranks with the folder; without it no status is written.
 STATUS_VARIABLE = "DDPSCALE_STATUS_DIR"
 FINISHED = "finished"
 _COUNTER = struct.Struct("<Q")
 
 
 class RankStatus(Record, frozen=True, kw_only=True):
-    """What a rank last said of itself.
+    """Last status of a rank.
 
     Attributes:
         rank: global rank; -1 before it has joined the gang.
         phase: what it is doing; `FINISHED` once all its studies are done.
-        study: id of the study; None between studies, as `arm` and `round` are outside of them.
-        entered: how many phases it has entered, so that a change is seen even if the words are the same.
-        steps: training steps since it entered that phase: ranks that take part in more arms are not ahead by it.
+        study: id of the study; None between studies, like `arm` and `round`.
+        entered: number of phases entered so far, which shows a change even if the phase has the same name.
+        steps: training steps since it entered the phase; not in total, because ranks train in different numbers of
+            arms.
     """
 
     local_rank: int
@@ -44,7 +45,7 @@ class RankStatus(Record, frozen=True, kw_only=True):
 
 
 class RankFailure(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """What a rank failed with: the error's type and message, and where it was, as `RankStatus` has it."""
+    """Error of a rank: type and message, and where it happened, with the fields of `RankStatus`."""
 
     local_rank: int
     rank: int = -1
@@ -58,7 +59,7 @@ class RankFailure(Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class StatusWriter:
-    """The side of the rank with that local rank; the folder is in memory, such as below /dev/shm."""
+    """Writes the status of one local rank; the folder is in memory, for example below /dev/shm."""
 
     def __init__(self, folder: Path, local_rank: int) -> None:
         self._path, self._error = folder / f"{local_rank}.json", folder / f"{local_rank}.error.json"
@@ -69,23 +70,23 @@ class StatusWriter:
         self._steps = 0
 
     def count_step(self) -> None:
-        """One more training step."""
+        """Count one training step."""
         self._steps += 1
         _COUNTER.pack_into(self._counter, 0, self._steps)
 
     def tell(self, status: RankStatus) -> None:
-        """Replace what was said before. Steps are counted anew."""
+        """Replace the status and restart the step count."""
         replace_file(self._path, msgspec.json.encode(status))
         self._steps = 0
         _COUNTER.pack_into(self._counter, 0, 0)
 
     def tell_failure(self, failure: RankFailure) -> None:
-        """Leave word of what this rank failed with."""
+        """Write this rank's error."""
         replace_file(self._error, msgspec.json.encode(failure))
 
 
 def read_status(folder: Path, local_rank: int) -> RankStatus | None:
-    """What a rank last said; None if it has not yet."""
+    """The last status of a rank; None before the first."""
     try:
         said = msgspec.json.decode((folder / f"{local_rank}.json").read_bytes(), type=RankStatus)
         steps = _COUNTER.unpack((folder / f"{local_rank}.steps").read_bytes())[0]
@@ -95,7 +96,7 @@ def read_status(folder: Path, local_rank: int) -> RankStatus | None:
 
 
 def read_failure(folder: Path, local_rank: int) -> RankFailure | None:
-    """What a rank failed with; None if it did not say."""
+    """The error of a rank; None if it wrote none."""
     try:
         return msgspec.json.decode((folder / f"{local_rank}.error.json").read_bytes(), type=RankFailure)
     except (OSError, msgspec.MsgspecError):

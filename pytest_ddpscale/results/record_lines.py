@@ -1,4 +1,4 @@
-"""Reading the lines of measurements.jsonl: which kinds there are, and that each refers to what was said before."""
+"""Read and write lines of records; each may refer only to gangs and ranks that earlier lines announced."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _encode = msgspec.json.Encoder(enc_hook=as_json).encode
 
 
 class RecordReader:
-    """Reads line after line: a line names ranks of a gang that announced itself on an earlier one."""
+    """Reads line by line; a line may name only ranks of a gang that an earlier line announced."""
 
     def __init__(self) -> None:
         self._world_sizes: dict[int, int] = {}
@@ -49,29 +49,29 @@ class RecordReader:
         """The record of one line.
 
         Raises:
-            ValueError: the line holds none, or names a gang or a rank that is not there.
+            ValueError: the line holds no record, or names an unknown gang or rank.
         """
         record = decode(_RECORDS, line)
         if isinstance(record, GangRecord):
             if record.gang in self._world_sizes:
-                raise ValueError(f"another gang {record.gang}")
+                raise ValueError(f"a second gang {record.gang}")
             self._world_sizes[record.gang] = record.world_size
         elif isinstance(record, OfRanks | OfTraining):
             self._refuse_unannounced(record)
         return record
 
     def know(self, records: Iterable[AnyRecord]) -> None:
-        """Take note of the gangs among records that were read by another reader."""
+        """Add the gangs among records that another reader read."""
         self._world_sizes |= {number: gang.world_size for number, gang in gangs_by_number(records).items()}
 
     def read_telemetry(self, line: bytes) -> TelemetryBlock:
-        """As `read`, of telemetry.jsonl, once all gangs are known."""
+        """`read` for telemetry.jsonl, once all gangs are known."""
         record = decode(_TELEMETRY, line)
         self._refuse_unannounced(record)
         return record
 
     def read_profile(self, line: bytes) -> ArmProfile:
-        """As `read`, of profiles.jsonl, once all gangs are known."""
+        """`read` for profiles.jsonl, once all gangs are known."""
         record = decode(_PROFILES, line)
         self._refuse_unannounced(record)
         return record
@@ -79,7 +79,7 @@ class RecordReader:
     def _refuse_unannounced(self, record: OfRanks | OfTraining | TelemetryBlock | ArmProfile) -> None:
         size = self._world_sizes.get(record.gang)
         if size is None:
-            raise ValueError(f"gang {record.gang} never announced itself")
+            raise ValueError(f"gang {record.gang} was not announced before")
         if isinstance(record, ProbeBlock | PairRound):
             highest = record.highest_rank
         else:
@@ -89,7 +89,7 @@ class RecordReader:
 
 
 def checked_line(record: AnyRecord | TelemetryBlock | ArmProfile) -> bytes:
-    """As `line_of`; raises ValueError if nobody could read it: a number that is none would be written as null."""
+    """`line_of` with a check that it can be read again, because NaN would be written as null. Raises ValueError."""
     line = line_of(record)
     if isinstance(record, TelemetryBlock):
         decode(_TELEMETRY, line)
@@ -101,5 +101,5 @@ def checked_line(record: AnyRecord | TelemetryBlock | ArmProfile) -> bytes:
 
 
 def line_of(record: Record) -> bytes:
-    """A record as a line of its file, with the line's end."""
+    """A record as a line of its file, with the newline."""
     return _encode(record) + b"\n"

@@ -1,7 +1,7 @@
-"""The records of measurements.jsonl: one JSON object a line, told apart by ``kind``.
+"""The records of measurements.jsonl: one JSON object per line, distinguished by ``kind``.
 
-What was measured is one line per arm and round, with columns over ranks: a block is there as a whole or not at all. Who
-a rank is stands once, in the record of its gang.
+Measurements have one line per arm and round, with columns over ranks, so a block is complete or absent. Host and device
+of a rank are stored once, in the record of its gang.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from pytest_ddpscale.results.strict_json import (
     refuse_other_lengths,
 )
 
-# In place of a round's number, of what is asked before a study begins.
+# Round number of decisions before the first round of a study.
 BEFORE_ROUNDS = -1
-# A thousand times what any GPU trains of the smallest images: more is a broken clock, and would overflow in ratios.
+# A thousand times the throughput of any GPU on the smallest images; more means a broken clock, and ratios overflow.
 MOST_IMG_PER_S = 1e9
 NO_CHECKSUM = "0" * 16  # of parameters
-# Of a block: the host's clock says how long a rank waited, the device's how long its block lasted.
+# Tolerance: waiting is timed by the host's clock, the block by the device's.
 _MOST_WAITED, _CLOCKS_DIFFER_S = 1.01, 0.001
-STEP_BYTES = 4  # of one step time: float32 has seven digits, more than any clock of a GPU
+STEP_BYTES = 4  # of one step time: float32 has seven digits, more than any GPU clock
 
 Ranks = Annotated[tuple[Count, ...], Meta(min_length=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -45,7 +45,7 @@ EndReason = Literal["decided", "rounds", "budget", "interrupted", "error"]
 
 
 class RankPlace(NamedTuple):
-    """Where one rank is: its host, its number there, and its GPU's UUID, or ``cpu``."""
+    """Place of one rank: host, local rank, and GPU UUID or ``cpu``."""
 
     host: str
     local_rank: int
@@ -53,23 +53,23 @@ class RankPlace(NamedTuple):
 
 
 class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"):
-    """Who the ranks of one launch are. Columns are over all its ranks; what all have alike stands there once.
+    """The ranks of one launch. Columns are over all its ranks; a shared value is stored once.
 
     Attributes:
-        gang: its number in this run, by which what it measured refers to it.
+        gang: its number in this run, to which its measurements refer.
         hosts: host name of each rank.
-        local_ranks: rank on its host: its GPU's place among those visible there.
-        devices: GPU UUID as NVML has it (``GPU-…``), or ``cpu``.
-        device_names: as the driver or the system gives them.
+        local_ranks: rank on its host: the index of its GPU among the visible ones.
+        devices: GPU UUID from NVML (``GPU-…``), or ``cpu``.
+        device_names: from the driver or the system.
         pids: of the ranks' processes.
-        import_s: seconds from a process's start until torch was imported.
+        import_s: seconds from the start of the process until torch was imported.
         rendezvous_s: seconds from then until the rank had joined the others.
-        threads: that torch computes with on the CPU.
-        cores: that the rank may run on.
-        numa_nodes: whose cores and memory it takes; None where it runs where it is let.
-        numa_notes: why it is not bound as it should be; empty where there is nothing to tell.
+        threads: number of CPU threads of torch.
+        cores: number of cores that the rank may run on.
+        numa_nodes: NUMA node whose cores and memory the rank is bound to; None if it is not bound.
+        numa_notes: why it is not bound as it should be; empty without a problem.
         versions: of the software.
-        environment: variables that change how fast ranks train or talk, secrets masked.
+        environment: variables that change the speed of training or communication, secrets masked.
     """
 
     gang: Count
@@ -93,11 +93,11 @@ class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"
 
     @property
     def world_size(self) -> int:
-        """How many ranks it has, numbered from 0."""
+        """Number of ranks, numbered from 0."""
         return len(self.hosts)
 
     def place(self, rank: int) -> RankPlace:
-        """Where a rank is."""
+        """Host, local rank and device of a rank."""
         return RankPlace(self.hosts[rank], self.local_ranks[rank], self.devices[rank])
 
     @property
@@ -107,7 +107,7 @@ class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"
 
 
 class WhoIAm(Record, frozen=True, kw_only=True):
-    """One rank's part of a `GangRecord`, as it says it to rank 0."""
+    """One rank's part of a `GangRecord`, sent to rank 0."""
 
     host: str
     local_rank: Count
@@ -125,10 +125,10 @@ class WhoIAm(Record, frozen=True, kw_only=True):
 
 
 def joined_gang(ranks: Sequence[WhoIAm], number: int) -> GangRecord:
-    """The gang that its ranks say they are.
+    """Join the parts of all ranks to the record of their gang.
 
     Args:
-        ranks: all, in order.
+        ranks: parts of all ranks, in order.
         number: of the gang.
     """
     alike = ("device_name", "pid", "numa_node", "numa_note")
@@ -142,21 +142,21 @@ def joined_gang(ranks: Sequence[WhoIAm], number: int) -> GangRecord:
 
 
 class StudyStart(Record, frozen=True, kw_only=True, tag_field="kind", tag="study_start"):
-    """The ranks begin with a study."""
+    """The ranks begin a study."""
 
     study: str
     unix_s: UnixSeconds
 
 
 class WarmUp(Record, frozen=True, kw_only=True, tag_field="kind", tag="warm_up"):
-    """What came before an arm's first timed block.
+    """Warm-up before an arm's first timed block.
 
     Attributes:
         study: id of the study.
         arm: name of the arm.
-        first_block_s: from the making of the arm to its first steps' end: compilation, cuDNN's choice of algorithms,
-            NCCL's connections. Kept apart from steady state.
-        steps_per_block: that its timed blocks have.
+        first_block_s: from the construction of the arm to the end of its first steps: compilation, cuDNN's choice of
+            algorithms, NCCL's connections. Kept apart from steady state.
+        steps_per_block: number of steps in its timed blocks.
     """
 
     study: str
@@ -166,14 +166,14 @@ class WarmUp(Record, frozen=True, kw_only=True, tag_field="kind", tag="warm_up")
 
 
 class SeededSteps(Record, frozen=True, kw_only=True, tag_field="kind", tag="seeded_step"):
-    """What each rank computed, by itself, of a step that is the same on all ranks.
+    """Results of a step with the same seed, which each rank computes alone.
 
     Attributes:
         study: id of the study.
         gang: number of the gang.
-        ranks: that computed it; columns are in their order.
+        ranks: ranks that computed it; columns are in their order.
         checksums: of the gradients' bits, hexadecimal.
-        repeats: whether a rank got the same bits when it computed the step again.
+        repeats: whether a rank got the same bits when it repeated the step.
     """
 
     study: str
@@ -188,7 +188,7 @@ class SeededSteps(Record, frozen=True, kw_only=True, tag_field="kind", tag="seed
 
 
 class RankSeededStep(Record, frozen=True, kw_only=True):
-    """One rank's part of `SeededSteps`, as it says it to rank 0."""
+    """One rank's part of `SeededSteps`, sent to rank 0."""
 
     rank: Count
     checksum: str
@@ -196,7 +196,7 @@ class RankSeededStep(Record, frozen=True, kw_only=True):
 
 
 def joined_seeded_steps(parts: Sequence[RankSeededStep], study: str, gang: int) -> SeededSteps:
-    """What the ranks of a study have said."""
+    """Join the seeded steps of all ranks of a study."""
     return SeededSteps(
         study=study, gang=gang, ranks=tuple(part.rank for part in parts),
         checksums=column(part.checksum for part in parts), repeats=column(part.repeats for part in parts),
@@ -204,7 +204,7 @@ def joined_seeded_steps(parts: Sequence[RankSeededStep], study: str, gang: int) 
 
 
 class WorkloadFlops(Record, frozen=True, kw_only=True, tag_field="kind", tag="workload_flops"):
-    """Floating-point operations per image of forward and backward pass of a study's model, and who counted them."""
+    """Floating-point operations per image of forward and backward pass of a study's model, and their counter."""
 
     study: str
     flops_per_image: Annotated[float, Meta(gt=0, le=1e18)]
@@ -212,8 +212,8 @@ class WorkloadFlops(Record, frozen=True, kw_only=True, tag_field="kind", tag="wo
 
 
 class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="block"):
-    """One arm in one round, as all its ranks saw it. Columns are in the order of `ranks`; what all ranks have alike
-    stands there once.
+    """One arm in one round, measured by all its ranks. Columns are in the order of `ranks`; a shared value is stored
+    once.
 
     Attributes:
         study: id of the study, ``weak/resnet152-fp16``.
@@ -221,27 +221,25 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
         round: counted from 0.
         gang: number of the gang.
         batch_size: per-GPU batch, in images.
-        steps: optimizer steps in the block, or forward passes; ranks of imported results may have made different
-            numbers of them.
-        ranks: that took part, numbered as in the gang.
-        started_unix_s: when the block began, seconds since 1970 UTC.
+        steps: optimizer steps in the block, or forward passes; they may differ between ranks in imported results.
+        ranks: ranks that took part, numbered as in the gang.
+        started_unix_s: start of the block, seconds since 1970 UTC.
         block_s: its duration, in seconds.
         step_s: duration of each step in seconds, (ranks, steps): little-endian float32, rank after rank, in base64.
-            Empty in imported results, which keep none. As a list of numbers 8,192 ranks would take twice the space
+            Empty in imported results, which keep none. With 8,192 ranks a list of numbers would take twice the space
             and ten times as long to read.
-        waited_s: seconds of each step that the rank was blocked until its data was loaded, likewise; empty of
-            synthetic data.
-        step_stdev_s: sample standard deviation of the step time, in seconds, of imported results.
-        utilization: share of the block the device was busy, 0 … 1 (CPU: process CPU time per thread);
-            None where it could not be read.
-        energy_j: that the GPU took in the block; None where it could not be read, and on a CPU.
-        peak_memory_bytes: most memory held (GPU: allocated by torch in this block; CPU: the
-            process's largest resident set so far).
-        skipped_steps: optimizer steps that fp16's loss scaler left out in this block.
-        parameters_checksum: of the bits of all parameters after the block: 16 hexadecimal digits of each rank, rank
-            after rank, `NO_CHECKSUM` where it was not taken; under ``ddp`` only, where all ranks of a group have to
-            agree.
-        single_sample: the one long sample of an imported result: its spread is that of its steps.
+        waited_s: seconds of each step in which the rank waited for data, in the same format; empty with synthetic
+            data.
+        step_stdev_s: sample standard deviation of the step time, in seconds, in imported results.
+        utilization: share of the block in which the device was busy, 0 … 1 (CPU: process CPU time per thread);
+            None if it could not be read.
+        energy_j: energy of the GPU in the block, in joules; None if it could not be read, and on a CPU.
+        peak_memory_bytes: peak memory (GPU: allocated by torch in this block; CPU: the process's largest resident set
+            so far).
+        skipped_steps: optimizer steps that fp16's loss scaler skipped in this block.
+        parameters_checksum: of the bits of all parameters after the block: 16 hexadecimal digits per rank, rank after
+            rank, `NO_CHECKSUM` if not taken; under ``ddp`` only, where all ranks of a group have to agree.
+        single_sample: whether this is the one long sample of an imported result, whose spread is that of its steps.
     """
 
     study: str
@@ -280,7 +278,7 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
             raise ValueError(f"{found}; expected as many as of step times, {len(self.step_s)}")
         waited_s = np.frombuffer(self.waited_s, "<f4").reshape(count, -1)
         if not (np.isfinite(waited_s) & (waited_s >= 0)).all():
-            raise ValueError("a wait for data (waited_s) is no number of seconds from 0 on")
+            raise ValueError("a wait for data (waited_s) is negative or not finite; expected seconds from 0 on")
         if (waited_s.sum(axis=1, dtype=np.float64) > _MOST_WAITED * self.each("block_s") + _CLOCKS_DIFFER_S).any():
             raise ValueError("a rank waited longer for data (waited_s) than its block lasted (block_s)")
         if len(self.parameters_checksum or NO_CHECKSUM) not in (len(NO_CHECKSUM), len(NO_CHECKSUM) * count):
@@ -289,7 +287,7 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
         if skipped > fewest:
             raise ValueError(f"skipped_steps={skipped}; expected at most {fewest} steps")
         steps, block_s = self.each("steps"), self.each("block_s")
-        with np.errstate(over="ignore"):  # what is more than a float holds is infinite
+        with np.errstate(over="ignore"):  # an overflow to infinity is refused below
             absurd = np.flatnonzero(float(self.batch_size) * steps > MOST_IMG_PER_S * block_s)
         if len(absurd):
             made, lasted = self.batch_size * int(steps[absurd[0]]), float(block_s[absurd[0]])
@@ -300,13 +298,13 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
 
     @property
     def checksums(self) -> IntArray:
-        """Of the parameters of each rank, as numbers: 0 where it was not taken, (ranks,)."""
+        """Checksum of each rank's parameters as a number, 0 if not taken, (ranks,)."""
         digits = bytes.fromhex(self.parameters_checksum or NO_CHECKSUM)
         return np.broadcast_to(np.frombuffer(digits, ">i8").astype(np.int64), len(self.ranks))
 
 
 class RankBlock(Record, frozen=True, kw_only=True):
-    """One rank's part of a `Block`, as it says it to rank 0."""
+    """One rank's part of a `Block`, sent to rank 0."""
 
     rank: Count
     started_unix_s: UnixSeconds
@@ -321,10 +319,10 @@ class RankBlock(Record, frozen=True, kw_only=True):
 
 
 def joined_block(parts: Sequence[RankBlock], **common: Any) -> Block:
-    """The block that its ranks have said.
+    """Join the parts of all ranks to a block.
 
     Args:
-        parts: of all its ranks.
+        parts: of all ranks.
         common: study, arm, round, gang, batch_size and steps.
     """
     columns: dict[str, Any] = {
@@ -339,14 +337,14 @@ def joined_block(parts: Sequence[RankBlock], **common: Any) -> Block:
 
 
 def joined_checksums(of_ranks: Sequence[str | None]) -> str | None:
-    """As `Block.parameters_checksum` has them; what all ranks have alike stands there once."""
+    """Checksums in the form of `Block.parameters_checksum`; a shared one is stored once."""
     if len(set(of_ranks)) == 1:
         return of_ranks[0]
     return "".join(one or NO_CHECKSUM for one in of_ranks)
 
 
 class RoundEnd(Record, frozen=True, kw_only=True, tag_field="kind", tag="round_end"):
-    """A round is over: names of the arms, or ids of the probes, that it timed."""
+    """The end of a round, with names of the arms or ids of the probes that it timed."""
 
     study: str
     round: Count
@@ -359,9 +357,9 @@ class StudyEnd(Record, frozen=True, tag_field="kind", tag="study_end"):
     Attributes:
         study: its id.
         reason: ``decided`` (further rounds would change nothing), ``rounds`` (the limit is reached),
-            ``budget`` (time ran out), ``interrupted`` (something else than the study ended it) or ``error``.
-        message: for ``error``: which rank and host, in which arm, round and phase, and what it said; for
-            ``interrupted``: by what, as ``the job reached its time limit``.
+            ``budget`` (time ran out), ``interrupted`` (ended from outside) or ``error``.
+        message: for ``error``: rank and host, arm, round, phase and error message; for ``interrupted``: the cause,
+            such as ``the job reached its time limit``.
     """
 
     study: str
@@ -370,7 +368,7 @@ class StudyEnd(Record, frozen=True, tag_field="kind", tag="study_end"):
 
 
 class Lost(Record, frozen=True, kw_only=True, tag_field="kind", tag="lost"):
-    """Nodes that fell silent, or that the launcher gave up, and what was said of it."""
+    """Nodes that stopped responding or that the launcher gave up, with a message."""
 
     hosts: Texts
     message: str
@@ -390,12 +388,12 @@ class SeededStep:
 
 
 def gangs_by_number(records: Iterable[object]) -> dict[int, GangRecord]:
-    """The gangs that announced themselves."""
+    """The gangs among records, by number."""
     return {record.gang: record for record in records if isinstance(record, GangRecord)}
 
 
 def step_bytes(step_s: Iterable[float]) -> bytes:
-    """Step times as `Block.step_s` has them."""
+    """Step times in the format of `Block.step_s`."""
     packed = array.array("f", step_s)
     if sys.byteorder == "big":
         packed.byteswap()
@@ -403,9 +401,9 @@ def step_bytes(step_s: Iterable[float]) -> bytes:
 
 
 def refuse_twice(ranks: Sequence[int] | IntArray) -> None:
-    """Refuse a rank that is there twice. Raises ValueError."""
+    """Refuse duplicate ranks. Raises ValueError."""
     twice = int((np.diff(np.sort(ranks)) == 0).sum())
     if twice:
         raise ValueError(
-            f"ranks has {len(ranks)} values, and {len(ranks) - twice} different ones; expected each rank once"
+            f"ranks has {len(ranks)} values, but {len(ranks) - twice} different ones; expected each rank once"
         )

@@ -1,7 +1,7 @@
-"""The run directory: everything measured and concluded in one session.
+"""The run directory: all measurements and results of one session.
 
-Writes are atomic or append-and-flush, so that a killed run keeps every finished measurement;
-reading tolerates a torn last line, which is what a kill leaves behind, and nothing else.
+Writes are atomic or append-and-flush, so a killed run keeps every finished measurement. Reading tolerates a torn last
+line, which a kill may leave behind, but no other damage.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pytest_ddpscale.results.strict_json import parse_strict_json, read_as, stri
 from pytest_ddpscale.results.telemetry_record import TelemetryBlock
 
 T = TypeVar("T")
-LOCK_NAME = "run.lock"  # of the file by which a run keeps others out, see run_lock.py
+LOCK_NAME = "run.lock"  # lock file against other writers, see run_lock.py
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths of a run's files, and reading and writing them.
+    """Paths of a run's files, with methods to read and write them.
 
     Attributes:
         path: the directory itself.
@@ -44,42 +44,42 @@ class RunDirectory:
 
     @property
     def plan_json(self) -> Path:
-        """What was to be measured."""
+        """The planned studies."""
         return self.path / "plan.json"
 
     @property
     def measurements_jsonl(self) -> Path:
-        """What was measured, a line per arm and round."""
+        """Measurements, one line per arm and round."""
         return self.path / "measurements.jsonl"
 
     @property
     def telemetry_jsonl(self) -> Path:
-        """What GPUs said of themselves meanwhile, a line per arm and round."""
+        """Telemetry of GPUs, one line per arm and round."""
         return self.path / "telemetry.jsonl"
 
     @property
     def profiles_jsonl(self) -> Path:
-        """What torch.profiler saw of each arm after its timed rounds, a line per arm."""
+        """Profiles of arms by torch.profiler after the timed rounds, one line per arm."""
         return self.path / "profiles.jsonl"
 
     @property
     def baseline_json(self) -> Path:
-        """What these nodes reached in earlier runs, as far as the site's history has it."""
+        """Values of these nodes in earlier runs, from the site's history."""
         return self.path / "baseline.json"
 
     @property
     def superseded_jsonl(self) -> Path:
-        """Records of studies that were measured anew: nothing measured is thrown away."""
+        """Earlier records of studies that were measured again: no measurement is thrown away."""
         return self.path / "superseded.jsonl"
 
     @property
     def verdicts_json(self) -> Path:
-        """The record of truth."""
+        """Verdicts and outcome, the source of all reports."""
         return self.path / "verdicts.json"
 
     @property
     def suite_json(self) -> Path:
-        """What a suite found, of a run that judges nothing."""
+        """Results of a suite, which has no verdicts."""
         return self.path / "suite.json"
 
     @property
@@ -89,12 +89,12 @@ class RunDirectory:
 
     @property
     def logs(self) -> Path:
-        """Output of torchrun and of every rank."""
+        """Output of torchrun and of all ranks."""
         return self.path / "logs"
 
     @staticmethod
     def create(path: Path) -> RunDirectory:
-        """Make a new run directory.
+        """Create a new run directory.
 
         Raises:
             RunDirectoryError: it cannot be written, or already holds a run or verdicts, which are never overwritten.
@@ -112,7 +112,7 @@ class RunDirectory:
 
     @property
     def is_only_begun(self) -> bool:
-        """Whether a session began a run here and ended before it had a plan: there is nothing to lose."""
+        """Whether a session began a run here and ended before it had a plan, so nothing would be lost."""
         if any(path.exists() for path in (self.plan_json, self.measurements_jsonl, self.verdicts_json)):
             return False
         try:
@@ -121,7 +121,7 @@ class RunDirectory:
             return False
 
     def refuse_if_taken(self) -> None:
-        """Refuse to begin a run where something is that it might replace.
+        """Refuse to begin a run in a directory with files that it might overwrite.
 
         Raises:
             RunDirectoryError: the directory holds a run, verdicts or other files.
@@ -132,7 +132,7 @@ class RunDirectory:
                 str(path), "already holds a run", "a new or empty directory",
                 f"Name another one, judge that run with --ddp-judge={path}, or finish it with --ddp-resume={path}.",
             )  # fmt: skip
-        if self.verdicts_json.exists():  # of a run that lies elsewhere
+        if self.verdicts_json.exists():  # on a run in another directory
             raise RunDirectoryError(
                 str(path), "already holds verdicts", "a new or empty directory", "Name another one."
             )
@@ -141,7 +141,7 @@ class RunDirectory:
                 str(path),
                 "is not empty",
                 "a new or empty directory",
-                "Name another one: a run could overwrite the files in it.",
+                "Name another one, because a run could overwrite the files in it.",
             )
 
     @staticmethod
@@ -154,16 +154,16 @@ class RunDirectory:
         run = RunDirectory(path)
         if not run.run_json.is_file():
             raise RunDirectoryError(
-                str(path), "has no run.json", "a run directory", "Name the directory that --ddp-run-dir made."
+                str(path), "has no run.json", "a run directory", "Name the directory that --ddp-run-dir created."
             )
         run.read_run()
         return run
 
     def write_json(self, path: Path, data: Any) -> None:
-        """Write a JSON file in one step: readers see the old content or the new, never a part.
+        """Write a JSON file atomically: readers see the old or the new content.
 
         Raises:
-            WritingError: the disk is full, read-only or broken; what was there before stays.
+            WritingError: the disk is full, read-only or broken; the old content stays.
         """
         text = strict_json(data) + "\n"
         try:
@@ -180,21 +180,21 @@ class RunDirectory:
         return read_file(self.plan_json, Plan, PLAN_SCHEMA_VERSION)
 
     def read_records(self) -> list[AnyRecord]:
-        """Every record of measurements.jsonl, in order; a torn last line is left out. Read again only if it changed.
+        """All records of measurements.jsonl, in order, without a torn last line; cached until the file changes.
 
         Raises:
-            RunDirectoryError: a line that is not the last holds no record; the message has its number.
+            RunDirectoryError: another line is not a record; the message has its number.
         """
         return self._read_once(self.measurements_jsonl, RecordReader().read)
 
     def read_telemetry(self) -> list[TelemetryBlock]:
-        """All of it, in order; nothing where none was taken. Raises RunDirectoryError."""
+        """All telemetry records, in order; may be empty. Raises RunDirectoryError."""
         reader = RecordReader()
         reader.know(self.read_records())
         return self._read_once(self.telemetry_jsonl, reader.read_telemetry)
 
     def read_profiles(self) -> list[ArmProfile]:
-        """All of them, in order; nothing where nobody asked for any. Raises RunDirectoryError."""
+        """All profiles, in order; may be empty. Raises RunDirectoryError."""
         reader = RecordReader()
         reader.know(self.read_records())
         return self._read_once(self.profiles_jsonl, reader.read_profile)
@@ -207,7 +207,7 @@ class RunDirectory:
         return found
 
     def measurements_sha256(self) -> str:
-        """Digest of measurements.jsonl, so that verdicts can be held against what they were made of."""
+        """Digest of measurements.jsonl, which ties verdicts to their measurements."""
         digest = hashlib.sha256()
         if self.measurements_jsonl.exists():
             with self.measurements_jsonl.open("rb") as file:
@@ -216,7 +216,7 @@ class RunDirectory:
         return digest.hexdigest()
 
     def cut_torn_line(self) -> None:
-        """Remove what a kill left of a line, so that the next record does not join it. No rank may be writing.
+        """Remove incomplete last lines left by a kill, before further records are appended. No rank may be writing.
 
         Raises:
             WritingError: the file cannot be changed.
@@ -229,46 +229,46 @@ class RunDirectory:
             raise self.unwritten(self.measurements_jsonl, error) from None
 
     def append_record(self, record: AnyRecord) -> None:
-        """Append one record, so that it survives whatever happens to this process next. Raises as `append_records`."""
+        """Append one record, which then survives a kill of this process. Raises like `append_records`."""
         self.append_records([record])
 
     def append_records(self, records: Sequence[AnyRecord]) -> None:
-        """Append records, opening the file once: on a shared file system that may cost more than writing.
+        """Append records, opening the file once, because on a shared file system opening may cost more than writing.
 
         Raises:
-            WritingError: the disk is full, read-only or broken; all records before stay, and no part of these.
+            WritingError: the disk is full, read-only or broken; earlier records stay, and no part of these is written.
         """
         self._append(self.measurements_jsonl, records)
 
     def append_telemetry(self, records: Sequence[TelemetryBlock]) -> None:
-        """Append records of what GPUs said of themselves. Raises as `append_records`."""
+        """Append telemetry records. Raises like `append_records`."""
         self._append(self.telemetry_jsonl, records)
 
     def append_profiles(self, records: Sequence[ArmProfile]) -> None:
-        """Append records of what torch.profiler saw. Raises as `append_records`."""
+        """Append profiles. Raises like `append_records`."""
         self._append(self.profiles_jsonl, records)
 
     def _append(self, path: Path, records: Sequence[AnyRecord | TelemetryBlock | ArmProfile]) -> None:
         self.append_lines(path.name, b"".join(map(checked_line, records)))
 
     def append_lines(self, name: str, lines: bytes) -> None:
-        """Append lines to a file as they are. Raises as `append_records`."""
+        """Append lines to a file unchanged. Raises like `append_records`."""
         try:
             append_whole(self.path / name, lines)
         except OSError as error:
             raise self.unwritten(self.path / name, error) from None
 
     def unwritten(self, path: Path, error: OSError) -> WritingError:
-        """The error for a file of the run that cannot be written: what is kept, and what to do."""
+        """The error for a file of the run that cannot be written."""
         return WritingError(
             str(path), f"cannot be written ({error.strerror or error})", "a writable file system with space left",
-            f"What was measured before is kept. Make room or have the file system mended; --ddp-resume={self.path} "
-            "then measures what is missing.",
+            f"Earlier measurements are kept. Free space or repair the file system, then measure the rest with "
+            f"--ddp-resume={self.path}.",
         )  # fmt: skip
 
 
 def make_directory(path: Path, *, exist_ok: bool = False) -> None:
-    """Make a run directory, which others may not read unless they are of its group. Raises OSError."""
+    """Create a run directory that only its user and group may read. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o750, exist_ok=exist_ok)
 
@@ -277,7 +277,7 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a text file by renaming a finished one over it.
 
     Raises:
-        OSError: the file cannot be written; what was there before stays.
+        OSError: the file cannot be written; the old content stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -294,7 +294,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _is_of_a_beginning(entry: Path) -> bool:
-    """Whether a session leaves this behind that is killed before it has a plan: also what `write_atomically` began."""
+    """Whether a session that is killed before it has a plan leaves this; includes `write_atomically`'s temporaries."""
     return entry.name in ("logs", LOCK_NAME, "run.json") or entry.name.startswith((".run.json.", ".plan.json."))
 
 
@@ -304,10 +304,10 @@ def append_whole(path: Path, data: bytes) -> None:
     Raises:
         OSError: the disk is full, read-only or broken.
     """
-    with path.open("ab", buffering=0) as file:  # unbuffered: closing must not try again what has just failed
+    with path.open("ab", buffering=0) as file:  # unbuffered: closing must not repeat a failed write
         length, rest = file.seek(0, os.SEEK_END), memoryview(data)
         try:
-            while rest:  # a short write is how a disk says that it is full; the next one says why
+            while rest:  # a full disk first writes less than asked; the next write raises the error
                 rest = rest[file.write(rest) :]
         except OSError:
             file.truncate(length)
@@ -324,7 +324,7 @@ def cut_torn_line(path: Path) -> None:
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """Changes with the content of a file that is replaced or appended to; nothing where there is none."""
+    """Changes when a file is replaced or appended to; empty without a file."""
     try:
         found = path.stat()
     except OSError:
@@ -333,7 +333,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 def _records(path: Path, read: Callable[[bytes], T]) -> Iterator[T]:
-    """What complete lines hold, one after the other: a file of a large run is never in memory as a whole."""
+    """Records of the complete lines, one by one, because files of large runs do not fit into memory."""
     if not path.exists():
         return
     try:
@@ -344,13 +344,13 @@ def _records(path: Path, read: Callable[[bytes], T]) -> Iterator[T]:
                 try:
                     yield read(line)
                 except ValueError as error:
-                    raise broken_file(path, f"line {number} is no record: {error}") from None
+                    raise broken_file(path, f"line {number} is not a record: {error}") from None
     except OSError as error:
         raise broken_file(path, f"cannot be read ({error.strerror})") from None
 
 
 def read_file(path: Path, kind: type[T], supported: int) -> T:
-    """The content of a JSON file whose `schema_version` this version understands.
+    """The content of a JSON file with a supported `schema_version`.
 
     Raises:
         RunDirectoryError: the file is missing or broken, or a newer or older version wrote it.
@@ -361,7 +361,7 @@ def read_file(path: Path, kind: type[T], supported: int) -> T:
         raise broken_file(path, f"cannot be read ({error})") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
-        raise broken_file(path, f"is no {path.name}: it has no schema_version")
+        raise broken_file(path, f"is not a {path.name}: it has no schema_version")
     if version != supported:
         what_next = (
             "A newer pytest-ddpscale wrote it: upgrade to read it."
@@ -372,7 +372,7 @@ def read_file(path: Path, kind: type[T], supported: int) -> T:
     try:
         return read_as(kind, data)
     except ValueError as error:
-        raise broken_file(path, f"holds what was never written ({error})") from None
+        raise broken_file(path, f"has invalid content ({error})") from None
 
 
 def not_writable(path: Path, error: OSError) -> RunDirectoryError:
@@ -383,7 +383,7 @@ def not_writable(path: Path, error: OSError) -> RunDirectoryError:
 
 
 def broken_file(path: Path, found: str) -> RunDirectoryError:
-    """The error for a file that is not as it was written."""
+    """The error for a damaged file."""
     return RunDirectoryError(
         str(path), found, "the file as pytest-ddpscale wrote it", "Restore it from a copy, or measure again."
     )

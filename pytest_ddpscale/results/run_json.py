@@ -1,4 +1,4 @@
-"""run.json: who measured, when, on what, with which versions."""
+"""run.json: who measured when, on which machine, with which versions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from msgspec import field
 from pytest_ddpscale.results.strict_json import Count, Record
 
 RUN_SCHEMA_VERSION = 2
-WATERMARK = "SIMULATED: no machine was measured"  # that no report can be taken for a machine's
+WATERMARK = "SIMULATED: no machine was measured"  # on every report of a simulated run
 Ending = Literal["finished", "interrupted"]
-SIMULATED_DEVICE = "SIM-"  # what simulated devices are called, in place of GPU-
+SIMULATED_DEVICE = "SIM-"  # prefix of simulated devices, instead of GPU-
 
 
 class RunDevice(Record, frozen=True):
@@ -32,7 +32,7 @@ class RunHost(Record, frozen=True):
 
 
 class ThresholdsUsed(Record, frozen=True):
-    """A thresholds file and its digest, and the same of each file that it extends, the nearest first."""
+    """A thresholds file with its digest, and each file that it extends, the nearest first."""
 
     path: str
     sha256: str
@@ -40,12 +40,12 @@ class ThresholdsUsed(Record, frozen=True):
 
     @property
     def digests(self) -> str:
-        """Of all of them."""
+        """Digests of all these files, joined."""
         return "+".join([self.sha256, *(one.sha256 for one in self.extends)])
 
 
 class Startup(Record, frozen=True, kw_only=True):
-    """Seconds of the slowest rank of any gang, and of the first step, kept apart from what is judged."""
+    """Start-up times of the slowest rank of any gang and of the first step, in seconds; not judged."""
 
     import_s: float
     rendezvous_s: float
@@ -53,7 +53,7 @@ class Startup(Record, frozen=True, kw_only=True):
 
 
 class Simulation(Record, frozen=True, kw_only=True):
-    """What was simulated: GPUs, seed of the noise, what was wrong, and the parameters of the model."""
+    """Parameters of a simulation: GPUs, seed of the noise, faults and model."""
 
     gpus: int
     seed: int
@@ -62,9 +62,9 @@ class Simulation(Record, frozen=True, kw_only=True):
 
 
 class Resumed(Record, frozen=True, kw_only=True):
-    """A session that went on with the run, and how each study that was measured again had ended, by its id.
+    """A session that resumed the run; `measured_anew` has the earlier ends of studies measured again, by id.
 
-    `operator` as in `RunRecord`: who answers for this session.
+    `operator` as in `RunRecord`: who is responsible for this session.
     """
 
     at: str
@@ -81,20 +81,20 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
     Attributes:
         status: ``running`` until it has ended.
         argv: the command line, secrets masked.
-        again: words of the command that measures all of it again, from anywhere; empty where nobody can.
-        thresholds: the file that measuring began with; None of an imported run.
-        versions: of the software, as the ranks say.
-        devices_present: GPUs that may be used, whether they are or not; None if unknown.
-        hosts: that took part, once the run has ended.
-        left_out: host → why nothing was launched on it.
+        again: arguments of the command that repeats the measurement, from any directory; empty if impossible.
+        thresholds: the file at the start of the measurement; None for an imported run.
+        versions: of the software, reported by the ranks.
+        devices_present: number of usable GPUs, used or not; None if unknown.
+        hosts: hosts that took part, set when the run has ended.
+        left_out: why nothing was launched on a host, by host.
         resumed: the sessions after the first one.
-        environment: variables that change how fast ranks train or talk, secrets masked.
-        startup: how long that took; None of what was not launched here.
-        simulated: whether no machine was measured, but `simulation` instead.
-        notes: what a reader has to know of a run that was imported or simulated.
-        source: the tool that an imported run is of; `imported_from` is its directory's name.
-        nccl_topology: as that tool describes it.
-        operator: who answers for the run, as he was named; `site` and `ticket` likewise; empty where nobody said it.
+        environment: variables that change the speed of training or communication, secrets masked.
+        startup: start-up times; None if nothing was launched.
+        simulated: whether the run is simulated, by `simulation`.
+        notes: for readers of an imported or simulated run.
+        source: the tool of an imported run; `imported_from` is the name of its directory.
+        nccl_topology: described by that tool.
+        operator: person responsible for the run; empty if not given, like `site` and `ticket`.
     """
 
     sku: str
@@ -124,11 +124,11 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
     def __post_init__(self) -> None:
         for moment in filter(None, (self.started_at, self.finished_at)):
             if datetime.fromisoformat(moment).tzinfo is None:
-                raise ValueError(f"{moment} does not say how far from UTC it is")
+                raise ValueError(f"{moment} has no UTC offset")
 
     @property
     def command_again(self) -> tuple[str, ...]:
-        """`again`, or what is known of a run that did not record it."""
+        """`again`, or a guess for a run that did not record it."""
         return self.again or ("pytest", f"--gpu-sku={self.sku}")
 
     @property
@@ -138,39 +138,39 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """Who answers for its sessions, the first one's first; empty where nobody said it."""
+        """Persons responsible for its sessions, in order; empty if not given."""
         named = (self.operator, *(one.operator for one in self.resumed))
         return tuple(dict.fromkeys(filter(None, named)))
 
     @property
     def is_imported(self) -> bool:
-        """Whether another tool measured it, elsewhere."""
+        """Whether the run was measured by another tool."""
         return self.status == "imported"
 
     def is_simulated(self, devices: Iterable[str] = ()) -> bool:
-        """Whether no machine was measured: any one mark of that is enough.
+        """Whether the run is simulated; any one mark of that is enough.
 
         Args:
-            devices: on which measurements say they were made.
+            devices: devices named in the measurements.
         """
         named = (*devices, *(device.uuid for host in self.hosts for device in host.devices))
         said = self.simulated or self.status == "simulated" or self.simulation is not None
         return said or any(device.startswith(SIMULATED_DEVICE) for device in named)
 
     def resumption_notes(self) -> list[str]:
-        """What a reader has to know of a run that was measured in several sessions."""
+        """Notes for readers of a run that was measured in several sessions."""
         if not self.resumed:
             return []
         first = self.thresholds.digests if self.thresholds else ""
         notes = [f"measured in {len(self.resumed) + 1} sessions: resumed {', '.join(one.at for one in self.resumed)}"]
         anew = [f"{study} ({end})" for one in self.resumed for study, end in one.measured_anew.items()]
         if anew:
-            earlier = "measured again when resumed, the earlier attempts are in superseded.jsonl"
+            earlier = "measured again when resumed (earlier attempts: superseded.jsonl)"
             notes.append(f"{earlier}: {', '.join(anew)}")
         others = [one.thresholds_digests for one in self.resumed if one.thresholds_digests != first]
         if others:
             notes.append(
-                f"resumed with another thresholds file (sha256 {others[-1][:12]}) than measuring began with "
-                f"(sha256 {first[:12]}): studies that were kept ended by that one's bounds"
+                f"resumed with another thresholds file (sha256 {others[-1][:12]}) than at the start "
+                f"(sha256 {first[:12]}); the bounds of the first decided when the kept studies ended"
             )
         return notes

@@ -1,4 +1,4 @@
-"""One process at a time writes a run directory: a lock that ends with its holder, however that ends."""
+"""A lock that lets one process at a time write a run directory; it ends with its holder, even if that is killed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.results.run_directory import LOCK_NAME, not_writable
 from pytest_ddpscale.results.strict_json import parse_strict_json, strict_json
 
-# What flock says where the file system has no locks: NFS without lockd, Lustre mounted without -o flock.
+# Errors of flock on file systems without locks: NFS without lockd, Lustre mounted without -o flock.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
-_LONGEST_HOLDER = 4096  # bytes of the lock's file that are read
+_LONGEST_HOLDER = 4096  # bytes of the lock file to read
 
 
 @dataclass
@@ -26,8 +26,8 @@ class RunLock:
     """The lock of a run directory, until `release` or the end of the process.
 
     Attributes:
-        path: the file that is locked (flock), with host, process and time of its holder in it.
-        note: why it keeps nobody out; empty where it does.
+        path: the locked file (flock), which contains host, process and time of its holder.
+        note: why the lock has no effect; empty if it has.
     """
 
     path: Path
@@ -36,12 +36,12 @@ class RunLock:
 
     @staticmethod
     def acquire(directory: Path) -> RunLock:
-        """Lock a directory that exists.
+        """Lock an existing directory.
 
-        Where the file system has no locks, the run goes on without one, and says so in `note`.
+        On a file system without locks the run continues without one, and `note` says so.
 
         Raises:
-            RunDirectoryError: another process holds it, and the message says which; or it cannot be written.
+            RunDirectoryError: another process, which the message names, holds it; or it cannot be written.
         """
         path = directory / LOCK_NAME
         while True:
@@ -57,35 +57,35 @@ class RunLock:
         return RunLock(path, note, descriptor)
 
     def release(self) -> None:
-        """Let others in. Does nothing the second time."""
+        """Release the lock. Does nothing the second time."""
         if self._descriptor is None:
             return
-        with contextlib.suppress(OSError):  # read-only by now: whoever comes next finds a file that is not locked
-            self.path.unlink(missing_ok=True)  # while it is held, so that nobody's later lock is removed
+        with contextlib.suppress(OSError):  # on a read-only disk the file stays, but unlocked
+            self.path.unlink(missing_ok=True)  # while it is held, so a later lock is not removed
         os.close(self._descriptor)
         self._descriptor = None
 
 
 def _lock(descriptor: int, directory: Path) -> str:
-    """Lock an open file. Returns why that is impossible here, or nothing. Raises RunDirectoryError."""
+    """Lock an open file. Returns why that is impossible, or an empty string. Raises RunDirectoryError."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _NO_LOCKS:
-            return f"{directory} is on a file system without locks: nothing kept another run out of it"
+            return f"{directory} is on a file system without locks: another run could have written to it"
         holder = _holder(descriptor)
         os.close(descriptor)
         if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
             raise not_writable(directory, error) from None
         raise RunDirectoryError(
             str(directory), f"is in use: {holder} is writing it", "a directory that no other run is writing",
-            "Wait until that run has ended, or end it; a new run needs a directory of its own (--ddp-run-dir).",
+            "Wait until that run has ended, or end it; a new run needs its own directory (--ddp-run-dir).",
         ) from None  # fmt: skip
     return ""
 
 
 def _is_still_at(path: Path, descriptor: int) -> bool:
-    """Whether the file that was opened is the one that others find by its name."""
+    """Whether the opened file is still the one at this path."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -97,13 +97,13 @@ def _is_still_at(path: Path, descriptor: int) -> bool:
 def _write_holder(descriptor: int) -> None:
     since = datetime.now(timezone.utc).isoformat(timespec="seconds")
     holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
-    with contextlib.suppress(OSError):  # a full disk: the lock holds all the same, and says less of itself
+    with contextlib.suppress(OSError):  # on a full disk the lock still holds, but does not name its holder
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, (strict_json(holder) + "\n").encode(), 0)
 
 
 def _holder(descriptor: int) -> str:
-    """Who holds the lock, as far as its file says."""
+    """The holder named in the lock file."""
     try:
         said: Any = parse_strict_json(os.pread(descriptor, _LONGEST_HOLDER, 0).decode())
         return f"process {said['pid']} on {said['host']}, since {said['since']},"

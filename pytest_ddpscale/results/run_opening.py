@@ -1,4 +1,4 @@
-"""Run directories that this process may write, and nobody else meanwhile."""
+"""Create and reopen run directories, locked against other processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUNS_FOLDER = Path("ddpscale-runs")
 
 
 def new_run_directory(asked: Path | None, sku: str) -> tuple[RunDirectory, RunLock]:
-    """The directory asked for, or ``ddpscale-runs/<UTC time>-<sku>`` with a link ``latest`` to it.
+    """The requested directory, or ``ddpscale-runs/<UTC time>-<sku>`` with a link ``latest`` to it.
 
     Raises:
         RunDirectoryError: it cannot be written, already holds a run, or another process is beginning one in it.
@@ -32,20 +32,20 @@ def new_run_directory(asked: Path | None, sku: str) -> tuple[RunDirectory, RunLo
 
 
 def judging_directory(judged: RunDirectory, asked: Path | None) -> tuple[RunDirectory, RunLock]:
-    """Where the verdicts of a judged run go: never over verdicts that somebody may have signed.
+    """The directory for the verdicts on a run; existing verdicts, which may be signed, are never overwritten.
 
     Args:
-        judged: the run; its own directory takes the verdicts if it has none and nobody writes it.
-        asked: the directory named; None for the judged run's own, or else ``judged-N`` in it.
+        judged: the run; its own directory is used if it has no verdicts and no other process writes it.
+        asked: the requested directory; None for the run's own, or else ``judged-N`` in it.
 
     Raises:
-        RunDirectoryError: nothing can be written there.
+        RunDirectoryError: the directory cannot be written.
     """
     if asked is not None:
         return _created(asked)
     if not judged.verdicts_json.exists():
         _refuse_read_only(judged)
-        with contextlib.suppress(RunDirectoryError):  # the run still goes on, or somebody else judges it
+        with contextlib.suppress(RunDirectoryError):  # the run is still measured, or another process judges it
             lock = RunLock.acquire(judged.path)
             if not judged.verdicts_json.exists():
                 return judged, lock
@@ -54,7 +54,7 @@ def judging_directory(judged: RunDirectory, asked: Path | None) -> tuple[RunDire
 
 
 def reopened(path: Path) -> tuple[RunDirectory, RunLock]:
-    """An earlier run, to go on with.
+    """Open an earlier run to resume it.
 
     Raises:
         RunDirectoryError: it cannot be written, or another process still writes it.
@@ -63,12 +63,12 @@ def reopened(path: Path) -> tuple[RunDirectory, RunLock]:
 
 
 def _created(path: Path) -> tuple[RunDirectory, RunLock]:
-    """A new run in a directory: of two processes that try, one gets it."""
+    """Create a run in a directory; if two processes try, one succeeds."""
     try:
-        RunDirectory(path).refuse_if_taken()  # before a lock is written into somebody's directory
+        RunDirectory(path).refuse_if_taken()  # before a lock file is written into a directory in use
     except RunDirectoryError:
         if (path / LOCK_NAME).exists():
-            RunLock.acquire(path).release()  # who is writing there says more than that something is there
+            RunLock.acquire(path).release()  # its error names the process that writes there
         raise
     try:
         make_directory(path, exist_ok=True)
@@ -83,14 +83,14 @@ def _created(path: Path) -> tuple[RunDirectory, RunLock]:
 
 
 def _numbered(path: Path) -> Iterator[Path]:
-    """The path, and then the same with ``-2``, ``-3`` … behind it."""
+    """The path, then with ``-2``, ``-3`` … appended."""
     yield path
     for number in count(2):
         yield path.with_name(f"{path.name}-{number}")
 
 
 def _claimed(paths: Iterator[Path]) -> Path:
-    """The first of the paths that was not there, made: no other process gets the same. Raises RunDirectoryError."""
+    """Create the first path that does not exist; no other process gets the same one. Raises RunDirectoryError."""
     for path in paths:
         try:
             make_directory(path)
@@ -116,4 +116,4 @@ def _link_latest(path: Path) -> None:
         temporary.symlink_to(path.name)
         temporary.replace(link)
     except OSError:
-        temporary.unlink(missing_ok=True)  # a file system without links: the run itself is unharmed
+        temporary.unlink(missing_ok=True)  # on a file system without links the run works without `latest`

@@ -1,4 +1,4 @@
-"""What a session writes into run.json, and what a run's records say of its studies' ends."""
+"""Write run.json during a session, and read from a run's records how its studies ended."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def start_run(
     site: str = "",
     ticket: str = "",
 ) -> None:
-    """Record in run.json what is about to happen, before it happens.
+    """Write run.json before the run begins.
 
-    `devices_present` are GPUs that may be used here, whether they are going to be or not.
+    `devices_present` is the number of usable GPUs, whether the run uses them or not.
     """
     record = RunRecord(
         sku=sku,
@@ -55,7 +55,7 @@ def start_run(
 
 
 def note_left_out(run: RunDirectory, devices_present: int, unfit: Mapping[str, str]) -> None:
-    """Record that nodes (host → why) were left out before anything was launched; devices are of those left."""
+    """Record nodes that were left out before the launch, with reasons; `devices_present` is for the remaining ones."""
     record = replace(run.read_run(), devices_present=devices_present, left_out=dict(unfit))
     run.write_json(run.run_json, record)
 
@@ -70,9 +70,9 @@ def resume_run(
     site: str = "",
     ticket: str = "",
 ) -> None:
-    """Record that an earlier run goes on, and how each study that is measured again had ended, by its id.
+    """Record that an earlier run is resumed; `measured_anew` has the earlier ends of studies measured again, by id.
 
-    Site and ticket stay what they were unless they are given; an operator is added to those before.
+    Site and ticket stay unchanged unless given; the operator is added to earlier ones.
 
     Raises:
         RunDirectoryError: run.json is broken or cannot be written.
@@ -91,7 +91,7 @@ def resume_run(
 
 
 def binding_notes(records: Sequence[AnyRecord]) -> list[str]:
-    """Which ranks could not be bound to the NUMA nodes of their GPUs, and why: one note for each reason."""
+    """Notes on ranks that could not be bound to the NUMA nodes of their GPUs, one for each reason."""
     ranks: dict[str, dict[tuple[str, int], None]] = {}
     for gang in gangs_by_number(records).values():
         for rank, note in enumerate(each(gang.numa_notes, gang.world_size)):
@@ -106,7 +106,7 @@ def binding_notes(records: Sequence[AnyRecord]) -> list[str]:
 
 
 def finish_run(run: RunDirectory, status: Ending) -> None:
-    """Add how it ended, and what the ranks said of themselves: hosts, devices, versions, start-up."""
+    """Record how the run ended, with hosts, devices, versions and start-up times from the ranks."""
     record, records = replace(run.read_run(), status=status, finished_at=now_iso()), run.read_records()
     gangs = list(gangs_by_number(records).values())
     if gangs:
@@ -122,27 +122,27 @@ def finish_run(run: RunDirectory, status: Ending) -> None:
 
 
 def errors_of(records: Sequence[AnyRecord]) -> dict[str, str]:
-    """Message of every study that broke and was not measured again, by its id."""
+    """Error message of each study whose last end is an error, by study id."""
     return {study: end.message for study, end in ends_of(records).items() if end.reason == "error"}
 
 
 def interruptions_of(records: Sequence[AnyRecord]) -> dict[str, str]:
-    """What ended a study from outside, by its id: no fault of it, and no measurement either."""
+    """Why a study was ended from outside, by study id: neither an error nor a complete measurement."""
     return {study: end.message for study, end in ends_of(records).items() if end.reason == "interrupted"}
 
 
 def studies_measured(records: Sequence[AnyRecord]) -> set[str]:
-    """Ids of the studies that came to their own end, so that measuring them again would tell nothing new."""
+    """Ids of the studies that ended regularly and need not be measured again."""
     return {study for study, end in ends_of(records).items() if end.reason in ("decided", "rounds")}
 
 
 def studies_out_of_time(records: Sequence[AnyRecord]) -> set[str]:
-    """Ids of the studies that ended because the session's budget was spent."""
+    """Ids of the studies that ended because the session's budget ran out."""
     return {study for study, end in ends_of(records).items() if end.reason == "budget"}
 
 
 def ends_of(records: Sequence[AnyRecord]) -> dict[str, StudyEnd]:
-    """The last end of every study whose end was recorded, good or bad, by its id."""
+    """The last recorded end of each study, good or bad, by study id."""
     return {record.study: record for record in records if isinstance(record, StudyEnd)}
 
 
@@ -152,7 +152,7 @@ def now_iso() -> str:
 
 
 def hosts_of(gangs: Iterable[GangRecord]) -> tuple[RunHost, ...]:
-    """Hosts and their devices, as run.json has them."""
+    """Hosts and their devices in the form of run.json."""
     hosts: dict[str, dict[int, RunDevice]] = {}
     for gang in gangs:
         for rank, name in enumerate(each(gang.device_names, gang.world_size)):

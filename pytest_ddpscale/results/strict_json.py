@@ -1,6 +1,6 @@
-"""JSON that every parser reads alike: no NaN, no infinity, no key twice. And the base of all records that are read.
+"""JSON that every parser reads alike, without NaN, infinity and duplicate keys, and the base class of all records.
 
-`json` and msgspec both take the last of two equal keys: whoever writes one record with two values has it both ways.
+`json` and msgspec both take the last of two equal keys, so a record with two values could be read in two ways.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ _TEXT = re.compile(rb'"([^"]*)"(\s*:)?')  # with the colon that makes it a key
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is read from JSON: of the types that it declares, and with no other field. Defaults are not written."""
+    """Base of records in JSON: only declared fields with declared types are read; defaults are not written."""
 
 
 def strict_json(data: Any) -> str:
-    """One line of JSON that every parser accepts: of JSON types, Structs and dataclasses.
+    """One line of JSON that every parser accepts, from JSON types, Structs and dataclasses.
 
     Raises:
-        ValueError: the data holds NaN or an infinity, which JSON has no word for.
+        ValueError: the data holds NaN or an infinity, which JSON cannot represent.
     """
     return json.dumps(data, default=_json_types, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
 
 
 def read_as(kind: type[T], data: Any) -> T:
-    """What parsed JSON says, as a Struct, or as a dataclass if it is just what would be written of that.
+    """Convert parsed JSON to a Struct, or to a dataclass if that would be written as the same JSON.
 
-    So a dataclass, too, has no field that it does not declare, all that it declares, and what is derived is right.
+    So a dataclass has exactly the declared fields, and its derived fields are right.
 
     Raises:
-        ValueError: it is anything else; the message says where.
+        ValueError: the JSON differs; the message says where.
     """
     try:
         found = msgspec.convert(data, kind)
@@ -65,7 +65,7 @@ def read_as(kind: type[T], data: Any) -> T:
 
 
 def _json_types(value: Any) -> Any:
-    """Of what `json` does not know. Of a dataclass msgspec leaves out what has its default because it was not read."""
+    """JSON types of a value unknown to `json`; dataclasses are converted here, because msgspec omits their defaults."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     return msgspec.to_builtins(value)
@@ -86,7 +86,7 @@ def _difference(said: Any, expected: Any, where: str = "$") -> str:
 
 
 def parse_strict_json(text: str | bytes) -> Any:
-    """Parse JSON. Raises ValueError for anything malformed, NaN, Infinity and a key that is there twice included."""
+    """Parse JSON. Raises ValueError for malformed text, including NaN, Infinity and duplicate keys."""
 
     def refuse(constant: str) -> Any:
         raise ValueError(f"{constant} is not JSON")
@@ -114,7 +114,7 @@ def decode(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
     """Decode JSON, strictly.
 
     Raises:
-        ValueError: it is malformed, not of the decoder's type, or has a key twice.
+        ValueError: it is malformed, not of the decoder's type, or has a duplicate key.
     """
     refuse_double_keys(line)
     try:
@@ -124,13 +124,13 @@ def decode(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
 
 
 def refuse_double_keys(line: bytes) -> None:
-    """Refuse JSON in which an object has a key twice.
+    """Refuse JSON in which an object has a duplicate key.
 
-    Fast where there is no escape, so that each quote begins or ends a string: then the keys can be counted, in the
-    text and in what a parser makes of it. Else the line is parsed once more, object by object.
+    Without escapes each quote begins or ends a string, so the keys in the text can be counted and compared with those
+    of the parsed object, which is fast. Otherwise the line is parsed once more, object by object.
 
     Raises:
-        ValueError: a key is there twice, or the line is malformed.
+        ValueError: an object has a key twice, or the line is malformed.
     """
     keys = [text for text, colon in _TEXT.findall(line) if colon]
     try:
@@ -142,7 +142,7 @@ def refuse_double_keys(line: bytes) -> None:
 
 
 def _count_keys(data: Any) -> int:
-    """Of all objects in it; too few if one is in a list that begins with a number."""
+    """Number of keys of all objects; too small if an object is in a list that begins with a number."""
     if type(data) is dict:
         return len(data) + sum(map(_count_keys, data.values()))
     is_looked_through = type(data) is list and data and type(data[0]) not in (float, int)
@@ -150,7 +150,7 @@ def _count_keys(data: Any) -> int:
 
 
 def column(values: Iterable[T]) -> T | tuple[T, ...]:
-    """A column as records have it: what all ranks have alike stands there once."""
+    """A column in the form of records: a value that all ranks share is stored once."""
     found = tuple(values)
     return found[0] if found and all(value == found[0] for value in found) else found
 
@@ -161,7 +161,7 @@ def each(column: T | tuple[T, ...], count: int) -> tuple[T, ...]:
 
 
 def refuse_other_lengths(record: Record, count: int, *names: str) -> None:
-    """Refuse columns that are not as long as others.
+    """Refuse columns of another length.
 
     Raises:
         ValueError: the message has the column's name.

@@ -1,4 +1,4 @@
-"""What a node is, found out before anything is launched on it: records of kind ``survey`` in measurements.jsonl."""
+"""Surveys of nodes before the launch: records of kind ``survey`` in measurements.jsonl."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ STUDY_ID = "survey"
 
 
 class GpuProcess(Record, frozen=True):
-    """A process that had a compute context on a GPU before ours began.
+    """A process that had a compute context on a GPU before the run began.
 
     Attributes:
-        pid: as NVML gives it: of the host, not of a container.
-        name: its command, or empty if it cannot be seen from here.
+        pid: from NVML: in the host's namespace, not a container's.
+        name: its command, or empty if it is not visible.
         memory_bytes: device memory it holds; None if unknown.
     """
 
@@ -31,11 +31,11 @@ class GpuProcess(Record, frozen=True):
 
 
 class RemappedRows(Record, frozen=True):
-    """Rows of device memory that were replaced by spare ones (Ampere and later), because of which errors.
+    """Number of rows of device memory that were remapped to spare ones (Ampere and later), by kind of error.
 
     Attributes:
-        pending: whether one waits for a reset of the GPU.
-        failed: whether one could not be replaced: the GPU has to go.
+        pending: whether a remapping waits for a reset of the GPU.
+        failed: whether a remapping failed, so the GPU has to be replaced.
     """
 
     correctable: int
@@ -45,32 +45,32 @@ class RemappedRows(Record, frozen=True):
 
 
 class SurveyedGpu(Record, frozen=True):
-    """One GPU. None is what the driver does not say, whatever the reason; `unreadable` has that.
+    """One GPU. None means that the driver gave no value; `unreadable` has the reason.
 
     Attributes:
-        index: NVML's, in PCI bus order.
-        uuid: ``GPU-…``; empty if it does not answer.
+        index: NVML index, in PCI bus order.
+        uuid: ``GPU-…``; empty if the GPU does not answer.
         pci_bus_id: ``00000000:17:00.0``.
         pci_device_id: four lower-case hexadecimal digits.
         is_visible: whether CUDA_VISIBLE_DEVICES lets ranks use it.
-        local_rank: of the rank that uses it: its place in CUDA's order of visible devices; None if it has none.
+        local_rank: local rank that uses it: its index in CUDA's order of visible devices; None if there is none.
         problem: why the GPU as a whole does not answer, such as ``GPU is lost``; empty if it does.
-        is_lost: whether that is until it, or its node, is reset.
+        is_lost: whether it stays so until the GPU or its node is reset.
         compute_capability: ``9.0``.
-        ecc_corrected: errors since the driver was loaded, as `ecc_uncorrected`.
+        ecc_corrected: errors since the driver was loaded; `ecc_uncorrected` likewise.
         retired_pages_pending: whether a page waits for a reset to be retired (before Ampere).
         remapped_rows: from Ampere on.
-        throttle_reasons: why its clocks are held down now, as `telemetry.nvml_calls` names them:
-            ``hw_thermal_slowdown`` …; also what is no fault, such as ``gpu_idle``.
-        power_limit_w: as enforced; by default as built.
-        sm_clock_max_mhz: that it can reach.
-        pcie_generation: now; an idle GPU saves power and falls to 1.
-        pcie_generation_max: that GPU and slot can have together.
-        pcie_generation_gpu_max: that the GPU can have.
-        pcie_width: lanes now; at most those that it has.
-        nvlinks_active: links that are up, of `nvlinks`, up or down; 0 without NVLink.
-        processes: of others.
-        unreadable: reading → reason.
+        throttle_reasons: why its clocks are limited now, named as in `telemetry.nvml_calls`: ``hw_thermal_slowdown``
+            …; includes reasons that are not faults, such as ``gpu_idle``.
+        power_limit_w: enforced limit; `power_limit_default_w` is the factory default.
+        sm_clock_max_mhz: maximum SM clock.
+        pcie_generation: current generation; an idle GPU falls to 1 to save power.
+        pcie_generation_max: maximum of GPU and slot together.
+        pcie_generation_gpu_max: maximum of the GPU.
+        pcie_width: current lanes; `pcie_width_max` is their maximum.
+        nvlinks_active: links that are up, out of `nvlinks`; 0 without NVLink.
+        processes: processes of others.
+        unreadable: reason by reading.
     """
 
     index: int
@@ -116,13 +116,13 @@ class InfiniBandPort(Record, frozen=True):
 
 
 class ClockSkew(Record, frozen=True):
-    """Bounds of what a node's clock shows more than the supervisor's, in seconds.
+    """Bounds of the offset of a node's clock from the supervisor's, in seconds.
 
-    The node read its clock at some moment between the question and the arrival of its answer.
+    The node read its clock at some moment between the request and the arrival of its answer.
 
     Attributes:
-        earliest_skew_s: if it did when the answer arrived.
-        latest_skew_s: if it did when it was asked.
+        earliest_skew_s: the offset if it read the clock when the answer arrived.
+        latest_skew_s: the offset if it read the clock when the request was sent.
     """
 
     earliest_skew_s: float
@@ -133,19 +133,19 @@ class Survey(Record, frozen=True, tag_field="kind", tag="survey"):
     """One node.
 
     Attributes:
-        unix_s: when this was found out, on the node's own clock.
-        problem: why the node could not be looked at at all; empty if it could.
-        has_driver: whether an NVIDIA driver is loaded; False where nobody asked, on a CPU SKU.
-        driver_problem: what NVML says where the driver is there and does not work; empty if all is well.
-        gpus: of the node, in NVML's order, whether visible or not.
+        unix_s: time of the survey, on the node's own clock.
+        problem: why the node could not be surveyed at all; empty if it could.
+        has_driver: whether an NVIDIA driver is loaded; False on a CPU SKU, where it is not checked.
+        driver_problem: NVML's error if the driver is loaded and does not work; empty without one.
+        gpus: all GPUs of the node, visible or not, in NVML's order.
         cores: CPU cores that ranks may use.
         versions: ``driver``, ``cuda_driver``, ``torch``, ``cuda``, ``nccl``, ``python``, ``pytest_ddpscale``,
-            ``kernel``; None is what is not there.
+            ``kernel``; None if absent.
         torch_problem: why torch cannot be imported; empty if it can.
         arch_list: GPU architectures that this torch build has kernels for: ``sm_90``, ``compute_120`` …
-        free_bytes: on the file system of ``run_directory``, ``shared_memory`` and ``temporary``.
-        topology: what ``nvidia-smi topo -m`` prints; empty where there is no such command, or it fails.
-        clock: of the node, beside the supervisor's; None if it was not asked, or did not answer.
+        free_bytes: on the file systems of ``run_directory``, ``shared_memory`` and ``temporary``.
+        topology: output of ``nvidia-smi topo -m``; empty if the command is missing or fails.
+        clock: offset from the supervisor's clock; None if it was not measured.
     """
 
     host: str
@@ -165,7 +165,7 @@ class Survey(Record, frozen=True, tag_field="kind", tag="survey"):
 
 
 class PostMortem(Record, frozen=True, tag_field="kind", tag="post_mortem"):
-    """What a node's GPUs were when they were looked at again, after ranks had failed."""
+    """A second survey of a node's GPUs, after ranks had failed."""
 
     survey: Survey
 
@@ -174,15 +174,15 @@ _SURVEY = msgspec.json.Decoder(Survey)
 
 
 def read_survey(data: bytes) -> Survey:
-    """A survey from the line that `line_of` made. Raises ValueError if it is none."""
+    """A survey from a line of `line_of`. Raises ValueError if it is not one."""
     return decode(_SURVEY, data)
 
 
 def surveys_of(records: Sequence[AnyRecord]) -> dict[str, Survey]:
-    """The surveys among records, by host; a node's last one counts."""
+    """The last survey of each host among records."""
     return {record.host: record for record in records if isinstance(record, Survey)}
 
 
 def post_mortems_of(records: Sequence[AnyRecord]) -> list[Survey]:
-    """What nodes were after their ranks had failed, in order: driver and GPUs."""
+    """Surveys of driver and GPUs after ranks had failed, in order."""
     return [record.survey for record in records if isinstance(record, PostMortem)]

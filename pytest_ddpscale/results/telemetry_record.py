@@ -1,4 +1,4 @@
-"""What GPUs said about themselves while an arm was timed: telemetry.jsonl, one record for each arm and round."""
+"""Telemetry of GPUs while an arm was timed: telemetry.jsonl, one record for each arm and round."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Spread(Record, frozen=True):
     """A quantity over a window.
 
     Attributes:
-        mean: of the samples; where each describes a stretch of time, weighted by what of it lies in the window.
-        minimum: the least sample.
-        maximum: the largest.
-        samples: how many there were.
+        mean: of the samples; samples that cover a period are weighted by their part in the window.
+        minimum: smallest sample.
+        maximum: largest sample.
+        samples: number of samples.
     """
 
     mean: Amount
@@ -34,32 +34,31 @@ class Spread(Record, frozen=True):
 
 
 class GpuReadings(Record, frozen=True, kw_only=True):
-    """What one GPU said in one window of time. None is what the driver did not say: `unreadable` has the reason.
+    """Readings of one GPU in one window of time. None means that the driver gave no value; `unreadable` has the reason.
 
     Attributes:
-        started_unix_s: when the window begins, seconds since 1970 UTC.
-        ended_unix_s: when it ends.
-        polls: how often the GPU was asked in the window for what the driver keeps no samples of.
-        lost: what NVML says of a GPU that is lost until it, or its node, is reset; empty while it is not.
-        utilization: share of time in which any kernel ran, 0 … 1; waiting inside a kernel counts as well.
+        started_unix_s: start of the window, seconds since 1970 UTC.
+        ended_unix_s: end of the window.
+        polls: number of polls in the window, for quantities without samples in the driver.
+        lost: NVML's error if the GPU is lost until it or its node is reset; else empty.
+        utilization: share of time in which any kernel ran, 0 … 1, including waiting inside a kernel.
         power_w: board power, in watts.
-        power_limit_w: as enforced.
+        power_limit_w: enforced limit.
         idle_power_w: median power before the first window, while the utilization was 0; None if it never was.
         sm_clock_mhz: clock of the streaming multiprocessors.
-        sm_clock_max_mhz: that it can reach.
+        sm_clock_max_mhz: maximum SM clock.
         temperature_c: of the GPU.
-        energy_j: in the window; `sources` says whether by the GPU's ``counter`` or from ``power`` samples.
-        throttle_reasons: why clocks were held down → share of polls, 0 … 1 (``hw_slowdown``,
-            ``hw_thermal_slowdown``, ``hw_power_brake_slowdown``, ``sw_thermal_slowdown``, ``sw_power_cap``,
-            ``sync_boost``, ``gpu_idle`` …).
-        ecc_corrected: memory errors that ECC corrected, new in the window or in the poll at either end of it.
-        ecc_uncorrected: those it could not; likewise.
-        pcie_generation: the lowest that was seen.
-        pcie_width: lanes, the fewest that were seen.
+        energy_j: in the window; `sources` says whether from the GPU's ``counter`` or from ``power`` samples.
+        throttle_reasons: share of polls by reason, 0 … 1 (``hw_slowdown``, ``hw_thermal_slowdown``,
+            ``hw_power_brake_slowdown``, ``sw_thermal_slowdown``, ``sw_power_cap``, ``sync_boost``, ``gpu_idle`` …).
+        ecc_corrected: corrected memory errors, new in the window or in the poll at either end of it.
+        ecc_uncorrected: uncorrectable ones; likewise.
+        pcie_generation: lowest value seen.
+        pcie_width: lanes, lowest value seen.
         sm_activity: share of SMs with work, 0 … 1 (GPM: Hopper and later).
-        sources: reading → where it comes from: ``buffer`` (samples that the driver kept), ``poll`` (one value of
-            the moment at each poll), ``counter``, ``power``, ``gpm``.
-        unreadable: reading → why there is no value; ``device`` for all of them.
+        sources: origin by reading: ``buffer`` (samples kept by the driver), ``poll`` (one momentary value per poll),
+            ``counter``, ``power``, ``gpm``.
+        unreadable: reason by reading; ``device`` stands for all of them.
     """
 
     started_unix_s: UnixSeconds
@@ -85,7 +84,7 @@ class GpuReadings(Record, frozen=True, kw_only=True):
 
 
 class SpreadColumns(Record, frozen=True, kw_only=True):
-    """A quantity over a window, of several GPUs: a column for each number of `Spread`; None where there is none."""
+    """A quantity over a window, for several GPUs: a column for each field of `Spread`; None without a value."""
 
     mean: Amount | tuple[Amount | None, ...] | None
     minimum: Amount | tuple[Amount | None, ...] | None
@@ -94,15 +93,15 @@ class SpreadColumns(Record, frozen=True, kw_only=True):
 
 
 class TelemetryBlock(Record, frozen=True, kw_only=True):
-    """One arm in one round, or one probe, as its GPUs saw it: columns of what `GpuReadings` has of each.
+    """Telemetry of one arm, or of one probe, in one round: a column for each field of `GpuReadings`.
 
     Attributes:
         study: id of the study.
         arm: name of the arm, or id of the probe.
         round: counted from 0.
         gang: number of the gang.
-        ranks: that had the GPUs; of a send-recv once for each of its peers. Columns are in their order; what all have
-            alike stands there once.
+        ranks: ranks of the GPUs; for send-recv one entry per peer. Columns are in their order; a shared value is stored
+            once.
     """
 
     study: str
@@ -146,11 +145,11 @@ class TelemetryBlock(Record, frozen=True, kw_only=True):
 def joined_telemetry(
     ranks: Sequence[int], readings: Sequence[GpuReadings], study: str, arm: str, number: int, gang: int
 ) -> TelemetryBlock:
-    """The record of what the GPUs of some ranks said.
+    """Join the readings of several ranks to a record.
 
     Args:
         ranks: numbered as in the gang.
-        readings: of each of them.
+        readings: of each rank.
         study: id of the study.
         arm: name of the arm, or id of the probe.
         number: of the round.

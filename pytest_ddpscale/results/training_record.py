@@ -1,4 +1,4 @@
-"""What a whole run leaves in measurements.jsonl: a line an epoch, one at its end, one of whoever started it."""
+"""Records of a whole training run in measurements.jsonl: one per epoch, one at its end, one from the supervisor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Checksum = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
 
 
 class RankEpoch(Record, frozen=True, kw_only=True):
-    """One rank's part of a `TrainedEpoch`, as it says it to rank 0; see there."""
+    """One rank's part of a `TrainedEpoch`, sent to rank 0; see there."""
 
     rank: Count
     trained: Count
@@ -32,22 +32,22 @@ class RankEpoch(Record, frozen=True, kw_only=True):
 
 
 class TrainedEpoch(Record, frozen=True, kw_only=True, tag_field="kind", tag="trained_epoch"):
-    """One epoch. Columns are over ranks; what all have alike stands there once.
+    """One epoch. Columns are over ranks; a shared value is stored once.
 
     Attributes:
         study: id of the training run.
         gang: number of the gang.
-        epoch: from 0.
+        epoch: counted from 0.
         ranks: all of the gang, in order.
-        losses: of each iteration, mean over the ranks' batches: little-endian float32, in base64.
+        losses: loss of each iteration, mean over the ranks' batches: little-endian float32, in base64.
         trained: images that each rank trained.
-        validated: images that each rank validated, none of them twice.
-        correct: of those, classified rightly.
-        compile_s: first step and first validated batch under torch.compile, in seconds; 0 where nothing compiles.
-        training_s: steps, with what waits for the device at the end of the epoch.
-        waiting_s: blocked in ``next(loader)`` while training.
-        validation_s: forward passes.
-        validation_waiting_s: blocked in ``next(loader)`` while validating.
+        validated: images that each rank validated, each of them once.
+        correct: validated images that were classified correctly.
+        compile_s: first step and first validated batch under torch.compile, in seconds; 0 without compilation.
+        training_s: seconds of steps, including the wait for the device at the end of the epoch.
+        waiting_s: seconds blocked in ``next(loader)`` while training.
+        validation_s: seconds of forward passes.
+        validation_waiting_s: seconds blocked in ``next(loader)`` while validating.
     """
 
     study: str
@@ -84,18 +84,18 @@ class TrainedEpoch(Record, frozen=True, kw_only=True, tag_field="kind", tag="tra
 
     @property
     def img_per_s(self) -> float:
-        """Training throughput of all ranks together at the slowest one's pace, with its waiting for data."""
+        """Training throughput of all ranks at the slowest one's pace, including waiting for data."""
         seconds = self.of_ranks("compile_s") + self.of_ranks("training_s") + self.of_ranks("waiting_s")
         return float(self.of_ranks("trained").sum() / seconds.max())
 
     @property
     def accuracy(self) -> float:
-        """Share of all validated images that was classified rightly: ranks weighted by their images."""
+        """Share of all validated images that were classified correctly, ranks weighted by their images."""
         return float(self.of_ranks("correct").sum() / self.of_ranks("validated").sum())
 
     @property
     def validation_img_per_s(self) -> float:
-        """As `img_per_s`, of validation."""
+        """Validation throughput, computed like `img_per_s`."""
         seconds = self.of_ranks("validation_s") + self.of_ranks("validation_waiting_s")
         return float(self.of_ranks("validated").sum() / seconds.max())
 
@@ -104,7 +104,7 @@ _COLUMNS = tuple(name for name in RankEpoch.__struct_fields__ if name != "rank")
 
 
 def joined_epoch(parts: Sequence[RankEpoch], **common: Any) -> TrainedEpoch:
-    """The epoch that its ranks have said, with `study`, `gang`, `epoch` and `losses`."""
+    """Join the parts of all ranks to an epoch; `common` has `study`, `gang`, `epoch` and `losses`."""
     columns: dict[str, Any] = {name: column(getattr(part, name) for part in parts) for name in _COLUMNS}
     return TrainedEpoch(ranks=tuple(part.rank for part in parts), **common, **columns)
 
@@ -119,18 +119,18 @@ class RankTrained(Record, frozen=True, kw_only=True):
 
 
 class TrainedRun(Record, frozen=True, kw_only=True, tag_field="kind", tag="trained_run"):
-    """The end of a run all of whose epochs were trained, or that reached its loss. Columns as in `TrainedEpoch`.
+    """The end of a run that trained all epochs or reached its loss. Columns as in `TrainedEpoch`.
 
     Attributes:
         study: id of the training run.
         gang: number of the gang.
         ranks: all of the gang, in order.
-        start_up_s: from the supervisor's beginning to start the gang until the first epoch, on rank 0's clock.
-        parameters: of the model.
-        trainable_parameters: of those, the ones that change.
-        allocated_bytes: peak of what torch's allocator handed out; None on a CPU.
-        reserved_bytes: peak of what it took from the device; None on a CPU.
-        parameters_checksum: of the bits of all parameters at the end: replicas have to agree.
+        start_up_s: seconds from the supervisor's start of the launch until the first epoch, on rank 0's clock.
+        parameters: number of parameters of the model.
+        trainable_parameters: number of those that are trained.
+        allocated_bytes: peak memory allocated by torch's allocator; None on a CPU.
+        reserved_bytes: peak memory that it reserved on the device; None on a CPU.
+        parameters_checksum: of the bits of all parameters at the end; replicas have to agree.
     """
 
     study: str
@@ -155,19 +155,19 @@ class TrainedRun(Record, frozen=True, kw_only=True, tag_field="kind", tag="train
         return isinstance(self.parameters_checksum, str)
 
     def most_bytes(self, name: str) -> float | None:
-        """Of the rank with most of ``allocated_bytes`` or ``reserved_bytes``; None on a CPU."""
+        """The largest ``allocated_bytes`` or ``reserved_bytes`` of any rank; None on a CPU."""
         return max((value for value in each(getattr(self, name), len(self.ranks)) if value is not None), default=None)
 
 
 def joined_run(parts: Sequence[RankTrained], **common: Any) -> TrainedRun:
-    """What all ranks have said, with what rank 0 knows."""
+    """Join the parts of all ranks; `common` has the fields that rank 0 knows."""
     names = ("allocated_bytes", "reserved_bytes", "parameters_checksum")
     columns: dict[str, Any] = {name: column(getattr(part, name) for part in parts) for name in names}
     return TrainedRun(ranks=tuple(part.rank for part in parts), **common, **columns)
 
 
 class LaunchTime(Record, frozen=True, kw_only=True, tag_field="kind", tag="launch_time"):
-    """By the supervisor's clock: from its beginning to start a gang until it heard that the run had ended."""
+    """Seconds from the start of a launch until the supervisor heard of the run's end, by its clock."""
 
     study: str
     gang: Count

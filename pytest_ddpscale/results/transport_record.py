@@ -1,4 +1,4 @@
-"""By which ways NCCL connected ranks with others: records of kind ``transport`` in measurements.jsonl, one a study."""
+"""Transports of NCCL between ranks: records of kind ``transport`` in measurements.jsonl, one per study."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Channels = dict[str, Count]
 
 
 class RankTransport(Record, frozen=True, kw_only=True):
-    """What one rank's NCCL says of its connections, as the rank says it to rank 0.
+    """Connections of one rank, from its NCCL log, sent to rank 0.
 
-    A transport is called as NCCL does, less the number of the adapter: ``P2P/CUMEM``, ``SHM/direct/direct``,
-    ``NET/IB/GDRDMA``, ``NET/Socket``. Connections are counted once for each channel, where the rank sends.
+    Transports have NCCL's names without the number of the adapter: ``P2P/CUMEM``, ``SHM/direct/direct``,
+    ``NET/IB/GDRDMA``, ``NET/Socket``. Connections are counted once per channel, at the sender.
 
     Attributes:
-        network: what NCCL takes between nodes: ``IB``, ``Socket``, a plugin's name; ``gloo`` where gloo communicates;
-            None if it does not say.
-        channels: transport → connections of this rank; within its node, between nodes, or where it is not known.
+        network: network between nodes: ``IB``, ``Socket``, a plugin's name; ``gloo`` with gloo; None if unknown.
+        channels: all connections of this rank, by transport; the other two count those known to be within its node
+            or between nodes.
         nvls: whether it has channels that reduce in the NVLink switch.
         problem: why nothing is known; empty if something is.
-        unreadable: lines about connections that could not be read.
+        unreadable: lines about connections that could not be parsed.
     """
 
     rank: Count
@@ -42,7 +42,7 @@ class RankTransport(Record, frozen=True, kw_only=True):
 
 
 class GangTransport(Record, frozen=True, kw_only=True, tag_field="kind", tag="transport"):
-    """What all ranks said of their connections once a study was done; columns are of `RankTransport`'s fields."""
+    """Connections of all ranks at the end of a study; a column for each field of `RankTransport`."""
 
     study: str
     gang: Count
@@ -72,7 +72,7 @@ _COLUMNS = (
 
 
 def joined_transport(parts: Sequence[RankTransport], study: str, gang: int) -> GangTransport:
-    """What all ranks have said, once a study was done."""
+    """Join the connections of all ranks at the end of a study."""
     columns = {name: column(getattr(part, name) for part in parts) for name in _COLUMNS}
     unreadable = tuple(part.unreadable for part in parts) if any(part.unreadable for part in parts) else ()
     ranks = tuple(part.rank for part in parts)
@@ -80,7 +80,7 @@ def joined_transport(parts: Sequence[RankTransport], study: str, gang: int) -> G
 
 
 class Transport(RankTransport, frozen=True, kw_only=True):
-    """What a rank's NCCL says, and where the rank is."""
+    """Connections of a rank, with its place."""
 
     host: str
     local_rank: int
@@ -88,7 +88,7 @@ class Transport(RankTransport, frozen=True, kw_only=True):
 
     @property
     def channels_somewhere(self) -> dict[str, int]:
-        """Transport → connections of which it is not known whether they leave the node."""
+        """Connections by transport that may be within the node or between nodes."""
         left = {
             name: count - self.channels_within_node.get(name, 0) - self.channels_between_nodes.get(name, 0)
             for name, count in self.channels.items()
@@ -97,7 +97,7 @@ class Transport(RankTransport, frozen=True, kw_only=True):
 
 
 def transports_of(records: Sequence[AnyRecord]) -> list[Transport]:
-    """What each rank said last, in the order of ranks."""
+    """The last connections of each rank, in rank order."""
     gangs = gangs_by_number(records)
     last: dict[int, Transport] = {}
     for line in records:

@@ -1,4 +1,4 @@
-"""A requirement, judged."""
+"""Verdicts on requirements, and the judgement of a run: verdicts.json."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pytest_ddpscale.thresholds.waiver import Waiver
 VerdictOutcome = Literal["passed", "failed", "inconclusive", "not_measured", "error"]
 RunOutcome = Literal["accepted", "accepted_with_waivers", "rejected", "incomplete", "partial"]
 ACCEPTING: frozenset[RunOutcome] = frozenset({"accepted", "accepted_with_waivers"})
-# What code has to know of a verdict beyond its outcome; notes say it to people.
+# Properties of a verdict for code; notes are for people.
 Flag = Literal[
     "undecided",  # more rounds may fail further places
-    "host-bound",  # devices waited for their host, so that more rounds decide nothing
-    "implausible",  # a value that no hardware reaches, so that more rounds decide nothing
-    "wrong-data",  # results were wrong, whatever the speed: nobody can waive that
-    "this-launch-only",  # launches are known to differ by more than the interval of a single one says
-    "partly-known",  # it fails somewhere, and elsewhere it is undecided or not measured: nor that
+    "host-bound",  # devices waited for their host, so more rounds decide nothing
+    "implausible",  # the value exceeds the hardware's limit, so more rounds decide nothing
+    "wrong-data",  # results were wrong, whatever the speed; cannot be waived
+    "this-launch-only",  # launches differ by more than the interval of a single one
+    "partly-known",  # it fails at some places and is undecided or not measured at others; cannot be waived
 ]
 WRONG_DATA: Literal["wrong-data"] = "wrong-data"
 THIS_LAUNCH_ONLY: Literal["this-launch-only"] = "this-launch-only"
@@ -36,19 +36,19 @@ VERDICTS_SCHEMA_VERSION: Literal[5] = 5
 
 @dataclass(frozen=True)
 class Culprit:
-    """Who is to blame: a GPU, a node, or a link, of which `peer_host` and so on are the other end.
+    """A culprit: a GPU, a node, or a link, whose other end is in `peer_host` and so on.
 
     Attributes:
         gpu_index: local rank of the device on its host; None for a whole node.
-        gpu_uuid: as NVML has it; ``cpu`` without a GPU; None for a whole node.
-        evidence: what was seen, in numbers.
+        gpu_uuid: from NVML; ``cpu`` without a GPU; None for a whole node.
+        evidence: the finding, in numbers.
         is_certain: False if either of two may be the odd one, if it stands out by too little to explain the failure, or
-            if most nodes fail alike: no machine is drained for that.
+            if most nodes fail alike. Only certain culprits are a reason to drain.
         computed_wrong: whether it is named for wrong data, whatever its speed.
-        slowdown: its step time without communication over that of its peers; None of what is not slow in computing.
-        peers: how many ranks that is relative to; None with `slowdown`, and of a whole node.
-        slow_rounds: how many rounds `slowdown` is of; None where `peers` is.
-        rounds: how many there were.
+        slowdown: step time without communication over that of its peers; None if it is not named for slow computation.
+        peers: number of ranks that `slowdown` is relative to; None without `slowdown`, and for a whole node.
+        slow_rounds: number of rounds in `slowdown`; None without `peers`.
+        rounds: number of all rounds.
     """
 
     kind: Literal["gpu", "node", "link"]
@@ -74,8 +74,8 @@ class GenerationComparison:
     Attributes:
         img_per_s: measured here.
         reference_img_per_s: of the reference.
-        reference: which that is, a SKU or a run.
-        source: where its number is from.
+        reference: a SKU or a run.
+        source: of the reference's number.
     """
 
     img_per_s: float
@@ -86,7 +86,7 @@ class GenerationComparison:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One requirement judged.
+    """The verdict on one requirement.
 
     Attributes:
         id: ``metric[workload-8gpu]``, the test item's name.
@@ -97,26 +97,26 @@ class Verdict:
         value: point estimate, in `unit`; None if nothing was measured.
         interval: confidence interval of the value, in `unit`; None if there is none.
         confidence: of the interval, 0 … 1.
-        rounds: how many stand behind it, in all launches.
-        launches: of new processes that measured it; the interval of several is that of their means.
-        launch_sd: relative standard deviation between them; of one launch that between earlier runs, if the history
-            knows it; else None.
+        rounds: number of measured rounds, in all launches.
+        launches: number of launches with new processes; the interval of several is that of their means.
+        launch_sd: relative standard deviation between launches; for one launch that between earlier runs, if the
+            history has it; else None.
         reason: one sentence: why this outcome.
         provisional: the bound has no published source.
         source: where the bound comes from, for the reader.
-        notes: what the reader should know, such as ``host-bound``.
-        flags: what code has to know.
-        compared: both sides of a ratio; None of what is none, or was not measured.
-        precision: how wide half of the interval may be, relative to the value; None where nobody asked for that.
-        one_gpu: how the one GPU was trained that it is of, or relative to: without DDP (``alone``) or under it; None of
-            what times no single GPU, or both ways.
-        waiver: by which it does not reject, though it failed; None of all others.
-        published: the value that the bound comes from, in `unit`; None if nobody published one.
-        p_value: of a failure by rounds: how likely values as bad as these are at most, at any of all rounds, if the
-            bound is kept; for all places together. None of all others.
+        notes: for the reader, such as ``host-bound``.
+        flags: for code.
+        compared: both sides of a ratio; None for other metrics, or if not measured.
+        precision: requested half-width of the interval, relative to the value; None if not requested.
+        one_gpu: whether the single GPU that the metric times or compares with was trained without DDP (``alone``) or
+            under it; None if there is no such GPU, or both ways are used.
+        waiver: the waiver by which this failure does not reject; else None.
+        published: published value that the bound is derived from, in `unit`; None without one.
+        p_value: of a failure by rounds: upper limit, valid in any round, of the probability of values this bad if the
+            bound is kept; for all places together. None for all others.
         unit: of value, interval and bound: the metric's.
-        margin: distance of the value from the bound, relative to the bound: positive on the good side.
-        correlation: of successive rounds, -1 … 1; None where it is not known.
+        margin: distance of the value from the bound, relative to the bound; positive on the good side.
+        correlation: of successive rounds, -1 … 1; None if unknown.
     """
 
     id: str
@@ -153,7 +153,7 @@ class Verdict:
         if self.metric not in METRICS or not any(self.bound.values()):
             raise ValueError(f"a verdict on {self.metric!r} with bound {self.bound}; expected a metric and its bound")
         if self.is_waived and (self.outcome != "failed" or {WRONG_DATA, PARTLY_KNOWN} & set(self.flags)):
-            raise ValueError(f"{self.id} is waived; expected a failure that is known in full, of correct data")
+            raise ValueError(f"{self.id} is waived; expected a failure that is fully known and has correct data")
         object.__setattr__(self, "unit", METRICS[self.metric].unit)
         if self.value is not None:
             difference = self.value - self.bound_value
@@ -162,21 +162,20 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Only ``passed`` is a pass."""
+        """Whether it passed; every other outcome is no pass."""
         return self.outcome == "passed"
 
     @property
     def is_waived(self) -> bool:
-        """Whether it failed and somebody answers for that."""
+        """Whether it failed and has a waiver."""
         return self.waiver is not None
 
     def blocks(self, *, allows_unmeasured: bool = False) -> bool:
-        """Whether a machine cannot be accepted as long as this is so, whatever else is kept.
+        """Whether this verdict prevents acceptance of the machine.
 
-        Wrong data does, whatever the severity. What is waived does not.
-        What only warns does not, unless nothing is known of it: a machine is accepted for
-        what was measured. A check that only warns could reject nothing, so that nobody waits for it either. Nor for
-        anything, if somebody said that not everything need be measured.
+        Wrong data does, whatever the severity. A waived failure does not. A requirement of severity ``warn`` prevents
+        it only if it broke or was not measured, because a machine is accepted for what was measured; a check that only
+        warns does not even then. With `allows_unmeasured`, no unmeasured requirement does.
         """
         if self.outcome == "not_measured":
             is_waited_for = self.severity == "fail" or METRICS[self.metric].subject != "check"
@@ -189,12 +188,12 @@ class Verdict:
 
     @property
     def may_reject_by_chance(self) -> bool:
-        """Whether it could reject a machine that keeps its bound."""
+        """Whether it could falsely reject a machine by chance."""
         return self.severity == "fail" and METRICS[self.metric].errs_by_chance
 
     @property
     def shows_uniform_loss(self) -> bool:
-        """Whether it compares throughput with what was published, and so sees a loss of all GPUs alike."""
+        """Whether it compares throughput with a published value, which shows a loss common to all GPUs."""
         return self.published is not None and self.metric in _OF_THROUGHPUT
 
     @property
@@ -205,7 +204,7 @@ class Verdict:
 
     @property
     def half_width(self) -> float | None:
-        """Distance of the value from the further end of its interval, in `unit`; None without an interval."""
+        """Distance of the value from the farther end of its interval, in `unit`; None without an interval."""
         if self.value is None or self.interval is None:
             return None
         low, high = self.interval
@@ -213,20 +212,20 @@ class Verdict:
 
     @property
     def is_precise(self) -> bool:
-        """Whether the interval is as narrow as was asked for."""
+        """Whether the interval is as narrow as requested."""
         if self.precision is None or self.half_width is None or self.value is None:
             return False
         return self.half_width <= self.precision * self.value
 
     @property
     def is_too_wide(self) -> bool:
-        """Whether the interval is wider than was asked for, and further rounds may narrow it."""
+        """Whether the interval is wider than requested, and further rounds may narrow it."""
         is_asked = self.precision is not None and self.half_width is not None
         return is_asked and not self.is_precise and not self._is_beyond_rounds
 
     @property
     def _is_beyond_rounds(self) -> bool:
-        """Whether no number of rounds would change what is in the way."""
+        """Whether further rounds cannot decide it."""
         return not {"host-bound", "implausible"}.isdisjoint(self.flags)
 
     @property
@@ -240,8 +239,8 @@ class Blocker:
     """One reason why a machine is not accepted.
 
     Attributes:
-        kind: ``requirement``; ``test``: an item that was skipped, or failed for something else than its verdict;
-            ``run``: something about the run as a whole.
+        kind: ``requirement``; ``test``: an item that was skipped, or failed for a reason other than its verdict;
+            ``run``: a reason on the run as a whole.
         name: id of the requirement, name of the test, or ``acceptance``.
         reason: one sentence.
     """
@@ -253,13 +252,13 @@ class Blocker:
 
 @dataclass(frozen=True)
 class LoweredBound:
-    """A requirement that a site's thresholds ask less of than the file that they extend.
+    """A requirement that a site's thresholds make weaker than the file that they extend.
 
     Attributes:
-        requirement: in words.
-        was: the bound of the file below, in the metric's unit.
-        now: the site's; None if it is not asked at all.
-        only_warns: whether a failure rejected before and does not now.
+        requirement: description.
+        was: the bound in the extended file, in the metric's unit.
+        now: the site's bound; None if the requirement is removed.
+        only_warns: whether a failure rejected before and now only warns.
     """
 
     requirement: str
@@ -271,14 +270,14 @@ class LoweredBound:
 
 @dataclass(frozen=True)
 class UniformLoss:
-    """How much slower than published all GPUs alike may be without a requirement that shows it.
+    """Upper limit of a loss, relative to published throughput, that is common to all GPUs.
 
     Attributes:
-        fraction: of the published value, 0 … 1, by the workload that limits it most; 0 if they are no slower there.
-        largest: the same by the workload that limits it least.
+        fraction: of the published value, 0 … 1, from the workload that limits it most; 0 if that is no slower.
+        largest: the same from the workload that limits it least.
         confidence: of both, 0 … 1.
-        requirement: id of the one that limits it most.
-        workloads: how many were compared.
+        requirement: id of the requirement that limits it most.
+        workloads: number of compared workloads.
     """
 
     fraction: float
@@ -290,15 +289,15 @@ class UniformLoss:
 
 @dataclass(frozen=True)
 class LastAcceptance:
-    """The latest earlier run of the same nodes that was accepted, beside this one.
+    """The latest accepted earlier run of the same nodes, compared with this one.
 
     Attributes:
-        began: when that run did, ISO 8601 in UTC.
-        run: where its directory was.
-        compared: how many requirements both have a value with an interval of.
-        least_throughput: smallest ratio of throughput per GPU, this run ÷ that one; None if neither has any.
+        began: start of that run, ISO 8601 in UTC.
+        run: path of its directory.
+        compared: number of requirements with a value and an interval in both runs.
+        least_throughput: smallest ratio of throughput per GPU, this run ÷ that one; None if nothing can be compared.
         most_throughput: largest ratio.
-        worse: ids of the requirements that are shown to be worse now.
+        worse: ids of the requirements that are certainly worse now.
     """
 
     began: str
@@ -312,25 +311,25 @@ class LastAcceptance:
 
 @dataclass(frozen=True)
 class Judgement:
-    """All verdicts of a run and what they come to: the content of verdicts.json.
+    """All verdicts of a run and its outcome: the content of verdicts.json.
 
     Attributes:
         reason: one sentence: why this outcome.
         verdicts: in the order of the thresholds file.
-        notes: what the reader should know about the whole run, such as where it was imported from.
-        basis: by which thresholds file, on which measurements and when it was judged, with digests; of an earlier run
-            also `judged_by`, `site` and `ticket`, where that was said.
-        coverage: what of the machine was tested; None where nothing could be.
-        allows_unmeasured: whether somebody said that not everything need be measured (--ddp-allow-incomplete).
+        notes: for the reader, on the whole run, such as where it was imported from.
+        basis: thresholds file, measurements and time of the judgement, with digests; for an earlier run also
+            `judged_by`, `site` and `ticket`, if given.
+        coverage: tested parts of the machine; None if nothing could be tested.
+        allows_unmeasured: whether requirements may stay unmeasured (--ddp-allow-incomplete).
         simulated: whether no machine was measured.
         extends: the files that the thresholds file of `basis` extends, the nearest first.
-        lowered: what it asks less of than they do.
-        altered: what else of the SKU is not as they have it, in words.
-        uniform_loss: how large a loss of all GPUs alike could hide; None if no published throughput was kept.
-        family_confidence: at which failures are corrected for the number of requirements; None if they are not.
+        lowered: requirements that it makes weaker.
+        altered: other changes to the SKU, described.
+        uniform_loss: upper limit of a loss common to all GPUs; None if no requirement on published throughput passed.
+        family_confidence: confidence of the correction of failures for the number of requirements; None without it.
         last_acceptance: of the same nodes; None if the history has none.
-        blockers: all that keeps the machine from being accepted: what items, reports and the exit code show as
-            failures. Whoever makes a judgement says what there is besides requirements.
+        blockers: all reasons against acceptance, which items, reports and the exit code show as failures. Those on
+            requirements are added here; the caller passes the others.
     """
 
     sku: str
@@ -363,16 +362,16 @@ class Judgement:
 
     @property
     def waived(self) -> list[Verdict]:
-        """Requirements that failed and that somebody answers for."""
+        """Failed requirements with a waiver."""
         return [verdict for verdict in self.verdicts if verdict.is_waived]
 
     @property
     def other_blockers(self) -> list[Blocker]:
-        """What besides requirements keeps the machine from being accepted."""
+        """Reasons against acceptance other than requirements."""
         return [blocker for blocker in self.blockers if blocker.kind != "requirement"]
 
     def is_blocked_by(self, verdict: Verdict) -> bool:
-        """Whether a requirement is among that."""
+        """Whether a verdict is a reason against acceptance."""
         return verdict.blocks(allows_unmeasured=self.allows_unmeasured)
 
 

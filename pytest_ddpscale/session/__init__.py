@@ -1,1 +1,1 @@
-"""One acceptance session: opened, planned, measured or read, judged, remembered."""
+"""One acceptance session: open, plan, measure or read, judge, and record in the history."""

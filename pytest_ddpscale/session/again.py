@@ -1,4 +1,4 @@
-"""The command that measures again what a session measures, from anywhere its nodes can be reached."""
+"""The command that repeats a session's measurement from any directory or machine that reaches its nodes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def command_again(subject: Subject, machine: Machine) -> tuple[str, ...]:
-    """Its words, secrets masked: the SKU, launcher and nodes, what was asked on the command line, and its paths.
+    """The command's words, with secrets masked: SKU, launcher, nodes, command-line options and paths.
 
-    `-k` and the id of a requirement choose one of all.
+    Append `-k` with a requirement's id to select one.
     """
     settings, site = subject.settings, subject.site
     command = ["pytest", f"--gpu-sku={subject.sku}"]
@@ -22,7 +22,7 @@ def command_again(subject: Subject, machine: Machine) -> tuple[str, ...]:
         command.append(f"--thresholds={settings.thresholds}")
     given = dict(site.asked)
     per_node, cluster = settings.gpus_per_node, machine.cluster
-    if cluster.launcher != Cluster().launcher:  # on other nodes, wherever the command is typed
+    if cluster.launcher != Cluster().launcher:  # name the nodes, which may be others where the command is typed
         given = {"--ddp-launcher": cluster.launcher, "--ddp-nodes": str(cluster.nodes), **given}
         per_node = per_node or machine.per_node
     if per_node is not None:

@@ -1,4 +1,4 @@
-"""Which GPU model and which devices: those of an earlier run, those here, and whether what was asked fits."""
+"""GPU model and devices, of an earlier run or of this machine, checked against the options."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pytest_ddpscale.settings import AUTO, Settings
 from pytest_ddpscale.sku.detection import Gpu, has_driver, visible_gpus
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 
-# `nvidia-smi` takes up to ten seconds on eight GPUs whose driver is not kept loaded.
+# `nvidia-smi` takes up to ten seconds on eight GPUs without persistence mode.
 DRIVER_LIMIT_S = 60.0
 
 
 def needs_no_gpu(thresholds: ThresholdsFile, asked: str, collect_only: bool) -> bool:
-    """Whether NVML need not be asked, so that a broken driver stops neither planning nor the CPU."""
+    """Whether NVML is not needed, so that a broken driver does not prevent planning or CPU runs."""
     if asked == AUTO:
         return False
     sku = thresholds.thresholds.skus[thresholds.sku_name(asked)]
@@ -29,12 +29,12 @@ def needs_no_gpu(thresholds: ThresholdsFile, asked: str, collect_only: bool) -> 
 
 
 def gpus_here(asked: str, silent: list[SkuError]) -> list[Gpu]:
-    """The GPUs here. A driver without a GPU is a fault, and no reason to accept the CPU instead.
+    """The GPUs of this machine. A driver without a GPU is a fault, not a reason to judge the CPU instead.
 
-    `silent` takes the error of each GPU that does not answer, as long as one does.
+    Errors of GPUs that do not answer are appended to `silent` if at least one answers.
 
     Raises:
-        SkuError: NVML hangs or is broken, no GPU answers, or ``auto`` finds a driver and no GPU.
+        SkuError: NVML hangs or is broken, no GPU answers, or ``auto`` finds a driver but no GPU.
     """
     refuse_hanging_driver()
     gpus = visible_gpus(silent=silent)
@@ -43,32 +43,31 @@ def gpus_here(asked: str, silent: list[SkuError]) -> list[Gpu]:
     if asked == AUTO and not gpus and has_driver():
         raise SkuError(
             "--gpu-sku=auto", "an NVIDIA driver is loaded, but no GPU is visible", "at least one GPU",
-            "Look at nvidia-smi and CUDA_VISIBLE_DEVICES; to measure the CPU all the same, write --gpu-sku=cpu.",
+            "Check nvidia-smi and CUDA_VISIBLE_DEVICES; to measure the CPU anyway, use --gpu-sku=cpu.",
         )  # fmt: skip
     return gpus
 
 
 def refuse_hanging_driver(limit_s: float = DRIVER_LIMIT_S) -> None:
-    """Have another process ask the driver first: one that hangs could not be given up, nor interrupted, in this one.
+    """Query the driver from another process first, because a hanging call could not be abandoned in this one.
 
     Raises:
-        SkuError: it did not answer in time, or brought the process down. Any other problem is found again by whoever
-            asks next.
+        SkuError: the driver did not answer in time or crashed the process. Other problems show up in the next query.
     """
     command = Command([sys.executable, "-m", "pytest_ddpscale.sku.detection"], limit_s)
     command.output()
     found = f"the NVIDIA driver did not answer within {limit_s:g} s" if command.was_too_late else ""
     if command.code is not None and command.code < 0:
-        found = f"signal {-command.code} ended a process that asked the NVIDIA driver"
+        found = f"a process that queried the NVIDIA driver was ended by signal {-command.code}"
     if found:
         raise SkuError(
             f"NVML on {platform.node()}", found, "a working driver",
-            "Look for Xid messages with `dmesg`, drain the node and reboot it: who asks the driver hangs until then.",
+            "Look for Xid messages with `dmesg`, drain the node and reboot it; until then driver calls may hang.",
         )  # fmt: skip
 
 
 def gpus_asked(settings: Settings, cluster: Cluster) -> int:
-    """How many GPUs each node should have by what the user asks; 0 if he does not say."""
+    """How many GPUs per node the user's options require; 0 if they do not say."""
     if settings.gpus_per_node is not None:
         return settings.gpus_per_node
     return -(-max(settings.world_sizes or (0,)) // cluster.nodes)
@@ -77,14 +76,14 @@ def gpus_asked(settings: Settings, cluster: Cluster) -> int:
 def devices_per_node(
     settings: Settings, kind: DeviceType, gpus: int, *, collect_only: bool, cluster: Cluster
 ) -> int | None:
-    """How many ranks fit a node; None where nobody can know, as on a laptop that only plans.
+    """How many ranks fit a node; None if unknown, as on a laptop that only plans.
 
     Raises:
-        OptionError: more was asked than there is, or nothing was said of nodes that are elsewhere.
+        OptionError: more ranks are requested than fit, or the number is not given for other machines.
     """
     if cluster.is_elsewhere and settings.gpus_per_node is None and not collect_only:
         raise OptionError(
-            "--ddp-gpus-per-node", "not given, and other machines cannot be counted from here",
+            "--ddp-gpus-per-node", "not given, and GPUs of other machines cannot be counted from here",
             "the number of GPUs on each node (on CPU: of ranks)",
         )  # fmt: skip
     if cluster.is_elsewhere or (kind == "cuda" and gpus == 0 and collect_only):
@@ -112,10 +111,10 @@ def devices_per_node(
 
 
 def measured_sku(thresholds: ThresholdsFile, settings: Settings, earlier: RunDirectory) -> str:
-    """The SKU of an earlier run; it is never judged by another one's thresholds.
+    """The SKU of an earlier run, which is never judged by another SKU's thresholds.
 
     Raises:
-        SkuError: the settings name another one, or the thresholds file has none of that name.
+        SkuError: the settings name another SKU, or the thresholds file does not have it.
         RunDirectoryError: run.json is broken.
     """
     measured = earlier.read_run().sku
@@ -124,14 +123,14 @@ def measured_sku(thresholds: ThresholdsFile, settings: Settings, earlier: RunDir
     asked = thresholds.sku_name(settings.gpu_sku)
     if asked != thresholds.thresholds.canonical_name(measured):
         raise SkuError(
-            "--gpu-sku", f"{asked} is asked for, but {earlier.path} was measured on {measured}", measured,
-            f"Leave --gpu-sku out, or write --gpu-sku={measured}.",
+            "--gpu-sku", f"found {asked}, but {earlier.path} was measured on {measured}", measured,
+            f"Omit --gpu-sku, or use --gpu-sku={measured}.",
         )  # fmt: skip
     return asked
 
 
 def measured_layout(earlier: RunDirectory) -> Layout:
-    """The nodes of an earlier run, and how many devices each had, whether ranks used all of them or not.
+    """The nodes of an earlier run, with all devices of each, whether ranks used them or not.
 
     Raises:
         RunDirectoryError: its plan or run.json is broken.

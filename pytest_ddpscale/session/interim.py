@@ -1,4 +1,4 @@
-"""Verdicts and report of a run that still goes on, so that a run that is killed at any moment has them."""
+"""Interim verdicts and reports, so that a run that is killed has them too."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pytest_ddpscale.results.run_record import ends_of, now_iso
 if TYPE_CHECKING:
     from pytest_ddpscale.session.session import AcceptanceSession
 
-# At most this share of the time goes into judging what is not complete: on many nodes it takes seconds.
+# Largest share of the time spent on interim judging, which takes seconds on many nodes.
 _LARGEST_SHARE = 0.05
 
 
 class Interim:
-    """A listener that has a session's run judged and written after each study, and when somebody ends the session."""
+    """A listener that judges a session's run and writes reports after each study and on interruption."""
 
     def __init__(self, session: AcceptanceSession, listener: Listener) -> None:
         self._session = session
@@ -29,18 +29,18 @@ class Interim:
         self._next_s = 0.0
 
     def __call__(self, record: AnyRecord | Notice) -> None:
-        """Take one record."""
+        """Process one record."""
         self._listener(record)
         if isinstance(record, Interrupted):
             self._session.interruption = f"interrupted at {now_iso()}: {record.message}"
             self._write(self._session.interruption, is_last=True)
         elif isinstance(record, StudyEnd) and record.reason != "interrupted" and time.monotonic() >= self._next_s:
-            self._write(f"measuring went on at {now_iso()}, when this was written")
+            self._write(f"measuring was still running when this was written at {now_iso()}")
         self._session.live_page.hear(record)
 
     def _write(self, why: str, *, is_last: bool = False) -> None:
         began_s = time.monotonic()
-        with suppress(BadInput):  # what cannot be read or written is said when all has been measured
+        with suppress(BadInput):  # read and write errors are reported at the end of the run
             self._judge_and_write(why, is_last)
         ended_s = time.monotonic()
         self._next_s = ended_s + (ended_s - began_s) / _LARGEST_SHARE

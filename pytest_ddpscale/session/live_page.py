@@ -1,4 +1,4 @@
-"""report.html while measuring: written between timed blocks only, and in a small share of the run's time."""
+"""report.html while measuring, written only between timed blocks and in a small share of the run's time."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 LARGEST_SHARE = 0.005
 EVERY_S = 5.0
-# What the first page is taken to cost until that is known.
+# Assumed cost of the first page.
 _FIRST_PAGE_S, _FIRST_PROGRESS_S = 0.1, 0.01
 
 
 class LivePage:
-    """A session's page: what was judged last, rendered anew when that changes, with the progress put into it each time.
+    """A session's live page: rendered when the latest judgement changes, with current progress inserted each time.
 
-    No block is timed before a study, after it, and at the end of a round from the eighth on: there rank 0 waits for
-    whether to go on, which it is told once listeners have heard of the round. At most `LARGEST_SHARE` of the time since
-    the first record goes into it.
+    The page is written only when no block is timed: before and after a study, and at the end of a round from the eighth
+    on, where rank 0 waits for an answer that is sent after listeners have processed the round. Writing takes at most
+    `LARGEST_SHARE` of the time since the first record.
     """
 
     def __init__(self, session: AcceptanceSession, now: Callable[[], float] = time.monotonic) -> None:
@@ -49,23 +49,23 @@ class LivePage:
         self._page_s, self._progress_s = _FIRST_PAGE_S, _FIRST_PROGRESS_S
 
     def judged(self, judgement: Judgement, evidence: Evidence) -> None:
-        """What the run comes to so far: the next page shows it."""
+        """Take the latest judgement, for the next page."""
         self._judged, self._is_stale = (judgement, evidence), True
 
     def hear(self, record: AnyRecord | Notice) -> None:
-        """Take one record; where no block is timed the page may be written.
+        """Process one record, and write the page if no block is being timed.
 
-        Once the session is interrupted it is not: the page that is there then is not to be read again.
+        After an interruption the page is not written again, so that it cannot replace the final one.
         """
         self._began_s = self._now() if self._began_s is None else self._began_s
         self._is_over |= isinstance(record, Interrupted)
         if isinstance(record, Notice) or self._is_over:
             return
         self._progress.hear(record)
-        if isinstance(record, GangRecord):  # ranks warm up next; the last report needs it, too
+        if isinstance(record, GangRecord):  # import while ranks warm up; the final report needs it too
             import_module("pytest_ddpscale.report.html_page")
         if _is_between_blocks(record) and self._now() >= self._next_s:
-            with suppress(BadInput, OSError):  # what cannot be read or written is said when all has been measured
+            with suppress(BadInput, OSError):  # read and write errors are reported at the end of the run
                 self._write()
 
     def _write(self) -> None:
@@ -81,7 +81,7 @@ class LivePage:
         return self._spent_s + seconds <= LARGEST_SHARE * (self._now() - self._began_s)
 
     def _timed(self, work: Callable[[], None]) -> float:
-        """Seconds that something took, added to what was spent also where it fails."""
+        """Run `work` and return its seconds, which count as spent even if it fails."""
         began_s = self._now()
         try:
             work()
@@ -95,7 +95,7 @@ class LivePage:
 
         source = self._session.source
         if self._judged is None:
-            nothing, why = self._session.subject.evidence_of_nothing(source.plan), "nothing has been judged yet"
+            nothing, why = self._session.subject.evidence_of_nothing(source.plan), "no requirement has been judged yet"
             self._judged = self._session.so_far(nothing, why, why), nothing
         judgement, evidence = self._judged
         self._page = page_of(judgement, source.measured_run.read_run(), evidence, goes_on=True)

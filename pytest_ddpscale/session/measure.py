@@ -1,4 +1,4 @@
-"""A session that measures: plans what is selected, launches it, and measures beyond the plan where a test asks."""
+"""A session that measures: plans the selection, launches it, and measures beyond the plan if a test asks for more."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from pytest_ddpscale.thresholds.waiver import today
 if TYPE_CHECKING:
     from pytest_ddpscale.evidence.evidence import Evidence
 
-# By which nsys gets into processes, beside variables that ranks have anyway (CUDA_*, LD_PRELOAD).
+# Variables that nsys needs in ranks, besides those passed anyway (CUDA_*, LD_PRELOAD).
 _OF_NSYS = ("NVTX_*", "NSYS_*", "QUADD_*")
 
 
 class MeasureSource(EvidenceSource):
-    """A run that this session measures, on the machine's nodes and GPUs, or on usual ones where nobody can look."""
+    """A run that this session measures on the machine's devices, or plans for assumed ones if they are unknown."""
 
     def __init__(self, subject: Subject, machine: Machine, layout: Layout) -> None:
         super().__init__(subject, machine, layout)
         self._was_launched = False
-        self._was_refused = False  # its nodes are unfit: nothing is to run on them
+        self._was_refused = False  # the nodes are unfit, so nothing may run on them
 
     @property
     def was_refused(self) -> bool:
@@ -55,18 +55,18 @@ class MeasureSource(EvidenceSource):
 
     @property
     def named(self) -> str:
-        """What its run directory is called, behind the time."""
+        """Name of its run directory, after the time."""
         return self.subject.sku
 
     def judge_of(self, plan: Plan) -> Judge | None:
-        """Who knows when a study of the plan has told enough; None measures all rounds."""
+        """Decides when a study of the plan has enough rounds; None measures all rounds."""
         from pytest_ddpscale.verdict.deciding import Decider
 
         settings = self.subject.settings
         return Decider(plan, self.selected, settings.confidence, settings.family_confidence)
 
     def unfit_of(self, plan: Plan, surveys: Sequence[Survey]) -> dict[str, str]:
-        """Which nodes should not be measured, and why, from what was found out before anything was launched on them."""
+        """Unfit nodes and reasons, from the surveys taken before launch."""
         from pytest_ddpscale.verdict.checking import unfit_nodes
 
         return unfit_nodes(self.selected, plan, surveys_of(surveys), today())
@@ -81,7 +81,7 @@ class MeasureSource(EvidenceSource):
         assert self.plan is not None  # select comes first
         run, self._lock = new_run_directory(self.subject.settings.run_dir, self.named)
         thresholds, settings = self.subject.thresholds, self.subject.settings
-        # First, so that a run killed on the way is known for one, and begun anew in its directory.
+        # First, so that a run killed from here on is recognised and can be restarted in its directory.
         start_run(
             run, self.subject.sku, self.subject.site.argv, thresholds.path, thresholds.sha256, self.machine.devices,
             self.subject.extends, again=command_again(self.subject, self.machine),
@@ -91,12 +91,12 @@ class MeasureSource(EvidenceSource):
         self.run = self.measured_run = run
 
     def _refuse_wrong_arguments(self) -> None:
-        """What cannot be started leaves no run behind."""
+        """Refuse invalid launcher arguments before a run directory is created."""
         launch = self._launch_on_nodes()
         launch.launcher.refuse_wrong_arguments(launch)
 
     def why_not(self, case: AnyCase) -> str | None:
-        """What this machine lacks."""
+        """What this machine lacks for a requirement; None if nothing."""
         requirement = case.requirement
         if self.machine.devices is not None and case.world_size > self.machine.devices:
             what = "GPUs" if self.subject.device_type == "cuda" else "ranks"
@@ -106,7 +106,7 @@ class MeasureSource(EvidenceSource):
         return case.missing or None
 
     def plan_for(self, cases: Sequence[AnyCase], more: Sequence[Question] = ()) -> Plan:
-        """The plan that answers those requirements for which nothing is lacking, and further questions."""
+        """The plan for all requirements that can be measured here, and for further questions."""
         measurable = [case for case in cases if self.why_not(case) is None]
         subject, machine = self.subject, self.machine
         nodes = machine.cluster.nodes if machine.devices is not None else 1
@@ -119,13 +119,13 @@ class MeasureSource(EvidenceSource):
 
     def _pace(self) -> Pace:
         settings, default, rounds = self.subject.settings, PACES[self.subject.device_type], self.subject.settings.rounds
-        # What a test asks beyond the plan of an earlier run is launched as often as that was.
+        # Measurements beyond an earlier run's plan use its number of launches.
         launches = settings.launches if self.plan is None else self.plan.launches
         pace = replace(default, block_s=settings.block_s or default.block_s, launches=launches)
         return replace(pace, rounds=rounds, uncompared_rounds=rounds, launch_rounds=rounds) if rounds else pace
 
     def measure(self, listener: Listener) -> None:
-        """Measure what is planned, once.
+        """Measure the plan, once.
 
         Raises:
             RunDirectoryError: it could not be read after measuring.
@@ -143,10 +143,10 @@ class MeasureSource(EvidenceSource):
         self.evidence = self._read(self.measured_run)
 
     def _make_room(self) -> None:
-        """Before anything is launched; there is nothing in the way of a new run."""
+        """Called before launch; a new run has no old records to set aside."""
 
     def covering(self, question: Question | None, listener: Listener) -> Evidence:
-        """Measured by a further launch where the plan did not foresee it."""
+        """Evidence for a question, measured by another launch if the plan does not cover it."""
         from pytest_ddpscale.verdict.answering_study import covers
 
         self.measure(listener)
@@ -162,7 +162,7 @@ class MeasureSource(EvidenceSource):
         named = tuple(
             replace(s, workload=replace(s.workload, name=further_name(s.workload.name, taken))) for s in extra.studies
         )
-        # A second search would number its rounds as the first one did.
+        # A second pair search would reuse the first one's round numbers.
         extra = replace(extra, studies=named, pairs=None if evidence.pairs else extra.pairs)
         run = self.measured_run
         with self._writing(run):
@@ -171,11 +171,11 @@ class MeasureSource(EvidenceSource):
         return self._read(run)
 
     def close(self, status: Ending) -> None:
-        """Record how the session ended, and what ranks said of themselves."""
+        """Record how the session ended, and the ranks' hosts, versions and environment."""
         finish_run(self.measured_run, status)
 
     def remember(self, judgement: Judgement, history_file: Path | None) -> str:
-        """What nodes reached in this run, later runs are compared with."""
+        """Add this run's results to the history, for comparison with later runs."""
         from pytest_ddpscale.session.past_runs import remember
 
         return remember(history_file, self.measured_run, judgement, self.evidence) if history_file else ""
@@ -185,11 +185,11 @@ class MeasureSource(EvidenceSource):
         unfit: dict[str, str] = {}
 
         def admit(surveys: Sequence[Survey]) -> str:
-            """Why nothing shall be launched on these nodes; empty if it shall."""
+            """Why nothing may be launched on these nodes; empty if it may."""
             nonlocal unfit
             unfit = self.unfit_of(plan, surveys)
             if unfit:
-                listener(Unfit(unfit))  # at once, hours before the report
+                listener(Unfit(unfit))  # now, not hours later in the report
             return "" if settings.unfit == MEASURE else "; ".join(f"{host}: {why}" for host, why in unfit.items())
 
         supervisor = Supervisor(
@@ -209,8 +209,8 @@ class MeasureSource(EvidenceSource):
     def _limits(self, plan: Plan) -> Limits:
         settings = self.subject.settings
         expected_s = estimate(plan, isolate=settings.is_isolated, img_per_s=self.expected_img_per_s).most_seconds
-        # Several times what it takes if the machine is as expected: a slow one is to be measured, not cut off. How long
-        # a whole training run takes nobody knows.
+        # Several times the expected time, so that a slow machine is measured and not cut off. The time of a whole
+        # training run is unknown.
         expected_limit_s = None if plan.training_runs else 5 * expected_s + settings.inactivity_limit_s
         return Limits(
             budget_s=settings.budget_s,
@@ -224,9 +224,9 @@ class MeasureSource(EvidenceSource):
         return launch_on(self.machine.cluster, self.subject.settings, self.subject.device_type, os.environ)
 
     def _without_unfit_nodes(self, plan: Plan, unfit: Mapping[str, str], in_words: str, listener: Listener) -> None:
-        """Measure on the other nodes, if that was asked and is possible; else nothing."""
+        """Measure on the remaining nodes if requested and possible, else measure nothing."""
         others, run = self.machine.without(unfit), self.measured_run
-        # What goes beyond the plan, or what an earlier run lacks, is compared with what was measured on all nodes.
+        # Only for a whole plan: other measurements are compared with earlier ones on all nodes.
         may_choose = self.subject.settings.unfit == LEAVE_OUT and plan is self.plan
         if others is None or others.devices is None or not may_choose:
             self._was_refused = True
@@ -238,18 +238,18 @@ class MeasureSource(EvidenceSource):
         self._ask_anew(Layout(others.cluster.nodes, others.devices // others.cluster.nodes))
         self.plan = self.plan_for(self.selected)
         run.write_json(run.plan_json, self.plan)
-        # What the nodes are is known.
+        # The surveys are already recorded.
         self._launch(replace(self.plan, survey=False), listener)
 
     def _ask_anew(self, layout: Layout) -> None:
-        """Of fewer nodes: `all` is fewer ranks. What is about more nodes than are left stays, and is not measured."""
+        """Rebuild the cases for fewer nodes: `all` means fewer ranks; cases for more nodes stay, unmeasured."""
         now = {case.id: case for case in self.subject.cases(layout)}
         self.cases = [now.get(case.id, case) for case in self.cases]
         self.selected = [now.get(case.id, case) for case in self.selected]
 
 
 def launch_on(cluster: Cluster, settings: Settings, device_type: DeviceType, environ: Mapping[str, str]) -> Launch:
-    """How gangs start on these nodes. Raises OptionError: the container cannot be started here."""
+    """How to start gangs on these nodes. Raises OptionError if the container cannot be started here."""
     launcher = launchers()[cluster.launcher](settings, environ)
     passed = (*settings.pass_env, *_OF_NSYS) if settings.nvtx else settings.pass_env
     return Launch(
@@ -263,5 +263,5 @@ def launch_on(cluster: Cluster, settings: Settings, device_type: DeviceType, env
 
 
 def further_name(workload: str, taken: Collection[str]) -> str:
-    """What a workload is called when it is trained once more: ``NAME-extra1``, or the next that is not taken."""
+    """Name of a workload that is trained again: ``NAME-extra1``, or the next free number."""
     return next(name for number in count(1) if (name := f"{workload}-extra{number}") not in taken)

@@ -1,4 +1,4 @@
-"""The beginning of a session: which thresholds, which GPU model, which nodes."""
+"""Opens a session: finds thresholds, GPU model and nodes."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ USUAL_GPUS_PER_NODE = 8
 
 
 def find_source(site: Site) -> EvidenceSource:
-    """Load thresholds, find out which SKU this is, and where evidence is to come from.
+    """Load thresholds, determine the SKU, and choose the source of evidence.
 
     Raises:
-        BadInput: thresholds, SKU, options or the run to be judged or resumed are not usable.
+        BadInput: thresholds, SKU, options, or the run to judge or resume are invalid.
     """
     thresholds, settings, sku = load_thresholds(thresholds_path(site)), site.settings, site.settings.gpu_sku
     if settings.judge is not None:
@@ -47,7 +47,7 @@ def find_source(site: Site) -> EvidenceSource:
             resumption = read_resumption(begun)
             subject, machine = look(site, thresholds, measured_sku(thresholds, settings, begun))
             return ResumeSource(subject, machine, resumption)
-        # Killed before it had a plan: measured as a new run, in its place.
+        # Killed before it had a plan: measure a new run in its place.
         sku = measured_sku(thresholds, settings, begun)
         site = replace(site, settings=replace(settings, resume=None, run_dir=begun.path))
     subject, machine = look(site, thresholds, sku)
@@ -56,10 +56,10 @@ def find_source(site: Site) -> EvidenceSource:
 
 
 def look(site: Site, thresholds: ThresholdsFile, sku: str) -> tuple[Subject, Machine]:
-    """What there is to measure, and which SKU it is; `sku` is what was asked for.
+    """Determine the SKU and the devices to measure; `sku` is the requested name.
 
     Raises:
-        BadInput: it cannot be measured, or not as that was asked.
+        BadInput: the machine cannot be measured, or not as the requested SKU.
     """
     settings = site.settings
     cluster = launcher_for(settings, os.environ).cluster(plans_only=site.collect_only)
@@ -69,38 +69,38 @@ def look(site: Site, thresholds: ThresholdsFile, sku: str) -> tuple[Subject, Mac
     no_devices_here = site.collect_only or cluster.is_elsewhere
     if sku == AUTO and cluster.is_elsewhere and not site.collect_only:
         raise SkuError(
-            "--gpu-sku=auto", "the GPUs are on other machines", "their model", "Write --gpu-sku=b200, or as it is."
+            "--gpu-sku=auto", "cannot look at GPUs on other machines", "a model", "For example, use --gpu-sku=b200."
         )
     silent: list[SkuError] = []
     gpus = [] if needs_no_gpu(thresholds, sku, no_devices_here) else gpus_here(sku, silent)
     sku = resolve_sku(thresholds, sku, gpus, require_devices=not no_devices_here)
-    checks_gpus = thresholds.thresholds.skus[sku].checks.get("gpus") == "fail"  # and so gives the node a verdict
+    checks_gpus = thresholds.thresholds.skus[sku].checks.get("gpus") == "fail"  # then missing GPUs get a verdict
     if silent and not checks_gpus:
         raise silent[0]
     subject = Subject(site, thresholds, sku)
     problems = [f"{error.where}: {error.found}" for error in silent]
     asked, some_are_gone = gpus_asked(settings, cluster), False
     if gpus and asked > len(gpus) and checks_gpus:
-        # A GPU that is gone is a fault of the node, which gets a verdict, and none of the command line.
-        problems.append(f"{len(gpus)} GPUs are visible here, {asked} were asked for")
+        # A missing GPU is a fault of the node, with a verdict, not a mistake on the command line.
+        problems.append(f"{len(gpus)} GPUs are visible here, {asked} were requested")
         settings, some_are_gone = replace(settings, gpus_per_node=None, world_sizes=None), True
     per_node = devices_per_node(
         settings, subject.device_type, len(gpus), collect_only=site.collect_only, cluster=cluster
     )
-    if per_node is None and cluster.nodes > 1:  # only planned: the plan has to know how many ranks each node has
+    if per_node is None and cluster.nodes > 1:  # planning only, but the plan needs a number of ranks per node
         per_node = _usual_devices(thresholds, sku)
     devices = None if per_node is None else per_node * cluster.nodes
     return subject, Machine(cluster, devices, asked if some_are_gone else None, tuple(problems))
 
 
 def _usual_devices(thresholds: ThresholdsFile, sku: str) -> int:
-    """GPUs of a node that nobody can look at."""
+    """Assumed number of GPUs of a node that cannot be inspected."""
     node = thresholds.thresholds.skus[sku].node
     return (node.gpus if node else None) or USUAL_GPUS_PER_NODE
 
 
 def thresholds_path(site: Site) -> Path:
-    """The file asked for, else the one here or in the root directory, else the packaged one."""
+    """The requested file, else the one here or in the root directory, else the packaged one."""
     if site.settings.thresholds is not None:
         return site.settings.thresholds
     here = [folder / DEFAULT_NAME for folder in (site.invocation_dir, site.rootdir)]

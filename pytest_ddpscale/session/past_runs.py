@@ -1,4 +1,4 @@
-"""A session's dealings with the site's history: what its nodes reached before, and what they reach now."""
+"""A session's access to the site's history: read its nodes' earlier results and add the new ones."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pytest_ddpscale.results.verdicts import Judgement, LastAcceptance, Verdict
 
 
 def baseline_of(measured: RunDirectory, history_file: Path | None, sku: str, evidence: Evidence) -> Baseline | None:
-    """What the nodes of a run reached before it.
+    """Earlier results of a run's nodes.
 
-    As the run itself has it, if it was judged before, so that a verdict can be repeated anywhere; else as the history
-    has it now.
+    They come from the run itself if it was judged before, so that a verdict can be repeated anywhere; else from the
+    history.
 
     Raises:
         RunDirectoryError: baseline.json is broken.
@@ -34,7 +34,7 @@ def baseline_of(measured: RunDirectory, history_file: Path | None, sku: str, evi
 def acceptance_before(
     measured: RunDirectory, history_file: Path | None, sku: str, evidence: Evidence, verdicts: Sequence[Verdict]
 ) -> LastAcceptance | None:
-    """The last acceptance of a run's nodes beside its verdicts; None without one, or without a readable history."""
+    """The last acceptance of a run's nodes, for comparison; None without one or without a readable history."""
     if history_file is None or not history_file.exists():
         return None
     record = measured.read_run()
@@ -43,29 +43,29 @@ def acceptance_before(
         return last_acceptance(
             history_file, kept_as, _hosts(evidence), started_at_of(record), verdicts, key_values_of(evidence)
         )
-    except HistoryError:  # said where the history decides something
+    except HistoryError:  # reported by the requirements that need the history
         return None
 
 
 def _hosts(evidence: Evidence) -> frozenset[str]:
-    """All that took part."""
+    """All hosts in the evidence."""
     probed = {host for probe in evidence.probes.values() for host in probe.ranks.by_host}
     return frozenset({*evidence.columns.hosts, *probed, *evidence.hosts})
 
 
 def kept_baseline(measured: RunDirectory) -> Baseline | None:
-    """What earlier verdicts on a run were made of; None if it has none. Raises RunDirectoryError: it is broken."""
+    """The baseline that earlier verdicts on a run used; None without one. Raises RunDirectoryError if it is broken."""
     file = measured.baseline_json
     return read_file(file, Baseline, BASELINE_SCHEMA_VERSION) if file.exists() else None
 
 
 def remember(history_file: Path, run: RunDirectory, judgement: Judgement, evidence: Evidence | None) -> str:
-    """Add a run to the site's history. Returns why that failed, in words; empty if it did not.
+    """Add a run to the site's history. Returns why that failed; empty if it did not.
 
-    The history is a convenience: where it cannot be written the run is as good as before, and can be added later.
+    A failure does not affect the run, which can be added to the history later.
     """
     try:
         record_run(history_file, run, judgement, evidence)
     except BadInput as error:
-        return f"the history was not brought up to date: {error}"
+        return f"the history was not updated: {error}"
     return ""

@@ -1,4 +1,4 @@
-"""Ratios to what another run measured: `versus: run:DIR` of a generation_ratio."""
+"""Ratios to another run's measurements: `versus: run:DIR` of a generation_ratio."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from pytest_ddpscale.verdict.answering_rounds import samples_of
 
 
 def with_measured_references(cases: Iterable[AnyCase]) -> list[AnyCase]:
-    """Cases, with the throughput of those that are compared with a run.
+    """The cases, with the reference throughput added to those that are compared with a run.
 
     Raises:
-        ThresholdsError: a run cannot be read, was simulated, or did not measure what is to be compared with.
+        ThresholdsError: a run cannot be read, was simulated, or lacks a comparable measurement.
     """
     return [_with_reference(case) if isinstance(case, Case) and _names_a_run(case) else case for case in cases]
 
 
 def refuse_itself(cases: Iterable[AnyCase], run: RunDirectory) -> None:
-    """Refuse ratios of a run to itself, or to a copy of it: whatever a machine reaches keeps them.
+    """Refuse ratios of a run to itself or to a copy of it, which any machine would pass.
 
     Raises:
-        ThresholdsError: there is one.
+        ThresholdsError: there is such a ratio.
     """
     for case in cases:
         if isinstance(case, Case) and _names_a_run(case):
             other = RunDirectory.open(Path(case.requirement.versus_run))
             if other.measurements_sha256() == run.measurements_sha256():
-                raise _refused(case, f"it has the measurements of {run.path}, which is compared with it")
+                raise _refused(case, f"it has the same measurements as {run.path}, so it would be compared with itself")
 
 
 def _names_a_run(case: Case) -> bool:
@@ -52,7 +52,7 @@ def _with_reference(case: Case) -> Case:
     except BadInput as error:
         raise _refused(case, str(error)) from None
     if record.is_simulated(evidence.columns.devices):
-        raise _refused(case, "no machine was measured: it was simulated")
+        raise _refused(case, "it was simulated, not measured")
     asked = replace(case.question, metric=THROUGHPUT_PER_GPU, workload=_comparable(case, evidence))
     values = [one.value for one in samples_of(asked, evidence)]
     if not values:
@@ -68,7 +68,7 @@ def _read(path: str) -> tuple[RunRecord, Evidence]:
 
 
 def _comparable(case: Case, evidence: Evidence) -> Workload:
-    """What the run trained of the same model, image size, format and precision, at whatever batch."""
+    """The run's workload with the same model, image size, format and precision, at any batch."""
     trained = [study.workload for study in evidence.plan.studies if study.scaling == THROUGHPUT_PER_GPU.scaling]
     comparable = [one for one in trained if not incomparable_fields(case.workload, one)]
     if comparable:

@@ -1,4 +1,4 @@
-"""A session that goes on with a run that was cut short: what is kept, what is measured again, and what that needs."""
+"""A session that resumes an interrupted run: what is kept, what is measured again, and its preconditions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pytest_ddpscale.session.references import refuse_itself
 from pytest_ddpscale.session.sources import Machine, Subject
 from pytest_ddpscale.thresholds.cases import AnyCase
 
-# What a session concluded, as opposed to what it measured: it is moved out of the way of the next one's.
+# Files that a session concluded, not measured; they are moved out of the next session's way.
 _CONCLUSIONS = (
     "verdicts.json",
     "baseline.json",
@@ -56,7 +56,7 @@ class ResumeSource(MeasureSource):
         self._resumption = resumption
 
     def select(self, cases: Sequence[AnyCase]) -> None:
-        """The plan is that of the earlier run, if it can be measured here."""
+        """Take the earlier run's plan, if it can be measured here."""
         self.selected = list(cases)
         refuse_itself(self.cases, self._resumption.run)
         refuse_other_devices(self._resumption.run, self.machine.devices, self.plan_for(self.selected))
@@ -68,11 +68,11 @@ class ResumeSource(MeasureSource):
         missing, planned = len(resumption.missing), len(resumption.plan.study_ids)
         kept = f"{planned - missing} of {planned} studies were measured and are kept"
         if not missing:
-            kept = f"all {planned} studies were measured, so nothing is"
-        self.announcement = f", and goes on with {resumption.run.path}: {kept}"
+            kept = f"all {planned} studies were measured, so nothing is measured now"
+        self.announcement = f", and resumes {resumption.run.path}: {kept}"
 
     def _open(self) -> None:
-        """Go on with the earlier run, as it is now that nobody else writes it."""
+        """Lock the earlier run, read it again, and prepare to resume it."""
         self._refuse_wrong_arguments()
         run, self._lock = reopened(self._resumption.run.path)
         evidence = self._read_earlier(run)  # refuses a broken run before anything is changed
@@ -89,7 +89,7 @@ class ResumeSource(MeasureSource):
 
 @dataclass(frozen=True)
 class Resumption:
-    """An earlier run, and how each study that did not come to its own end had ended, by its id."""
+    """An earlier run, and by id how each unfinished study ended."""
 
     run: RunDirectory
     plan: Plan
@@ -97,7 +97,7 @@ class Resumption:
 
     @property
     def missing_plan(self) -> Plan:
-        """The plan of what is missing, for the same ranks as the whole of it."""
+        """The plan of missing studies, for the same ranks as the whole plan."""
         studies = tuple(study for study in self.plan.studies if study.id in self.missing)
         pairs = self.plan.pairs if self.plan.pairs and self.plan.pairs.id in self.missing else None
         probes = self.plan.probes if self.plan.probes and self.plan.probes.id in self.missing else None
@@ -105,9 +105,9 @@ class Resumption:
         return replace(self.plan, studies=studies, pairs=pairs, probes=probes, ranks_per_node=per_node)
 
     def begin(self, argv: Sequence[str], thresholds_digests: str, **said: str) -> None:
-        """Put earlier conclusions aside, and record what is about to happen. The run has to be locked.
+        """Move earlier conclusions aside, and record the session's start. The run must be locked.
 
-        `said` as in `resume_run`: operator, site and ticket.
+        `said` is passed to `resume_run`: operator, site and ticket.
 
         Raises:
             RunDirectoryError: the directory is broken or cannot be written.
@@ -120,12 +120,12 @@ class Resumption:
         resume_run(self.run, argv, thresholds_digests, self.missing, **said)
 
     def set_aside(self) -> None:
-        """Move the records of what is measured again to superseded.jsonl. No rank may be writing.
+        """Move the records of studies to be measured again to superseded.jsonl. No rank may be writing.
 
-        What nodes were, and how their ranks were connected, is found out anew as well: they may be other nodes, or
-        mended. Only of a node that was left out nothing new will be known. Where nothing is missing all stays.
+        Surveys and transports are moved too, because nodes may have been replaced or repaired, except for surveys of
+        nodes that were left out. If no study is missing, nothing is moved.
 
-        A crash on the way leaves records in both files, and none in neither.
+        A crash in between leaves records in both files but loses none.
 
         Raises:
             OSError: a file cannot be written.
@@ -142,7 +142,7 @@ class Resumption:
         left_out = self.run.read_run().left_out
         superseded: list[bytes] = []
         kept: list[bytes] = []
-        with path.open("rb") as lines:  # as they were written; the last one may be torn
+        with path.open("rb") as lines:  # keep lines as written; the last one may be incomplete
             for record, line in zip(records, lines, strict=False):
                 (superseded if self._is_measured_anew(record, left_out) else kept).append(line)
         cut_torn_line(self.run.superseded_jsonl)
@@ -162,10 +162,10 @@ class Resumption:
 
 
 def read_resumption(run: RunDirectory) -> Resumption:
-    """What an earlier run lacks.
+    """Find the unfinished studies of an earlier run.
 
     Raises:
-        RunDirectoryError: the run is broken, was not measured here, or by another version.
+        RunDirectoryError: the run is broken, simulated, imported, or measured by another version.
     """
     record = run.read_run()
     devices = {device for gang in gangs_by_number(run.read_records()).values() for device in gang.devices}
@@ -179,7 +179,7 @@ def read_resumption(run: RunDirectory) -> Resumption:
     if measured_by != __version__:
         raise RunDirectoryError(
             str(run.path), f"was measured by pytest-ddpscale {measured_by}", f"version {__version__}, which runs here",
-            "Rounds of two versions are not comparable: install that version to go on, or begin a new run.",
+            "Rounds of two versions are not comparable: install that version to resume, or start a new run.",
         )  # fmt: skip
     plan, records = run.read_plan(), run.read_records()
     measured = studies_measured(records)
@@ -189,12 +189,14 @@ def read_resumption(run: RunDirectory) -> Resumption:
 
 
 def refuse_other_devices(run: RunDirectory, devices: int | None, fresh: Plan) -> None:
-    """Refuse to go on with more, fewer or otherwise arranged ranks than measuring began with.
+    """Refuse to resume with more, fewer or otherwise arranged ranks than the run started with.
 
-    So many devices can be used here, None where nothing will be measured, as in a plan made here and now.
+    Args:
+        devices: number of devices that can be used now; None if nothing will be measured.
+        fresh: a plan made for the present machine.
 
     Raises:
-        OptionError: what is here differs.
+        OptionError: the devices or their arrangement differ.
     """
     before, plan = run.read_run().devices_present, run.read_plan()
     if devices is None:
@@ -203,16 +205,16 @@ def refuse_other_devices(run: RunDirectory, devices: int | None, fresh: Plan) ->
     if devices != before or (fresh.ranks_per_node is not None and layouts_differ):
         raise OptionError(
             "--ddp-resume",
-            f"{devices} devices on {fresh.nodes} nodes can be used here, but {run.path} was begun with {before} on "
+            f"{devices} devices on {fresh.nodes} nodes can be used here, but {run.path} was started with {before} on "
             f"{plan.nodes}",
             "the same",
-            "Resume it on the machines and with the options it was begun with "
-            f"(--ddp-nodes={plan.nodes} --ddp-gpus-per-node={plan.layout.ranks_per_node}), or begin a new run.",
+            "Resume it on the same machines with the same options "
+            f"(--ddp-nodes={plan.nodes} --ddp-gpus-per-node={plan.layout.ranks_per_node}), or start a new run.",
         )
 
 
 def _keep_conclusions(run: RunDirectory) -> None:
-    """Move what was concluded before, together, so that the links of a report stay right. Raises OSError."""
+    """Move earlier conclusions into one folder, so that links between them stay valid. Raises OSError."""
     present = [run.path / name for name in _CONCLUSIONS if (run.path / name).exists()]
     if not present:
         return

@@ -1,4 +1,4 @@
-"""One acceptance session in the pytest process: verdicts on what is asked, and what they come to."""
+"""One acceptance session in the pytest process: its verdicts and their conclusion."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ from pytest_ddpscale.verdict.waiving import with_waiver
 
 
 class AcceptanceSession:
-    """One session: the verdicts that were asked for, by the id of their requirement, on evidence from a source.
+    """One session: verdicts by requirement id, on evidence from a source.
 
-    `interruption` says when and why somebody ended it while it measured; empty if nobody did. `live_page` is
-    report.html meanwhile.
+    `interruption` says when and why measuring was interrupted; empty if it was not. `live_page` is report.html while
+    measuring.
     """
 
     def __init__(self, source: EvidenceSource) -> None:
@@ -64,7 +64,7 @@ class AcceptanceSession:
 
     @property
     def run(self) -> RunDirectory | None:
-        """Where verdicts and reports go; None before it is opened."""
+        """Directory for verdicts and reports; None before it is opened."""
         return self.source.run
 
     @property
@@ -73,10 +73,10 @@ class AcceptanceSession:
         return history_file_of(self.subject.settings.history, self.run) if self.run is not None else None
 
     def judge(self, case: AnyCase, listener: Listener) -> Verdict:
-        """The verdict on one requirement, measured first if it has not been."""
+        """The verdict on one requirement, measured first if necessary."""
         if case.id not in self.verdicts:
             self.verdicts[case.id] = self._verdict(case, Interim(self, listener))
-            if self.subject.settings.family_confidence is not None:  # what counts depends on all others
+            if self.subject.settings.family_confidence is not None:  # the correction needs all other verdicts
                 others = [one for one in self.source.selected if one.id not in self.verdicts]
                 self.verdicts |= {one.id: self._verdict(one, listener) for one in others}
                 self._correct_failures()
@@ -89,21 +89,21 @@ class AcceptanceSession:
             self.verdicts |= {one.id: one for one in corrected}
 
     def samples(self, metric: str, workload: str, world_size: int, listener: Listener) -> list[float]:
-        """Per-round values of a metric, in its unit, whether any requirement asks for it or not.
+        """Per-round values of a metric, in its unit, with or without a requirement on it.
 
         Raises:
-            OptionError: no such metric or workload, or more ranks than there are devices.
+            OptionError: unknown metric or workload, or more ranks than devices.
         """
         question = self.source.question(metric, workload, world_size)
         evidence = self.source.covering(question, Interim(self, listener))
         return [sample.value for sample in samples_of(question, evidence)]
 
     def conclude(self, *, interrupted: bool, spoiled: Sequence[str]) -> Judgement:
-        """All verdicts and what they come to, if these items were skipped or failed for something else than theirs."""
+        """All verdicts and their conclusion; `spoiled` names items that were skipped or failed without a verdict."""
         source, measured = self.source, self.source.measured_so_far()
         evidence = measured or self.subject.evidence_of_nothing(source.plan)
-        why_not_asked = "the session was interrupted" if interrupted else "its test did not ask"
-        for case in source.selected:  # also those whose tests never asked: from what is there, without measuring
+        why_not_asked = "the session was interrupted" if interrupted else "its test did not ask for a verdict"
+        for case in source.selected:  # judge requirements whose tests did not ask, too, without measuring
             if case.id not in self.verdicts:
                 late = self._judged(case, measured) if measured else self._judged_without_data(case, why_not_asked)
                 self.verdicts[case.id] = late
@@ -120,7 +120,7 @@ class AcceptanceSession:
             slow_links=tuple(slow),
             allows_unmeasured=self.subject.settings.allow_incomplete,
         )
-        # Hosts that took turns over the studies are several machines, between which nothing was to be measured.
+        # If studies ran on different hosts, these are separate machines with nothing to measure between them.
         known = (verdicts, len(source.cases), interrupted, ONE_NODE if not_one_machine else coverage)
         outcome, reason = qualified(*conclude(*known), caveats)
         if interrupted and outcome == "incomplete" and self.interruption:
@@ -142,7 +142,7 @@ class AcceptanceSession:
         return uniform_loss(verdicts, confidence, lambda name, at: judge(by_id[name], evidence, at))
 
     def _altered(self, outcome: RunOutcome, verdicts: Sequence[Verdict], coverage: Coverage) -> tuple[str, ...]:
-        """What the site changed of the SKU, and whether it is accepted by nothing but bounds of the site's own."""
+        """What the site changed in the SKU, and whether only the site's own bounds lead to acceptance."""
         own = self.subject.own_bounds(self.source.cases)
         others = [replace(one, provisional=one.provisional or one.id in own) for one in verdicts]
         if outcome not in ACCEPTING or not own or rests_on_published(others, coverage):
@@ -150,7 +150,12 @@ class AcceptanceSession:
         return (*self.subject.altered, "the bounds that it is accepted by")
 
     def so_far(self, evidence: Evidence, why: str, reason: str) -> Judgement:
-        """What the run comes to if it goes no further, for that reason; `why` a study has no end yet."""
+        """The judgement if the run ended now.
+
+        Args:
+            why: why a study has no end yet.
+            reason: the judgement's reason.
+        """
         verdicts = tuple(self._verdict_so_far(case, evidence, why) for case in self.source.selected)
         family_confidence = self.subject.settings.family_confidence
         if family_confidence is not None:
@@ -165,13 +170,13 @@ class AcceptanceSession:
         why_not = self.source.why_not(case) or (why if _compares_with_earlier_runs(case) else None)
         if why_not:
             return self._judged_without_data(case, why_not)
-        # Without the history: what was of a run's nodes is settled when it is over.
+        # Without the history, whose baseline is fixed when the run is over.
         return with_waiver(judge(case, evidence, self.subject.settings.confidence), case, evidence, today())
 
     def _verdict(self, case: AnyCase, listener: Listener) -> Verdict:
         if self.source.why_not(case) is None:
             self.source.measure(listener)
-            # It may be asked of fewer nodes now.
+            # The case may now be for fewer nodes.
             case = next((one for one in self.source.selected if one.id == case.id), case)
         why_not = self.source.why_not(case)
         if why_not is not None:
@@ -193,17 +198,17 @@ class AcceptanceSession:
         return judge_regression(case, evidence, baseline, confidence)
 
     def _with_earlier_launches(self, verdict: Verdict, case: AnyCase, evidence: Evidence) -> Verdict:
-        """The interval of a single launch with what the history knows of launches, if it knows anything."""
+        """Widen the interval of a single launch by the history's spread between launches, if known."""
         if not (isinstance(case, Case) and may_be_widened(verdict, case)):
             return verdict
         try:
             baseline = self._baseline(evidence)
         except HistoryError as error:
-            return replace(verdict, notes=(*verdict.notes, f"nothing is known of earlier launches: {error}"))
+            return replace(verdict, notes=(*verdict.notes, f"spread between launches is unknown: {error}"))
         return with_launch_deviation(verdict, case, evidence, baseline) if baseline is not None else verdict
 
     def _baseline(self, evidence: Evidence) -> Baseline | None:
-        """What the nodes reached before, kept beside the verdicts. Raises HistoryError."""
+        """The nodes' earlier results, saved beside the verdicts. Raises HistoryError."""
 
         def find_out() -> Baseline | None:
             return baseline_of(self.source.measured_run, self.history_file, self.sku, evidence)
@@ -218,13 +223,13 @@ class AcceptanceSession:
         return replace(judge(case, nothing, self.subject.settings.confidence), reason=reason)
 
     def _coverage(self, evidence: Evidence) -> Coverage:
-        """What was tested of the machine that was measured."""
+        """How much of the measured machine was tested."""
         record = self.source.measured_run.read_run()
         per_node = (record.devices_present or 0) // evidence.plan.nodes if self.subject.device_type == "cuda" else 0
         return coverage_of(evidence, self.source.selected, self.verdicts, record.left_out, per_node)
 
     def _basis(self) -> dict[str, str]:
-        """By which thresholds, on which measurements and when this was judged; of an earlier run, also by whom."""
+        """Thresholds, measurements and time of this judgement; for an earlier run also operator, site and ticket."""
         measured, thresholds = self.source.measured_run, self.subject.thresholds
         return {
             "judged_at": now_iso(),

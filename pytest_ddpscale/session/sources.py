@@ -1,7 +1,6 @@
-"""Where a session's evidence is from: a run that it measures, one that it goes on with, or an earlier one as it is.
+"""Sources of a session's evidence: a new run, a resumed run, or an earlier run as it is.
 
-`EvidenceSource` is what the session asks of all three. `MeasureSource` and `ResumeSource` have modules of their own.
-What reads and judges evidence is loaded where it is used: `pytest --collect-only` needs none of it, nor its numpy.
+`EvidenceSource` is their interface; `MeasureSource` and `ResumeSource` have their own modules.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ THIS_MACHINE = Cluster()
 
 @dataclass(frozen=True)
 class Site:
-    """Where the session runs and what it was asked.
+    """Where the session runs, and its options.
 
     Attributes:
-        collect_only: measures nothing, so that no device is needed.
-        asked: options of its command line on how to measure and judge, by flag; empty for a switch.
-        paths: of tests, where any were named.
+        collect_only: whether nothing is measured, so that no device is needed.
+        asked: command-line options about how to measure and judge, by flag; empty for a switch.
+        paths: test paths named on the command line.
     """
 
     settings: Settings
@@ -65,7 +64,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is judged, by its canonical name, and by what."""
+    """The SKU to judge, by canonical name, and the thresholds to judge it by."""
 
     site: Site
     thresholds: ThresholdsFile
@@ -73,7 +72,7 @@ class Subject:
 
     @property
     def settings(self) -> Settings:
-        """What the user asked for."""
+        """The user's options."""
         return self.site.settings
 
     @property
@@ -88,26 +87,26 @@ class Subject:
 
     @cached_property
     def lowered(self) -> tuple[LoweredBound, ...]:
-        """What the thresholds file asks less of than those that it extends."""
+        """Bounds that the thresholds file lowers relative to the files it extends."""
         changes = weaker_bounds(self.thresholds, self.sku)
         return tuple(_lowered(change.was, change.now) for change in changes if change.was is not None)
 
     @cached_property
     def altered(self) -> tuple[str, ...]:
-        """What else of the SKU is not as in the files that the thresholds file extends."""
+        """Other parts of the SKU that differ from the files that the thresholds file extends."""
         return altered_parts(self.thresholds, self.sku)
 
     def own_bounds(self, cases: Sequence[AnyCase]) -> set[str]:
-        """Ids of those among cases whose published bounds the files that the thresholds file extends do not have."""
+        """Ids of the cases whose published bounds are not in the files that the thresholds file extends."""
         own = own_bounds(self.thresholds, self.sku)
         return {case.id for case in cases if case.requirement.key() in own}
 
     def cases(self, layout: Layout) -> list[AnyCase]:
-        """Every requirement of the SKU, as asked of that many nodes and GPUs."""
+        """All requirements of the SKU for that number of nodes and GPUs."""
         return with_measured_references(cases_for(self.thresholds, self.sku, layout))
 
     def evidence_of_nothing(self, plan: Plan | None = None) -> Evidence:
-        """What a run says of which nothing was measured, though it may have been planned."""
+        """Evidence of a run, planned or not, of which nothing was measured."""
         from pytest_ddpscale.evidence.columns import Columns
         from pytest_ddpscale.evidence.evidence import Evidence
 
@@ -115,20 +114,20 @@ class Subject:
 
 
 def _lowered(was: Requirement, now: Requirement | None) -> LoweredBound:
-    """A change of a requirement that asks less."""
+    """Describe a change that weakens a requirement."""
     only_warns = now is not None and (was.severity, now.severity) == ("fail", "warn")
     return LoweredBound(str(was), was.metric, was.bound, now.bound if now else None, only_warns)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What there is to measure.
+    """The nodes and devices to measure.
 
     Attributes:
         cluster: the nodes.
         devices: GPUs (CPU: ranks) that may be used, on all nodes; None if unknown, as on a laptop that only plans.
-        gpus_asked: that each node should have, if that is more than this one has.
-        silent: what is known of GPUs that are missing here, or do not answer.
+        gpus_asked: requested GPUs per node, if more than this node has.
+        silent: messages about GPUs that are missing here or do not answer.
     """
 
     cluster: Cluster = THIS_MACHINE
@@ -142,7 +141,7 @@ class Machine:
         return None if self.devices is None else self.devices // self.cluster.nodes
 
     def without(self, unfit: Mapping[str, str]) -> Machine | None:
-        """The nodes that are fit; None if there are none, or if they cannot be chosen."""
+        """The machine without unfit nodes; None if none are left, or if a scheduler chooses the nodes."""
         others = self.cluster.without(unfit)
         if others is None or self.per_node is None:
             return None
@@ -150,20 +149,20 @@ class Machine:
 
 
 class EvidenceSource(ABC):
-    """Where a session's evidence is from; by itself it measures nothing, and leaves no trace but verdicts and reports.
+    """A session's source of evidence; the base measures nothing and writes only verdicts and reports.
 
     Attributes:
-        subject: what is judged, and by what.
-        machine: what there is to measure; nothing is known of it where nothing is measured.
-        cases: every requirement of the SKU.
-        selected: those that are asked; fewer nodes may be left to ask them of once nodes were looked at.
-        announcement: what follows "ddpscale judges by FILE" on the terminal.
-        plan: all that is or was to be measured; None before anything is selected.
-        plan_to_measure: what of it this session measures; None for nothing.
-        run: where verdicts and reports go; None before it is opened.
-        measured_run: the run that holds the measurements; that of a session that measures is there once it is opened.
-        evidence: what was measured; None before it is.
-        writing_problem: why not all could be written; empty if it was.
+        subject: SKU and thresholds.
+        machine: nodes and devices to measure; without content if nothing is measured.
+        cases: all requirements of the SKU.
+        selected: the selected requirements; replaced if unfit nodes are left out.
+        announcement: text after "ddpscale judges by FILE" on the terminal.
+        plan: the whole plan; None before requirements are selected.
+        plan_to_measure: the part that this session measures; None for nothing.
+        run: directory for verdicts and reports; None before it is opened.
+        measured_run: the run with the measurements; a session that measures has it once opened.
+        evidence: the measurements; None before they exist.
+        writing_problem: why some records could not be written; empty if all were.
     """
 
     announcement = ""
@@ -183,30 +182,30 @@ class EvidenceSource(ABC):
 
     @abstractmethod
     def select(self, cases: Sequence[AnyCase]) -> None:
-        """Settle what is asked, and plan exactly that.
+        """Set the selected requirements, and plan exactly those.
 
         Raises:
-            RunDirectoryError: the run that is to be judged or resumed is broken.
-            OptionError: the run that is to be resumed was begun on other devices.
+            RunDirectoryError: the run to judge or resume is broken.
+            OptionError: the run to resume was started on other devices.
         """
 
     @abstractmethod
     def _open(self) -> None:
-        """Lock the run directory, make what is not there, and record what is about to happen."""
+        """Lock the run directory, creating it if missing, and record the session's start."""
 
     @abstractmethod
     def why_not(self, case: AnyCase) -> str | None:
-        """What is lacking for a requirement; None if nothing is."""
+        """Why a requirement cannot be measured or judged; None if it can."""
 
     @abstractmethod
     def covering(self, question: Question | None, listener: Listener) -> Evidence:
-        """Evidence that covers a question, measured beyond the plan if need and means be; None asks for none."""
+        """Evidence that covers a question, measured beyond the plan if necessary; None asks for the plan only."""
 
     def question(self, metric: str, workload: str, world_size: int) -> Question:
-        """What a test of the site's own asks.
+        """The question of a site's own test.
 
         Raises:
-            OptionError: no such metric or workload, or more ranks than there are devices.
+            OptionError: unknown metric or workload, or more ranks than devices.
         """
         askable = [name for name, definition in TRAINING_METRICS.items() if not definition.takes_sku]
         if metric not in askable:
@@ -223,24 +222,24 @@ class EvidenceSource(ABC):
 
     @property
     def expected_img_per_s(self) -> dict[str, float]:
-        """Throughput of one GPU that the thresholds expect, by workload; for estimates of time only."""
+        """Expected throughput of one GPU by workload, from the thresholds; only for time estimates."""
         training = [case.requirement for case in training_cases(self.cases)]
         throughput = [requirement for requirement in training if requirement.definition is THROUGHPUT_PER_GPU]
         return {r.workload: r.source.measured or r.bound for r in throughput if r.world_size == 1}
 
     @cached_property
     def again(self) -> tuple[str, ...]:
-        """The command that measures it again: as the run recorded it, or what is known of one that did not."""
+        """The command that measures it again: as recorded in the run, else reconstructed."""
         return self.measured_run.read_run().again or command_again(self.subject, self.machine)
 
     def measure(self, listener: Listener) -> None:  # noqa: B027 (nothing, unless a source measures)
-        """See to it that what is planned was measured, once."""
+        """Measure the plan, once."""
 
     def close(self, status: Ending) -> None:  # noqa: B027 (an earlier run keeps its record)
         """Record how the session ended."""
 
     def judged_for(self) -> dict[str, str]:
-        """By whom, where and for which ticket an earlier run is judged; what is measured has that in its run.json."""
+        """Operator, site and ticket of judging an earlier run; a measured run has its own in run.json."""
         return {}
 
     def remember(self, judgement: Judgement, history_file: Path | None) -> str:
@@ -248,11 +247,11 @@ class EvidenceSource(ABC):
         return ""
 
     def open_run(self) -> None:
-        """Make the run directory and record what is about to happen.
+        """Open the run directory and record the session's start.
 
         Raises:
-            RunDirectoryError: it cannot be written, another process writes it, or the run that is to be judged or
-                resumed is broken.
+            RunDirectoryError: it cannot be written, another process writes it, or the run to judge or resume is
+                broken.
         """
         try:
             self._open()
@@ -261,22 +260,22 @@ class EvidenceSource(ABC):
             raise
 
     def release(self) -> None:
-        """Let other processes write the run directory: the last thing a session does with it."""
+        """Release the lock of the run directory; the session does not use it after that."""
         if self._lock is not None:
             self._lock.release()
 
     def measured_so_far(self) -> Evidence | None:
-        """What was measured, also where measuring was cut short; None if it did not begin."""
+        """The measurements, even of an interrupted run; None if measuring did not begin."""
         if self.evidence is None and self.run is not None and self.run.measurements_jsonl.exists():
             return self._read(self.run)
         return self.evidence
 
     def _read(self, run: RunDirectory) -> Evidence:
-        """What a run holds. Raises RunDirectoryError."""
+        """The evidence in a run. Raises RunDirectoryError."""
         from pytest_ddpscale.evidence.evidence import DIED, read_evidence
 
-        # What is read lives as long as the session: the collector need not look through it again and again. Where
-        # somebody's tests have loaded triton it has to: that prints warnings at exit about what is never collected.
+        # The evidence lives as long as the session, so freeze it to spare the garbage collector. Not if other tests
+        # have loaded triton, which prints warnings at exit about objects that are never collected.
         gc.disable()
         try:
             return read_evidence(run, self.writing_problem or DIED)
@@ -286,8 +285,8 @@ class EvidenceSource(ABC):
                 gc.freeze()
 
     def _read_earlier(self, run: RunDirectory) -> Evidence:
-        """The same of a run of another session, whose baseline may be broken: found later, that would look like a
-        requirement that is not kept.
+        """The evidence in another session's run; also checks its baseline, so that a broken one is refused early and
+        does not look like a failed requirement.
         """
         from pytest_ddpscale.session.past_runs import kept_baseline
 
@@ -296,19 +295,19 @@ class EvidenceSource(ABC):
         return evidence
 
     def keep_baseline(self, baseline: Baseline) -> None:
-        """Write down what earlier runs a verdict was made of, beside that verdict."""
+        """Save the baseline that a verdict used, beside the verdict."""
         if self.run is not None and not self.writing_problem and not self.run.baseline_json.exists():
             with self._writing(self.run):
                 self.run.write_json(self.run.baseline_json, baseline)
 
     @property
     def is_simulated(self) -> bool:
-        """Whether no machine was measured."""
+        """Whether the measurements are simulated."""
         devices = self.evidence.columns.devices if self.evidence else frozenset[str]()
         return self.measured_run.read_run().is_simulated(devices)
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader has to know of how this was measured."""
+        """Notes for the reader about how this was measured."""
         record, records = self.measured_run.read_run(), self.measured_run.read_records()
         from pytest_ddpscale.verdict.device_notes import device_notes
         from pytest_ddpscale.verdict.rank_notes import rank_notes
@@ -322,7 +321,7 @@ class EvidenceSource(ABC):
 
     @contextmanager
     def _writing(self, run: RunDirectory) -> Iterator[None]:
-        """A disk that is full while measuring ends the measuring, not the session: what was measured is judged."""
+        """Catch write errors: a full disk ends measuring but not the session, which judges what was measured."""
         try:
             yield
         except WritingError as error:
@@ -332,15 +331,15 @@ class EvidenceSource(ABC):
 
 
 class JudgeSource(EvidenceSource):
-    """An earlier run as it is, of that layout: nothing is measured."""
+    """An earlier run as it is; nothing is measured."""
 
     def __init__(self, subject: Subject, earlier: RunDirectory, layout: Layout) -> None:
         super().__init__(subject, Machine(), layout)
         self.measured_run = earlier
-        self.announcement = f" what {earlier.path} holds: nothing is measured"
+        self.announcement = f"; evidence from {earlier.path} (no new measurement)"
 
     def select(self, cases: Sequence[AnyCase]) -> None:
-        """Read what was measured: a broken run is refused before any item runs."""
+        """Read the measurements, so that a broken run is refused before any item runs."""
         self.selected = list(cases)
         refuse_itself(self.cases, self.measured_run)
         self.plan = self.measured_run.read_plan()
@@ -350,21 +349,21 @@ class JudgeSource(EvidenceSource):
         self.run, self._lock = judging_directory(self.measured_run, self.subject.settings.run_dir)
 
     def judged_for(self) -> dict[str, str]:
-        """What this session was told: the run that was measured keeps what its own was."""
+        """Operator, site and ticket of this session; the measured run keeps its own."""
         settings = self.subject.settings
         told = {"judged_by": settings.operator, "site": settings.site, "ticket": settings.ticket}
         return {name: given for name, given in told.items() if given}
 
     def why_not(self, case: AnyCase) -> str | None:
-        """What the thresholds say that it lacks: what was measured shows the rest."""
+        """What the thresholds declare missing; the measurements show the rest."""
         return case.missing or None
 
     def covering(self, question: Question | None, listener: Listener) -> Evidence:
-        """All there is."""
+        """All evidence of the run."""
         assert self.evidence is not None  # read when selected
         return self.evidence
 
     def notes(self) -> tuple[str, ...]:
-        """Those of the earlier run as well, and first of all that it is one."""
+        """Also the earlier run's notes, after a note that it is an earlier run."""
         kept = self.measured_run.read_run().notes
-        return (f"judged from {self.measured_run.path}, nothing was measured", *kept, *super().notes())
+        return (f"judged from {self.measured_run.path} without a new measurement", *kept, *super().notes())

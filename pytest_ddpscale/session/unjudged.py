@@ -1,4 +1,4 @@
-"""The verdicts of a run, also of one that was killed before it had any."""
+"""The verdicts of a run, even of one that was killed before it was judged."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pytest_ddpscale.settings import settings_from
 
 
 def judgement_of(run: RunDirectory, judged: RunDirectory | None = None) -> Judgement:
-    """What is in verdicts.json, or else what the run's measurements come to; nothing is written.
+    """The contents of verdicts.json, or else a fresh judgement of the measurements; nothing is written.
 
     Args:
-        run: that was measured.
-        judged: where its verdicts are, if elsewhere.
+        run: the measured run.
+        judged: the directory of its verdicts, if another one.
 
     Raises:
-        BadInput: the run is broken, or the thresholds that it was begun with are not there any more.
+        BadInput: the run is broken, or the thresholds file that it started with is gone or changed.
     """
     verdicts = (judged or run).verdicts_json
     if verdicts.exists():
@@ -32,7 +32,7 @@ def judgement_of(run: RunDirectory, judged: RunDirectory | None = None) -> Judge
     options = {"ddp_judge": str(run.path), "thresholds": recorded.path}
     session = AcceptanceSession(find_source(Site(settings_from(options, {}, {}), Path(), Path())))
     if session.subject.thresholds.digests != recorded.digests:
-        raise _by_hand(run, f"was never judged, and {recorded.path} has changed since it was begun")
+        raise _by_hand(run, f"was never judged, and {recorded.path} has changed since the run started")
     session.source.select(session.source.cases)
     return session.conclude(interrupted=False, spoiled=())
 

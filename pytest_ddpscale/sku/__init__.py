@@ -1,1 +1,1 @@
-"""Which GPU model this is: detection through NVML, and matching against thresholds.yaml."""
+"""GPU model: detection through NVML, and matching against thresholds.yaml."""

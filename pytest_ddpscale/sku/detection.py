@@ -23,9 +23,9 @@ class Gpu:
     Attributes:
         index: NVML's index, in PCI bus order; CUDA_VISIBLE_DEVICES does not renumber it.
         uuid: ``GPU-…``.
-        name: as the driver gives it; old drivers leave ``NVIDIA `` out, pre-release ones know no name.
+        name: from the driver; old drivers omit ``NVIDIA ``, pre-release ones give no name.
         pci_device_id: four lower-case hexadecimal digits, without the vendor's.
-        memory_gib: total device memory, GiB; by driver up to some per cent below nominal.
+        memory_gib: total device memory, GiB; up to some per cent below nominal, depending on the driver.
     """
 
     index: int
@@ -41,11 +41,11 @@ def visible_gpus(environ: Mapping[str, str] = os.environ, silent: list[SkuError]
     NVML itself ignores CUDA_VISIBLE_DEVICES, so it is applied here, by CUDA's own rules and with
     indices in PCI bus order: the program has to run with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
-    There are none without an NVML library or a driver. `silent` takes the error of each GPU that does not answer,
-    which is left out; None: it is raised.
+    Without an NVML library or a driver the list is empty. A GPU that does not answer is left out and its error
+    appended to `silent`; with `silent` None the error is raised.
 
     Raises:
-        SkuError: NVML does not work, a GPU is lost, or a MIG slice is asked for.
+        SkuError: NVML does not work, a GPU is lost, or a MIG slice is requested.
     """
     import pynvml
 
@@ -58,13 +58,13 @@ def visible_gpus(environ: Mapping[str, str] = os.environ, silent: list[SkuError]
     try:
         return _visible(pynvml, environ.get("CUDA_VISIBLE_DEVICES"), silent)
     finally:
-        # A driver that dies meanwhile must not hide the error that says so.
+        # If the driver died meanwhile, shutdown must not hide the first error.
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 
 
 def has_driver() -> bool:
-    """Whether an NVIDIA driver is loaded, with or without a GPU that it can see."""
+    """Whether an NVIDIA driver is loaded, even if it finds no GPU."""
     import pynvml
 
     try:
@@ -77,15 +77,15 @@ def has_driver() -> bool:
 
 
 def visible_ordinals(visible_devices: str | None, uuids: Sequence[str]) -> list[int]:
-    """What CUDA_VISIBLE_DEVICES makes of a machine's devices.
+    """Positions in `uuids` of the devices that CUDA_VISIBLE_DEVICES leaves visible.
 
     The rules are CUDA's, as torch.cuda mirrors them: the first entry decides between indices and
     UUID prefixes; the first entry that names no device, or more than one, ends the list; a
-    repeated device leaves none visible at all.
+    repeated device makes the whole list empty.
 
     Args:
         visible_devices: the variable's value; None if it is not set.
-        uuids: the UUID of every device that could be seen, in PCI bus order: positions in it are returned.
+        uuids: the UUID of every device of the machine, in PCI bus order.
     """
     if visible_devices is None:
         return list(range(len(uuids)))
@@ -107,7 +107,7 @@ def _with_uuid_prefix(entry: str, uuids: Sequence[str]) -> int | None:
 
 
 def _with_index(entry: str, count: int) -> int | None:
-    # CUDA reads the number an entry starts with, as strtoul does: '1st' is 1.
+    # CUDA parses the leading number of an entry, as strtoul does: '1st' is 1.
     number = _INDEX.match(entry.strip())
     return int(number[0]) if number and int(number[0]) < count else None
 
@@ -126,7 +126,7 @@ def _refuse_mig(visible_devices: str) -> None:
     if slices:
         raise SkuError(
             "CUDA_VISIBLE_DEVICES", f"{slices[0].strip()} is a MIG slice",
-            "whole GPUs, because thresholds are those of a whole GPU",
+            "whole GPUs, because thresholds apply to whole GPUs",
             "Disable MIG (`nvidia-smi -mig 0`), or name GPUs by index or GPU-UUID.",
         )  # fmt: skip
 
@@ -139,7 +139,7 @@ def _indices(pynvml: Any) -> range:
 
 
 def _answering(pynvml: Any, index: int, silent: list[SkuError] | None) -> Gpu | None:
-    """The device, if this process may open it, as CUDA enumerates them, and it answers."""
+    """The device if this process may open it (CUDA skips the others) and it answers, else None."""
     try:
         handle = _handle(pynvml, index)
         return None if handle is None else _describe(pynvml, index, handle)
@@ -172,7 +172,7 @@ def _describe(pynvml: Any, index: int, handle: Any) -> Gpu:
 
 
 def _ask(pynvml: Any, index: int, question: Callable[..., Any], *arguments: Any) -> Any:
-    """Call NVML about one GPU, and name that GPU if it does not answer."""
+    """Call NVML for one GPU; name that GPU in the error if it does not answer."""
     try:
         return question(*arguments)
     except pynvml.NVMLError as error:
@@ -189,11 +189,11 @@ def _does_not_answer(pynvml: Any, index: int, question: str, error: Exception) -
 
 def _nvml_is_broken(error: Exception) -> SkuError:
     return SkuError(
-        f"NVML on {platform.node()}", f"the NVIDIA driver is there, but does not answer ({error})",
+        f"NVML on {platform.node()}", f"the NVIDIA driver is loaded but does not answer ({error})",
         "a working driver", "Make `nvidia-smi` work on this machine first: reload the driver or reboot.",
     )  # fmt: skip
 
 
-if __name__ == "__main__":  # only to see whether the driver answers at all: `devices.refuse_hanging_driver`
+if __name__ == "__main__":  # run by `devices.refuse_hanging_driver` to see whether the driver answers at all
     with contextlib.suppress(SkuError):
         visible_gpus(silent=[])

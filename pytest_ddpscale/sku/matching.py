@@ -1,4 +1,4 @@
-"""Which SKU of a thresholds file the GPUs are. Pure: GPUs and thresholds in, a name or an error out."""
+"""Find the SKU of the GPUs in a thresholds file. Pure: GPUs and thresholds in, a name or an error out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AUTO = "auto"
 
 
 def matching_skus(thresholds: Thresholds, gpu: Gpu) -> list[str]:
-    """Names of the SKUs whose `detect` is true of `gpu`: name, and PCI device id and memory where given."""
+    """Names of the SKUs whose `detect` matches `gpu`: name, and PCI device id and memory where given."""
     return [
         name
         for name, sku in thresholds.skus.items()
@@ -28,10 +28,10 @@ def matching_skus(thresholds: Thresholds, gpu: Gpu) -> list[str]:
 def resolve_sku(thresholds_file: ThresholdsFile, asked: str, gpus: Sequence[Gpu], require_devices: bool = True) -> str:
     """The canonical name of the SKU to judge by; `asked` is ``auto``, or a name or alias.
 
-    Where something will be measured here, an explicit SKU has to be that of the GPUs. Planning does without.
+    With `require_devices`, which measuring sets, an explicit SKU must match the GPUs here; planning does not need it.
 
     Raises:
-        SkuError: there is no such SKU; the GPUs are of none, several or another one; or there are none.
+        SkuError: the SKU does not exist; the GPUs match no SKU, several or another one; or there are no GPUs.
     """
     if asked == AUTO:
         return _detected(thresholds_file, gpus) if gpus else _cpu_sku(thresholds_file)
@@ -43,7 +43,7 @@ def resolve_sku(thresholds_file: ThresholdsFile, asked: str, gpus: Sequence[Gpu]
 
 @dataclass(frozen=True)
 class _Comparison:
-    """What of a `detect` is true of a GPU, and what is not: field → in words."""
+    """Which fields of a `detect` match a GPU and which do not: field → description."""
 
     agrees: dict[str, str]
     differs: dict[str, str]
@@ -125,7 +125,7 @@ def _refuse_if_absent(thresholds_file: ThresholdsFile, name: str, gpus: Sequence
         raise _mismatch(thresholds_file, name, others)
 
 
-Model = list[Gpu]  # GPUs that are alike; never empty
+Model = list[Gpu]  # identical GPUs; never empty
 
 
 def _by_model(gpus: Sequence[Gpu]) -> list[Model]:
@@ -151,12 +151,12 @@ def _inventory(models: Iterable[Model], thresholds: Thresholds | None = None) ->
 def _unknown(thresholds_file: ThresholdsFile, models: list[Model]) -> SkuError:
     path, gpu = thresholds_file.path, models[0][0]
     nearly = _nearly_matching(thresholds_file.thresholds, gpu)
-    almost = "".join(f"; {name} nearly does: {comparison}" for name, comparison in nearly)
+    almost = "".join(f"; nearest is {name}: {comparison}" for name, comparison in nearly)
     lines = {name: thresholds_file.where("skus", name, "detect") for name, _ in nearly}
     ways = [f"correct `detect` at {line} if it is {name}" for name, line in lines.items()]
-    ways += [f"add a SKU with `detect: {_detect_line(gpu)}` to {path}", "leave the GPUs out with --gpu-sku=cpu"]
+    ways += [f"add a SKU with `detect: {_detect_line(gpu)}` to {path}", "test only the CPU with --gpu-sku=cpu"]
     return SkuError(
-        "--gpu-sku=auto", f"no SKU of {path} matches {_inventory(models)}{almost}", "GPUs that a `detect` describes",
+        "--gpu-sku=auto", f"no SKU of {path} matches {_inventory(models)}{almost}", "GPUs that match a `detect`",
         f"Do one of these: {'; '.join(ways)}.",
     )  # fmt: skip
 
@@ -170,13 +170,13 @@ def _mismatch(thresholds_file: ThresholdsFile, name: str, models: list[Model]) -
     else:
         action = f"If they are {name}, correct `detect` at {thresholds_file.where('skus', name, 'detect')}."
     return SkuError(
-        f"--gpu-sku={name}", f"{name} is a SKU the GPUs are not: {_inventory(models, thresholds)} ({comparison})",
+        f"--gpu-sku={name}", f"the GPUs here are not {name}: {_inventory(models, thresholds)} ({comparison})",
         f"GPUs of SKU {name}", action,
     )  # fmt: skip
 
 
 def _nearly_matching(thresholds: Thresholds, gpu: Gpu) -> list[tuple[str, _Comparison]]:
-    """SKUs with the GPU's name or PCI device id, though not all the rest: memory alone says nothing."""
+    """SKUs that match the GPU's name or PCI device id but not all else; matching memory alone does not count."""
     compared = [(name, sku.detect, _compare(sku.detect, gpu)) for name, sku in thresholds.skus.items()]
     return [
         (name, comparison)
@@ -186,6 +186,6 @@ def _nearly_matching(thresholds: Thresholds, gpu: Gpu) -> list[tuple[str, _Compa
 
 
 def _detect_line(gpu: Gpu) -> str:
-    """A `detect` to paste, that this GPU matches."""
+    """A `detect` that matches this GPU, ready to paste."""
     name = re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", gpu.name).replace("'", "''")
     return f"{{name: '^{name}$', pci_device_ids: ['{gpu.pci_device_id}'], memory_gib: {gpu.memory_gib:.0f}}}"

@@ -1,1 +1,1 @@
-"""Intervals from rounds, and whether rounds stand still. Pure functions."""
+"""Intervals and drift of rounds. Pure functions."""

@@ -1,4 +1,4 @@
-"""How much successive rounds are alike, and whether that is beyond what intervals allow for."""
+"""Correlation of successive rounds, and whether it exceeds what the intervals allow for."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 from pytest_ddpscale.stats.sequential import CORRELATIONS, BoolArray, FloatArray
 from pytest_ddpscale.stats.steadiness import fit_lines
 
-# What the confidence sequence is valid for.
+# The confidence sequence is valid up to this correlation.
 MOST_CORRELATION = max(CORRELATIONS)
-# Of the normal distribution for 97.5 %: true 0.5 is taken for more in 2 % of series of 8 rounds and in 6 % of 32.
+# 97.5 % quantile of the normal distribution: a true 0.5 is taken for more in 2 % of series of 8 rounds, 6 % of 32.
 _QUANTILE = 1.96
 _LARGEST = 0.99
 
 
 def lag_one_correlations(series: FloatArray) -> FloatArray:
-    """Estimates from what a straight line leaves over, each between -0.99 and 0.99: a drift is told as that.
+    """Estimates from the residuals of a straight line, each between -0.99 and 0.99; a drift does not count.
 
     Residuals about a line correlate by about (2 + 4ρ) / n less than the noise does: Tanaka (1984), "An asymptotic
     expansion associated with the maximum likelihood estimators in ARMA models", J. R. Statist. Soc. B 46; after
     Marriott and Pope (1954), "Bias in the estimation of autocorrelations", Biometrika 41, for those about a mean. That
-    is added, with the estimate in ρ's place.
+    bias is added back, with the estimate in place of ρ.
 
     Args:
         series: (series, rounds), at least four rounds.
@@ -42,8 +42,8 @@ def lag_one_correlations(series: FloatArray) -> FloatArray:
 def are_beyond_the_method(correlations: FloatArray, rounds: int) -> BoolArray:
     """Whether the lower confidence limit of each is above `MOST_CORRELATION`.
 
-    The limit is that of Fisher's z transformation (1921), standard error 1 / sqrt(rounds - 3). benchmarks/
-    wrong_verdicts.py shows how often true correlations are taken for that.
+    The limit comes from Fisher's z transformation (1921), standard error 1 / sqrt(rounds - 3). The rate of false
+    alarms: benchmarks/wrong_verdicts.py.
     """
     is_known = ~np.isnan(correlations)
     lowest = np.arctanh(np.where(is_known, correlations, 0.0)) - _QUANTILE / math.sqrt(rounds - 3)

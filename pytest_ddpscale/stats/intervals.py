@@ -33,7 +33,7 @@ def mean_estimate(values: Sequence[float], confidence: float) -> Estimate:
     """
     if len(values) < 2 or not all(map(math.isfinite, values)):
         raise ValueError(
-            f"{len(values)} values, of which {sum(map(math.isfinite, values))} finite; expected at least 2"
+            f"{len(values)} values, {sum(map(math.isfinite, values))} of them finite; expected at least 2, all finite"
         )
     mean = statistics.fmean(values)
     error = statistics.stdev(values) / math.sqrt(len(values))
@@ -42,29 +42,29 @@ def mean_estimate(values: Sequence[float], confidence: float) -> Estimate:
 
 
 def geometric_mean_estimate(values: Sequence[float], confidence: float) -> Estimate:
-    """As `mean_estimate`, of the logarithms: the right mean for ratios and rates.
+    """`mean_estimate` of the logarithms: the right mean for ratios and rates.
 
     Raises:
-        ValueError: as `mean_estimate`, or a value that is not positive.
+        ValueError: raised by `mean_estimate`, or a value is not positive.
     """
     if any(not value > 0 for value in values):
-        raise ValueError(f"{min(values)} among the values; expected them positive")
+        raise ValueError(f"{min(values)} among the values; expected positive values")
     logs = mean_estimate([math.log(value) for value in values], confidence)
     return Estimate(math.exp(logs.value), (math.exp(logs.interval[0]), math.exp(logs.interval[1])))
 
 
 def single_sample_estimate(value: float, relative_error: float, confidence: float) -> Estimate:
-    """Normal interval of the logarithm of one long sample with a known relative standard error."""
+    """Normal interval, in logarithms, of one long sample with a known relative standard error."""
     reach = statistics.NormalDist().inv_cdf(0.5 + confidence / 2) * relative_error
     return Estimate(value, (value * math.exp(-reach), value * math.exp(reach)))
 
 
 def mean_p_value(values: Sequence[float], least: float) -> float:
-    """One-sided p value of independent values against a mean of `least` or more, by Student's t (Student 1908).
+    """One-sided p value of the hypothesis that the mean is `least` or more, by Student's t (Student 1908).
 
     Args:
-        values: at least two.
-        least: that the mean should have.
+        values: at least two, independent.
+        least: smallest mean of the hypothesis.
     """
     error = statistics.stdev(values) / math.sqrt(len(values))
     below = least - statistics.fmean(values)
@@ -97,7 +97,7 @@ def _bisect(function: Callable[[float], float], low: float, high: float) -> floa
 
 
 def _t_cdf(t: float, degrees: int) -> float:
-    """P(T ≤ t) for t ≥ 0 and whole degrees of freedom: Abramowitz & Stegun 26.7.3 and 26.7.4."""
+    """P(T ≤ t) for t ≥ 0 and integer degrees of freedom: Abramowitz & Stegun 26.7.3 and 26.7.4."""
     theta = math.atan(t / math.sqrt(degrees))
     sine, cosine = math.sin(theta), math.cos(theta)
     if degrees % 2:

@@ -1,17 +1,17 @@
-"""What the rounds still to come may do to a verdict.
+"""Whether a verdict would survive the remaining rounds.
 
-A verdict after 8 of 32 rounds has seen a quarter of what a trend will do, and may owe itself to the hiccup that did not
-happen yet. So before the limit of rounds a verdict has to survive two things that the rounds so far cannot exclude:
+A verdict after 8 of 32 rounds has seen a quarter of a trend, and perhaps no hiccup yet. So before the last round a
+verdict must survive two things that the rounds so far cannot exclude:
 
-* a straight trend that goes on to the last round. The line of least squares through the rounds is extrapolated with
+* a straight trend that goes on to the last round. The least-squares line through the rounds is extrapolated with
   the one-sided Student-t confidence limit of its value there (Draper and Smith, "Applied Regression Analysis", 3rd
-  ed., 1998, section 3.1). Where the slope's own confidence limit says that a trend is less than `LEAST_TREND` over
-  the limit of rounds nothing is extrapolated: one would wait long to exclude what hardly matters.
+  ed., 1998, section 3.1). Nothing is extrapolated if the confidence limit of the slope shows a trend of less than
+  `LEAST_TREND` over all rounds: excluding so small a trend would take many rounds and hardly matters.
 * one more round that lies `HICCUP_SDS` standard deviations to the bad side.
 
-At the limit nothing is to come, and both say nothing. Both only take verdicts back: what the confidence sequence
-promises holds as before. Their constants were chosen by simulation, for less than 10 % of wrong passes on a ramp by
--3 % and less than 5 % where blocks seldom take ten standard deviations longer (benchmarks/wrong_verdicts.py).
+At the last round both are skipped. Both can only delay a verdict, so the guarantee of the confidence sequence holds
+unchanged. Their constants were chosen by simulation, for less than 10 % of wrong passes on a ramp of -3 % and less
+than 5 % if a few blocks take ten standard deviations longer (benchmarks/wrong_verdicts.py).
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ HICCUP_SDS = 3.0
 
 
 def survive_a_trend(series: FloatArray, limit: int, bound: float, side: int, size: float) -> BoolArray:
-    """Whether no straight trend within the noise, worth waiting for, leads past the bound by the last round.
+    """Whether no relevant straight trend within the noise crosses the bound by the last round.
 
     Args:
         series: (series, rounds), at least three rounds.
-        limit: of rounds.
+        limit: largest number of rounds.
         bound: on the scale of the series.
         side: 1 if values are to lie above the bound, -1 below.
-        size: of which `LEAST_TREND` is a share.
+        size: value that `LEAST_TREND` is a share of.
     """
     rounds, lines = series.shape[1], fit_lines(series)
-    squares, ahead = rounds * (rounds**2 - 1) / 12, limit - 1 - (rounds - 1) / 2  # of the rounds' numbers
+    # Sum of squares of the centred round numbers; distance of the last round from their centre.
+    squares, ahead = rounds * (rounds**2 - 1) / 12, limit - 1 - (rounds - 1) / 2
     end_error = lines.noise * math.sqrt(1 / rounds + ahead**2 / squares)
     end = side * (lines.means + lines.slopes * ahead - bound) - t_quantile(TREND_CONFIDENCE, rounds - 2) * end_error
     slope_error = lines.noise / math.sqrt(squares)
@@ -66,7 +67,7 @@ def survive_a_hiccup(series: FloatArray, bound: float, side: int, confidence: fl
 def are_final(
     series: FloatArray, limit: int, bound: float, side: int, confidence: float, size: float
 ) -> BoolArray:  # fmt: skip
-    """Whether verdicts survive both; arguments as there. Where nothing varies nothing is to come."""
+    """Whether verdicts survive both, with the same arguments. Series without variation always do."""
     if series.shape[1] >= limit:
         return np.ones(len(series), np.bool_)
     # Rounding makes the deviation of equal values not quite zero.

@@ -1,15 +1,14 @@
-"""Values of several nodes in several launches: how much of their spread is whose, and where the next value will lie.
+"""Variance components of values by node and launch, and a prediction of the next value.
 
-The model is y = mean + node + launch + rest, each part with a variance of its own. The variances come from mean squares
+The model is y = mean + node + launch + rest, each part with its own variance. The variances come from mean squares
 as in an analysis of variance (Searle, Casella and McCulloch, Variance Components, 1992, chapter 4); a part whose mean
-square is not beyond the rest's is taken as nothing and pooled with it. A new node in a new launch then varies about the
-mean of I nodes, J launches and N values by
+square does not exceed the rest's counts as zero and is pooled with it. The variance of a new node in a new launch
+about the mean of I nodes, J launches and N values is
 
     V = node · (1 + 1/I) + launch · (1 + 1/J) + rest · (1 + 1/N)
 
-which is a sum of mean squares, so that its degrees of freedom are those of Satterthwaite (1946), Biometrics Bulletin
-2(6): V² over the sum of (each term)² ÷ (its degrees). Designs that are not balanced take the mean numbers of nodes and
-launches.
+This is a sum of mean squares, with the degrees of freedom of Satterthwaite (1946), Biometrics Bulletin 2(6):
+V² over the sum of (each term)² ÷ (its degrees). Unbalanced designs use the mean numbers of values per node and launch.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from pytest_ddpscale.stats.intervals import t_quantile
 
 @dataclass(frozen=True)
 class NextValue:
-    """Where the value of a further node in a further launch will lie.
+    """Prediction of the value of a new node in a new launch.
 
     Attributes:
-        mean: of the nodes' means.
+        mean: mean of the nodes' means.
         node_sd: standard deviation between nodes.
-        launch_sd: of one node between launches.
-        sd: of the further value about `mean`, with what `mean` itself errs by.
-        degrees: of freedom of `sd`, rounded down.
+        launch_sd: standard deviation of one node between launches.
+        sd: standard deviation of the new value about `mean`, including the error of `mean`.
+        degrees: degrees of freedom of `sd`, rounded down.
     """
 
     mean: float
@@ -41,14 +40,14 @@ class NextValue:
     degrees: int
 
     def bound(self, chance: float, least_sd: float, *, upper: bool) -> float:
-        """Beyond which the further value lies with this chance at most: mean ± t · sd, on one side.
+        """One-sided prediction bound, mean ± t · sd: the new value lies beyond it with this chance at most.
 
-        The one-sided prediction bound of one further value (Hahn and Meeker, Statistical Intervals, 1991, chapter 4).
+        Hahn and Meeker, Statistical Intervals, 1991, chapter 4.
 
         Args:
             chance: 0 … 0.5.
-            least_sd: what `sd` is at least: a few equal values are no proof that nothing varies.
-            upper: whether it lies above the mean.
+            least_sd: lower limit for `sd`: a few equal values do not prove that nothing varies.
+            upper: whether the bound lies above the mean.
         """
         reach = t_quantile(1 - chance, self.degrees) * max(self.sd, least_sd)
         return self.mean + reach if upper else self.mean - reach
@@ -70,15 +69,15 @@ class _MeanSquare:
 
 
 def next_value(values: Mapping[str, Mapping[str, float]], deviations: Sequence[float] = (), lost: int = 0) -> NextValue:
-    """What values by node and launch say of a further one.
+    """Predict the value of a new node in a new launch.
 
     Args:
-        values: of at least two nodes, by launch; nodes may have been in the same launches or in others.
+        values: by node and launch, of at least two nodes; nodes may share launches or not.
         deviations: of further values of such nodes from their own means, in other launches.
-        lost: degrees of freedom that those means took.
+        lost: degrees of freedom used by those means.
 
     Raises:
-        ValueError: fewer than two nodes, or nothing tells how much launches differ.
+        ValueError: fewer than two nodes, or no data on how much launches differ.
     """
     means = {node: statistics.fmean(of_node.values()) for node, of_node in values.items()}
     nodes, number = len(values), sum(map(len, values.values()))
@@ -116,7 +115,7 @@ def next_value(values: Mapping[str, Mapping[str, float]], deviations: Sequence[f
 def _within_nodes(
     values: Mapping[str, Mapping[str, float]], means: Mapping[str, float]
 ) -> tuple[list[str], _MeanSquare, _MeanSquare]:
-    """Launches; how far they differ for all of their nodes alike; and what is left of the differences within nodes."""
+    """Launches, the mean square between launches, and the mean square of the rest within nodes."""
     by_launch: dict[str, list[float]] = {}
     for node, of_node in values.items():
         for launch, value in of_node.items():

@@ -1,13 +1,13 @@
-"""An interval that stays valid although it is looked at after every round.
+"""An anytime-valid confidence interval, which may be looked at after every round.
 
 The method is a confidence sequence: all means that an e-process has not ruled out. For a candidate mean m let
 y = values - m. The e-process compares two explanations of y,
 
 * the values have another mean than m: y = μ + σ·noise, independent, with μ/σ ~ Normal(0, EFFECT_SCALE²);
-* m is right, and what is left is noise that remembers: a stationary AR(1) process with mean zero and the one
-  correlation from CORRELATIONS that suits the data best,
+* m is right, and y is correlated noise: a stationary AR(1) process with mean zero and the correlation from
+  CORRELATIONS that fits the data best,
 
-each with σ integrated out under its right Haar prior 1/σ, so that only ratios between the values count. This is
+each with σ integrated out under its right Haar prior 1/σ, so only ratios between the values count. This is
 the scale-invariant mixture of Lai (1976), "On confidence sequences", Ann. Statist. 4(2), in the form of Wang and
 Ramdas (2024), "Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance",
 Sequential Analysis 44(1); dividing by the best-fitting null makes it valid for every correlation of the grid:
@@ -15,8 +15,8 @@ Wasserman, Ramdas and Balakrishnan (2020), "Universal inference", PNAS 117(29). 
 the true mean is ever ruled out, at any of all rounds, is at most 1 - confidence. With Gaussian noise this holds for
 any number of rounds; for heavier tails benchmarks/wrong_verdicts.py shows it by simulation.
 
-Why correlation is allowed for: arms run in random order within a round, which breaks what is periodic, but what
-changes slowly (the room, a neighbour's job) still makes successive rounds alike.
+Correlation is allowed for because slow changes (room temperature, a neighbour's job) make successive rounds alike. The
+random order of arms within a round removes only periodic effects.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ import numpy.typing as npt
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
-# Lag-one correlations between rounds under which the interval has to hold.
+# Lag-one correlations between rounds for which the interval is valid.
 CORRELATIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
-# Means are expected a few standard deviations of a round away from a bound: any value is valid, and 3 decides
-# soonest at the margins of benchmarks/wrong_verdicts.py.
+# Expected distance of a mean from a bound, in standard deviations of a round. Any value is valid; 3 decides soonest at
+# the margins of benchmarks/wrong_verdicts.py.
 EFFECT_SCALE = 3.0
-# So many doublings away the values no longer tell means apart.
+# After so many doublings of the distance the values no longer distinguish means.
 _WIDENINGS, _STEPS = 64, 100
-# Of a limit's distance from the centre, relative.
+# Relative to a limit's distance from the centre.
 _PRECISION = 1e-13
 
 
@@ -55,9 +55,9 @@ class EProcess:
 
     def __init__(self, values: Sequence[float]) -> None:
         if not values or not all(map(math.isfinite, values)):
-            raise ValueError(f"{len(values)} values, not all finite or none; expected at least one, all finite")
+            raise ValueError(f"{len(values)} values, not all finite; expected at least one, all finite")
         self._n = len(values)
-        # Centred, because the sums of squares would lose what matters of values that hardly differ.
+        # Centred, because sums of squares of nearly equal values would lose precision.
         self.centre = math.fsum(values) / self._n
         residuals = [value - self.centre for value in values]
         self._parabolas = [_whitened_squares(residuals, correlation) for correlation in CORRELATIONS]
@@ -65,8 +65,8 @@ class EProcess:
         self._penalty = 0.5 * math.log1p(EFFECT_SCALE**2 * self._independent.weight)
 
     def log_evidence(self, mean: float) -> float:
-        """Natural logarithm of the e-value against `mean`; -inf where the values say nothing."""
-        # Asked for hundreds of thousands of times when a large cluster is judged: a list, and no calls in it.
+        """Natural logarithm of the e-value against `mean`; -inf if all values equal it."""
+        # Called hundreds of thousands of times when a large cluster is judged: a list, without calls in it.
         shift = mean - self.centre
         twice, squared = 2 * shift, shift * shift
         this_mean = min([square - twice * product + squared * weight for square, product, weight in self._parabolas])
@@ -78,10 +78,10 @@ class EProcess:
         return self._n / 2 * (math.log(this_mean) - math.log(other_mean)) - self._penalty
 
     def interval(self, confidence: float) -> tuple[float, float] | None:
-        """All means that are not ruled out.
+        """Limits of the means that are not ruled out.
 
         Returns:
-            Lower and upper limit; None if there are too few rounds to rule out anything.
+            Lower and upper limit; None if there are too few rounds to rule out any mean.
 
         Raises:
             ValueError: confidence outside 0 … 1.
@@ -95,7 +95,7 @@ class EProcess:
 
     def _limit(self, threshold: float, direction: float) -> float | None:
         spread = math.sqrt(self._independent.square / self._n)
-        if spread == 0:  # all alike: whatever rules out one other mean rules out all
+        if spread == 0:  # all values are equal: either all other means are ruled out or none
             elsewhere = self.centre + direction * max(1.0, abs(self.centre))
             return self.centre if self.log_evidence(elsewhere) >= threshold else None
 
@@ -112,20 +112,19 @@ class EProcess:
 
 
 def _crossing(function: Callable[[float], float], inside: float, below: float, outside: float, above: float) -> float:
-    """Where a function comes from below zero to above, by false position with the Illinois rule; never before that.
+    """Distance at which a function rises above zero, by false position with the Illinois rule; rounded outwards.
 
-    Dowell and Jarratt (1971), "A modified regula falsi method for computing the root of an equation", BIT 11: an end
-    that stays where it is for two steps counts half, so that both ends close in. Ten steps do for what takes fifty
-    halvings.
+    Dowell and Jarratt (1971), "A modified regula falsi method for computing the root of an equation", BIT 11: the value
+    at an end that stays for two steps is halved, so both ends close in. Ten steps replace fifty bisections.
 
     Args:
         function: of the distance from the centre.
-        inside: where it is below zero.
-        below: its value there; -inf if that is not known.
-        outside: where it is not.
+        inside: distance at which it is below zero.
+        below: its value there; -inf if unknown.
+        outside: distance at which it is zero or above.
         above: its value there.
     """
-    kept = 0  # which end the last step left where it was
+    kept = 0  # the end that the last step kept
     for _ in range(_STEPS):
         if outside - inside <= _PRECISION * outside:
             break
@@ -143,7 +142,7 @@ def _crossing(function: Callable[[float], float], inside: float, below: float, o
 
 
 class _Parabola(NamedTuple):
-    """Sum of squares of a filtered series that is shifted by s: square - 2·s·product + s²·weight."""
+    """Sum of squares of a filtered series shifted by s: square - 2·s·product + s²·weight."""
 
     square: float
     product: float
@@ -151,9 +150,9 @@ class _Parabola(NamedTuple):
 
 
 def _whitened_squares(residuals: Sequence[float], correlation: float) -> _Parabola:
-    """After a filter that makes AR(1) noise of one correlation independent, and divided by det(filter)^(2/n).
+    """Sum of squares after a filter that whitens AR(1) noise of one correlation, divided by det(filter)^(2/n).
 
-    So the likelihood of the noise, with σ integrated out, is the sum to the power of -n/2.
+    The likelihood of the noise, with σ integrated out, is then the sum to the power of -n/2.
     """
     first, others = math.sqrt(1 - correlation**2), 1 - correlation
     filtered = [first * residuals[0]]
@@ -167,7 +166,7 @@ def _whitened_squares(residuals: Sequence[float], correlation: float) -> _Parabo
 
 
 class EProcesses:
-    """`EProcess` of many series of equally many rounds at once, in arrays: a cluster has one for each of its places.
+    """`EProcess` of many series with equally many rounds, vectorized: a cluster has one series per place.
 
     Args:
         values: (series, rounds), all finite.
@@ -184,7 +183,7 @@ class EProcesses:
         self._penalty = 0.5 * math.log1p(EFFECT_SCALE**2 * self._independent[2])
 
     def log_evidence(self, means: FloatArray) -> FloatArray:
-        """As `EProcess.log_evidence`, of each series against a mean of its own."""
+        """`EProcess.log_evidence` of each series against its own mean, (series,)."""
         shifts = means - self.centres
         squares, products, weights = self._parabolas
         this_mean = (squares - 2 * shifts * products + shifts**2 * weights).min(axis=0)
@@ -196,7 +195,7 @@ class EProcesses:
         return np.where(is_told, self._n / 2 * np.log(ratio) - self._penalty, -np.inf)
 
     def intervals(self, confidence: float) -> FloatArray:
-        """As `EProcess.interval`, (series, 2); NaN where there are too few rounds to rule out anything.
+        """`EProcess.interval` of each series, (series, 2); NaN where there are too few rounds to rule out any mean.
 
         Raises:
             ValueError: confidence outside 0 … 1.
@@ -206,7 +205,7 @@ class EProcesses:
         threshold = -math.log(1 - confidence)
         limits: FloatArray = np.stack([self._limits(threshold, -1.0), self._limits(threshold, 1.0)], axis=1)
         is_alike = self._independent[0] == 0
-        if is_alike.any():  # whatever rules out one other mean of such a series rules out all
+        if is_alike.any():  # in such a series either all other means are ruled out or none
             elsewhere = self.log_evidence(self.centres + np.maximum(1.0, np.abs(self.centres)))
             are_out = np.where(elsewhere >= threshold, self.centres, np.nan)
             limits[is_alike] = are_out[is_alike, np.newaxis]
@@ -238,7 +237,7 @@ def _crossings(
     outside: FloatArray,
     above: FloatArray,
 ) -> FloatArray:
-    """As `_crossing`, element by element."""
+    """`_crossing`, element by element."""
     kept = np.zeros(len(inside), np.int64)
     for _ in range(_STEPS):
         is_open = outside - inside > _PRECISION * outside
@@ -257,7 +256,7 @@ def _crossings(
 
 
 def _all_whitened_squares(residuals: FloatArray, correlation: float) -> tuple[FloatArray, FloatArray, float]:
-    """As `_whitened_squares`, of each series."""
+    """`_whitened_squares` of each series."""
     rounds = residuals.shape[1]
     first, others = math.sqrt(1 - correlation**2), 1 - correlation
     start, rest = first * residuals[:, 0], residuals[:, 1:] - correlation * residuals[:, :-1]

@@ -1,4 +1,4 @@
-"""Straight lines through series of rounds, and whether they stand still or drift."""
+"""Drift of series of rounds, and straight lines through them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import numpy as np
 from pytest_ddpscale.stats.intervals import t_quantile
 from pytest_ddpscale.stats.sequential import FloatArray
 
-# One round at either end and three between them. With fewer a straight line leaves no noise over to compare with.
+# One round at either end and three between them. With fewer, a straight line leaves too little noise to compare with.
 FEWEST_ROUNDS_TO_SEE_DRIFT = 5
 _CONFIDENCE = 0.98
-# By how much AR(1) noise with the largest correlation allowed for, 0.5, makes means of rounds vary more
-# than independent noise would: sqrt((1 + ρ) / (1 - ρ)).
+# Factor by which AR(1) noise with the largest allowed correlation, 0.5, widens the spread of means of rounds
+# compared with independent noise: sqrt((1 + ρ) / (1 - ρ)).
 _INFLATION = math.sqrt(3)
 
 
 @dataclass(frozen=True)
 class RoundDrift:
-    """A change that goes on through the rounds.
+    """A trend through the rounds.
 
     Attributes:
-        change: mean of the last third less mean of the first third.
+        change: mean of the last third minus mean of the first third.
         last: mean of the last third.
     """
 
@@ -35,19 +35,19 @@ class RoundDrift:
 
     @property
     def gone_on(self) -> float:
-        """Where it would be if it went on for as long again."""
+        """Extrapolated value if the drift went on for as long again."""
         return self.last + self.change
 
 
 def find_drift(values: Sequence[float], negligible: float = 0.0) -> RoundDrift | None:
     """The drift between the first and the last third of the rounds; None if it is within the noise.
 
-    The noise is what a straight line through all rounds leaves over. Its t statistic is held against
-    Student's distribution at 2 % of false alarms, widened for correlated noise.
+    The noise is the residual of a straight line through all rounds. The t statistic of the change is compared with
+    Student's distribution at 2 % false alarms, widened for correlated noise.
 
     Args:
-        values: one per round, in the order of the rounds; logarithms where ratios are meant.
-        negligible: a change up to this is none, however little noise there is.
+        values: one per round, in the order of the rounds; logarithms for ratios.
+        negligible: smaller changes are ignored, however little noise there is.
     """
     if len(values) < FEWEST_ROUNDS_TO_SEE_DRIFT:
         return None
@@ -69,13 +69,13 @@ def _spread_about_line(values: Sequence[float]) -> float:
 
 
 class FittedLines(NamedTuple):
-    """Lines of least squares through series.
+    """Least-squares lines through series.
 
     Attributes:
-        means: in the middle of the rounds, (series,).
-        slopes: a round, (series,).
-        residuals: what the lines leave over, (series, rounds).
-        noise: standard deviation of that, (series,).
+        means: value in the middle of the rounds, (series,).
+        slopes: change per round, (series,).
+        residuals: deviations from the lines, (series, rounds).
+        noise: standard deviation of the residuals, (series,).
     """
 
     means: FloatArray
@@ -85,7 +85,7 @@ class FittedLines(NamedTuple):
 
 
 def fit_lines(values: FloatArray) -> FittedLines:
-    """Through each of many series, (series, rounds), of at least three rounds."""
+    """Fit a line to each of many series, (series, rounds), of at least three rounds."""
     rounds = values.shape[1]
     numbers = np.arange(rounds) - (rounds - 1) / 2
     means = values.mean(axis=1)
@@ -96,7 +96,7 @@ def fit_lines(values: FloatArray) -> FittedLines:
 
 
 def find_drifts(values: FloatArray, negligible: FloatArray) -> list[RoundDrift | None]:
-    """As `find_drift`, of each of many series, (series, rounds)."""
+    """`find_drift` of each of many series, (series, rounds)."""
     rounds = values.shape[1]
     if rounds < FEWEST_ROUNDS_TO_SEE_DRIFT:
         return [None] * len(values)

@@ -1,12 +1,12 @@
-"""How far the same value of two runs differs, with an interval.
+"""Difference of a value between two runs, with an interval.
 
-Each value has an interval of its own from its rounds or launches. The interval of their difference comes from those two
-by the method of variance estimates recovery (Zou and Donner, 2008, "Construction of confidence limits about effect
+Each value has its own interval from its rounds or launches. The interval of the difference combines the two by the
+method of variance estimates recovery (Zou and Donner, 2008, "Construction of confidence limits about effect
 measures: a general approach", Statistics in Medicine 27): with values a and b, limits l and u,
 
     low = b - a - √((b - l_b)² + (u_a - a)²)        high = b - a + √((u_b - b)² + (a - l_a)²)
 
-of logarithms where values err by factors, so that it is one of the ratio b ÷ a.
+If values err by factors, a and b are logarithms, and the result is an interval of the ratio b ÷ a.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-# Less is told of no machine: a tenth of a per cent, as of what counts as a drift and of what repeated runs differ by.
+# 0.1 %: the same limit as for drifts and for differences between repeated runs; smaller changes are not reported.
 NEGLIGIBLE_CHANGE = 0.001
 
 
@@ -27,12 +27,12 @@ class ComparedValue(NamedTuple):
 
 
 class ValueChange(NamedTuple):
-    """From one run to another.
+    """Change of a value from run A to run B.
 
     Attributes:
-        size: B ÷ A - 1; of shares of time or memory B - A.
-        low: lower limit of that.
-        high: upper limit.
+        size: B ÷ A - 1; for shares of time or memory B - A.
+        low: its lower limit.
+        high: its upper limit.
     """
 
     size: float
@@ -41,12 +41,12 @@ class ValueChange(NamedTuple):
 
     @property
     def is_shown(self) -> bool:
-        """Whether the whole interval lies on one side of nothing, and not just beside it."""
+        """Whether the whole interval lies beyond `NEGLIGIBLE_CHANGE` on one side of 0."""
         return self.low > NEGLIGIBLE_CHANGE or self.high < -NEGLIGIBLE_CHANGE
 
 
 def change_between(a: ComparedValue, b: ComparedValue, *, by_factors: bool) -> ValueChange:
-    """From `a` to `b`; values that err by factors are positive, and so are their limits."""
+    """The change from `a` to `b`; with `by_factors`, values and limits must be positive."""
     if not by_factors:
         return ValueChange(*_difference(a, b))
     return ValueChange(

@@ -1,1 +1,1 @@
-"""What the devices report about themselves while they are measured. Stdlib and NVML only."""
+"""Device telemetry during measurements. Imports only the standard library and NVML."""

@@ -1,7 +1,7 @@
-"""Readings of which the driver keeps samples by itself: none is lost between two polls.
+"""Readings that the driver samples and buffers itself, so that none is lost between two polls.
 
-The driver samples a GPU every 20 ms to 1 s, whoever asks, and keeps the last 10 to 20 s. A sample describes the
-period that ends at its time stamp, which is the system clock's.
+The driver samples a GPU every 20 ms to 1 s, independently of clients, and keeps the last 10 to 20 s. A sample describes
+the period that ends at its time stamp, in system time.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from pytest_ddpscale.telemetry.nvml_calls import NvmlCalls
 
 # nvmlValueType_t → the member of nvmlValue_t that holds the value.
 VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-# No driver samples less often than once a second: one that gave nothing for so long has no buffer for us.
+# Every driver samples at least once a second; one without samples for this long has no buffer.
 SILENCE_S = 5.0
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A reading of which the driver keeps samples.
+    """A reading that the driver buffers.
 
     Attributes:
         reading: name of the record's field.
         sampling_type: name of the nvmlSamplingType_t, which an older nvidia-ml-py may lack.
-        now: asks for its value of the moment, in the same unit, where there is no buffer.
-        scale: of the driver's unit, to that of the record's field.
-        least: smallest value that is possible, in the driver's unit; smaller ones are left out.
-        most: largest that is.
+        now: reads the current value, in the driver's unit; used if there is no buffer.
+        scale: factor from the driver's unit to that of the record's field.
+        least: smallest plausible value, in the driver's unit; smaller ones are dropped.
+        most: largest plausible value; larger ones are dropped.
     """
 
     reading: str
@@ -45,7 +45,7 @@ class Kept:
 KEPT = (
     Kept("utilization", "NVML_GPU_UTILIZATION_SAMPLES",
          lambda handle: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu), 0.01, 0, 100),
-    # mW; no board is without power, none takes 100 kW
+    # mW; a board always draws power, and none draws 100 kW
     Kept("power_w", "NVML_TOTAL_POWER_SAMPLES",
          lambda handle: float(pynvml.nvmlDeviceGetPowerUsage(handle)), 0.001, 1, 1e8),
     # MHz
@@ -55,17 +55,17 @@ KEPT = (
 
 
 class Buffer:
-    """Takes one GPU's samples of one reading over into its log."""
+    """Copies one GPU's samples of one reading into its log."""
 
     def __init__(self, kept: Kept, handle: Any, asker: NvmlCalls, log: GpuLog) -> None:
         self._kept, self._handle, self._asker = kept, handle, asker
         self._samples, self._polled = log.buffered[kept.reading], log.polled[kept.reading]
         self._last_seen_us = 0
-        # Apart from the reading itself, which the value of the moment may still give.
+        # A name of its own: if the buffer fails, the current value may still be readable.
         self._buffer_name = f"{kept.reading} samples"
 
     def update(self, now_unix_s: float) -> None:
-        """Take over what is new; if the driver keeps no samples, a value of now (seconds since the epoch)."""
+        """Copy new samples; without a buffer, log the current value at `now_unix_s` (seconds since the epoch)."""
         self._asker.ask(self._buffer_name, self._take_over)
         newest_s = self._samples.newest_s
         if newest_s is None or newest_s < now_unix_s - SILENCE_S:

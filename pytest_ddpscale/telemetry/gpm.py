@@ -1,4 +1,4 @@
-"""GPU performance monitoring (GPM): what the SMs really did. Hopper and later."""
+"""GPU performance monitoring (GPM): SM activity, on Hopper and later."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import pynvml
 
-# Closer together, two samples say nothing: the counters behind them are read every 100 ms.
+# The driver updates the counters every 100 ms; samples closer together are meaningless.
 LEAST_APART_S = 0.1
 
 
 class Gpm:
-    """Mean of one GPU's SM activity, 0 … 1, between the successive times it is asked.
+    """Mean of one GPU's SM activity, 0 … 1, between successive reads.
 
     Raises:
-        pynvml.NVMLError: the GPU has none, or its driver does not know of it.
+        pynvml.NVMLError: the GPU or its driver does not support GPM.
     """
 
     def __init__(self, handle: Any) -> None:
@@ -25,20 +25,20 @@ class Gpm:
         self._metric = pynvml.NVML_GPM_METRIC_SM_UTIL
         self._before, self._after = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
         self._before_s: float | None = None
-        self._request = pynvml.c_nvmlGpmMetricsGet_t()  # some 20 KB: made once
+        self._request = pynvml.c_nvmlGpmMetricsGet_t()  # about 20 KB, so it is reused
 
     def read(self, now_unix_s: float, is_edge: bool = False) -> tuple[float, float | None] | None:
         """Mean since the last call.
 
         Args:
-            is_edge: whether what begins now is to be told from what was before, even if that was too short.
+            is_edge: whether a window begins now, so that a new interval starts even if the last one was too short.
 
         Returns:
-            When the last call was, and the mean, None if it makes no sense; None for both the first time, or too
-            soon after the last.
+            Time of the last call, and the mean (None if implausible); None on the first call or too soon after the
+            last.
 
         Raises:
-            pynvml.NVMLError: the GPU does not answer. The next call begins anew.
+            pynvml.NVMLError: the GPU does not answer. The next call starts over.
         """
         before_s, self._before_s = self._before_s, None
         is_too_soon = before_s is not None and now_unix_s - before_s < LEAST_APART_S
@@ -51,7 +51,7 @@ class Gpm:
         return None if before_s is None or is_too_soon else (before_s, self._mean())
 
     def _mean(self) -> float | None:
-        """Between the samples, of which the newer one now lies in `_before`, where the next call needs it."""
+        """Mean between the two samples; the newer one is already in `_before`, for the next call."""
         request = self._request
         ctypes.memset(ctypes.byref(request), 0, ctypes.sizeof(request))
         request.version = pynvml.NVML_GPM_METRICS_GET_VERSION

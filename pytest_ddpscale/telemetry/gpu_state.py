@@ -1,8 +1,7 @@
-"""What the driver says of all GPUs of a machine before they work: no CUDA context, nothing changed, nothing sampled.
+"""The state of all GPUs of a machine before a run, from the driver: no CUDA context, no change, no sampling.
 
-A reading that the driver does not give is None, with the reason beside it: an old driver, a GPU that
-has no such thing and a GPU that is broken must not look like a zero. A GPU that is lost is described
-as lost, and the others are read all the same.
+A reading that the driver does not give is None, with the reason beside it, because an old driver, a missing feature
+and a broken GPU must not look like a zero. A lost GPU is reported as lost, and the others are still read.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ import pynvml
 from pytest_ddpscale.results.survey_record import GpuProcess, RemappedRows, SurveyedGpu
 from pytest_ddpscale.telemetry.nvml_calls import is_lost, reasons_of, words
 
-# An NVML function and its arguments after the handle, by name: an older nvidia-ml-py lacks some.
+# An NVML function and its arguments after the handle, by name, as an older nvidia-ml-py lacks some.
 Question = tuple[str, ...]
 _PROC = Path("/proc")
-# Inode of the namespace in which a kernel starts (PROC_PID_INIT_INO, linux/proc_ns.h): there NVML's pids are ours.
+# Inode of the initial PID namespace (PROC_PID_INIT_INO, linux/proc_ns.h); only there are NVML's pids ours.
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
-# Fields of SurveyedGpu that are what NVML gives.
+# Fields of SurveyedGpu that hold NVML's value unchanged.
 _NUMBERS: dict[str, Question] = {
     "ecc_corrected": ("nvmlDeviceGetTotalEccErrors", "NVML_MEMORY_ERROR_TYPE_CORRECTED", "NVML_VOLATILE_ECC"),
     "ecc_uncorrected": ("nvmlDeviceGetTotalEccErrors", "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC"),
@@ -49,14 +48,14 @@ _POWER_LIMITS = {
 
 @dataclass(frozen=True)
 class DriverState:
-    """The driver, and the GPUs that it knows.
+    """The driver and its GPUs.
 
     Attributes:
-        is_loaded: whether there is an NVIDIA driver.
-        problem: what NVML says where the driver is there and does not work; empty if all is well.
-        versions: ``driver`` and ``cuda_driver``, the newest CUDA that it can run; None if unknown.
-        gpus: in NVML's order, which is that of the PCI bus. Of one that a cgroup withholds from this process
-            `SurveyedGpu.is_visible` is False.
+        is_loaded: whether an NVIDIA driver is loaded.
+        problem: NVML's error if the loaded driver does not work; empty otherwise.
+        versions: ``driver`` and ``cuda_driver``, the newest CUDA that it supports; None if unknown.
+        gpus: in NVML's order, which is PCI bus order. `SurveyedGpu.is_visible` is False for a GPU that a cgroup
+            withholds from this process.
     """
 
     is_loaded: bool
@@ -66,12 +65,12 @@ class DriverState:
 
 
 def read_gpus(about_to: Callable[[int], None] = lambda index: None) -> DriverState:
-    """Ask NVML for all GPUs, whatever CUDA_VISIBLE_DEVICES says.
+    """Read all GPUs through NVML, regardless of CUDA_VISIBLE_DEVICES.
 
-    Every error of NVML becomes part of what is returned. A driver that hangs hangs the caller.
+    NVML errors become part of the result. A driver that hangs also hangs the caller.
 
     Args:
-        about_to: called with the index of each GPU before that is asked, which may be the last that is heard.
+        about_to: called with the index of each GPU before it is read, to tell which GPU hangs the driver.
     """
     try:
         pynvml.nvmlInit()
@@ -82,7 +81,7 @@ def read_gpus(about_to: Callable[[int], None] = lambda index: None) -> DriverSta
     try:
         return _driver(about_to)
     finally:
-        with contextlib.suppress(pynvml.NVMLError):  # it may have died meanwhile
+        with contextlib.suppress(pynvml.NVMLError):  # the driver may have died meanwhile
             pynvml.nvmlShutdown()
 
 
@@ -107,7 +106,7 @@ def _driver(about_to: Callable[[int], None]) -> DriverState:
 def _gpu(index: int) -> SurveyedGpu:
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    except pynvml.NVMLError_NoPermission as error:  # NVML counts it, CUDA does not see it
+    except pynvml.NVMLError_NoPermission as error:  # NVML counts it, but CUDA does not see it
         return SurveyedGpu(index, "", "", "", "", is_visible=False, unreadable={"handle": str(error)})
     except pynvml.NVMLError as error:
         return SurveyedGpu(index, "", "", "", "", problem=str(error), is_lost=is_lost(error))
@@ -115,7 +114,7 @@ def _gpu(index: int) -> SurveyedGpu:
     uuid = gpu.ask("uuid", "nvmlDeviceGetUUID")
     name = gpu.ask("name", "nvmlDeviceGetName")
     pci = gpu.ask("pci", "nvmlDeviceGetPciInfo")
-    unnamed = next(iter(gpu.unreadable.values()), "")  # whom nobody can name, nobody can use
+    unnamed = next(iter(gpu.unreadable.values()), "")  # a GPU that cannot be identified cannot be used
     memory = gpu.ask("memory", "nvmlDeviceGetMemoryInfo")
     links, links_up = _nvlinks(gpu)
     readings: dict[str, Any] = {reading: gpu.ask(reading, *question) for reading, question in _NUMBERS.items()}
@@ -142,14 +141,14 @@ def _gpu(index: int) -> SurveyedGpu:
 
 
 class _Questions:
-    """Asks NVML about one GPU, or about the system, and keeps what it did not answer.
+    """Calls NVML for one GPU or for the system, and records what it did not answer.
 
     Args:
-        subject: the handle that each question is about; none for the system.
+        subject: the handle passed to each call; none for the system.
 
     Attributes:
         unreadable: reading → reason.
-        lost: why the whole GPU does not answer; empty while it does.
+        lost: why the GPU does not answer at all; empty while it does.
     """
 
     def __init__(self, *subject: Any) -> None:
@@ -158,12 +157,12 @@ class _Questions:
         self.lost = ""
 
     def ask(self, reading: str, *question: str | Callable[..., Any], older: Question = ()) -> Any:
-        """The answer; None if there is none.
+        """The answer; None if NVML gives none.
 
         Args:
-            older: what to ask where the driver, or nvidia-ml-py, does not have that function.
+            older: what to call instead if the driver or nvidia-ml-py lacks that function.
         """
-        if self.lost:  # each call may take long to fail
+        if self.lost:  # each further call may take long to fail
             self.unreadable[reading] = self.lost
             return None
         try:
@@ -181,7 +180,7 @@ class _Questions:
 
 
 def _truth(found: Any) -> bool | None:
-    present = found[0] if isinstance(found, list) else found  # of modes: now, and after the next reset
+    present = found[0] if isinstance(found, list) else found  # modes come as [current, after the next reset]
     return None if present is None else bool(present)
 
 
@@ -201,16 +200,16 @@ def _remapped_rows(found: tuple[int, int, int, int] | None) -> RemappedRows | No
 
 
 def _throttle_reasons(gpu: _Questions) -> tuple[str, ...] | None:
-    older = ("nvmlDeviceGetCurrentClocksThrottleReasons",)  # the same, before NVIDIA renamed it in driver 535
+    older = ("nvmlDeviceGetCurrentClocksThrottleReasons",)  # the name before driver 535
     bits = gpu.ask("throttle_reasons", "nvmlDeviceGetCurrentClocksEventReasons", older=older)
     return None if bits is None else reasons_of(bits)
 
 
 def _nvlinks(gpu: _Questions) -> tuple[int | None, int | None]:
-    """How many links there are, and how many of them are up.
+    """The number of NVLinks, and the number of those that are up.
 
-    A GPU without NVLink answers "Not Supported" for each, and one with fewer links than NVML knows
-    "Invalid Argument" or "Not Supported" for those that it does not have. A link that is down is there.
+    NVML answers "Not Supported" or "Invalid Argument" for links that the GPU does not have; a link that is down counts
+    as present.
     """
     states = gpu.ask("nvlinks", _states_of_links)
     return (None, None) if states is None else (len(states), sum(map(bool, states)))
@@ -231,7 +230,7 @@ def _processes(found: list[Any] | None) -> tuple[GpuProcess, ...] | None:
 
 
 def command_of(pid: int, proc: Path = _PROC) -> str:
-    """The command of a process of this host; empty if it cannot be seen, as in a container, whose pids are others."""
+    """The command of a process of this host; empty if not visible, as in a container, whose pids differ."""
     try:
         if (proc / "self/ns/pid").readlink() != Path(_FIRST_PID_NAMESPACE):
             return ""

@@ -1,4 +1,4 @@
-"""The asking side of the sampler, for a rank: no NVML in this process, and no thread beside the training."""
+"""The sampler's client in a rank: no NVML in this process, and no thread beside training."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ _GRACE_S = 1.0
 
 
 class Mark(Record, frozen=True, tag_field="ask", tag="mark"):
-    """Read energy and GPM at once: sent as a window begins, it makes the window's edge sharp. Has no answer."""
+    """Read energy and GPM immediately; sent when a window begins, for a sharp edge. Has no answer."""
 
 
 class CutWindows(Record, frozen=True, tag_field="ask", tag="cut"):
-    """What were GPUs like in some windows? (UUID, begin, end) each, in seconds since the epoch."""
+    """Request readings of windows: (UUID, begin, end) each, in seconds since the epoch."""
 
     windows: tuple[tuple[str, float, float], ...]
 
 
 class CutReadings(Record, frozen=True):
-    """The answer: of each window, after a poll of now."""
+    """The answer: readings of each window, after one more poll."""
 
     devices: tuple[GpuReadings, ...]
 
 
 class Sampler:
-    """Starts the sampler of this node and asks it. Nothing here raises: telemetry that fails costs no run.
+    """Starts and queries the sampler of this node. Never raises, because failing telemetry must not end a run.
 
-    To be made in a thread that lives as long as the sampler shall: it ends with that thread.
+    The sampler ends with the thread that creates it.
 
     Args:
         poll_s: seconds between two polls.
 
     Attributes:
-        problem: why nothing was answered the last time; empty while all is well.
+        problem: why the last query was not answered; empty while all is well.
     """
 
     def __init__(self, uuids: Sequence[str], poll_s: float = POLL_S, environment: dict[str, str] | None = None) -> None:
@@ -63,31 +63,31 @@ class Sampler:
 
     @property
     def pid(self) -> int | None:
-        """Of the sampler's process; None if it was not started, or closed."""
+        """Pid of the sampler; None if it did not start or was closed."""
         return None if self._process is None else self._process.pid
 
     def wait_for_first_poll(self, timeout_s: float = 5.0) -> None:
-        """Wait until the GPUs were read once, in seconds at most: errors are counted from the poll before a window.
+        """Wait until the GPUs were read once, because errors are counted from the poll before a window.
 
-        Starting NVML may take seconds where the driver unloads its state between programs (persistence mode off).
+        Starting NVML may take seconds if the driver unloads its state between programs (persistence mode off).
         """
         self.cut((), timeout_s)
 
     def mark(self) -> None:
-        """Tell that a window begins: running totals are read now, which makes its edge sharp. Waits for nothing."""
-        if not self._owes_answer:  # a sampler that is late is not given more to do
+        """Announce that a window begins: counters are read now, for a sharp edge. Does not wait."""
+        if not self._owes_answer:  # do not load a sampler that is already late
             self._send(Mark())
 
     def cut(self, windows: Sequence[tuple[str, float, float]], timeout_s: float = 5.0) -> tuple[GpuReadings, ...]:
-        """What the GPUs were like in some windows of time.
+        """Read the telemetry of some time windows.
 
         Args:
             windows: (UUID, begin, end) in seconds since the epoch.
-            timeout_s: how long to wait, in seconds. A sampler that let one call wait so long is not waited for
-                again before it has answered that one.
+            timeout_s: how long to wait, in seconds. After a timeout, later calls do not wait until the sampler has
+                answered the late call.
 
         Returns:
-            Readings of each window; nothing if the sampler is dead or too late: `problem` says so.
+            Readings of each window; empty if the sampler is dead or too late, with the reason in `problem`.
         """
         deadline_s = time.monotonic() + timeout_s
         if self._owes_answer and self._receive(time.monotonic()) is None:
@@ -101,29 +101,29 @@ class Sampler:
         try:
             devices = msgspec.json.decode(line, type=CutReadings).devices
         except ValueError as error:
-            self.problem = f"the sampler answered {line[:200]!r} ({error})"
+            self.problem = f"the sampler sent an invalid answer: {line[:200]!r} ({error})"
             return ()
         self.problem = ""
         return devices
 
     def close(self) -> None:
-        """End the sampler. Asking afterwards gives nothing."""
+        """End the sampler. Later queries return nothing."""
         process, self._process = self._process, None
         if process is None:
             return
         self.problem = "the sampler was closed"
         for pipe in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]  # both are pipes of ours
+                pipe.close()  # type: ignore[union-attr]  # both were opened as pipes
         try:
             process.wait(timeout=_GRACE_S)
-        except subprocess.TimeoutExpired:  # it hangs in the driver
+        except subprocess.TimeoutExpired:  # hangs in the driver
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=_GRACE_S)
 
     def _send(self, message: Mark | CutWindows) -> bool:
-        """Whether it could be sent."""
+        """Send a message; return whether that worked."""
         if self._process is None or self._process.stdin is None:
             return False
         try:
@@ -134,7 +134,7 @@ class Sampler:
         return True
 
     def _receive(self, deadline_s: float) -> bytes | None:
-        """The answer that is owed; None, and `problem` says why, if it does not come in time."""
+        """The pending answer; None if it does not come in time, with the reason in `problem`."""
         if self._process is None or self._process.stdout is None:
             return None
         file = self._process.stdout.fileno()
@@ -156,7 +156,7 @@ class Sampler:
     def _words_on_end(self, error: Exception | None) -> str:
         code = None
         if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # its pipes close a moment before it has ended
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its pipes close shortly before it ends
                 code = self._process.wait(timeout=_GRACE_S)
         ended = "the sampler ended" if code is None else f"the sampler ended with exit code {code}"
         return ended if error is None else f"{ended}: {error}"

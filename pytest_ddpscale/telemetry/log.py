@@ -1,4 +1,4 @@
-"""What was read of one GPU so far, by the name of the field of a telemetry record that it is for."""
+"""Readings of one GPU so far, by field name of the telemetry record."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-# A window is cut right after it ends and lasts seconds; this is for whoever asks late.
+# Windows last seconds and are cut right after they end; this leaves room for late queries.
 KEEP_S = 900.0
-# The fastest buffer that is known has a sample every 20 ms: 16 bytes each, less than 1 MB a series.
+# The fastest known buffer samples every 20 ms; at 16 bytes a sample, a series takes less than 1 MB.
 MOST_SAMPLES = 50_000
 
 
@@ -17,7 +17,7 @@ class TimedValues:
     """Values with their times, in ascending order; the oldest are dropped.
 
     Args:
-        keep_s: how far it reaches back from its newest value, in seconds.
+        keep_s: how far the series reaches back from its newest value, in seconds.
     """
 
     def __init__(self, keep_s: float = KEEP_S, most: int = MOST_SAMPLES) -> None:
@@ -33,19 +33,19 @@ class TimedValues:
         return self._times[-1] if self._times else None
 
     def append(self, time_s: float, value: float) -> None:
-        """Add a value, unless there is one of that time or later."""
+        """Add a value unless the series has one of that time or later."""
         if self._times and time_s <= self._times[-1]:
             return
         self._times.append(time_s)
         self._values.append(value)
-        # A tenth more than is kept, so that dropping, which moves all that stay, is rare.
+        # Allow a tenth more than is kept, because dropping moves all remaining values.
         if len(self._times) > 1.1 * self._most or self._times[0] < time_s - 1.1 * self._keep_s:
             count = max(len(self._times) - self._most, bisect_left(self._times, time_s - self._keep_s))
             del self._times[:count]
             del self._values[:count]
 
     def items(self, start_s: float, end_s: float) -> list[tuple[float, float]]:
-        """(time, value) of start < time <= end: a sample describes the period that ends at its time."""
+        """(time, value) with start < time <= end, since a sample describes the period that ends at its time."""
         first, after = bisect_right(self._times, start_s), bisect_right(self._times, end_s)
         return list(zip(self._times[first:after], self._values[first:after], strict=True))
 
@@ -54,7 +54,7 @@ class TimedValues:
         return [value for _, value in self.items(start_s, end_s)]
 
     def at(self, time_s: float) -> float | None:
-        """The value at a time, in a straight line between its neighbours; None before the first and after the last."""
+        """The value at a time, interpolated linearly; None before the first and after the last value."""
         after = bisect_left(self._times, time_s)
         if after == len(self._times) or (after == 0 and self._times[0] != time_s):
             return None
@@ -66,7 +66,7 @@ class TimedValues:
     def around(self, start_s: float, end_s: float) -> list[float] | None:
         """All values from the last one at or before the start to the first at or after the end.
 
-        None if the series does not reach that far: then what happened in the window is not known.
+        None if the series does not cover the window.
         """
         before, after = bisect_right(self._times, start_s) - 1, bisect_left(self._times, end_s)
         if before < 0 or after == len(self._times):
@@ -75,20 +75,20 @@ class TimedValues:
 
 
 class Intervals:
-    """Values that each describe the stretch of time between two moments; the oldest are dropped."""
+    """Values that each describe a time interval; the oldest are dropped."""
 
     def __init__(self, keep_s: float = KEEP_S) -> None:
         self._keep_s = keep_s
         self._items: deque[tuple[float, float, float]] = deque()
 
     def append(self, begin_s: float, end_s: float, value: float) -> None:
-        """Add the value of a stretch that is later than all before."""
+        """Add the value of an interval later than all before."""
         self._items.append((begin_s, end_s, value))
         while self._items[0][1] < end_s - self._keep_s:
             self._items.popleft()
 
     def within(self, start_s: float, end_s: float) -> list[tuple[float, float]]:
-        """(seconds of it in the window, value) of each stretch that lies in the window with at least half of itself."""
+        """(seconds inside the window, value) of each interval that lies at least half inside the window."""
         overlaps = [(min(end, end_s) - max(begin, start_s), end - begin, value) for begin, end, value in self._items]
         return [(overlap, value) for overlap, length, value in overlaps if overlap > 0 and overlap >= length / 2]
 
@@ -98,16 +98,16 @@ class GpuLog:
     """Readings of one GPU.
 
     Attributes:
-        problem: why the GPU is not read at all; empty if it is.
-        buffered: samples that the driver kept.
-        polled: values of the moment of a poll.
-        counters: running totals since the driver was loaded.
+        problem: why the GPU cannot be read at all; empty if it can.
+        buffered: samples from the driver's buffers.
+        polled: values at the time of a poll.
+        counters: totals since the driver was loaded.
         sm_activity: means between two polls.
-        limits: what hardly changes: the newest value.
-        reasons: reading → why it is not there.
-        lost: reading → what the driver says of a GPU that is lost; empty while it is not.
-        idle_power_w: power before the first window, while idle; None if it is unknown.
-        is_idle_power_known: whether it was looked for.
+        limits: the newest value of readings that rarely change.
+        reasons: reading → why it is missing.
+        lost: reading → the driver's error if the GPU is lost; empty while it is not.
+        idle_power_w: power while idle before the first window; None if unknown.
+        is_idle_power_known: whether idle power was determined, even if to None.
     """
 
     uuid: str

@@ -1,4 +1,4 @@
-"""Asking a driver that may not know the answer, may have lost the GPU, or may be dying; and what it means."""
+"""NVML calls that tolerate missing features, lost GPUs and failing drivers, and the meaning of their results."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import pynvml
 
 Answer = TypeVar("Answer")
 
-# What will be answered the same next time: not worth asking again.
+# Permanent errors: not worth asking again.
 _FOR_GOOD = frozenset(
     [
         pynvml.NVML_ERROR_NOT_SUPPORTED,
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-        pynvml.NVML_ERROR_INVALID_ARGUMENT,  # an older driver's word on a kind of samples it does not know
+        pynvml.NVML_ERROR_INVALID_ARGUMENT,  # from an older driver for an unknown sampling type
         pynvml.NVML_ERROR_NO_PERMISSION,
     ]
 )
 # nvml.h, nvmlClocksEventReasons*; the names are nvidia-smi's (`clocks_event_reasons.hw_slowdown` …).
-# Idling, clocks that somebody set, and the power cap at full load are no faults: whoever judges decides.
+# Not all are faults, for example idling or the power cap at full load; `checks.throttling` decides.
 REASONS: dict[int, str] = {
     0x001: "gpu_idle",
     0x002: "applications_clocks_setting",
@@ -33,16 +33,16 @@ REASONS: dict[int, str] = {
     0x200: "board_limit",
     0x400: "reliability",
 }
-# Until the GPU, or its node, is reset. Any other error may be the driver's.
+# The GPU is lost until it or its node is reset. Other errors may come from the driver.
 _LOST = frozenset([pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED])
 
 
 class NvmlCalls:
-    """Asks one GPU for its readings, and never raises.
+    """Reads one GPU and never raises.
 
     Attributes:
-        reasons: reading → what the driver said last, for those that it does not answer.
-        lost: the same, of those at which it said that the GPU is lost.
+        reasons: reading → the driver's latest error, for readings that fail.
+        lost: the same, for errors that mean a lost GPU.
     """
 
     def __init__(self) -> None:
@@ -51,12 +51,12 @@ class NvmlCalls:
         self._given_up: set[str] = set()
 
     def ask(self, reading: str, call: Callable[[], Answer]) -> Answer | None:
-        """What `call` returns; None if it raises, or did so before for good."""
+        """The result of `call`; None if it raises or has failed permanently before."""
         if reading in self._given_up:
             return None
         try:
             answer = call()
-        except Exception as error:  # whatever a driver that is dying makes of it: the others are asked on
+        except Exception as error:  # a failing driver may raise anything; the other readings continue
             self.refuse(reading, error)
             return None
         self.reasons.pop(reading, None)
@@ -64,7 +64,7 @@ class NvmlCalls:
         return answer
 
     def refuse(self, reading: str, error: Exception) -> None:
-        """Note that a reading failed, and how."""
+        """Record that a reading failed, and why."""
         self.reasons[reading] = words(error)
         self.lost.pop(reading, None)
         if is_lost(error):
@@ -74,29 +74,29 @@ class NvmlCalls:
 
 
 def is_lost(error: Exception) -> bool:
-    """Whether it says that the GPU is lost."""
+    """Whether the error means that the GPU is lost."""
     return isinstance(error, pynvml.NVMLError) and error.value in _LOST
 
 
 def words(error: Exception) -> str:
-    """``NVMLError_GpuIsLost: GPU is lost``; of a name that the installed pynvml lacks, what to install."""
+    """``NVMLError_GpuIsLost: GPU is lost``; for a name missing in the installed pynvml, what to install."""
     if isinstance(error, AttributeError) and error.obj is pynvml:
         return f"the installed nvidia-ml-py has no {error.name}; install nvidia-ml-py>=12.560"
     return f"{type(error).__name__}: {error}"
 
 
 def reasons_of(bits: int) -> tuple[str, ...]:
-    """Names of the reasons in NVML's bit mask, lowest bit first; ``unknown_0x…`` for bits that have none here."""
+    """Names of the reasons in NVML's bit mask, lowest bit first; ``unknown_0x…`` for unnamed bits."""
     named = tuple(name for bit, name in REASONS.items() if bits & bit)
     left = bits & ~sum(REASONS)
     return (*named, f"unknown_{left:#x}") if left else named
 
 
 def pci_address(uuid: str) -> str:
-    """``0000:17:00.0``, as the kernel writes it. By UUID: NVML's indices are not CUDA's.
+    """PCI address in the kernel's format, ``0000:17:00.0``; by UUID, since NVML's indices are not CUDA's.
 
     Raises:
-        LookupError: NVML does not say.
+        LookupError: NVML does not give it.
     """
     try:
         pynvml.nvmlInit()

@@ -1,4 +1,4 @@
-"""One GPU that is read again and again."""
+"""One GPU that is read periodically."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ def _ecc_errors(kind: str) -> Reading:
 
 
 def _throttle_mask(handle: Any) -> int:
-    """Why the clocks are held down now. Drivers before 535 know the call by its old name only."""
+    """Current throttle reasons, as a bit mask. Drivers before 535 know the call only by its old name."""
     try:
         return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
     except (pynvml.NVMLError_FunctionNotFound, AttributeError):
         return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
 
 
-# The state at the moment of a poll.
+# State at the time of a poll.
 _STATES: dict[str, Reading] = {
     "throttle_reasons": lambda handle: float(_throttle_mask(handle)),
     "temperature_c": lambda handle: float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
     "pcie_generation": lambda handle: float(pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)),
     "pcie_width": lambda handle: float(pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),
 }
-# Running totals: what is consumed, whose growth is wanted between any two moments …
+# Counters of consumption, whose growth is needed between any two times …
 _CONSUMPTION: dict[str, Reading] = {
     "energy_j": lambda handle: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,  # mJ
 }
-# … and errors, whose growth is counted from poll to poll.
+# … and of errors, whose growth is counted from poll to poll.
 _ERRORS: dict[str, Reading] = {
     "ecc_corrected": _ecc_errors("NVML_MEMORY_ERROR_TYPE_CORRECTED"),
     "ecc_uncorrected": _ecc_errors("NVML_MEMORY_ERROR_TYPE_UNCORRECTED"),
 }
-# What hardly changes.
+# Readings that rarely change.
 _LIMITS: dict[str, Reading] = {
     "power_limit_w": lambda handle: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,  # mW
     "sm_clock_max_mhz": lambda handle: float(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
@@ -56,12 +56,12 @@ _LIMITS: dict[str, Reading] = {
 
 
 class SampledGpu:
-    """Reads one GPU into a log. Nothing here ever raises: what fails is noted in the log.
+    """Reads one GPU into a log. Never raises; failures are recorded in the log.
 
-    NVML ignores CUDA_VISIBLE_DEVICES, so its indices are not CUDA's: a GPU is found by its UUID.
+    The GPU is found by UUID, because NVML ignores CUDA_VISIBLE_DEVICES and its indices are not CUDA's.
 
     Args:
-        uuid: ``GPU-…`` as NVML writes it, or bare as torch's ``get_device_properties(i).uuid``.
+        uuid: ``GPU-…`` as in NVML, or bare as in torch's ``get_device_properties(i).uuid``.
     """
 
     def __init__(self, uuid: str) -> None:
@@ -77,7 +77,7 @@ class SampledGpu:
         self._gpm: Gpm | None = None
 
     def mark(self) -> None:
-        """Read what is wanted between two moments, of which this is one: energy and GPM."""
+        """Read energy and GPM at the edge of a window."""
         if not self.log.problem:
             self._read_totals(is_edge=True)
 
@@ -89,7 +89,7 @@ class SampledGpu:
                 self.log.counters[reading].append(now_s, total)
 
     def poll(self) -> None:
-        """Read everything, the driver's samples included."""
+        """Read everything, including the driver's buffers."""
         if self.log.problem:
             return
         self._read_totals(is_edge=False)

@@ -1,6 +1,6 @@
-"""The sampler's process: polls the GPUs of a node, and answers on standard output what is asked on standard input.
+"""The sampler's process: polls the GPUs of a node, and answers queries from standard input on standard output.
 
-JSON lines, as `telemetry.link` has them. An end of file ends the process.
+The protocol is JSON lines, defined in `telemetry.link`. An end of file ends the process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Sampling:
         self._problems: dict[str, str] = {}
         try:
             pynvml.nvmlInit()
-        except Exception as error:  # no library, no driver: every window is answered, by the reason
+        except Exception as error:  # no library or no driver: answer every window with the reason
             self._problems = dict.fromkeys(uuids, words(error))
         else:
             self._gpus = {uuid: SampledGpu(uuid) for uuid in uuids}
@@ -43,7 +43,7 @@ class Sampling:
             gpu.poll()
 
     def answer(self, line: bytes) -> CutReadings | None:
-        """Do what a line asks, and say what to answer; None for nothing. Raises msgspec.MsgspecError."""
+        """Execute one request line; return the answer, or None if it has none. Raises msgspec.MsgspecError."""
         asked = _ASKED.decode(line)
         if isinstance(asked, Mark):
             for gpu in self._gpus.values():
@@ -58,11 +58,12 @@ class Sampling:
 
 
 def serve(sampling: Sampling, poll_s: float, file: int, write: Callable[[bytes], object]) -> None:
-    """Poll and answer until the asking side ends.
+    """Poll and answer until the client ends.
 
     Args:
         poll_s: seconds between two polls.
-        write: takes an answer. Raises BrokenPipeError once nobody listens, which ends this as well.
+        file: descriptor of the requests.
+        write: sends an answer; its BrokenPipeError ends this function as well.
     """
     waiting = select.poll()
     waiting.register(file, select.POLLIN | select.POLLHUP)
@@ -71,7 +72,7 @@ def serve(sampling: Sampling, poll_s: float, file: int, write: Callable[[bytes],
     while True:
         if time.monotonic() >= next_poll_s:
             sampling.poll()
-            next_poll_s = time.monotonic() + poll_s  # a driver that takes long is left in peace as long as any other
+            next_poll_s = time.monotonic() + poll_s  # from now, so that a slow driver gets the same pause
         if not waiting.poll(max(0.0, next_poll_s - time.monotonic()) * 1000):
             continue
         data = os.read(file, _READ_BYTES)

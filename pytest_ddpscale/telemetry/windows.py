@@ -1,4 +1,4 @@
-"""From what was read of a GPU to the readings of one window of time. Pure."""
+"""Compute the readings of one time window from a GPU's log. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pytest_ddpscale.telemetry.nvml_calls import reasons_of
 _SAMPLED = ("utilization", "power_w", "sm_clock_mhz")
 _LOWEST = ("pcie_generation", "pcie_width")
 _ERRORS = ("ecc_corrected", "ecc_uncorrected")
-# Idle power is looked for where nothing ran for this long before, as power samples lag by up to a second …
+# A power sample counts as idle if nothing ran for this long before it, as power samples lag by up to a second …
 SETTLED_S = 2.0
-# … and after: a sample of the utilization describes up to a second.
+# … and this long after it, as a utilization sample describes up to a second.
 SAMPLE_S = 1.0
-# Between two values of power: no driver, and no poll, is rarer than once a second.
+# Longest gap between two power values; drivers sample and we poll at least about once a second.
 MOST_GAP_S = 1.5
 
 
@@ -33,7 +33,7 @@ class Cut:
         self._unreadable: dict[str, str] = {}
 
     def readings(self) -> GpuReadings:
-        """What is known of it."""
+        """All readings of the window."""
         if self._log.problem:
             self._unreadable["device"] = self._log.problem
         else:
@@ -65,7 +65,7 @@ class Cut:
         self._keep("throttle_reasons", shares_of_reasons(self._polled("throttle_reasons")), "poll")
         self._keep_energy()
         if self._log.idle_power_w is None:
-            self._unreadable["idle_power_w"] = "never seen idle before the first window"
+            self._unreadable["idle_power_w"] = "the GPU was never idle before the first window"
         self._found["idle_power_w"] = self._log.idle_power_w
 
     def _keep(self, reading: str, value: Any, source: str) -> None:
@@ -74,19 +74,19 @@ class Cut:
             self._sources[reading] = source
             return
         reasons = self._log.reasons
-        behind = reasons.get(f"{reading} samples", "nothing was read in the window")
+        behind = reasons.get(f"{reading} samples", "no sample in the window")
         self._unreadable[reading] = reasons.get(reading, behind)
 
     def _polled(self, reading: str) -> list[float]:
         return self._log.polled[reading].within(self._start_s, self._end_s)
 
     def _new(self, reading: str) -> int | None:
-        """Growth of a counter from the poll before the window to the one after it: nothing in between is missed."""
+        """Growth of a counter from the poll before the window to the poll after it, so that nothing is missed."""
         totals = self._log.counters[reading].around(self._start_s, self._end_s)
         return None if totals is None or not _is_ascending(totals) else round(totals[-1] - totals[0])
 
     def _growth(self, reading: str) -> float | None:
-        """Growth of a counter within the window, in a straight line between polls."""
+        """Growth of a counter within the window, interpolated linearly between polls."""
         counter = self._log.counters[reading]
         totals = counter.around(self._start_s, self._end_s)
         first, last = counter.at(self._start_s), counter.at(self._end_s)
@@ -105,7 +105,7 @@ class Cut:
 def cut(log: GpuLog, start_s: float, end_s: float) -> GpuReadings:
     """The readings of one GPU in start < time <= end.
 
-    The first window of a GPU also settles its idle power, which is looked for before it.
+    The first call also determines the GPU's idle power, from samples before the window.
     """
     if not log.is_idle_power_known:
         log.idle_power_w, log.is_idle_power_known = idle_power_w(log, start_s), True
@@ -118,18 +118,18 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def weighted_spread(items: Sequence[tuple[float, float]]) -> Spread | None:
-    """The same of (weight, value), the mean by the weights."""
+    """`spread` of (weight, value) pairs, with a weighted mean."""
     if not items:
         return None
     values = [value for _, value in items]
     low, high = min(values), max(values)
     mean = math.fsum(weight * value for weight, value in items) / math.fsum(weight for weight, _ in items)
-    # Rounding may carry the mean of equal values past them.
+    # Rounding may push the mean of equal values beyond them.
     return Spread(mean=min(max(mean, low), high), minimum=low, maximum=high, samples=len(values))
 
 
 def shares_of_reasons(masks: Sequence[float]) -> dict[str, float] | None:
-    """Reason → share of the masks that have it; None without a mask: that is not the same as no reason."""
+    """Reason → share of the masks that contain it; None without masks, which differs from no reason."""
     if not masks:
         return None
     named = [reasons_of(int(mask)) for mask in masks]
@@ -138,10 +138,10 @@ def shares_of_reasons(masks: Sequence[float]) -> dict[str, float] | None:
 
 
 def integral(items: Sequence[tuple[float, float]], start_s: float, end_s: float) -> float | None:
-    """Value x seconds over a window, each (time, value) standing for the time since the one before it.
+    """Value x seconds over a window; each (time, value) stands for the time since the previous one.
 
-    Behind the newest value it goes on as that. None where more than `MOST_GAP_S` would rest on one value: a GPU
-    that died in the window is not made up for.
+    The newest value also covers the rest of the window. None if one value would cover more than `MOST_GAP_S`, as when
+    the GPU died in the window.
     """
     edges = [start_s, *(time_s for time_s, _ in items), end_s]
     if not items or max(later - earlier for earlier, later in pairwise(edges)) > MOST_GAP_S:
@@ -151,9 +151,9 @@ def integral(items: Sequence[tuple[float, float]], start_s: float, end_s: float)
 
 
 def idle_power_w(log: GpuLog, before_s: float) -> float | None:
-    """Median power, in watts, of the samples before a time around which nothing ran on the GPU.
+    """Median power, in watts, of samples before a time during which the GPU was idle.
 
-    None if there is none: something always ran, or utilization or power cannot be read.
+    None if the GPU was never idle, or if utilization or power cannot be read.
     """
     power, _ = log.samples("power_w", -math.inf, before_s)
     idle = []
@@ -165,5 +165,5 @@ def idle_power_w(log: GpuLog, before_s: float) -> float | None:
 
 
 def _is_ascending(totals: Sequence[float]) -> bool:
-    """Whether a counter only grew: one that was set back in the window says nothing."""
+    """Whether a counter never decreased; one that was reset in the window is unusable."""
     return all(later >= earlier for earlier, later in pairwise(totals))

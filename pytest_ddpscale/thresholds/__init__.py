@@ -1,1 +1,1 @@
-"""thresholds.yaml: its model, and loading it with line numbers in every complaint."""
+"""thresholds.yaml: its model, and loading it with line numbers in every error."""

@@ -30,12 +30,12 @@ LONGEST_SUBJECT = 30
 _SHORT_DIGEST = 12
 _ABSENT = "–"
 _PROVISIONAL = (
-    "Provisional: nobody published a value for this SKU. The bound is an estimate and accepts no cluster alone."
+    "Provisional: no value is published for this SKU. The bound is an estimate and cannot accept a cluster alone."
 )
 
 
 def asked_lines(asked: Asked, verbose: bool = False) -> Iterator[str]:
-    """What is asked of a SKU, grouped by metric; with `verbose` the whole source of each row, and its line."""
+    """Requirements of a SKU, grouped by metric; with `verbose` the full source of each row, and its line."""
     sku = asked.sku
     also = f" (also {', '.join(sku.aliases)})" if sku.aliases else ""
     yield from _wrapped(f"{asked.name}{also}: {sku.description}")
@@ -43,7 +43,7 @@ def asked_lines(asked: Asked, verbose: bool = False) -> Iterator[str]:
     yield from _wrapped(_counts(asked))
     if not asked.rows:
         known = dict.fromkeys(one.metric for one in sku.requirements)
-        yield from _wrapped(f"Nothing is asked of {', '.join(asked.metrics)}. What is: {', '.join(known)}.")
+        yield from _wrapped(f"No requirement on {', '.join(asked.metrics)}. Metrics with one: {', '.join(known)}.")
         return
     for metric in asked.metrics:
         rows = asked.rows_of(metric)
@@ -53,13 +53,13 @@ def asked_lines(asked: Asked, verbose: bool = False) -> Iterator[str]:
             yield from _table(rows, verbose)
     if asked.removed:
         yield ""
-        yield "Not asked, though the file below asks it:"
+        yield "Not required here, but in the file that this one extends:"
         yield from (f"  {one}: {bound_text(one)}" for one in asked.removed)
     if verbose:
         yield from _workload_lines(asked)
     else:
         yield ""
-        yield "With -v the whole source and the line of each row; also --format=markdown or json."
+        yield "-v adds the full source and the line of each row; see also --format=markdown or json."
     yield from _ending(asked)
 
 
@@ -69,15 +69,15 @@ def listed_lines(file: ThresholdsFile) -> Iterator[str]:
     yield ""
     skus = listed_skus(file)
     rows = [(*_listed_cells(one), one.description) for one in skus]
-    yield from _columns([("SKU", "also", "published", "provisional", "checks", "what it is"), *rows])
+    yield from _columns([("SKU", "also", "published", "provisional", "checks", "description"), *rows])
     yield ""
-    yield "What is asked of one: ddpscale thresholds show --gpu-sku NAME"
+    yield "Requirements of one: ddpscale thresholds show --gpu-sku NAME"
 
 
 def asked_markdown(asked: Asked) -> Iterator[str]:
-    """The same as Markdown, with whole sources and the line of each row."""
+    """`asked_lines` as Markdown, with the full source and the line of each row."""
     sku = asked.sku
-    yield f"# What {asked.name} has to reach"
+    yield f"# Requirements of {asked.name}"
     yield ""
     yield f"{_escaped(sku.description)}. {_counts(asked)}"
     yield ""
@@ -88,7 +88,7 @@ def asked_markdown(asked: Asked) -> Iterator[str]:
             yield from ("", f"## {METRICS[metric].title}", "", _escaped(_heading(metric)), "")
             yield from _markdown_table(_MARKDOWN_HEAD, [_markdown_cells(row) for row in rows])
     if asked.removed:
-        yield from ("", "## Not asked here", "")
+        yield from ("", "## Not required here", "")
         yield from (f"- {_escaped(f'{one}: {bound_text(one)}')} (`{one.where}`)" for one in asked.removed)
 
 
@@ -96,12 +96,12 @@ def listed_markdown(file: ThresholdsFile) -> Iterator[str]:
     """The SKUs of a file as a Markdown table."""
     yield from _markdown_files(file)
     yield ""
-    head = ("SKU", "also", "published", "provisional", "checks", "what it is")
+    head = ("SKU", "also", "published", "provisional", "checks", "description")
     yield from _markdown_table(head, [(*_listed_cells(one), one.description) for one in listed_skus(file)])
 
 
 def file_lines(file: ThresholdsFile) -> Iterator[str]:
-    """The file and those that it extends, with the beginning of their digests."""
+    """The file and those that it extends, with short digests."""
     yield f"thresholds: {file.path} (sha256 {file.sha256[:_SHORT_DIGEST]}…)"
     yield from (f"  extending {path} (sha256 {digest[:_SHORT_DIGEST]}…)" for path, digest in file.extended)
 
@@ -113,7 +113,7 @@ def _counts(asked: Asked) -> str:
     changed = sum(row.change is not None for row in asked.rows) + len(asked.removed)
     told = f"{len(numbers)} requirements, {provisional} of them provisional"
     if len(asked.rows) > len(numbers):
-        told += f", and {len(asked.rows) - len(numbers)} checks of the nodes"
+        told += f", and {len(asked.rows) - len(numbers)} node checks"
     told += f"; {rejecting} reject, {len(asked.rows) - rejecting} only warn"
     return f"{told}. This file changes {changed} (marked *)." if changed else f"{told}."
 
@@ -149,7 +149,7 @@ def _table(rows: Sequence[AskedRow], verbose: bool) -> Iterator[str]:
 
 
 def _have_one_source(one: AskedRow, other: AskedRow) -> bool:
-    """Whether what is said of the one is all that can be said of the other."""
+    """Whether two rows have the same details, so that they are printed once."""
     if one.change or other.change:
         return False
     first, second = one.requirement, other.requirement
@@ -157,7 +157,7 @@ def _have_one_source(one: AskedRow, other: AskedRow) -> bool:
 
 
 def _reason(one: Requirement) -> str:
-    """Its source; that it is provisional stands in a column of its own."""
+    """Its source, without ``provisional: ``, which has its own column."""
     return source_text(one).removeprefix("provisional: ")
 
 
@@ -195,7 +195,7 @@ def _workload_lines(asked: Asked) -> Iterator[str]:
     used = dict.fromkeys(row.requirement.workload for row in asked.rows if row.requirement.workload)
     if used:
         yield ""
-        yield "What is trained:"
+        yield "Workloads:"
         yield from (f"  {_workload_text(asked.sku.workloads[name])}" for name in used)
 
 
@@ -221,14 +221,14 @@ def _ending(asked: Asked) -> Iterator[str]:
 
 
 def _example(asked: Asked) -> Requirement | None:
-    """The row that a site would most likely replace: one that nobody published a value for."""
+    """The row that a site would most likely replace: one without a published value."""
     rows = (row.requirement for row in asked.rows if not row.requirement.check)
     numbers = [one for one in rows if one.definition.only_bound is None and one.versus is None]
     return next((one for one in numbers if one.provisional), numbers[0] if numbers else None)
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines of at most WIDTH columns: the last cell gives way."""
+    """Lines of at most WIDTH columns; the last cell is shortened."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     for row in rows:
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))

@@ -1,4 +1,4 @@
-"""One case per requirement of a SKU: the requirement, what it trains, and what its test item is called."""
+"""Cases, one per requirement of a SKU: the requirement, its workload or probe, and the name of its test item."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Case:
     """A requirement on the training of a workload, ready to be planned and judged.
 
     Attributes:
-        requirement: the line of thresholds.yaml.
-        world_size: ranks that train together here.
-        workload: what it trains.
-        name: ``resnet152-fp16-8gpu``, ``…-8gpu-spread`` or ``…-all``: the bracketed part of the test's name, unique in
-            a metric, and the same wherever it is measured.
+        requirement: the requirement of thresholds.yaml.
+        world_size: number of ranks here.
+        workload: the trained workload.
+        name: ``resnet152-fp16-8gpu``, ``…-8gpu-spread`` or ``…-all``: the bracketed part of the test's name, unique
+            within a metric and independent of the machine.
         where: ``file:line`` of the requirement.
-        reference_img_per_s: throughput per GPU of the reference generation; None without `versus`, and until a run
-            that it names is read.
-        reference_source: where that is from; empty if it is None.
-        peak_tflops: of one GPU of the SKU in the workload's precision, dense; None if it is not known.
-        floor_img_per_s: what one GPU alone has to train per second at least; None if nothing requires it.
-        missing: why no node of these can measure it; empty if they can.
+        reference_img_per_s: throughput per GPU of the reference generation; None without `versus`, and until a
+            referenced run is read.
+        reference_source: its source; empty without one.
+        peak_tflops: dense peak of one GPU in the workload's precision; None if unknown.
+        floor_img_per_s: required throughput of one GPU alone; None without a requirement.
+        missing: why these nodes cannot measure it; empty if they can.
     """
 
     requirement: Requirement
@@ -48,12 +48,12 @@ class Case:
 
     @property
     def id(self) -> str:
-        """``weak_scaling_efficiency[resnet152-fp16-8gpu]``: unique in a run."""
+        """``weak_scaling_efficiency[resnet152-fp16-8gpu]``, unique in a run."""
         return f"{self.requirement.metric}[{self.name}]"
 
     @property
     def question(self) -> Question:
-        """What has to be measured to judge it."""
+        """The measurement needed to judge it."""
         requirement = self.requirement
         asked = requirement.definition, self.workload, self.world_size, requirement.placement
         return Question(*asked, requirement.one_gpu)
@@ -61,16 +61,16 @@ class Case:
 
 @dataclass(frozen=True)
 class NodeCase:
-    """A requirement on something else than training: a probe, a check of the nodes, or what a node reached before.
+    """A requirement without training: on a probe, a node check, or a node's earlier results.
 
     Attributes:
-        requirement: the line of thresholds.yaml, or one of the SKU's `checks`.
-        name: ``all-reduce-32mib-8gpu``, ``ecc``: the bracketed part of the test's name, unique in a metric.
-        where: ``file:line`` of it.
-        sku: that it is asked of.
-        probe: what is probed; None for a metric that no probe measures.
-        peak: what the data sheet promises of the probe's metric, in its unit; None if it is not known.
-        missing: why no node of these can measure it; empty if they can.
+        requirement: a requirement of thresholds.yaml, or one of the SKU's `checks`.
+        name: ``all-reduce-32mib-8gpu``, ``ecc``: the bracketed part of the test's name, unique within a metric.
+        where: its ``file:line``.
+        sku: the SKU.
+        probe: the probe; None for a metric that no probe measures.
+        peak: data-sheet value of the probe's metric, in its unit; None if unknown.
+        missing: why these nodes cannot measure it; empty if they can.
     """
 
     requirement: Requirement
@@ -88,7 +88,7 @@ class NodeCase:
 
     @property
     def id(self) -> str:
-        """``busbw_gbps[all-reduce-32mib-8gpu]``: unique in a run."""
+        """``busbw_gbps[all-reduce-32mib-8gpu]``, unique in a run."""
         return f"{self.requirement.metric}[{self.name}]"
 
 
@@ -104,10 +104,10 @@ def cases_for(file: ThresholdsFile, sku_name: str, layout: Layout) -> list[AnyCa
     """The cases of a SKU: its checks, then its requirements in the order of the file.
 
     Args:
-        file: that has the SKU.
+        file: the thresholds file.
         sku_name: canonical name.
-        layout: of the ranks that there are: it says how many `node`, `2 nodes` and `all` are. Requirements on several
-            nodes are none of a single one's, nor are those on ranks among each other of a node with one rank.
+        layout: the available ranks, which define `node`, `2 nodes` and `all`. Requirements on several nodes are dropped
+            on a single node, and those that need several ranks on a node with one rank.
     """
     sku = file.thresholds.skus[sku_name]
     found: list[AnyCase] = []
@@ -133,7 +133,7 @@ def _why_missing(sku: Sku, requirement: Requirement, layout: Layout) -> str:
     if sku.beyond_node != "missing" or not _is_beyond_node(requirement, layout):
         return ""
     what = "ranks" if device_type(sku) == "cpu" else "GPUs"
-    return f"is about {requirement.world_size} {what} of one node; a node has {layout.ranks_per_node} here"
+    return f"needs {requirement.world_size} {what} on one node; a node has {layout.ranks_per_node} here"
 
 
 def _is_beyond_node(requirement: Requirement, layout: Layout) -> bool:
@@ -142,7 +142,7 @@ def _is_beyond_node(requirement: Requirement, layout: Layout) -> bool:
 
 
 def training_cases(cases: Iterable[AnyCase]) -> list[Case]:
-    """Those among cases that are about the training of a workload."""
+    """The cases that train a workload."""
     return [case for case in cases if isinstance(case, Case)]
 
 
@@ -164,7 +164,7 @@ def _training_case(file: ThresholdsFile, sku: Sku, requirement: Requirement, ran
 
 
 def _published_reference(file: ThresholdsFile, requirement: Requirement) -> tuple[float | None, str]:
-    """Throughput per GPU that the reference SKU published, and who says so; none of what is compared with a run."""
+    """The reference SKU's published throughput per GPU and its source; none for a comparison with a run."""
     if requirement.versus is None or requirement.missing or requirement.versus_run:
         return None, ""
     img_per_s, source = file.thresholds.reference_throughput(requirement)
@@ -177,7 +177,7 @@ def _node_case(sku: Sku, requirement: Requirement, ranks: int) -> NodeCase:
 
 
 def _peak_of(sku: Sku, probe: Probe | None) -> float | None:
-    """What the data sheet promises; nothing of links, as what collectives reach on them depends on the algorithm."""
+    """Data-sheet value for a probe; none for links, because a collective's bandwidth depends on its algorithm."""
     if sku.peak is None or probe is None:
         return None
     if probe.kind == "memory-copy":

@@ -1,4 +1,4 @@
-"""What a file changes of the one that it extends: for whoever signs, and for whoever edits."""
+"""Changes of a thresholds file relative to the files it extends, for signers and editors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_ddpscale.thresholds.loading import ThresholdsFile, extended_file, fi
 from pytest_ddpscale.thresholds.model import Requirement, RequirementKey, Sku
 
 Kind = Literal["raised", "lowered", "added", "removed", "severity", "standing", "baseline"]
-# Of a SKU, what is no requirement and changes how it is found, measured or judged.
+# Parts of a SKU besides requirements that change how it is found, measured or judged.
 _OTHER_PARTS = ("aliases", "detect", "peak", "node", "beyond_node")
 _COUNTED: dict[Kind, tuple[str, str]] = {
     "raised": ("bound raised", "bounds raised"),
@@ -34,14 +34,14 @@ class BoundChange:
 
     @property
     def either(self) -> Requirement:
-        """The requirement, as it is now if there is one now."""
+        """The present requirement, or the former one if it was removed."""
         found = self.now or self.was
         assert found is not None
         return found
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """What is different, the bound first: it may have another severity too, or a source where it had none."""
+        """The differences, bound first; severity, provisional standing and baseline may differ too."""
         if self.was is None or self.now is None:
             return ("added",) if self.was is None else ("removed",)
         found: list[Kind] = []
@@ -63,7 +63,7 @@ class BoundChange:
         if self.now is None or (self.was.severity, self.now.severity) == ("fail", "warn"):
             return True
         is_ratio = self.was.definition.baseline is not None
-        if is_ratio and (self.was.one_gpu, self.now.one_gpu) == ("alone", "ddp"):  # DDP's own cost counts no longer
+        if is_ratio and (self.was.one_gpu, self.now.one_gpu) == ("alone", "ddp"):  # no longer includes DDP's own cost
             return True
         higher = self.now.bound > self.was.bound
         return self.now.bound != self.was.bound and higher == self.was.definition.upper_bound
@@ -74,14 +74,14 @@ class BoundChange:
 
 @dataclass(frozen=True)
 class SkuChange:
-    """What a file changes of one SKU.
+    """Changes of one SKU.
 
     Attributes:
         sku: its name.
         is_new: whether the file below does not have it.
-        bounds: of its requirements; none if it is new.
-        parts: else of it, in words.
-        idle: rows of the file that leave what they are about as it is below.
+        bounds: changed requirements; empty if it is new.
+        parts: descriptions of other changes.
+        idle: requirements of rows without effect, which are the same in the file below.
     """
 
     sku: str
@@ -102,18 +102,18 @@ class SkuChange:
 
 
 def bound_text(one: Requirement | None) -> str:
-    """``≥ 0.94, provisional, only warns``, or that it is not asked."""
+    """``≥ 0.94, provisional, only warns``, or ``not required``."""
     if one is None:
-        return "not asked"
+        return "not required"
     sign = "≤" if one.definition.upper_bound else "≥"
-    bound = "has to pass" if one.check else f"{sign} {one.bound:g}"
+    bound = "must pass" if one.check else f"{sign} {one.bound:g}"
     provisional = ", provisional" if one.provisional and not one.check else ""
     one_gpu = ", of ddp@1" if one.one_gpu == "ddp" else ""
     return f"{bound}{one_gpu}{provisional}{', only warns' if one.severity == 'warn' else ''}"
 
 
 def changes_of(file: ThresholdsFile, sku: str) -> tuple[BoundChange, ...]:
-    """What a file changes in the requirements of a SKU; nothing if it extends no other, or the SKU is new.
+    """A file's changes of a SKU's requirements; empty if it extends no other, or the SKU is new.
 
     Raises:
         ThresholdsError: the file below cannot be read.
@@ -124,7 +124,7 @@ def changes_of(file: ThresholdsFile, sku: str) -> tuple[BoundChange, ...]:
 
 
 def weaker_bounds(file: ThresholdsFile, sku: str) -> tuple[BoundChange, ...]:
-    """What of a SKU a machine meets more easily than by any of the files that a file extends, each once.
+    """Requirements that are weaker than in one of the files that a file extends, each once.
 
     Raises:
         ThresholdsError: one of them cannot be read.
@@ -138,7 +138,7 @@ def weaker_bounds(file: ThresholdsFile, sku: str) -> tuple[BoundChange, ...]:
 
 
 def altered_parts(file: ThresholdsFile, sku: str) -> tuple[str, ...]:
-    """What else of a SKU is not as in one of the files that a file extends, in words: bounds may be met by it.
+    """Descriptions of other parts of a SKU that differ from one of the files it extends and may affect verdicts.
 
     Raises:
         ThresholdsError: one of them cannot be read.
@@ -151,13 +151,13 @@ def altered_parts(file: ThresholdsFile, sku: str) -> tuple[str, ...]:
 
 
 def _with_sku_below(file: ThresholdsFile, sku: str) -> list[tuple[ThresholdsFile, Sku]]:
-    """Files that a file extends and that have a SKU, with what they have."""
+    """Files that a file extends and that have the SKU, each with its version of it."""
     found = [(below, below.thresholds.skus.get(sku)) for below in files_below(file)]
     return [(below, before) for below, before in found if before]
 
 
 def own_bounds(file: ThresholdsFile, sku: str) -> frozenset[RequirementKey]:
-    """What may accept a SKU's machine by this file, and not by each of those that it extends; nothing without one.
+    """Requirements that can justify acceptance in this file but not in all files it extends; empty without such files.
 
     Raises:
         ThresholdsError: one of them cannot be read.
@@ -172,7 +172,7 @@ def _accepting(sku: Sku) -> frozenset[RequirementKey]:
 
 
 def all_changes(file: ThresholdsFile) -> list[SkuChange]:
-    """What a file changes of each SKU, or names in vain; nothing if it extends no other.
+    """A file's changes of each SKU, including rows without effect; empty if it extends no other.
 
     Raises:
         ThresholdsError: the file below cannot be read.
@@ -200,7 +200,7 @@ def _changes(before: Sku, after: Sku) -> Iterator[BoundChange]:
         old, new = was.get(key, []), now.get(key, [])
         for severity in ("fail", "warn"):
             pair = _with(old, severity), _with(new, severity)
-            if len(old) < 2 and len(new) < 2:  # one before and one after, whatever their severities
+            if len(old) < 2 and len(new) < 2:  # one before and one after, of any severity
                 pair = (old[0] if old else None), (new[0] if new else None)
                 if severity == "warn":
                     continue
@@ -209,7 +209,7 @@ def _changes(before: Sku, after: Sku) -> Iterator[BoundChange]:
 
 
 def _idle(file: ThresholdsFile, before: Sku, after: Sku) -> Iterator[Requirement]:
-    """Requirements that a row of this file says, and that are judged as before."""
+    """Requirements of rows in this file that are judged the same as before."""
     known = {(one.key(), _judged(one)) for one in before.requirements}
     here = f"{file.path}:"
     yield from (one for one in after.requirements if one.where.startswith(here) and (one.key(), _judged(one)) in known)
@@ -224,7 +224,7 @@ def _other_parts(before: Sku, after: Sku) -> Iterator[str]:
 
 
 def _waivers(before: Sku, after: Sku) -> Iterator[str]:
-    """Those that the file below does not have; the report tells them by themselves."""
+    """Waivers that the file below does not have; the report lists them separately."""
     known = {(one.key(), one.waiver) for one in before.requirements}
     for one in after.requirements:
         if one.waiver is not None and (one.key(), one.waiver) not in known:
@@ -232,7 +232,7 @@ def _waivers(before: Sku, after: Sku) -> Iterator[str]:
 
 
 def _altering_parts(before: Sku, after: Sku) -> Iterator[str]:
-    """Those that requirements of both may be kept by: not names, nor what only one of them trains."""
+    """Changed parts that affect requirements of both: neither names nor workloads that only one of them has."""
     known = replace(after, aliases=before.aliases)
     shared = before.workloads.keys() & after.workloads.keys()
     yield from _other_parts(_with_workloads(before, shared), _with_workloads(known, shared))
@@ -243,13 +243,13 @@ def _with_workloads(sku: Sku, names: Collection[str]) -> Sku:
 
 
 def _other_references(below: ThresholdsFile, file: ThresholdsFile, sku: str) -> Iterator[str]:
-    """Of ratios, what the reference SKU published."""
+    """Changed reference throughputs of ratios."""
     for one in file.thresholds.skus[sku].requirements:
         if one.versus is None or one.versus_run or one.missing or one.versus not in below.thresholds.skus:
             continue
         try:
             was, _ = below.thresholds.reference_throughput(one)
-        except LookupError:  # it is new here
+        except LookupError:  # new in this file
             continue
         now, _ = file.thresholds.reference_throughput(one)
         if was != now:

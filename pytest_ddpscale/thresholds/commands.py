@@ -1,4 +1,4 @@
-"""`ddpscale init` and `ddpscale thresholds show`, `check`, `schema`. Every command loads this: see `cli`."""
+"""`ddpscale init` and `ddpscale thresholds show`, `check`, `schema`. Every command imports this module, see `cli`."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ if TYPE_CHECKING:
 def add_init(commands: Commands) -> None:
     """`ddpscale init`."""
     command = commands.add_parser(
-        "init", help="make a site's directory: acceptance tests, job scripts, and thresholds that extend the packaged"
+        "init", help="create a site's directory with acceptance tests, job scripts and its own thresholds"
     )
     command.add_argument("directory", type=Path, metavar="DIR")
-    command.add_argument("--gpu-sku", metavar="SKU", help="GPU model that thresholds.yaml has examples of")
+    command.add_argument("--gpu-sku", metavar="SKU", help="GPU model for the examples in thresholds.yaml")
     command.set_defaults(run=_init)
 
 
 def add_show(actions: Commands, usual: str | None) -> None:
-    """`ddpscale thresholds show`; `usual` is the file that the environment names."""
-    command = actions.add_parser("show", help="what is asked of a SKU, from where, and how a site changes it")
+    """`ddpscale thresholds show`; `usual` is the file named by the environment."""
+    command = actions.add_parser("show", help="show a SKU's requirements, their sources, and how a site changes them")
     add = command.add_argument
-    add("--gpu-sku", metavar="SKU", help="a name or alias in the thresholds file; default: list them")
+    add("--gpu-sku", metavar="SKU", help="name or alias in the thresholds file; default: list all SKUs")
     add("--thresholds", type=Path, metavar="FILE", default=usual and Path(usual),
-        help=f"default: {THRESHOLDS} here, else the packaged one")  # fmt: skip
-    add("--metric", metavar="NAME", help="only metrics with this in their names, such as weak_scaling; default: all")
+        help=f"thresholds file; default: {THRESHOLDS} here, else the packaged one")  # fmt: skip
+    add("--metric", metavar="NAME", help="only metrics whose names contain this, such as weak_scaling; default: all")
     add("--format", choices=("text", "json", "markdown"), default="text", help="default: %(default)s")
-    add("-v", "--verbose", action="store_true", help="text: each row's line in its file and its whole source")
+    add("-v", "--verbose", action="store_true", help="text: add each row's line in its file and its full source")
     command.set_defaults(run=_show)
 
 
 def add_check(actions: Commands) -> None:
     """`ddpscale thresholds check` and `schema`."""
-    check = actions.add_parser("check", help="say what is wrong with FILE, with its line, or what it asks and changes")
+    check = actions.add_parser("check", help="report errors of FILE with their lines, or what it requires and changes")
     check.add_argument("file", type=Path, metavar="FILE")
     check.set_defaults(run=_check)
     actions.add_parser("schema", help="print the JSON schema, for editors").set_defaults(run=_print_schema)
 
 
 def warn_of_problems(file: ThresholdsFile) -> None:
-    """Say on stderr what is wrong with a file, of whose sections the one in use is valid."""
+    """Print a file's problems on stderr as warnings; the section in use is valid."""
     for problem in file.problems:
         print(f"ddpscale: warning: {problem}", file=sys.stderr)
 
@@ -89,7 +89,7 @@ def _show(arguments: argparse.Namespace) -> None:
     file = load_thresholds(arguments.thresholds or usual_thresholds())
     if arguments.gpu_sku is None:
         if arguments.metric is not None:
-            raise OptionError("--metric", "found no --gpu-sku beside it", "the SKU that is asked about")
+            raise OptionError("--metric", "found no --gpu-sku", "the SKU to show")
         lines = _list_lines(file, arguments.format)
     else:
         lines = _asked_lines(file, arguments)
@@ -137,7 +137,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _change_lines(file: ThresholdsFile) -> Iterator[str]:
-    """What a file changes of those that it extends; nothing if it extends none."""
+    """What a file changes in those that it extends; empty if it extends none."""
     from pytest_ddpscale.thresholds.changes import all_changes
 
     if not file.extended:
@@ -158,7 +158,7 @@ def _sku_lines(change: SkuChange) -> Iterator[str]:
     for one in change.bounds:
         yield f"  {one.either.where if one.now else 'removed'}: {one}{' (weaker)' if one.is_weaker else ''}"
     for row in change.idle:
-        yield f"  {row.where}: has no effect: {row} is asked so in the file below"
+        yield f"  {row.where}: has no effect: {row} is the same in the file below"
 
 
 def _print_schema(_: argparse.Namespace) -> None:

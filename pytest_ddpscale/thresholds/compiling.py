@@ -1,7 +1,7 @@
-"""From what is written to what is judged by: bounds computed, rows of nearer files in place of others.
+"""Compiles thresholds as written into requirements: computes bounds and merges rows of several files.
 
-A row for the same metric, subject, world size, placement and reference replaces the one of a family, and that of a file
-replaces the one of the file that it extends.
+A SKU's row replaces a family's row for the same metric, subject, world size, placement and reference, and a file's row
+replaces that of the file it extends.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from pytest_ddpscale.thresholds.waiver import Waiver, why_never_waived
 _ROW_LISTS = ("requirements", "remove", "change", "waivers")
 RUN_PREFIX = "run:"
 _MERGED = ("detect", "peak", "node", "checks", "batch")
-# Enough digits for any bound; so 480.1 less 5 % is 456.095 and not 456.09499999999997.
+# Significant digits of computed bounds: 480.1 less 5 % is 456.095, not 456.09499999999997.
 _DIGITS = 6
-# Nobody reads more at once.
+# More errors at once would not be read.
 MOST_PROBLEMS = 100
 
 
 def problems_of(names: Names) -> list[ThresholdsError]:
-    """What is wrong with what rows may name, whether or not a SKU names it."""
+    """Problems of all entries that rows may name, whether or not a SKU uses them."""
     found: list[ThresholdsError] = []
     for kind, entries in names.entries.items():
         for name, entry in entries.items():
@@ -58,12 +58,12 @@ def problems_of(names: Names) -> list[ThresholdsError]:
 
 
 def compiled_sku(name: str, layers: Sequence[Layer], names: Names) -> Sku:
-    """A SKU as the files together have it.
+    """Compile a SKU from all files.
 
     Args:
-        name: of it, in one of the files at least.
+        name: its name, present in at least one of the files.
         layers: the files, the nearest last.
-        names: what rows may name.
+        names: the entries that rows may name.
 
     Raises:
         PartError: it is not valid.
@@ -76,7 +76,7 @@ def compiled_sku(name: str, layers: Sequence[Layer], names: Names) -> Sku:
     sections = [Placed(layer, at, skus[name]) for layer, skus in read if name in skus]
     for section in sections:
         if not isinstance(section.data, dict):
-            raise section.wrong("it is no mapping; expected the keys of a SKU")
+            raise section.wrong("it is not a mapping; expected the keys of a SKU")
     form = _form(sections)
     _check_sources(form, names, sections)
     return Sku(
@@ -92,7 +92,7 @@ def compiled_sku(name: str, layers: Sequence[Layer], names: Names) -> Sku:
 
 
 def _form(sections: Sequence[Placed]) -> SkuForm:
-    """What the files say of a SKU but its rows; some of its mappings are merged, all else is the nearest file's."""
+    """A SKU without its rows; some mappings are merged from all files, all else comes from the nearest file."""
     merged: dict[str, Any] = {}
     for section in sections:
         for key, value in section.data.items():
@@ -108,7 +108,7 @@ def _form(sections: Sequence[Placed]) -> SkuForm:
 
 
 def _with_batches(below: Mapping[str, Any], batches: Mapping[str, Any]) -> dict[str, Any]:
-    """Batches of a nearer file; one that says only `per_gpu` keeps the `global` of the file below."""
+    """Batches of a nearer file; one with only `per_gpu` keeps the `global` of the file below."""
     found = dict(batches)
     for name, batch in batches.items():
         if isinstance(batch, dict) and isinstance(below.get(name), dict):
@@ -117,7 +117,7 @@ def _with_batches(below: Mapping[str, Any], batches: Mapping[str, Any]) -> dict[
 
 
 def _where(sections: Sequence[Placed], at: YamlPath) -> str:
-    """``file:line`` of an entry in the nearest file that has it, or has most of its path."""
+    """``file:line`` of an entry in the nearest file that has it, or has the longest part of its path."""
     for end in range(len(at), 0, -1):
         for section in reversed(sections):
             if section.layer.has(at[:end]):
@@ -146,7 +146,7 @@ def _workload(name: str, batch: int | BatchForm, names: Names, placed: Placed) -
 
 
 def _rows_of(form: SkuForm, sections: Sequence[Placed], names: Names) -> Rows:
-    """All requirements of a SKU: checks first, then its own, then those of families that it has no own for."""
+    """All requirements of a SKU: checks first, then its own rows, then rows of families that it does not replace."""
     shared = _shared_rows(form, sections, names)
     rows = _own_rows(form, sections[0], names)
     rows |= {key: found for key, found in shared.items() if key not in rows}
@@ -160,14 +160,14 @@ def _rows_of(form: SkuForm, sections: Sequence[Placed], names: Names) -> Rows:
 
 
 def _own_rows(form: SkuForm, section: Placed, names: Names) -> Rows:
-    """What a section itself requires: its `checks` and `requirements`."""
+    """The section's own requirements: its `checks` and `requirements`."""
     rows = _expanded(_entries(section, "requirements"), names)
     checks, said = {}, section.data.get("checks")
     for name in said if isinstance(said, dict) else ():
         placed = Placed(section.layer, (*section.at, "checks", name), name)
         check = check_of_nodes(name, form.checks[name], section.layer.where(placed.at))
         if check.key() in rows:
-            raise placed.wrong(f"{name} has a row of its own under `requirements`; expected one of them")
+            raise placed.wrong(f"{name} also has a row under `requirements`; expected one of them")
         checks[check.key()] = [check]
     return checks | rows
 
@@ -179,7 +179,7 @@ def _shared_rows(form: SkuForm, sections: Sequence[Placed], names: Names) -> Row
         by = _part(sections, "families", i)
         for key, rows in _family(name, names, by).items():
             if key in found:
-                raise by.wrong(f"{rows[0]} is required by two of its families")
+                raise by.wrong(f"{rows[0]} is required by two of the SKU's families")
             found[key] = rows
     return found
 
@@ -195,7 +195,7 @@ def _entries(section: Placed, key: str) -> list[Placed]:
 
 
 def _family(name: str, names: Names, by: Placed) -> Rows:
-    """The rows of a family, which are the same for all SKUs."""
+    """The rows of a family, compiled once for all SKUs."""
     if name not in names.expanded:
         rows, entry = names.get("families", name, by), names.entries["families"][name]
         placed = [Placed(entry.layer, (*entry.at, i), one) for i, one in enumerate(rows)]
@@ -204,7 +204,7 @@ def _family(name: str, names: Names, by: Placed) -> Rows:
 
 
 def _expanded(rows: Iterable[Placed], names: Names) -> Rows:
-    """The requirements of rows, one a metric, subject and world size. Raises PartError."""
+    """The requirements of rows, one per metric, subject and world size. Raises PartError."""
     found: Rows = {}
     problems: list[ThresholdsError] = []
     for placed in rows:
@@ -258,7 +258,7 @@ def _values(row: Row, metric: str, size: WorldSize, told: float | Mapping[str, f
     if not isinstance(told, Mapping):
         return [_Value(metric, subject, size, told) for subject in row.subjects]
     if row.subjects != [""] or row.bound is not None:
-        raise ValueError(f"{metric} has a value for each name; expected no `of`, `probe` or `bound` besides")
+        raise ValueError(f"{metric} has a value for each name; expected no `of`, `probe` or `bound` in the row")
     return [_Value(metric, subject, size, number) for subject, number in told.items()]
 
 
@@ -285,7 +285,7 @@ def _requirement(row: Row, value: _Value, source: Source, placed: Placed) -> Req
 
 
 def _reference(row: Row, placed: Placed) -> tuple[str | None, str]:
-    """The name of what a ratio is to, and the path of the run, if it is one."""
+    """The name of a ratio's reference, and its path if it is a run."""
     if row.versus is None or not row.versus.startswith(RUN_PREFIX):
         return row.versus, ""
     path = (placed.layer.path.parent / row.versus.removeprefix(RUN_PREFIX)).resolve()
@@ -312,7 +312,7 @@ def _source(row: Row, value: _Value, placed: Placed, names: Names) -> Source:
 
 
 def _bound(row: Row, value: _Value, source: Source) -> float:
-    """What is stated, what the margin gives, or the value itself."""
+    """The stated bound, the bound given by the margin, or the value itself."""
     stated = row.bound_at(value.world_size)
     if stated is not None:
         return stated
@@ -323,7 +323,7 @@ def _bound(row: Row, value: _Value, source: Source) -> float:
 
 
 def _edited(rows: Rows, section: Placed) -> Rows:
-    """Rows without those that a section removes, and with the severities that it changes."""
+    """Apply a section's `remove`, `change` and `waivers` to rows."""
     for placed in _entries(section, "remove"):
         gone = _meant(placed.checked(Removal), rows, placed)
         rows = {key: found for key, found in rows.items() if key not in gone}
@@ -335,7 +335,7 @@ def _edited(rows: Rows, section: Placed) -> Rows:
 
 
 def _with_waivers(rows: Rows, section: Placed) -> Rows:
-    """Rows with the waivers of a section, in place of those that a file below has for the same rows."""
+    """Apply a section's waivers, which replace those of files below for the same rows."""
     waived: set[RequirementKey] = set()
     for placed in _entries(section, "waivers"):
         row: WaiverRow = placed.checked(WaiverRow)
@@ -348,7 +348,7 @@ def _with_waivers(rows: Rows, section: Placed) -> Rows:
 
 
 def _waived(twins: Sequence[Requirement], waiver: Waiver, placed: Placed) -> list[Requirement]:
-    """Requirements on one thing, with a waiver for that which can reject. Raises PartError: there is none."""
+    """Add a waiver to those of the requirements that can reject. Raises PartError if none can be waived."""
     reasons = [why_never_waived(one) for one in twins]
     if all(reasons):
         raise placed.wrong(f"{twins[0]} cannot be waived: {reasons[0]}")
@@ -356,10 +356,10 @@ def _waived(twins: Sequence[Requirement], waiver: Waiver, placed: Placed) -> lis
 
 
 def _meant(name: RowName, rows: Rows, placed: Placed) -> list[RequirementKey]:
-    """Keys of the rows that a name means.
+    """Keys of the rows that a name selects.
 
     Raises:
-        PartError: there are none.
+        PartError: it selects none.
     """
     subject = name.of or name.probe or name.check
     wanted = (name.metric, subject, name.placement, name.versus)

@@ -1,4 +1,4 @@
-"""Composing a YAML document within limits, without anchors: what is said more than once has a name of its own."""
+"""Composes a YAML document within limits and without anchors, which named entries replace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from yaml.scanner import Scanner
 
 from pytest_ddpscale.errors import ThresholdsError
 
-# Several times what the packaged file has; reading so much takes about a second.
+# Several times the packaged file; reading that much takes about a second.
 MOST_NODES = 30_000  # keys and values
 LONGEST_TEXT = 4_000
 DEEPEST = 40
@@ -25,7 +25,7 @@ UNREADABLE = (ValueError, LookupError, AttributeError, OverflowError)
 
 
 class _Limits(Composer, SafeConstructor, Resolver):
-    """Refuses a document that is too large, or has anchors, at the line where it becomes so.
+    """Refuses a document that is too large or has anchors, and names the line.
 
     Args:
         path: of the file, for messages.
@@ -42,11 +42,11 @@ class _Limits(Composer, SafeConstructor, Resolver):
     peek_event: Any  # of the parser
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Compose a node as the base class does, and count it."""
+        """Compose a node as in the base class, and count it."""
         event = self.peek_event()
         line = event.start_mark.line + 1
         if getattr(event, "anchor", None) is not None:
-            expected = "a name under `reasons`, `sources`, `workloads` or `families` for what is said more than once"
+            expected = "a name under `reasons`, `sources`, `workloads` or `families` for repeated text"
             raise self._refusal(line, f"the YAML anchor or alias {event.anchor!r}", expected)
         self._depth += 1
         if self._depth > DEEPEST:
@@ -61,7 +61,7 @@ class _Limits(Composer, SafeConstructor, Resolver):
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """Make a Python value of a node as the base class does; say where, if that fails."""
+        """Convert a node to a Python value as in the base class; on failure raise an error with the line."""
         try:
             return super().construct_object(node, deep)
         except UNREADABLE as error:
@@ -74,14 +74,14 @@ class _Limits(Composer, SafeConstructor, Resolver):
 
 
 class ExactLoader(_Limits, Reader, Scanner, Parser):
-    """A loader that says what is wrong with a text.
+    """A loader in Python, with precise error messages.
 
     Args:
         path: of the file, for messages.
         text: its content.
 
     Raises:
-        yaml.reader.ReaderError: there is an unprintable character in it.
+        yaml.reader.ReaderError: the text has an unprintable character.
     """
 
     def __init__(self, path: Path, text: str) -> None:
@@ -95,7 +95,7 @@ if yaml.__with_libyaml__:
     from yaml._yaml import CParser
 
     class FastLoader(_Limits, CParser):
-        """The same on libyaml, which takes a tenth of the time and says less of what is wrong."""
+        """The same on libyaml, which takes a tenth of the time but gives less precise errors."""
 
         def __init__(self, path: Path, text: str) -> None:
             CParser.__init__(self, text)
@@ -103,7 +103,7 @@ if yaml.__with_libyaml__:
 
 
 def composed(path: Path, text: str) -> tuple[yaml.Node | None, SafeConstructor]:
-    """The document of a text, None if it has none, and what makes Python values of it.
+    """The document of a text, None if empty, and its constructor of Python values.
 
     Args:
         path: of the file, for messages.

@@ -1,4 +1,4 @@
-"""What is wrong with a SKU whose parts are each well-formed."""
+"""Contradictions within and between SKUs whose parts are well-formed."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pytest_ddpscale.plan.workload import Workload, incomparable_fields
 from pytest_ddpscale.thresholds.form import did_you_mean
 from pytest_ddpscale.thresholds.model import Requirement, Sku, Thresholds
 
-# A name that begins with a letter or digit is no path and no option.
+# Names begin with a letter or digit, so they cannot look like a path or an option.
 LONGEST_NAME = 64
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._+-]{{0,{LONGEST_NAME - 1}}}")
-# A place below the SKU, or the requirement that is wrong; and a sentence.
+# A place below the SKU or the requirement at fault, and a sentence.
 Found = Iterator[tuple[tuple[str | int, ...] | Requirement, str]]
 
 
 def contradictions(name: str, sku: Sku) -> Found:
-    """What is wrong between parts of a SKU."""
+    """Contradictions between parts of a SKU."""
     for find in (_odd_names, _loose_warnings, _meaningless_checks, _unmeasurable):
         yield from find(name, sku)
 
 
 def clashing_names(skus: Mapping[str, Sku]) -> Iterator[tuple[str, int, str]]:
-    """Aliases that name something else already: the SKU, the number of its alias, and a sentence."""
+    """Aliases that already name another SKU: the SKU, the index of its alias, and a sentence."""
     owner = {name.casefold(): name for name in skus}
     for name, sku in skus.items():
         for i, alias in enumerate(sku.aliases):
@@ -36,12 +36,12 @@ def clashing_names(skus: Mapping[str, Sku]) -> Iterator[tuple[str, int, str]]:
 
 
 def why_incomparable(skus: Mapping[str, Sku], sku: Sku, requirement: Requirement) -> str:
-    """Why a requirement cannot be compared with its reference SKU; empty if it can, or if that is not there.
+    """Why a requirement cannot be compared with its reference SKU; empty if it can, or if that SKU does not exist.
 
     Args:
-        skus: valid ones.
-        sku: that has the requirement.
-        requirement: of any metric.
+        skus: valid SKUs.
+        sku: the SKU of the requirement.
+        requirement: a requirement on any metric.
     """
     reference = None if requirement.versus_run else skus.get(requirement.versus or "")
     if reference is None:
@@ -53,7 +53,7 @@ def why_incomparable(skus: Mapping[str, Sku], sku: Sku, requirement: Requirement
     different = incomparable_fields(workload, theirs)
     if different:
         said = f"{requirement.workload} differs there in {', '.join(different)}"
-        return f"versus {requirement.versus}: {said}, so the ratio means nothing"
+        return f"versus {requirement.versus}: {said}, so the ratio is meaningless"
     try:
         Thresholds(skus).reference_throughput(requirement)
     except LookupError as error:
@@ -62,14 +62,17 @@ def why_incomparable(skus: Mapping[str, Sku], sku: Sku, requirement: Requirement
 
 
 def _odd_names(name: str, sku: Sku) -> Found:
-    """Names become names of directories and tests, and are typed on command lines."""
+    """Find names that are unsuitable for directories, tests and command lines."""
     aliases: list[tuple[tuple[str | int, ...], str]] = [(("aliases", i), one) for i, one in enumerate(sku.aliases)]
     named = [((), name), *aliases, *((("batch", workload), workload) for workload in sku.workloads)]
     for at, one in named:
         if not _NAME.fullmatch(one):
-            yield at, f"{one!r} is no name; expected up to {LONGEST_NAME} letters, digits, '.', '_', '+' and '-'"
+            yield (
+                at,
+                f"{one!r} is not a valid name; expected up to {LONGEST_NAME} letters, digits, '.', '_', '+' and '-'",
+            )
         if one.casefold() == "auto" and "batch" not in at:
-            yield at, "'auto' cannot name a SKU: --gpu-sku=auto asks which it is"
+            yield at, "'auto' cannot name a SKU, because --gpu-sku=auto detects the SKU"
 
 
 def _loose_warnings(_: str, sku: Sku) -> Found:
@@ -85,11 +88,11 @@ def _warns_later(warn: float, fail: float, requirement: Requirement) -> bool:
 
 
 def _meaningless_checks(_: str, sku: Sku) -> Found:
-    """Checks of GPUs that are asked of a CPU: no run could ever pass them."""
+    """Find GPU checks of a CPU SKU, which no run could pass."""
     on_cpu = [name for name, check in NODE_CHECKS.items() if check.on_cpu]
     for one in sku.requirements if sku.detect.device == "cpu" else ():
         if one.check and one.check not in on_cpu:
-            yield one, f"check {one.check!r} means nothing without a GPU; expected some of {', '.join(on_cpu)}"
+            yield one, f"check {one.check!r} does not apply without a GPU; expected some of {', '.join(on_cpu)}"
 
 
 def _unmeasurable(_: str, sku: Sku) -> Found:
@@ -117,6 +120,6 @@ def _why_unmeasurable(sku: Sku, requirement: Requirement) -> str:
 def _why_without_peak(sku: Sku, requirement: Requirement, workload: Workload) -> str:
     if not requirement.definition.takes_peak or sku.peak_tflops(workload) is not None:
         return ""
-    tf32 = ", that of the plain fp32 units, for TF32 is not used" if workload.precision == "fp32" else ""
+    tf32 = ", the peak of the plain fp32 units, because TF32 is not used" if workload.precision == "fp32" else ""
     key = f"{workload.precision}_tflops"
     return f"{requirement.metric} of {workload.name} needs `{key}: NUMBER` under this SKU's `peak`{tf32}"

@@ -1,4 +1,4 @@
-"""Values as YAML in flow style, broken into lines: how rows of thresholds are written."""
+"""Writes values as YAML in flow style, broken into lines, like rows of thresholds."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def flow(value: Any) -> str:
 
 
 def flow_lines(start: str, value: Any, indent: int, column: int = 0, width: int = WIDTH) -> str:
-    """A value that follows a text on its line, broken where a line would become too long.
+    """A value after a prefix, broken into lines of limited width.
 
     Args:
-        start: what stands before it on the first line, such as ``- ``.
-        value: of numbers, texts, mappings and lists.
-        indent: columns before each further line.
-        column: at which the first line starts.
-        width: most columns of a line; what cannot be broken is longer.
+        start: prefix on the first line, such as ``- ``.
+        value: numbers, texts, mappings and lists.
+        indent: indentation of the other lines, in columns.
+        column: column where the first line starts.
+        width: largest width of a line; unbreakable pieces may exceed it.
     """
     first, *others = _pieces(value)
     lines, line, at = [], start + first, column
@@ -42,7 +42,7 @@ def flow_lines(start: str, value: Any, indent: int, column: int = 0, width: int 
 
 
 def scalar(value: object) -> str:
-    """A number or a text, in quotes if YAML, of whatever version, would read it as anything else."""
+    """A number or a text, quoted if any version of YAML would read it as something else."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float):
@@ -59,7 +59,7 @@ def scalar(value: object) -> str:
 
 
 def _pieces(value: Any) -> list[str]:
-    """A value in pieces, between which a space or a line's end may stand."""
+    """A value in pieces, which may be separated by a space or a line break."""
     if isinstance(value, Mapping):
         return _enclosed("{", [_entry(key, one) for key, one in value.items()], "}")
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -84,7 +84,7 @@ def _enclosed(opening: str, parts: list[list[str]], closing: str) -> list[str]:
 
 
 def _is_something_else(text: str) -> bool:
-    """Whether a plain text would be read as a number, a truth value, nothing or a date."""
+    """Whether YAML would read a plain text as a number, boolean, null or date."""
     try:
         float(text)
     except ValueError:

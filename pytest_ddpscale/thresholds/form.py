@@ -1,4 +1,4 @@
-"""The second form of thresholds.yaml, as it is written: rows by world size, names for what is said more than once."""
+"""The form of thresholds.yaml, version 2, as written: rows by world size, and names for repeated entries."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak, Strict, Text
 from pytest_ddpscale.thresholds.model import BeyondNode, Severity
 
 SCHEMA_VERSION = 2
-# Checks of the nodes have rows of their own.
+# Node checks have their own rows.
 ROW_METRICS = tuple(name for name in METRICS if name != NODE_CHECK.name)
-# The words for a world size that depends on where it is measured.
+# World sizes that depend on the machine.
 _IN_WORDS = r"node|all|([2-9]|[1-9][0-9]{1,5}) nodes"
 _PER_CENT = re.compile(r"([0-9]{1,2}(?:\.[0-9]+)?) ?%")
 _NUMBER: dict[str, object] = {"type": "number", "minimum": 0}
-# Far beyond any real SKU; what compares requirements with each other stays quick.
+# Far beyond any real file, but small enough that comparing requirements with each other stays fast.
 MOST_REQUIREMENTS = 500
 MOST_SKUS = 200
-# What pydantic calls the two ways to write an entry, a name or a list of them; no message shows it.
+# Tags for pydantic of the two ways to write an entry, a value or a collection; no message shows them.
 WHOLE, PARTS = "[whole]", "[parts]"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'margin'?``, or nothing if no known name is near."""
+    """``; did you mean 'margin'?``, or empty if no known name is similar."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
@@ -67,7 +67,7 @@ def _known_model(name: str) -> str:
 
 def _absolute(path: str) -> str:
     if not PurePath(path).is_absolute():
-        raise ValueError(f"{path!r} is no absolute path, which ranks find wherever they start")
+        raise ValueError(f"{path!r} is not an absolute path; ranks may start in any directory")
     return path
 
 
@@ -100,7 +100,7 @@ _Names = Annotated[
     Annotated[str, Tag(WHOLE)] | Annotated[list[str], Field(min_length=1, max_length=MOST_REQUIREMENTS), Tag(PARTS)],
     _BY_SHAPE,
 ]
-# Of each world size one number for all that is trained or probed, or one for each by name.
+# Per world size, one number for all workloads or probes, or one for each by name.
 Values = Annotated[
     dict[_WorldSizeKey, _OneOrEach],
     Field(min_length=1),
@@ -117,10 +117,10 @@ else:
 
 
 class CheckRow(Strict):
-    """A row of checks of the nodes: ``{check: [ecc, nvlink], severity: fail}``."""
+    """A row of node checks: ``{check: [ecc, nvlink], severity: fail}``."""
 
     check: _Names = Field(description="Names of checks.")
-    severity: Severity = Field(description="Whether a node that does not pass rejects the run, or is only reported.")
+    severity: Severity = Field(description="Whether a failing node rejects the run, or is only reported.")
 
     @model_validator(mode="after")
     def _check(self) -> CheckRow:
@@ -134,33 +134,31 @@ class CheckRow(Strict):
 
 
 class Row(Strict):
-    """One line under `requirements`: metrics, each with its published values or its bounds by world size.
+    """One row under `requirements`: metrics, each with its published values or its bounds by world size.
 
-    `metrics` stands for the keys that are names of metrics: ``{busbw_gbps: {8: 228}, probe: …}``.
+    `metrics` collects the keys that name metrics: ``{busbw_gbps: {8: 228}, probe: …}``.
     """
 
     metrics: dict[MetricName, Values] = Field(
-        description="A metric: its values by world size, `{8: 480.1}`; of one size only, the value alone."
+        description="A metric: its values by world size, `{8: 480.1}`; if there is only one size, the value alone."
     )
-    of: _Names = Field("", description="What is trained: names under `workloads` that the SKU has a `batch` for.")
-    probe: _Names = Field(
-        "", description="What is probed without training, such as `matmul-bf16` or `all-reduce-32mib`."
-    )
-    published: str | None = Field(None, description="Who published the values: a name under `sources`.")
+    of: _Names = Field("", description="Workloads: names under `workloads` for which the SKU has a `batch`.")
+    probe: _Names = Field("", description="Probes without training, such as `matmul-bf16` or `all-reduce-32mib`.")
+    published: str | None = Field(None, description="Source of the values: a name under `sources`.")
     margin: str | None = Field(
         None,
-        description="How far bounds lie below (or above) published values, `5 %`, or a name under `margins`. "
-        "Default: that of the metric under `margins`.",
+        description="Distance of the bounds below (or above) the published values, `5 %`, or a name under `margins`. "
+        "Default: the metric's entry under `margins`.",
     )
     bound: Annotated[
         Annotated[float | None, Tag(WHOLE)] | Annotated[Bounds, Tag(PARTS)],
         _BY_SHAPE,
-        Field(description="The bound itself, where no margin gives it."),
+        Field(description="The bound itself, in place of a margin."),
     ] = None
     provisional: Text | None = Field(
-        None, description="Nobody published the values, so they are the bounds: why these. Or a name under `reasons`."
+        None, description="The values are bounds without a publication: why these values, or a name under `reasons`."
     )
-    because: Text | None = Field(None, description="Why this margin, bound or severity. Or a name under `reasons`.")
+    because: Text | None = Field(None, description="Why this margin, bound or severity, or a name under `reasons`.")
     severity: Severity | None = Field(
         None, description="`warn` is reported and never rejects. Default: fail; warn if provisional."
     )
@@ -172,8 +170,8 @@ class Row(Strict):
     )
     baseline: OneGpu = Field(
         "alone",
-        description="How one GPU was trained that the values are of, or relative to: `alone`, without DDP, or `ddp`, "
-        "wrapped in DDP as many are, which is then measured too (`ddp@1`).",
+        description="How the source trained the single GPU of the values or of their baseline: `alone`, without DDP, "
+        "or `ddp`, wrapped in DDP like many GPUs; the run then measures it so (`ddp@1`).",
     )
 
     @model_validator(mode="before")
@@ -188,19 +186,19 @@ class Row(Strict):
     @model_validator(mode="after")
     def _check(self) -> Row:
         if self.of and self.probe:
-            raise ValueError("it has `of` and `probe`; expected one of them")
+            raise ValueError("has both `of` and `probe`; expected one of them")
         agree = all(METRICS[metric].only_bound is not None for metric in self.metrics)
         if self.published is not None and self.provisional is not None:
-            raise ValueError("it is `published` and `provisional`; expected one of them")
+            raise ValueError("has both `published` and `provisional`; expected one of them")
         if self.published is None and self.provisional is None and not (agree and self.because):
             raise ValueError(
-                "it says not where its values are from; expected `published: NAME` of a source, "
-                "or `provisional: 'why these'` without a published value"
+                "has no source of its values; expected `published: NAME`, a name under `sources`, or "
+                "`provisional: 'why these'` without a published value"
             )
         if self.published is None and (self.margin is not None or self.bound is not None):
-            raise ValueError("only what is `published` has a `margin` or `bound`; without, the values are the bounds")
+            raise ValueError("`margin` and `bound` need `published`; without it the values are the bounds")
         if self.baseline == "ddp" and not self._times_one_gpu:
-            raise ValueError("`baseline: ddp` says how one GPU was trained; none of these values needs one")
+            raise ValueError("`baseline: ddp` is about a single GPU, but none of these values needs one")
         if self.bound is not None:
             self._check_stated_bound()
         return self
@@ -212,7 +210,7 @@ class Row(Strict):
 
     def _check_stated_bound(self) -> None:
         if self.margin is not None or self.because is None:
-            raise ValueError("a stated `bound` needs `because: 'why so far from what was published'` and no `margin`")
+            raise ValueError("a stated `bound` needs `because: 'why this distance from the publication'`, no `margin`")
         sizes = [size for values in self.metrics.values() for size in values]
         if isinstance(self.bound, dict) and set(self.bound) != set(sizes):
             raise ValueError("`bound` has other world sizes than the values; expected the same")
@@ -221,30 +219,30 @@ class Row(Strict):
 
     @property
     def subjects(self) -> list[str]:
-        """What its values are about: names of workloads or probes; one empty name if it names none."""
+        """Names of its workloads or probes; one empty name if it has none."""
         named = self.of or self.probe
         return [named] if isinstance(named, str) else named
 
     @property
     def margin_pct(self) -> float | None:
-        """Its margin, in per cent; None if it has none, or says it by name."""
+        """Its margin, in per cent; None if it has none, or gives it by name."""
         matched = _PER_CENT.fullmatch(self.margin or "")
         return float(matched[1]) if matched else None
 
     def bound_at(self, world_size: WorldSize) -> float | None:
-        """The stated bound; None if its margin gives it, or the value is the bound."""
+        """The stated bound; None if the bound follows from a margin, or is the value itself."""
         return self.bound[world_size] if isinstance(self.bound, dict) else self.bound
 
 
 def with_metrics(data: Any, others: Collection[str]) -> Any:
-    """A row with its metrics' keys under `metrics`.
+    """A row with its metric keys moved under `metrics`.
 
     Args:
-        data: as it was read.
-        others: the keys that a row may have besides.
+        data: the row as read.
+        others: the other keys that a row may have.
 
     Raises:
-        ValueError: it has no metric, or a key that no row has.
+        ValueError: it has no metric, or an unknown key.
     """
     if not isinstance(data, dict):
         return data
@@ -254,7 +252,7 @@ def with_metrics(data: Any, others: Collection[str]) -> Any:
             raise ValueError(f"unknown key {key!r}{near or '; expected a metric, or ' + ', '.join(others)}")
     metrics = {key: data[key] for key in data if key in ROW_METRICS}
     if not metrics:
-        raise ValueError("it has no metric; expected one as a key, such as throughput_per_gpu: {8: 480.1}")
+        raise ValueError("has no metric; expected one as a key, such as throughput_per_gpu: {8: 480.1}")
     return {"metrics": metrics, **{key: value for key, value in data.items() if key not in metrics}}
 
 
@@ -263,20 +261,20 @@ def _refused(metric: str, values: Any) -> Any:
 
 
 def _has_one_size(metric: Metric) -> bool:
-    """Whether a number alone says all."""
+    """Whether a single number without world size is unambiguous."""
     return metric.maximum_world_size == 1 or metric.subject == "node"
 
 
 class RowName(Strict):
-    """Which rows are meant: ``{busbw_gbps: [8, all], probe: …}``, ``{no_regression: any}``, ``{check: clock}``."""
+    """Selects rows: ``{busbw_gbps: [8, all], probe: …}``, ``{no_regression: any}``, ``{check: clock}``."""
 
     metric: str = Field(NODE_CHECK.name, description="A metric, as a key: its world sizes, `[8, all]`, or `any`.")
-    world_sizes: list[_WorldSizeKey] = Field([], description="Empty for all that there are.")
-    of: str = Field("", description="The workload of the rows that are meant; without it, of any.")
-    probe: str = Field("", description="The probe of the rows that are meant; without it, of any.")
-    check: str = Field("", description="The check that is meant, in place of a metric.")
-    placement: Placement = Field("packed", description="The placement of the rows that are meant.")
-    versus: str | None = Field(None, description="The reference of the `generation_ratio` that is meant.")
+    world_sizes: list[_WorldSizeKey] = Field([], description="Empty for all.")
+    of: str = Field("", description="Workload of the selected rows.")
+    probe: str = Field("", description="Probe of the selected rows.")
+    check: str = Field("", description="The selected check, in place of a metric.")
+    placement: Placement = Field("packed", description="Placement of the selected rows.")
+    versus: str | None = Field(None, description="Reference of the selected `generation_ratio`.")
 
     @model_validator(mode="before")
     @classmethod
@@ -286,7 +284,7 @@ class RowName(Strict):
         told = with_metrics(data, [name for name in cls.model_fields if name not in ("metric", "world_sizes")])
         metrics = told.pop("metrics")
         if len(metrics) > 1:
-            raise ValueError(f"it has {', '.join(metrics)}; expected one metric")
+            raise ValueError(f"has {', '.join(metrics)}; expected one metric")
         ((metric, sizes),) = metrics.items()
         if sizes == "any":
             return {**told, "metric": metric}
@@ -296,22 +294,22 @@ class RowName(Strict):
 
 
 class Removal(RowName):
-    """Rows that the site does not ask for."""
+    """Rows that the site removes."""
 
 
 class Change(RowName):
-    """Rows that the site takes as more, or as less, than the file below does."""
+    """Rows whose severity the site changes."""
 
-    severity: Severity = Field(description="`fail` rejects the run; `warn` is reported only.")
-    because: Text = Field(description="Why the site takes them so.")
+    severity: Severity = Field(description="`fail` rejects the run; `warn` is only reported.")
+    because: Text = Field(description="Why the site changes the severity.")
 
 
 class WaiverRow(RowName):
-    """Rows whose failure somebody answers for."""
+    """Rows whose failure a person accepts responsibility for."""
 
-    who: Text = Field(description="Who answers for it.")
-    why: Text = Field(description="Why it may stand.")
-    until: date = Field(description="The last day on which it holds, such as 2026-12-31.")
+    who: Text = Field(description="The responsible person.")
+    why: Text = Field(description="Why the failure is acceptable.")
+    until: date = Field(description="The last day on which the waiver holds, such as 2026-12-31.")
 
 
 class NamedMargin(Strict):
@@ -330,50 +328,50 @@ Margin = Annotated[Annotated[PerCent, Tag(WHOLE)] | Annotated[NamedMargin, Tag(P
 
 
 class FolderForm(Strict):
-    """Images that ranks read from a folder while they train."""
+    """Training images that ranks read from a folder."""
 
     folder: Annotated[str, AfterValidator(_absolute)] = Field(
-        description="Absolute path, the same on every node; in it train/CLASS/IMAGE, as `ddpscale make-dataset` writes."
+        description="Absolute path, the same on every node, with train/CLASS/IMAGE, as `ddpscale make-dataset` writes."
     )
     workers: int = Field(4, ge=0, le=MOST_LOADER_WORKERS, description="Processes of each rank that read and decode.")
-    prefetch: int = Field(2, ge=1, le=MOST_PREFETCH, description="Batches that each of them has ready or in work.")
+    prefetch: int = Field(2, ge=1, le=MOST_PREFETCH, description="Batches that each worker prefetches.")
     pin_memory: bool = Field(True, description="Whether batches go through pinned memory on their way to a GPU.")
 
 
 class WorkloadForm(Strict):
-    """What is trained, the same on each SKU; how much at once is the SKU's `batch`."""
+    """A training job, the same on each SKU; its batch size is the SKU's `batch`."""
 
     model: Annotated[str, AfterValidator(_known_model)] = Field(description="A torchvision classification model.")
-    precision: Precision = Field(description="What is computed in: `fp16` and `bf16` by autocast.")
+    precision: Precision = Field(description="Precision of computation; `fp16` and `bf16` use autocast.")
     image_size: int = Field(224, ge=1, le=10**4, description="Height and width of an image, in pixels.")
-    memory_format: MemoryFormat = Field("channels_last", description="How images and weights lie in memory.")
+    memory_format: MemoryFormat = Field("channels_last", description="Memory format of images and weights.")
     compile: bool = Field(False, description="Whether torch.compile is applied.")
-    cudnn_benchmark: bool = Field(True, description="Whether cuDNN may choose the fastest algorithm by trying.")
+    cudnn_benchmark: bool = Field(True, description="Whether cuDNN may benchmark and choose the fastest algorithm.")
     num_classes: int = Field(1000, ge=1, le=10**6, description="Size of the classification head.")
     classifier_hidden: int | None = Field(
         None, ge=0, le=MOST_HIDDEN,
-        description="Freezes the model and trains a classifier on its features, with two hidden layers of that width; "
-        "0: one linear layer.",
+        description="Freezes the model and trains a classifier on its features, with two hidden layers of this width, "
+        "or one linear layer if 0.",
     )  # fmt: skip
     feature_weights: str | None = Field(
         None, description="Absolute path, on every node, of torchvision's state dict for frozen features."
     )
     data: Annotated[Annotated[Literal["synthetic"], Tag(WHOLE)] | Annotated[FolderForm, Tag(PARTS)], _BY_SHAPE] = Field(
-        "synthetic", description="Images made on the device, or {folder: …, workers: …}: read from a folder."
+        "synthetic", description="Images generated on the device, or {folder: …, workers: …} to read a folder."
     )
 
     @model_validator(mode="after")
     def _can_be_trained(self) -> WorkloadForm:
-        Workload("", batch_size=1, **self.model_dump(exclude={"data"}))  # which refuses what cannot be frozen
+        Workload("", batch_size=1, **self.model_dump(exclude={"data"}))  # refuses models that cannot be frozen
         return self
 
 
 class BatchForm(Strict):
-    """How many images of a workload a SKU trains at once."""
+    """Batch sizes of a workload on a SKU."""
 
-    per_gpu: int = Field(ge=1, le=10**6, description="Images per GPU: weak scaling keeps it.")
+    per_gpu: int = Field(ge=1, le=10**6, description="Images per GPU, constant in weak scaling.")
     in_all: int | None = Field(
-        None, alias="global", ge=1, le=10**8, description="Images in all, which strong scaling divides among the GPUs."
+        None, alias="global", ge=1, le=10**8, description="Global batch that strong scaling divides among the GPUs."
     )
 
 
@@ -383,30 +381,31 @@ OneBatch = Annotated[
 
 
 class SkuForm(Strict):
-    """One GPU model. In a file that extends another, only what is different."""
+    """One GPU model. In a file that extends another, only the differences."""
 
-    description: Text = Field(description="The model's full name, for people.")
-    detect: Detect = Field(description="How a GPU of this model is recognised.")
-    aliases: list[str] = Field([], description="Further names.")
-    peak: Peak | None = Field(None, description="What the vendor promises for one GPU.")
-    node: Node | None = Field(None, description="What a node with these GPUs has to be.")
+    description: Text = Field(description="The model's full name.")
+    detect: Detect = Field(description="How to recognise a GPU of this model.")
+    aliases: list[str] = Field([], description="Additional names.")
+    peak: Peak | None = Field(None, description="Data-sheet values of one GPU.")
+    node: Node | None = Field(None, description="Expected state of a node with these GPUs.")
     checks: Annotated[dict[str, Severity], AfterValidator(_known_checks)] = Field(
-        {}, description="Checks of the nodes, by name: what a node that does not pass means for the run."
+        {}, description="Node checks by name: whether a failing node rejects the run, or is only reported."
     )
     families: list[str] = Field([], max_length=50, description="Names under `families` whose rows it shares.")
     batch: dict[str, OneBatch] = Field(
-        {}, description="How much of each workload it trains at once: images per GPU, or {per_gpu: …, global: …}."
+        {}, description="Batch size of each workload: images per GPU, or {per_gpu: …, global: …}."
     )
     beyond_node: BeyondNode = Field(
         "missing",
-        description="A number of ranks on several nodes with fewer: over them, never measured, or no requirement.",
+        description="World sizes larger than a node, given as a number: asked over several nodes, never measured, or "
+        "no requirement.",
     )
     requirements: list[CheckRow | Row] = Field(
-        [], max_length=MOST_REQUIREMENTS, description="What is asked of it; a row replaces its families' same row."
+        [], max_length=MOST_REQUIREMENTS, description="Its requirements; a row replaces the same row of its families."
     )
-    remove: list[Removal] = Field([], description="Rows of families, or of the file that this one extends.")
+    remove: list[Removal] = Field([], description="Rows to remove, of families or of the file that this one extends.")
     change: list[Change] = Field([], description="Other severities for such rows.")
-    waivers: list[WaiverRow] = Field([], description="Rows whose failure does not reject, until a day.")
+    waivers: list[WaiverRow] = Field([], description="Rows whose failure does not reject until a given day.")
 
 
 class FileForm(Strict):
@@ -414,11 +413,11 @@ class FileForm(Strict):
 
     schema_version: int = Field(description="Version of the file's form.", json_schema_extra={"const": SCHEMA_VERSION})
     extends: str | None = Field(None, description="`packaged`, or the path of the file that this one changes.")
-    sources: dict[str, Text] = Field({}, description="Who published numbers, for what, with what: by name.")
-    reasons: dict[str, Text] = Field({}, description="What `because` and `provisional` say more than once: by name.")
+    sources: dict[str, Text] = Field({}, description="Publications by name: who measured what, with what.")
+    reasons: dict[str, Text] = Field({}, description="Texts by name that `because` and `provisional` share.")
     margins: dict[str, Margin] = Field(
-        {}, description="Bound = published value less (or plus) this: of a metric, or by a name that rows say."
+        {}, description="Bound = published value less (or plus) this: by metric, or by a name that rows give."
     )
-    workloads: dict[str, WorkloadForm] = Field({}, description="What is trained, by name.")
+    workloads: dict[str, WorkloadForm] = Field({}, description="Training jobs, by name.")
     families: dict[str, list[CheckRow | Row]] = Field({}, description="Rows that SKUs share.")
     skus: dict[str, SkuForm] = Field({}, max_length=MOST_SKUS, description="GPU models, by name.")

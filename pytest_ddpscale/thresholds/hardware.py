@@ -1,4 +1,4 @@
-"""What a SKU is, apart from what it has to reach: how it is recognised, and what its data sheet promises."""
+"""A SKU's hardware: how to recognise it, its data-sheet values, and the expected node."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from pytest_ddpscale.plan.device_name import why_no_name_pattern
 from pytest_ddpscale.plan.workload import Precision
 
-# Drivers reserve memory, more or less by version: an 80 GB A100 reports 79.3 or 80 GiB, a 16 GB V100
-# as little as 15.8. Wider would take an 84 GB RTX PRO 6000D for the 96 GB RTX PRO 6000.
+# Drivers reserve memory, depending on the version: an 80 GB A100 reports 79.3 or 80 GiB, a 16 GB V100 as little as
+# 15.8. A wider band would mistake an 84 GB RTX PRO 6000D for the 96 GB RTX PRO 6000.
 MEMORY_TOLERANCE = 0.10
 
 
 def _readable(text: str) -> str:
     odd = next((c for c in text if not c.isprintable() and c != "\n"), None)
     if odd is not None:
-        raise ValueError(f"there is a control character, {odd!r}, in it; expected plain text")
+        raise ValueError(f"contains the control character {odd!r}; expected plain text")
     return text
 
 
-# Text for people, which is printed on terminals and in reports.
+# Text printed on terminals and in reports.
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), AfterValidator(_readable)]
 
 
 class Strict(BaseModel):
-    """A mapping of thresholds.yaml with these keys and no others."""
+    """A mapping of thresholds.yaml that allows only known keys."""
 
-    # NaN compares as false with every bound, so it would slip through each check.
+    # NaN compares as false with every bound, so it would pass each check.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Detect(Strict):
-    """How a device is recognised: all that is given has to match."""
+    """How to recognise a device; all given keys must match."""
 
     device: Literal["cuda", "cpu", "none"] = Field(
-        default="cuda", description="`none` is a reference that is never looked for on a machine."
+        default="cuda", description="`none` is a published reference that no machine is measured as."
     )
-    name: str | None = Field(default=None, description="Anchored regular expression for the name NVML gives.")
+    name: str | None = Field(default=None, description="Anchored regular expression for NVML's name.")
     pci_device_ids: list[Annotated[str, Field(pattern=r"^[0-9a-f]{4}$")]] = Field(
         default=[], description="PCI device ids, four lower-case hexadecimal digits."
     )
@@ -46,7 +46,7 @@ class Detect(Strict):
 
     @property
     def memory_band_gib(self) -> tuple[float, float] | None:
-        """Least and most memory that a driver may report, in GiB; None where any will do."""
+        """Smallest and largest memory that a driver may report, in GiB; None for any."""
         if self.memory_gib is None:
             return None
         return self.memory_gib * (1 - MEMORY_TOLERANCE), self.memory_gib * (1 + MEMORY_TOLERANCE)
@@ -63,7 +63,7 @@ class Detect(Strict):
 
 
 class Peak(Strict):
-    """What the vendor promises for one GPU."""
+    """Data-sheet values of one GPU."""
 
     fp16_tflops: float | None = Field(default=None, gt=0, description="Dense tensor-core fp16, TFLOPS.")
     bf16_tflops: float | None = Field(default=None, gt=0, description="Dense tensor-core bf16, TFLOPS.")
@@ -71,24 +71,24 @@ class Peak(Strict):
     memory_bandwidth_gbps: float | None = Field(default=None, gt=0, description="Device memory, GB/s.")
     link: Text | None = Field(default=None, description="GPU to GPU, for example NVLink3.")
     link_bandwidth_gbps: float | None = Field(default=None, gt=0, description="GPU to GPU, one direction, GB/s.")
-    published: str | None = Field(default=None, description="Where it is from: a name under `sources`.")
+    published: str | None = Field(default=None, description="Source of the values: a name under `sources`.")
 
     def tflops(self, precision: Precision) -> float | None:
-        """Dense peak in a workload's precision, in TFLOPS; None if it is not known.
+        """Dense peak in a workload's precision, in TFLOPS; None if unknown.
 
-        For fp32 that of the plain units: TF32 keeps fewer digits, and is no precision of a workload.
+        For fp32 it is the peak of the plain units; TF32 has fewer digits and is not a precision of workloads.
         """
         return {"fp16": self.fp16_tflops, "bf16": self.bf16_tflops, "fp32": self.fp32_tflops}[precision]
 
 
 class Node(Strict):
-    """What a node with this SKU has to be."""
+    """Expected state of a node with this SKU."""
 
-    gpus: int | None = Field(default=None, ge=1, le=64, description="GPUs of this SKU that a node has at least.")
-    pcie_generation: int | None = Field(default=None, ge=1, le=9, description="That GPU and slot can have together.")
-    pcie_width: int | None = Field(default=None, ge=1, le=32, description="Lanes of each GPU.")
+    gpus: int | None = Field(default=None, ge=1, le=64, description="Minimum number of GPUs of this SKU in a node.")
+    pcie_generation: int | None = Field(default=None, ge=1, le=9, description="Maximum of GPU and slot together.")
+    pcie_width: int | None = Field(default=None, ge=1, le=32, description="PCIe lanes of each GPU.")
     nvlinks: int | None = Field(default=None, ge=0, le=64, description="NVLinks of each GPU; 0 for none.")
-    ecc: bool | None = Field(default=None, description="Whether errors of device memory have to be corrected.")
-    free_disk_gib: float = Field(default=1.0, gt=0, description="Where the run is written.")
-    clock_skew_s: float = Field(default=1.0, gt=0, description="Most that clocks of nodes may differ.")
-    published: str | None = Field(default=None, description="Where it is from: a name under `sources`.")
+    ecc: bool | None = Field(default=None, description="Whether ECC must be on.")
+    free_disk_gib: float = Field(default=1.0, gt=0, description="Required free space where the run is written, GiB.")
+    clock_skew_s: float = Field(default=1.0, gt=0, description="Largest difference between clocks of nodes, seconds.")
+    published: str | None = Field(default=None, description="Source of the values: a name under `sources`.")

@@ -1,4 +1,4 @@
-"""Reading the YAML of one thresholds file: its content, the line of each entry, and keys that are given twice."""
+"""Reads the YAML of one thresholds file: its content, the line of each entry, and duplicate keys."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ YamlPath = tuple[str | int, ...]
 _NEWLINE = "\n"
 SECTIONS = ("sources", "reasons", "margins", "workloads", "families", "skus")
 ROW_LISTS = ("requirements", "remove", "change")  # of a SKU
-LARGEST_FILE_BYTES = 400 * 1024  # several times the packaged file; reading so much takes about a second
+LARGEST_FILE_BYTES = 400 * 1024  # several times the packaged file; reading it takes about a second
 _NUMBER_TAGS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
 _MERGE_TAG = "tag:yaml.org,2002:merge"
-# A whole number that starts with 0 is octal to YAML 1.1; 0, 0.5, .5, .nan and 1.0e+3 are as they look.
+# Matches numbers that YAML 1.1 reads as they look: 0, 0.5, .5, .nan, 1.0e+3; a whole number starting with 0 is octal.
 _AS_IT_LOOKS = re.compile(r"[-+]?((0|[1-9][0-9]*)|[0-9]*\.[0-9]*([eE][-+]?[0-9]+)?|\.(inf|nan))", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One file as it was read: what it says, and where.
+    """One file as read, with line numbers.
 
     Attributes:
         path: the file.
-        sha256: of its bytes.
+        sha256: digest of its bytes.
         data: its content, unchecked.
         lines: line number (from 1) of every mapping entry and list item, by path.
-        odd: what a library would take in silence, a key given twice or a number that is not what it looks like.
+        odd: problems that a YAML library accepts silently: duplicate keys, and numbers that it reads differently.
     """
 
     path: Path
@@ -55,10 +55,10 @@ class Layer:
         return f"{self.path}:{next(known, 1)}"
 
     def section(self, name: str) -> dict[str, Any]:
-        """The entries of a mapping at the top; none if it is not there.
+        """The entries of a top-level mapping; empty if it is missing.
 
         Raises:
-            ThresholdsError: it is no mapping.
+            ThresholdsError: it is not a mapping.
         """
         found = self.data.get(name)
         if found is None and name not in self.data:
@@ -80,7 +80,7 @@ def read_layer(path: Path) -> Layer:
     return _parsed(path, *_read(path))
 
 
-@lru_cache(maxsize=8)  # a site's file and those that it extends: one process reads them more than once
+@lru_cache(maxsize=8)  # one process reads a site's file and those that it extends several times
 def _parsed(path: Path, raw: bytes, text: str) -> Layer:
     try:
         node, constructor = composed(path, text)
@@ -105,7 +105,7 @@ def _parsed(path: Path, raw: bytes, text: str) -> Layer:
 
 
 def _with_empty_sections(data: dict[str, Any]) -> dict[str, Any]:
-    """With nothing in sections that have only comments: a file that extends another may say what it leaves alone."""
+    """Make sections with only comments empty mappings or lists; a file that extends another may have such sections."""
     filled = {key: {} if value is None and key in SECTIONS else value for key, value in data.items()}
     skus = filled.get("skus")
     if isinstance(skus, dict):
@@ -126,19 +126,19 @@ def dotted(path: YamlPath) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in a message, cut short."""
+    """A value for a message, shortened."""
     text = reprlib.repr(value) if isinstance(value, (list, dict)) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def what_next(path: Path) -> str:
-    """What to do after mending a file."""
+    """What to do after correcting a file."""
     return f"Then run `ddpscale thresholds check {path}`."
 
 
 def _read(path: Path) -> tuple[bytes, str]:
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe or a terminal would wait for ever
+        if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe or a terminal would hang
             raise ThresholdsError(str(path), "is a device or a pipe", "a YAML file", "Check --thresholds.")
         with path.open("rb") as file:
             raw = file.read(LARGEST_FILE_BYTES + 1)
@@ -162,7 +162,7 @@ def _walk(
     lines: dict[YamlPath, int],
     odd: list[tuple[YamlPath, ThresholdsError]],
 ) -> None:
-    """Record lines, keys given twice and odd numbers."""
+    """Record lines, duplicate keys and misleading numbers."""
     if isinstance(node, yaml.ScalarNode):
         odd += _odd_number(path, node, at)
     if isinstance(node, yaml.SequenceNode):
@@ -179,7 +179,7 @@ def _walk(
                 raise ThresholdsError(f"{path}:{line}", found, "text", f"Correct that key. {what_next(path)}")
             if key.tag == _MERGE_TAG:
                 found = f"{dotted(at)} has a YAML merge key, `<<`"
-                raise ThresholdsError(f"{path}:{line}", found, "each key by itself", what_next(path))
+                raise ThresholdsError(f"{path}:{line}", found, "each key written out", what_next(path))
             name = str(key.value)
             below = (*at, name)
             odd += _odd_number(path, key, at)
@@ -191,21 +191,21 @@ def _walk(
 
 
 def _odd_number(path: Path, node: yaml.ScalarNode, at: YamlPath) -> list[tuple[YamlPath, ThresholdsError]]:
-    """A number that is another one to YAML 1.1 than to its reader: 010 is 8, 1:30 is 90, 1_000 is 1000."""
+    """A number that YAML 1.1 reads differently than a person: 010 is 8, 1:30 is 90, 1_000 is 1000."""
     if node.tag not in _NUMBER_TAGS or _AS_IT_LOOKS.fullmatch(node.value):
         return []
     where = f"{path}:{node.start_mark.line + 1}"
     reading = _reading(node)
     if reading is None:
-        node.tag = "tag:yaml.org,2002:str"  # so that all else in the file can be read
+        node.tag = "tag:yaml.org,2002:str"  # lets the rest of the file be read
     instead = "cannot read" if reading is None else f"reads as {reading}"
     found = f"{dotted(at)} has {reprlib.repr(node.value)}, which YAML 1.1 {instead}"
-    action = f"Write it out, or in quotes if it is text. {what_next(path)}"
+    action = f"Write it as a plain number, or in quotes if it is text. {what_next(path)}"
     return [(at, ThresholdsError(where, found, "a plain decimal number", action))]
 
 
 def _reading(node: yaml.ScalarNode) -> str | None:
-    """What PyYAML makes of a number; None if it makes nothing."""
+    """PyYAML's reading of a number; None if it cannot read it."""
     try:
         return f"{yaml.constructor.SafeConstructor().construct_object(node)!s:.40}"
     except UNREADABLE:

@@ -1,4 +1,4 @@
-"""A thresholds file and those that it extends, as one: what is valid of it, and what is wrong with the rest."""
+"""Loads a thresholds file with those it extends: the valid SKUs, and the errors of the others."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ThresholdsFile:
     """A thresholds file.
 
     Attributes:
-        layers: it and the files that it extends, itself last.
+        layers: the files it extends, then itself.
         thresholds: its valid SKUs.
-        broken: what is wrong with the others, by name.
-        unused: what is wrong with entries that no SKU may need.
-        warnings: what is not asked, though a row of a valid SKU says so, by name.
+        broken: errors of the other SKUs, by name.
+        unused: errors of entries that no SKU may need.
+        warnings: rows of valid SKUs that are skipped, by SKU.
     """
 
     layers: tuple[Layer, ...]
@@ -45,12 +45,12 @@ class ThresholdsFile:
 
     @property
     def sha256(self) -> str:
-        """Of its bytes: a run records which thresholds judged it."""
+        """Digest of its bytes, which a run records with its verdicts."""
         return self.layers[-1].sha256
 
     @property
     def digests(self) -> str:
-        """Of all its files, itself first: whether two runs were judged by the same."""
+        """Digests of all its files, itself first; equal if two runs were judged by the same thresholds."""
         return "+".join(layer.sha256 for layer in reversed(self.layers))
 
     @property
@@ -60,28 +60,28 @@ class ThresholdsFile:
 
     @property
     def problems(self) -> tuple[ThresholdsError, ...]:
-        """All that is wrong with it, each once."""
+        """All errors, each once."""
         found = (*self.unused, *(one for wrong in self.broken.values() for one in wrong))
         return tuple({str(one): one for one in found}.values())
 
     def where(self, *at: str | int) -> str:
-        """``file:line`` of an entry in the nearest file that has it, or of the nearest one above it."""
+        """``file:line`` of an entry in the nearest file that has it, or of the closest entry above it."""
         having = next((layer for layer in reversed(self.layers) if layer.has(at)), self.layers[-1])
         return having.where(at)
 
     def sku_name(self, asked: str, where: str = "--gpu-sku") -> str:
-        """The canonical name of the SKU asked for.
+        """The canonical name of the requested SKU.
 
         Args:
-            asked: a name or alias, whatever the case of its letters.
-            where: who asked, for the message.
+            asked: a name or alias, in any case.
+            where: the option or file that names it, for the message.
 
         Raises:
-            SkuError: there is none; the message has the nearest names.
+            SkuError: unknown SKU; the message has the nearest names.
             ThresholdsError: its section is not valid.
         """
         name = self.thresholds.canonical_name(asked)
-        is_broken_itself = asked.casefold() in map(str.casefold, self.broken)  # though another may have it as alias
+        is_broken_itself = asked.casefold() in map(str.casefold, self.broken)  # even if it is an alias of another SKU
         if name is not None and not is_broken_itself:
             return name
         wrong = next((found for sku, found in self.broken.items() if asked.casefold() in self._names_of(sku)), None)
@@ -93,7 +93,7 @@ class ThresholdsFile:
         raise SkuError(where, f"{self.path} has no SKU {asked!r}", f"one of {', '.join(sorted(known))}", hint)
 
     def _names_of(self, sku: str) -> set[str]:
-        """The name and aliases of a SKU as they are written, in lower case, whether or not it is valid."""
+        """The name and aliases of a SKU, valid or not, in lower case."""
         sections = [layer.section("skus").get(sku) for layer in self.layers]
         aliases = [one.get("aliases") for one in sections if isinstance(one, dict)]
         named = [one for found in aliases if isinstance(found, list) for one in found if isinstance(one, str)]
@@ -101,7 +101,7 @@ class ThresholdsFile:
 
 
 def first_of(problems: Sequence[ThresholdsError]) -> ThresholdsError:
-    """The first of several problems, which says how many more there are."""
+    """The first of several problems, with the number of others."""
     first, more = problems[0], len(problems) - 1
     if not more:
         return first
@@ -111,18 +111,17 @@ def first_of(problems: Sequence[ThresholdsError]) -> ThresholdsError:
 def load_thresholds(path: Path) -> ThresholdsFile:
     """Read a thresholds file and those that it extends.
 
-    Sections that are not valid are left out of `thresholds`, and told under `broken`: a SKU can be judged by whatever
-    is wrong with another.
+    Invalid SKUs are listed under `broken` instead of `thresholds`, so that the other SKUs can be judged.
 
     Raises:
-        ThresholdsError: it cannot be read, is not YAML, or has no SKU at all. The message has file:line, what was
-            found, what was expected and what to do.
+        ThresholdsError: it cannot be read, is not YAML, or has no SKUs. The message has file:line, what was found, what
+            was expected and what to do.
     """
     return _compiled(_layers(path))
 
 
 def extended_file(file: ThresholdsFile) -> ThresholdsFile | None:
-    """The file that a file extends; None if it extends none that has SKUs. Raises ThresholdsError."""
+    """The file that a file extends; None if it extends none with SKUs. Raises ThresholdsError."""
     return _compiled(file.layers[:-1]) if _has_skus(file.layers[:-1]) else None
 
 
@@ -150,7 +149,7 @@ def _compiled(layers: tuple[Layer, ...]) -> ThresholdsFile:
         except PartError as error:
             broken[name] = error.problems
     for name, twin in _differing_in_case(wanted).items():
-        found = f"skus.{name}: but for the case of letters, {twin} is the same name"
+        found = f"skus.{name}: differs from {twin} only in case"
         places = (layer.where(("skus", one)) for layer in reversed(layers) for one in (name, twin)
                   if layer.has(("skus", one)))  # fmt: skip
         broken[name] = (ThresholdsError(next(places), found, "one of them", f"Rename one. {what_next(path)}"),)
@@ -162,7 +161,7 @@ def _compiled(layers: tuple[Layer, ...]) -> ThresholdsFile:
 
 
 def _differing_in_case(names: Sequence[str]) -> dict[str, str]:
-    """Names that differ from another one only in the case of letters, and that one: --gpu-sku means either."""
+    """Names that differ from another only in case, with that other name; --gpu-sku ignores case."""
     found: dict[str, list[str]] = {}
     for name in names:
         found.setdefault(name.casefold(), []).append(name)
@@ -170,7 +169,7 @@ def _differing_in_case(names: Sequence[str]) -> dict[str, str]:
 
 
 def _meant_by_alias(name: str, skus: Mapping[str, Sku], layers: Sequence[Layer]) -> tuple[ThresholdsError, ...]:
-    """What to write instead, where a section is called by an alias of another SKU."""
+    """An error that suggests the canonical name, if a section is named by an alias of another SKU."""
     owner = next((sku for sku, entry in skus.items() if name in entry.aliases), None)
     if owner is None:
         return ()
@@ -179,7 +178,7 @@ def _meant_by_alias(name: str, skus: Mapping[str, Sku], layers: Sequence[Layer])
 
 
 def _without_contradictions(file: ThresholdsFile) -> ThresholdsFile:
-    """The file with SKUs that contradict themselves, or others, among the broken ones."""
+    """The file with contradictory SKUs moved to the broken ones."""
     found: dict[str, list[ThresholdsError]] = {}
     skus = file.thresholds.skus
     for name, sku in skus.items():
@@ -195,7 +194,7 @@ def _without_contradictions(file: ThresholdsFile) -> ThresholdsFile:
 
 
 def _with_references(file: ThresholdsFile) -> ThresholdsFile:
-    """The file with what is said of ratios to a SKU that is not valid, or that somebody took out."""
+    """The file with ratios to invalid SKUs marked as missing, and ratios to removed SKUs skipped with a warning."""
     skus = {name: sku for name, sku in file.thresholds.skus.items() if name not in file.broken}
     warnings: dict[str, tuple[ThresholdsError, ...]] = {}
     for name, sku in skus.items():
@@ -208,8 +207,8 @@ def _with_references(file: ThresholdsFile) -> ThresholdsFile:
                 kept.append(replace(one, missing=why))
             else:
                 near = did_you_mean(one.versus, skus)
-                found = f"{one} is not asked of {name}: its reference {one.versus} is not in this file{near}"
-                warning = ThresholdsError(one.where, found, "", "Put that SKU back, or take the row out.")
+                found = f"{one} is skipped for {name}: its reference {one.versus} is not in this file{near}"
+                warning = ThresholdsError(one.where, found, "", "Add that SKU, or remove the row.")
                 warnings[name] = (*warnings.get(name, ()), warning)
         skus[name] = replace(sku, requirements=tuple(kept))
     return replace(file, thresholds=Thresholds(skus), warnings=warnings)
@@ -222,7 +221,7 @@ def _problem(file: ThresholdsFile, sku: str, at: tuple[str | int, ...] | Require
 
 
 def _layers(path: Path) -> tuple[Layer, ...]:
-    """A file and those that it extends, itself last."""
+    """The files that a file extends, then itself."""
     layers = [read_layer(path)]
     _check_top(layers[0])
     while "extends" in layers[0].data:
@@ -249,7 +248,7 @@ def _extended(layer: Layer) -> Layer:
 
 
 def _check_top(layer: Layer) -> None:
-    """Refuse what concerns every SKU: another form, an unknown key, a key given twice."""
+    """Refuse errors that affect all SKUs: another form, an unknown key, a duplicate key."""
     for at, error in layer.odd:
         if len(at) <= 1:
             raise error
@@ -258,7 +257,7 @@ def _check_top(layer: Layer) -> None:
         found = "schema_version is missing" if version is None else f"schema_version is {shown(version)}"
         raise ThresholdsError(
             layer.where(("schema_version",)), found, f"{SCHEMA_VERSION}",
-            f"Write the file in this form: `ddpscale init` makes one. {what_next(layer.path)}",
+            f"Use the current form, for example from `ddpscale init`. {what_next(layer.path)}",
         )  # fmt: skip
     for key in layer.data:
         if key not in FileForm.model_fields:

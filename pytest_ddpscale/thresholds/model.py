@@ -1,4 +1,4 @@
-"""What a SKU is judged by: its requirements, and the rules that each has to keep to be worth judging by."""
+"""A SKU's requirements, and the rules that make a requirement meaningful."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pytest_ddpscale.thresholds.waiver import Waiver
 Severity = Literal["fail", "warn"]
 BeyondNode = Literal["asked", "missing", "dropped"]
 RequirementKey = tuple[str, str, WorldSize, Placement, str | None]
-# A bound typed as 95 where 0.95 is meant would fail every machine; 1.5 is impossible but clear.
+# A lower bound of 95 instead of 0.95 would fail every machine; 1.5 is impossible but unambiguous.
 LARGEST_FRACTION_BOUND = 2.0
-# From above, 2 where 2 % is meant would pass every machine, and so would 1 where 1 % is.
+# An upper bound of 2 instead of 2 %, or of 1 instead of 1 %, would pass every machine.
 LEAST_SENSELESS_UPPER_FRACTION_BOUND = 1.0
 
 
@@ -30,10 +30,10 @@ class Source:
     """Where a number comes from.
 
     Attributes:
-        measured: the published value, in the metric's unit; None if nobody published one.
-        margin_pct: how far the bound lies from it, in per cent of it; None if the bound is stated.
+        measured: the published value, in the metric's unit; None if none was published.
+        margin_pct: distance of the bound from it, in per cent of it; None if the bound is stated.
         reference: who published it, and for what.
-        reasoning: why this number, or this distance from what was published.
+        reasoning: why this number, or this distance from the published value.
     """
 
     measured: float | None = None
@@ -48,22 +48,22 @@ class Requirement:
 
     Attributes:
         metric: a name in the catalogue.
-        bound: the number to keep, in the metric's unit.
-        source: where it comes from.
-        workload, probe, check: what it is about: one of them, or none if it is about a node as a whole.
+        bound: the bound, in the metric's unit.
+        source: origin of the bound.
+        workload, probe, check: its subject: one of them, or none if it is about a whole node.
         world_size: ranks that work together: a number; `node`, all GPUs of one node; `2 nodes`; `all`.
         placement: ``packed`` fills a node before the next; ``spread`` deals the ranks to all nodes in turn.
         versus: reference of a generation_ratio: a SKU, or ``run-`` and the name of a run directory.
         versus_run: path of that run directory; empty if the reference is a SKU.
         severity: ``warn`` is reported and never rejects.
-        provisional: no published figure stands behind it: it cannot accept a cluster on its own.
-        where: ``file:line`` of it.
-        missing: why it cannot be measured, whatever the machine; empty if it can.
-        waiver: of its failure; None without one.
-        one_gpu: how the source trained the one GPU that the value is of, or relative to; ``alone`` of all others.
+        provisional: whether it lacks a published value, so that it cannot accept a cluster on its own.
+        where: its ``file:line``.
+        missing: why no machine can measure it; empty if it can be measured.
+        waiver: a waiver of its failure, or None.
+        one_gpu: how the source trained the single GPU of the value or of its baseline; ``alone`` in all other cases.
 
     Raises:
-        ValueError: it says nothing about its metric, or judges nothing.
+        ValueError: it does not fit its metric, or its bound is meaningless.
     """
 
     metric: str
@@ -92,7 +92,7 @@ class Requirement:
         self._check_bound()
         self._check_range()
         if self.placement == "spread" and self.world_size == 1:
-            raise ValueError("placement spread says nothing about world size 1; expected at least 2")
+            raise ValueError("placement spread is not defined for world size 1; expected at least 2")
 
     def _check_subject(self) -> None:
         wanted = self.definition.subject
@@ -102,10 +102,10 @@ class Requirement:
         ranks = self.world_size if isinstance(self.world_size, int) else 2
         if wanted == "probe" and Probe(self.probe, ranks).kind not in self.definition.probes:
             raise ValueError(
-                f"{self.metric} is not what {self.probe} measures; expected {', '.join(self.definition.probes)}"
+                f"{self.probe} does not measure {self.metric}; expected {', '.join(self.definition.probes)}"
             )
         if wanted != "workload" and self.placement == "spread":
-            raise ValueError(f"{self.metric} is not about where ranks are placed; expected no `placement: spread`")
+            raise ValueError(f"{self.metric} does not depend on placement; expected no `placement: spread`")
         if wanted in ("check", "node") and self.world_size != 1:
             raise ValueError(f"{self.metric} is about whole nodes; expected no world size, {self.metric}: NUMBER")
 
@@ -119,13 +119,13 @@ class Requirement:
         elif least <= self.world_size <= (most or self.world_size):
             return
         expected = f"at least {least}" if most is None else f"{least}" if least == most else f"{least} to {most}"
-        raise ValueError(f"world size {self.world_size} says nothing about {self.metric}; expected {expected}")
+        raise ValueError(f"{self.metric} is not defined for world size {self.world_size}; expected {expected}")
 
     def _check_bound(self) -> None:
         only = self.definition.only_bound
         if only is not None and self.bound != only:
             raise ValueError(
-                f"bound {self.bound:g} for {self.metric} lets ranks differ that have to agree bit for bit; "
+                f"bound {self.bound:g} for {self.metric} allows ranks to differ, but they must agree bit for bit; "
                 f"expected {only:g}"
             )
         if self.definition.unit == "fraction" and self._looks_like_per_cent:
@@ -144,14 +144,14 @@ class Requirement:
         least, most = self.definition.range_at(self.world_size if isinstance(self.world_size, int) else 1)
         measured = self.source.measured
         if measured is not None and (measured > most or (measured == 0 and least > 0)):
-            raise ValueError(f"nobody measured a {self.metric} of {measured:g}; expected what was measured")
+            raise ValueError(f"published {self.metric} of {measured:g} is impossible; expected the measured value")
         never_fails = self.bound >= most if self.definition.upper_bound else self.bound < least
         never_passes = self.bound < least if self.definition.upper_bound else self.bound > most
         if never_fails or never_passes:
             what = "no machine could fail it" if never_fails else "no machine could pass it"
             unit = "" if self.definition.unit in ("fraction", "x") else f" {self.definition.unit}"
             raise ValueError(
-                f"bound {self.bound:g} for {self.metric} judges nothing: {what}; expected {least:g} to {most:g}{unit}"
+                f"bound {self.bound:g} for {self.metric} is meaningless: {what}; expected {least:g} to {most:g}{unit}"
             )
 
     @property
@@ -161,12 +161,12 @@ class Requirement:
 
     @property
     def times_one_gpu(self) -> bool:
-        """Whether one GPU is timed for it that the source may have trained alone or under DDP."""
+        """Whether it times one GPU that the source may have trained alone or under DDP."""
         return self.definition.times_one_gpu(is_of_one=self.world_size == 1)
 
     @property
     def one_gpu_text(self) -> str:
-        """``relative to ddp@1, one GPU under DDP``; empty if no such GPU is timed."""
+        """``relative to ddp@1, one GPU under DDP``; empty if it times no such GPU."""
         if not self.times_one_gpu:
             return ""
         one = "ddp@1, one GPU under DDP" if self.one_gpu == "ddp" else "one GPU without DDP"
@@ -174,11 +174,11 @@ class Requirement:
 
     @property
     def subject(self) -> str:
-        """Name of the workload, the probe or the check that it is about; empty if it is about a node as a whole."""
+        """Name of its workload, probe or check; empty if it is about a whole node."""
         return self.workload or self.probe or self.check
 
     def key(self) -> RequirementKey:
-        """What is measured; two requirements may share it and differ in bound and severity."""
+        """Identifies the measured value; two requirements may share it and differ in bound and severity."""
         return (self.metric, self.subject, self.world_size, self.placement, self.versus)
 
     def __str__(self) -> str:
@@ -194,17 +194,17 @@ def check_of_nodes(name: str, severity: Severity, where: str = "") -> Requiremen
 
 @dataclass(frozen=True)
 class Sku:
-    """One GPU model, and what it is judged by.
+    """One GPU model and its requirements.
 
     Attributes:
-        description: for people.
-        detect: how a device is recognised.
-        aliases: further names.
-        peak, node: what its data sheet promises.
-        workloads: what its requirements train, by name.
-        beyond_node: a number of ranks on several nodes with fewer: ``asked`` over them, ``missing`` (never measured)
-            or ``dropped`` (no requirement).
-        requirements: checks of the nodes first, as they are found out first; then in the order of the file.
+        description: full name for readers.
+        detect: how to recognise a device.
+        aliases: additional names.
+        peak, node: data-sheet values of a GPU and of a node.
+        workloads: workloads of its requirements, by name.
+        beyond_node: what to do with a world size larger than a node, given as a number: ``asked`` over several nodes,
+            ``missing`` (never measured) or ``dropped`` (no requirement).
+        requirements: node checks first, as their results come first; then in the order of the file.
     """
 
     description: str
@@ -218,7 +218,7 @@ class Sku:
 
     @property
     def checks(self) -> dict[str, Severity]:
-        """Severity of each check of the nodes, by name."""
+        """Severity of each node check, by name."""
         return {one.check: one.severity for one in self.requirements if one.check}
 
     def peak_tflops(self, workload: Workload) -> float | None:
@@ -234,7 +234,7 @@ class Thresholds:
     skus: Mapping[str, Sku]
 
     def canonical_name(self, name: str) -> str | None:
-        """The SKU that `name` is, or is an alias of, whatever the case of its letters; None if there is none."""
+        """The SKU with this name or alias, ignoring case; None if there is none."""
         wanted = name.casefold()
         named = (sku for sku, entry in self.skus.items() if wanted in map(str.casefold, (sku, *entry.aliases)))
         return next(named, None)
@@ -243,11 +243,10 @@ class Thresholds:
         """Throughput per GPU of the reference generation for a generation_ratio.
 
         Returns:
-            img/s per GPU as `requirement.versus` published it for the workload of the same name,
-            and where that was published.
+            img/s per GPU published for `requirement.versus` and the workload of the same name, and its source.
 
         Raises:
-            LookupError: the reference has no such figure. A loaded file never raises: it was checked.
+            LookupError: the reference has no such value; this cannot happen with a loaded file, which was checked.
         """
         name = requirement.versus or ""
         reference = self.skus[name]

@@ -1,4 +1,4 @@
-"""What rows of thresholds files name: sources, reasons, margins, workloads and families, looked up and checked."""
+"""Looks up and checks the entries that rows name: sources, reasons, margins, workloads and families."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Rows = dict[RequirementKey, list[Requirement]]
 
 @dataclass(frozen=True)
 class Placed:
-    """A part of a file, unchecked, and where it stands."""
+    """An unchecked part of a file, and its place."""
 
     layer: Layer
     at: YamlPath
     data: Any
 
     def checked(self, form: Any) -> Any:
-        """It in its form. Raises PartError."""
+        """The part, validated against a form. Raises PartError."""
         return validated(form, self.data, self.at, self.layer.where, self.layer.path)
 
     def wrong(self, sentence: str) -> PartError:
-        """What is wrong with it as a whole."""
+        """An error about the whole part."""
         path = self.layer.path
         return PartError(
             ThresholdsError(self.layer.where(self.at), f"{dotted(self.at)}: {sentence}", "", what_next(path))
@@ -38,11 +38,11 @@ class Placed:
 
 @dataclass(frozen=True)
 class Names:
-    """What rows name, the nearest file's where several have a name.
+    """The entries that rows may name; if several files have a name, the nearest one's.
 
     Attributes:
-        entries: by kind, `sources`, `reasons`, `margins`, `workloads` or `families`, and name.
-        expanded: what families require, by name, as far as it was asked for.
+        entries: by kind (`sources`, `reasons`, `margins`, `workloads` or `families`) and name.
+        expanded: requirements of families by name, filled when first needed.
     """
 
     entries: Mapping[str, Mapping[str, Placed]]
@@ -60,7 +60,7 @@ class Names:
         """The entry of a name.
 
         Raises:
-            PartError: there is none, or it is not valid.
+            PartError: it does not exist or is not valid.
         """
         found = self.entries[kind].get(name)
         if found is None:
@@ -71,14 +71,14 @@ class Names:
         return self.checked(kind, found)
 
     def checked(self, kind: str, entry: Placed, form: Any = None) -> Any:
-        """An entry in its form. Raises PartError."""
+        """An entry, validated against its form. Raises PartError."""
         odd = [error for at, error in entry.layer.odd if at[:2] == entry.at]
         if odd:
             raise PartError(*odd)
         return entry.checked(form or self.FORMS[kind])
 
     def reason(self, text: str, by: Placed) -> str:
-        """What `because` or `provisional` says, by name or in words. Raises PartError for a name that is misspelt."""
+        """The text of `because` or `provisional`, given directly or by name. Raises PartError for a misspelt name."""
         named = self.entries["reasons"].get(text)
         if named is not None:
             return str(self.checked("reasons", named))
@@ -88,18 +88,18 @@ class Names:
         return text
 
     def margin(self, name: str, by: Placed) -> NamedMargin | float:
-        """The margin of a name. Raises PartError."""
+        """The margin of this name. Raises PartError."""
         found: NamedMargin | float = self.get("margins", name, by)
         return found
 
     def metric_margin(self, metric: str) -> float | None:
-        """The margin of a metric, in per cent; None if there is none. Raises PartError."""
+        """The margin of a metric, in per cent; None without one. Raises PartError."""
         named = self.entries["margins"].get(metric)
         return None if named is None else float(self.checked("margins", named, PerCent))
 
 
 def names_of(layers: Sequence[Layer]) -> Names:
-    """What the rows of files may name, the last file being the nearest. Raises ThresholdsError."""
+    """The entries that rows of these files may name; the last file is the nearest. Raises ThresholdsError."""
     entries: dict[str, dict[str, Placed]] = {kind: {} for kind in Names.FORMS}
     for layer in layers:
         for kind, known in entries.items():

@@ -1,8 +1,8 @@
-"""Which SKUs somebody may have meant who asked for one that there is not: the same GPU, and never another one.
+"""Suggests SKUs for an unknown name: only the same GPU, never another one.
 
-A name says a family (``a100``, ``rtx pro 6000``), a memory size and a form (SXM, PCIe, a workstation's card), or
-some of them. A SKU of another family, memory size or form is another GPU with other bounds: it is not suggested,
-however alike the names look.
+A name gives a family (``a100``, ``rtx pro 6000``), a memory size and a form (SXM, PCIe, workstation card), or some of
+them. A SKU of another family, memory size or form is another GPU with other bounds and is not suggested, however
+similar the names look.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pytest_ddpscale.thresholds.hardware import MEMORY_TOLERANCE
 from pytest_ddpscale.thresholds.model import Sku
 
 MOST_HINTS = 3
-# How alike a name has to be that says no GPU: `tested-gpus` is `tested-gpu`, and `gpu` is not `cpu`.
+# Required similarity of names that are not GPU names: `tested-gpus` matches `tested-gpu`, but `gpu` not `cpu`.
 _LIKENESS = 0.8
-# The first that a name has is its form: a Max-Q is a workstation's card too, and all of these are PCIe cards.
+# The first match is the form: a Max-Q is also a workstation card, and all cards are PCIe cards.
 _FORMS = {
     "max-q": "maxq",
     "workstation": "workstation|ws(?![a-z])",
@@ -34,7 +34,7 @@ _BARE_NUMBER = re.compile(r"(?<![a-z0-9])([0-9]{2,3})(?![a-z0-9])")
 _FAMILY = re.compile(
     r"(?<![a-z0-9])(rtx pro [0-9]{4}[a-z]?|rtx [0-9]{4}(?: ada| super| ti)?|[a-z]{1,2}[0-9]{1,4}[a-z]?)(?![a-z0-9])"
 )
-# How people write it: `rtxpro6000`, `PRO 6000`, `RTX 6000 Pro`, `RTX 6000 Blackwell`; `a100sxm`, `Max-Q`, `NVLink`.
+# Common spellings: `rtxpro6000`, `PRO 6000`, `RTX 6000 Pro`, `RTX 6000 Blackwell`; `a100sxm`, `Max-Q`, `NVLink`.
 _SPELLINGS = (
     (r"[^a-z0-9]+", " "),
     (r"nvlink[0-9]*", " "),
@@ -50,13 +50,13 @@ _SPELLINGS = (
 
 @dataclass(frozen=True)
 class GpuName:
-    """What a name says of a GPU.
+    """Properties of a GPU, parsed from a name.
 
     Attributes:
-        families: what may name its family; empty if it names no GPU.
-        memory_gb: nominal device memory; None if it says none.
-        form: ``sxm``, ``pcie``, ``nvl``, ``server``, ``workstation`` or ``max-q``; empty if it says none.
-        numbers: that stand alone, and may be a memory size without its unit.
+        families: possible family names; empty if it is not a GPU name.
+        memory_gb: nominal device memory; None if not given.
+        form: ``sxm``, ``pcie``, ``nvl``, ``server``, ``workstation`` or ``max-q``; empty if not given.
+        numbers: numbers on their own, which may be a memory size without unit.
     """
 
     families: frozenset[str]
@@ -65,18 +65,18 @@ class GpuName:
     numbers: tuple[float, ...] = ()
 
     def may_have(self, memory_gb: float | None) -> bool:
-        """Whether a GPU with so much memory is not another one."""
+        """Whether the name is compatible with this memory size."""
         return None in (self.memory_gb, memory_gb) or _is_near(self.memory_gb or 0.0, memory_gb or 0.0)
 
     def may_be(self, form: str) -> bool:
-        """Whether a GPU of that form is not another one."""
+        """Whether the name is compatible with this form."""
         if not self.form or not form or self.form == form:
             return True
         return self.form == "pcie" and form in _CARDS
 
 
 def read_gpu_name(text: str) -> GpuName:
-    """What a name says, whether a person or a driver gave it."""
+    """Parse a name given by a person or a driver."""
     spelled = text.casefold()
     for pattern, written in _SPELLINGS:
         spelled = re.sub(pattern, written, spelled)
@@ -89,14 +89,14 @@ def read_gpu_name(text: str) -> GpuName:
 
 
 def nearest_skus(asked: str, skus: Mapping[str, Sku]) -> list[str]:
-    """What may have been meant by a name, the nearest first; nothing if it is a GPU that none of these are.
+    """SKUs that a name may mean, the nearest first; empty if it names a GPU that is not among them.
 
     Args:
-        asked: what somebody typed, or what NVML calls a GPU; no name or alias of `skus`.
+        asked: a typed name or NVML's name of a GPU; not a name or alias of `skus`.
         skus: by name.
 
     Returns:
-        Names of SKUs, or an alias that is spelled like it.
+        Names of SKUs, or an alias with similar spelling.
     """
     asked = asked.strip()
     of_driver = [name for name, sku in skus.items() if sku.detect.name and is_named(asked, sku.detect.name)]
@@ -115,7 +115,7 @@ def nearest_skus(asked: str, skus: Mapping[str, Sku]) -> list[str]:
 
 
 def _read_sku(name: str, sku: Sku) -> GpuName:
-    """What a SKU is by its own names; its form is in its description, if they do not say it."""
+    """Parse a SKU's names; its form may come from its description."""
     named = [read_gpu_name(one) for one in (name, *sku.aliases)]
     described = read_gpu_name(sku.description)
     families = frozenset[str]().union(*(one.families for one in named)) or described.families
@@ -125,7 +125,7 @@ def _read_sku(name: str, sku: Sku) -> GpuName:
 
 
 def _with_bare_memory(said: GpuName, alike: Iterable[GpuName]) -> GpuName:
-    """With the memory of ``a100-40``: a number is one if a GPU of that family has it."""
+    """Add the memory size of names such as ``a100-40``: a number counts if a GPU of that family has that size."""
     if said.memory_gb is not None:
         return said
     sizes = [one.memory_gb for one in alike if one.memory_gb is not None]
@@ -134,7 +134,7 @@ def _with_bare_memory(said: GpuName, alike: Iterable[GpuName]) -> GpuName:
 
 
 def _is_near(one: float, other: float) -> bool:
-    """As near as what drivers report of one GPU: 180 and 192 GB are, 80 and 94 are not."""
+    """Whether two sizes may be the same GPU as reported by drivers: 180 and 192 GB may, 80 and 94 may not."""
     return abs(one - other) <= MEMORY_TOLERANCE * max(one, other)
 
 

@@ -1,4 +1,4 @@
-"""What a SKU and a plan expect of every node."""
+"""The expected state of every node, from SKU and plan."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _OF_WORKLOADS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 
 
 def node_expectation(sku: Sku, plan: Plan) -> NodeExpectation:
-    """What every node has to be.
+    """The expected state of every node.
 
     Args:
-        sku: that was asked for.
-        plan: of what is measured: as many GPUs as it has ranks on a node, in its precisions.
+        sku: the SKU to judge by.
+        plan: the measured plan, which gives GPUs per node and precisions.
     """
     node = sku.node
     defaults = Node.model_fields

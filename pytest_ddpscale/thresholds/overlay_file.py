@@ -1,4 +1,4 @@
-"""Changing a site's overlay on disk: the difference is shown, and only a file that still loads replaces it."""
+"""Changes a site's overlay on disk: shows the diff, and replaces the file only if the new one is valid."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pytest_ddpscale.thresholds.overlay_writing import OverlayChanges, overlay_w
 
 
 def changed_text(file: Path, sku: str, changes: OverlayChanges) -> tuple[str, str]:
-    """What an overlay says, and what it would say; one that is not there says nothing.
+    """An overlay's text before and after the changes; empty before if the file does not exist.
 
     Raises:
-        ThresholdsError: it is no overlay.
+        ThresholdsError: it is not an overlay.
         OSError: it cannot be read.
     """
-    if file.exists() and not (file.is_file() or file.is_dir()):  # reading a pipe or a device would not end
+    if file.exists() and not (file.is_file() or file.is_dir()):  # reading a pipe or a device would hang
         raise ThresholdsError(str(file), "is a device or a pipe", "a YAML file")
     try:
         before = file.read_text(encoding="utf-8") if file.exists() else ""
@@ -35,16 +35,16 @@ def write_overlay(file: Path, sku: str, changes: OverlayChanges, show: Callable[
     """Change an overlay.
 
     Args:
-        file: of the overlay, made if it is not there.
-        sku: canonical name of the SKU that the changes are about.
-        changes: what it is to say.
-        show: gets the difference, before anything is written.
+        file: the overlay, created if missing.
+        sku: canonical name of the SKU to change.
+        changes: the changes.
+        show: called with the diff before the file is written.
 
     Returns:
-        False if it says so already.
+        False if nothing needs to change.
 
     Raises:
-        ThresholdsError: it is no overlay, or would not be valid any more: it stays as it is then.
+        ThresholdsError: it is not an overlay, or would become invalid; the file is unchanged.
         OSError: it cannot be read or written.
     """
     before, after = changed_text(file, sku, changes)
@@ -57,7 +57,7 @@ def write_overlay(file: Path, sku: str, changes: OverlayChanges, show: Callable[
         _refuse_if_broken(new, file, sku)
         lines = before.splitlines(keepends=True), after.splitlines(keepends=True)
         show("".join(difflib.unified_diff(*lines, *names)))
-        if file.is_symlink():  # which stays one
+        if file.is_symlink():  # keep the link
             file.write_text(after, encoding="utf-8", newline="")
         else:
             new.replace(file)
@@ -67,9 +67,9 @@ def write_overlay(file: Path, sku: str, changes: OverlayChanges, show: Callable[
 
 
 def _refuse_if_broken(new: Path, file: Path, sku: str) -> None:
-    """What would be wrong, said of the file that it would replace."""
+    """Raise the new file's error, worded for the file that it would replace."""
     wrong = load_thresholds(new).broken.get(sku)
     if wrong:
         error = first_of(wrong)
-        found = f"{error.found.replace(str(new), str(file))}, with what was to be written; the file is as it was"
+        found = f"{error.found.replace(str(new), str(file))} after the change; the file was not changed"
         raise ThresholdsError(error.where.replace(str(new), str(file)), found, error.expected, "Fix it by hand.")

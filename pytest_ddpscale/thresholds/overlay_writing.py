@@ -1,7 +1,7 @@
-"""Writing into a site's overlay of thresholds.yaml without touching what it need not.
+"""Edits a site's overlay of thresholds.yaml in place.
 
-What is there is never written anew: YAML's marks say where each value lies in the text, and only those characters are
-replaced, or new ones put between. So comments, quotes, line breaks and columns stay as somebody typed them.
+YAML's marks give the position of each value in the text, and only those characters are replaced or inserted. So
+comments, quotes, line breaks and columns stay as typed.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from pytest_ddpscale.thresholds.flow_style import WIDTH, flow, flow_lines, scala
 
 SCHEMA_VERSION = 2
 _HEAD = f"schema_version: {SCHEMA_VERSION}\nextends: packaged\n"
-_BLOCK_LEVELS = 2  # of `skus`: the SKUs and their keys have lines of their own; what is below has not
-_STEP = 2  # columns that a level is indented by
+_BLOCK_LEVELS = 2  # below `skus`, SKUs and their keys get their own lines, deeper levels do not
+_STEP = 2  # columns of indentation per level
 
 
 @dataclass(frozen=True)
 class OverlayChanges:
-    """What an overlay is to say.
+    """Changes to write into an overlay.
 
     Attributes:
-        sources: text of each source, by its name.
+        sources: text of each source, by name.
         batch: ``per_gpu`` and ``global`` of workloads, by the workload's name.
-        requirements: rows, each as it stands in the file: its first key is the metric, with values by world size.
+        requirements: rows as in the file: the first key is the metric, with values by world size.
     """
 
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -41,16 +41,16 @@ class OverlayChanges:
 def overlay_with(text: str, sku: str, changes: OverlayChanges) -> str:
     """The new text of an overlay.
 
-    Rows for the same metric, subject, placement and reference SKU are replaced for the world sizes that are given;
-    their other world sizes stay. What a replaced row had as comments stays above its successor.
+    Rows for the same metric, subject, placement and reference SKU are replaced for the given world sizes; their other
+    world sizes stay. Comments of a replaced row are moved above its successor.
 
     Args:
-        text: of the overlay; empty for a new one, which extends the packaged file.
-        sku: canonical name of the SKU that the changes are about.
-        changes: what it is to say.
+        text: the overlay; empty for a new one, which extends the packaged file.
+        sku: canonical name of the SKU to change.
+        changes: the changes.
 
     Raises:
-        ThresholdsError: the text is no YAML, of another form, or has aliases, which stand for text elsewhere.
+        ThresholdsError: the text is not YAML, has another form, or has aliases, which stand for text elsewhere.
     """
     newline = "\r\n" if "\r\n" in text else "\n"
     text = text.replace("\r\n", "\n")
@@ -64,12 +64,12 @@ def overlay_with(text: str, sku: str, changes: OverlayChanges) -> str:
             text = _with_entry(text, ("skus", sku, "batch", workload, key), number)
     if changes.requirements:
         text = _with_rows(text, sku, changes.requirements)
-    _root(text)  # still readable
+    _root(text)  # raises if it is no longer readable
     return text.replace("\n", newline)
 
 
 def _root(text: str) -> yaml.MappingNode | None:
-    """The whole document, None if there is none; refuses what cannot be changed."""
+    """The whole document, None if empty. Raises ThresholdsError if it cannot be edited."""
     try:
         has_aliases = any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, yaml.SafeLoader))
         root = yaml.compose(text, yaml.SafeLoader)
@@ -78,7 +78,7 @@ def _root(text: str) -> yaml.MappingNode | None:
     if root is None:
         return None
     if not isinstance(root, yaml.MappingNode):
-        raise ThresholdsError("the overlay", "is no mapping", "`schema_version: 2` and `skus:`")
+        raise ThresholdsError("the overlay", "is not a mapping", "`schema_version: 2` and `skus:`")
     if has_aliases:
         raise ThresholdsError("the overlay", "has YAML aliases (*name)", "each value written out where it stands")
     version = _child(root, "schema_version")
@@ -87,7 +87,7 @@ def _root(text: str) -> yaml.MappingNode | None:
     return root
 
 
-# Where things are.
+# Positions.
 
 
 def _entries(node: yaml.Node) -> list[tuple[yaml.Node, yaml.Node]]:
@@ -103,7 +103,7 @@ def _start(node: yaml.Node) -> int:
 
 
 def _end(node: yaml.Node) -> int:
-    """Where the last character is: a block's own mark lies behind the comments that follow it."""
+    """Position of the last character; a block's own end mark is behind the comments that follow it."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return _end(last[1] if isinstance(last, tuple) else last)
@@ -111,7 +111,7 @@ def _end(node: yaml.Node) -> int:
 
 
 def _end_in(text: str, node: yaml.Node) -> int:
-    """As `_end`, without the line ends of a text in block style."""
+    """`_end` without the trailing newlines of a block scalar."""
     return _start(node) + len(text[_start(node) : _end(node)].rstrip())
 
 
@@ -146,12 +146,12 @@ def _not_yaml(error: Exception) -> ThresholdsError:
     return ThresholdsError("the overlay", f"is not valid YAML ({problem})", "YAML 1.1")
 
 
-# What is changed.
+# Edits.
 
 
 @dataclass(frozen=True)
 class _Edit:
-    """Characters `start` … `end` become other ones."""
+    """Replace characters `start` … `end`."""
 
     start: int
     end: int
@@ -166,7 +166,7 @@ def _edited(text: str, edits: Iterable[_Edit]) -> str:
 
 
 def _with_entry(text: str, path: tuple[str, ...], value: object) -> str:
-    """The text with a value at a path of keys, whether there was one or not."""
+    """The text with a value set at a path of keys, replaced or added."""
     node: yaml.Node | None = _root(text)
     is_in_flow = False
     for depth, key in enumerate(path):
@@ -193,10 +193,10 @@ def _column_of_key(text: str, at: int) -> int:
 
 
 def _added(text: str, node: yaml.Node, path: tuple[str, ...], depth: int, value: object) -> _Edit:
-    """A new entry behind the last one of a mapping that has some."""
+    """A new entry after the last one of a non-empty mapping."""
     if not isinstance(node, yaml.MappingNode) or not node.value:
         where = ".".join(path[:depth])
-        raise ThresholdsError("the overlay", f"{where} is no mapping", f"`{path[depth]}:` and others below it")
+        raise ThresholdsError("the overlay", f"{where} is not a mapping", f"`{path[depth]}:` and others below it")
     last, first_key = _end_in(text, node.value[-1][1]), node.value[0][0].start_mark.column
     if _is_flow(node):
         entry = {path[depth]: _nested(path[depth + 1 :], value)}
@@ -215,7 +215,7 @@ def _added(text: str, node: yaml.Node, path: tuple[str, ...], depth: int, value:
 def _filled(
     text: str, parent: yaml.Node, nothing: yaml.Node, path: tuple[str, ...], depth: int, value: Any, is_in_flow: bool
 ) -> list[_Edit]:
-    """The first entry of something that was empty."""
+    """The first entry of an empty mapping or list."""
     key = next(name for name, one in _entries(parent) if one is nothing)
     after_colon = text.index(":", int(key.end_mark.index)) + 1
     end = max(_end(nothing), after_colon)
@@ -233,7 +233,7 @@ def _nested(path: Sequence[str], value: Any) -> Any:
 
 
 def _entry_lines(path: tuple[str, ...], depth: int, value: Any, indent: int) -> list[str]:
-    """Lines of what is at a path, from some depth of it on; of rows if the path ends above."""
+    """Lines of a value at a path from `depth` on; of rows if the path ends there."""
     if depth == len(path):
         return _row_lines(value, indent)
     before, key = " " * indent, scalar(path[depth])
@@ -265,7 +265,7 @@ def _identity(row: Mapping[str, Any]) -> _Identity:
 
 
 def _sizes(row: Mapping[str, Any]) -> set[str]:
-    """World sizes of a row; nothing stands for the one of a row without any."""
+    """World sizes of a row; an empty text stands for a row without world sizes."""
     values = row[_metric_of(row)]
     return {str(size) for size in values} if isinstance(values, Mapping) else {""}
 
@@ -300,7 +300,7 @@ def _find(node: yaml.Node | None, path: Iterable[str]) -> yaml.Node | None:
 def _replaced(
     text: str, rows: yaml.SequenceNode, identity: _Identity, new: Sequence[Mapping[str, Any]]
 ) -> tuple[list[_Edit], bool]:
-    """Edits that take out what new rows say anew, and whether these have found their place thereby."""
+    """Edits that replace old rows by new ones, and whether a place for the new ones was found."""
     given = {size for row in new for size in _sizes(row)}
     edits: list[_Edit] = []
     is_placed, last_alike = False, None
@@ -344,7 +344,7 @@ def _inserted(text: str, rows: yaml.SequenceNode, after: yaml.Node, new: Sequenc
 
 
 def _removed(text: str, rows: yaml.SequenceNode, item: yaml.Node) -> _Edit:
-    """Without a row that is not the first one, but with its comments."""
+    """Remove a row that is not the first one, but keep its comments."""
     start, end = _start(item), _end_in(text, item)
     if _is_flow(rows):
         before = rows.value[rows.value.index(item) - 1]
@@ -355,7 +355,7 @@ def _removed(text: str, rows: yaml.SequenceNode, item: yaml.Node) -> _Edit:
 
 
 def _without_sizes(text: str, item: yaml.Node, metric: str, sizes: set[str]) -> list[_Edit]:
-    """Without some of a row's world sizes, of which it keeps others."""
+    """Remove some of a row's world sizes; at least one stays."""
     values = _child(item, metric)
     assert values is not None
     entries = _entries(values)
@@ -372,7 +372,7 @@ def _without_sizes(text: str, item: yaml.Node, metric: str, sizes: set[str]) -> 
 
 
 def _comments_above(text: str, item: yaml.Node, spans: Sequence[tuple[int, int]]) -> list[_Edit]:
-    """Comments that would be lost with what is replaced, on lines above its row."""
+    """Move comments of replaced text to lines above its row."""
     line = _line_start(text, _start(item))
     lines = _comment_lines(text, spans, max(0, int(item.start_mark.column) - _STEP))
     return [_Edit(line, line, lines)] if lines else []
@@ -384,7 +384,7 @@ def _comment_lines(text: str, spans: Sequence[tuple[int, int]], column: int) -> 
 
 
 def _comments(text: str, start: int, end: int) -> list[str]:
-    """Comments that lie between two places, each with its #."""
+    """Comments between two positions, each with its #."""
     if "#" not in text[start:end]:
         return []
     found, at = [], 0

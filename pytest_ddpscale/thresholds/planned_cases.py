@@ -1,4 +1,4 @@
-"""The plan that answers requirements: what they ask, and what checks under load need besides."""
+"""Plans the measurements for requirements, and the load that checks under load need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, training_cases
 
 
 def plan_of_cases(empty: Plan, cases: Sequence[AnyCase], pace: Pace, more: Sequence[Question] = ()) -> Plan:
-    """An empty plan, filled with what requirements ask that its nodes can be asked, and with further questions."""
+    """Fill an empty plan with the measurements that the cases need, and with further questions."""
     others = [case for case in cases if isinstance(case, NodeCase)]
     asked = [case.probe for case in others if case.probe is not None]
     checks = [case.requirement.check for case in others if case.requirement.check]
@@ -26,7 +26,7 @@ def plan_of_cases(empty: Plan, cases: Sequence[AnyCase], pace: Pace, more: Seque
 
 
 def _lacks_load(plan: Plan, checks: Sequence[str]) -> bool:
-    """Whether checks under load need more than is measured anyway: every rank has to work, or to talk."""
+    """Whether checks under load need more than the plan measures: every rank has to compute or communicate."""
     read = {NODE_CHECKS[name].reads for name in checks}
     layout, probes = plan.layout, plan.probes.probes if plan.probes else ()
     arms = [arm for study in plan.studies for arm in study.arms]

@@ -1,4 +1,4 @@
-"""The JSON schema of thresholds.yaml, so that editors complete and check it."""
+"""The JSON schema of thresholds.yaml, for completion and checks in editors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NUMBER = {"type": "number", "minimum": 0}
 
 
 def json_schema_text() -> str:
-    """The schema as it is shipped beside thresholds.yaml."""
+    """The schema, as shipped beside thresholds.yaml."""
     schema = FileForm.model_json_schema(mode="validation")
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "pytest-ddpscale thresholds"
@@ -29,20 +29,20 @@ def json_schema_text() -> str:
     for form in (forms["Removal"], forms["Change"], forms["WaiverRow"]):
         form["properties"].pop("world_sizes")
         _name_metrics(form, "metric", {"$ref": "#/$defs/WorldSizes"})
-    del forms["SkuForm"]["required"]  # a file that extends another says only what is different
+    del forms["SkuForm"]["required"]  # a file that extends another has only the differences
     _allow_empty([schema["properties"][name] for name in SECTIONS])
     _allow_empty([forms["SkuForm"], *(forms["SkuForm"]["properties"][name] for name in ROW_LISTS)])
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
 def _allow_empty(sections: Iterable[dict[str, Any]]) -> None:
-    """Take sections that have only comments, as a file that extends another may have."""
+    """Allow sections with only comments, as in a file that extends another."""
     for section in sections:
         section["type"] = [section["type"], "null"]
 
 
 def _name_metrics(form: dict[str, Any], key: str, values: dict[str, Any]) -> None:
-    """Give a form one key per metric, as it is written, in place of the one that stands for them."""
+    """Replace the key that stands for all metrics by one key per metric, as written in files."""
     others = {name: one for name, one in form["properties"].items() if name != key}
     named = {name: {**values, "description": METRICS[name].meaning} for name in ROW_METRICS}
     form["properties"] = {**named, **others}

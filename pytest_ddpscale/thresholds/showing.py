@@ -1,4 +1,4 @@
-"""What a thresholds file asks of a SKU, row by row, for `ddpscale thresholds show`: pure, and JSON of it."""
+"""A SKU's requirements row by row, for `ddpscale thresholds show`, and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pytest_ddpscale.thresholds.model import Requirement, Sku
 
 @dataclass(frozen=True)
 class AskedRow:
-    """A requirement, and what the file changed of it.
+    """A requirement, and its change.
 
     Attributes:
-        requirement: as it is asked.
-        change: what it was in the file that this one extends; None if it is the same there, or there is no such file.
+        requirement: as in this file.
+        change: difference from the file that this one extends; None if there is none, or no such file.
     """
 
     requirement: Requirement
@@ -33,14 +33,14 @@ class AskedRow:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a file asks of a SKU, or some metrics of it.
+    """A file's requirements of a SKU, or of some of its metrics.
 
     Attributes:
-        file: that asks.
-        name: of the SKU, canonical.
-        metrics: that were asked about, in the order of the catalogue.
+        file: the thresholds file.
+        name: canonical name of the SKU.
+        metrics: selected metrics, in the order of the catalogue.
         rows: in the order of the metrics, then of the file.
-        removed: what the file that this one extends asks besides.
+        removed: requirements that only the file has which this one extends.
     """
 
     file: ThresholdsFile
@@ -51,7 +51,7 @@ class Asked:
 
     @property
     def sku(self) -> Sku:
-        """What is asked."""
+        """The SKU."""
         return self.file.thresholds.skus[self.name]
 
     def rows_of(self, metric: str) -> list[AskedRow]:
@@ -64,10 +64,10 @@ class ListedSku:
     """A SKU of a file, in one line.
 
     Attributes:
-        name, aliases, description: of it.
-        published: requirements with a published value, or that follow from arithmetic.
-        provisional: requirements without.
-        checks: of the nodes.
+        name, aliases, description: of the SKU.
+        published: number of requirements with a published value, or that follow from arithmetic.
+        provisional: number of other requirements.
+        checks: number of node checks.
     """
 
     name: str
@@ -97,16 +97,16 @@ def _listed(name: str, sku: Sku) -> ListedSku:
 
 
 def asked_of(file: ThresholdsFile, sku: str, metric: str | None = None) -> Asked:
-    """What a file asks of a SKU.
+    """A file's requirements of a SKU.
 
     Args:
-        file: that is read.
-        sku: a name or alias, whatever the case of its letters.
-        metric: only this one, or those whose names have this in them.
+        file: the thresholds file.
+        sku: a name or alias, in any case.
+        metric: only this metric, or those whose names contain this.
 
     Raises:
-        SkuError: there is no such SKU.
-        OptionError: there is no such metric.
+        SkuError: unknown SKU.
+        OptionError: unknown metric.
         ThresholdsError: its section is not valid, or the file below cannot be read.
     """
     name = file.sku_name(sku)
@@ -146,18 +146,18 @@ def _metrics(asked: str | None) -> tuple[str, ...]:
 
 
 def unit_of(metric: Metric) -> str:
-    """In words: what a number of it is in."""
+    """The metric's unit in words."""
     return {"x": "factor"}.get(metric.unit, metric.unit)
 
 
 def ranks_text(requirement: Requirement) -> str:
-    """``8``, ``node``, ``2 nodes``, ``all``; ``8 spread`` where ranks are dealt to all nodes in turn."""
+    """``8``, ``node``, ``2 nodes``, ``all``; ``8 spread`` if ranks are dealt to all nodes in turn."""
     size: WorldSize = requirement.world_size
     return f"{size} spread" if requirement.placement == "spread" else str(size)
 
 
 def subject_text(requirement: Requirement) -> str:
-    """What it is about, and what it is compared with."""
+    """Its subject, and what it is compared with."""
     versus = f" vs {requirement.versus}" if requirement.versus else ""
     if requirement.one_gpu == "ddp":
         versus += ", ddp@1" if requirement.world_size == 1 else " vs ddp@1"
@@ -165,13 +165,13 @@ def subject_text(requirement: Requirement) -> str:
 
 
 def margin_text(requirement: Requirement) -> str:
-    """``− 5 %`` or ``+ 5 %`` of what was published; empty if the bound is stated, or nothing was published."""
+    """``− 5 %`` or ``+ 5 %`` relative to the published value; empty if the bound is stated or nothing was published."""
     margin = requirement.source.margin_pct
     return "" if margin is None else f"{'+' if requirement.definition.upper_bound else '−'} {margin:g} %"
 
 
 def source_text(requirement: Requirement) -> str:
-    """Who published it, or why it is provisional, in one line."""
+    """Its source, or why it is provisional, in one line."""
     source = requirement.source
     if requirement.check:
         return NODE_CHECKS[requirement.check].meaning
@@ -184,7 +184,7 @@ def _one_line(text: str) -> str:
 
 
 def asked_json(asked: Asked) -> str:
-    """One JSON object: units, files with their digests, what is trained, requirements, and those that were removed."""
+    """One JSON object: units, files with their digests, workloads, requirements, and removed ones."""
     used = dict.fromkeys(_metric_of(row) for row in asked.rows)
     workloads = dict.fromkeys(row.requirement.workload for row in asked.rows if row.requirement.workload)
     sku = asked.sku
@@ -257,5 +257,5 @@ def _strict(value: Mapping[str, Any]) -> str:
 
 
 def is_of_checks(metrics: Iterable[str]) -> bool:
-    """Whether these are checks of the nodes alone, which have no numbers."""
+    """Whether these are only node checks, which have no numbers."""
     return set(metrics) == {NODE_CHECK.name}

@@ -1,4 +1,4 @@
-"""A site's own thresholds.yaml: what it says that the packaged file does not, with examples of a SKU's real rows."""
+"""Writes a site's own thresholds.yaml: differences from the packaged file, with examples from a SKU's real rows."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pytest_ddpscale.thresholds.model import Requirement, Sku
 _HEAD = """\
 # yaml-language-server: $schema=thresholds.schema.json
 #
-# Thresholds of this site: only what differs from those that come with pytest-ddpscale.
+# Thresholds of this site: only the differences from those shipped with pytest-ddpscale.
 # {shows}
-# `ddpscale thresholds check thresholds.yaml` says what this file changes.
-# To use an example, remove the `# ` before it, and before the source that it names.
+# `ddpscale thresholds check thresholds.yaml` shows what this file changes.
+# To use an example, uncomment it and the source that it names.
 schema_version: 2
 extends: packaged
 
@@ -30,7 +30,7 @@ sources:
   # {source}
 """
 _SOURCE = "site: 'who measured it, when, on which nodes, with which driver, NCCL and torch'"
-# What a site finds out first: the numbers that it measures itself, the closest to what it bought first.
+# Metrics for the examples, in order of preference: those that a site is likely to measure itself first.
 _REPLACED = (WEAK_SCALING_EFFICIENCY.name, THROUGHPUT_PER_GPU.name)
 _REMOVED = (STRONG_SCALING_EFFICIENCY.name, RANK_UNIFORMITY.name)
 _CHANGED = (DEVICE_UTILIZATION.name, PEAK_MEMORY_GIB.name, EXPOSED_COMMUNICATION.name)
@@ -40,17 +40,17 @@ _DIGITS = 4
 
 
 def site_file(sku: str, of: Sku | None) -> str:
-    """The text of a thresholds.yaml that extends the packaged one and, as it is, changes nothing.
+    """The text of a thresholds.yaml that extends the packaged one and initially changes nothing.
 
     Args:
-        sku: name of the SKU that it has examples of; empty for none.
-        of: that SKU; None for none.
+        sku: name of the SKU for the examples; empty for none.
+        of: that SKU, or None.
     """
     if of is None:
-        shows = "`ddpscale thresholds show` lists the SKUs; with --gpu-sku NAME it prints what is asked of one."
+        shows = "`ddpscale thresholds show` lists the SKUs; with --gpu-sku NAME it prints a SKU's requirements."
         lines = ["skus:", "  # `ddpscale init --gpu-sku NAME DIR` writes examples of a SKU's rows here."]
     else:
-        shows = f"`ddpscale thresholds show --gpu-sku {sku}` prints what is asked."
+        shows = f"`ddpscale thresholds show --gpu-sku {sku}` prints its requirements."
         lines = ["skus:", f"  {sku}:", *_examples(of)]
     return _HEAD.format(shows=shows, source=_SOURCE) + "\n" + "\n".join(lines) + "\n"
 
@@ -62,18 +62,18 @@ def _examples(sku: Sku) -> list[str]:
     removed = _first([one for one in numbers if one is not replaced], _REMOVED)
     changed = _first([one for one in numbers if one not in (replaced, removed)], _CHANGED)
     return [
-        "    requirements:  # a row is used in place of the packaged one of that metric, name and number of GPUs",
+        "    requirements:  # a row replaces the packaged one of the same metric, name and number of GPUs",
         *(_replacing(replaced) if replaced else ()),
-        "    remove:  # rows that this site does not ask for",
+        "    remove:  # rows that this site does not require",
         *([f"      # - {{{_name(removed)}}}"] if removed else ()),
-        "    change:  # rows that reject where they only warned, or only warn",
+        "    change:  # rows with another severity",
         *(_changing(changed) if changed else ()),
     ]
 
 
 def _replacing(one: Requirement) -> list[str]:
     return [
-        f"      # now {bound_text(one)}; a value measured here instead (this one gives about the same bound):",
+        f"      # now {bound_text(one)}; replaced by a value measured here (this one gives about the same bound):",
         f"      # - {site_row(one)}",
     ]
 
@@ -82,12 +82,12 @@ def _changing(one: Requirement) -> list[str]:
     other = "fail" if one.severity == "warn" else "warn"
     return [
         f"      # now {bound_text(one)}",
-        f"      # - {{{_name(one)}, severity: {other}, because: 'why it is so here'}}",
+        f"      # - {{{_name(one)}, severity: {other}, because: 'why at this site'}}",
     ]
 
 
 def _first(requirements: Sequence[Requirement], metrics: Iterable[str]) -> Requirement | None:
-    """Of the first metric that any is about; of a whole node, if one is."""
+    """A requirement on the first of the metrics that has one, preferably on a whole node."""
     for metric in metrics:
         found = [one for one in requirements if one.metric == metric]
         if found:
@@ -96,7 +96,7 @@ def _first(requirements: Sequence[Requirement], metrics: Iterable[str]) -> Requi
 
 
 def site_row(one: Requirement) -> str:
-    """A row that replaces a requirement by a site's own value and margin, which give the same bound."""
+    """A row that replaces a requirement by a site's own value and margin with the same bound."""
     margin = one.source.margin_pct or _USUAL_MARGIN_PCT
     sign = 1 if one.definition.upper_bound else -1
     value = float(f"{one.bound / (1 + sign * margin / 100):.{_DIGITS}g}")
@@ -118,12 +118,12 @@ def site_example(sku: str, one: Requirement) -> list[str]:
 
 
 def _name(one: Requirement) -> str:
-    """What `remove` and `change` call it."""
+    """The requirement's name for `remove` and `change`."""
     return f"{one.metric}: [{one.world_size}]{_about(one)}"
 
 
 def _about(one: Requirement) -> str:
-    """The keys that say what a row is about, besides its metric."""
+    """The keys that identify a row besides its metric."""
     told = {"of": one.workload, "probe": one.probe, "versus": one.versus or ""}
     placed = ", placement: spread" if one.placement == "spread" else ""
     return "".join(f", {key}: {value}" for key, value in told.items() if value) + placed

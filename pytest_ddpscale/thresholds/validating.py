@@ -1,4 +1,4 @@
-"""Checking one part of a thresholds file against its form, with file, line and what was meant in every complaint."""
+"""Validates one part of a thresholds file against its form; every error has file, line and expectation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Where = Callable[[YamlPath], str]
 
 
 class PartError(Exception):
-    """What is wrong with a part of a file.
+    """Errors of one part of a file.
 
     Args:
         problems: at least one.
@@ -30,23 +30,23 @@ class PartError(Exception):
 
 
 def validated(form: Any, data: Any, at: YamlPath, where: Where, path: Path) -> Any:
-    """A part of a file as its form has it.
+    """Validate a part of a file.
 
     Args:
-        form: the type that it has to be.
-        data: as it was read.
+        form: the type that it must have.
+        data: the part as read.
         at: its path in the file.
-        where: the line of a path.
-        path: of the file, for messages.
+        where: gives the line of a path.
+        path: the file, for messages.
 
     Raises:
-        PartError: it is not of that form.
+        PartError: it does not match the form.
     """
     try:
         return _adapter(form).validate_python(data)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False)
-        found.sort(key=lambda one: one["type"] != _UNKNOWN)  # a misspelt key is why another one is missing
+        found.sort(key=lambda one: one["type"] != _UNKNOWN)  # first, as a misspelt key explains a missing one
         raise PartError(*(_problem(form, one, data, at, where, path) for one in found)) from None
 
 
@@ -62,7 +62,7 @@ def _problem(form: Any, error: Any, data: Any, at: YamlPath, where: Where, path:
 
 
 def _as_written(data: Any, loc: YamlPath) -> YamlPath:
-    """A place as the file has it: without pydantic's words for kinds of an entry, and keys as text."""
+    """A place as in the file: without pydantic's tags, and with keys as text."""
     written: list[str | int] = []
     for part in loc:
         stands_for_keys = part == "metrics" and isinstance(data, dict) and part not in data
@@ -77,7 +77,7 @@ def _as_written(data: Any, loc: YamlPath) -> YamlPath:
 
 
 def _explain(form: Any, error: Any, at: YamlPath) -> tuple[str, str, str]:
-    """Pydantic's complaint as found, expected, action."""
+    """Pydantic's error as found, expected, action."""
     kind, message, value = error["type"], error["msg"], error["input"]
     if kind == _UNKNOWN:
         near = did_you_mean(str(at[-1]), _keys(form, error["loc"][:-1]))
@@ -87,7 +87,7 @@ def _explain(form: Any, error: Any, at: YamlPath) -> tuple[str, str, str]:
     if kind == "value_error":
         return f"{dotted(at)}: {message.removeprefix('Value error, ')}", "", "Correct that entry."
     if kind in {"int_type", "float_type"} and _looks_like_a_number(value):
-        action = "Write it as a plain decimal number, without quotes: YAML 1.1 takes 1e3 and 08 for text."
+        action = "Write it as a plain decimal number, without quotes: YAML 1.1 reads 1e3 and 08 as text."
         return f"{dotted(at)} is the text {value!r}", "a number", action
     expected = "a mapping" if kind in {"dict_type", "model_type"} else message.removeprefix("Input should be ")
     expected = "a day such as 2026-12-31, without quotes or a time" if kind.startswith("date") else expected
@@ -96,7 +96,7 @@ def _explain(form: Any, error: Any, at: YamlPath) -> tuple[str, str, str]:
 
 
 def _keys(form: Any, loc: tuple[Any, ...]) -> list[str]:
-    """Keys of the form at a place below another one."""
+    """Keys of the form at a place below `form`."""
     for part in loc:
         fields = getattr(form, "model_fields", {})
         form = fields[part].annotation if part in fields else (get_args(form) or (None,))[-1]

@@ -1,4 +1,4 @@
-"""What whole training runs have to reach: rows of whole_runs.yaml, which each say of which runs they are."""
+"""Bounds of whole training runs: rows of whole_runs.yaml, each for specific runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _Ranks = Annotated[int, Meta(ge=1)]
 
 
 class WholeRunBound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One row: of what runs, and by world size what they have to reach.
+    """One row: the runs that it applies to, and their bounds by world size.
 
     Attributes:
-        time_to_train: seconds of complete time; `margin` more are allowed.
-        validation_accuracy: share after the last epoch; `margin` less is allowed.
-        published: key of `sources`; or
-        provisional: why the number is what it is.
+        time_to_train: total time in seconds; the bound is `margin` higher.
+        validation_accuracy: accuracy after the last epoch, 0 … 1; the bound is `margin` lower.
+        published: key of `sources`; exclusive with `provisional`.
+        provisional: why these numbers, if they are not published.
     """
 
     sku: str
@@ -42,19 +42,19 @@ class WholeRunBound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     provisional: str = ""
 
     def is_about(self, sku: str, run: TrainingRun) -> bool:
-        """Whether a run on a SKU is just as this row says, but for its world size."""
+        """Whether the row applies to a run on a SKU, at any world size."""
         is_so = self.model, self.precision, self.batch, self.epochs, self.compile, self.data
         work = run.workload
         found = work.model, work.precision, work.batch_size, run.epochs, run.compile_mode, run.samples.name
         return self.sku == sku and is_so == found
 
     def most_s(self, world_size: int) -> float | None:
-        """Of complete time; None where nothing is asked."""
+        """Bound of the total time in seconds; None without a bound."""
         time = self.time_to_train.get(world_size)
         return None if time is None else time * (1 + self.margin)
 
     def least_accuracy(self, world_size: int) -> float | None:
-        """Of validation; None where nothing is asked."""
+        """Bound of the validation accuracy; None without a bound."""
         share = self.validation_accuracy.get(world_size)
         return None if share is None else share * (1 - self.margin)
 
@@ -66,7 +66,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 def read_whole_run_bounds(path: Path = PACKAGED) -> tuple[WholeRunBound, ...]:
-    """All rows of a file; `published` is then the source's text. Raises ThresholdsError: it is not as it has to be."""
+    """All rows of a file, with `published` replaced by the source's text. Raises ThresholdsError if it is invalid."""
     try:
         data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         file = msgspec.convert(data, _File)
@@ -76,5 +76,5 @@ def read_whole_run_bounds(path: Path = PACKAGED) -> tuple[WholeRunBound, ...]:
     for row in file.bounds:
         if bool(row.published) == bool(row.provisional) or (row.published and row.published not in file.sources):
             where = f"{path}, {row.sku}, {row.data}"
-            raise ThresholdsError(where, "no reason for its numbers", "`published`, a key of sources, or `provisional`")
+            raise ThresholdsError(where, "no source of its numbers", "`published`, a key of sources, or `provisional`")
     return tuple(msgspec.structs.replace(row, published=file.sources.get(row.published, "")) for row in file.bounds)

@@ -1,1 +1,1 @@
-"""What every part may use, and nothing else does."""
+"""Small helpers that any part of the package may import."""

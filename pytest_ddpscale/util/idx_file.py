@@ -1,4 +1,4 @@
-"""MNIST's idx files: a header with the sizes, then one byte a value (yann.lecun.com/exdb/mnist)."""
+"""MNIST's idx files: a header with the shape, then one byte per value (yann.lecun.com/exdb/mnist)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import IO, cast
 import numpy as np
 import numpy.typing as npt
 
-_BYTES = 0x08  # the only type of value that MNIST has
-# Of training and of validation: images, labels.
+_BYTES = 0x08  # unsigned byte, the only value type in MNIST
+# Images, labels.
 TRAIN_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 VALIDATION_FILES = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
 def idx_path(folder: Path, name: str) -> Path:
-    """Of a file, or of its gzip. Raises FileNotFoundError."""
+    """Path of the file or of its gzip. Raises FileNotFoundError."""
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
@@ -26,13 +26,13 @@ def idx_path(folder: Path, name: str) -> Path:
 
 
 def idx_shape(path: Path) -> tuple[int, ...]:
-    """Its sizes, by the header. Raises OSError, or ValueError if it is no idx file."""
+    """Shape from the header. Raises OSError, or ValueError if it is not an idx file."""
     with _opened(path) as file:
         return _shape(file, path)
 
 
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """All values, in the shape that the header says. Raises as `idx_shape`, and ValueError where some lack."""
+    """All values, in the shape given by the header. Raises as `idx_shape`, and ValueError if values are missing."""
     with _opened(path) as file:
         shape = _shape(file, path)
         data = file.read()
@@ -48,8 +48,8 @@ def _opened(path: Path) -> IO[bytes]:
 def _shape(file: IO[bytes], path: Path) -> tuple[int, ...]:
     head = file.read(4)
     if len(head) < 4 or head[:3] != bytes((0, 0, _BYTES)):
-        raise ValueError(f"{path} is no idx file of bytes: it begins with {head.hex() or 'nothing'}")
+        raise ValueError(f"{path} is not an idx file of bytes: it begins with {head.hex() or 'nothing'}")
     sizes = file.read(4 * head[3])
     if len(sizes) != 4 * head[3]:
-        raise ValueError(f"{path} ends within its header")
+        raise ValueError(f"{path} is truncated within its header")
     return struct.unpack(f">{head[3]}I", sizes)

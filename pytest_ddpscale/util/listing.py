@@ -1,4 +1,4 @@
-"""A list in a sentence, which stays short however long the list is."""
+"""Shorten a list for use in a sentence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def first_few(names: Sequence[str], most: int = 3, separator: str = ", ", count: int | None = None) -> str:
-    """The first of them, and how many more there are: ``n1, n2, n3 and 9 more``; `count` in all, if that is more."""
+    """The first `most` names and the number of others: ``n1, n2, n3 and 9 more``; `count` is the total, if larger."""
     shown = names[:most]
     others = (len(names) if count is None else count) - len(shown)
     return separator.join(shown) + (f" and {others} more" if shown and others > 0 else "")

@@ -1,6 +1,6 @@
-"""Secrets that a command line, an environment or a message may hold, replaced by ``***`` before anything is recorded.
+"""Replaces secrets in command lines, environments and messages by ``***`` before anything is recorded.
 
-What is masked rather goes too far than leaves a part of a secret: the rest of the word in which one begins.
+Masking prefers too much to too little: it covers the rest of the word in which a secret begins.
 """
 
 from __future__ import annotations
@@ -9,30 +9,30 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 MASK = "***"
-# How names of secrets end; but an InfiniBand partition's key (NCCL_IB_PKEY) is an index and no secret.
+# Endings of secrets' names. An InfiniBand partition key (NCCL_IB_PKEY) is an index, not a secret.
 _SECRET = r"(?:token|secret|password|passwd|(?<!_ib_p)key|credential)s?"  # noqa: S105
 _SECRET_NAME = re.compile(rf".*{_SECRET}", re.IGNORECASE | re.DOTALL)
 _SECRET_OPTION = re.compile(rf"-[\w-]*{_SECRET}", re.IGNORECASE)
-# `token=…` anywhere in a word, and `--password …` in a word that is a command line of its own.
+# `token=…` anywhere in a word, and `--password …` in a word that is itself a command line.
 _SECRET_WITHIN = re.compile(rf"(?:{_SECRET}=|(?<![\w-])-[\w-]*{_SECRET}\s+)(?=.)", re.IGNORECASE | re.DOTALL)
 _LOGIN = re.compile(r"(?<=://)[^\s/]*@")
 _LINE = re.compile(r"(-[\w-]+=)?(-.*)", re.DOTALL)
-# Words as a shell sees them, and what is between them.
+# Words as a shell splits them, and the whitespace between them.
 _TOKEN = re.compile(r"""\s+|(?:"(?:[^"\\]|\\.)*"?|'[^']*'?|\\.?|[^\s"'\\])+""", re.DOTALL)
 
 
 def masked_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables whose name ends like a secret's keep only their name."""
+    """Mask the values of variables whose name ends like a secret's, and secrets within other values."""
     return {name: MASK if _SECRET_NAME.fullmatch(name) else masked_text(value) for name, value in environ.items()}
 
 
 def masked_arguments(arguments: Sequence[str]) -> list[str]:
-    """A command line without ``--password VALUE``, ``token=VALUE`` and ``user:password@`` of URLs."""
+    """Mask ``--password VALUE``, ``token=VALUE`` and ``user:password@`` of URLs in a command line."""
     return list(_masked(arguments))
 
 
 def masked_text(text: str) -> str:
-    """A message or a line of a log, likewise."""
+    """Mask the same in a message or log line."""
     return "".join(_masked(_TOKEN.findall(text)))
 
 

@@ -1,4 +1,4 @@
-"""The files that come with the package: thresholds, acceptance tests, Slurm scripts."""
+"""Files shipped with the package: thresholds, acceptance tests, Slurm scripts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def usual_thresholds() -> Path:
-    """The thresholds file that a command takes if none is named: that of this directory, else the packaged one."""
+    """Default thresholds file of commands: thresholds.yaml in this directory, else the packaged one."""
     here = Path(THRESHOLDS)
     return here if here.is_file() else packaged(THRESHOLDS)
 

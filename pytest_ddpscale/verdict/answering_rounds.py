@@ -1,4 +1,4 @@
-"""The rounds that answer a question: of all ranks together, or of every node by itself."""
+"""The rounds that answer a question: of all ranks together, or of each node."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from pytest_ddpscale.verdict.answering_study import matching_study
 
 
 def samples_of(question: Question, evidence: Evidence) -> list[Sample]:
-    """Per-round values of what a question asks, in the metric's unit, launch by launch; empty if it was not measured.
+    """Per-round values of a question's metric, in its unit, launch by launch; empty if it was not measured.
 
-    Of what several nodes measured, each for itself, the worst node's of each round.
+    If each node is judged alone, the worst node's value of each round.
 
     Raises:
-        ValueError: the metric needs a number of the thresholds file.
+        ValueError: the metric needs a number from the thresholds file.
     """
     if question.metric.takes_sku:
-        raise ValueError(f"{question.metric.name} needs a number of the thresholds file")
+        raise ValueError(f"{question.metric.name} needs a number from the thresholds file")
     return [sample for launch in evidence.launches for sample in _samples_of_launch(question, launch)]
 
 
@@ -44,17 +44,17 @@ def _samples_of_launch(question: Question, evidence: Evidence) -> list[Sample]:
 
 
 def worst_per_round(samples: Sequence[Sequence[Sample]], metric: Metric) -> list[Sample]:
-    """Of the values of several nodes, the worst of each round, as far as all nodes have rounds."""
+    """The worst value of each round over several nodes, for the rounds that all nodes have."""
     worst = max if metric.upper_bound else min
     return [worst(of_round, key=lambda sample: sample.value) for of_round in zip(*samples, strict=False)]
 
 
 def rounds_of(question: Question, study: Study, evidence: Evidence) -> MeasuredArms:
-    """The complete rounds that answer a question: on several nodes those of the group with rank 0."""
+    """The complete rounds that answer a question; with several nodes, those of the group with rank 0."""
     layout = evidence.plan.layout
 
     def ranks(arm: Arm) -> Sequence[int] | None:
-        is_planned = arm.world_size <= layout.world_size  # else no rank can have measured it
+        is_planned = arm.world_size <= layout.world_size
         if layout.nodes == 1 or not is_planned:
             return None
         return range(layout.ranks_per_node) if layout.takes_turns(arm) else layout.groups(arm)[0]
@@ -72,16 +72,16 @@ def rounds_of(question: Question, study: Study, evidence: Evidence) -> MeasuredA
 
 
 def _ranks_take_turns(question: Question) -> bool:
-    """Whether the baseline is one rank after the other, of others than the one that is compared with it."""
+    """Whether the baseline is measured by one rank after the other, while several ranks are compared with it."""
     return question.metric.baseline == "alone" and question.world_size > 1
 
 
 class RowsByNode(NamedTuple):
-    """What nodes measured of which each has its rows.
+    """Measurements of several nodes, with rows for each node.
 
     Attributes:
-        hosts: of each node.
-        arms: what metrics are taken from.
+        hosts: host of each node.
+        arms: input of metrics.
     """
 
     hosts: Sequence[str]
@@ -89,7 +89,7 @@ class RowsByNode(NamedTuple):
 
 
 def rows_by_node(question: Question, study: Study, evidence: Evidence) -> list[RowsByNode]:
-    """The complete rounds that answer a question, of every node that took part in the study; its arms fit a node."""
+    """The complete rounds of each node that answer a question whose arms fit a node."""
     arms = [arm for arm in (question.measured, question.baseline) if arm]
     slowness = _within_hosts(question, study, evidence)
     found = []
@@ -100,7 +100,7 @@ def rows_by_node(question: Question, study: Study, evidence: Evidence) -> list[R
 
 
 def node_of(question: Question, study: Study, evidence: Evidence, host: str) -> MeasuredArms:
-    """The same of one host by itself."""
+    """The complete rounds of one host."""
     measured, baseline = question.measured, question.baseline
     compared = node_rounds(evidence.columns, study.id, baseline, host) if baseline else NO_ROUNDS
     found = _of_arms(question, study, evidence, node_rounds(evidence.columns, study.id, measured, host), compared)
@@ -108,7 +108,7 @@ def node_of(question: Question, study: Study, evidence: Evidence, host: str) -> 
 
 
 def _within_hosts(question: Question, study: Study, evidence: Evidence) -> Slowness:
-    """Of the ranks that take turns, against those of their own host."""
+    """Slowness of the ranks that take turns, compared with those of their own host; empty if none do."""
     if not _ranks_take_turns(question):
         return {}
     key = ("slowness", study.id)
@@ -134,9 +134,9 @@ def values_of_nodes(
     """Per-round values of a metric, by host.
 
     Args:
-        metric: which.
-        rows: what nodes measured.
-        reference: as `MeasuredArms.reference`.
-        peak: as `MeasuredArms.peak`.
+        metric: the metric.
+        rows: measurements of the nodes.
+        reference: `MeasuredArms.reference`.
+        peak: `MeasuredArms.peak`.
     """
     return of_nodes([(one.hosts, metric.samples_of(replace(one.arms, reference=reference, peak=peak))) for one in rows])

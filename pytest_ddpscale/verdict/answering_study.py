@@ -1,4 +1,4 @@
-"""Which study of a run answers a question."""
+"""The study of a run that answers a question."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def covers(plan: Plan, question: Question) -> bool:
 
 
 def matching_study(plan: Plan, question: Question) -> Study | None:
-    """The study that trained exactly this, whatever the workload is called there.
+    """The study of the same training, whatever its workload is called; None if there is none.
 
-    Of several, the one with most of the arms that the question needs.
+    If there are several, the one with most of the needed arms.
     """
     scaling, needed = question.metric.scaling, set(question.arms)
     same = [
@@ -26,7 +26,7 @@ def matching_study(plan: Plan, question: Question) -> Study | None:
 
 
 def why_no_study(plan: Plan, question: Question) -> str:
-    """Why a question has no study, for the verdict ``not_measured``."""
+    """The reason for the verdict ``not_measured`` of a question without a study."""
     scaling, workload = question.metric.scaling, question.workload
     near = [s for s in plan.studies if s.scaling == scaling and _is_near(s.workload, workload)]
     if near:
@@ -35,7 +35,7 @@ def why_no_study(plan: Plan, question: Question) -> str:
 
 
 def _differences(scaling: Scaling, one: Workload, other: Workload) -> list[str]:
-    """``field found, required`` for each field that makes them different training."""
+    """``field found, required`` for each field in which the training differs."""
     batch = "batch_size" if scaling == "weak" else "global_batch_size"
     fields = ("model", "precision", batch, "image_size", "memory_format", "compile", "num_classes", "cudnn_benchmark",
               "classifier_hidden", "feature_weights", "data")  # fmt: skip
@@ -44,5 +44,5 @@ def _differences(scaling: Scaling, one: Workload, other: Workload) -> list[str]:
 
 
 def _is_near(one: Workload, other: Workload) -> bool:
-    """Whether they are meant to be the same: by name, or by what is trained in which precision."""
+    """Whether workloads are probably meant to be the same: equal name, or equal model and precision."""
     return one.name == other.name or (one.model, one.precision) == (other.model, other.precision)

@@ -1,4 +1,4 @@
-"""Any two arms of a study beside each other: how much faster one trains, with an interval."""
+"""Throughput of one arm of a study over that of another, with an interval."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pytest_ddpscale.verdict.estimating import Found, estimate_of
 
 
 def throughput_ratio(evidence: Evidence, study: Study, arm: Arm, baseline: Arm, confidence: float) -> Found | None:
-    """Images per second and GPU of an arm over those of another, taken within each round that both have.
+    """Ratio of images per second and GPU of two arms, taken within each round that both have.
 
     Args:
-        confidence: of the interval, at all rounds together, 0 … 1.
+        confidence: of the interval, valid for all rounds together, 0 … 1.
 
     Returns:
         With an interval from eight rounds on; None if no round has both.
@@ -24,7 +24,7 @@ def throughput_ratio(evidence: Evidence, study: Study, arm: Arm, baseline: Arm, 
 
 
 def throughput(evidence: Evidence, study: Study, arm: Arm, confidence: float) -> Found | None:
-    """Images per second and GPU, at the slowest rank's pace; as `throughput_ratio`."""
+    """Images per second and GPU of an arm, at the slowest rank's pace; an interval as in `throughput_ratio`."""
     samples = list(img_per_s(evidence, study, arm))
     return estimate_of(samples, "factors", confidence) if samples else None
 

@@ -1,4 +1,4 @@
-"""A requirement before anything is known of it, and against per-round values."""
+"""The blank verdict on a requirement, and the verdict from per-round values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REASONS: dict[VerdictOutcome, str] = {
 
 
 def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
-    """The verdict ``not_measured`` on a requirement, with everything that its line of thresholds.yaml says."""
+    """The verdict ``not_measured`` on a requirement, with the fields of its line in thresholds.yaml."""
     requirement = case.requirement
     return Verdict(
         id=case.id,
@@ -46,18 +46,18 @@ def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
 def against_bound(
     blank: Verdict, requirement: Requirement, values: FloatArray, estimate: Callable[[], Found]
 ) -> Verdict:
-    """What per-round values come to, each of which was possible.
+    """The verdict from per-round values.
 
     Args:
         blank: on the requirement.
         requirement: with the bound.
         values: at least one, in the order of the rounds, (rounds,).
-        estimate: what they come to.
+        estimate: returns value and interval.
 
     Returns:
         ``passed`` or ``failed`` if the whole interval is on that side of the bound, ``inconclusive`` if the bound lies
-        inside or there are too few rounds, ``error`` if a value is impossible. The interval that is told ends where
-        values stop being possible; it decides as it was found.
+        inside or there are too few rounds, ``error`` if a value is impossible. The returned interval is clipped to
+        possible values; the unclipped one decides.
     """
     definition, count = requirement.definition, len(values)
     if not _are_possible(values, definition):
@@ -86,13 +86,13 @@ def against_bound(
 
 
 def _possible_part(low: float, high: float, value: float, possible: tuple[float, float]) -> tuple[float, float]:
-    """What is possible of an interval; the value, which noise may put slightly beyond, stays inside."""
+    """The interval clipped to possible values; the value stays inside, even if noise puts it slightly beyond."""
     least, most = possible
     return min(max(low, least), value), max(min(high, most), value)
 
 
 def _are_possible(values: FloatArray, definition: Metric) -> bool:
-    """Rates and ratios are positive; a share may be nothing at all, and a difference of two arms less than that."""
+    """Rates and ratios must be positive; a share may be 0, and a difference of two arms negative."""
     if not np.isfinite(values).all():
         return False
     if definition.scale != "differences":

@@ -1,4 +1,4 @@
-"""What forbids a verdict that the numbers alone would give."""
+"""Reasons to withhold a verdict that the numbers alone would give."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from pytest_ddpscale.thresholds.cases import Case
 # Below this, a GPU under strong scaling waits for its host: published ResNet-152 rows show 58-74 %
 # there, while every row that scales shows 95 % and more (willgpaik/pytorch-ddp-scaling-benchmark).
 HOST_BOUND_UTILIZATION = 0.90
-# Steps that are left out are cheaper, and training that skips many does not converge.
+# Skipped steps are cheaper, and training that skips many does not converge.
 MOST_SKIPPED_STEPS = 0.05
 
 
 def with_spent_budget(verdict: Verdict, study_id: str, out_of_time: Collection[str]) -> Verdict:
-    """What is open because there was no time for it says so: nothing is wrong with the machine."""
+    """Note that an open verdict is open because --ddp-budget ran out, not because of the machine."""
     if study_id not in out_of_time or verdict.outcome not in ("inconclusive", "not_measured"):
         return verdict
-    note = "the time of --ddp-budget was over before this was decided"
+    note = "--ddp-budget ran out before this was decided"
     return replace(verdict, notes=(*verdict.notes, note))
 
 
 def with_precision(verdict: Verdict, plan: Plan) -> Verdict:
-    """How narrow the interval was to be, if that was asked; the outcome is the same whether it became so or not."""
+    """Record the requested precision, and note an interval that is wider; the outcome does not change."""
     if plan.precision is None or verdict.half_width is None or not METRICS[verdict.metric].takes_precision:
         return verdict
     verdict = replace(verdict, precision=plan.precision)
     if not verdict.is_too_wide or verdict.value is None or verdict.half_width is None:
         return verdict
     reached, asked = 100 * verdict.half_width / verdict.value, 100 * plan.precision
-    note = f"half-width {reached:.3g} % of the value, asked for {asked:.3g} %"
+    note = f"half-width {reached:.3g} % of the value, requested {asked:.3g} %"
     return replace(verdict, notes=(*verdict.notes, note))
 
 
 def with_missing_rounds(verdict: Verdict, begun: int) -> Verdict:
-    """Rounds with a rank or a reading missing may be the very ones that would have failed."""
+    """Make a verdict inconclusive if rounds are incomplete: those may be the ones that would have failed."""
     if verdict.outcome not in ("passed", "failed") or verdict.rounds >= begun:
         return verdict
     reason = f"only {verdict.rounds} of {begun} rounds are complete; the others could change the result"
@@ -53,7 +53,7 @@ def with_missing_rounds(verdict: Verdict, begun: int) -> Verdict:
 
 
 def with_plausibility(verdict: Verdict, plan: Plan) -> Verdict:
-    """GPUs are not more than busy, nor clearly faster together than alone: then the measurement is wrong."""
+    """Make a verdict inconclusive if its value is not credible, such as a utilization or efficiency far above 1."""
     if verdict.value is None:
         return verdict
     least, most = credible_values(verdict.metric, verdict.world_size, plan)
@@ -65,16 +65,16 @@ def with_plausibility(verdict: Verdict, plan: Plan) -> Verdict:
 
 
 def credible_values(metric: str, world_size: int, plan: Plan) -> tuple[float, float]:
-    """Least and greatest value that measuring a metric may give on this kind of device."""
+    """Smallest and largest credible value of a metric on this kind of device."""
     return METRICS[metric].credible_at(world_size) if plan.device_type == "cuda" else (-math.inf, math.inf)
 
 
 def suspect_nodes(hosts: Sequence[str], rows: ArmRounds, case: Case, plan: Plan) -> set[str]:
-    """Nodes of which `with_skipped_steps` or `with_host_bound` may have something to say, or that were imported.
+    """Nodes that `with_skipped_steps` or `with_host_bound` may affect, or that were imported.
 
     Args:
         hosts: of the nodes.
-        rows: of the arm in question, a row for each round and node.
+        rows: of the judged arm, a row for each round and node.
         case: the requirement.
         plan: of the run.
     """
@@ -89,7 +89,7 @@ def _may_wait_for_host(case: Case, plan: Plan) -> bool:
 
 
 def with_skipped_steps(verdict: Verdict, measured: ArmRounds) -> Verdict:
-    """Steps that fp16's loss scaling left out were cheaper than the others: a few are noted, many decide nothing."""
+    """Note steps that fp16 loss scaling skipped, which are cheaper; many of them make a pass inconclusive."""
     skipped = int(measured.measured.skipped_steps.sum())
     if not skipped:
         return verdict
@@ -99,20 +99,20 @@ def with_skipped_steps(verdict: Verdict, measured: ArmRounds) -> Verdict:
     if verdict.outcome != "passed" or skipped <= MOST_SKIPPED_STEPS * steps:
         return verdict
     return replace(
-        verdict, outcome="inconclusive", reason=f"{note}: what is left is not the training that was asked for"
+        verdict, outcome="inconclusive", reason=f"{note}: the rest is not the training that was to be measured"
     )
 
 
 def with_host_bound(verdict: Verdict, case: Case, plan: Plan, measured: ArmRounds) -> Verdict:
-    """Strong scaling on GPUs that wait for their host says nothing about the GPUs or their links."""
+    """Make strong scaling inconclusive if GPUs wait for their host: it then says nothing about GPUs or links."""
     if not _may_wait_for_host(case, plan):
         return verdict
     busy = [sample.value for sample in ArmSamples(measured).utilization]
     if not busy or statistics.fmean(busy) >= HOST_BOUND_UTILIZATION:
         return verdict
     reason = (
-        f"host-bound: devices were {statistics.fmean(busy):.0%} busy (below {HOST_BOUND_UTILIZATION:.0%}), so "
-        f"{case.workload.global_batch_size} images are too few for {case.world_size} GPUs to say anything"
+        f"host-bound: GPUs were {statistics.fmean(busy):.0%} busy (below {HOST_BOUND_UTILIZATION:.0%}); a global batch "
+        f"of {case.workload.global_batch_size} is too small for {case.world_size} GPUs, so this result means nothing"
     )
     return replace(
         verdict, outcome="inconclusive", reason=reason, notes=(*verdict.notes, "host-bound"), flags=("host-bound",)
@@ -120,12 +120,12 @@ def with_host_bound(verdict: Verdict, case: Case, plan: Plan, measured: ArmRound
 
 
 def with_slow_node(verdict: Verdict, host: str, compared: RankComparison) -> Verdict:
-    """Relative to its own ranks a node that is slow as a whole scales well: that is no pass.
+    """Make a pass inconclusive if most ranks of the node are slow: it scales well only relative to slow ranks.
 
     Args:
         verdict: of one node of several.
         host: its name.
-        compared: who is slow.
+        compared: the slow ranks.
     """
     if verdict.outcome != "passed" or METRICS[verdict.metric].baseline != "alone":
         return verdict
@@ -144,6 +144,6 @@ def with_slow_node(verdict: Verdict, host: str, compared: RankComparison) -> Ver
         )
         for s in slow
     )  # fmt: skip
-    found = f"{len(slow)} of its ranks are slow by themselves ({slow[0].evidence})"
-    reason = f"{found}: relative to them alone everything looks good"
+    found = f"{len(slow)} of its ranks are slow without communication ({slow[0].evidence})"
+    reason = f"{found}; good scaling relative to slow ranks is no pass"
     return replace(verdict, outcome="inconclusive", reason=reason, culprits=culprits or tuple(one_by_one))

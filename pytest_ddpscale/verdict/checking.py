@@ -1,4 +1,4 @@
-"""A check of the nodes against what was found out about them."""
+"""Verdicts on node checks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from pytest_ddpscale.thresholds.node_expectation import node_expectation
 
 
 def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
-    """The verdict on one check; its value is the share of nodes that pass, which has no error.
+    """The verdict on one check; its value is the share of nodes that pass, which is exact.
 
     Args:
         blank: on the requirement, ``not_measured``.
         case: the requirement, with its check.
-        evidence: what was found out, before the launch and under load.
+        evidence: surveys from before the launch, and telemetry under load.
     """
     name = case.requirement.check
     reads_telemetry = NODE_CHECKS[name].reads == "telemetry"
@@ -35,7 +35,7 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     why_no_survey = evidence.errors.get(STUDY_ID) or evidence.interrupted.get(STUDY_ID)
     if found.outcome == "not_measured" and why_no_survey:
         reason = f"{reason}: {why_no_survey}"
-    # Of nodes of which only some could be looked at no share is known.
+    # If only some nodes could be checked, the share is unknown.
     share = None if found.outcome == "not_measured" else found.share
     interval = None if share is None else (share, share)
     return replace(
@@ -60,7 +60,7 @@ def _of_nodes(case: NodeCase, evidence: Evidence) -> NodeEvidence:
 
 
 def _blocks(evidence: Evidence) -> GpuBlocks:
-    """By the names that telemetry has for them."""
+    """Measured blocks, by the study and arm names that telemetry uses."""
     trained = [(arm.study, arm.arm, arm) for arm in evidence.columns.arms.values()]
     probed = [(one.study, Probe(one.probe, one.world_size).id, one) for one in evidence.probes.values()]
     return GpuBlocks([*trained, *probed])
@@ -70,13 +70,13 @@ def unfit_nodes(cases: Iterable[AnyCase], plan: Plan, surveys: dict[str, Survey]
     """Nodes that fail a check of severity ``fail`` before anything is launched on them.
 
     Args:
-        cases: that were selected.
-        plan: of what is to be launched.
-        surveys: host → what it is.
-        day: it is, in UTC: a check that is waived on it leaves nobody out.
+        cases: the selected cases.
+        plan: of the launch.
+        surveys: by host.
+        day: current day in UTC; a check that is waived on it excludes no node.
 
     Returns:
-        Host → why.
+        Reason by host.
     """
     checks = [case for case in cases if isinstance(case, NodeCase) and case.requirement.check]
     rejecting = [case.requirement for case in checks if case.requirement.severity == "fail"]

@@ -1,4 +1,4 @@
-"""What of a run's machine its measurements cover, told from the evidence and from what was decided with it."""
+"""Coverage of the machine by a run's measurements, from the evidence and the verdicts on it."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def coverage_of(
     left_out: Mapping[str, str],
     gpus_per_node: int,
 ) -> Coverage:
-    """What was tested. A measurement counts if a requirement was decided by it, whatever its bound rests on.
+    """Coverage of a run. A measurement counts if it decided a requirement, with a published bound or not.
 
     Args:
         evidence: of the whole run.
-        cases: what was selected.
-        verdicts: on them, by their ids.
-        left_out: nodes on which nothing was launched, and why.
-        gpus_per_node: that may be used; 0 if unknown, or on a CPU.
+        cases: the selected cases.
+        verdicts: on them, by id.
+        left_out: reason by host for nodes on which nothing was launched.
+        gpus_per_node: number of usable GPUs; 0 if unknown, or on a CPU.
     """
     blocks = _Blocks(evidence)
     judged = {case.id: block for case in cases if case.id in verdicts and (block := _block(case, evidence))}
@@ -78,23 +78,23 @@ def coverage_of(
 
 
 def is_between_nodes(case: AnyCase, evidence: Evidence) -> bool:
-    """Whether ranks of several nodes measured a requirement together: it is one of `Coverage.between_nodes`."""
+    """Whether ranks of several nodes measured a requirement together, as in `Coverage.between_nodes`."""
     block = _block(case, evidence)
     return block is not None and _Blocks(evidence).spans_nodes(block)
 
 
 class _Blocks:
-    """Who took part in what.
+    """The ranks that took part in each block.
 
     Attributes:
-        of: host, local rank of all that took part, by block.
+        of: host and local rank of its ranks, by block.
         devices: UUIDs, by host and local rank.
-        seen: the same of all that computed a seeded step, if one of them was never measured.
-        missed: rounds of an arm or probe in which others were measured and it was not, by host and local rank.
-        missing_in: studies, or the probes, of which it missed more than the end of a run may cut short.
-        places: of all that measured anything, by host.
-        hosts: their names.
-        paired: hosts of the pairs of nodes that were measured.
+        seen: UUIDs of all ranks that computed a seeded step, if one of them was never measured.
+        missed: number of rounds of an arm or probe in which others were measured and this rank was not, by place.
+        missing_in: studies, or the probes, of which a rank missed more than the end of a run may cut short, by place.
+        places: places of all ranks with measurements, by host.
+        hosts: hosts with measurements.
+        paired: hosts of the measured node pairs.
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -126,7 +126,7 @@ class _Blocks:
         for (study, _), places in self.of.items() if never else ():
             for host in {host for host, _ in places}:
                 on_host[host].add(study)
-        for place in never:  # neither does it take its turn anywhere
+        for place in never:  # it also misses its turn in all studies of its host
             self.missing_in[place] |= on_host[place[0]]
         steps = (step for of_study in evidence.seeded_steps.values() for step in of_study) if never else ()
         self.seen = {(step.host, step.local_rank): step.device for step in steps}
@@ -138,14 +138,17 @@ class _Blocks:
         self.devices.update(zip(places, ranks.devices.tolist(), strict=True))
 
     def _miss(self, study: str, ranks: RankColumns, present: BoolArray) -> None:
-        """Who is missing in some rounds if all were there in others; ranks may take turns where they never were."""
+        """Note ranks that miss some rounds, if all were present in another one: otherwise ranks may take turns."""
         if present.all(axis=1).any():
             missed = (present.any(axis=1, keepdims=True) & ~present).sum(axis=0)
             for at in missed.nonzero()[0].tolist():
                 self._note(study, ranks.places[at], int(missed[at]))
 
     def _miss_probes(self, evidence: Evidence) -> None:
-        """Who is missing in training and was probed less often than others: of pairs the other end is so as well."""
+        """Note ranks that miss training rounds and were probed less often than others.
+
+        In pairs both ends are probed less often, so probes alone do not tell which one is missing.
+        """
         for probed in evidence.probes.values() if self.missing_in else ():
             times = probed.present.sum(axis=0)
             for at in (times < times.max(initial=0) - _MOST_CUT_SHORT).nonzero()[0].tolist():
@@ -153,7 +156,7 @@ class _Blocks:
                     self.missing_in[place].add(PROBES)
 
     def _never_came(self, study: str, ranks: RankColumns, present: BoolArray, planned: Iterable[int]) -> None:
-        """Who is missing from the first round on, while half of its node or more was there: of a lost node nobody."""
+        """Note ranks that never came while at least half of their node did; a lost node counts elsewhere."""
         per_node, numbers = self._layout.ranks_per_node, ranks.numbers.tolist()
         there: dict[int, list[int]] = defaultdict(list)
         for column, number in enumerate(numbers):
@@ -174,7 +177,7 @@ class _Blocks:
             self.missing_in[place].add(study)
 
     def tested(self, blocks: Iterable[_Block]) -> dict[_Place, set[str]]:
-        """By what each place was tested."""
+        """Kinds of tests by place."""
         found: dict[_Place, set[str]] = defaultdict(set)
         for block in blocks:
             arm = self._arms.get(block)
@@ -184,16 +187,16 @@ class _Blocks:
         return found
 
     def spans_nodes(self, block: _Block) -> bool:
-        """Whether ranks of several nodes had to communicate in it."""
+        """Whether ranks of several nodes communicated in a block."""
         if len({host for host, _ in self.of[block]}) < 2:
             return False
         arm = self._arms.get(block) or Arm("ddp", self._sizes.get(block, 1), 1)
-        # An imported run is planned as one node, whatever hosts its ranks were on.
+        # The plan of an imported run has one node, even if its ranks were on several hosts.
         return arm.kind == "ddp" and arm.world_size > 1 and (self._layout.nodes == 1 or not self._layout.fits_node(arm))
 
 
 def _block(case: AnyCase, evidence: Evidence) -> _Block | None:
-    """What was measured for a requirement; None of one that is about something else."""
+    """The block measured for a requirement; None for one on neither training nor a probe."""
     if not isinstance(case, Case):
         return (PROBES, f"{case.probe.name}@{case.probe.world_size}") if case.probe else None
     question = case.question
@@ -228,7 +231,7 @@ def _gpus(
     gpus_per_node: int,
     missing_in: Mapping[_Place, Sequence[str]],
 ) -> tuple[GpuCoverage, ...]:
-    """Those that ranks may use, by number, and after them those that do not answer."""
+    """GPUs that ranks may use, by number, then those that do not answer."""
     survey = evidence.surveys.get(host)
     seen = survey.gpus if survey else ()
     uuids = {gpu.local_rank: gpu.uuid for gpu in seen if gpu.local_rank is not None}
@@ -251,17 +254,17 @@ def _in_order(kinds: Iterable[str]) -> tuple[str, ...]:
 
 
 def _why_no_pairs(evidence: Evidence) -> str:
-    """What ended the search over pairs of nodes early; empty if nothing did."""
+    """The reason why the search over node pairs ended early; empty if it did not."""
     if evidence.plan.pairs is None:
         return ""
     study = evidence.plan.pairs.id
     if study in evidence.out_of_time:
-        return "the time of --ddp-budget was over"
+        return "--ddp-budget ran out"
     return evidence.errors.get(study, "") or evidence.interrupted.get(study, "")
 
 
 def _paths(evidence: Evidence, hosts: Sequence[str]) -> Iterable[PathCoverage]:
-    """Pairs of nodes that were measured directly."""
+    """Measured pairs of nodes."""
     numbers = {host: number for number, host in enumerate(hosts)}
     reached: dict[tuple[int, int], list[float]] = defaultdict(list)
     for (one, other), gbps in node_pair_results(evidence.pairs):

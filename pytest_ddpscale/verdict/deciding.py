@@ -1,4 +1,4 @@
-"""Whether a study has told enough, asked while it is still being measured."""
+"""Decide during the measurement whether a study needs more rounds."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from pytest_ddpscale.verdict.family import ANY_P_VALUE, is_open, rejection_level
 from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.probing import probes_needed
 
-# Of a study that no requirement is about, made for a test of the site's own.
+# For a study without requirements, planned for a site's own test.
 ROUNDS_WITHOUT_REQUIREMENTS = FEWEST_ROUNDS
 
 
 class Decider:
-    """Listens to records as they are written and judges what they say so far.
+    """Reads records as they are written and judges the measurements so far.
 
     Args:
-        plan: what is being measured.
+        plan: of the measurement.
         cases: requirements that will be judged.
         confidence: of the intervals, 0 … 1.
-        family_confidence: at which failures will be corrected for the number of requirements; None if they are not.
-            What fails by itself is then measured until it fails among all, or to the limit of rounds.
+        family_confidence: level at which failures will be corrected for the number of requirements; None without
+            correction. A requirement that fails alone is then measured until it also fails with the correction, or
+            to the limit of rounds.
     """
 
     def __init__(
@@ -55,14 +56,14 @@ class Decider:
         self._each = {(study.id, arm.name) for study in plan.studies for arm in study.arms if arm.compares_ranks}
         self._records: dict[str, list[AnyRecord]] = defaultdict(list)
         self._probes = GrowingProbes()
-        # Of each study, requirements that needed more rounds when they were last judged: the others are only once more,
-        # before an arm is dropped, which does not come back.
+        # Requirements of each study that needed more rounds when last judged. The others are judged again only before
+        # an arm is dropped, because a dropped arm does not come back.
         self._open: dict[str, list[Case]] = {}
-        # Of probes that had told enough: how many measurements of them there were then.
+        # Number of measurements of each probe when it was last found to need no more.
         self._told: dict[Probe, int] = {}
 
     def hear(self, record: AnyRecord) -> None:
-        """Take note of a record."""
+        """Add a record."""
         if isinstance(record, GangRecord):
             self._gangs[record.gang] = record
             self._columns.add_gang(record)
@@ -75,16 +76,16 @@ class Decider:
             self._records[record.study].append(record)
 
     def needed_arms(self, study_id: str) -> list[str]:
-        """Names of the arms of which further rounds may decide something, or are to narrow an interval.
+        """Names of the arms that need more rounds, to decide a requirement or to narrow an interval.
 
-        None once the study has told enough.
+        Empty once the study needs no more rounds.
         """
         if self._plan.probes is not None and study_id == self._plan.probes.id:
             return self._needed_probes(self._plan.probes)
         study = self._plan.study(study_id)
         if study is None:
             return []
-        if self._plan.launches > 1:  # of fixed lengths, decided by the launches' means
+        if self._plan.launches > 1:  # launches have a fixed length, because their means decide
             return [arm.name for arm in study.arms]
         rounds = self._columns.rounds_begun(study_id)
         if rounds < FEWEST_ROUNDS:
@@ -92,7 +93,7 @@ class Decider:
         if not self._cases[study_id]:
             return [arm.name for arm in study.arms] if rounds < ROUNDS_WITHOUT_REQUIREMENTS else []
         records = [*self._gangs.values(), *self._records[study_id]]
-        # Ranks that compute by themselves tell, in other studies too, how fast each of them is.
+        # Arms in which ranks compute alone show how fast each rank is, also those of other studies.
         columns = self._columns.columns({(study.id, arm.name) for arm in study.arms} | self._each)
         evidence = evidence_of(self._plan_of_those_there(study, columns), columns, records)
         asked, everything = self._open.get(study_id) or self._cases[study_id], self._cases[study_id]
@@ -103,14 +104,14 @@ class Decider:
         return arms_needed(study, found)
 
     def _needed_probes(self, study: ProbeStudy) -> list[str]:
-        """As `needed_arms`. What had told enough and was not measured since is not judged again."""
+        """`needed_arms` for probes. A probe that needed no more and was not measured since is not judged again."""
         evidence = self._evidence_on_probes()
         if len(evidence.rounds_probed) < study.swept_rounds:
             return [probe.id for probe in study.probes]
         if len(evidence.rounds_probed) < FEWEST_ROUNDS:
             done = {Probe(*name).id for name in evidence.probes}
             asked_for = {case.probe.id for case in self._probed if case.probe}
-            asked_for -= evidence.unsupported.keys() - done  # what some ranks can do may still fail on one of them
+            asked_for -= evidence.unsupported.keys() - done  # a probe that some ranks support may still fail on one
             return [probe.id for probe in study.probes if probe.id in asked_for]
         of = {probe: evidence.probes.get((probe.name, probe.world_size)) for probe in study.probes}
         measured = {probe: 0 if found is None else int(found.present.sum()) for probe, found in of.items()}
@@ -125,36 +126,36 @@ class Decider:
         return replace(evidence_of(self._plan, Columns(), records), probes=self._probes.columns())
 
     def _plan_of_those_there(self, study: Study, columns: Columns) -> Plan:
-        """Where a node was lost nothing more can pass, but what is left of the gang may still be told good or bad."""
+        """The plan reduced to the remaining nodes: after a loss nothing can pass, but these can still be judged."""
         nodes = len({host for arm in columns.of_study(study.id) for host in arm.ranks.by_host})
         ranks = nodes * self._plan.layout.ranks_per_node
         if nodes >= self._plan.nodes or study.world_size > ranks:
             return self._plan
-        # What was over all nodes cannot be planned on fewer, and no requirement on a study asks for it.
+        # Probes and pairs over all nodes do not fit fewer nodes, and requirements on studies do not need them.
         return replace(self._plan, studies=(study,), nodes=nodes, probes=None, pairs=None)
 
 
 def still_open(
     cases: Sequence[Case], evidence: Evidence, confidence: float, rejection_level: float = ANY_P_VALUE
 ) -> list[Case]:
-    """Requirements that more rounds may decide, or make as precise as the plan asks.
+    """Requirements that more rounds may decide, or make as precise as the plan requests.
 
-    Both are measured in the same rounds: what has to become precise cannot wait until others are decided, because these
-    may take all rounds that there are.
+    Both share the same rounds: precision cannot wait until other requirements are decided, because these may take all
+    rounds.
 
-    What is decided stays decided: without its arms it gets no new rounds, and the judge sees the same again.
+    A decided requirement stays decided: its arms get no new rounds, so the judge sees the same data again.
 
     Args:
         cases: requirements on one study.
-        evidence: what it told so far.
+        evidence: of the study so far.
         confidence: of the intervals.
-        rejection_level: p value from which on a failure is decided.
+        rejection_level: largest p value at which a failure is decided.
     """
     judged = ((case, judge(case, evidence, confidence)) for case in cases)
     return [case for case, verdict in judged if is_open(verdict, rejection_level) or verdict.is_too_wide]
 
 
 def arms_needed(study: Study, cases: Sequence[Case]) -> list[str]:
-    """Names of the arms of a study that requirements need, in its order."""
+    """Names of the arms of a study that requirements need, in the study's order."""
     needed = {arm.name for case in cases for arm in case.question.arms}
     return [arm.name for arm in study.arms if arm.name in needed]

@@ -1,7 +1,7 @@
-"""Devices that are conspicuous by themselves, whether or not a requirement is about them.
+"""Notes on devices with anomalies, independent of requirements.
 
-NVML's utilization counts a kernel that only waits as busy, so that a high one proves little. Power and clocks tell:
-see `pytest_ddpscale.metrics.device_flags`.
+NVML's utilization counts a waiting kernel as busy, so a high utilization proves little. Power and clocks tell more: see
+`pytest_ddpscale.metrics.device_flags`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.util.listing import first_few
 
-# Of the rounds of an arm: what a device is in fewer of them may be a neighbour's doing.
+# Share of the rounds of an arm; an anomaly in fewer rounds may come from a neighbour's job.
 SHARE_OF_ROUNDS = 0.5
 _POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
 _IN_WORDS = {
@@ -37,18 +37,16 @@ _IN_WORDS = {
 
 
 def device_notes(evidence: Evidence) -> list[str]:
-    """A line for each arm whose devices are idle, stalled, throttled or slow in most rounds; lowered power limits."""
+    """A line for each arm with idle, stalled, throttled or slow devices in most rounds, and on lowered power limits."""
     return [*_low_utilization(evidence.columns), *_flagged(evidence.telemetry), *_capped(evidence.surveys.values())]
 
 
 def with_stalled_devices(verdict: Verdict, measured: ArmRounds, telemetry: TelemetryColumns) -> Verdict:
-    """A pass that rests on devices which only wait says nothing: it becomes inconclusive, and they are named.
-
-    One that rests on GPUs whose power is not known says so.
+    """Make a pass inconclusive if devices only wait, and name them; note a pass on GPUs of unknown power.
 
     Args:
         verdict: on device_utilization.
-        measured: complete rounds of the arm in question.
+        measured: complete rounds of the judged arm.
         telemetry: of that arm.
     """
     if verdict.outcome != "passed":
@@ -63,17 +61,17 @@ def with_stalled_devices(verdict: Verdict, measured: ArmRounds, telemetry: Telem
         is_known = _has_known_power(measured, theirs)
         return verdict if is_known else replace(verdict, notes=(*verdict.notes, _POWER_UNKNOWN))
     culprits = tuple(_culprit(windows) for windows in stalled)
-    reason = f"{_name(stalled[0])} is {_IN_WORDS['stalled']} ({_power(stalled[0])}), so its utilization says nothing"
+    reason = f"{_name(stalled[0])} is {_IN_WORDS['stalled']} ({_power(stalled[0])}), so its utilization proves nothing"
     return replace(verdict, outcome="inconclusive", reason=reason, culprits=culprits)
 
 
 def notes_without_telemetry(plan: Plan) -> tuple[str, ...]:
-    """What `with_stalled_devices` notes of a pass on a node of which there is no telemetry at all."""
+    """Notes of `with_stalled_devices` on a pass of a node without telemetry."""
     return () if plan.device_type == "cpu" else (_POWER_UNKNOWN,)
 
 
 def _has_known_power(measured: ArmRounds, telemetry: TelemetryColumns) -> bool:
-    """Whether of every GPU it is known in most blocks if it stalls. Nobody asks it of a CPU, or of imported values."""
+    """Whether the power of every GPU is known in most blocks; CPUs and imported values need none."""
     ranks, counts = measured.ranks, measured.present[~measured.measured.single_sample].sum(axis=0).tolist()
     gpus = dict(zip(zip(ranks.hosts.tolist(), ranks.devices.tolist(), strict=True), counts, strict=True))
     known = telemetry.of(~np.isnan(mean_power_w(telemetry)) & (telemetry.power_limit_w > 0))
@@ -84,7 +82,7 @@ def _has_known_power(measured: ArmRounds, telemetry: TelemetryColumns) -> bool:
 def _culprit(windows: TelemetryColumns) -> Culprit:
     host, local_rank, device = windows.place_of(0)
     evidence = f"stalled in {len(windows)} rounds: {_power(windows)}"
-    # It may as well wait for a peer.
+    # Not certain: the GPU may be waiting for a peer.
     return Culprit("gpu", host, local_rank, device, evidence, is_certain=False)
 
 
@@ -104,13 +102,13 @@ def _low_utilization(columns: Columns) -> Iterator[str]:
 
 
 def _ranks(measured: ArmColumns, columns: IntArray) -> list[tuple[int, str]]:
-    """Number and host of these."""
+    """Rank number and host of these columns."""
     ranks = measured.ranks.of(columns)
     return list(zip(ranks.numbers.tolist(), ranks.hosts.tolist(), strict=True))
 
 
 def _capped(surveys: Iterable[Survey]) -> Iterator[str]:
-    """GPUs that somebody gave less power than they are built for: they are slower than their kind."""
+    """GPUs with a lowered power limit, which makes them slower than others of their model."""
     capped = [
         f"GPU {gpu.local_rank} on {survey.host} ({gpu.power_limit_w:g} W, default {gpu.power_limit_default_w:g} W)"
         for survey in surveys
@@ -127,7 +125,7 @@ def _flagged(telemetry: TelemetryColumns) -> Iterator[str]:
         found.setdefault(int(windows.arm[0]), {}).setdefault(flag, []).append(windows)
     for number, flagged in sorted(found.items()):
         study, arm = telemetry.arms[number]
-        # That a device idles is told from the measurements, on a CPU too. Probes of memory and links wait by nature.
+        # Idle devices are noted from the measurements, on a CPU too. Probes of memory and links wait by nature.
         told = {"throttled"} if study == PROBES else set(_IN_WORDS)
         for flag, devices in flagged.items():
             if flag in told:
@@ -136,9 +134,9 @@ def _flagged(telemetry: TelemetryColumns) -> Iterator[str]:
 
 
 def _mostly(windows: TelemetryColumns) -> Iterator[tuple[str, TelemetryColumns]]:
-    """Flags that a device has in most of its windows of an arm, with those windows; device by device."""
+    """Flags that a device has in most of its windows of an arm, with those windows, device by device."""
     devices = windows.arm * len(windows.places) + windows.place
-    # A short window may lie between two polls, and says nothing.
+    # A short window may lie between two polls and is then unknown.
     is_polled = windows.throttle_reasons.where(lambda reasons: reasons is not None)
     often: dict[str, BoolArray] = {}
     for flag, is_raised in flags(windows).items():
@@ -169,11 +167,11 @@ def _power(windows: TelemetryColumns) -> str:
         parts.append(f"{watts:.0f} W{_of(windows.power_limit_w[0], 'W')}")
     if clock_mhz is not None:
         parts.append(f"{clock_mhz:.0f} MHz{_of(windows.sm_clock_max_mhz[0], 'MHz')}")
-    return ", ".join(parts) or "nothing more is known"
+    return ", ".join(parts) or "no other readings"
 
 
 def _median(values: FloatArray) -> float | None:
-    """Of those that are known."""
+    """Median of the known values; None without any."""
     known = values[~np.isnan(values)]
     return statistics.median(known.tolist()) if len(known) else None
 

@@ -1,8 +1,8 @@
-"""A requirement judged at each place that has to keep it by itself: it passes if every place that was planned passes.
+"""A requirement judged at each place separately: it passes if every planned place passes.
 
-A place is a node, a GPU, a group of ranks or a pair of them. Each is judged at the confidence that was asked for. That
-all pass though one should not is then no likelier than with one place. That any fails though none should is, with N
-places, up to N times as likely: a failure counts only if it also holds at 1 - (1 - confidence) / N (Bonferroni).
+A place is a node, a GPU, a group of ranks or a pair of them. Each is judged at the requested confidence. A false pass
+is then no likelier than with one place. With N places a false failure is up to N times as likely, so a failure counts
+only if it also holds at 1 - (1 - confidence) / N (Bonferroni).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pytest_ddpscale.verdict.estimating import Clear
 
 
 class NamedPlace(Protocol):
-    """What a requirement is judged at."""
+    """A place with a name."""
 
     @property
     def name(self) -> str:
@@ -26,21 +26,21 @@ class NamedPlace(Protocol):
 
     @property
     def noun(self) -> str:
-        """What several of its kind are called: ``GPUs``."""
+        """Plural noun for its kind: ``GPUs``."""
 
 
 P = TypeVar("P", bound=NamedPlace)
 
 
 class PlaceVerdict(Generic[P]):
-    """What one place comes to, as if there were no other.
+    """The verdict on one place.
 
-    Of thousands that are clear nobody asks for more than their values: what they come to is judged when it is asked.
+    Thousands of places may be clear, of which only values are needed: their full verdicts are made on first access.
 
     Args:
-        place: which.
-        judge: judges it.
-        clear: what is known of it if it passes and nothing else is to be said of it; None if it has to be judged.
+        place: the place.
+        judge: makes its verdict.
+        clear: summary of a place that passes without notes, flags or culprits of its own; None if it has to be judged.
 
     Attributes:
         is_clear: whether it is known to pass, without flags and culprits.
@@ -52,7 +52,7 @@ class PlaceVerdict(Generic[P]):
 
     @cached_property
     def verdict(self) -> Verdict:
-        """In full."""
+        """The full verdict."""
         return self._judge(self.place)
 
     @property
@@ -82,7 +82,7 @@ class PlaceVerdict(Generic[P]):
 
     @property
     def is_failed(self) -> bool:
-        """Whether it certainly misses the bound."""
+        """Whether the place fails."""
         return self.outcome == "failed"
 
 
@@ -93,14 +93,14 @@ def judge_each(
     confidence: float,
     clear: Callable[[P], Clear | None] = lambda _: None,
 ) -> tuple[PlaceVerdict[P], ...]:
-    """Judge each place; what fails, at the confidence that holds for all together.
+    """Judge each place; failures are judged again at the confidence that holds for all places together.
 
     Args:
-        judge: judges one at a confidence.
-        places: that were measured.
-        planned: how many there should be.
+        judge: judges one place at a confidence.
+        places: the measured places.
+        planned: number of planned places.
         confidence: of the verdict on all of them, 0 … 1.
-        clear: what is known of a place if it passes and nothing else is to be said of it.
+        clear: summary of a place that passes and needs no full verdict, else None.
     """
     measured = list(places)
     of = max(planned, len(measured))
@@ -112,25 +112,25 @@ def judge_each(
         again = judge(place, 1 - (1 - confidence) / of)
         if again.outcome == "failed":
             return again
-        reason = f"{verdict.reason}, though not so clearly that it could not be chance on one of {of} {place.noun}"
+        reason = f"{verdict.reason}, but on one of {of} {place.noun} this may be chance"
         return replace(again, outcome="inconclusive", reason=reason)
 
     return tuple(PlaceVerdict(place, judge_twice, clear(place)) for place in measured)
 
 
 def combined(blank: Verdict, judged: Sequence[PlaceVerdict[P]], planned: int, missing: str) -> Verdict:
-    """One verdict of those on the places.
+    """Combine the verdicts on places to one.
 
     Args:
         blank: on the same requirement, ``not_measured``.
-        judged: what each place comes to; at least one, unless something is missing.
-        planned: how many there should be.
-        missing: why it cannot pass even if all that was measured does; empty if nothing is missing.
+        judged: the places; at least one, unless something is missing.
+        planned: number of planned places.
+        missing: why it cannot pass even if all measured places do; empty if nothing is missing.
 
     Returns:
-        ``failed`` if any place fails; else ``error`` if one is that, ``not_measured`` if something is missing,
-        ``inconclusive`` if a place is that; else ``passed``. Value and interval are those of the worst place with that
-        outcome, rounds the fewest of any; the p value is the smallest of any times the number of places.
+        ``failed`` if any place fails; else ``error`` if any place has that, ``not_measured`` if something is missing,
+        ``inconclusive`` if any place is; else ``passed``. Value and interval are those of the worst place with that
+        outcome, rounds the fewest of any place, and the p value the smallest of any times the number of places.
     """
     clear = [one for one in judged if one.is_clear]
     told = [one for one in judged if not one.is_clear and one.outcome != "not_measured"]
@@ -169,7 +169,7 @@ def _outcome(found: Collection[VerdictOutcome], *, is_missing: bool) -> VerdictO
 
 
 def _shared_flags(worst: PlaceVerdict[P], verdicts: Sequence[Verdict]) -> tuple[Flag, ...]:
-    """Those of the worst place that all others have too."""
+    """Flags that all these places share."""
     return tuple(flag for flag in worst.verdict.flags if all(flag in one.flags for one in verdicts))
 
 
@@ -180,7 +180,7 @@ def _p_value(failed: Sequence[Verdict], places: int) -> float | None:
 
 
 def _badness(one: PlaceVerdict[P]) -> float:
-    """Margin of the value: the smaller the worse; without a value worst of all."""
+    """Sort key, smallest is worst: the margin of the value; without a value -inf."""
     margin = one.margin
     return float("-inf") if margin is None else margin
 
@@ -199,7 +199,7 @@ def _reason(worst: PlaceVerdict[P], deciding: Sequence[PlaceVerdict[P]], planned
 def _notes(
     told: Sequence[PlaceVerdict[P]], clear: Sequence[PlaceVerdict[P]], deciding: Sequence[PlaceVerdict[P]]
 ) -> tuple[str, ...]:
-    """What is to be known of all places that decide as it is, of others with their names."""
+    """Notes on the places; with names, unless all deciding places share the note."""
     names: dict[str, list[str]] = {}
     for one in (*told, *(one for one in clear if one.notes)):
         for note in one.notes:
@@ -212,7 +212,7 @@ def _notes(
 
 
 def _with_undecided(verdict: Verdict, undecided: Sequence[P]) -> Verdict:
-    """What can no longer pass as a whole, with the places that may still fail by themselves, and then are named."""
+    """Note the places that may still fail, of a verdict that can no longer pass."""
     if not undecided:
         return verdict
     names = first_few([place.name for place in undecided])

@@ -24,21 +24,21 @@ SINGLE_SAMPLE_NOTE = (
     "one imported sample: the interval comes from the standard deviation of its steps, taken as independent"
 )
 SINGLE_VALUE_NOTE = "one imported value: it has no interval of its own"
-# Relative. A tenth of what separates bounds from values: no verdict hangs on a drift of so little, nor on what rounds
-# remember of one another where they vary by so little.
+# Relative: a tenth of the usual distance between bounds and values. No verdict depends on so small a drift, nor on
+# the correlation of rounds that vary by so little.
 NEGLIGIBLE_DRIFT = 0.001
-# Of fewer series numpy takes longer than Python.
+# With fewer series numpy is slower than Python.
 _WORTH_AN_ARRAY = 8
 P = TypeVar("P", bound=Hashable)
 
 
 class Outlook(NamedTuple):
-    """What rounds that are still to come may do to a verdict.
+    """Data to tell whether the remaining rounds may change a verdict.
 
     Attributes:
-        series: of places, (series, rounds); logarithms where values are factors.
+        series: of places, (series, rounds); logarithms if values are factors.
         scale: how the values err.
-        limit: of rounds; 0 if none will come.
+        limit: largest number of rounds; 0 if no more will come.
         confidence: of the interval, 0 … 1.
     """
 
@@ -48,24 +48,24 @@ class Outlook(NamedTuple):
     confidence: float
 
     def leave(self, bound: float, side: int) -> BoolArray:
-        """Of each place, whether values would stay above the bound (side 1) or below (-1): `are_final`."""
+        """Whether values of each place would stay above the bound (side 1) or below (-1): `are_final`."""
         on_scale, size = (math.log(bound), 1.0) if self.scale == "factors" else (bound, abs(bound))
         return are_final(self.series, self.limit, on_scale, side, self.confidence, size)
 
 
 class Found(NamedTuple):
-    """What the rounds say.
+    """Value and interval from the rounds of a place.
 
     Attributes:
         value: point estimate.
         estimate: with its interval; None if there are too few rounds for one.
-        note: what the reader should know about it; may be empty.
+        note: note for the reader; may be empty.
         too_few: why there is no interval; empty if there is one.
-        launch_sd: relative standard deviation between launches; None of one launch.
-        launch_values: of each of several launches; empty of one.
-        correlation: of successive rounds; None where that is not known.
+        launch_sd: relative standard deviation between launches; None with one launch.
+        launch_values: value of each launch; empty with one.
+        correlation: of successive rounds; None if unknown.
         exceeds: whether they certainly correlate by more than the interval allows for.
-        outlook: what further rounds may bring; None without an interval from rounds.
+        outlook: possible effect of further rounds; None without an interval from rounds.
     """
 
     value: float
@@ -85,8 +85,8 @@ def estimate_of(samples: Sequence[Sample], scale: Scale, confidence: float, limi
     Args:
         samples: at least one, in the order of the rounds; for ``factors`` positive.
         scale: how they err.
-        confidence: of the interval at all rounds together, 0 … 1.
-        limit: of rounds; 0 if no more will come.
+        confidence: of the interval, valid for all rounds together, 0 … 1.
+        limit: largest number of rounds; 0 if no more will come.
     """
     values = [sample.value for sample in samples]
     error = samples[0].relative_error
@@ -100,7 +100,7 @@ def estimate_of(samples: Sequence[Sample], scale: Scale, confidence: float, limi
 
 
 class _Series(NamedTuple, Generic[P]):
-    """What series of equally many rounds say at one confidence, as `_found` has it; NaN where there is no limit."""
+    """Results of series with equally many rounds at one confidence, on their scale; NaN where there is no limit."""
 
     row: dict[P, int]
     rounds: int
@@ -109,19 +109,19 @@ class _Series(NamedTuple, Generic[P]):
     low: FloatArray
     high: FloatArray
     drifts: list[RoundDrift | None]
-    values: FloatArray  # (series, rounds), of which it all is
+    values: FloatArray  # on the scale of the estimates, (series, rounds)
     correlations: FloatArray
     exceed: BoolArray
 
 
 class Clear(NamedTuple):
-    """A place that keeps its bound: of it no verdict need be made to know what it is.
+    """Summary of a place that passes and needs no full verdict.
 
     Attributes:
         value: point estimate.
-        margin: as `pytest_ddpscale.results.verdicts.Verdict` has it.
-        rounds: how many there were.
-        notes: what the verdict would have.
+        margin: `pytest_ddpscale.results.verdicts.Verdict.margin`.
+        rounds: number of rounds.
+        notes: notes that the verdict would have.
     """
 
     value: float
@@ -131,12 +131,12 @@ class Clear(NamedTuple):
 
 
 class Estimates(Generic[P]):
-    """What the rounds of many places say, each by itself; found out for all at once when the first is asked for.
+    """Value and interval of each of many places, computed for all of them on first access.
 
     Args:
-        samples: of places.
+        samples: by place.
         scale: how they err.
-        limit: of rounds; 0 if no more will come.
+        limit: largest number of rounds; 0 if no more will come.
     """
 
     def __init__(self, samples: Mapping[P, PerRound], scale: Scale, limit: int = 0) -> None:
@@ -145,7 +145,7 @@ class Estimates(Generic[P]):
         self._found: dict[float, list[_Series[P]]] = {}
 
     def at(self, place: P, confidence: float) -> Found:
-        """As `estimate_of` of that place."""
+        """`estimate_of` for that place."""
         for series in self._series(confidence):
             row = series.row.get(place)
             if row is not None:
@@ -160,13 +160,12 @@ class Estimates(Generic[P]):
     def clear_passes(
         self, requirement: Requirement, credible: tuple[float, float], fewest_rounds: int, confidence: float
     ) -> dict[P, Clear]:
-        """Places that pass as `against_bound` has it, with values that are possible, credible, steady and complete,
-        and that further rounds would leave there.
+        """Places that pass in `against_bound`, with possible, credible, steady and complete values, and finally.
 
         Args:
             requirement: with the bound.
-            credible: least and greatest value that a measurement may have.
-            fewest_rounds: that there should be.
+            credible: smallest and largest credible value.
+            fewest_rounds: number of rounds that are due.
             confidence: of the intervals, 0 … 1.
         """
         definition, bound, found = requirement.definition, requirement.bound, dict[P, Clear]()
@@ -189,7 +188,7 @@ class Estimates(Generic[P]):
         return found
 
     def _series(self, confidence: float) -> list[_Series[P]]:
-        """Of those places that have an ordinary series of rounds; series of one length make an array."""
+        """Results of places with an ordinary series of rounds; one array for each length."""
         if confidence not in self._found:
             alike = self.samples.by_rounds if isinstance(self.samples, PerPlace) else []
             many = [one for one in alike if len(one.places) >= _WORTH_AN_ARRAY and one.values.shape[1] >= FEWEST_ROUNDS]
@@ -198,7 +197,7 @@ class Estimates(Generic[P]):
 
 
 def _of_series(alike: Alike[P], scale: Scale, confidence: float) -> _Series[P]:
-    """As `_of_rounds`, of each of them; what cannot be is told one by one."""
+    """`_of_rounds` of each place; places with impossible values are left out and judged one by one."""
     values, by_factors = alike.values, scale == "factors"
     usual: BoolArray = np.asarray(np.isfinite(values).all(axis=1))
     if by_factors:
@@ -217,7 +216,7 @@ def _of_series(alike: Alike[P], scale: Scale, confidence: float) -> _Series[P]:
 
 
 def _exceed(series: FloatArray, correlations: FloatArray, sizes: FloatArray) -> BoolArray:
-    """Which series certainly correlate by more than the interval allows for, and vary by enough for that to matter."""
+    """Whether series certainly correlate by more than the interval allows for, and vary enough for that to matter."""
     is_told = fit_lines(series).noise > NEGLIGIBLE_DRIFT * sizes
     return np.asarray(is_told & are_beyond_the_method(correlations, series.shape[1]))
 
@@ -236,7 +235,7 @@ def _of_rounds(values: Sequence[float], scale: Scale, confidence: float, limit: 
 
 
 class _Alikeness(NamedTuple):
-    """Correlation of successive rounds, NaN where it is not known, and whether it certainly is too large."""
+    """Correlation of successive rounds, NaN if unknown, and whether it certainly is too large."""
 
     correlation: float
     exceeds: bool
@@ -262,7 +261,7 @@ def _found(
 
 
 def _widened(interval: tuple[float, float], drift: RoundDrift | None) -> tuple[float, float]:
-    """What drifts may go on: its mean so far is not where it will be."""
+    """The interval extended to where a drift would lead, because the mean so far is not where it will end."""
     if drift is None:
         return interval
     return min(interval[0], drift.gone_on), max(interval[1], drift.gone_on)
@@ -270,4 +269,4 @@ def _widened(interval: tuple[float, float], drift: RoundDrift | None) -> tuple[f
 
 def _drift_note(drift: RoundDrift, by_factors: bool, rounds: int) -> str:
     change = f"{math.expm1(drift.change):+.1%}" if by_factors else f"{drift.change:+.3g}"
-    return f"not steady: {change} from the first to the last third of {rounds} rounds; judged as if that went on"
+    return f"not steady: {change} from the first to the last third of {rounds} rounds; judged as if this continued"

@@ -1,4 +1,4 @@
-"""Nodes that fail, or are missing, where each of several is judged by itself."""
+"""Failed and missing nodes of requirements that are judged node by node."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class JudgedNode:
 
 
 def why_nodes_missing(nodes: Sequence[PlaceVerdict[JudgedNode]], evidence: Evidence) -> str:
-    """What keeps a requirement from passing although no node fails; empty if all that were planned are measured.
+    """Why a requirement cannot pass although no node fails; empty if all planned nodes are measured.
 
     Args:
-        nodes: what each of them comes to, in the order of their names.
-        evidence: says how many there should be, and what others were called.
+        nodes: verdicts on the nodes, in the order of their names.
+        evidence: with the number of planned nodes and the names of all hosts.
     """
     planned = evidence.plan.nodes
     measured = [node.place.name for node in nodes if node.outcome != "not_measured"]
@@ -44,19 +44,19 @@ def why_nodes_missing(nodes: Sequence[PlaceVerdict[JudgedNode]], evidence: Evide
 
 
 def with_failed_nodes(verdict: Verdict, nodes: Sequence[PlaceVerdict[JudgedNode]], planned: int) -> Verdict:
-    """The verdict with the nodes named that fail, unless something on them is, with their value beside the others'.
+    """Name the nodes that fail, with their value and the others', unless a culprit on them is already named.
 
-    If more than half fail, nobody is certain to be at fault: a bound that is wrong must not drain a cluster. Whose
-    results are odd is told by the other ranks, and by no bound.
+    If more than half fail, no culprit is certain: a wrong bound must not drain a cluster. This does not apply to ranks
+    that disagree, because no bound is involved.
 
     Args:
-        verdict: that of all nodes, with those named who stand out.
-        nodes: what each of them comes to.
-        planned: how many there should be.
+        verdict: on all nodes, with the culprits that stand out.
+        nodes: verdicts on the nodes.
+        planned: number of planned nodes.
     """
     failed = [node for node in nodes if node.is_failed]
     is_told_by_ranks = METRICS[verdict.metric].compares_results
-    # Of which something is certainly to blame; that ranks disagree says all there is to say, certain or not.
+    # Hosts with a certain culprit; for ranks that disagree any culprit will do.
     named = {c.host for c in verdict.culprits if c.is_certain or is_told_by_ranks}
     culprits = [
         Culprit("node", node.place.name, None, None, _evidence_on(node, nodes))
@@ -74,7 +74,7 @@ def with_failed_nodes(verdict: Verdict, nodes: Sequence[PlaceVerdict[JudgedNode]
 def _evidence_on(node: PlaceVerdict[JudgedNode], nodes: Sequence[PlaceVerdict[JudgedNode]]) -> str:
     unit = node.verdict.unit
     others = [n.value for n in nodes if n is not node and n.value is not None]
-    text = f"{node.verdict.metric} {_number(node.value, unit)} on this node by itself"
+    text = f"{node.verdict.metric} {_number(node.value, unit)} on this node alone"
     if not others:
         return text
     whom = "the other node" if len(others) == 1 else f"the median of {len(others)} other nodes"

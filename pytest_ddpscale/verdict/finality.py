@@ -1,4 +1,4 @@
-"""Why the numbers do not decide although the whole interval lies on one side of the bound."""
+"""Reasons why a requirement is undecided although the whole interval lies on one side of the bound."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pytest_ddpscale.verdict.estimating import Found
 
 
 def why_correlated(found: Found, bound: float) -> str:
-    """The reason where rounds are more alike than the interval allows for, and the bound is near; else empty.
+    """The reason if rounds correlate more than the interval allows for and the bound is near; else empty.
 
-    A bound beyond the interval that allows for it (`stretched_interval`) is not in doubt.
+    A bound outside the widened interval (`stretched_interval`) is not in doubt.
     """
     if not found.exceeds or found.correlation is None or found.estimate is None:
         return ""
@@ -28,18 +28,18 @@ def why_correlated(found: Found, bound: float) -> str:
 
 
 def stretched_interval(found: Found, estimate: Estimate) -> tuple[float, float]:
-    """The interval of an estimate, wider where rounds are more alike than it allows for.
+    """The interval of an estimate, widened if rounds correlate more than it allows for.
 
-    A mean of AR(1) noise varies by sqrt((1 + ρ) / (1 - ρ)) more than one of independent noise. The interval is
-    stretched by what that is more at the correlation found than at the largest allowed for: as the rounds were
-    averaged, so that of what errs by factors both ends move by factors, and none below nought.
+    A mean of AR(1) noise varies sqrt((1 + ρ) / (1 - ρ)) times as much as one of independent noise. The interval is
+    widened by the ratio of this factor at the correlation found to that at the largest allowed correlation. It is
+    widened on the scale of averaging: the ends of values that err by factors move by factors and stay positive.
     """
     value, (low, high) = estimate
     if not found.exceeds or found.correlation is None:
         return low, high
     stretch = _inflation(found.correlation) / _inflation(MOST_CORRELATION)
     if found.outlook is not None and found.outlook.scale == "factors":
-        with np.errstate(over="ignore"):  # beyond all numbers no bound is far off
+        with np.errstate(over="ignore"):  # an infinite limit is valid: the bound is then inside
             below, above = np.power(np.array([low, high]) / value, stretch)
         return value * float(below), value * float(above)
     return value - stretch * (value - low), value + stretch * (high - value)
@@ -50,10 +50,10 @@ def _inflation(correlation: float) -> float:
 
 
 def why_not_decided(found: Found, bound: float, side: int) -> str:
-    """The reason where the interval cannot be relied on, or where further rounds may still undo what it says.
+    """The reason if the interval cannot be relied on, or if further rounds may still change the result; else empty.
 
     Args:
-        found: with an interval that leaves the bound out.
+        found: with an interval that excludes the bound.
         bound: in the metric's unit.
         side: 1 if the interval lies above the bound, -1 below.
     """
@@ -63,5 +63,5 @@ def why_not_decided(found: Found, bound: float, side: int) -> str:
     rounds, limit = found.outlook.series.shape[1], found.outlook.limit
     return (
         f"not final after {rounds} of {limit} rounds: a trend within the noise or one odd round "
-        f"may still lead past the bound"
+        f"may still cross the bound"
     )

@@ -1,4 +1,4 @@
-"""A requirement against what was measured."""
+"""Judge a requirement by the measurements."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from pytest_ddpscale.verdict.failed_nodes import JudgedNode, why_nodes_missing, 
 from pytest_ddpscale.verdict.launches import LaunchEstimates, combined_launches
 from pytest_ddpscale.verdict.probing import judge_probe
 
-_EVERYBODY = "all ranks"  # the one place of what ranks did together
+_EVERYBODY = "all ranks"  # the only place of a requirement on all ranks together
 
 
 def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
@@ -49,15 +49,15 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
 
     Args:
         case: the requirement.
-        evidence: what was measured, in any order.
-        confidence: of the interval at all rounds together, 0 … 1.
+        evidence: the measurements, in any order.
+        confidence: of the interval, valid for all rounds together, 0 … 1.
 
     Returns:
-        ``passed`` if the whole interval is on the good side of the bound, ``failed`` if the whole
-        interval is on the bad side, ``inconclusive`` if the bound lies inside or there are too few rounds (`bounds`),
-        or if something forbids what the numbers say (`caveats`); ``not_measured`` without data, ``error`` if the study
-        broke. What fits one node of several is judged on each of them (`each`). Of several launches the interval is
-        that of their means, and whatever forbids a verdict in one of them forbids it (`launches`).
+        ``passed`` if the whole interval is on the good side of the bound, ``failed`` if the whole interval is on the
+        bad side, ``inconclusive`` if the bound lies inside, if there are too few rounds (`bounds`) or if the numbers
+        cannot be trusted (`caveats`); ``not_measured`` without data, ``error`` if the study broke. With several nodes,
+        a requirement that fits one node is judged on each of them (`each`). With several launches the interval is that
+        of their means, and a caveat in one launch counts for all (`launches`).
     """
     blank = blank_verdict(case, confidence)
     if isinstance(case, NodeCase):
@@ -73,7 +73,7 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
 
 
 def _judge_launches(launches: Sequence[_Asked], confidence: float) -> Verdict:
-    """Each launch with the value and interval of all; but where ranks computed otherwise one launch is enough."""
+    """Judge each launch with the value and interval of all; ranks with wrong results count in each launch alone."""
     if not launches[0].case.requirement.definition.compares_results:
         of_launches = tuple({} if _why_not(one) else _samples(one) for one in launches)
         launches = [replace(one, of_launches=of_launches) for one in launches]
@@ -86,13 +86,13 @@ def _judge_launch(asked: _Asked, confidence: float) -> Verdict:
 
 
 def _with_only_launch(verdict: Verdict, evidence: Evidence) -> Verdict:
-    """On a CPU launches differ by more than rounds do, so that the interval of a single one is too narrow."""
+    """Flag a single launch on a CPU: launches differ more than rounds do, so its interval is too narrow."""
     is_doubtful = evidence.plan.device_type == "cpu" and verdict.launches == 1 and verdict.interval is not None
     return replace(verdict, flags=(*verdict.flags, THIS_LAUNCH_ONLY)) if is_doubtful else verdict
 
 
 def _with_both_throughputs(verdict: Verdict, case: Case) -> Verdict:
-    """A ratio with what it is of."""
+    """Add both throughputs to a ratio between generations."""
     reference, name = case.reference_img_per_s, case.requirement.versus
     if reference is None or name is None or verdict.value is None:
         return verdict
@@ -108,9 +108,9 @@ class _Asked:
     Attributes:
         blank: the verdict ``not_measured`` on it.
         case: the requirement.
-        study: that was to be measured.
-        evidence: what was measured, in one launch.
-        of_launches: values by place of all launches; empty where each is judged by its own.
+        study: the planned study.
+        evidence: measurements of one launch.
+        of_launches: values by place of all launches; empty if each is judged by its own values.
     """
 
     blank: Verdict
@@ -125,24 +125,24 @@ class _Asked:
         return self.case.requirement.definition.scale
 
     def estimates(self, samples: Mapping[str, PerRound]) -> Estimates[str]:
-        """What the rounds of this launch say of each place, or all launches together."""
+        """Value and interval of each place, from the rounds of this launch or from all launches together."""
         if self.of_launches:
             return LaunchEstimates(samples, self.of_launches, self.scale)
         return Estimates(samples, self.scale, self.study.rounds)
 
     @property
     def sku(self) -> dict[str, Any]:
-        """Numbers of the thresholds file that a metric may be taken with."""
+        """Numbers from the thresholds file that a metric may need."""
         return {"reference": self.case.reference_img_per_s, "peak": self.case.peak_tflops}
 
     @cached_property
     def rounds_due(self) -> int:
-        """How many rounds there should be: all that were begun and that timed every arm in question."""
+        """Number of rounds that were begun and timed every arm of the question."""
         return _rounds_due(self.case.question, self.study, self.evidence)
 
 
 def _why_not(asked: _Asked) -> Verdict | None:
-    """The verdict of what was not measured to its end, or cannot be."""
+    """The verdict on a study that was not measured completely, or cannot be; else None."""
     study, evidence = asked.study, asked.evidence
     if study.id in evidence.errors:
         return replace(asked.blank, outcome="error", reason=evidence.errors[study.id])
@@ -177,7 +177,7 @@ def _judge_study(asked: _Asked, confidence: float) -> Verdict:
 
 
 def _judge_node(blank: Verdict, case: NodeCase, evidence: Evidence, confidence: float) -> Verdict:
-    """On something else than training; what nodes reached before is judged where their history is."""
+    """The verdict on a requirement without training; ``no_regression`` is judged later, with the history."""
     subject = case.requirement.definition.subject
     if subject == "probe":
         verdict = judge_probe(blank, case, evidence, confidence, peak=case.peak)
@@ -215,7 +215,7 @@ def _judge_by_node(asked: _Asked, confidence: float) -> Verdict:
 def _clear_nodes(
     asked: _Asked, rows: Sequence[RowsByNode], estimates: Estimates[str], peers: RankComparison, confidence: float
 ) -> dict[str, Clear]:
-    """Nodes that pass and of which no caveat has anything to say: `_judge_rounds` would come to the same."""
+    """Nodes that pass without any caveat, as `_judge_rounds` would find."""
     requirement, plan = asked.case.requirement, asked.evidence.plan
     credible = credible_values(requirement.definition.name, asked.case.world_size, plan)
     clear = estimates.clear_passes(requirement, credible, asked.rounds_due, confidence)
@@ -232,7 +232,7 @@ def _clear_nodes(
 def _judge_rounds(
     asked: _Asked, rounds: MeasuredArms, estimates: Estimates[str], place: str, confidence: float
 ) -> Verdict:
-    """The verdict that the numbers of a place give, or what forbids it."""
+    """The verdict from the numbers of a place, with caveats."""
     case, evidence, samples = asked.case, asked.evidence, estimates.samples.get(place)
     if not samples:
         return replace(asked.blank, reason=_why_no_samples(case.question, asked.study, rounds))
@@ -251,7 +251,6 @@ def _judge_rounds(
 
 
 def _rounds_due(question: Question, study: Study, evidence: Evidence) -> int:
-    """How many rounds there should be: all that were begun and that timed every arm in question."""
     arms = {arm.name for arm in question.arms}
     timed = evidence.timed_arms.get(study.id, {})
     begun = rounds_begun(evidence.columns, study.id)

@@ -1,9 +1,9 @@
-"""A requirement judged over several launches of all processes, each of which measured it from the beginning.
+"""A requirement judged over several launches, each with new processes.
 
-What a launch settles once (where memory lies, which cores and channels were chosen, what else ran) is the same in all
-of its rounds: their spread says nothing about it, however many there are. So the value is the mean of the launches'
-values, and its interval Student's t over them (Student 1908), of the logarithms where values err by factors. Each has a
-number of rounds that was fixed before: nothing was looked at on the way, and nothing has to be allowed for that.
+Some conditions are settled once per launch (memory placement, cores, channels, other jobs), so the spread of its rounds
+does not show them, however many there are. The value is therefore the mean of the launches' values, with a Student-t
+interval over them (Student 1908), in logarithms if values err by factors. The number of rounds of each launch was fixed
+before, so no correction for repeated looks is needed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.verdict.estimating import Clear, Estimates, Found
 
 P = TypeVar("P", bound=Hashable)
-# The first of these that any launch comes to stands for all. They share value and interval, and so differ by what
-# forbids a verdict in some.
+# The first of these that any launch has stands for all. Launches share value and interval, so only caveats differ.
 _WORST_FIRST: tuple[VerdictOutcome, ...] = ("error", "not_measured", "inconclusive", "failed", "passed")
 
 
 class LaunchEstimates(Estimates[P]):
-    """What all launches say together of each place; the samples are those of one of them.
+    """Value and interval of each place over all launches; the samples are those of one launch.
 
     Args:
-        own: samples of the launch that is looked at.
+        own: samples of this launch.
         of_launches: samples of each launch, at least three.
         scale: how they err.
     """
@@ -43,18 +42,18 @@ class LaunchEstimates(Estimates[P]):
         self._launches = [Estimates(samples, scale) for samples in of_launches]
 
     def at(self, place: P, confidence: float) -> Found:
-        """The launches' mean, with its interval; none if any launch has too few rounds to have a value."""
+        """Mean of the launches with its interval; without one if any launch has too few rounds."""
         found = [self._of_launch(launch, place, confidence) for launch in self._launches]
         return over_launches(found, self._scale, confidence)
 
     def of_this_launch(self, place: P, confidence: float) -> Found:
-        """What the launch that is looked at says by itself."""
+        """Value and interval of this launch alone."""
         return super().at(place, confidence)
 
     def clear_passes(
         self, requirement: Requirement, credible: tuple[float, float], fewest_rounds: int, confidence: float
     ) -> dict[P, Clear]:
-        """None: each place is judged in full."""
+        """Return no places: each one needs a full verdict."""
         return {}
 
     def _of_launch(self, launch: Estimates[P], place: P, confidence: float) -> Found:
@@ -68,13 +67,13 @@ class LaunchEstimates(Estimates[P]):
 
 
 def over_launches(found: Sequence[Found], scale: Scale, confidence: float) -> Found:
-    """What launches come to together.
+    """Value and interval over launches.
 
-    A launch that was not steady counts with its whole interval, which reaches where its trend would lead: if all went
-    the same way, their means would agree on a value that none of them stays at.
+    A launch that drifts counts with its whole interval, which reaches to where its trend would lead: if all launches
+    drift the same way, their means agree on a value at which none of them stays.
 
     Args:
-        found: what the rounds of each launch say.
+        found: value and interval of each launch.
         scale: how values err.
         confidence: of the interval, 0 … 1.
     """
@@ -99,10 +98,10 @@ def over_launches(found: Sequence[Found], scale: Scale, confidence: float) -> Fo
 
 
 def combined_launches(verdicts: Sequence[Verdict]) -> Verdict:
-    """One verdict of those on the launches.
+    """Combine the verdicts on launches to one.
 
     Args:
-        verdicts: of each launch on the value and interval of all, with what is to be said of that launch alone.
+        verdicts: one per launch, on the value and interval of all launches, with caveats of that launch alone.
 
     Returns:
         The worst; with the rounds, notes, flags and culprits of all.
@@ -127,7 +126,7 @@ def combined_launches(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def _end(found: Found, side: int) -> float:
-    """Of a launch that was steady, its value; else that end of its interval."""
+    """The value of a steady launch; of one that drifts, an end of its interval."""
     return found.estimate.interval[side] if found.note and found.estimate is not None else found.value
 
 
@@ -136,7 +135,7 @@ def _geometric_mean(values: Sequence[float]) -> float:
 
 
 def _relative_sd(values: Sequence[float], scale: Scale) -> float | None:
-    """Sample standard deviation of launches relative to their mean; None where that is nothing."""
+    """Sample standard deviation of launches relative to their mean; None if the mean is 0."""
     if scale == "factors":
         return statistics.stdev([math.log(value) for value in values])
     mean = statistics.fmean(values)
@@ -144,14 +143,14 @@ def _relative_sd(values: Sequence[float], scale: Scale) -> float | None:
 
 
 def _notes(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """What is to be known of all launches as it is, of others with their numbers."""
+    """Notes of the launches; with launch numbers, unless all share the note."""
     for note in dict.fromkeys(note for one in verdicts for note in one.notes):
         there = [str(number) for number, one in enumerate(verdicts, start=1) if note in one.notes]
         yield note if len(there) == len(verdicts) else f"launch {', '.join(there)}: {note}"
 
 
 def _culprits(verdicts: Sequence[Verdict]) -> Iterator[Culprit]:
-    """Everybody who is named for any launch, and for how many; certain if that is so in most of them."""
+    """Culprits of any launch with the number of launches that name them; certain if they are in most launches."""
     named = [culprit for one in verdicts for culprit in one.culprits]
     times, certain = Counter(map(_who, named)), Counter(_who(one) for one in named if one.is_certain)
     first = {_who(one): one for one in reversed(named)}

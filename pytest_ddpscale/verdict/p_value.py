@@ -1,4 +1,4 @@
-"""How unlikely values are that miss a bound, if the machine keeps it."""
+"""P values of missed bounds."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pytest_ddpscale.thresholds.model import Requirement
 
 
 def p_value_of(values: FloatArray, requirement: Requirement, launch_values: Sequence[float] = ()) -> float | None:
-    """The p value of one place against the requirement being kept, valid after any number of rounds.
+    """The p value of one place under the hypothesis that the requirement is met, valid after any number of rounds.
 
-    Of several launches, each with a number of rounds that was fixed before, that of Student's t over their values.
+    With several launches, whose numbers of rounds were fixed before, from Student's t over their values.
 
     Args:
         values: one per round, in the order of the rounds, (rounds,), each possible for the metric.
         requirement: with the bound.
-        launch_values: of each of several launches, at least three; empty of one.
+        launch_values: value of each launch, at least three; empty with one launch.
 
     Returns:
-        1 ÷ the largest e-value after any of the rounds so far, 0 … 1; None of what rounds cannot measure better: fewer
-        than decide anything, as an imported sample, and ranks that have to agree bit for bit.
+        1 ÷ the largest e-value after any of the rounds so far, 0 … 1. None with too few rounds to decide, such as an
+        imported sample, and for ranks that have to agree bit for bit.
     """
     definition, bound = requirement.definition, requirement.bound
     if len(values) < FEWEST_ROUNDS or definition.only_bound is not None:

@@ -1,18 +1,18 @@
-"""Who is to blame for a probe that is too slow: a GPU, a node, or the link between two GPUs.
+"""Culprits of slow probes: a GPU, a node, or the link between two GPUs.
 
-All places do the same thing at the same time, so that one that misses the bound stands out by its number beside the
-others'. If more than half of them miss it alike, nobody is certain to be at fault, unless fewer than half of the nodes
-explain all pairs between nodes that do: a bound that is wrong must not drain a cluster. Of several nodes, one all of
-whose places fail is named as a whole.
+All places do the same work at the same time, so the value of a place that misses the bound is compared with the others.
+If more than half of them miss it, no culprit is certain, because a wrong bound must not drain a cluster; except that
+fewer than half of the nodes may explain all failed pairs between nodes. With several nodes, a node on which all places
+fail is named as a whole.
 
-A pair that fails blames its link, unless a GPU explains it: one that keeps the bound with nobody, and misses it with
-most of the others, is at fault itself and its links are not named. If all pairs that fail share one GPU, that GPU is
-named even if it keeps the bound with some, but not as certain. Where groups of GPUs cannot reach each other at speed,
-such as the two halves of a node, no GPU explains it and the links are named.
+A failed pair blames its link, unless a GPU explains it: a GPU that meets the bound with no partner and misses it with
+most of them is named instead of its links. If all failed pairs share one GPU, that GPU is named even if it meets the
+bound with some partners, but not as certain. If groups of GPUs are slow with each other, such as the two halves of a
+node, no GPU explains it and the links are named.
 
-Pairs between nodes form a ring, so that each node has two neighbours. One that keeps the bound with neither is named,
-with certainty if both of them keep it with somebody else: otherwise they may be why it does not. Else the link is
-named, of the nodes if all their rails are slow, of the GPUs if some are.
+Pairs between nodes form a ring, so each node has two neighbours. A node that meets the bound with neither is named, as
+certain if both neighbours meet it with another node: otherwise they may be the cause. Else the link is named: between
+the nodes if all their rails are slow, between GPUs if only some are.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ End = tuple[str, int | None, str | None]  # host, local rank and UUID
 
 
 def with_probe_culprits(verdict: Verdict, judged: Sequence[ProbeVerdict], planned: int, evidence: Evidence) -> Verdict:
-    """The verdict with everybody named who is to blame, if it failed.
+    """Add the culprits to a verdict that failed.
 
     Args:
-        verdict: of all places.
-        judged: what each of them comes to.
-        planned: how many there should be.
-        evidence: with the node pairs that were measured, which tell whose links are slow in a group over several nodes.
+        verdict: on all places.
+        judged: verdicts on the places.
+        planned: number of planned places.
+        evidence: with the measured node pairs, which show the slow links of a group over several nodes.
     """
     failed = [place for place in judged if place.is_failed] if verdict.outcome == "failed" else []
     if not failed:
@@ -61,7 +61,7 @@ def ends_of(place: ProbedPlace) -> tuple[End, End]:
 
 
 def link_culprit(place: ProbedPlace, evidence: str, *, is_certain: bool = True) -> Culprit:
-    """The link itself."""
+    """The link as a culprit."""
     return Culprit(
         "link", place.host, place.gpu_index, place.gpu_uuid, evidence,
         place.peer_host, place.peer_gpu_index, place.peer_gpu_uuid, is_certain=is_certain,
@@ -69,7 +69,7 @@ def link_culprit(place: ProbedPlace, evidence: str, *, is_certain: bool = True) 
 
 
 def shared_end(links: Sequence[ProbedPlace]) -> End | None:
-    """The one GPU that is an end of each of two links or more; None if there is none."""
+    """The only GPU that is an end of each of two or more links; None if there is none."""
     common = set.intersection(*(set(ends_of(link)) for link in links)) if len(links) > 1 else set()
     return common.pop() if len(common) == 1 else None
 
@@ -78,11 +78,11 @@ def _notes_on_all(failed: Sequence[ProbeVerdict], planned: int) -> list[str]:
     if planned == 1:
         return []
     noun = failed[0].place.noun
-    return [f"{len(failed)} of {planned} {noun} fail alike: is the bound right? Nobody is certain to be at fault"]
+    return [f"{len(failed)} of {planned} {noun} fail alike: is the bound right? No culprit is certain"]
 
 
 def _are_few_nodes(culprits: Sequence[Culprit], judged: Sequence[ProbeVerdict]) -> bool:
-    """Whether what fails between nodes is explained by fewer than half of them: of three, one fails two pairs."""
+    """Whether fewer than half of the nodes explain all failures between nodes: of three, one fails two pairs."""
     if not _is_between_nodes(judged):
         return False
     hosts = {host for pair in judged for host in _hosts(pair)}
@@ -95,23 +95,23 @@ def _is_between_nodes(judged: Sequence[ProbeVerdict]) -> bool:
 
 
 class _Values:
-    """Values of all places that have one. Sorted once: each of thousands that fail may be held against the others."""
+    """Values of all places that have one, sorted once, because thousands of failed places may be compared with them."""
 
     def __init__(self, judged: Sequence[ProbeVerdict]) -> None:
         self._sorted = sorted(_values_of(judged))
 
     def beside(self, mine: Sequence[ProbeVerdict]) -> str:
-        """``, 790 is the median of 7 others``; `mine` are among all."""
+        """``, 790 is the median of 7 others``; `mine` are places among all."""
         own = sorted(_values_of(mine))
         others = len(self._sorted) - len(own)
         if not others:
-            return ", and no other to compare with"
+            return ", no other to compare with"
         whom = "the other one" if others == 1 else f"the median of {others} others"
         median = (self._other((others - 1) // 2, own) + self._other(others // 2, own)) / 2
         return f", {median:.4g} is {whom}"
 
     def _other(self, number: int, own: Sequence[float]) -> float:
-        """The one of that number, from 0, among the others in order."""
+        """The value with this number, from 0, among the others in order."""
         for passed, value in enumerate(own):
             first = bisect_left(self._sorted, value) + passed - bisect_left(own, value)
             if first > number:
@@ -153,7 +153,7 @@ def _of_place(place: ProbeVerdict, values: _Values) -> Culprit:
 
 
 def _of_links(pairs: Sequence[ProbeVerdict], values: _Values) -> Iterable[Culprit]:
-    """Those at fault among the pairs of one node, by the rule of this module."""
+    """Culprits among the pairs of one node, by the rule of this module."""
     by_end: dict[End, list[ProbeVerdict]] = defaultdict(list)
     for pair in pairs:
         for end in ends_of(pair.place):
@@ -170,7 +170,7 @@ def _of_links(pairs: Sequence[ProbeVerdict], values: _Values) -> Iterable[Culpri
 
 
 def _between_nodes(pairs: Sequence[ProbeVerdict], values: _Values) -> Iterable[Culprit]:
-    """Those at fault among the pairs of a ring of nodes, by the rule of this module."""
+    """Culprits among the pairs of a ring of nodes, by the rule of this module."""
     by_host: dict[str, list[ProbeVerdict]] = defaultdict(list)
     by_hosts: dict[tuple[str, ...], list[ProbeVerdict]] = defaultdict(list)
     for pair in pairs:
@@ -195,7 +195,7 @@ def _between_nodes(pairs: Sequence[ProbeVerdict], values: _Values) -> Iterable[C
 
 
 def _hosts(pair: ProbeVerdict) -> tuple[str, ...]:
-    """Of both ends."""
+    """Hosts of both ends."""
     return tuple(host for host, _, _ in ends_of(pair.place))
 
 
@@ -206,7 +206,7 @@ def _failed_of(own: Sequence[ProbeVerdict], values: _Values) -> str:
 
 
 def _explains_its_pairs(own: Sequence[ProbeVerdict]) -> bool:
-    """Whether a GPU keeps the bound with nobody, and misses it with most others of several."""
+    """Whether a GPU or node meets the bound with no partner, and misses it with most of several partners."""
     failed = sum(pair.is_failed for pair in own)
     return failed > 1 and 2 * failed > len(own) and all(pair.outcome != "passed" for pair in own)
 
@@ -214,7 +214,7 @@ def _explains_its_pairs(own: Sequence[ProbeVerdict]) -> bool:
 def _of_end(end: End, by_end: Mapping[End, Sequence[ProbeVerdict]], values: _Values, *, is_certain: bool) -> Culprit:
     own = by_end[end]
     evidence = _failed_of(own, values)
-    evidence += ": it is this GPU, not its links" if is_certain else ": it, or its links to those"
+    evidence += ": the GPU is at fault, not its links" if is_certain else ": the GPU or these links are at fault"
     return Culprit("gpu", *end, evidence, is_certain=is_certain)
 
 

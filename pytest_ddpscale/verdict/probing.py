@@ -1,4 +1,4 @@
-"""A requirement on a probe against what was probed."""
+"""Verdicts on probes."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from pytest_ddpscale.verdict.family import ANY_P_VALUE, is_open
 from pytest_ddpscale.verdict.probe_culprits import ProbeVerdict, with_probe_culprits
 from pytest_ddpscale.verdict.wrong_data import with_wrong_data
 
-# Clocks and data sheets are a few per cent off; more than this above the peak is a measurement of something else.
+# Clocks and data sheets are a few per cent off; a value further above the peak cannot be right.
 MOST_OF_PEAK = 1.05
 
 
 def judge_probe(
     blank: Verdict, case: NodeCase, evidence: Evidence, confidence: float, peak: float | None = None
 ) -> Verdict:
-    """The verdict on one requirement: every place that was planned has to keep the bound.
+    """The verdict on one requirement: every planned place has to meet the bound.
 
     Args:
         blank: on the requirement, ``not_measured``.
         case: the requirement, with its probe.
-        evidence: what was measured, in any order.
-        confidence: of the interval at all rounds together, 0 … 1.
-        peak: what the data sheet promises, in the metric's unit, if that is known and limits the metric. Not of
+        evidence: the measurements, in any order.
+        confidence: of the interval, valid for all rounds together, 0 … 1.
+        peak: value from the data sheet, in the metric's unit, if it is known and limits the metric. None for
             collectives: in-network reduction (NVLS) takes an all-reduce's bus bandwidth beyond that of the links.
 
     Returns:
         ``failed`` if any place misses the bound, at the confidence that holds for all places together, or if any
-        result was wrong, whatever the speed; else ``not_measured`` if a place is missing or cannot do it, and
+        result was wrong, whatever the speed; else ``not_measured`` if a place is missing or cannot run the probe, and
         ``passed`` if each place passes by its own interval. Value and interval are those of the worst place.
-        Whoever is to blame is named as far as places can be compared.
+        Culprits are named as far as places can be compared.
 
     Raises:
         ValueError: the case has no probe.
@@ -60,16 +60,16 @@ def probes_needed(
     confidence: float,
     rejection_level: float = ANY_P_VALUE,
 ) -> list[str]:
-    """Ids of the probes of which further rounds may decide a requirement, in the study's order.
+    """Ids of the probes that need more rounds to decide a requirement, in the study's order.
 
-    What is decided stays decided: without its probe it gets no new rounds, and the judge sees the same again.
+    A decided requirement stays decided: its probe gets no new rounds, so the judge sees the same data again.
 
     Args:
-        study: that is being measured.
-        cases: requirements that it answers.
-        evidence: what it told so far.
+        study: the probes being measured.
+        cases: requirements that they answer.
+        evidence: of the study so far.
         confidence: of the intervals.
-        rejection_level: p value from which on a failure is decided.
+        rejection_level: largest p value at which a failure is decided.
     """
     needed = {
         _probe_of(case).id
@@ -81,14 +81,14 @@ def probes_needed(
 
 def _probe_of(case: NodeCase) -> Probe:
     if case.probe is None:
-        raise ValueError(f"{case.id} is about no probe")
+        raise ValueError(f"{case.id} has no probe")
     return case.probe
 
 
 def _on_speed(
     blank: Verdict, case: NodeCase, probe: Probe, evidence: Evidence, confidence: float, peak: float | None
 ) -> Verdict:
-    """The verdict if all results are right."""
+    """The verdict on speed, if all results are right."""
     study = evidence.plan.probes
     if study is None or probe not in study.probes:
         return replace(blank, reason=f"{probe.id} was not probed in this run")
@@ -115,14 +115,14 @@ def _on_speed(
 
 
 def _rounds_due(probe: Probe, evidence: Evidence) -> int:
-    """How many rounds there should be: all that were begun, but those that left the probe out."""
+    """Number of rounds that were begun and included the probe."""
     timed = evidence.timed_arms.get(STUDY_ID, {})
     begun = {*evidence.rounds_probed, *timed}
     return sum(number not in timed or probe.id in timed[number] for number in begun)
 
 
 def _with_peak(verdict: Verdict, peak: float | None) -> Verdict:
-    """Nothing is faster than its hardware: then something else was measured."""
+    """Make a verdict inconclusive if its value exceeds the peak of the hardware: the measurement must be wrong."""
     if peak is None or verdict.value is None or verdict.value <= MOST_OF_PEAK * peak:
         return verdict
     reason = f"implausible: {verdict.value:.4g} {verdict.unit} is more than the {peak:.4g} of the data sheet"
@@ -132,10 +132,10 @@ def _with_peak(verdict: Verdict, peak: float | None) -> Verdict:
 
 
 def _why_incomplete(probe: Probe, expected: Sequence[Ranks], judged: Sequence[ProbeVerdict], evidence: Evidence) -> str:
-    """What keeps a probe from passing although nothing fails: it cannot be done, or places are missing."""
+    """Why a probe cannot pass although nothing fails: it is unsupported, or places are missing; else empty."""
     if probe.id in evidence.unsupported:
         return f"{probe.id} could not be done: {evidence.unsupported[probe.id]}"
-    if len(judged) == len(expected):  # each place is one of those
+    if len(judged) == len(expected):
         return ""
     there = {place.place.ranks for place in judged}
     absent = [ranks for ranks in expected if ranks not in there]
@@ -149,11 +149,11 @@ def _why_incomplete(probe: Probe, expected: Sequence[Ranks], judged: Sequence[Pr
     unseen = sorted(
         set(evidence.hosts) - {host for probed in evidence.probes.values() for host in probed.ranks.by_host}
     )
-    return f"{text} ({first_few(unseen)} took no part)" if unseen else text
+    return f"{text} (no results from {first_few(unseen)})" if unseen else text
 
 
 def _name_of_ranks(ranks: Ranks, evidence: Evidence) -> str:
-    """Of a place that was not measured: ``rank 3 of n1``, or the node's number where its name is not known."""
+    """Name of a place without measurements: ``local rank 3 of n1``, or the node's number if its name is unknown."""
     layout = evidence.plan.layout
     numbers = sorted({rank // layout.ranks_per_node for rank in ranks})
     ends = [(probed.ranks.numbers.tolist(), probed.ranks.hosts.tolist()) for probed in evidence.probes.values()]

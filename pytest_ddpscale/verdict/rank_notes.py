@@ -1,4 +1,4 @@
-"""Ranks that somebody should look at, whether or not a requirement is missed because of them."""
+"""Notes on ranks worth a look, whether or not a requirement is missed because of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pytest_ddpscale.util.listing import first_few
 
 
 def rank_notes(evidence: Evidence) -> list[str]:
-    """A line on ranks that are somewhat slow without communication, and one on those slow in some rounds only."""
+    """A line on ranks that are somewhat slow without communication, and one on ranks slow in some rounds only."""
     watched: dict[tuple[str, int], Straggler] = {}
     changing: dict[tuple[str, int], Straggler] = {}
     for study in evidence.plan.studies:

@@ -1,4 +1,4 @@
-"""What a run's verdicts come to."""
+"""The outcome of a run, from its verdicts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_ddpscale.results.verdicts import ACCEPTING, Blocker, RunOutcome, Ver
 from pytest_ddpscale.util.listing import first_few
 
 ONE_NODE = Coverage()
-_SPOILED = "was skipped, or failed for something else than its verdict"
+_SPOILED = "was skipped, or failed for a reason other than its verdict"
 
 
 def conclude(
@@ -20,21 +20,20 @@ def conclude(
     """The run's outcome and why, in one sentence.
 
     Args:
-        verdicts: of everything that was selected.
-        required: how many requirements the SKU has; fewer verdicts make a partial run.
+        verdicts: on all selected requirements.
+        required: number of requirements of the SKU; fewer verdicts make a partial run.
         interrupted: the session ended before every selected item was judged.
-        coverage: what was tested.
+        coverage: of the machine.
 
     Returns:
         ``rejected`` if any requirement of severity ``fail`` failed and is not waived. Else ``incomplete`` if one of
-        severity ``fail`` is undecided, if any at all but a node check of severity ``warn`` is not measured or broke,
-        or if none passed.
-        Else ``partial`` if requirements were left out. Else ``accepted``, unless no passed
-        requirement of severity ``fail`` with a published bound covers all devices that were
-        measured, which is ``incomplete``: a provisional bound cannot accept a cluster on its own.
-        On several nodes it is enough that each keeps one by itself, if a bound on speed over all nodes is
-        kept and none between nodes that is provisional fails, which has to be calibrated first, or is undecided.
-        ``accepted_with_waivers`` in place of ``accepted`` if any failure is waived.
+        severity ``fail`` is undecided, if any was not measured or broke (except node checks of severity ``warn``), or
+        if none passed. Else ``partial`` if requirements were left out.
+        Else ``accepted`` if a passed requirement of severity ``fail`` with a published bound covers all measured
+        devices; otherwise ``incomplete``, because provisional bounds alone cannot accept a cluster. On several nodes
+        it is enough that each node meets such a bound alone, if all nodes together meet a bound on speed and no
+        provisional bound between nodes fails (calibrate it first) or is undecided.
+        ``accepted_with_waivers`` instead of ``accepted`` if any failure is waived.
     """
     blocking = [v for v in verdicts if v.blocks()]
     failed = [v for v in blocking if v.outcome == "failed"]
@@ -73,13 +72,13 @@ def _among_the_decided(verdicts: Sequence[Verdict], required: int, coverage: Cov
 
 
 def _between_nodes(verdicts: Sequence[Verdict], count: str, coverage: Coverage) -> tuple[RunOutcome, str]:
-    """Accepted if what is between nodes was measured over all of them and is as it should be."""
+    """Accepted if requirements between nodes were measured over all of them and are met."""
     between = [v for v in verdicts if v.id in coverage.between_nodes]
     uncalibrated = [v for v in between if v.outcome == "failed" and v.provisional]
     if uncalibrated:
         return "incomplete", (
-            f"{count}, but between nodes a provisional bound is not kept: {_names(uncalibrated)}. "
-            "Find the fault, or calibrate the bound: put what a sound cluster reaches into the thresholds file"
+            f"{count}, but between nodes a provisional bound is missed: {_names(uncalibrated)}. "
+            "Find the fault, or calibrate the bound: put the value of a healthy cluster into the thresholds file"
         )
     undecided = [v for v in between if v.outcome == "inconclusive" and v.provisional]
     if undecided:
@@ -88,7 +87,7 @@ def _between_nodes(verdicts: Sequence[Verdict], count: str, coverage: Coverage) 
     kept = [v for v in over_all if METRICS[v.metric].tells_speed]
     if not kept:
         return "incomplete", (
-            f"{count}, but nothing between nodes: no requirement on speed was kept by all {coverage.node_count} nodes "
+            f"{count}, but none between nodes: no requirement on speed was met by all {coverage.node_count} nodes "
             "together"
         )
     provisional = all(v.provisional for v in kept)
@@ -101,16 +100,16 @@ def _accepted(verdicts: Sequence[Verdict]) -> RunOutcome:
 
 @dataclass(frozen=True)
 class RunCaveats:
-    """What keeps verdicts that are good enough from accepting a machine.
+    """Reasons not to accept a machine although its verdicts are good enough.
 
     Attributes:
-        spoiled: names of test items that were skipped, or failed for something else than their verdict.
-        coverage: what was tested.
+        spoiled: names of test items that were skipped, or failed for a reason other than their verdict.
+        coverage: of the machine.
         not_one_machine: why the studies were not all measured on the same devices; empty if they were.
-        is_simulated: nothing was measured.
-        silent: what is known of each GPU that does not answer, so that nothing was measured on it.
-        slow_links: nodes and links that communicate slowly for certain, in words.
-        allows_unmeasured: whether somebody said that not everything need be measured.
+        is_simulated: the run was simulated.
+        silent: description of each GPU that does not answer and was not measured.
+        slow_links: descriptions of nodes and links that certainly communicate slowly.
+        allows_unmeasured: whether requirements may stay unmeasured.
     """
 
     spoiled: Sequence[str] = ()
@@ -123,7 +122,7 @@ class RunCaveats:
 
 
 def qualified(outcome: RunOutcome, reason: str, caveats: RunCaveats) -> tuple[RunOutcome, str]:
-    """The outcome as it stands in view of the caveats, and why; one that is not good is left as it is."""
+    """The outcome with caveats applied, and why; only good outcomes change."""
     if outcome not in (*ACCEPTING, "partial"):
         return outcome, reason
     if caveats.is_simulated:
@@ -144,34 +143,34 @@ def qualified(outcome: RunOutcome, reason: str, caveats: RunCaveats) -> tuple[Ru
 
 
 def _as_far_as_covered(outcome: RunOutcome, reason: str, coverage: Coverage) -> tuple[RunOutcome, str]:
-    """What would be accepted, unless something of the machine took no part."""
+    """The outcome, reduced if parts of the machine were not tested."""
     if idle := coverage.idle_gpus:
         names = first_few([f"{gpu.name} on {node.host}" for node, gpu in idle])
-        return "partial", f"{reason}, but {len(idle)} of {len(coverage.gpus)} GPUs took no part in any of them: {names}"
+        return "partial", f"{reason}, but {len(idle)} of {len(coverage.gpus)} GPUs were tested by none of them: {names}"
     if coverage.is_on_several_nodes and (idle_nodes := coverage.nodes_idle):
-        return "partial", f"{reason}, but {len(idle_nodes)} of {coverage.node_count} nodes took no part in any of them"
+        return "partial", f"{reason}, but {len(idle_nodes)} of {coverage.node_count} nodes were tested by none of them"
     missing = coverage.paths_planned - len(coverage.paths)
     why = f": {coverage.why_paths_are_missing}" if coverage.why_paths_are_missing else ""
     if missing > 0:
         return "incomplete", (
             f"{reason}, but {missing} of {coverage.paths_planned} pairs of nodes were not measured with each other{why}"
         )
-    if why:  # those that were slow have not been measured again
+    if why:  # slow pairs were not measured again
         return "incomplete", f"{reason}, but the search for a slow node or link did not end{why}"
     return outcome, reason
 
 
 def may_accept(verdict: Verdict) -> bool:
-    """Whether a machine may be accepted because of this: a published bound that can reject was kept."""
+    """Whether a verdict can carry acceptance: it meets a published bound of severity ``fail``."""
     is_kept = verdict.passed and verdict.severity == "fail" and not verdict.provisional
     return is_kept and METRICS[verdict.metric].carries_acceptance
 
 
 def rests_on_published(verdicts: Sequence[Verdict], coverage: Coverage = ONE_NODE) -> bool:
-    """Whether a published bound that can reject was kept by all devices: together, or on each node by itself.
+    """Whether all devices meet a published bound that can reject: together, or on each node alone.
 
-    A bound at a smaller world size says nothing about the devices beyond it, and that GPUs are alike or compute
-    the same says nothing about how fast they are.
+    A bound at a smaller world size does not cover the other devices, and requirements on equal speed or equal results
+    say nothing about how fast GPUs are.
     """
     largest = max((v.world_size for v in verdicts), default=0)
     if coverage.is_on_several_nodes:
@@ -185,10 +184,10 @@ def rests_on_published(verdicts: Sequence[Verdict], coverage: Coverage = ONE_NOD
 def other_blockers(
     verdicts: Sequence[Verdict], required: int, interrupted: bool, coverage: Coverage, caveats: RunCaveats
 ) -> tuple[Blocker, ...]:
-    """What besides requirements keeps a machine from being accepted: `Judgement.other_blockers`.
+    """Reasons other than requirements why a machine is not accepted: `Judgement.other_blockers`.
 
-    What is about the run as a whole is named if nothing else is. Arguments as of `conclude` and `qualified`; where
-    `RunCaveats.allows_unmeasured`, what was not measured counts as if nobody had required it.
+    A reason on the run as a whole is returned only if there is no other. Arguments as in `conclude` and `qualified`;
+    with `RunCaveats.allows_unmeasured`, requirements that were not measured count as not required.
     """
     found = tuple(Blocker("test", name, _SPOILED) for name in caveats.spoiled)
     if found or any(v.blocks(allows_unmeasured=caveats.allows_unmeasured) for v in verdicts):

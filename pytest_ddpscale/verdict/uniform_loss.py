@@ -1,15 +1,15 @@
-"""How large a loss could hide that strikes all GPUs alike.
+"""Upper limit for a performance loss that is common to all GPUs.
 
-Ranks are compared with each other, and many GPUs with one: neither sees it when all are slow alike. Only a throughput
-that somebody published does, within the margin of its bound. What is left is the distance from the published value to
-the lower limit of what was measured.
+Comparing ranks with each other, or many GPUs with one, cannot show a loss common to all. Only a published throughput
+can, within the margin of its bound. The undetected loss is limited by the distance from the published value to the
+lower limit of the measured interval.
 
-A loss of all GPUs shows in each workload, so the workload with the smallest distance limits it. The smallest of several
-distances is right with the confidence asked for if each is taken at 1 - (1 - confidence) / workloads (Bonferroni). That
-supposes that sound GPUs reach each published value alike: where newer software lifts one workload, that one would hide
-what the others show. So the largest distance is told beside it. Of each workload one requirement is taken, whatever was
-measured: the throughput of the most GPUs, else the ratio to an earlier generation, which is the same throughput divided
-by a constant.
+A common loss shows in each workload, so the workload with the smallest distance limits it. The smallest of several
+distances holds with the requested confidence if each is taken at 1 - (1 - confidence) / workloads (Bonferroni). This
+assumes that healthy GPUs reach each published value equally: newer software that speeds up one workload would hide the
+loss in the others. So the largest distance is reported too. One requirement of each workload is used, independent of
+the measurements: the throughput of the most GPUs, else the ratio to an earlier generation, which is the same throughput
+divided by a constant.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from pytest_ddpscale.results.verdicts import UniformLoss, Verdict
 def uniform_loss(
     verdicts: Iterable[Verdict], confidence: float, judge_at: Callable[[str, float], Verdict]
 ) -> UniformLoss | None:
-    """The loss of all GPUs alike that cannot be excluded.
+    """The largest loss common to all GPUs that cannot be excluded.
 
     Args:
         verdicts: of the run.
         confidence: that the loss is no larger, 0 … 1.
-        judge_at: judges the requirement of an id again, at another confidence.
+        judge_at: judges the requirement with an id again, at another confidence.
 
     Returns:
-        None if no requirement that would show it passed.
+        None if no requirement that would show the loss passed.
     """
     chosen: dict[str, Verdict] = {}
     for one in sorted((one for one in verdicts if one.shows_uniform_loss), key=_preference):
@@ -50,7 +50,7 @@ def _preference(verdict: Verdict) -> tuple[bool, int]:
 
 
 def _largest_loss(verdict: Verdict) -> float | None:
-    """From the published value to the lower limit, relative to the published value."""
+    """Distance from the published value down to the lower limit, relative to the published value."""
     if verdict.interval is None or not verdict.published:
         return None
     return max(0.0, 1 - verdict.interval[0] / verdict.published)

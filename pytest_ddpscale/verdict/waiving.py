@@ -1,4 +1,4 @@
-"""Whether a failure is waived: a waiver is there, has not ended, and covers what failed."""
+"""Waivers: a failure is waived if a waiver exists, has not expired and covers the failure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pytest_ddpscale.verdict.covering import is_between_nodes
 
 
 def with_waiver(verdict: Verdict, case: AnyCase, evidence: Evidence, day: date) -> Verdict:
-    """The verdict, waived if its requirement has a waiver that covers this failure; else with a note why it does not.
+    """The verdict, waived if its requirement has a waiver that covers this failure; else with a note why not.
 
     Args:
         verdict: on the requirement, without a waiver.
         case: the requirement.
-        evidence: that it was judged by.
-        day: on which it is judged, in UTC.
+        evidence: of the verdict.
+        day: day of judgement, in UTC.
     """
     waiver = case.requirement.waiver
     if waiver is None or why_never_waived(case.requirement):
@@ -32,13 +32,13 @@ def _why_not(verdict: Verdict, waiver: Waiver, case: AnyCase, evidence: Evidence
     if verdict.passed:
         return f"{waiver}: not needed"
     if verdict.outcome != "failed":
-        return f"{waiver}: not applied, as only a failure can be waived"
+        return f"{waiver}: not applied, because only a failure can be waived"
     if not waiver.holds_on(day):
         return f"waiver by {waiver.who} ended {waiver.until}"
     if WRONG_DATA in verdict.flags:
-        return f"{waiver}: not applied, as wrong data cannot be waived"
+        return f"{waiver}: not applied, because wrong data cannot be waived"
     if PARTLY_KNOWN in verdict.flags:
-        return f"{waiver}: not applied, as elsewhere the requirement was not measured or is undecided"
+        return f"{waiver}: not applied, because other places were not measured or are undecided"
     if is_between_nodes(case, evidence):
-        return f"{waiver}: not applied, as a result between nodes cannot be waived"
+        return f"{waiver}: not applied, because a result between nodes cannot be waived"
     return ""

@@ -1,4 +1,4 @@
-"""Probes whose result is not what it has to be: no speed makes up for that."""
+"""Probes with wrong results, which fail whatever their speed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pytest_ddpscale.verdict.probe_culprits import link_culprit, shared_end
 
 
 def with_wrong_data(verdict: Verdict, probe: Probe, probed: ProbeColumns) -> Verdict:
-    """The verdict, failed if any result was wrong: one is enough, because nothing about it is random.
+    """The verdict, failed if any result was wrong: one is enough, because results are not random.
 
-    What one device did by itself, it did wrong. Of what several did together a rank that sees it is a witness: the
-    others may have sent it. Then the node that all of them are on is certain to be at fault, and none of its GPUs.
+    A device that works alone is at fault. In a collective a rank that sees wrong data is only a witness, because others
+    may have sent it. Then the node that all ranks of the group are on is certainly at fault, and no GPU is.
 
     Args:
         verdict: on speed.
-        probe: in question.
-        probed: everything measured of it, in complete rounds or not.
+        probe: the probe.
+        probed: all its measurements, in complete rounds or not.
     """
     if not probed.wrong.any():
         return verdict
@@ -36,7 +36,7 @@ def with_wrong_data(verdict: Verdict, probe: Probe, probed: ProbeColumns) -> Ver
     names = list(dict.fromkeys(f"local rank {one.local_rank} of {one.host}" for one in wrong))
     reason = f"{_did(probe)} wrong data, as seen by {first_few(names)} ({_rounds(wrong, measured)})"
     if verdict.outcome in ("failed", "error"):
-        reason += f"; besides: {verdict.reason}"
+        reason += f"; also: {verdict.reason}"
     flags = (*verdict.flags, WRONG_DATA)
     return replace(verdict, outcome="failed", reason=reason, culprits=(*culprits, *others), flags=flags)
 
@@ -64,13 +64,13 @@ def _of_witnesses(
 def _of_group(
     probe: Probe, wrong: Sequence[ProbeMeasurement], measured: Sequence[ProbeMeasurement]
 ) -> Iterable[Culprit]:
-    """Everybody who saw it; before them the node, if the group that it happened in is on one."""
+    """The node first, if the whole group is on it, then all witnesses."""
     is_within_hosts = _fits_hosts(probe, measured)
     for host in dict.fromkeys(one.host for one in wrong) if is_within_hosts else ():
         own = [one for one in wrong if one.host == host]
         there = [one for one in measured if one.host == host]
         saw, ranks = len(set(map(_device, own))), len(set(map(_device, there)))
-        evidence = f"{_did(probe)} wrong data in {_rounds(own, there)}, as {saw} of {ranks} ranks saw"
+        evidence = f"{_did(probe)} wrong data in {_rounds(own, there)}, seen by {saw} of {ranks} ranks"
         yield Culprit("node", host, None, None, evidence)
     yield from _of_witnesses(probe, wrong, measured, is_certain=False)
 
@@ -78,18 +78,19 @@ def _of_group(
 def _of_pairs(
     probe: Probe, wrong: Sequence[ProbeMeasurement], measured: Sequence[ProbeMeasurement]
 ) -> Iterable[Culprit]:
-    """The links of a host, or the GPU that they have in common."""
+    """The links of each host, or the GPU that they share."""
     links: dict[str, dict[ProbedPlace, list[ProbeMeasurement]]] = defaultdict(lambda: defaultdict(list))
     for one in wrong:
         link = _link_of(probe, one, measured)
-        if link is None:  # the other end never said where it is
+        if link is None:  # the other end is unknown
             yield Culprit("gpu", *_device(one), f"saw wrong data in round {one.round}", is_certain=False)
         else:
             links[link.host][link].append(one)
     for theirs in links.values():
         shared = shared_end(list(theirs))
         if shared is not None:
-            yield Culprit("gpu", *shared, f"{_did(probe)} wrong data with {len(theirs)} others: not its links")
+            evidence = f"{_did(probe)} wrong data with {len(theirs)} others: the GPU is at fault, not its links"
+            yield Culprit("gpu", *shared, evidence)
             continue
         for link, own in theirs.items():
             both = [one for one in measured if {one.rank, one.peer_rank} == set(link.ranks)]
@@ -106,7 +107,7 @@ def _link_of(probe: Probe, one: ProbeMeasurement, measured: Sequence[ProbeMeasur
 
 
 def _fits_hosts(probe: Probe, measured: Sequence[ProbeMeasurement]) -> bool:
-    """Whether each group of the probe is on one host: then every host has a whole one."""
+    """Whether each group of the probe is on one host; every host then has a whole group."""
     ranks: dict[str, set[int]] = defaultdict(set)
     for one in measured:
         ranks[one.host].add(one.rank)

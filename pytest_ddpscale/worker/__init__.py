@@ -1,1 +1,1 @@
-"""Runs inside each rank: torch, the standard library and NVML; never pytest or pydantic."""
+"""Code that runs in each rank, with torch, the standard library and NVML; never pytest or pydantic."""

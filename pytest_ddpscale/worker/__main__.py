@@ -1,10 +1,10 @@
-"""Entry point of one rank: ``torchrun … -m pytest_ddpscale.worker``; what to do its node's agent has left for it."""
+"""Entry point of one rank, ``torchrun … -m pytest_ddpscale.worker``; its node's agent has written its assignment."""
 
 from __future__ import annotations
 
 import time
 
-STARTED_UNIX_S = time.time()  # before torch is imported: the import is part of the start-up that is reported
+STARTED_UNIX_S = time.time()  # before torch is imported, because the import is part of the reported start-up
 
 import faulthandler  # noqa: E402
 import gc  # noqa: E402
@@ -16,12 +16,12 @@ from collections.abc import Mapping  # noqa: E402
 from datetime import timedelta  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-# NVIDIA's libraries and torch read these when they are loaded; containers set them.
+# NVIDIA's libraries and torch read these variables when they are loaded; containers set them.
 for _name in ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE"):
     if _name in os.environ:
         print(f"{_name}={os.environ.pop(_name)} is ignored: fp32 is computed in full", flush=True)
 
-# What is imported stays: a fifth of the time would go into looking through it for garbage.
+# Imported objects stay alive; garbage collection would take a fifth of the import time.
 gc.disable()
 
 import torch  # noqa: E402
@@ -64,7 +64,7 @@ _RECORDED = (
 
 
 def who_i_am(control: Control, device: Device, binding: Binding) -> WhoIAm:
-    """Who this rank is, and how long it took to get here."""
+    """Place, versions and start-up times of this rank."""
     cuda = torch.version.cuda if torch.cuda.is_available() else None
     return WhoIAm(
         host=host_name(),
@@ -92,12 +92,12 @@ def who_i_am(control: Control, device: Device, binding: Binding) -> WhoIAm:
 
 
 def recorded(environ: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment changes how fast ranks train or talk."""
+    """Environment variables that change the speed of training or communication, secrets masked."""
     return masked_environment({name: environ[name] for name in sorted(environ) if name.startswith(_RECORDED)})
 
 
 def run(folder: Path, progress: RankProgress) -> None:
-    """Join the gang and work through the studies, as the node's agent has left word of them in its folder."""
+    """Join the gang and run the studies of the assignment in the folder of the node's agent."""
     assignment = read_assignment(folder)
     plan = read_as(Plan, parse_strict_json(bytes(assignment.plan)))
     if assignment.tries_memory:
@@ -110,8 +110,8 @@ def run(folder: Path, progress: RankProgress) -> None:
     loader_cores = allowed_cores()
     if plan.device_type == "cpu":
         pin_to_cores(control.local_rank, on_host)
-    else:  # before NCCL starts, which reads it once
-        # NCCL's messages go to the node's memory, as nobody reads them but this process, unless the user wants them.
+    else:  # before NCCL starts, because it reads the environment once
+        # NCCL's messages go to memory on the node, because only this process reads them, unless the user wants them.
         os.environ.update(transport_environment(folder, folder / LOGS / "run", control.rank, os.environ))
     device = open_device(plan.device_type, control.local_rank)
     device.on_step = progress.count_step
@@ -140,7 +140,7 @@ def main() -> int:
     if not folder:
         raise SystemExit(f"{STATUS_VARIABLE} is not set: the worker has to be started under an agent")
     die_with_parent()
-    # torchrun ends ranks by SIGTERM: where they were is then in their log.
+    # torchrun ends ranks by SIGTERM; their stacks are then in their logs.
     faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
     progress = RankProgress(Path(folder), int(os.environ.get("LOCAL_RANK", "0")))
     try:

@@ -30,8 +30,8 @@ UNOBSERVED = nullcontext()
 class StudyArms:
     """Model, batches and process groups of one study on this rank.
 
-    Groups are made when the study begins and destroyed by `close`: each NCCL communicator holds
-    device memory, which near a SKU's largest batch is missed.
+    Groups are created when the study begins and destroyed by `close`, because each NCCL communicator holds device
+    memory, which near a SKU's largest batch is scarce.
 
     All ranks of the gang construct this object at the same time.
 
@@ -69,13 +69,13 @@ class StudyArms:
         return self._model
 
     def time_block(self, arm: Arm, steps: int, profiler: AbstractContextManager[object] = UNOBSERVED) -> Timing:
-        """Train `steps` timed steps of an arm this rank belongs to, after a few untimed ones; or infer as often.
+        """Time `steps` training steps, or forward passes, of an arm of this rank, after a few untimed ones.
 
-        All ranks of the arm call this at the same time. Peak memory is without what other arms'
-        replicas hold meanwhile. Parameters' checksum and skipped steps come with the timing.
+        All ranks of the arm call this at the same time. Peak memory does not include other arms' replicas. The timing
+        includes the checksum of the parameters and the number of skipped steps.
 
         Args:
-            profiler: entered around the timed steps of training; what it costs is in their times.
+            profiler: entered around the timed training steps; step times include its overhead.
         """
         if arm.infers:
             return self._inference.time_block(arm, self._batch(self._study.workload, arm.batch_size), steps)
@@ -114,15 +114,15 @@ class StudyArms:
         del self._replicas, self._inference, self._model
         if any(arm.variant.applied_to(self._study.workload).compile for arm in self._study.arms):
             forget_compiled()
-        # In the order of their making: destroying an NCCL communicator waits for its other members to do the same.
+        # In order of creation, because destroying an NCCL communicator waits for its other members to do the same.
         for group in dict.fromkeys(self._groups.values()):
             dist.destroy_process_group(group)
         self._device.release()
 
     def _trainer(self, arm: Arm, replica: Replica) -> Trainer:
         if arm.name not in self._trainers:
-            # Each arm has a scaler of its own: ranks of an arm under DDP see the same gradients, and so
-            # keep the same scale, which they would not with other arms' gradients in between.
+            # Each arm has its own scaler: ranks of a DDP arm see the same gradients and so keep the same scale,
+            # which gradients of other arms would change.
             workload = arm.variant.applied_to(self._study.workload)
             scaler = new_scaler(workload, self._device.torch_device)
             batches = [self._batch_of(arm, workload)] * arm.variant.accumulation_steps
@@ -134,7 +134,7 @@ class StudyArms:
     def _batch_of(self, arm: Arm, workload: Workload) -> Batch | LoadedBatch:
         if arm.data_of(self._study.workload) == "synthetic":
             return self._batch(workload, arm.variant.batch_of(arm.batch_size, self._rank))
-        assert self._images is not None, "nobody has read the folder"
+        assert self._images is not None, "the folder was not read"
         loaded = self._images.batch_of(self._study, arm, self._rank, self._layout, self._device.torch_device)
         self._loaded.append(loaded)
         return loaded
@@ -142,29 +142,29 @@ class StudyArms:
     def _batch(self, workload: Workload, batch_size: int) -> Batch:
         key = batch_size, workload.memory_format
         if key not in self._batches:
-            # Ranks must not train on the same images: their gradients would not need averaging.
+            # Ranks train on different images, because equal gradients would not need averaging.
             seed = 1000 * self._rank + batch_size
             self._batches[key] = Batch(workload, batch_size, self._device.torch_device, seed)
         return self._batches[key]
 
 
 def steps_for_block(step_s: float, block_s: float, at_once: int = 1) -> int:
-    """How many steps fill a block of `block_s` seconds: a multiple of `at_once`."""
+    """Number of steps that fill a block of `block_s` seconds, a multiple of `at_once`."""
     steps = max(FEWEST_STEPS_PER_BLOCK, math.ceil(block_s / step_s))
     return -(-steps // at_once) * at_once
 
 
 def steps_before_timing(study: Study, arm: Arm) -> int:
-    """Of each block: as many as loader workers read ahead, so that they do no more in the timed steps than keep up."""
+    """Untimed steps of each block: as many as loader workers read ahead, so timed steps begin without a stock."""
     data = arm.data_of(study.workload)
     ahead = 0 if data == "synthetic" or not data.workers else data.prefetch * steps_at_once(study, arm)
     return max(STEPS_BEFORE_TIMING, ahead)
 
 
 def steps_at_once(study: Study, arm: Arm) -> int:
-    """How many steps the batches take that loader workers, who began together, finish together; 1 of synthetic data.
+    """Number of steps in the batches that loader workers, which start together, finish together; 1 without workers.
 
-    Timed steps are a multiple of it: the last would wait for batches that nobody trains.
+    Timed steps are a multiple of it; otherwise the last step would wait for batches that are not trained.
     """
     data, passes = arm.data_of(study.workload), arm.variant.accumulation_steps
     workers = 1 if data == "synthetic" else max(1, data.workers)

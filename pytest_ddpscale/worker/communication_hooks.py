@@ -1,4 +1,4 @@
-"""What DDP does with gradients in place of its all-reduce, where a variant asks for fewer bits."""
+"""DDP communication hooks that compress gradients, for variants that use fewer bits."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpscale.plan.variant import CommunicationHook
 
-# The steps before compress nothing; two is the fewest that torch takes, and error feedback needs them.
+# Uncompressed steps before PowerSGD; torch accepts no fewer than two, which error feedback needs.
 _STEPS_BEFORE_POWERSGD = 2
 
 
 def register_hook(wrapper: DistributedDataParallel, hook: CommunicationHook, group: dist.ProcessGroup) -> None:
-    """Have a wrapper communicate so, in this group. All its ranks call this before their first step.
+    """Register a hook on a wrapper, for this group. All its ranks call this before their first step.
 
     Raises:
-        RuntimeError: PowerSGD over another backend than NCCL. Its second all-reduce of a bucket starts from a callback,
-            which gloo runs in threads of its own: with several buckets ranks differ in their order.
+        RuntimeError: PowerSGD with another backend than NCCL. Its second all-reduce of a bucket starts from a callback,
+            which gloo runs in its own threads, so with several buckets the order differs between ranks.
     """
     if hook == "powersgd":
         if dist.get_backend(group) != "nccl":

@@ -1,4 +1,4 @@
-"""torch.compile as a program that trains one batch size has it, in a process that trains many."""
+"""torch.compile for a process that trains many batch sizes, with the result of a program that trains one."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-# More batch sizes, under DDP and without, than the arms of a study have.
+# More than the arms of a study have batch sizes, with and without DDP.
 _VERSIONS = 64
 
 
 def compiled(call: Callable[..., Any], mode: str | None = None) -> Any:
-    """A model compiled for each batch size by itself.
+    """Compile a model separately for each batch size.
 
-    Left to itself, torch gives the second batch size of a function kernels that take any size and may be slower. After
-    eight versions of a function (``recompile_limit``) it runs the function uncompiled, which only a warning in the log
-    tells. Either would lower the efficiency of arms that are measured later.
+    By default torch compiles the second batch size of a function to kernels for any size, which may be slower. After
+    eight versions of a function (``recompile_limit``) it runs the function uncompiled, with only a warning in the log.
+    Either would lower the efficiency of arms that are measured later.
 
     Args:
         call: a module, under DDP or not.
@@ -29,5 +29,5 @@ def compiled(call: Callable[..., Any], mode: str | None = None) -> Any:
 
 
 def forget_compiled() -> None:
-    """Free what was compiled, so that the next study of this process begins as a new process would."""
+    """Free compiled code, so the next study of this process starts like in a new process."""
     torch.compiler.reset()

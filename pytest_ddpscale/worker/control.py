@@ -1,4 +1,4 @@
-"""The control plane: torch's TCPStore, never a collective, so that ranks that wait leave their device idle."""
+"""The control plane: torch's TCPStore instead of collectives, so waiting ranks leave their device idle."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.results.record_lines import line_of
 from pytest_ddpscale.results.strict_json import Record, decode, parse_strict_json, strict_json
 
-# What a node's agent says of its node: its place in the allocation, and how many nodes the gang has.
+# Set by the node's agent: index of the node in the allocation, and number of nodes of the gang.
 NODE_INDEX_VARIABLE = "DDPSCALE_NODE_INDEX"
 NODES_VARIABLE = "DDPSCALE_NODES"
-# And where rank 0 hosts the store: ADDRESS:PORT.
+# Where rank 0 hosts the store: ADDRESS:PORT.
 STORE_VARIABLE = "DDPSCALE_STORE"
 HOST_VARIABLE = "DDPSCALE_HOST"
 
-# Keys asked for at once. One by one each costs three round trips, which for 8,192 ranks is longer than a block;
-# asked for in one go they make the store's server read the long request again with each packet of it.
+# Keys per request. A request per key costs three round trips, which for 8,192 ranks takes longer than a block; with
+# all keys in one request the store's server parses the long request again with each packet.
 KEYS_AT_ONCE = 256
 MOST_NAMED = 8
 T = TypeVar("T")
 
 
 class Control:
-    """What ranks tell each other besides what is being measured.
+    """Messages between ranks, outside of measurements.
 
     Attributes:
-        layout: how they are numbered over the nodes.
-        store: the store that process groups are made with.
+        layout: how ranks are numbered over the nodes.
+        store: the store for the rendezvous of process groups.
 
     Args:
-        nodes: among which the ranks are shared evenly.
+        nodes: number of nodes, with equally many ranks each.
     """
 
     def __init__(self, store: Store, rank: int, local_rank: int, world_size: int, nodes: int = 1) -> None:
@@ -57,24 +57,24 @@ class Control:
         """Wait for a key and return its JSON.
 
         Raises:
-            torch.distributed.DistStoreError: nobody said it within the store's timeout.
+            torch.distributed.DistStoreError: it was not set within the store's timeout.
         """
         return parse_strict_json(self._messages.get(key).decode("utf-8"))
 
     def wait_for(self, key: str) -> None:
-        """Wait until a key was said; as `hear`, in one round trip instead of two, as what was said does not matter.
+        """Wait until a key is set. Takes one round trip, while `hear` takes two to return the value.
 
         Raises:
-            torch.distributed.DistStoreError: nobody said it within the store's timeout.
+            torch.distributed.DistStoreError: it was not set within the store's timeout.
         """
         self._messages.wait([key])
 
     def hear_all(self, keys: Sequence[str], kind: type[T]) -> list[T]:
-        """Wait for all keys and return what was said under each, in their order.
+        """Wait for all keys and return their values, in order.
 
         Raises:
-            ValueError: something else than one of `kind` was said.
-            torch.distributed.DistStoreError: some were not said within the store's timeout; the message names them.
+            ValueError: a value is not of type `kind`.
+            torch.distributed.DistStoreError: some were not set within the store's timeout; the message names them.
         """
         decoder = msgspec.json.Decoder(kind)
         found: list[T] = []
@@ -87,13 +87,13 @@ class Control:
         return found
 
     def decided(self, key: str, by_rank_0: Callable[[], Any]) -> Any:
-        """What rank 0 decides, as JSON, and all ranks follow. Raises as `hear`."""
+        """The decision of rank 0, as JSON, returned on all ranks. Raises like `hear`."""
         if self.rank == 0:
             self.say(key, by_rank_0())
         return self.hear(key)
 
     def forget(self, key: str) -> None:
-        """Remove what was said, so that the store does not grow with the rounds."""
+        """Remove a key, so the store does not grow with the rounds."""
         self._messages.delete_key(key)
 
     def _silence(self, keys: Sequence[str]) -> str:
@@ -102,10 +102,10 @@ class Control:
         return f"{len(missing)} of {len(keys)} messages did not come in time: {named}"
 
     def leave(self) -> None:
-        """Wait, as the one that hosts the store, until all others have left it too.
+        """Leave the store; rank 0, which hosts it, waits until all others have left.
 
         Raises:
-            torch.distributed.DistStoreError: some did not within the store's timeout.
+            torch.distributed.DistStoreError: some did not leave within the store's timeout.
         """
         if self._messages.add("left", 1) == self.world_size:
             self._messages.set("all left", "")
@@ -114,7 +114,7 @@ class Control:
 
 
 def rank_of(environ: Mapping[str, str]) -> int:
-    """This process's global rank, by its node's place in the allocation; -1 if no agent said which that is."""
+    """This process's global rank, from its node's index in the allocation; -1 without an agent."""
     try:
         return int(environ[NODE_INDEX_VARIABLE]) * int(environ["LOCAL_WORLD_SIZE"]) + int(environ["LOCAL_RANK"])
     except KeyError:
@@ -122,17 +122,17 @@ def rank_of(environ: Mapping[str, str]) -> int:
 
 
 def host_name() -> str:
-    """The node's name as its launcher has it, where the agent says so: what a drain command needs. Else the host's."""
+    """The launcher's name of the node, which a drain command needs, if the agent set it; else the host name."""
     return os.environ.get(HOST_VARIABLE) or socket.gethostname()
 
 
 def connect(timeout: timedelta) -> Control:
-    """Join the gang's store, which rank 0 hosts where the nodes' agents say.
+    """Join the gang's store, which rank 0 hosts at the address from the agents.
 
-    It listens on that one address: one that torch opens by itself would listen on all interfaces.
+    It listens on that address only; a socket opened by torch would listen on all interfaces.
 
     Raises:
-        RuntimeError: not started by torchrun and an agent, or nothing can listen there.
+        RuntimeError: not started by torchrun and an agent, or rank 0 cannot listen there.
     """
     try:
         nodes, per_node = int(os.environ[NODES_VARIABLE]), int(os.environ["LOCAL_WORLD_SIZE"])
@@ -148,14 +148,14 @@ def connect(timeout: timedelta) -> Control:
         wait_for_workers=False,
         timeout=timeout,
         master_listen_fd=listener,
-        # Its other server is slower on thousands of ranks; this one takes an open socket since torch 2.8.
-        use_libuv=torch.__version__ >= "2.8",  # compares as versions do
+        # The other server is slower with thousands of ranks; libuv's accepts an open socket since torch 2.8.
+        use_libuv=torch.__version__ >= "2.8",  # TorchVersion compares as a version
     )
     return Control(store, rank, local_rank, nodes * per_node, nodes)
 
 
 def _listen(address: str, port: int) -> int:
-    """A socket that listens on one address, for the store to take over."""
+    """Open a socket that listens on one address, for the store to use."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         return socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN).detach()

@@ -1,7 +1,7 @@
-"""One process that drives several devices: a batch is scattered, applied by copies of the model, and gathered.
+"""One process that drives several devices: a batch is scattered, applied to copies of the model, and gathered.
 
-As `nn.DataParallel` does, in our own words: every pass copies the model anew to each device. On a CPU all devices are
-that CPU, so that all of it runs, and copies are real ones.
+Our implementation of `nn.DataParallel`: every pass copies the model to each device again. On a CPU all devices are that
+CPU, so all of the code runs, with real copies.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def devices_of_node(first: torch.device, count: int) -> list[torch.device]:
     """The devices that a rank drives, its own first.
 
     Raises:
-        RuntimeError: it does not see as many.
+        RuntimeError: too few devices are visible.
     """
     if first.type == "cpu":
         return [first] * count
     visible = torch.cuda.device_count()
     if visible < count:
         raise RuntimeError(
-            f"one process drives {count} GPUs, and this rank sees {visible}; expected all of the node's: look at "
-            "CUDA_VISIBLE_DEVICES and at the scheduler's binding of GPUs to tasks"
+            f"one process drives {count} GPUs, but this rank sees {visible}; expected all GPUs of the node. Check "
+            "CUDA_VISIBLE_DEVICES and the scheduler's binding of GPUs to tasks"
         )
     others = (torch.device("cuda", index) for index in range(visible) if index != first.index)
     return [first, *list(others)[: count - 1]]
@@ -46,7 +46,7 @@ def scatter(images: torch.Tensor, devices: Sequence[torch.device]) -> list[torch
 
 
 def replicate(model: nn.Module, devices: Sequence[torch.device]) -> list[nn.Module]:
-    """The model itself for the first device, which it is on, and a copy of it on each other one."""
+    """The model itself for its own device, the first, and a copy on each other device."""
     tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
     keys = [id(tensor) for tensor in (*model.parameters(), *model.buffers())]
     replicas = [model]
@@ -57,12 +57,12 @@ def replicate(model: nn.Module, devices: Sequence[torch.device]) -> list[nn.Modu
 
 
 def gather(outputs: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """All parts of the outputs, in their order, on one device."""
+    """All parts of the outputs, in order, on one device."""
     return torch.cat([part.to(device, non_blocking=True) for part in outputs])
 
 
 def _twin(module: nn.Module, copies: dict[int, torch.Tensor]) -> nn.Module:
-    """A module of the same structure with other tensors: only these are new, all else is shared."""
+    """A module of the same structure with copied tensors; everything else is shared."""
     twin = copy.copy(module)
     twin.__dict__["_parameters"] = {name: _copied(one, copies) for name, one in module._parameters.items()}
     twin.__dict__["_buffers"] = {name: _copied(one, copies) for name, one in module._buffers.items()}
@@ -77,10 +77,10 @@ def _copied(tensor: torch.Tensor | None, copies: dict[int, torch.Tensor]) -> tor
 
 
 class ParallelApply:
-    """Applies a replica on each device to the part of the batch that is there, all at once: a thread for each.
+    """Applies the replica on each device to its part of the batch, in parallel, with a thread per device.
 
     Args:
-        context: entered by every thread, whose modes (gradients, autocast) are its own.
+        context: entered by every thread, because modes (gradients, autocast) are per thread.
     """
 
     def __init__(self, devices: Sequence[torch.device], context: Context) -> None:
@@ -89,7 +89,7 @@ class ParallelApply:
         self._threads = ThreadPoolExecutor(len(devices), thread_name_prefix="parallel-apply")
 
     def __call__(self, replicas: Sequence[nn.Module], parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Outputs on each device. Raises what the first of the threads raised that failed."""
+        """Outputs on each device. Raises the exception of the first thread that failed."""
         jobs = [
             self._threads.submit(self._apply, replica, part, device)
             for replica, part, device in zip(replicas, parts, self._devices, strict=False)
@@ -107,7 +107,7 @@ class ParallelApply:
 
 
 class InContext(nn.Module):
-    """A model that enters its modes itself: nn.DataParallel's threads take over that there is autocast, not its type.
+    """A model that enters its modes itself, because nn.DataParallel's threads enable autocast without its type.
 
     (torch 2.15, `torch.nn.parallel.parallel_apply`: a thread has fp16, whatever its caller has.)
     """
@@ -124,11 +124,11 @@ class InContext(nn.Module):
 
 
 class SplitModel:
-    """What an arm of one process on several devices calls; the model is evaluated, not trained.
+    """The callable of an arm with one process on several devices; the model is evaluated, not trained.
 
     Args:
-        kind: ``data_parallel`` is torch's; ``vanilla_parallel`` is ours; ``parallel_apply`` is the part of ours that
-            computes, of replicas and images that are there, with outputs left where they are.
+        kind: ``data_parallel`` is torch's; ``vanilla_parallel`` is ours; ``parallel_apply`` is only the computing part
+            of ours: replicas and images are already on the devices, and outputs stay there.
         model: on the first device.
 
     Raises:
@@ -148,16 +148,16 @@ class SplitModel:
             self._native = nn.DataParallel(InContext(model, context), device_ids=[device.index for device in devices])
 
     def prepare(self, images: torch.Tensor) -> None:
-        """Before a block: what the arm is not to be timed for."""
+        """Prepare a block: work that is not timed."""
         if self._kind == "parallel_apply":
             with torch.no_grad():
                 self._parts = scatter(images, self._devices)
                 self._replicas = replicate(self._model, self._devices)
 
     def __call__(self, images: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Outputs of a batch: all on the first device; of ``parallel_apply`` a part on each."""
+        """Outputs of a batch: all on the first device; with ``parallel_apply`` a part on each."""
         if self._kind == "data_parallel":
-            with torch.no_grad():  # as replicate's copies are to have no graph
+            with torch.no_grad():  # replicate's copies must have no graph
                 return [self._native(images)]
         with torch.no_grad():
             if self._kind == "parallel_apply":
@@ -169,7 +169,7 @@ class SplitModel:
             return [gather(self._parallel_apply(replicas, scattered), self._devices[0])]
 
     def _wait_for_all(self) -> None:
-        """Has the first GPU, by whose clock steps are timed, wait for the others."""
+        """Let the first GPU, whose clock times the steps, wait for the others."""
         if self._devices[0].type == "cpu":
             return
         for device in self._devices[1:]:
@@ -179,7 +179,7 @@ class SplitModel:
             torch.cuda.current_stream(self._devices[0]).wait_event(done)
 
     def close(self) -> None:
-        """End its threads and forget its replicas."""
+        """End its threads and drop its replicas."""
         self._replicas, self._parts = [], []
         self._parallel_apply.close()
 

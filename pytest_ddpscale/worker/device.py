@@ -1,4 +1,4 @@
-"""What differs between a GPU and a CPU: clocks, memory, utilization, identity."""
+"""Differences between GPU and CPU: clocks, memory, utilization, identity."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Timing:
     """One timed block.
 
     Attributes:
-        started_unix_s: when it began, seconds since 1970 UTC.
+        started_unix_s: start of the block, seconds since 1970 UTC.
         step_s: duration of each step, in seconds.
-        block_s: from the first step's begin to the last one's end, in seconds.
-        utilization: share of the block the device was busy, 0 … 1; None if unreadable.
-        peak_memory_bytes: most memory held.
-        skipped_steps: optimizer steps that the loss scaler left out.
-        parameters_checksum: of the parameters' bits after the block; None where replicas may differ.
-        waited_s: that the rank was blocked, in each step, until a batch was loaded; None of synthetic data.
+        block_s: from the start of the first step to the end of the last, in seconds.
+        utilization: share of the block in which the device was busy, 0 … 1; None if unreadable.
+        peak_memory_bytes: peak memory.
+        skipped_steps: optimizer steps that the loss scaler skipped.
+        parameters_checksum: of the parameters' bits after the block; None if replicas may differ.
+        waited_s: seconds of each step in which the rank waited for a batch; None with synthetic data.
     """
 
     started_unix_s: float
@@ -48,10 +48,10 @@ class CpuDevice:
     """The CPU: wall clock, and the process's CPU time as utilization.
 
     Attributes:
-        id: ``cpu``; of a GPU its UUID.
-        name: as the driver or the system gives it.
+        id: ``cpu``; for a GPU its UUID.
+        name: from the driver or the system.
         backend: of torch.distributed.
-        on_step: called after each timed step, on the host; does nothing at first.
+        on_step: called after each timed step, on the host; does nothing by default.
     """
 
     backend = "gloo"
@@ -67,12 +67,12 @@ class CpuDevice:
         return torch.device("cpu")
 
     def check(self, precision: Precision) -> None:
-        """Refuse fp16, whose gradient scaler is made for CUDA. Raises RuntimeError."""
+        """Refuse fp16, because its gradient scaler needs CUDA. Raises RuntimeError."""
         if precision == "fp16":
             raise RuntimeError("precision fp16 needs a GPU; expected fp32 or bf16 on CPU")
 
     def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
-        """Run `step` that often and time each with perf_counter; utilization is CPU seconds per thread and second."""
+        """Run `step` `steps` times, timed with perf_counter; utilization is CPU seconds per thread and second."""
         started_unix_s, cpu_s = time.time(), time.process_time()
         marks = [time.perf_counter()]
         for _ in range(steps):
@@ -80,25 +80,25 @@ class CpuDevice:
             marks.append(time.perf_counter())
             self.on_step()
         block_s = marks[-1] - marks[0]
-        # A share: threads beside torch's own, such as gloo's, may have worked as well.
+        # Limited to 1, because other threads than torch's, such as gloo's, may have worked as well.
         busy = min(1.0, (time.process_time() - cpu_s) / (block_s * torch.get_num_threads()))
         step_s = tuple(end - begin for begin, end in itertools.pairwise(marks))
         return Timing(started_unix_s, step_s, block_s, busy, _largest_resident_set_bytes())
 
     def allocated_bytes(self) -> int:
-        """0: a process's resident set is not told apart by what holds it."""
+        """Return 0: the parts of a process's resident set are unknown."""
         return 0
 
     def memory_held(self) -> RankMemory:
-        """The most this process held since it started. Raises OSError: the system does not say."""
+        """Peak memory of this process since it started. Raises OSError if the system does not report it."""
         return resident_memory()
 
     def release(self) -> None:
-        """Nothing is cached."""
+        """Do nothing: nothing is cached."""
 
 
 class CudaDevice:
-    """One GPU: CUDA events around each step, read after the block; synchronized before and after a block."""
+    """One GPU: CUDA events around each step are read after the block, with synchronization before and after it."""
 
     backend = "nccl"
 
@@ -119,7 +119,7 @@ class CudaDevice:
         return self._device
 
     def check(self, precision: Precision) -> None:
-        """Refuse a torch build without kernels for this GPU, and bf16 that is only emulated. Raises RuntimeError."""
+        """Refuse a torch build without kernels for this GPU, and emulated bf16. Raises RuntimeError."""
         architectures = torch.cuda.get_arch_list()
         if not has_kernels(architectures, self._capability):
             major, minor = self._capability
@@ -128,10 +128,10 @@ class CudaDevice:
                 f"(sm_{major}{minor}); it has {' '.join(architectures)}; {wheel_for(self._capability)}"
             )
         if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-            raise RuntimeError(f"{self.name} has no bf16 of its own; expected fp16 or fp32")
+            raise RuntimeError(f"{self.name} has no native bf16; expected fp16 or fp32")
 
     def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
-        """Time with CUDA events, so that no step waits for the host."""
+        """Time steps with CUDA events, so no step waits for the host."""
         torch.cuda.reset_peak_memory_stats(self._device)
         events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
         torch.cuda.synchronize(self._device)
@@ -145,17 +145,17 @@ class CudaDevice:
         pairs = itertools.pairwise(events)
         step_s = tuple(begin.elapsed_time(end) / 1000 for begin, end in pairs)
         block_s = events[0].elapsed_time(events[-1]) / 1000
-        # How busy it was the node's sampler knows, for all its GPUs.
+        # Utilization comes from the node's sampler, for all its GPUs.
         return Timing(started_unix_s, step_s, block_s, None, torch.cuda.max_memory_allocated(self._device))
 
     def allocated_bytes(self) -> int:
-        """What torch's allocator has handed out."""
+        """Bytes allocated by torch's allocator."""
         return torch.cuda.memory_allocated(self._device)
 
     def memory_held(self) -> RankMemory:
-        """The most the device held, whoever held it: NCCL's buffers and CUDA's context are none of torch's allocator.
+        """Peak memory of the device, with NCCL's buffers and CUDA's context, which torch's allocator does not count.
 
-        That one is counted at its peak of the last block, which has all that blocks before it left in its cache.
+        The allocator counts with its peak in the last block, which includes the cache of earlier blocks.
         """
         free, total = torch.cuda.mem_get_info(self._device)
         others = total - free - torch.cuda.memory_reserved(self._device)
@@ -163,7 +163,7 @@ class CudaDevice:
         return RankMemory(own_bytes=own, total_bytes=total)
 
     def release(self) -> None:
-        """Return cached blocks to the driver: the next study may need other sizes."""
+        """Return cached blocks to the driver, because the next study may need other sizes."""
         torch.cuda.empty_cache()
 
 

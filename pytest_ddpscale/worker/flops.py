@@ -1,4 +1,4 @@
-"""How many floating-point operations an image costs, by torch's own counter."""
+"""Floating-point operations per image, counted by torch."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ _BATCH_SIZE = 2
 def flops_per_image(model: nn.Module, workload: Workload) -> float:
     """Operations of one forward and backward pass, per image; a multiplication and an addition are two.
 
-    Counted on a copy without data (device ``meta``), which takes no memory and under a second.
-    Attention is counted as the matrix products it stands for, and what a fused kernel computes
-    twice to save memory is left out: model FLOPs (PaLM, arXiv:2204.02311, appendix B), not
-    hardware FLOPs.
+    Counted on a copy without data (device ``meta``), which takes no memory and less than a second.
+    Attention counts as its matrix products, and recomputation in fused kernels does not count:
+    model FLOPs (PaLM, arXiv:2204.02311, appendix B), not hardware FLOPs.
 
     Raises:
         Exception: whatever torch raises if the model cannot run without data.
@@ -53,7 +52,7 @@ def workload_flops_record(study: Study, model: nn.Module) -> WorkloadFlops | Non
 
 
 def _without_data(model: nn.Module) -> nn.Module:
-    """A copy whose tensors have shapes only."""
+    """A copy with tensors on the meta device."""
     parameters = {
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
         for p in model.parameters()
@@ -70,10 +69,10 @@ def _convolution_backward_flops(
     out_shape: Any = None,
     **options: Any,
 ) -> int:
-    """As many as forward for each gradient that is wanted, of the input and of the weights.
+    """As many operations as forward for each requested gradient, of the input and of the weights.
 
-    torch's own formula gives the same without groups, and forgets them where there are some: 40
-    times too many for EfficientNet's depthwise convolutions.
+    torch's formula is the same without groups, but ignores groups: 40 times too many for EfficientNet's depthwise
+    convolutions.
 
     Args:
         grad_out_shape: (batch, output channels, *space).

@@ -14,10 +14,10 @@ from pytest_ddpscale.worker.sharding import EpochCheck, Shard
 
 
 class FolderSource:
-    """As `SampleSource`; all ranks make it at the same time.
+    """A `SampleSource` from a folder; all ranks construct it at the same time.
 
     Raises:
-        ValueError, RuntimeError: the folder is not as the plan has it, or not the same on all nodes.
+        ValueError, RuntimeError: the folder differs from the plan, or between nodes.
     """
 
     def __init__(self, run: TrainingRun, context: RankContext) -> None:
@@ -27,11 +27,11 @@ class FolderSource:
         self._validation = self._loader("val")
 
     def training(self, epoch: int) -> Iterator[Labelled]:
-        """This rank's batches; what all ranks loaded is compared at the end."""
+        """This rank's batches; the images loaded by all ranks are checked at the end."""
         return self._training.epoch(epoch)
 
     def validation(self, epoch: int) -> Iterator[Labelled]:
-        """This rank's images without those that the sampler has twice, so that ranks have as many."""
+        """This rank's images, without the duplicates by which the sampler gives all ranks equally many."""
         left = len(range(self._shard.rank, self._run.samples.validation_samples, self._shard.world_size))
         for images, labels in self._validation.epoch(epoch):
             if left:
@@ -39,7 +39,7 @@ class FolderSource:
             left = max(0, left - len(labels))
 
     def close(self) -> None:
-        """End the processes that read."""
+        """End the loader workers."""
         self._training.close()
         self._validation.close()
 

@@ -1,6 +1,6 @@
-"""Batches of images from a folder, for ranks that train together: read ahead by processes of their own.
+"""Batches of images from a folder, for ranks that train together, read ahead by loader workers.
 
-torchvision's ImageFolder, torch's DistributedSampler and DataLoader, as users have them; see `ddpscale suite
+Uses torchvision's ImageFolder and torch's DistributedSampler and DataLoader, like users do; see `ddpscale suite
 input-pipeline` and docs/how-to/input-pipeline.md.
 """
 
@@ -31,24 +31,24 @@ from pytest_ddpscale.worker.image_samples import (
 )
 from pytest_ddpscale.worker.sharding import Digest, EpochCheck, Shard, ShardBatches, digest_of
 
-# Of ImageNet, as torchvision's own models are trained; of pixels 0 … 1, red, green and blue.
+# ImageNet's statistics, used by torchvision's models, for red, green and blue pixels in 0 … 1.
 _MEAN, _STDEV = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """How one loader reads.
+    """Settings of one loader.
 
     Attributes:
-        data: with how many workers.
-        batch_size: images of a rank.
-        drop_last: whether images that do not fill a batch on every rank are left out of an epoch; else some are twice
-            in it, and the last batch is smaller.
-        shuffle: whether each epoch has an order of its own.
+        data: folder, number of workers and prefetching.
+        batch_size: images per batch and rank.
+        drop_last: whether an epoch leaves out images that do not fill a batch on every rank; else it has some twice,
+            and the last batch is smaller.
+        shuffle: whether each epoch has its own order.
         seed: of that order, the same on all ranks.
-        channels_last: whether images are laid out so.
-        cores: that loader workers may use; none for those of the rank.
+        channels_last: memory format of images.
+        cores: cores for loader workers; empty for those of the rank.
     """
 
     data: ImageFolderData
@@ -61,13 +61,13 @@ class LoaderSettings:
 
 
 class ImageLoader:
-    """One rank's batches. All ranks that share the images make one, with the same settings.
+    """One rank's batches. All ranks that share the images construct one, with the same settings.
 
-    Loader workers start with the first batch and stay until `close`. They are forked from a clean server process: a
-    copy of the rank would hold its locks and its sockets, and keep those open when the rank has died.
+    Loader workers start with the first batch and stay until `close`. They are forked from a clean server process,
+    because a fork of the rank would hold its locks, and its sockets even after the rank died.
 
     Attributes:
-        waited_s: seconds that the rank was blocked in `next` for each batch since the latest `epoch` or `stretch`
+        waited_s: seconds that the rank was blocked in `next`, for each batch since the latest `epoch` or `stretch`
             began.
 
     Raises:
@@ -93,19 +93,19 @@ class ImageLoader:
         self._shift = (255 * torch.tensor(_MEAN, device=device)).view(1, 3, 1, 1)
 
     def __len__(self) -> int:
-        """Batches of an epoch, the same on every rank."""
+        """Number of batches of an epoch, the same on every rank."""
         return self._batches.per_epoch
 
     @property
     def batches_ahead(self) -> int:
-        """How many are ready or in work while one is trained."""
+        """Number of batches that are ready or being loaded while one is trained."""
         return self._settings.data.workers * self._settings.data.prefetch
 
     def epoch(self, number: int) -> Iterator[Pair]:
         """All batches of an epoch: images as normalised float32, (batch, 3, image_size, image_size), and int64 labels,
         (batch,), on the device.
 
-        At its end what all ranks have loaded is compared with what they should have. Each number is for one time.
+        At its end the images that all ranks loaded are compared with the expected ones. Use each number once.
 
         Raises:
             RuntimeError: an image is broken, a loader worker died or took too long, or ranks had wrong images.
@@ -113,10 +113,10 @@ class ImageLoader:
         return self.stretch(number * len(self), len(self))
 
     def stretch(self, first: int, count: int) -> Iterator[Pair]:
-        """Batches numbered on through all epochs, `first` and those after it; the next stretch goes on where it ended.
+        """`count` batches from number `first` on, numbered through all epochs; the next stretch continues there.
 
         Raises:
-            RuntimeError: as `epoch`.
+            RuntimeError: like `epoch`.
         """
         if first != self._next_number or first % len(self) == 0:
             self._loaded, self._is_whole_epoch = Digest(), first % len(self) == 0
@@ -138,17 +138,17 @@ class ImageLoader:
     def _begun(self) -> Iterator[Any]:
         assert self._loader is not None, "the loader is closed"
         with self._named(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of more workers than the rank has cores: they have others
+            warnings.simplefilter("ignore")  # about more workers than cores of the rank: they have other cores
             return iter(self._loader)
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Says which folder was read by a loader worker that died: torch notices within 5 s."""
+        """Add the folder to the error of a loader worker that died; torch notices within 5 s."""
         try:
             yield
         except RuntimeError as error:  # "DataLoader worker (pid(s) 7) exited unexpectedly"
             raise RuntimeError(f"loading {self._samples.root}: {str(error).splitlines()[0]}") from error
-        except (OSError, EOFError) as error:  # while it handed a batch over
+        except (OSError, EOFError) as error:  # while it sent a batch
             raise RuntimeError(f"loading {self._samples.root}: a loader worker died ({error})") from error
 
     def _data_loader(self) -> DataLoader[Any]:
@@ -186,7 +186,7 @@ class ImageLoader:
     def _check_epoch(self, epoch: int) -> None:
         loaded, is_whole = self._loaded, self._is_whole_epoch
         self._loaded, self._is_whole_epoch = Digest(), True
-        if not is_whole:  # nobody began at its beginning
+        if not is_whole:  # loading did not begin at the start of the epoch
             return
         total = loaded if self._check is None else self._check.total(epoch, loaded)
         if total is None:
@@ -207,14 +207,14 @@ def open_samples(
 ) -> ImageSamples:  # fmt: skip
     """The images of a split, the same on every rank. All ranks of the gang call this at the same time.
 
-    The first rank of each node reads the folder before its others, which then find it in the node's caches.
+    The first rank of each node reads the folder before the others, which then find it in the node's caches.
 
     Args:
-        key: another one for each call.
-        timeout_s: how long one image may take to be read.
+        key: unique for each call.
+        timeout_s: time limit for reading one image.
 
     Raises:
-        ValueError: the folder is not as it has to be, here or on the node's first rank.
+        ValueError: the folder is invalid, here or on the node's first rank.
         RuntimeError: the node's first rank did not read it in time, or this rank sees other images than rank 0.
     """
     first = control.rank - control.local_rank
@@ -231,14 +231,14 @@ def open_samples(
     theirs = _hear(control, f"{key}/0", data)
     if theirs["digest"] != samples.digest:
         raise RuntimeError(
-            f"{samples.root}: rank {control.rank} sees {len(samples)} images, rank 0 {theirs['images']} or others; "
-            "expected the same files under the same names on every node"
+            f"{samples.root}: rank {control.rank} sees {len(samples)} images, which differ from the "
+            f"{theirs['images']} of rank 0; expected the same files under the same names on every node"
         )
     return samples
 
 
 def _hear(control: Control, key: str, data: ImageFolderData) -> dict[str, Any]:
-    """What the first rank of a node says of the folder."""
+    """The message of the first rank of a node about the folder."""
     rank = key.rpartition("/")[2]
     try:
         said: dict[str, Any] = control.hear(key)

@@ -1,4 +1,4 @@
-"""The images of a folder, one by one, and what of them a batch is made of. Loader workers import this and no more."""
+"""Images of a folder, and their assembly to batches. Loader workers import only this module."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ IMAGE_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class LoadFailure:
-    """An image that could not be read: handed on as a value, as an exception would cross to the rank as a traceback."""
+    """An image that could not be read; a value, because an exception would reach the rank as a traceback."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class LoadedImages:
-    """A batch as loader workers make it.
+    """A batch from a loader worker.
 
     Attributes:
         images: uint8, (batch, 3, image_size, image_size).
         labels: int64, (batch,).
-        indices: places of the images in the folder's order, int64, (batch,).
+        indices: indices of the images in the folder's order, int64, (batch,).
     """
 
     images: torch.Tensor
@@ -56,12 +56,12 @@ Sample = tuple[torch.Tensor, int, int] | LoadFailure
 
 
 class ImageSamples(Dataset[Sample]):
-    """One split of a folder, in torchvision's order. Pixels stay bytes: they are a quarter of the floats to carry.
+    """One split of a folder, in torchvision's order. Pixels stay bytes, a quarter of the size of floats.
 
     Attributes:
         root: the split's folder.
-        classes: how many it has.
-        digest: of all names, in order: equal on all ranks that see the same images.
+        classes: number of classes.
+        digest: of all names, in order; equal on all ranks that see the same images.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ImageSamples(Dataset[Sample]):
         self.root = root
         self.classes = classes
         self._image_size, self._timeout_s = image_size, timeout_s
-        # Arrays: a million strings would be pickled, and then copied page by page, for each loader worker.
+        # Arrays, because a million strings would be pickled, and later copied page by page, for each loader worker.
         self._paths = np.array([os.fsencode(path) for path in paths])
         self._labels = np.array(labels, np.int64)
         self.digest = hashlib.sha256(b"\0".join(self._paths.tolist()) + self._labels.tobytes()).hexdigest()
@@ -83,7 +83,7 @@ class ImageSamples(Dataset[Sample]):
         try:
             with _within(self._timeout_s), Image.open(path) as image:
                 pixels = self._sized(image.convert("RGB"))
-        # What Pillow raises of files that are no images, or broken ones.
+        # Pillow's exceptions for broken images and files that are not images.
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             return LoadFailure(f"{path}: {_reason(error)}. Repair or delete it")
         return pil_to_tensor(pixels), int(self._labels[index]), index
@@ -100,11 +100,11 @@ def read_samples(folder: str, split: Split, image_size: int, timeout_s: float = 
     """The images of one split of a folder.
 
     Args:
-        timeout_s: how long one image may take to be read.
+        timeout_s: time limit for reading one image.
 
     Raises:
-        ValueError: the folder or the split is missing, a class is empty, or images are missing of those that
-            `ddpscale make-dataset` wrote; the message names the path.
+        ValueError: the folder or the split is missing, a class is empty, or images written by `ddpscale make-dataset`
+            are missing; the message names the path.
     """
     root = Path(folder, split)
     try:
@@ -114,16 +114,16 @@ def read_samples(folder: str, split: Split, image_size: int, timeout_s: float = 
         hint = f"a folder {split} with a folder of images for each class, on every node"
         raise ValueError(f"{root}: {_reason(error)}; expected {hint}") from None
     except ValueError as error:
-        raise ValueError(f"{Path(folder, DATASET_FILE)}: {error}; expected what make-dataset wrote") from None
+        raise ValueError(f"{Path(folder, DATASET_FILE)}: {error}; expected the file from make-dataset") from None
     if record is not None and len(found.samples) != record.images.get(split):
-        said = f"{DATASET_FILE} says {record.images.get(split, 0)}"
+        said = f"expected {record.images.get(split, 0)} according to {DATASET_FILE}"
         raise ValueError(f"{root}: {len(found.samples)} images; {said}. Delete the folder and make it again")
     paths = [os.path.relpath(path, root) for path, _ in found.samples]
     return ImageSamples(root, image_size, paths, found.targets, len(found.classes), timeout_s)
 
 
 def joined_images(samples: Sequence[Sample]) -> LoadedImages | LoadFailure:
-    """A batch; the first failure in place of it if there is any."""
+    """A batch, or the first failure."""
     for sample in samples:
         if isinstance(sample, LoadFailure):
             return sample
@@ -133,16 +133,16 @@ def joined_images(samples: Sequence[Sample]) -> LoadedImages | LoadFailure:
 
 @dataclass(frozen=True)
 class LoaderWorker:
-    """How a loader worker begins: on all cores of its rank, which itself may be bound to one, and never without it.
+    """Start of a loader worker: on all cores given, while its rank may be bound to one; it ends with the rank.
 
-    The keyboard's Ctrl-C is the rank's business.
+    The rank handles Ctrl-C.
     """
 
     cores: tuple[int, ...]
 
     def __call__(self, number: int) -> None:
-        """As DataLoader's worker_init_fn, in worker `number` of the rank."""
-        die_with_parent()  # the server that it was forked from, which lives as long as any of its forks
+        """Initialize worker `number` of the rank, as DataLoader's worker_init_fn."""
+        die_with_parent()  # the parent is the fork server, which lives as long as any of its forks
         threading.Thread(target=_end_with_rank, daemon=True).start()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self.cores and hasattr(os, "sched_setaffinity"):
@@ -153,7 +153,7 @@ class LoaderWorker:
 def _within(seconds: float) -> Iterator[None]:
     """Interrupt a read from a file system that does not answer. Raises TimeoutError.
 
-    Only a process's first thread can be interrupted, and that is the one in which loader workers read, and ranks.
+    Only the main thread can be interrupted, in which loader workers and ranks read.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -174,11 +174,11 @@ def _is_late(number: int, frame: object) -> None:
 def _end_with_rank() -> None:
     rank = multiprocessing.parent_process()
     if rank is not None:
-        rank.join()  # however it ended
+        rank.join()  # returns however it ends
         os._exit(1)
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, UnidentifiedImageError):  # whose text has the path again
-        return "is no image that Pillow knows"
+    if isinstance(error, UnidentifiedImageError):  # its text repeats the path
+        return "is not an image that Pillow can read"
     return str(getattr(error, "strerror", None) or error).splitlines()[0]

@@ -1,4 +1,4 @@
-"""Forward passes by themselves, as a model is served: evaluation mode, no gradients, the workload's precision."""
+"""Forward passes without training, as in serving: evaluation mode, no gradients, the workload's precision."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from pytest_ddpscale.worker.device import Device, Timing
 from pytest_ddpscale.worker.training import Batch, autocast
 
 _SEED = 20_232
-# Of which batch normalisation takes its statistics: enough for a variance, few enough to fit wherever a model does.
+# Batch for the statistics of batch normalisation: enough for a variance, small enough to fit with any model.
 _STATISTICS_BATCH = 8
 
 
 class Inference:
-    """What the arms of a study that infer call on this rank.
+    """Inference arms of a study on this rank.
 
     Args:
-        model: of `build_model`; arms that train it in the same study may do so between two blocks.
-        workload: of the study. With ``compile`` the forward pass is compiled for itself.
+        model: from `build_model`; training arms of the same study may train it between two blocks.
+        workload: of the study. With ``compile`` the forward pass is compiled separately.
     """
 
     def __init__(self, model: nn.Module, workload: Workload, device: Device) -> None:
         self._model = model
         self._workload = workload
         self._device = device
-        self._call: Any = None  # made when first used: most studies only train
+        self._call: Any = None  # created on first use, because most studies only train
         self._splits: dict[str, SplitModel] = {}
 
     def time_block(self, arm: Arm, batch: Batch, steps: int) -> Timing:
         """Time `steps` forward passes of a batch, after a few untimed ones.
 
         Raises:
-            RuntimeError: the last outputs are not all finite: a model that computes nonsense proves no speed. Or one
-                process sees too few devices.
+            RuntimeError: not all of the last outputs are finite, so the speed means nothing; or one process sees too
+                few devices.
         """
         batch.refill()
         whole = self._prepared()
@@ -59,7 +59,7 @@ class Inference:
         return timing
 
     def close(self) -> None:
-        """End threads, and forget what other devices hold."""
+        """End threads and free copies on other devices."""
         for split in self._splits.values():
             split.close()
         self._splits.clear()
@@ -72,7 +72,7 @@ class Inference:
 
     @contextmanager
     def _without_gradients(self) -> Iterator[None]:
-        """For each thread. Not inference mode, which nn.DataParallel does not take over to its threads."""
+        """Context of each thread. Not inference mode, which nn.DataParallel does not pass on to its threads."""
         with torch.no_grad(), autocast(self._workload, self._device.torch_device):
             yield
 
@@ -111,7 +111,7 @@ class _SplitPass:
 
 
 def check_outputs(outputs: Sequence[torch.Tensor]) -> None:
-    """Raise RuntimeError unless all outputs of a pass are numbers."""
+    """Raise RuntimeError unless all outputs of a pass are finite."""
     wrong = sum(int((~torch.isfinite(part)).sum()) for part in outputs)
     if wrong:
         count = sum(part.numel() for part in outputs)
@@ -119,17 +119,17 @@ def check_outputs(outputs: Sequence[torch.Tensor]) -> None:
 
 
 def take_statistics(model: nn.Module, workload: Workload, device: torch.device) -> None:
-    """Give batch normalisation the mean and the variance of what the untrained weights make of random images.
+    """Set the running statistics of batch normalisation from a batch of random images.
 
-    In evaluation mode it uses what it saw in training. Of an untrained model that is a mean of 0 and a variance of 1,
-    by which nothing is normalised: through the blocks of ResNet-152 activations double until fp16 overflows.
+    Evaluation mode uses the running statistics. In an untrained model these are a mean of 0 and a variance of 1, which
+    normalise nothing: activations double through the blocks of ResNet-152 until fp16 overflows.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
     if not layers:
         return
     momenta = [layer.momentum for layer in layers]
     for layer in layers:
-        layer.momentum = 1.0  # this batch's own, whatever was there before
+        layer.momentum = 1.0  # replaces earlier statistics by those of this batch
     was_training = model.training
     try:
         with torch.no_grad(), autocast(workload, device):
@@ -142,7 +142,7 @@ def take_statistics(model: nn.Module, workload: Workload, device: torch.device) 
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; as it was, afterwards: the arms of a study share the model."""
+    """Evaluation mode, restored afterwards, because the arms of a study share the model."""
     was_training = model.training
     model.eval()
     try:

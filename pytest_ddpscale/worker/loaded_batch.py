@@ -1,4 +1,4 @@
-"""The batch of an arm that trains on images from a folder: the next one in each forward pass."""
+"""Batches of an arm that trains on images from a folder, a new one for each forward pass."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pytest_ddpscale.worker.sharding import EpochCheck, Shard
 
 
 class LoadedBatch:
-    """As `pytest_ddpscale.worker.training.Batch`, block by block.
+    """A `pytest_ddpscale.worker.training.Batch` with new images for each pass, read block by block.
 
-    Loader workers read ahead during all timed steps, as in the middle of an epoch: a block takes more batches than it
-    trains. Those at its end are thrown away, so that no worker reads on while another arm is timed, and no block begins
-    with a stock that was read while nobody timed it.
+    Loader workers read ahead during all timed steps, as in the middle of an epoch, so a block loads more batches than
+    it trains. The surplus is thrown away: no worker reads while another arm is timed, and no block begins with batches
+    that were read outside of timed steps.
 
     Attributes:
         images: float32, (batch, 3, image_size, image_size), normalised.
@@ -35,17 +35,17 @@ class LoadedBatch:
         self.images, self.labels = torch.empty(0), torch.empty(0)
 
     def begin(self, passes: int) -> None:
-        """Start reading for a block of so many forward passes."""
+        """Start reading for a block with this number of forward passes."""
         self._passes, count = passes, passes + self._loader.batches_ahead
         self._coming = self._loader.stretch(self._next_number, count)
         self._next_number += count
 
     def fetch(self) -> None:
-        """Take the next batch. Raises RuntimeError, as `ImageLoader.stretch`."""
+        """Take the next batch. Raises RuntimeError like `ImageLoader.stretch`."""
         self.images, self.labels = next(self._coming)
 
     def end(self) -> list[float]:
-        """Wait until loader workers rest. Returns seconds waited for the batch of each pass. Raises as `fetch`."""
+        """Wait until loader workers are idle. Returns the seconds waited in each pass. Raises like `fetch`."""
         waited_s = list(self._loader.waited_s)
         for _ in self._coming:
             pass
@@ -59,12 +59,12 @@ class LoadedBatch:
 
 @dataclass(frozen=True)
 class StudyImages:
-    """What a study's arms read.
+    """Images of a study's arms.
 
     Attributes:
         samples: all images.
-        store: in which ranks compare what they have loaded.
-        cores: that loader workers may use; none for those of the rank.
+        store: for the ranks' comparison of loaded images.
+        cores: cores for loader workers; empty for those of the rank.
     """
 
     samples: ImageSamples

@@ -1,4 +1,4 @@
-"""How much memory this process took, and that the kernel ends it rather than others where there is too little."""
+"""Peak memory of this process, and its priority for the kernel's out-of-memory killer."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pytest_ddpscale.results.memory_record import RankMemory
 
 _PROCESS = Path("/proc/self")
 _KIB = 1024
-_FIRST_TO_BE_ENDED = 1000  # proc(5): the most there is of oom_score_adj
+_FIRST_TO_BE_ENDED = 1000  # proc(5): the maximum of oom_score_adj
 
 
 def resident_memory(process: Path = _PROCESS) -> RankMemory:
-    """The peak of this process's resident set since it started; pages of files and shared memory are told apart.
+    """Peak resident set of this process since it started, with pages of files and shared memory counted separately.
 
-    By VmHWM: the ru_maxrss of getrusage(2) may be that of the process that this one was forked from.
+    From VmHWM, because the ru_maxrss of getrusage(2) may be that of the parent before the fork.
 
     Raises:
-        OSError: the system does not say.
+        OSError: the system does not report it.
     """
     fields: dict[str, int] = {}
     for line in (process / "status").read_text(encoding="ascii", errors="replace").splitlines():
@@ -30,6 +30,6 @@ def resident_memory(process: Path = _PROCESS) -> RankMemory:
 
 
 def be_ended_first(process: Path = _PROCESS) -> None:
-    """Have the kernel end this process before others for lack of memory, the one that it answers to included."""
-    with contextlib.suppress(OSError):  # where it cannot be said, the largest process is ended, which is a rank as well
+    """Let the kernel kill this process before others, including its parent, if memory runs out."""
+    with contextlib.suppress(OSError):  # otherwise the kernel kills the largest process, which is a rank as well
         (process / "oom_score_adj").write_text(str(_FIRST_TO_BE_ENDED), encoding="ascii")

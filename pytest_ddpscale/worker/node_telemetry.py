@@ -1,4 +1,4 @@
-"""Telemetry of the gang's GPUs: kept by the local rank 0 of each node, cut to timed blocks, written by rank 0."""
+"""Telemetry of the gang's GPUs: collected by local rank 0 of each node, cut to timed blocks, written by rank 0."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pytest_ddpscale.worker.control import Control
 
 
 class NodeReadings(Record, frozen=True, kw_only=True):
-    """What the GPUs of one node said in the blocks that its ranks have timed, in the order in which they said so."""
+    """Readings of one node's GPUs in the blocks of its ranks, in the order of `ranks`."""
 
     ranks: tuple[int, ...]
     readings: tuple[GpuReadings, ...]
 
 
 class TimedWindow(NamedTuple):
-    """When one rank worked."""
+    """The time window of one rank's block."""
 
     rank: int
     started_unix_s: float
@@ -31,9 +31,9 @@ class TimedWindow(NamedTuple):
 
 
 class GangTelemetry:
-    """One rank's part in it. On CPUs nobody has one.
+    """One rank's part in the telemetry; does nothing on CPUs.
 
-    It only ever adds: where a sampler is dead or late, the telemetry of a block says so, and training goes on.
+    A dead or late sampler never stops training; the telemetry of a block says so instead.
 
     Args:
         write: called on rank 0 with the telemetry of each block, before the block itself is written.
@@ -64,10 +64,10 @@ class GangTelemetry:
             self._sampler = self._new_sampler(list(self._devices.values()))
 
     def mark(self) -> None:
-        """A block begins: what is counted is read now."""
+        """Mark the start of a block, when counters are read."""
         if self._sampler is None:
             return
-        if self._is_awaited:  # only now, as it starts while arms warm up
+        if self._is_awaited:  # only now, because it starts while arms warm up
             self._sampler.wait_for_first_poll()
             self._is_awaited = False
         self._sampler.mark()
@@ -75,11 +75,11 @@ class GangTelemetry:
     def tell(
         self, key: str, ranks: Sequence[int], windows_of: Callable[[Sequence[str]], Sequence[TimedWindow]]
     ) -> None:
-        """On local rank 0: cut the samples to what the node's ranks have said they timed, and pass it on.
+        """On local rank 0: cut the samples to the windows of the node's ranks, and publish the readings.
 
         Args:
-            key: of the block: under ``KEY/RANK`` each of `ranks` says its part of it.
-            windows_of: when the ranks worked that said something under some keys.
+            key: of the block; each of `ranks` publishes its part under ``KEY/RANK``.
+            windows_of: returns the time windows of the ranks that published under some keys.
         """
         mine = self._mine(ranks)
         if self._sampler is None or not mine:
@@ -91,7 +91,7 @@ class GangTelemetry:
         self._control.say(f"{key}/telemetry/{self._node}", told)
 
     def collect(self, key: str, ranks: Sequence[int], study: str, arm: str, number: int) -> TelemetryBlock | None:
-        """On rank 0: what all nodes have told of a block; it is written, too."""
+        """On rank 0: collect and write the readings of all nodes for a block."""
         if not self._is_on:
             return None
         per_node = self._control.layout.ranks_per_node
@@ -106,7 +106,7 @@ class GangTelemetry:
         return block
 
     def forget(self, key: str, ranks: Sequence[int]) -> None:
-        """Remove what was told, once it is written."""
+        """Remove the published readings, once they are written."""
         if self._sampler is not None and self._mine(ranks):
             self._control.forget(f"{key}/telemetry/{self._node}")
 
@@ -120,13 +120,13 @@ class GangTelemetry:
         return self._control.rank // self._control.layout.ranks_per_node
 
     def _mine(self, ranks: Sequence[int]) -> list[int]:
-        """Those that are on this node, in the order of their numbers."""
+        """The ranks on this node, in order."""
         per_node = self._control.layout.ranks_per_node
         return [rank for rank in range(self._node * per_node, (self._node + 1) * per_node) if rank in ranks]
 
 
 def with_telemetry(parts: Sequence[RankBlock], telemetry: TelemetryBlock) -> list[RankBlock]:
-    """Ranks' parts of a block with the utilization and energy of their GPU, as far as they are known."""
+    """Ranks' parts of a block, completed with the utilization and energy of their GPU if known."""
     count = len(telemetry.ranks)
     means = each(telemetry.utilization.mean, count) if telemetry.utilization else (None,) * count
     known = dict(zip(telemetry.ranks, zip(means, each(telemetry.energy_j, count), strict=True), strict=True))
@@ -138,5 +138,5 @@ def _completed(part: RankBlock, utilization: float | None, energy_j: float | Non
 
 
 def _unknown(start_s: float, end_s: float, problem: str) -> GpuReadings:
-    """What a sampler that does not answer knows of a GPU: a block that nobody watched must not look like none."""
+    """Readings without values, for a sampler that does not answer, so that the missing telemetry is recorded."""
     return GpuReadings(started_unix_s=start_s, ended_unix_s=end_s, unreadable={"device": problem})

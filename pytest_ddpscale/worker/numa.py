@@ -1,8 +1,8 @@
-"""Which cores a rank runs on, and whose memory it takes.
+"""Binding of ranks to cores and memory.
 
-On a GPU those of the NUMA node that its GPU hangs on. On a CPU each rank has a share of the cores: ranks that the
-scheduler moves about are not devices that can be compared. What cannot be bound stays as it is: slower and noisier, and
-still right. The run says so.
+With a GPU, a rank is bound to the NUMA node of its GPU. On a CPU each rank has a share of the cores, because ranks that
+the scheduler moves cannot be compared. A rank that cannot be bound runs slower and noisier, but correctly, and the run
+notes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pytest_ddpscale.telemetry.nvml_calls import pci_address
 
 _SYSFS = Path("/sys")
 _TASKS = Path("/proc/self/task")
-# set_mempolicy(2) is no function of the C library. Memory is preferred, not demanded: a node that is full ends nobody.
+# set_mempolicy(2) has no wrapper in the C library. Memory is preferred, not required, so a full node kills no process.
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 _MPOL_PREFERRED = 1
 _BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
@@ -27,11 +27,11 @@ _BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 @dataclass(frozen=True)
 class Binding:
-    """What became of one rank.
+    """Result of binding one rank.
 
     Attributes:
-        node: NUMA node whose cores the rank runs on; None if it runs where it is let.
-        note: what is not as it should be, and why; empty where there is nothing to tell.
+        node: NUMA node whose cores the rank runs on; None if it is not bound.
+        note: problem and reason; empty without a problem.
     """
 
     node: int | None = None
@@ -39,7 +39,7 @@ class Binding:
 
 
 def bind_to_gpu(uuid: str, local_world_size: int, sysfs: Path = _SYSFS) -> Binding:
-    """Bind this process, all its threads, and the memory that threads from now on take.
+    """Bind this process, all its threads, and the memory that they allocate from now on.
 
     Args:
         local_world_size: ranks on this host, which may all have GPUs of one NUMA node.
@@ -47,7 +47,7 @@ def bind_to_gpu(uuid: str, local_world_size: int, sysfs: Path = _SYSFS) -> Bindi
     try:
         node = node_of(pci_address(uuid), sysfs)
         if node is None:
-            return Binding()  # one node, or a virtual machine that shows none
+            return Binding()  # one node, or a virtual machine without NUMA information
         allowed = os.sched_getaffinity(0)
         cores = allowed & cores_of(node, sysfs)
         if len(cores) < local_world_size:
@@ -61,7 +61,7 @@ def bind_to_gpu(uuid: str, local_world_size: int, sysfs: Path = _SYSFS) -> Bindi
 
 
 def node_of(pci_address: str, sysfs: Path) -> int | None:
-    """The NUMA node of a PCI device, such as ``0000:17:00.0``; None if the kernel knows of none. Raises OSError."""
+    """The NUMA node of a PCI device, such as ``0000:17:00.0``; None if the kernel has none. Raises OSError."""
     try:
         node = int((sysfs / "bus/pci/devices" / pci_address / "numa_node").read_text(encoding="ascii"))
     except FileNotFoundError:  # a kernel without NUMA
@@ -73,21 +73,21 @@ def cores_of(node: int, sysfs: Path) -> set[int]:
     """The cores of a NUMA node, whether this process may use them or not. Raises OSError."""
     text = (sysfs / "devices/system/node" / f"node{node}" / "cpulist").read_text(encoding="ascii").strip()
     cores: set[int] = set()
-    for part in filter(None, text.split(",")):  # "0-31,64-95"; empty of a node that has memory only
+    for part in filter(None, text.split(",")):  # "0-31,64-95"; empty for a node with memory only
         first, _, last = part.partition("-")
         cores.update(range(int(first), int(last or first) + 1))
     return cores
 
 
 def prefer_memory_of(node: int) -> str:
-    """Take this thread's memory, and that of threads it starts, from a NUMA node while it has any. Returns why not."""
+    """Prefer a NUMA node for memory of this thread and of threads it starts. Returns the error, or an empty string."""
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None:
-        return f"the number of set_mempolicy is not known on {platform.machine()}"
+        return f"the system call number of set_mempolicy is unknown on {platform.machine()}"
     nodes = (ctypes.c_ulong * (node // _BITS + 1))()
     nodes[node // _BITS] = 1 << node % _BITS
     libc = ctypes.CDLL(None, use_errno=True)
-    # The kernel takes one bit less than it is told.
+    # The kernel uses one bit less than the given number.
     failed = libc.syscall(
         ctypes.c_long(number), ctypes.c_int(_MPOL_PREFERRED), nodes, ctypes.c_ulong(len(nodes) * _BITS + 1)
     )
@@ -95,7 +95,7 @@ def prefer_memory_of(node: int) -> str:
 
 
 def _run_on(cores: set[int]) -> None:
-    """All threads: CUDA has started some already, and others may end meanwhile."""
+    """Bind all threads: CUDA has already started some, and others may end meanwhile."""
     os.sched_setaffinity(0, cores)
     for task in _TASKS.iterdir():
         with contextlib.suppress(ProcessLookupError):
@@ -103,14 +103,14 @@ def _run_on(cores: set[int]) -> None:
 
 
 def share_of_cores(cores: Sequence[int], local_rank: int, local_world_size: int) -> list[int]:
-    """The cores of one rank: neighbouring ones, as many for each rank; all of them if there are fewer than ranks."""
+    """The cores of one rank: consecutive and equally many for each rank; all cores if there are fewer than ranks."""
     ordered = sorted(cores)
     share = len(ordered) // local_world_size
     return ordered[local_rank * share : (local_rank + 1) * share] if share else ordered
 
 
 def allowed_cores() -> tuple[int, ...]:
-    """The cores that this process may use now; none where the system does not say."""
+    """The cores that this process may use now; empty if the system does not report them."""
     return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
 
 

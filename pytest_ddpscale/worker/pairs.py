@@ -1,4 +1,4 @@
-"""Node pairs measured with each other, round by round, to find a slow node or link."""
+"""Measure pairs of nodes, round by round, to find a slow node or link."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ _FP32_BYTES = 4
 
 
 class PairSearch:
-    """One rank's part in the search for a slow node or link; once a gang.
+    """One rank's part in the search for a slow node or link, which runs once per gang.
 
-    Rank 0 says before each round which nodes it pairs. All ranks of a node are measured at once, each with the
-    rank of the same number on the other node. Ranks without a partner wait at the store, their device idle.
-
+    Rank 0 decides before each round which nodes form pairs. All ranks of a node are measured at the same time, each
+    with the rank of the same number on the other node. Ranks without a partner wait at the store, their device idle.
     """
 
     def __init__(self, study: PairStudy, context: RankContext) -> None:
@@ -38,13 +37,13 @@ class PairSearch:
         self._slow_share = SLOW_SHARES["cpu" if context.device.torch_device.type == "cpu" else "cuda"]
 
     def run(self) -> EndReason:
-        """Measure pairs until it is known which node or link is slow, if any is; all ranks call this.
+        """Measure pairs until it is known whether a node or link is slow, and which; all ranks call this.
 
         Returns:
-            Why it ended, as `StudyEnd` has it: ``decided``, ``rounds`` or ``budget``.
+            Reason of the end, as in `StudyEnd`: ``decided``, ``rounds`` or ``budget``.
 
         Raises:
-            RuntimeError: two ranks could not communicate; it says which, on which hosts.
+            RuntimeError: two ranks could not communicate; the message names them and their hosts.
             torch.distributed.DistStoreError: a rank did not answer within the store's timeout.
         """
         here = self._progress
@@ -63,7 +62,7 @@ class PairSearch:
             number += 1
 
     def _next_round(self, number: int, results: Sequence[PairResult]) -> tuple[EndReason | None, list[NodePair]]:
-        """Why round `number` is not begun, or else its node pairs: rank 0's word, which all ranks follow."""
+        """Why round `number` does not begin, or else its node pairs, decided by rank 0 for all ranks."""
 
         def decide() -> tuple[EndReason | None, Sequence[NodePair]]:
             nodes = self._control.layout.nodes
@@ -75,11 +74,11 @@ class PairSearch:
         return ended, [(one, other) for one, other in pairs]
 
     def _measure_mine(self, number: int, pairs: Sequence[NodePair]) -> None:
-        """Time the pair that this rank is one of, if any. The first of both says the result."""
+        """Time the pair of this rank, if it has one. The first rank of the pair publishes the result."""
         node, slot = divmod(self._control.rank, self._control.layout.ranks_per_node)
         mine = next((pair for pair in pairs if node in pair), None)
         if mine is None:
-            self._progress.phase = "pausing"  # all ranks enter as many phases, so that none seems to be behind
+            self._progress.phase = "pausing"  # all ranks enter equally many phases, so none seems to be behind
             return
         ranks = self._ranks(mine, slot)
         self._progress.arm = f"ranks {ranks[0]} and {ranks[1]}"
@@ -89,11 +88,11 @@ class PairSearch:
             self._control.say(self._record_key(number, ranks), speed)
 
     def _measure(self, number: int, ranks: RankPair) -> PairSpeed | None:
-        """What a pair reaches, with the time of its slower rank; None on the second one."""
+        """Speed of a pair, from the time of its slower rank; None on the second rank."""
         control = self._control
         key = f"{self._study.id}/{number}/{ranks[0]}"
         other = ranks[1] if control.rank == ranks[0] else ranks[0]
-        # Who is who comes first, so that a failure can say with whom.
+        # Hosts are exchanged first, so an error can name the other one.
         control.say(f"{key}/who/{control.rank}", host_name())
         host = self._take(f"{key}/who/{other}")
         try:
@@ -109,7 +108,7 @@ class PairSearch:
         return PairSpeed(ranks=ranks, busbw_gbps=self._study.message_bytes / slower_s / 1e9)
 
     def _gather(self, number: int, pairs: Sequence[NodePair]) -> list[PairResult]:
-        """Write the record of a round. Returns what the node pairs reached: their slowest rails."""
+        """Write the record of a round. Returns the speed of each node pair: that of its slowest rail."""
         slots = range(self._control.layout.ranks_per_node)
         rails = [(pair, self._record_key(number, self._ranks(pair, slot))) for pair in pairs for slot in slots]
         speeds = self._control.hear_all([key for _, key in rails], PairSpeed)
@@ -127,10 +126,10 @@ class PairSearch:
         return [PairResult(number, pair, min(gbps)) for pair, gbps in reached.items()]
 
     def _fastest_all_reduce_s(self, name: str, ranks: RankPair) -> float:
-        """Seconds of the fastest all-reduce: whatever disturbs the others, a slow link is not faster in any.
+        """Seconds of the fastest all-reduce, which disturbances affect least; a slow link is slow in all of them.
 
-        Over healthy pairs of ranks on two busy cores, four fifths were within 0.7 … 1.4 of the median pair by it, and
-        within 0.7 … 1.9 by the median all-reduce.
+        With healthy pairs of ranks on two busy cores, four fifths were within 0.7 … 1.4 of the median pair by the
+        fastest all-reduce, and within 0.7 … 1.9 by the median all-reduce.
         """
         numbers = self._study.message_bytes // _FP32_BYTES
         tensor = torch.zeros(numbers, dtype=torch.float32, device=self._device.torch_device)
@@ -141,7 +140,7 @@ class PairSearch:
                 group.allreduce([tensor]).wait()
                 self._progress.count_step()
 
-            all_reduce()  # connects, and lets both begin together
+            all_reduce()  # connects both ranks and synchronizes them
             return min(self._device.time_steps(all_reduce, self._study.iterations).step_s)
 
     def _ranks(self, pair: NodePair, slot: int) -> RankPair:
@@ -152,7 +151,7 @@ class PairSearch:
         return f"{self._study.id}/{number}/{ranks[0]}/record"
 
     def _take(self, key: str) -> Any:
-        """Hear what is for this rank only, and forget it, so that the store does not grow with the rounds."""
+        """Read and remove a key that only this rank reads, so the store does not grow with the rounds."""
         data = self._control.hear(key)
         self._control.forget(key)
         return data
@@ -160,20 +159,20 @@ class PairSearch:
 
 @contextmanager
 def group_of_two(backend: str, store: PrefixStore, rank: int, timeout: timedelta) -> Iterator[Any]:
-    """A process group of two ranks that nobody else takes part in making.
+    """A process group of two ranks, created without the other ranks.
 
-    Not `dist.new_group`: it names a group that only its members make by counting those made before, of which ranks
-    that sat out a round have another number, and then waits for ever (pytorch/pytorch#173608). And a pair that is
-    measured again could get the name, and with it the addresses, of its first group.
+    Not `dist.new_group`: it names a group created by its members only after the number of earlier groups, which differs
+    for ranks that sat out a round, and then waits forever (pytorch/pytorch#173608). A pair that is measured again could
+    also get the name, and with it the addresses, of its first group.
 
     Args:
-        store: of this group only.
+        store: used by this group only.
     """
     kind: Any = dist.ProcessGroupNCCL if backend == "nccl" else dist.ProcessGroupGloo
     group = kind(store, rank, 2, timeout)
     yield group
-    # Not in a finally: after a failure in a collective, shutting down may hang. Of older versions of torch some have it
-    # under the other name; gloo's there ends with its last reference.
+    # Not in a finally: after a failure in a collective, shutting down may hang. Some older versions of torch have the
+    # other name; gloo's groups there end with their last reference.
     shutdown = getattr(group, "shutdown", None) or getattr(group, "_shutdown", None)
     if shutdown is not None:
         shutdown()

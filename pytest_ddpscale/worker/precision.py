@@ -1,4 +1,4 @@
-"""fp32 that is fp32: neither TF32, with its 10 bits of mantissa, nor bf16 in its place."""
+"""Full fp32 instead of TF32, which has 10 bits of mantissa, or bf16."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 
 
 def compute_fp32_in_full() -> None:
-    """Have matrix products and convolutions of fp32 computed in fp32 from now on, whatever was set before.
+    """Compute fp32 matrix products and convolutions in fp32 from now on, whatever was set before.
 
     By default cuDNN convolves in TF32 from Ampere on; TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, which containers set, does the
-    same to matrix products. From torch 2.9 on there are settings by backend as well. Where they and the older
-    ones disagree, torch raises an error when anybody asks, as torch.compile does: all are set.
+    same to matrix products. From torch 2.9 on there are also settings by backend. If they disagree with the older ones,
+    torch raises an error when they are read, for example by torch.compile, so all are set.
     """
     if hasattr(torch.backends, "fp32_precision"):
         torch.backends.fp32_precision = "ieee"

@@ -1,4 +1,4 @@
-"""How process groups are made, so that NCCL makes a communicator of those that communicate, and of no others."""
+"""Create process groups whose NCCL communicators contain only the ranks that communicate."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import torch.distributed as dist
 
 
 def communicator_options(backend: str, *, high_priority: bool = False) -> Any:
-    """What makes torch connect a group in its first collective, and its members only.
+    """Options that make torch connect only the members of a group, in its first collective.
 
-    From 2.15 on torch connects all ranks when the default group is made, and has all of them split that communicator
-    for every further group, members or not: on 64 nodes 192 times for a study of three sizes. Earlier versions do
-    by themselves what is asked for here.
+    From 2.15 on torch connects all ranks when the default group is created, and splits that communicator on all ranks
+    for every further group, members or not: on 64 nodes 192 times for a study of three sizes. Earlier versions behave
+    as requested here by default.
 
     Args:
-        high_priority: its kernels go before others on the GPU.
+        high_priority: whether its kernels have priority on the GPU.
 
     Returns:
-        For `dist.init_process_group` and `dist.new_group`; None if there is nothing to say.
+        For `dist.init_process_group` and `dist.new_group`; None for the defaults.
 
     Raises:
-        RuntimeError: the backend has no streams that could go first.
+        RuntimeError: the backend has no stream priorities.
     """
     if backend != "nccl":
         if high_priority:
-            raise RuntimeError(f"{backend} has no stream priority: that is NCCL's")
+            raise RuntimeError(f"{backend} has no stream priority; expected NCCL")
         return None
     is_lazy = hasattr(dist.ProcessGroupNCCL.Options, "lazy_init")
     if not (is_lazy or high_priority):
@@ -41,13 +41,14 @@ def communicator_options(backend: str, *, high_priority: bool = False) -> Any:
 def new_group(ranks: Sequence[int], timeout: timedelta, *, high_priority: bool = False) -> dist.ProcessGroup | None:
     """The process group of some ranks of the gang; None on a rank that is not in it.
 
-    All ranks of the gang make all groups in the same order: torch names groups by how many a rank has made, and members
-    of one group have to agree on its name. One that a rank is not in costs it microseconds and no communication.
-    They are destroyed in that order, too: NCCL waits in the destruction of a communicator for its other members.
+    All ranks of the gang create all groups in the same order, because torch names groups by the number created before,
+    and the members of a group have to agree on its name. For ranks outside the group this takes microseconds and no
+    communication. Groups are destroyed in the same order, because NCCL waits for the other members when it destroys a
+    communicator.
 
     Args:
-        timeout: limit for one collective; without one NCCL's is 10 minutes, whatever the default group has.
-        high_priority: as `communicator_options`.
+        timeout: limit for one collective; the default of NCCL is 10 minutes, whatever the default group has.
+        high_priority: see `communicator_options`.
     """
     options = communicator_options(dist.get_backend(), high_priority=high_priority)
     group = dist.new_group(ranks=list(ranks), timeout=timeout, pg_options=options)

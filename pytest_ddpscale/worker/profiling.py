@@ -1,7 +1,7 @@
-"""Steps of every arm of a study that trains under torch.profiler, after its timed rounds.
+"""Profile steps of every training arm of a study with torch.profiler, after the timed rounds.
 
-Rank 0, which is in every arm, records; all ranks of an arm take the same steps. Whatever the profiler cannot do costs
-the profile and nothing else: what was measured is written down before.
+Rank 0, which is in every arm, records; all ranks of an arm run the same steps. A failure of the profiler costs only the
+profile, because measurements are written before.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from pytest_ddpscale.worker.trace_analysis import TracedStep
 
 _LONGEST_PROBLEM = 400
 _NO_KERNELS = (
-    "torch.profiler saw no GPU kernel; CUPTI may not be allowed to look (the rank's stderr.log says "
-    "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES then): have the driver loaded with NVreg_RestrictProfilingToAdminUsers=0, "
-    "and no other profiler attached"
+    "torch.profiler saw no GPU kernel; CUPTI may lack privileges (then the rank's stderr.log has "
+    "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES). Load the driver with NVreg_RestrictProfilingToAdminUsers=0, and attach no "
+    "other profiler"
 )
 
 
 class StepProfiler:
-    """torch.profiler around steps, as a context; what goes wrong with it is kept as `problem`, and steps go on."""
+    """torch.profiler around steps, as a context; its errors are kept as `problem`, and steps go on."""
 
     def __init__(self, device_type: DeviceType, ranges: StepRanges) -> None:
         self.problem = ""
@@ -46,14 +46,14 @@ class StepProfiler:
         self._profile: torch.profiler.profile | None = None
 
     def __enter__(self) -> StepProfiler:
-        """Begin to record, if that is possible."""
+        """Begin to record, if possible."""
         activities = [ProfilerActivity.CPU]
         activities += [ProfilerActivity.CUDA] if self._device_type == "cuda" else []
         if not torch.profiler.kineto_available():
             self.problem = "this build of torch has no Kineto, so torch.profiler writes no trace"
             return self
         try:
-            profile = torch.profiler.profile(activities=activities, record_shapes=True)  # shapes tell message sizes
+            profile = torch.profiler.profile(activities=activities, record_shapes=True)  # for message sizes
             profile.start()
         except Exception as error:
             self.problem = in_words(error)
@@ -64,7 +64,7 @@ class StepProfiler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop recording. What steps raise goes on its way."""
+        """Stop recording. Exceptions of steps pass through."""
         self._ranges.is_profiled = False
         if self._profile is not None:
             try:
@@ -73,7 +73,7 @@ class StepProfiler:
                 self.problem, self._profile = in_words(problem), None
 
     def write_trace(self, path: Path) -> str:
-        """Write the Chrome trace, gzip by the path's suffix. Returns why that failed; empty if it did not."""
+        """Write the Chrome trace, gzipped if the path's suffix says so. Returns the error, or an empty string."""
         assert self._profile is not None
         try:
             self._profile.export_chrome_trace(str(path))
@@ -83,7 +83,7 @@ class StepProfiler:
 
 
 class StudyProfile:
-    """The profile of one study. All ranks of the gang make one, and run it together."""
+    """The profile of one study. All ranks of the gang construct one and run it together."""
 
     def __init__(self, study: Study, arms: StudyArms, ranges: StepRanges, context: RankContext, seed: int) -> None:
         self._study = study
@@ -96,10 +96,10 @@ class StudyProfile:
         self._problems: dict[str, str] = {}
 
     def run(self) -> None:
-        """Take the steps, one of each arm after the other, pass by pass, so that drift hits all arms alike."""
+        """Run the steps, one of each arm per pass, so drift affects all arms equally."""
         context, study = self._context, self._study
         with tempfile.TemporaryDirectory(prefix="ddpscale-traces-") as folder:
-            for number in range(-1, context.profile_steps):  # the first pass wakes the profiler, and is thrown away
+            for number in range(-1, context.profile_steps):  # the first pass warms up the profiler and is thrown away
                 key = f"{study.id}/profile/{number}"
                 if context.control.decided(f"{key}/late", lambda: context.is_out_of_time):
                     break
@@ -112,7 +112,7 @@ class StudyProfile:
         self._together(f"{study.id}/profile/done")
 
     def _step(self, arm: Arm, number: int, key: str, folder: Path) -> None:
-        """One step by the ranks of an arm, while all others are idle."""
+        """Run one step on the ranks of an arm, while all others are idle."""
         context, path = self._context, folder / f"{number}-{arm.name}.json.gz"
         context.progress.arm, context.progress.round, context.progress.phase = arm.name, None, "profile"
         if context.control.rank == 0:
@@ -136,7 +136,7 @@ class StudyProfile:
             self._context.control.wait_for(key)
 
     def _profile_of(self, arm: Arm) -> ArmProfile:
-        """What was recorded of an arm, or why nothing was."""
+        """The profile of an arm, or why there is none."""
         about: Callable[..., ArmProfile] = partial(
             ArmProfile, study=self._study.id, arm=arm.name, gang=self._context.gang, rank=0
         )
@@ -145,7 +145,7 @@ class StudyProfile:
         for path in self._traces[arm.name]:
             try:
                 read += [(step, path) for step in read_steps(path, _device_type(self._context))]
-            except Exception as error:  # whatever a version of torch writes costs the profile only
+            except Exception as error:  # unexpected formats of torch versions cost only the profile
                 problem = in_words(error)
         if not read:
             return about(problem=problem)
@@ -157,7 +157,7 @@ class StudyProfile:
             return about(problem=in_words(error))
 
     def _kept(self, path: Path, arm: Arm) -> str:
-        """Leave a trace for the node's agent to send. Returns its path in the run directory; empty if that failed."""
+        """Store a trace for the node's agent to send. Returns its path in the run directory; empty if that failed."""
         name = re.sub(r"[^\w@.-]+", "-", f"gang-{self._context.gang}-rank-0-{self._study.id}-{arm.name}") + ".json.gz"
         place = self._context.sink.folder / LOGS / TRACES
         try:
@@ -174,7 +174,7 @@ def read_steps(path: Path, device_type: DeviceType) -> list[TracedStep]:
     """The steps in a trace.
 
     Raises:
-        ValueError: it has none, or nothing of a GPU.
+        ValueError: it has no steps, or no GPU kernels.
         OSError: it cannot be read.
     """
     events = trace_analysis.read_trace(gzip.decompress(path.read_bytes()))
@@ -184,7 +184,7 @@ def read_steps(path: Path, device_type: DeviceType) -> list[TracedStep]:
 
 
 def numbers_of(steps: Sequence[TracedStep]) -> dict[str, Any]:
-    """What an `ArmProfile` has of steps."""
+    """Fields of an `ArmProfile` from steps."""
     typical = trace_analysis.typical_step(steps)
     return {
         **trace_analysis.step_columns(steps),
@@ -196,7 +196,7 @@ def numbers_of(steps: Sequence[TracedStep]) -> dict[str, Any]:
 
 
 def in_words(error: Exception) -> str:
-    """What went wrong, in one line."""
+    """Type and message of an error, in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_PROBLEM]
 
 

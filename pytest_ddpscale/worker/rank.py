@@ -63,7 +63,7 @@ class GangMember:
 
     @contextmanager
     def process_group(self) -> Iterator[None]:
-        """The default process group, from which studies make theirs."""
+        """The default process group, from which studies create theirs."""
         backend = self._context.device.backend
         dist.init_process_group(
             backend,
@@ -74,12 +74,12 @@ class GangMember:
             pg_options=communicator_options(backend),
         )
         yield
-        self._telemetry.close()  # else it ends with this process
+        self._telemetry.close()  # after a failure it ends with this process
         # Not in a finally: after a failure in a collective, destroying the group may hang.
         dist.destroy_process_group()
 
     def announce(self, who: WhoIAm) -> None:
-        """Record who all ranks are, and have their GPUs sampled from now on."""
+        """Record host and device of all ranks, and start sampling their GPUs."""
         control = self._control
         control.say(f"startup/{control.rank}", who)
 
@@ -96,7 +96,7 @@ class GangMember:
         control.forget(f"startup/{control.rank}")
 
     def run_study(self, study_id: str) -> None:
-        """Measure one study of the plan, and record when it began and why it ended."""
+        """Measure one study of the plan, and record its start and the reason of its end."""
         here, plan = self._progress, self._plan
         here.study, here.arm, here.round, here.phase = study_id, None, None, "preparation"
         if self._is_first:
@@ -114,7 +114,7 @@ class GangMember:
             study = plan.study(study_id)
             assert study is not None
             refuse_other_layout(study, plan.layout, self._layout)
-            # Preparation and warm-up may take minutes that nobody has any more.
+            # Checked before preparation and warm-up, which may take minutes.
             ended, _ = self._next_round(study, BEFORE_ROUNDS, study.arms)
             if ended is None:
                 self._measure(study)
@@ -127,7 +127,7 @@ class GangMember:
             self._sink.append_record(StudyEnd(study=study_id, reason=reason, message=message))
 
     def _measure(self, study: Study) -> None:
-        """Prepare a study, time every arm in every round, clean up, and record why it ended."""
+        """Prepare a study, time the arms round by round, clean up, and record why it ended."""
         context, ranges = self._context, StepRanges(nvtx=self._context.nvtx)
         images = self._read_images(study)
         self._progress.phase = "preparation"
@@ -140,7 +140,7 @@ class GangMember:
         self._progress.arm, self._progress.phase = None, "cleaning up"
         self._tell_transports(study.id, _groups(study, self._layout))
         if context.profile_steps and study.launch == 1:
-            # First, so that it stays whatever a profiler does to this process.
+            # Recorded first, in case a profiler kills this process.
             self._end(study.id, reason)
             StudyProfile(study, arms, ranges, context, self._plan.seed).run()
             arms.close()
@@ -149,16 +149,16 @@ class GangMember:
             self._end(study.id, reason)
 
     def _read_images(self, study: Study) -> StudyImages | None:
-        """The folder that some of a study's arms read; None if all have synthetic data."""
+        """Images of the folder that arms of a study read; None if all arms have synthetic data."""
         workload, context = study.workload, self._context
         data = workload.data
         if data == "synthetic" or all(arm.data_of(workload) == "synthetic" for arm in study.arms):
             return None
         here, is_first = self._progress, context.control.local_rank == 0
         here.phase = "reading the image folder"
-        if not is_first:  # a phase further, so that it shows for whom they wait
+        if not is_first:  # one phase further, so a hang points at the reading rank
             here.phase = "waiting for another rank to read the image folder"
-        # Below the limit after which a gang is ended in which nobody does anything, as nobody knows why.
+        # Below the limit after which an inactive gang is ended without a reason.
         timeout_s = context.timeout.total_seconds() / 8
         samples = open_samples(data, "train", workload.image_size, context.control, f"{study.id}/images", timeout_s)
         if is_first:
@@ -166,7 +166,7 @@ class GangMember:
         return StudyImages(samples, context.control.store, context.loader_cores)
 
     def _tell_transports(self, study_id: str, groups: Sequence[Sequence[int]]) -> None:
-        """Record by which ways NCCL has connected the ranks so far: communicators are made when first used."""
+        """Record NCCL's connections between ranks so far; communicators are connected on first use."""
         if self._plan.device_type == "cpu":
             return
         control = self._control
@@ -180,7 +180,7 @@ class GangMember:
         self._context.gather(f"{study_id}/transport", range(control.world_size), said, RankTransport, join)
 
     def _tell_memory(self, study: Study) -> None:
-        """Say how much memory every rank took, while it still holds it."""
+        """Record the peak memory of every rank, before it is freed."""
 
         def join(parts: list[RankMemory]) -> None:
             self._sink.append_memory(joined_memory(parts, study.id))
@@ -228,7 +228,7 @@ class GangMember:
         self._context.gather(key, ranks, part, RankBlock, join, _windows)
 
     def _examine(self, study: Study, arms: StudyArms) -> None:
-        """Before anything has trained: what every rank computes by itself, and what an image costs."""
+        """Record the seeded step of each rank and the FLOPs per image, before any training."""
         ranks, said = study.ranks(study.arms, self._layout), None
         if self._control.rank in ranks:
             checksum, repeats = seeded_step(arms.model, study.workload)
@@ -243,7 +243,7 @@ class GangMember:
             self._sink.append_record(flops)
 
     def _warm_up(self, study: Study, arms: StudyArms) -> dict[str, int]:
-        """Train each arm for a while, untimed, and learn how many of its steps fill a block.
+        """Train each arm for a while, untimed, and find the number of steps that fill a block.
 
         Returns:
             Steps per block, by arm, the same on every rank.
@@ -252,9 +252,9 @@ class GangMember:
         for arm in study.arms:
             self._progress.arm, self._progress.phase = arm.name, "warm-up"
             key = f"{study.id}/warm-up/{arm.name}"
-            if self._control.rank in study.ranks([arm], self._layout):  # all at once, also those that take turns
+            if self._control.rank in study.ranks([arm], self._layout):  # all at once, even if they take turns later
                 self._warm_up_arm(study, arms, arm, key)
-            self._progress.phase = "gathering"  # also who took no part: a rank in the phase before is behind
+            self._progress.phase = "gathering"  # also on ranks without a part: a rank in an earlier phase is behind
             steps[arm.name] = int(self._control.hear(f"{key}/steps"))
         return steps
 
@@ -282,7 +282,7 @@ def _part(rank: int, timing: Timing) -> RankBlock:
 
 
 def _usual_step_s(timing: Timing) -> float:
-    """The median step; the mean where data is loaded, as several batches come at once and the next steps wait."""
+    """The median step; the mean if data is loaded, because several batches arrive at once and the next steps wait."""
     return statistics.median(timing.step_s) if timing.waited_s is None else statistics.fmean(timing.step_s)
 
 
@@ -296,14 +296,14 @@ def _groups(study: Study, layout: Layout) -> list[Sequence[int]]:
 
 
 def refuse_other_layout(study: Study, planned: Layout, found: Layout) -> None:
-    """Refuse to measure something else than what was planned: after the loss of a node, ``spread`` is over fewer.
+    """Refuse to measure another layout than the planned one: after the loss of a node, ``spread`` has fewer nodes.
 
     Raises:
-        RuntimeError: ranks of an arm would be on other nodes than the plan has them on.
+        RuntimeError: ranks of an arm would be on other nodes than planned.
     """
     for arm in study.arms:
         if arm.world_size > found.world_size:
-            return  # which has a message of its own
+            return  # refused with its own message by `StudyArms`
         fits = planned.fits_node(arm)
         if fits != found.fits_node(arm) or (not fits and planned.groups(arm) != found.groups(arm)):
             raise RuntimeError(

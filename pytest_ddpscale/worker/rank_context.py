@@ -1,4 +1,4 @@
-"""One rank of a gang: what it measures with, and how all ranks go from round to round together."""
+"""Context of one rank of a gang, and the steps from round to round that all ranks take together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytest_ddpscale.worker.device import Device
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry, TimedWindow
 from pytest_ddpscale.worker.rank_progress import RankProgress
 
-# Judging takes a tenth of a second, 512 nodes' probes 5 s. After more than this another round is better use of time.
+# Judging takes a tenth of a second, and 5 s for probes of 512 nodes. After this time another round is a better use.
 STEERING_PATIENCE_S = 10.0
 POLL_S = 0.02
 Part = TypeVar("Part", bound=Record)
@@ -28,17 +28,17 @@ Timed = TypeVar("Timed")
 
 @dataclass(frozen=True)
 class RankContext:
-    """One rank of a gang.
+    """Context of one rank of a gang.
 
     Attributes:
-        sink: where rank 0 appends what was measured.
+        sink: where rank 0 appends records.
         timeout: limit for connecting ranks, and for one collective.
         deadline_unix_s: no round starts after it; None for no limit.
-        steered: whether a supervisor says after each round if the study goes on.
-        tries_memory: whether ranks say how much memory a study took.
-        profile_steps: of each arm, that are profiled after the timed rounds; 0 for none.
+        steered: whether a supervisor decides after each round if the study goes on.
+        tries_memory: whether ranks report the memory use of a study.
+        profile_steps: number of steps of each arm to profile after the timed rounds; 0 for none.
         nvtx: whether steps and their parts are NVTX ranges.
-        loader_cores: that processes which load its data may use; none for those of the rank.
+        loader_cores: cores for loader workers; empty for those of the rank.
         launched_unix_s: when the supervisor began to start the gang, by its clock.
     """
 
@@ -63,9 +63,9 @@ class RankContext:
         return self.deadline_unix_s is not None and time.time() >= self.deadline_unix_s
 
     def next_round(self, study_id: str, number: int, names: Sequence[str]) -> tuple[EndReason | None, list[str]]:
-        """Why round `number` is not begun, or else which of these arms or probes it times.
+        """Why round `number` does not begin, or else which of these arms or probes it times.
 
-        It is rank 0's word, which all ranks follow.
+        Rank 0 decides for all ranks.
         """
 
         def decide() -> tuple[EndReason | None, list[str]]:
@@ -84,11 +84,11 @@ class RankContext:
         self, key: str, ranks: Sequence[int], part: Part | None, kind: type[Part],
         join: Callable[[list[Part]], object], windows: Callable[[Part], Sequence[TimedWindow]] | None = None,
     ) -> None:  # fmt: skip
-        """Rank 0 does something with what ranks say; nobody goes on before. All ranks of the gang call this.
+        """Rank 0 joins the parts of ranks, and all ranks wait for it. All ranks of the gang call this.
 
         Args:
-            key: another one for each call.
-            windows: when a rank worked, by what it says, where GPUs are asked what they saw of it.
+            key: unique for each call.
+            windows: returns the time windows of a part; None if no telemetry is needed.
         """
         control, mine = self.control, f"{key}/{self.control.rank}"
         if part is not None:
@@ -105,17 +105,17 @@ class RankContext:
         if windows is not None:
             self.telemetry.forget(key, ranks)
         if part is not None:
-            control.forget(mine)  # each its own, so that nobody waits for rank 0 to do it for all
+            control.forget(mine)  # each rank its own, because rank 0 would take long to do it for all
 
 
 def needed_arms(folder: Path, study_id: str, round_number: int, patience_s: float) -> list[str] | None:
-    """The arms of which the supervisor wants further rounds; none once the study has told enough.
+    """The arms that need further rounds, decided by the supervisor; empty if the study is finished.
 
     Args:
         round_number: the round that has just ended, counted from 0.
 
     Returns:
-        None without a word in time: measuring goes on then, which costs a round and no more.
+        None without a decision in time; the measurement then goes on, which costs one round at most.
     """
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
@@ -129,9 +129,8 @@ def needed_arms(folder: Path, study_id: str, round_number: int, patience_s: floa
 def arm_order(arms: Sequence[Timed], seed: int, study_id: str, round_number: int) -> list[Timed]:
     """The arms, or probes, in the random order of this round, the same on every rank.
 
-    Random, so that what comes in waves (a neighbour's job, the room's cooling) falls on no arm more
-    than on another.
+    Random, so periodic disturbances (a neighbour's job, the room's cooling) affect all arms equally.
     """
     shuffled = list(arms)
-    random.Random(f"{seed}/{study_id}/{round_number}").shuffle(shuffled)  # noqa: S311 (an order, no secret)
+    random.Random(f"{seed}/{study_id}/{round_number}").shuffle(shuffled)  # noqa: S311 (not a secret)
     return shuffled

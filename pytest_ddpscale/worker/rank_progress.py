@@ -1,4 +1,4 @@
-"""Where a rank is: for its own report if it fails there, and for its node's agent if it cannot report."""
+"""Progress of a rank, for its own error report, and for its node's agent if it cannot report."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pytest_ddpscale.worker.control import rank_of
 
 
 class RankProgress:
-    """Kept up to date by the gang. Setting `phase` publishes it, so it is set last.
+    """Progress of this rank, updated by the gang. Setting `phase` publishes all fields, so it is set last.
 
     Attributes:
         rank: global rank; -1 before the gang is joined.
 
     Args:
-        folder: by which the node's agent hears of it; None where there is no agent.
+        folder: status folder of the node's agent; None without an agent.
     """
 
     def __init__(self, folder: Path | None = None, local_rank: int = 0) -> None:
@@ -30,14 +30,14 @@ class RankProgress:
         self._local_rank = local_rank
         self._writer: StatusWriter | None = None
         if folder is not None:
-            with contextlib.suppress(OSError):  # a full /dev/shm costs the word, not the measurement
+            with contextlib.suppress(OSError):  # a full /dev/shm costs the status, not the measurement
                 self._writer = StatusWriter(folder, local_rank)
         self._entered = 0
         self.phase = "start-up"
 
     @property
     def phase(self) -> str:
-        """What this rank is doing: ``preparation``, ``warm-up``, ``timed block`` …"""
+        """Current phase: ``preparation``, ``warm-up``, ``timed block`` …"""
         return self._phase
 
     @phase.setter
@@ -53,13 +53,13 @@ class RankProgress:
                 self._writer.tell(status)
 
     def count_step(self) -> None:
-        """One more training step."""
+        """Count one training step."""
         if self._writer is not None:
             self._writer.count_step()
 
     def tell_failure(self, error: Exception) -> None:
-        """Tell the node's agent, if there is one, who failed, where and with what: a killed log may not say."""
-        # Names of files that are no UTF-8 have characters that JSON cannot carry.
+        """Report an error and its place to the node's agent, if there is one; a killed rank's log may lack it."""
+        # File names that are not UTF-8 have characters that JSON cannot represent.
         message = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
         failure = RankFailure(
             local_rank=self._local_rank, rank=self.rank if self.rank >= 0 else rank_of(os.environ), study=self.study,

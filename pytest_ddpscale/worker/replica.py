@@ -1,4 +1,4 @@
-"""The model's copies on this rank: which arms share one, and what an idle one holds."""
+"""Copies of the model on this rank: which arms share one, and how much memory an idle one holds."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from pytest_ddpscale.worker.compiled_call import compiled
 from pytest_ddpscale.worker.device import Device
 from pytest_ddpscale.worker.process_groups import new_group
 
-# Small enough for random labels to leave every loss finite; it does not change what is timed.
+# Small enough to keep losses finite with random labels; it does not change step times.
 LEARNING_RATE = 1e-3
 CLASSIFIER_LEARNING_RATE = 1e-2  # on frozen features
 # Arms in which DistributedDataParallel wraps the model.
 WRAPPED_KINDS = ("no_sync", "ddp")
-# What tells apart the groups that one rank is in: of each size, placement and stream priority it is in one at most.
+# Key of a rank's groups: it is in at most one group for each size, placement and stream priority.
 Crew = tuple[int, Placement, bool]
 
 
@@ -40,9 +40,9 @@ _FORWARD_SYNC = "forward_sync_buffers"
 
 
 class StepCounter:
-    """Counts the steps an optimizer takes: a loss scaler leaves out those with infinite gradients.
+    """Counts the steps of an optimizer, because a loss scaler skips those with infinite gradients.
 
-    It knows nothing of the weights, which so are in no circle of references, and gone at once with their last user.
+    It has no reference to the weights, which avoids a reference cycle: they are freed at once with their last user.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -54,14 +54,14 @@ class StepCounter:
 
 
 class Weights:
-    """A model, its optimizer, and how many steps that has taken.
+    """A model, its optimizer, and the number of its steps.
 
-    Momentum is there from the beginning, as zeros, so that no arm has more memory for being the first.
+    Momentum is allocated at the start, as zeros, so peak memory does not depend on which arm is first.
     """
 
     def __init__(self, model: nn.Module, *, learning_rate: float = LEARNING_RATE, fused: bool = False) -> None:
         self.model = model
-        # None leaves the choice to torch, which fuses nothing by itself.
+        # None leaves the choice to torch, which does not fuse by default.
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.SGD(trained, lr=learning_rate, momentum=0.9, fused=fused or None)
         for parameter in trained:
@@ -70,13 +70,13 @@ class Weights:
 
 
 class Replica:
-    """Weights, and what a training step calls.
+    """Weights, and the callable of a training step.
 
     Attributes:
-        weights: what is trained.
+        weights: the trained weights.
         call: the model itself, its DDP wrapper, or either compiled.
-        held_bytes: device memory that making this replica took and that it keeps: gradient buckets,
-            and the weights if they are its own.
+        held_bytes: device memory that this replica allocated and keeps: gradient buckets, and the weights if they are
+            its own.
     """
 
     def __init__(self, weights: Weights, wrapper: DistributedDataParallel | None, call: Any, held_bytes: int) -> None:
@@ -91,17 +91,17 @@ class Replica:
 
 
 class Replicas:
-    """The replicas of one study on this rank, made when first used and kept.
+    """The replicas of one study on this rank, created on first use and kept.
 
-    All arms share one model and one optimizer, and all arms of a group one DDP wrapper, so that a
-    further arm costs gradient buckets and no more. Wrappers do not disturb each other, nor arms
-    without one: the hooks of a reducer whose own forward pass did not come before return at once.
-    A wrapper is kept because DDP lays its buckets out and gathers statistics in its first steps.
-    Under torch.compile, where going from wrapper to wrapper would recompile, an arm has a copy of its own, and so has
-    one with settings of its own: views of buckets or a static graph would disturb the others.
+    All arms share one model and one optimizer, and all arms of a group one DDP wrapper, so a further arm needs memory
+    only for gradient buckets. Wrappers do not disturb each other, nor arms without one: the hooks of a reducer return
+    at once if its own forward pass did not run before. A wrapper is kept because DDP builds its buckets and gathers
+    statistics in its first steps.
+    Under torch.compile, where a change of wrapper would recompile, each arm has its own copy. So has an arm with its
+    own settings, because views of buckets or a static graph would disturb the others.
 
     Args:
-        groups: that this rank is in, as `make_groups` made them.
+        groups: groups of this rank, from `make_groups`.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Replicas:
 
     @cached_property
     def _shared(self) -> Weights | None:
-        """What arms have in common; made when one first trains, as a study that only infers needs no optimizer."""
+        """Weights shared by arms; created for the first training arm, because inference needs no optimizer."""
         return None if self._workload.compile else Weights(self._model, learning_rate=self._learning_rate)
 
     @property
@@ -123,21 +123,21 @@ class Replicas:
         return LEARNING_RATE if self._workload.trains_all else CLASSIFIER_LEARNING_RATE
 
     def of(self, arm: Arm) -> Replica:
-        """What an arm trains. All ranks of an arm ask for it at the same time: a wrapper's making communicates."""
+        """The replica of an arm. All its ranks call this at the same time, because creating a wrapper communicates."""
         key = self._key(arm)
         if key not in self._replicas:
             self._replicas[key] = self._make(arm)
         return self._replicas[key]
 
     def group(self, arm: Arm) -> dist.ProcessGroup | None:
-        """The process group of an arm under DDP that needs its replicas aligned before a block; else None.
+        """The process group of a DDP arm whose replicas have to be aligned before a block; else None.
 
-        One of its own trains in its own arm only and never leaves the others.
+        A replica of its own is trained by its arm only, so it always agrees with the other ranks'.
         """
         return None if self._has_its_own(arm) or arm.kind != "ddp" else self._groups[crew(arm)]
 
     def idle_bytes(self, arm: Arm) -> int:
-        """Device memory that other arms' replicas hold while this one trains; 0 where the device does not count."""
+        """Device memory of other arms' replicas while this one trains; 0 if the device does not count it."""
         key = self._key(arm)
         return sum(replica.held_bytes for other, replica in self._replicas.items() if other != key)
 
@@ -150,13 +150,13 @@ class Replicas:
         return ("ddp", crew(arm), USUAL) if arm.kind in WRAPPED_KINDS else ("plain", None, USUAL)
 
     def _make(self, arm: Arm) -> Replica:
-        shared = self._shared  # made before counting: it is no arm's own
+        shared = self._shared  # created before counting, because it belongs to no arm
         before_bytes = self._device.allocated_bytes()
         weights = self._own_weights(arm.variant) if shared is None or self._has_its_own(arm) else shared
         wrapper = self._wrap(weights.model, arm) if arm.kind in WRAPPED_KINDS else None
         call: Any = weights.model if wrapper is None else wrapper
         if arm.variant.applied_to(self._workload).compile:
-            # After DDP, as its optimizer splits graphs at the gradient buckets.
+            # After DDP, because DDP's optimizer for compiled graphs splits them at the gradient buckets.
             call = compiled(call, arm.variant.compile)
         return Replica(weights, wrapper, call, self._device.allocated_bytes() - before_bytes)
 
@@ -170,7 +170,7 @@ class Replicas:
     def _wrap(self, model: nn.Module, arm: Arm) -> DistributedDataParallel:
         device, variant = self._device.torch_device, arm.variant
         if not self._workload.trains_all:
-            variant = replace(variant, broadcast_buffers=False)  # frozen: they never change
+            variant = replace(variant, broadcast_buffers=False)  # frozen buffers never change
         group = self._groups[crew(arm)]
         ids = [device.index] if device.type == "cuda" else None
         wrapper = DistributedDataParallel(model, device_ids=ids, process_group=group, **_ddp_arguments(variant))
@@ -180,7 +180,7 @@ class Replicas:
 
 
 def _ddp_arguments(variant: Variant) -> dict[str, Any]:
-    """What is not as in torch: its defaults change with its versions, and are what users train with."""
+    """Arguments that differ from torch's defaults, which may change with versions and which users train with."""
     names = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "broadcast_buffers")
     said = {name: getattr(variant, name) for name in names if getattr(variant, name) != getattr(USUAL, name)}
     if _FORWARD_SYNC in inspect.signature(DistributedDataParallel).parameters and "broadcast_buffers" in said:
@@ -189,20 +189,20 @@ def _ddp_arguments(variant: Variant) -> dict[str, Any]:
 
 
 def crew(arm: Arm) -> Crew:
-    """What the group of ranks that train an arm is known by."""
+    """The key of the group of ranks that train an arm."""
     return arm.world_size, arm.placement, arm.variant.high_priority_stream
 
 
 def make_groups(
     arms: Sequence[Arm], layout: Layout, timeout: timedelta, turns: int = 1
 ) -> dict[Crew, dist.ProcessGroup]:
-    """The process groups that this rank is in, of all that arms under DDP train in; all ranks of the gang call this.
+    """The process groups of this rank for DDP arms; all ranks of the gang call this.
 
     Args:
-        turns: how many ranks of each node take turns at arms of one rank; each of them is a group of its own.
+        turns: number of ranks of each node that take turns at arms of one rank; each of them is a group.
 
     Returns:
-        By crew, in the order in which they were made.
+        Groups by crew, in order of creation.
     """
     crews = {crew(arm): arm for arm in arms if arm.kind in WRAPPED_KINDS}
     made: dict[tuple[tuple[int, ...], bool], dist.ProcessGroup | None] = {}

@@ -1,4 +1,4 @@
-"""Replicas: made the same before a block under DDP, and told apart by their bits after it."""
+"""Replicas: aligned before a block under DDP, and compared by checksums after it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-# Large enough for one collective to carry hundreds of small tensors, small beside a batch's activations.
+# Large enough for hundreds of small tensors in one collective, small compared with a batch's activations.
 _CHUNK_BYTES = 64 * 2**20
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def align(model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
-    """Make all replicas of a group bit for bit the same, so that DDP keeps them so.
+    """Make all replicas of a group equal bit for bit; DDP keeps them so.
 
-    Parameters and floating-point buffers become those of the group's first rank. Momentum is set to zero on every
-    rank rather than broadcast: it may belong to other data on each rank, zeros need no communication, and no step
-    takes another time for them.
+    Parameters and floating-point buffers become those of the group's first rank. Momentum is set to zero on every rank
+    instead of a broadcast: it may come from different data on each rank, zeros need no communication, and they do not
+    change step times.
 
     Args:
         model: its tensors may have any strides.
@@ -36,8 +36,8 @@ def align(model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.Proces
 def checksum(tensors: Iterable[torch.Tensor]) -> str:
     """16 hexadecimal digits that change if any one bit of any tensor does.
 
-    Each tensor's bits are summed as whole numbers, which gives the same sum in any order. Reading
-    the sums is one synchronisation with the device.
+    Each tensor's bits are summed as integers, which gives the same sum in any order. Reading the sums takes one
+    synchronisation with the device.
     """
     sums = [tensor.detach().view(_BITS[tensor.element_size()]).sum(dtype=torch.int64) for tensor in tensors]
     numbers = torch.stack(sums).tolist()
@@ -45,7 +45,7 @@ def checksum(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def _broadcast(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """From the group's first rank, in one collective over a contiguous copy."""
+    """Broadcast from the group's first rank, in one collective over a contiguous copy."""
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     dist.broadcast(flat, src=dist.get_global_rank(group, 0), group=group)
     pieces = flat.split([tensor.numel() for tensor in tensors])
@@ -54,7 +54,7 @@ def _broadcast(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
 
 
 def _chunks(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors of one type each, together at most _CHUNK_BYTES unless one alone is larger."""
+    """Lists of tensors of one type, at most _CHUNK_BYTES together unless a single tensor is larger."""
     for dtype in {tensor.dtype: None for tensor in tensors}:
         chunk: list[torch.Tensor] = []
         chunk_bytes = 0

@@ -1,7 +1,7 @@
-"""Images and labels of a whole training run, in the order that a seed draws, shared out among the ranks.
+"""Images and labels of a whole training run, in a seeded random order, divided among the ranks.
 
 Every world size trains the same images in the same order: iteration i has the i-th global batch of an epoch's
-permutation, of which each rank takes its part. Validation gives every image to one rank, and none twice.
+permutation, of which each rank takes its part. Validation gives every image to exactly one rank.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pytest_ddpscale.plan.training_run import CLASSIFIER, TrainingRun
 from pytest_ddpscale.util.idx_file import TRAIN_FILES, VALIDATION_FILES, idx_path, read_idx
 
 Labelled = tuple[torch.Tensor, torch.Tensor]
-# Made images are a class's pattern of so many tiles a side and noise of that standard deviation, scaled up.
+# Generated images: a pattern of the class with this many tiles per side, plus noise with this standard deviation.
 TILES = 8
 NOISE = 2.5
-_MNIST_MEAN, _MNIST_SD = 0.1307, 0.3081  # of its training images, as torchvision's examples have them
+_MNIST_MEAN, _MNIST_SD = 0.1307, 0.3081  # of the training images, from torchvision's examples
 
 
 class SampleSource(Protocol):
-    """What a rank trains on: images float32 (batch, channels, size, size) and labels int64 (batch,), on its device."""
+    """Data of a rank: images, float32 (batch, channels, size, size), and labels, int64 (batch,), on its device."""
 
     def training(self, epoch: int) -> Iterator[Labelled]:
         """This rank's batches of an epoch, as many as the run has iterations."""
@@ -33,7 +33,7 @@ class SampleSource(Protocol):
         """This rank's validation images, after that epoch; the last batch may be smaller."""
 
     def close(self) -> None:
-        """Let go of what was opened."""
+        """Free resources."""
 
 
 def epoch_order(samples: int, seed: int, epoch: int) -> torch.Tensor:
@@ -42,28 +42,28 @@ def epoch_order(samples: int, seed: int, epoch: int) -> torch.Tensor:
 
 
 def training_indices(run: TrainingRun, epoch: int, rank: int) -> Iterator[torch.Tensor]:
-    """Which images a rank trains in each iteration, int64 (batch,)."""
+    """Indices of the images that a rank trains in each iteration, int64 (batch,)."""
     order, per_rank = epoch_order(run.samples.train_samples, run.seed, epoch), run.workload.batch_size
     for first in range(0, run.epoch_samples, run.global_batch):
         yield order[first + rank * per_rank : first + (rank + 1) * per_rank]
 
 
 def validation_indices(run: TrainingRun, rank: int) -> Iterator[torch.Tensor]:
-    """Which images a rank validates, batch by batch: every k-th of all, so that no rank has more than one more."""
+    """Indices of the images that a rank validates, batch by batch: every k-th, so ranks differ by at most one image."""
     return iter(torch.arange(rank, run.samples.validation_samples, run.world_size).split(run.workload.batch_size))
 
 
 def channels_of(model: str) -> int:
-    """Of its images: torchvision's models take colours."""
+    """Channels of a model's images: 3 for torchvision's models, 1 for classifiers."""
     return 1 if model.startswith(CLASSIFIER) else 3
 
 
 class HeldSamples:
-    """Samples that every rank holds in its device's memory, small; a batch is scaled up to the run's image size.
+    """Small samples that every rank holds in its device's memory; a batch is scaled up to the run's image size.
 
     Args:
-        images: training's and validation's, float32 (samples, channels, height, width).
-        labels: theirs, int64 (samples,).
+        images: for training and validation, float32 (samples, channels, height, width).
+        labels: for training and validation, int64 (samples,).
     """
 
     def __init__(
@@ -75,15 +75,15 @@ class HeldSamples:
         self._labels = tuple(one.to(device) for one in labels)
 
     def training(self, epoch: int) -> Iterator[Labelled]:
-        """As `SampleSource` says."""
+        """See `SampleSource`."""
         return (self._batch(0, which) for which in training_indices(self._run, epoch, self._rank))
 
     def validation(self, epoch: int) -> Iterator[Labelled]:
-        """As `SampleSource` says; the same after each epoch."""
+        """See `SampleSource`; the same after each epoch."""
         return (self._batch(1, which) for which in validation_indices(self._run, self._rank))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resources are open."""
 
     def _batch(self, part: int, which: torch.Tensor) -> Labelled:
         which = which.to(self._device)
@@ -97,14 +97,14 @@ class HeldSamples:
 
 
 def made_samples(run: TrainingRun, rank: int, device: torch.device) -> HeldSamples:
-    """Images that can be learnt: each class has a pattern, and each image of it other noise."""
+    """Images that can be learnt: each class has a pattern, and each image its own noise."""
     samples, generator = run.samples, torch.Generator().manual_seed(run.seed)
     patterns = torch.randn(samples.classes, channels_of(run.workload.model), TILES, TILES, generator=generator)
 
     def drawn(count: int) -> Labelled:
         labels = torch.randint(samples.classes, (count,), generator=generator)
         noise = torch.randn(count, *patterns.shape[1:], generator=generator)
-        # Of unit variance together, as normalised images are.
+        # Scaled to unit variance, like normalised images.
         return (patterns[labels] + NOISE * noise) / (1 + NOISE**2) ** 0.5, labels
 
     training, validation = drawn(samples.train_samples), drawn(samples.validation_samples)
@@ -112,7 +112,7 @@ def made_samples(run: TrainingRun, rank: int, device: torch.device) -> HeldSampl
 
 
 def mnist_samples(run: TrainingRun, rank: int, device: torch.device) -> HeldSamples:
-    """MNIST's images, normalised. Raises OSError, ValueError: a file is not there, or is none."""
+    """MNIST's images, normalised. Raises OSError or ValueError if a file is missing or invalid."""
     folder = Path(run.samples.path)
 
     def read(names: tuple[str, str]) -> Labelled:

@@ -1,4 +1,4 @@
-"""One training step that every rank computes by itself from the same seed, and that has to come out the same."""
+"""One training step that every rank computes alone from the same seed, with results that have to be equal."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.training import Batch, autocast
 
 _SEED = 20_231
-# Two, or batch normalisation has nothing to normalise over; eight cost next to nothing.
+# Batch normalisation needs at least two; eight cost next to nothing.
 _SMALLEST_BATCH, _LARGEST_BATCH = 2, 8
 
 
 def seeded_step(model: nn.Module, workload: Workload) -> tuple[str, bool]:
-    """The step computed twice: its checksum, and whether it repeats on this rank; arguments as `seeded_checksum`.
+    """Compute the step twice: its checksum, and whether it repeats on this rank; arguments as in `seeded_checksum`.
 
-    Where most ranks cannot repeat themselves the model has an operation without a reproducible kernel, and nobody can
-    be compared; one rank among many that cannot is broken.
+    If most ranks cannot repeat it, the model has an operation without a deterministic kernel, and ranks cannot be
+    compared. If a single rank cannot, it is broken.
     """
     first, second = seeded_checksum(model, workload), seeded_checksum(model, workload)
     return first if first == second else f"{first}+{second}", first == second
 
 
 def seeded_checksum(model: nn.Module, workload: Workload, *, seed: int = _SEED) -> str:
-    """Checksum of the gradients of one forward and backward pass; nothing is communicated.
+    """Checksum of the gradients of one forward and backward pass, without communication.
 
-    Ranks on the same SKU and software have to agree in every bit. One that does not computes
-    wrongly without saying so: silent data corruption (Dixit et al., 2021, arXiv:2102.11245).
+    Ranks on the same SKU and software have to agree in every bit. One that does not suffers from silent data
+    corruption (Dixit et al., 2021, arXiv:2102.11245).
 
     Args:
-        model: from `build_model` and not trained since. It is left as it was, without gradients.
+        model: from `build_model` and not trained since. It is left unchanged, without gradients.
     """
     device = next(model.parameters()).device
     batch_size = min(max(_SMALLEST_BATCH, workload.batch_size), _LARGEST_BATCH)
@@ -56,10 +56,10 @@ def seeded_checksum(model: nn.Module, workload: Workload, *, seed: int = _SEED) 
 
 @contextmanager
 def reproducible(device: torch.device, seed: int) -> Iterator[None]:
-    """Every random number from the seed, and of each operation the algorithm that always gives the same bits.
+    """A context with seeded random numbers and deterministic algorithms.
 
-    cuDNN's benchmark would choose algorithms by their speed on that day, and the fused attention
-    kernels add up gradients in whatever order blocks finish.
+    cuDNN's benchmark would choose algorithms by measured speed, and fused attention kernels add up gradients in the
+    order in which blocks finish.
     """
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.deterministic, torch.get_deterministic_debug_mode()
@@ -68,7 +68,7 @@ def reproducible(device: torch.device, seed: int) -> Iterator[None]:
         sdpa_kernel(SDPBackend.MATH),
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore")  # one for each operation that may have no reproducible variant
+        warnings.simplefilter("ignore")  # about operations that may have no deterministic variant
         cudnn.benchmark, cudnn.deterministic = False, True
         torch.set_deterministic_debug_mode("warn")
         torch.manual_seed(seed)

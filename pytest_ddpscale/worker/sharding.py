@@ -1,4 +1,4 @@
-"""Which images each rank trains in which batch, and that all ranks together have trained each image once."""
+"""Distribution of images over ranks and batches, and a check that all ranks together load each image once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Shard:
     """One rank's part of the images.
 
     Attributes:
-        rank: among those that share them, from 0.
-        world_size: how many share them.
+        rank: among the ranks that share the images, from 0.
+        world_size: number of these ranks.
     """
 
     rank: int = 0
@@ -26,18 +26,18 @@ class Shard:
 
 
 class Digest(NamedTuple):
-    """Of a set of images, whatever their order: how many, and the sum of a hash of each."""
+    """Digest of a set of images, independent of their order: their number, and the sum of their hashes."""
 
     images: int = 0
     hashes: int = 0
 
     def and_of(self, other: Digest) -> Digest:
-        """Of both sets."""
+        """The digest of both sets."""
         return Digest(self.images + other.images, self.hashes + other.hashes)
 
 
 def digest_of(indices: npt.NDArray[np.int64]) -> Digest:
-    """Of these. Each hash has 32 bits, so that the sum over 2³¹ images stays below 2⁶³, which a store can add."""
+    """The digest of some images. Hashes have 32 bits: the sum over 2³¹ images stays below 2⁶³, the store's limit."""
     mixed = indices.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)  # splitmix64 (Steele et al., 2014)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -45,14 +45,14 @@ def digest_of(indices: npt.NDArray[np.int64]) -> Digest:
 
 
 class ShardBatches:
-    """The batches of one rank, numbered on and on through all epochs; a batch sampler for DataLoader.
+    """The batches of one rank, numbered through all epochs; a batch sampler for DataLoader.
 
-    torch's DistributedSampler shuffles anew in each epoch. Where images do not divide evenly it leaves some out
-    (`drop_last`: those at the end of that epoch's order, and so others each time), or has some twice.
+    torch's DistributedSampler shuffles again in each epoch. If images do not divide evenly, it leaves some out
+    (`drop_last`: those at the end of the epoch's order, so different ones each time), or has some twice.
 
     Attributes:
-        per_epoch: how many batches an epoch has, the same on every rank.
-        first, count: which of them are yielded.
+        per_epoch: number of batches of an epoch, the same on every rank.
+        first, count: range of the batches to yield.
     """
 
     def __init__(
@@ -77,10 +77,9 @@ class ShardBatches:
             yield self._indices[at * self._batch_size : (at + 1) * self._batch_size]
 
     def expected(self, epoch: int) -> Digest:
-        """Of what all ranks together have to load in an epoch.
+        """The digest of the images that all ranks together have to load in an epoch.
 
-        Sampler after sampler takes the next image of one order: dropping leaves out the end of it, padding begins it
-        anew.
+        Samplers take images of one order in turn: dropping leaves out its end, padding repeats its start.
         """
         order = np.array(_order(self._whole, epoch), np.int64)
         return digest_of(np.resize(order, self._samples * self._world_size))
@@ -92,24 +91,24 @@ def _order(sampler: DistributedSampler[Any], epoch: int) -> list[int]:
 
 
 class EpochCheck:
-    """What ranks have loaded in each epoch, added up in their store: nobody waits, and the last to arrive compares.
+    """Sums of the images that ranks loaded in each epoch, in their store: no rank waits, and the last one compares.
 
     Args:
-        store: of all of them.
-        name: another one for each loader, the same on all its ranks.
+        store: shared by all ranks.
+        name: unique for each loader, the same on all its ranks.
     """
 
     def __init__(self, store: Store, name: str, world_size: int) -> None:
         self._store, self._name, self._world_size = store, name, world_size
 
     def total(self, epoch: int, loaded: Digest) -> Digest | None:
-        """Add a rank's part. Returns that of all ranks to the one that is the last."""
+        """Add a rank's part. Returns the total on the last rank, else None."""
         images, hashes, ranks = (f"{self._name}/{epoch}/{part}" for part in ("images", "hashes", "ranks"))
         self._store.add(images, loaded.images)
         self._store.add(hashes, loaded.hashes)
         if self._store.add(ranks, 1) < self._world_size:
             return None
-        # Only now: others may have added to the first two since.
+        # Read only now, because others may have added to the first two since.
         found = Digest(self._store.add(images, 0), self._store.add(hashes, 0))
         for key in (images, hashes, ranks):
             self._store.delete_key(key)

@@ -1,4 +1,4 @@
-"""Where a whole run's time goes on one rank: spans of one clock that never overlap."""
+"""Time of a whole run on one rank, in named spans that never overlap."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 class SpanClock:
     """Adds up named spans, in seconds.
 
-    What happens between two spans belongs to none: it shows as unexplained against who watched from outside.
+    Time between two spans belongs to none; it shows as unexplained in a comparison with an outer clock.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class SpanClock:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Within this context the time is that span's. Raises RuntimeError within another one."""
+        """Count the time within this context for a span. Raises RuntimeError within another span."""
         if self._open:
             raise RuntimeError(f"{name} begins within {self._open}; spans of one clock do not overlap")
         self._open, began = name, time.perf_counter()
@@ -30,6 +30,6 @@ class SpanClock:
             self._open = ""
 
     def taken(self) -> dict[str, float]:
-        """What was added up so far; from now on it begins at nothing."""
+        """Return the sums so far and reset them."""
         seconds, self.seconds = self.seconds, {}
         return seconds

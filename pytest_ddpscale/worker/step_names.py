@@ -1,4 +1,4 @@
-"""What ranges of a training step are called: in traces of torch.profiler and, as NVTX ranges, in those of nsys."""
+"""Names of ranges of a training step, in traces of torch.profiler and, as NVTX ranges, of nsys."""
 
 STEP, FORWARD, BACKWARD, OPTIMIZER = "ddpscale:step", "ddpscale:forward", "ddpscale:backward", "ddpscale:optimizer"
 LOAD = "ddpscale:load"

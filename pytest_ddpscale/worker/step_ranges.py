@@ -1,4 +1,4 @@
-"""Names what a training step is doing, for profilers to show: nothing unless one listens."""
+"""Named ranges of a training step for profilers; no effect without one."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch.profiler import record_function
 
-_NOTHING = nullcontext()  # may be entered again and again
+_NOTHING = nullcontext()  # reusable
 
 
 class StepRanges:
-    """Ranges of torch.profiler while it records, and of NVTX, which nsys reads.
+    """Ranges of torch.profiler while it records, and NVTX ranges for nsys.
 
     Attributes:
         is_profiled: whether torch.profiler records this process now.
 
     Args:
-        nvtx: whether there are NVTX ranges all the time, timed rounds included.
+        nvtx: whether to make NVTX ranges all the time, including timed rounds.
     """
 
     def __init__(self, *, nvtx: bool = False) -> None:
@@ -27,7 +27,7 @@ class StepRanges:
         self._nvtx = nvtx and has_nvtx()
 
     def __call__(self, name: str) -> AbstractContextManager[None]:
-        """A range of that name. Costs a timed step nothing that can be measured while nobody listens."""
+        """A range with this name. Without a profiler its cost in a timed step is not measurable."""
         return self._marked(name) if self.is_profiled or self._nvtx else _NOTHING
 
     @contextmanager
@@ -44,7 +44,7 @@ class StepRanges:
 
 
 def has_nvtx() -> bool:
-    """Whether this build of torch can make NVTX ranges; says so on stderr if it cannot."""
+    """Whether this build of torch can make NVTX ranges; if not, a message goes to stderr."""
     try:
         torch.cuda.nvtx.range_push("ddpscale")
         torch.cuda.nvtx.range_pop()

@@ -1,8 +1,8 @@
-"""Numbers from a Chrome trace of torch.profiler: what computes, what communicates, how much of that is hidden.
+"""Numbers from a Chrome trace of torch.profiler: computation, communication, and how much of that is hidden.
 
-On a GPU kernels tell: those of NCCL communicate, all others compute. A step begins there with the first kernel that was
-launched in it. On a CPU the thread that trains computes while one of its operators runs, and gloo's threads say when a
-collective is under way. Times are in milliseconds, spans are arrays of (spans, 2): begin and end.
+On a GPU, NCCL's kernels communicate and all others compute. A step begins with the first kernel that was launched in
+it. On a CPU, the training thread computes while one of its operators runs, and events of gloo's threads are
+collectives. Times are in milliseconds, spans are arrays of (spans, 2): begin and end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver")
 # Kernels of NCCL, `ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)` (before 2.19 `ncclKernel_…`); ranges of gloo's threads.
 _COLLECTIVE = re.compile(r"nccl(?:Dev)?Kernel|gloo:")
 _ALL_REDUCE = re.compile(r"nccl(?:Dev)?Kernel_AllReduce|gloo:all_reduce", re.IGNORECASE)
-# Of the thread that trains: handing a collective over is no computing.
+# Operators of the training thread that start a collective are not computation.
 _HANDING_OVER = ("c10d::", "record_param_comms")
 _BYTES = {
     "float": 4, "double": 8, "half": 2, "bfloat16": 2, "c10::half": 2, "c10::bfloat16": 2, "long": 8, "long int": 8,
@@ -49,7 +49,7 @@ _EMPTY = np.empty((0, 2))
 
 
 class TraceEvent(msgspec.Struct, frozen=True):
-    """One event of a trace; of a complete one (``ph`` is ``X``) `ts` is its begin and `dur` its duration, in µs."""
+    """One event of a trace; for a complete one (``ph`` is ``X``) `ts` is the begin and `dur` the duration, in µs."""
 
     name: str = ""
     ph: str = ""
@@ -61,19 +61,19 @@ class TraceEvent(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> float:
-        """In µs."""
+        """End of the event, in µs."""
         return self.ts + self.dur
 
 
 class ChromeTrace(msgspec.Struct, frozen=True):
-    """What of a trace's file is read."""
+    """The part of a trace file that is read."""
 
     traceEvents: list[TraceEvent]  # noqa: N815 (the format's name)
 
 
 @dataclass(frozen=True)
 class TracedCollective:
-    """A collective in a step, with its spans in ms after the step's begin; its bytes where the trace says."""
+    """A collective in a step, with begin and end in ms after the step's begin; `bytes` is None if unknown."""
 
     begin: float
     end: float
@@ -88,11 +88,11 @@ class TracedStep:
 
     Attributes:
         length: its duration.
-        compute: merged spans of what computes.
-        collectives: in the order of their begins.
+        compute: merged spans of computation.
+        collectives: in order of their begins.
         phases: name, begin and end of forward, backward and optimizer.
         pieces: name, begin and end of each kernel; on a CPU of each outermost operator.
-        own_ms: name and own time of each kernel; on a CPU of each operator, without what it calls.
+        own_ms: name and own time of each kernel; on a CPU of each operator, without nested ones.
     """
 
     length: float
@@ -103,12 +103,12 @@ class TracedStep:
     own_ms: Sequence[tuple[str, float]]
 
     def communication(self, *, only_all_reduce: bool = False) -> FloatArray:
-        """Merged spans in which a collective is under way."""
+        """Merged spans in which a collective runs."""
         return merged([(one.begin, one.end) for one in self.collectives if one.is_all_reduce or not only_all_reduce])
 
     @property
     def busy(self) -> FloatArray:
-        """Merged spans of computing and communicating."""
+        """Merged spans of computation and communication."""
         return merged([*self.compute.tolist(), *self.communication().tolist()])
 
 
@@ -116,12 +116,12 @@ def read_trace(data: bytes) -> list[TraceEvent]:
     """The complete events of a trace.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the data is not a trace.
     """
     try:
         events = msgspec.json.decode(data, type=ChromeTrace).traceEvents
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ValueError(f"torch.profiler wrote no trace that can be read ({error})") from None
+        raise ValueError(f"the trace of torch.profiler cannot be read ({error})") from None
     return [event for event in events if event.ph == "X"]
 
 
@@ -129,7 +129,7 @@ def traced_steps(events: Sequence[TraceEvent], device_type: DeviceType) -> list[
     """The steps in a trace, in order.
 
     Raises:
-        ValueError: it has none, or no kernel of a GPU.
+        ValueError: it has no steps, or no GPU kernel.
     """
     marks = sorted((one for one in events if one.name == STEP and one.cat == "user_annotation"), key=lambda one: one.ts)
     if not marks:
@@ -156,7 +156,7 @@ def _cpu_step(mark: TraceEvent, events: Sequence[TraceEvent]) -> TracedStep:
 
 
 def _nested(operators: Sequence[TraceEvent]) -> tuple[list[TraceEvent], list[tuple[str, float]]]:
-    """Of one thread's operators those that no other calls, and the name and own milliseconds of each."""
+    """Outermost operators of one thread, and name and own milliseconds of each operator."""
     outermost: list[TraceEvent] = []
     calling: list[TraceEvent] = []
     ordered = sorted(operators, key=lambda one: (one.ts, -one.dur))
@@ -173,7 +173,7 @@ def _nested(operators: Sequence[TraceEvent]) -> tuple[list[TraceEvent], list[tup
 
 
 def _gpu_steps(marks: Sequence[TraceEvent], events: Sequence[TraceEvent]) -> list[TracedStep]:
-    """Work belongs to the step, and to the phase, in which it was launched: it may run much later."""
+    """Steps on a GPU; work belongs to the step and phase in which it was launched, because it may run much later."""
     on_gpu = [one for one in events if one.cat in _ON_GPU]
     if not any(one.cat == "kernel" for one in on_gpu):
         raise ValueError("the trace has no GPU kernel")
@@ -201,7 +201,7 @@ def _gpu_step(
     on_gpu: Sequence[TraceEvent],
 ) -> TracedStep:  # fmt: skip
     span = _within(begin, end)
-    # Also what an earlier step launched and that still runs.
+    # Includes work of an earlier step that still runs.
     running = [one for one in on_gpu if one.end > begin and one.ts < end]
     computing = [one for one in running if not _COLLECTIVE.match(one.name)]
     found = []
@@ -225,7 +225,7 @@ def _correlation(event: TraceEvent) -> object:
 
 
 def _within(begin: float, end: float) -> Callable[[TraceEvent], tuple[float, float]]:
-    """What makes a span in ms after `begin` of an event, cut to a step."""
+    """A function from an event to its span in ms after `begin`, cut to a step."""
 
     def span(event: TraceEvent) -> tuple[float, float]:
         return (max(event.ts, begin) - begin) / _US_PER_MS, (min(event.end, end) - begin) / _US_PER_MS
@@ -244,7 +244,7 @@ def _collectives(events: Iterable[TraceEvent], begin: float, end: float) -> list
 
 
 def message_bytes(args: dict[str, Any]) -> int | None:
-    """Size of a collective's message: NCCL's kernels say its elements and type, gloo's ranges those of their inputs."""
+    """Message size of a collective, from elements and type of NCCL's kernels, or of the inputs of gloo's ranges."""
     try:
         if "In msg nelems" in args:
             return int(args["In msg nelems"]) * _BYTES[str(args["dtype"]).lower()]
@@ -255,7 +255,7 @@ def message_bytes(args: dict[str, Any]) -> int | None:
 
 
 def merged(spans: Iterable[Sequence[float]]) -> FloatArray:
-    """Spans in order, with those that touch made one, (spans, 2)."""
+    """Spans in order, with touching ones merged, (spans, 2)."""
     ordered = np.array(sorted(map(tuple, spans)), np.float64).reshape(-1, 2)
     if not len(ordered):
         return _EMPTY
@@ -266,17 +266,17 @@ def merged(spans: Iterable[Sequence[float]]) -> FloatArray:
 
 
 def length_of(spans: FloatArray) -> float:
-    """Of merged spans together."""
+    """Total length of merged spans."""
     return float((spans[:, 1] - spans[:, 0]).sum())
 
 
 def covered(begin: float, end: float, spans: FloatArray) -> float:
-    """How much of a time merged spans cover."""
+    """Length of the part of an interval that merged spans cover."""
     return float(np.maximum(0.0, np.minimum(spans[:, 1], end) - np.maximum(spans[:, 0], begin)).sum())
 
 
 def without(spans: FloatArray, others: FloatArray) -> FloatArray:
-    """Merged spans less what other merged ones cover."""
+    """Merged spans without the parts that other merged spans cover."""
     left: list[tuple[float, float]] = []
     for begin, end in spans.tolist():
         inside = others[(others[:, 1] > begin) & (others[:, 0] < end)]
@@ -286,7 +286,7 @@ def without(spans: FloatArray, others: FloatArray) -> FloatArray:
 
 
 def step_columns(steps: Sequence[TracedStep]) -> dict[str, tuple[float, ...]]:
-    """What `ArmProfile` has of each step."""
+    """Columns of `ArmProfile` over steps."""
     rows = [_parts(step) for step in steps]
     return {name: tuple(row[name] for row in rows) for name in rows[0]}
 
@@ -303,7 +303,7 @@ def _parts(step: TracedStep) -> dict[str, float]:
 
 
 def buckets_of(steps: Sequence[TracedStep]) -> tuple[ProfiledBucket, ...]:
-    """The all-reduces of a step, by their order in it; as many as most steps have."""
+    """The all-reduces of a step, in order; as many as most steps have."""
     of_steps = [([one for one in step.collectives if one.is_all_reduce], step.compute) for step in steps]
     usual = statistics.mode(len(found) for found, _ in of_steps)
     alike = [(found, compute) for found, compute in of_steps if len(found) == usual]
@@ -323,7 +323,7 @@ def buckets_of(steps: Sequence[TracedStep]) -> tuple[ProfiledBucket, ...]:
 
 
 def longest_kernels(steps: Sequence[TracedStep]) -> tuple[ProfiledKernel, ...]:
-    """Names that took most, over all steps."""
+    """Names with the longest total time over all steps."""
     total: dict[str, float] = defaultdict(float)
     calls: dict[str, int] = defaultdict(int)
     for step in steps:
@@ -337,12 +337,12 @@ def longest_kernels(steps: Sequence[TracedStep]) -> tuple[ProfiledKernel, ...]:
 
 
 def typical_step(steps: Sequence[TracedStep]) -> TracedStep:
-    """The one whose duration is the median; of an even number the shorter of the two."""
+    """The step with the median duration; the shorter of two middle ones."""
     return sorted(steps, key=lambda step: step.length)[(len(steps) - 1) // 2]
 
 
 def idle_gaps(step: TracedStep) -> tuple[IdleGap, ...]:
-    """The longest times in which nothing computes or communicates, in order of their lengths."""
+    """The longest gaps without computation and communication, longest first."""
     gaps = without(np.array([[0.0, step.length]]), step.busy).tolist()
     longest = sorted(gaps, key=lambda gap: gap[0] - gap[1])[:MOST_GAPS]
     pieces = [*step.pieces, *((one.name, one.begin, one.end) for one in step.collectives)]
@@ -360,7 +360,7 @@ def idle_gaps(step: TracedStep) -> tuple[IdleGap, ...]:
 
 
 def timeline(step: TracedStep) -> tuple[ProfileSpan, ...]:
-    """The spans of a step's picture: computing is joined where gaps are too short to be seen."""
+    """The spans of a step's timeline; computation is merged across gaps that are too short to be visible."""
     phases = step.phases[: MOST_SPANS // 4]
     found = [_span("phase", begin, end, name.partition(":")[2]) for name, begin, end in phases]
     found += [
@@ -383,5 +383,5 @@ def _median(values: Iterable[float]) -> float:
 
 
 def _rounded(milliseconds: float) -> float:
-    """To a tenth of a microsecond; a difference may be a hair below zero."""
+    """Round to a tenth of a microsecond; differences slightly below zero become 0."""
     return round(max(0.0, milliseconds), 4)

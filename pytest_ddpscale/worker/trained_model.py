@@ -1,4 +1,4 @@
-"""What a rank trains: the whole model, or a classifier on the features of a frozen one."""
+"""The trained model of a rank: a whole model, or a classifier on the features of a frozen one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pytest_ddpscale.worker.training import build_model
 
 _IMAGENET_CLASSES = 1000
 _STATISTICS_SEED = 20_233
-# torchvision's published DenseNets have names of before torch 0.4: norm.1 in place of norm1.
+# torchvision's published DenseNets use names from before torch 0.4: norm.1 instead of norm1.
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.(?=[12]\.)")
 
 
@@ -28,8 +28,8 @@ def build_trained_model(workload: Workload, device: torch.device) -> nn.Module:
     """The model of a workload, the same on every rank of one SKU.
 
     Raises:
-        RuntimeError: the weights of frozen features cannot be read, or are another model's.
-        ValueError: as `build_model`.
+        RuntimeError: the weights of frozen features cannot be read, or belong to another model.
+        ValueError: raised by `build_model`.
     """
     if workload.trains_all:
         return build_model(workload, device)
@@ -38,16 +38,16 @@ def build_trained_model(workload: Workload, device: torch.device) -> nn.Module:
         _load(features, workload.feature_weights, workload.model, device)
     _remove_head(features)
     if workload.feature_weights is None:
-        # Statistics go into every rank's results, which are compared bit for bit.
+        # Reproducible, because statistics affect every rank's results, which are compared bit for bit.
         with reproducible(device, _STATISTICS_SEED):
             take_statistics(features, workload, device)
     return OnFrozenFeatures(features, workload, device)
 
 
 class OnFrozenFeatures(nn.Module):
-    """A classifier on a network that is not trained: it stays in evaluation mode, and no gradients go through it.
+    """A classifier on a frozen network, which stays in evaluation mode and gets no gradients.
 
-    (batch, 3, image_size, image_size) → (batch, num_classes). As in Banerjee and Shah, "Benchmarking Distributed
+    (batch, 3, image_size, image_size) → (batch, num_classes). Like in Banerjee and Shah, "Benchmarking Distributed
     Training and Inference on NVIDIA's A6000 GPUs": three linear layers with ReLU and dropout between them, or one.
 
     Args:
@@ -62,13 +62,13 @@ class OnFrozenFeatures(nn.Module):
         self.train()
 
     def train(self, mode: bool = True) -> OnFrozenFeatures:
-        """Training mode of the classifier alone: frozen batch normalisation keeps its statistics."""
+        """Set training mode of the classifier only, so frozen batch normalisation keeps its statistics."""
         super().train(mode)
         self.features.eval()
         return self
 
     def forward(self, images: torch.Tensor) -> Any:
-        """Scores of the classes; as nothing in the features wants gradients, none of their activations are kept."""
+        """Scores of the classes; activations of the features are not kept, because they need no gradients."""
         return self.classifier(self.features(images))
 
 
@@ -85,7 +85,7 @@ def _classifier(workload: Workload) -> nn.Module:
 
 
 def _remove_head(model: nn.Module) -> None:
-    """What is left gives features; SqueezeNet's are a map until they are pooled, which its head does."""
+    """Replace the head, so the model gives features; SqueezeNet's are a map that still has to be pooled."""
     is_map = isinstance(model, SqueezeNet)
     head = nn.AdaptiveAvgPool2d(1) if is_map else nn.Identity()
     setattr(model, "fc" if hasattr(model, "fc") else "classifier", head)

@@ -1,4 +1,4 @@
-"""One rank's training step: a torchvision model, synthetic data or images from a folder, autocast."""
+"""One rank's training step: a torchvision model with autocast, on synthetic data or images from a folder."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 def build_model(workload: Workload, device: torch.device, seed: int = 0) -> nn.Module:
     """The untrained model, in its memory format, on the device; the same weights on every rank of one SKU.
 
-    Weights are drawn on the device: random numbers of a CPU depend on its instruction set, and hosts
-    with the same GPUs may differ in that.
+    Weights are drawn on the device, because random numbers of a CPU depend on its instruction set, which may differ
+    between hosts with the same GPUs.
 
     Raises:
         ValueError: torchvision has no such classification model.
@@ -35,7 +35,7 @@ def build_model(workload: Workload, device: torch.device, seed: int = 0) -> nn.M
     with device:
         model: nn.Module = torchvision.models.get_model(workload.model, **options)
     model = model.to(device)
-    # Before DDP wraps it: DDP lays its buckets out by the strides it finds.
+    # Before DDP wraps it, because DDP builds its buckets by the strides it finds.
     return model.to(memory_format=torch.channels_last) if workload.memory_format == "channels_last" else model
 
 
@@ -58,19 +58,19 @@ class Batch:
         self.refill()
 
     def refill(self) -> None:
-        """Draw new random values: constant ones would draw less power than real training."""
+        """Draw new random values, because constant ones need less power than real training."""
         self.images.normal_(generator=self._generator)
         self.labels.random_(0, self._num_classes, generator=self._generator)
 
     def begin(self, passes: int) -> None:
-        """New data for the next block, of so many forward passes: all have the same."""
+        """Draw data for the next block, the same for all its forward passes."""
         self.refill()
 
     def fetch(self) -> None:
-        """Nothing: the batch is there."""
+        """Do nothing: the batch is ready."""
 
     def end(self) -> list[float]:
-        """Seconds waited for data in each pass of the block; none as nobody waited."""
+        """Seconds waited for data in each pass of the block; empty, because synthetic data needs no wait."""
         return []
 
 
@@ -78,9 +78,9 @@ class Trainer:
     """Callable training step over one batch.
 
     Args:
-        model: what a step calls: the network, plain, under DistributedDataParallel or compiled.
-        batches: images of each forward pass of a step: several accumulate gradients.
-        scaler: of fp16's loss, kept by the arm over its blocks; None in other precisions.
+        model: the network, plain, under DistributedDataParallel or compiled.
+        batches: one for each forward pass of a step; several accumulate gradients.
+        scaler: loss scaler for fp16, kept by the arm over its blocks; None in other precisions.
         silent: a context in which gradients are not communicated, for all passes but the last.
         ranges: names a step and its parts, for profilers.
     """
@@ -106,18 +106,18 @@ class Trainer:
         self._loss: torch.Tensor | None = None
 
     def begin(self, steps: int) -> None:
-        """Prepare the data of a block of so many steps."""
+        """Prepare the data of a block with this number of steps."""
         for batch in dict.fromkeys(self._batches):
             batch.begin(steps * len(self._batches))
 
     def end(self) -> list[float]:
-        """Seconds waited for data in each step of the block; none of synthetic data."""
+        """Seconds waited for data in each step of the block; empty with synthetic data."""
         waited_s = [second for batch in dict.fromkeys(self._batches) for second in batch.end()]
         passes = len(self._batches)
         return [sum(waited_s[at : at + passes]) for at in range(0, len(waited_s), passes)]
 
     def __call__(self) -> None:
-        """One optimizer step."""
+        """Run one optimizer step."""
         with self._ranges(STEP):
             self._optimizer.zero_grad(set_to_none=True)
             for batch in self._batches[:-1]:
@@ -132,7 +132,7 @@ class Trainer:
                     self._scaler.update()
 
     def _pass(self, batch: Batch | LoadedBatch) -> None:
-        """Forward and backward; the passes of a step add up to the mean over all their images."""
+        """Run forward and backward; the gradients of all passes add up to the mean over their images."""
         with self._ranges(LOAD):
             batch.fetch()
         with self._ranges(FORWARD), autocast(self._workload, batch.images.device):
@@ -144,7 +144,7 @@ class Trainer:
             (loss if self._scaler is None else self._scaler.scale(loss)).backward()
 
     def check_loss(self) -> None:
-        """Raise RuntimeError unless the last step's loss is a number: training that has died is faster."""
+        """Raise RuntimeError unless the last step's loss is finite, because training on NaN is faster."""
         if self._loss is not None and not math.isfinite(float(self._loss)):
             raise RuntimeError(f"the loss is {float(self._loss)}: training is numerically dead on this rank")
 

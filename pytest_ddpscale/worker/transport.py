@@ -1,8 +1,8 @@
-"""By which ways NCCL connected this rank with others, read from what NCCL writes when it starts.
+"""NCCL's connections of this rank, read from the log that NCCL writes when it starts.
 
-NCCL says it nowhere else. In its sources all of it (``Channel … via …``, ``Using network …``, ``… nvls channels``) is
-tagged INIT: written when a communicator is made or first used, and never for each collective, so that it costs no
-throughput.
+NCCL reports them nowhere else. In its sources these messages (``Channel … via …``, ``Using network …``, ``… nvls
+channels``) are tagged INIT: they are written when a communicator is created or first used, not for each collective, so
+they cost no throughput.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pytest_ddpscale.results.transport_record import RankTransport
 
 _LEVEL, _SUBSYSTEMS, _FILE = "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"
 _TALKATIVE = ("INFO", "ABORT", "TRACE")
-# A log that somebody asks for himself may be as long as he likes.
+# Limit for reading, because a log that the user requested may have any length.
 _MOST_CHARACTERS = 64 * 2**20
 _MOST_UNREADABLE, _LONGEST_UNREADABLE = 5, 200
 
@@ -33,21 +33,21 @@ _CHANNEL = re.compile(
 )
 _COLLNET = re.compile(r"Coll(?:Net)? \d+(?:/\d+)? : \d+ \[(?P<direction>send|receive)\] via (?P<via>COLLNET/.+)")
 _CONNECTION = re.compile(r"(?:Channel|Ring|Coll|CollNet) .* via ")
-# Number of the adapter, and in parentheses the rank whose adapter it is.
+# Number of the adapter, and in parentheses the rank that owns it.
 _NET = re.compile(r"(?P<name>(?:NET|COLLNET)/.+?)/\d+(?:\(\d+\))?(?P<flags>(?:/\S+)?)")
 _SUFFIX = re.compile(r" comm 0x[0-9a-f]+.*")
 _INDIRECT = re.compile(r"(P2P/indirect)/.*")
 
 
 def transport_environment(directory: Path, kept: Path, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """What to set before NCCL starts, so that it says how it connects.
+    """Environment variables that make NCCL log its connections; set them before NCCL starts.
 
     Args:
-        directory: where the rank's file goes; best one of the node itself.
-        kept: where it goes if the user wants NCCL's messages himself, and did not say where: a folder that stays.
+        directory: folder of the rank's log file, preferably local to the node.
+        kept: folder instead if the user requested NCCL's messages without naming a file; it is kept.
 
     Returns:
-        Variables to set; none if the user has NCCL's messages go to a file of his own.
+        Variables to set; empty if the user named a file for NCCL's messages.
     """
     if _FILE in environ:
         return {}
@@ -63,14 +63,14 @@ def transport_environment(directory: Path, kept: Path, rank: int, environ: Mappi
 def read_transport(
     rank: int, layout: Layout, backend: str, environ: Mapping[str, str], groups: Iterable[Sequence[int]] = ()
 ) -> RankTransport:
-    """How this process's NCCL connected it with other ranks. Never raises.
+    """Connections of this process with other ranks. Never raises.
 
     Args:
-        groups: the global ranks of every process group that it has been in, each in the order of its own ranks: NCCL
-            numbers ranks within a communicator. The group of all ranks goes without saying.
+        groups: global ranks of every process group that this rank was in, each in the order of the group's ranks,
+            because NCCL numbers ranks within a communicator. The group of all ranks is always included.
 
     Returns:
-        What it says; with `problem` if it says nothing.
+        The connections; with `problem` if nothing is known.
     """
     if backend != "nccl":
         return RankTransport(rank=rank, network=backend)
@@ -90,7 +90,7 @@ def read_transport(
 
 @dataclass
 class _Heard:
-    """What lines said so far."""
+    """Connections found in the log so far."""
 
     rank: int
     layout: Layout
@@ -103,7 +103,7 @@ class _Heard:
     unreadable: list[str] = field(default_factory=list)
 
     def hear(self, text: str) -> None:
-        """One message, without its prefix."""
+        """Parse one message, without its prefix."""
         if match := _NETWORK.match(text):
             self.network = match[1].strip()
         elif _NVLS.search(text):
@@ -119,7 +119,7 @@ class _Heard:
                 self.unreadable.append(text[:_LONGEST_UNREADABLE])
             return
         if match["direction"] == "receive":
-            return  # the rank at the other end says the same
+            return  # counted by the sender
         self.channels[transport] += 1
         ends = match.groupdict()
         stays = self._stays(transport, ends.get("sender"), ends.get("receiver"))
@@ -127,9 +127,9 @@ class _Heard:
             (self.within_node if stays else self.between_nodes)[transport] += 1
 
     def _stays(self, transport: str, sender: str | None, receiver: str | None) -> bool | None:
-        """Whether a connection stays on the node; None if groups that it may belong to tell different things."""
+        """Whether a connection stays on the node; None if the groups that it may belong to disagree."""
         if sender is None or receiver is None:
-            return False  # COLLNET joins nodes
+            return False  # COLLNET connects nodes
         if transport.startswith(("P2P/", "SHM")) and "MNNVL" not in transport:
             return True
         own, peer, per_node = int(sender), int(receiver), self.layout.ranks_per_node
@@ -143,7 +143,7 @@ class _Heard:
 
 
 def _name_of(via: str) -> str | None:
-    """``NET/IB/GDRDMA`` of ``NET/IB/3(9)/GDRDMA``; None of what nobody knows."""
+    """``NET/IB/GDRDMA`` for ``NET/IB/3(9)/GDRDMA``; None if unknown."""
     via = _SUFFIX.sub("", via).strip()
     if via == "direct shared memory":  # before 2.11
         return "SHM"
@@ -155,13 +155,13 @@ def _name_of(via: str) -> str | None:
 
 
 def _read(environ: Mapping[str, str], heard: _Heard) -> str:
-    """Hear what the log says. Returns why nothing is known, or nothing."""
+    """Parse the log. Returns why nothing is known, or an empty string."""
     level = environ.get(_LEVEL, "")
     if level.upper() not in _TALKATIVE:
-        return f"{_LEVEL} is {level!r}, so that NCCL says nothing; leave it unset, or set it to INFO"
+        return f"{_LEVEL} is {level!r}, so NCCL does not log its connections; leave it unset, or set it to INFO"
     path = _log_file(environ)
     if path is None:
-        return f"{_LEVEL} is set and {_FILE} is not, so that NCCL talks to standard output only; unset it, or set both"
+        return f"{_LEVEL} is set and {_FILE} is not, so NCCL logs to standard output only; unset it, or set both"
     try:
         count = 0
         for text in _own_messages(path):
@@ -170,19 +170,19 @@ def _read(environ: Mapping[str, str], heard: _Heard) -> str:
     except OSError as error:
         return f"{path} cannot be read: {error.strerror or error}"
     if not (heard.network or heard.channels or heard.nvls):
-        return f"{path} says nothing of how NCCL connects ({count} messages of this process)"
+        return f"{path} has nothing on NCCL's connections ({count} messages of this process)"
     return ""
 
 
 def _log_file(environ: Mapping[str, str]) -> Path | None:
-    """The file that NCCL writes to: ``%h`` stands for the host, ``%p`` for the process, ``%%`` for ``%``."""
+    """The file that NCCL writes to; ``%h`` stands for the host, ``%p`` for the process, ``%%`` for ``%``."""
     meanings = {"%h": socket.gethostname().partition(".")[0], "%p": str(os.getpid()), "%%": "%"}
     name = re.sub("%[hp%]", lambda match: meanings[match[0]], environ.get(_FILE, ""))
     return Path(name) if name else None
 
 
 def _own_messages(path: Path) -> Iterator[str]:
-    """Messages of this process: the file may be that of several."""
+    """Messages of this process; several processes may share the file."""
     if not path.is_file():
         raise FileNotFoundError(2, "there is no such file")
     pid, left = str(os.getpid()), _MOST_CHARACTERS

@@ -1,4 +1,4 @@
-"""One rank's part in a whole training run: epochs over a data set, validation, and where the time went."""
+"""One rank's part in a whole training run: epochs over a data set, validation, and the time of each span."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from pytest_ddpscale.worker.training import autocast, build_model, new_scaler
 
 COMPILE, TRAINING, WAITING = "compile_s", "training_s", "waiting_s"
 VALIDATION, VALIDATION_WAITING = "validation_s", "validation_waiting_s"
-_NO_LABEL = -1  # of what fills up a batch: no class, so that it is never right
+_NO_LABEL = -1  # label of padding: not a class, so it is never classified correctly
 
 
 class WholeTraining:
-    """Carries a run out; all ranks of the gang do so at the same time."""
+    """Carries out a run; all ranks of the gang do so at the same time."""
 
     def __init__(self, run: TrainingRun, context: RankContext) -> None:
         if run.layout != context.control.layout:
@@ -45,11 +45,11 @@ class WholeTraining:
         self._start_up_s = 0.0
 
     def run(self) -> tuple[EndReason, str]:
-        """Train all epochs, or until the loss is reached. Returns why it ended, and what went wrong."""
+        """Train all epochs, or until the loss is reached. Returns the reason of the end, and an error message."""
         context = self._context
         self._prepare()
         context.control.decided(f"{self._run.id}/ready", lambda: True)
-        self._start_up_s = max(0.0, time.time() - context.launched_unix_s)  # with the supervisor's clock, as it tells
+        self._start_up_s = max(0.0, time.time() - context.launched_unix_s)  # assumes that both clocks agree
         for epoch in range(self._run.epochs):
             if context.control.decided(f"{self._run.id}/{epoch}/over", lambda: context.is_out_of_time):
                 return "budget", ""
@@ -69,7 +69,7 @@ class WholeTraining:
         compute_fp32_in_full()
         self._source = _source_of(run, self._context)
         self._model = _model_of(run, device.torch_device)
-        torch.manual_seed(run.seed + 1 + self._context.control.rank)  # dropout differs between ranks, as data does
+        torch.manual_seed(run.seed + 1 + self._context.control.rank)  # dropout differs between ranks, like data
         ids = [device.torch_device.index] if device.torch_device.type == "cuda" else None
         wrapped = DistributedDataParallel(self._model, device_ids=ids)
         self._call: Any = wrapped
@@ -86,7 +86,7 @@ class WholeTraining:
         return self._run.compile_mode != "no"
 
     def _epoch(self, epoch: int) -> str:
-        """Train and validate. Returns what is wrong with the loss; empty if nothing."""
+        """Train and validate. Returns an error message if the loss is not finite, else an empty string."""
         control = self._context.control
         self._context.progress.round = epoch
         self._say("training")
@@ -113,7 +113,7 @@ class WholeTraining:
         return ""
 
     def _train(self, epoch: int) -> tuple[list[float], int]:
-        """One epoch. Returns the loss of each iteration, mean over the ranks, and how many images this rank trained."""
+        """Train one epoch. Returns the loss of each iteration, mean over ranks, and the images this rank trained."""
         self._call.train()
         batches, losses, trained = self._source.training(epoch), [], 0
         for iteration in range(self._run.iterations):
@@ -128,7 +128,7 @@ class WholeTraining:
         with self._spans(TRAINING):
             mean = torch.stack(losses).float()
             dist.all_reduce(mean)
-            return (mean / self._run.world_size).tolist(), trained  # which waits for the device
+            return (mean / self._run.world_size).tolist(), trained  # waits for the device
 
     def _step(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         self._optimizer.zero_grad(set_to_none=True)
@@ -144,7 +144,7 @@ class WholeTraining:
         return loss.detach()
 
     def _validate(self, epoch: int) -> tuple[int, int]:
-        """Returns how many images this rank validated, and how many of them rightly."""
+        """Return the number of images that this rank validated, and how many of them were classified correctly."""
         self._infer.eval()
         with self._spans(VALIDATION):
             self._share_buffers()
@@ -163,10 +163,10 @@ class WholeTraining:
             first = False
             self._context.progress.count_step()
         with self._spans(VALIDATION):
-            return validated, int(correct)  # which waits for the device
+            return validated, int(correct)  # waits for the device
 
     def _awaited(self, batches: Iterator[Labelled], span: str, *, ends: bool = False) -> Any:
-        """The next batch; None after the last one, where there may be one. Raises RuntimeError where there may not."""
+        """The next batch; after the last one None if `ends`, else RuntimeError."""
         with self._spans(span):
             batch = next(batches, None)
         if batch is None and not ends:
@@ -174,7 +174,7 @@ class WholeTraining:
         return batch
 
     def _share_buffers(self) -> None:
-        """Batch normalisation's statistics of rank 0, as a checkpoint would have them: all ranks validate one model."""
+        """Broadcast rank 0's statistics of batch normalisation, like a checkpoint: all ranks validate one model."""
         if self._run.world_size > 1:
             for buffer in self._model.buffers():
                 dist.broadcast(buffer, src=0)
@@ -214,7 +214,7 @@ class WholeTraining:
 
 
 def padded(batch: Labelled, size: int) -> Labelled:
-    """A batch filled up to a size with images that are never classified rightly: another size would compile anew."""
+    """A batch padded to a size with images that never count as correct, because another size would recompile."""
     images, labels = batch
     missing = size - len(labels)
     if not missing:
@@ -224,7 +224,7 @@ def padded(batch: Labelled, size: int) -> Labelled:
 
 
 def _source_of(run: TrainingRun, context: RankContext) -> SampleSource:
-    """Raises OSError, ValueError, RuntimeError: it cannot be read."""
+    """The run's data. Raises OSError, ValueError or RuntimeError if it cannot be read."""
     if run.samples.kind == "folder":
         return FolderSource(run, context)
     held = made_samples if run.samples.kind == "made" else mnist_samples
@@ -232,7 +232,7 @@ def _source_of(run: TrainingRun, context: RankContext) -> SampleSource:
 
 
 def _model_of(run: TrainingRun, device: torch.device) -> nn.Module:
-    """Untrained, the same on every rank; a classifier has three linear layers (see docs/how-to/convergence.md)."""
+    """The untrained model, the same on every rank; classifiers: three linear layers, see docs/how-to/convergence.md."""
     model = run.workload.model
     if not model.startswith(CLASSIFIER):
         return build_model(run.workload, device, run.seed)

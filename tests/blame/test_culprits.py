@@ -29,7 +29,7 @@ from tests.builders.judged import (
 from tests.verdict.nodes import measure_nodes, plan_of_nodes
 
 ROUNDS = FEWEST_ROUNDS + 1
-NOBODY_SLOW = "no rank is slow without communication: what is lost is lost in communication, or by all ranks alike"
+NOBODY_SLOW = "no rank is slow without communication: the loss is in communication, or common to all ranks"
 # How many times slower a rank computes in a round; of round and rank.
 Slowness = Callable[[int, int], float]
 
@@ -236,8 +236,8 @@ class TestNobodySlow:
         elsewhere = make_case("rank_uniformity", 1.1, world_size=4, workload=replace(case.workload, name="other"))
         (note,) = judge_slowed(slow(1.0), case, [elsewhere]).notes
         assert note == (
-            "no rank was slow without communication in weak/other: unless that has changed, "
-            "what is lost is lost in communication, or by all ranks alike"
+            "no rank was slow without communication in weak/other; unless that has changed, "
+            "the loss is in communication, or common to all ranks"
         )
 
     def test_is_not_said_of_ranks_that_were_hardly_compared(self) -> None:
@@ -246,7 +246,7 @@ class TestNobodySlow:
         missing = [one for one in measure_nodes(plan) if one.arm == "each@2" and one.host == "n0" and one.round > 2]
         kept = [one for one in measure_nodes(plan) if one not in missing]
         notes = judge(case, evidence_of_plan(plan, kept), CONFIDENCE).notes
-        assert "too few rounds without communication to tell whether any is slow of ranks 0, 1" in notes
+        assert "too few rounds without communication to tell whether these are slow: ranks 0, 1" in notes
         assert not any("no rank" in note for note in notes)
 
     def test_is_not_said_where_most_are(self) -> None:
@@ -254,7 +254,7 @@ class TestNobodySlow:
         assert verdict.culprits == ()
         assert verdict.notes == (
             "without communication ranks differ by up to 1.30×, and none stands out clearly enough to be named: "
-            "what is lost is lost by the slower ones, or in communication",
+            "the loss is with the slower ranks, or in communication",
         )
 
     @pytest.mark.parametrize("metric", ["weak_scaling_efficiency", "rank_uniformity"])
@@ -297,7 +297,7 @@ class TestWorldOfTwo:
         [
             (90.0, "its 80 img/s are below the floor of 90 img/s for one alone", True),
             (75.0, "its 80 img/s are above the floor of 75 img/s for one alone", False),
-            (None, "nothing says what one alone should reach, to compare with", False),
+            (None, "no floor for one rank alone to compare with", False),
         ],
     )
     def test_says_what_the_slower_one_was_compared_with(

@@ -46,8 +46,8 @@ ASKED = {
     "memory_spread": 4,
 }
 OTHERS = tuple(name for name in ASKED if name != METRIC)
-UNLIKE_MOST = "gradients of one seeded step, each computed alone, unlike most of 4 ranks"
-UNTOLD = "no result is that of more than half, so that it cannot be told who is right"
+UNLIKE_MOST = "gradients of one seeded step, each computed alone, differ from most of 4 ranks"
+UNTOLD = "no result is shared by more than half of the ranks, so it is unknown which is right"
 
 
 def ask(metric: str) -> Case:
@@ -107,14 +107,17 @@ def test_everything_passes_where_all_ranks_agree(metric: str) -> None:
 class TestAgreement:
     def test_fails_for_parameters_that_differ_and_names_the_rank(self) -> None:
         verdict = verdict_on(METRIC, run_of_four({2: range(ROUNDS)}))
-        assert (verdict.outcome, verdict.reason) == ("failed", "rank 2 on node1: results unlike the others'")
+        assert (verdict.outcome, verdict.reason) == (
+            "failed",
+            "rank 2 on node1: results differ from those of other ranks",
+        )
         assert verdict.culprits == (
             Culprit(
                 "gpu",
                 "node1",
                 0,
                 "GPU-2",
-                f"parameters unlike most of 4 ranks in {ROUNDS} of {ROUNDS} rounds",
+                f"parameters differ from most of 4 ranks in {ROUNDS} of {ROUNDS} rounds",
                 computed_wrong=True,
             ),
         )
@@ -122,14 +125,17 @@ class TestAgreement:
 
     def test_fails_for_a_seeded_step_that_differs_and_names_the_rank(self) -> None:
         verdict = verdict_on(METRIC, run_of_four(odd_seeded=[3]))
-        assert (verdict.outcome, verdict.reason) == ("failed", "rank 3 on node1: results unlike the others'")
+        assert (verdict.outcome, verdict.reason) == (
+            "failed",
+            "rank 3 on node1: results differ from those of other ranks",
+        )
         assert verdict.culprits == (Culprit("gpu", "node1", 1, "GPU-3", UNLIKE_MOST, computed_wrong=True),)
 
     def test_fails_for_a_single_round_because_nothing_about_it_is_random(self) -> None:
         verdict = verdict_on(METRIC, run_of_four({1: [4]}))
         assert verdict.outcome == "failed"
         assert [culprit.evidence for culprit in verdict.culprits] == [
-            f"parameters unlike most of 4 ranks in 1 of {ROUNDS} rounds"
+            f"parameters differ from most of 4 ranks in 1 of {ROUNDS} rounds"
         ]
 
     def test_fails_although_too_few_rounds_were_measured_for_anything_else(self) -> None:
@@ -140,12 +146,15 @@ class TestAgreement:
 
     def test_tells_of_one_rank_everything_that_differs(self) -> None:
         (culprit,) = verdict_on(METRIC, run_of_four({3: [0, 5]}, odd_seeded=[3])).culprits
-        assert culprit.evidence == f"parameters unlike most of 4 ranks in 2 of {ROUNDS} rounds; {UNLIKE_MOST}"
+        assert culprit.evidence == f"parameters differ from most of 4 ranks in 2 of {ROUNDS} rounds; {UNLIKE_MOST}"
 
     def test_names_every_rank_that_differs(self) -> None:
         evidence = run_of_four({1: [2], 3: [5]})
         assert [odd.rank for odd in disagreements(evidence.plan.studies[0], evidence)] == [1, 3]
-        assert verdict_on(METRIC, evidence).reason == "rank 1 on node0, rank 3 on node1: results unlike the others'"
+        assert (
+            verdict_on(METRIC, evidence).reason
+            == "rank 1 on node0, rank 3 on node1: results differ from those of other ranks"
+        )
 
     def test_names_three_and_says_that_there_are_others(self) -> None:
         verdict = verdict_on(METRIC, run_of_four(odd_seeded=[0, 1, 2, 3]))
@@ -203,7 +212,7 @@ class TestOtherRequirements:
         verdict = verdict_on(metric, run_of_four({2: [3]}))
         assert verdict.outcome == "error"
         assert verdict.reason == (
-            "rank 2 on node1: results unlike the others' (see replica_agreement), so that this speed is of no use"
+            "rank 2 on node1: results differ from those of other ranks (see replica_agreement); speed does not count"
         )
         assert [culprit.gpu_uuid for culprit in verdict.culprits] == ["GPU-2"]
         assert verdict.value is not None

@@ -83,7 +83,7 @@ CHECK_UNKNOWN = replace(
     value=None,
     interval=None,
     rounds=0,
-    reason="cannot be told: node7: the driver does not say how many NVLinks are up",
+    reason="missing data: node7: the driver does not say how many NVLinks are up",
     culprits=(),
 )
 ENERGY = replace(

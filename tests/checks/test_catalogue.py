@@ -26,20 +26,20 @@ def test_a_planned_node_without_a_survey_is_not_passed(name: str) -> None:
     result = judged(name, survey("n1"), survey("n2"), planned=3)
     assert result.outcome == "not_measured"
     assert result.share == pytest.approx(2 / 3)
-    assert "nothing is known of 1 of 3 nodes" in result.reason
+    assert "1 of 3 nodes reported nothing" in result.reason
 
 
 @pytest.mark.parametrize("name", ON_SURVEYS)
 def test_a_node_that_could_not_be_looked_at_is_not_passed(name: str) -> None:
     result = judged(name, survey("n1"), Survey("n2", 1.7e9, problem="no answer in 60 s"))
     assert (result.outcome, result.share) == ("not_measured", 0.5)
-    assert "n2: it could not be looked at: no answer in 60 s" in result.reason
+    assert "n2: survey failed: no answer in 60 s" in result.reason
 
 
 def test_a_failure_says_what_else_is_not_known() -> None:
     result = judged("pcie", with_gpu(host="n1", pcie_width_max=8), survey("n2", problem="it hangs"))
     assert (result.outcome, result.is_partly_known) == ("failed", True)
-    assert "also not known: n2: it could not be looked at: it hangs" in result.notes
+    assert "also missing data: n2: survey failed: it hangs" in result.notes
     assert not judged("pcie", with_gpu(host="n1", pcie_width_max=8), survey("n2")).is_partly_known
 
 
@@ -137,7 +137,7 @@ def test_unfit_nodes_are_those_that_certainly_fail_or_do_not_answer() -> None:
     assert found == {
         "n2": "nvlink: GPU 3: 0 NVLinks are up; expected 12; "
         "ecc: GPU 3: 1 uncorrectable memory errors since the driver was loaded",
-        "n3": "it could not be looked at: no answer in 60 s",
+        "n3": "survey failed: no answer in 60 s",
         "n5": f"versions: driver 570.1; 3 of 4 nodes have {VERSIONS['driver']}",
     }
 

@@ -18,7 +18,7 @@ def test_a_full_disk_fails_its_node() -> None:
     full = survey("n2", free_bytes={"run_directory": GIB // 2})
     result = judged("disk", survey("n1"), full, survey("n3"))
     assert result.outcome == "failed"
-    assert result.culprits[0].evidence == "0.50 GiB are free where the run is written; expected 1"
+    assert result.culprits[0].evidence == "0.50 GiB are free where the run is written; expected 1 GiB"
     assert result.culprits[0].is_certain
 
 
@@ -43,7 +43,7 @@ def test_a_clock_that_is_off_is_named() -> None:
     assert result.share == pytest.approx(2 / 3)
     (culprit,) = result.culprits
     assert (culprit.host, culprit.is_certain) == ("n3", True)
-    assert culprit.evidence == "its clock is -4.01 to -3.99 s off the others'; expected within 1 s"
+    assert culprit.evidence == "clock is -4.01 to -3.99 s off the other nodes'; expected within 1 s"
 
 
 def test_a_supervisor_whose_own_clock_is_off_blames_nobody() -> None:
@@ -53,7 +53,7 @@ def test_a_supervisor_whose_own_clock_is_off_blames_nobody() -> None:
 def test_a_clock_that_is_only_vaguely_known_neither_passes_nor_fails() -> None:
     result = judged("clock", with_clock("n1", 0.0), with_clock("n2", 0.0), with_clock("n3", 2.0, width_s=5.0))
     assert result.outcome == "not_measured"
-    assert "n3: its clock is somewhere from -0.50 to +4.50 s off the others'" in result.reason
+    assert "n3: clock skew is between -0.50 and +4.50 s; the limit of" in result.reason
 
 
 def test_of_two_clocks_that_differ_neither_is_certain() -> None:

@@ -35,7 +35,7 @@ def test_one_that_does_not_answer_any_more_is_named_with_what_it_said_before() -
     assert [(one.host, one.gpu_index, one.gpu_uuid, one.is_certain) for one in found.culprits] == [
         ("n1", 3, "GPU-n1-3", True)
     ]
-    assert found.culprits[0].evidence == "lost when ranks had failed: GPU is lost"
+    assert found.culprits[0].evidence == "lost after ranks failed: GPU is lost"
     assert found.share == 0.5
 
 
@@ -43,14 +43,14 @@ def test_one_that_the_driver_no_longer_lists_is_named() -> None:
     left = [replace(gpu, index=number) for number, gpu in enumerate(gpu for gpu in gpus() if gpu.index != 3)]
     found = judged("gpus", survey(), post_mortems=[afterwards(*left)])
     assert [(one.gpu_index, one.evidence) for one in found.culprits] == [
-        (3, "lost when ranks had failed: the driver no longer has it")
+        (3, "lost after ranks failed: the driver no longer lists it")
     ]
 
 
 def test_one_is_named_once_however_often_it_was_found_to_be_lost() -> None:
     telemetry = windows(change=lambda one: {"lost": LOST} if one.local_rank == 3 else {})
     found = judged("gpus", survey(), telemetry=telemetry, post_mortems=[with_lost_gpu(), with_lost_gpu()])
-    assert [(one.gpu_index, one.evidence) for one in found.culprits] == [(3, "lost while it worked: GPU is lost")]
+    assert [(one.gpu_index, one.evidence) for one in found.culprits] == [(3, "lost under load: GPU is lost")]
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_a_gpu_that_has_another_trouble_is_named_and_not_accused() -> None:
     after = afterwards(*(replace(gpu, problem="Unknown Error") if gpu.index == 3 else gpu for gpu in gpus()))
     found = judged("gpus", survey(), post_mortems=[after])
     assert (found.outcome, found.culprits) == ("not_measured", ())
-    assert "GPU 3 (GPU-n1-3) did not answer when ranks had failed: Unknown Error" in found.reason
+    assert "GPU 3 (GPU-n1-3) did not answer after ranks failed: Unknown Error" in found.reason
 
 
 def test_other_gpus_than_were_surveyed_accuse_nobody() -> None:
     found = judged("gpus", survey(), post_mortems=[afterwards(*gpus("n1-later-step"))])
     assert (found.outcome, found.culprits) == ("passed", ())
-    assert found.notes == ("n1: after ranks had failed other GPUs were there than before they began",)
+    assert found.notes == ("n1: after ranks failed the node showed other GPUs than before launch",)
 
 
 def test_one_that_was_lost_before_is_not_told_twice() -> None:
@@ -96,21 +96,21 @@ def test_a_look_that_took_too_long_is_told_and_leaves_the_rest_as_it_is() -> Non
     after = replace(afterwards(), gpus=(), has_driver=False, problem="the survey was not done within 12 s")
     found = judged("gpus", survey(), post_mortems=[after])
     assert found.outcome == "passed"
-    assert found.notes == ("n1: after ranks had failed: the survey was not done within 12 s",)
+    assert found.notes == ("n1: after ranks failed: the survey was not done within 12 s",)
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"driver_problem": "Unknown Error"}, "Unknown Error"),
-        ({"has_driver": False}, "there is no NVIDIA driver any more"),  # as while it is reloaded
+        ({"has_driver": False}, "the NVIDIA driver is no longer loaded"),  # as while it is reloaded
     ],
 )
 def test_a_driver_that_does_not_answer_any_more_is_no_pass(changes: dict[str, Any], reason: str) -> None:
     after = replace(afterwards(), gpus=(), **changes)
     found = judged("gpus", survey(), post_mortems=[after])
     assert (found.outcome, found.culprits) == ("not_measured", ())
-    assert f"n1: after ranks had failed: {reason}" in found.reason
+    assert f"n1: after ranks failed: {reason}" in found.reason
 
 
 def test_of_a_node_that_nobody_looked_at_before_nothing_can_be_said() -> None:
@@ -125,14 +125,14 @@ def test_no_gpu_is_missed_on_a_cpu() -> None:
 @pytest.mark.parametrize(
     ("changes", "evidence"),
     [
-        ({"ecc_uncorrected": 2}, "2 new uncorrectable memory errors when ranks had failed"),
+        ({"ecc_uncorrected": 2}, "2 new uncorrectable memory errors after ranks failed"),
         (
             {"remapped_rows": RemappedRows(0, 1, pending=True, failed=False)},
-            "a memory row waits to be remapped since ranks failed",
+            "a memory row waits to be remapped after ranks failed",
         ),
         (
             {"remapped_rows": RemappedRows(0, 1, pending=False, failed=True)},
-            "a faulty memory row could not be remapped since ranks failed",
+            "a faulty memory row could not be remapped after ranks failed",
         ),
     ],
 )

@@ -53,7 +53,7 @@ def test_a_torch_that_was_not_tried_is_noted_once_and_fails_nobody() -> None:
     newer = VERSIONS | {"torch": "2.99.0+cu150"}
     result = judged("versions", *(survey(f"n{number}", versions=newer) for number in range(1, 5)))
     assert result.outcome == "passed"
-    assert result.notes == ("n1: torch 2.99.0+cu150 has not been tried with this package, 2.6 to 2.15 have",)
+    assert result.notes == ("n1: torch 2.99.0+cu150 has not been tested with this package; 2.6 to 2.15 have",)
 
 
 def test_a_gpu_that_torch_has_no_code_for_is_told_the_last_wheel_that_has() -> None:

@@ -35,7 +35,7 @@ def test_healthy_nodes_pass(name: str) -> None:
         ("gpus", {"memory_bytes": 40 * GIB}, "has 40.0 GiB; expected 72.0 to 88.0"),
         ("gpus", {"problem": "GPU is lost"}, "lost: GPU is lost"),
         ("processes", {"processes": (GpuProcess(4711, "python", 3 * GIB),)}, "process 4711 (python) holds 3.0 GiB"),
-        ("processes", {"processes": (GpuProcess(1, ""),)}, "process 1 (unseen from here) holds unknown memory"),
+        ("processes", {"processes": (GpuProcess(1, ""),)}, "process 1 (name not visible) holds unknown memory"),
         ("mig", {"mig_enabled": True}, "MIG is enabled"),
         ("ecc", {"ecc_enabled": False}, "ECC is off; expected on"),
         ("ecc", {"ecc_uncorrected": 2}, "2 uncorrectable memory errors"),
@@ -50,7 +50,7 @@ def test_healthy_nodes_pass(name: str) -> None:
         ("pcie", {"pcie_width": 8, "pcie_generation": 4}, "PCIe has 8 lanes; expected 16"),
         ("nvlink", {"nvlinks_active": 11}, "11 NVLinks are up; expected 12"),
         ("kernels", {"compute_capability": "7.0"}, "no kernels for compute capability 7.0; it has sm_75"),
-        ("bf16", {"compute_capability": "7.5"}, "no bf16 of its own"),
+        ("bf16", {"compute_capability": "7.5"}, "no native bf16"),
     ],
 )
 def test_a_gpu_that_is_not_as_expected_fails_its_node_and_is_named(
@@ -169,7 +169,7 @@ def test_gpus_without_nvlinks_need_none_to_be_read() -> None:
 def test_the_only_gpu_of_a_virtual_machine_needs_no_nvlink_and_that_is_noted() -> None:
     result = judged("nvlink", ALONE, expectation=A100_ALONE)
     assert result.outcome == "passed"
-    assert "GPU 0 (GPU-n1-0): none of 12 NVLinks is up, and this GPU is the only one here" in result.notes[0]
+    assert "GPU 0 (GPU-n1-0): none of 12 NVLinks is up; this GPU is the only one of the node" in result.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_nothing_passes_of_which_nothing_is_expected(name: str) -> None:
     expectation = replace(A100, pcie_generation=None, pcie_width=None, nvlinks=None)
     result = judged(name, survey(), expectation=expectation)
     assert result.outcome == "not_measured"
-    assert "the SKU's `node:` says nothing of" in result.reason
+    assert "the SKU's `node:` does not set" in result.reason
 
 
 @pytest.mark.parametrize("name", OF_GPUS)
@@ -208,7 +208,7 @@ def test_of_a_lost_gpu_nothing_else_is_known(name: str) -> None:
 def test_a_node_without_a_driver_passes_no_check_of_gpus(name: str) -> None:
     result = judged(name, survey(has_driver=False, gpus=()))
     assert result.outcome == "not_measured"
-    assert "there is no NVIDIA driver" in result.reason
+    assert "no NVIDIA driver is loaded" in result.reason
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_node_without_a_driver_passes_no_check_of_gpus(name: str) -> None:
         (survey(gpus=gpus(which=[7], is_visible=False)), "7 GPUs are visible; expected 8"),
         (survey(gpus=gpus(which=range(8), is_visible=False)), "CUDA_VISIBLE_DEVICES hides all 8 GPUs"),
         (survey(gpus=(), driver_problem="Driver/library version mismatch"), "Driver/library version mismatch"),
-        (survey(gpus=(), has_driver=False), "there is no NVIDIA driver"),
+        (survey(gpus=(), has_driver=False), "no NVIDIA driver is loaded"),
     ],
 )
 def test_a_node_with_fewer_gpus_than_asked_fails(node: Survey, text: str) -> None:
@@ -283,7 +283,7 @@ def test_bf16_is_judged_only_if_a_plan_uses_it() -> None:
     ("changes", "outcome", "text"),
     [
         ({"arch_list": (), "versions": {"torch": "2.12.0+cpu", "cuda": None}}, "failed", "built without CUDA"),
-        ({"arch_list": ()}, "not_measured", "names no architectures"),
+        ({"arch_list": ()}, "not_measured", "lists no architectures"),
         ({"arch_list": (), "torch_problem": "No module named torch"}, "not_measured", "No module named torch"),
     ],
 )

@@ -32,7 +32,7 @@ def test_the_node_that_differs_is_named_with_the_pair() -> None:
     assert result.outcome == "failed"
     (culprit,) = result.culprits
     assert (culprit.host, culprit.is_certain) == ("n2", True)
-    assert culprit.evidence == "GPU0–GPU1 SYS instead of NV12; 2 of 3 nodes are alike"
+    assert culprit.evidence == "GPU0–GPU1 SYS instead of NV12; 2 of 3 nodes agree"
 
 
 def test_a_card_that_is_missing_is_told() -> None:
@@ -49,4 +49,4 @@ def test_of_two_nodes_that_differ_neither_is_certain() -> None:
 def test_a_node_that_tells_no_topology_is_not_passed() -> None:
     result = judged("topology", survey("n1"), survey("n2", topology=""))
     assert result.outcome == "not_measured"
-    assert "nvidia-smi topo -m told no topology" in result.reason
+    assert "nvidia-smi topo -m printed no topology" in result.reason

@@ -37,7 +37,7 @@ def test_healthy_nodes_pass(name: str) -> None:
         (
             "throttling_under_load",
             on_gpu(5, 2, throttle_reasons={"hw_thermal_slowdown": 0.1, "sw_power_cap": 1.0}),
-            "clocks are held down: hw_thermal_slowdown, in 2 of 4 windows under load",
+            "clocks are throttled: hw_thermal_slowdown, in 2 of 4 windows under load",
         ),
         ("pcie_under_load", on_gpu(5, 2, pcie_generation=3), "generation 3 to 4, expected 4, in 2 of 4 windows"),
         ("pcie_under_load", on_gpu(5, 4, pcie_width=8), "8 lanes, expected 16, in 4 of 4 windows"),
@@ -79,7 +79,7 @@ def test_corrected_errors_are_noted() -> None:
     ("name", "change", "text"),
     [
         ("ecc_under_load", on_gpu(5, 1, ecc_uncorrected=None, unreadable={"ecc_uncorrected": "lost"}), "(lost)"),
-        ("ecc_under_load", on_gpu(5, ecc_uncorrected=None), "the driver does not say why"),
+        ("ecc_under_load", on_gpu(5, ecc_uncorrected=None), "the driver gives no reason"),
         ("throttling_under_load", on_gpu(5, 2, throttle_reasons=None), "throttle_reasons cannot be read in 2 of 4"),
         ("throttling_under_load", on_gpu(5, polls=0, throttle_reasons=None), "cannot be read in 4 of 4"),
         ("throttling_under_load", on_gpu(5, 2, polls=0, throttle_reasons=None, unreadable=SILENT), "read in 2 of 4"),
@@ -87,7 +87,7 @@ def test_corrected_errors_are_noted() -> None:
         ("pcie_under_load", on_gpu(5, pcie_generation=None), "PCIe cannot be read in 4 of 4"),
         ("pcie_under_load", on_gpu(5, pcie_width=None), "PCIe cannot be read in 4 of 4"),
         ("pcie_under_load", on_gpu(5, utilization=None, pcie_generation=1), "PCIe cannot be read"),
-        ("pcie_under_load", on_gpu(5, utilization=spread(0.1)), "it was never busy"),
+        ("pcie_under_load", on_gpu(5, utilization=spread(0.1)), "utilization never reached 50 %"),
     ],
 )
 def test_what_cannot_be_read_is_never_passed(name: str, change: Change, text: str) -> None:
@@ -112,7 +112,7 @@ def test_a_node_or_a_gpu_that_nobody_watched_does_not_pass(name: str) -> None:
     assert judged(name, *nodes, telemetry=windows("n1")).share == 0.5
     result = judged(name, *nodes, telemetry=windows("n1") + windows("n2", gpus=7))
     assert result.outcome == "not_measured"
-    assert "n2: 7 of 8 GPUs were watched" in result.reason
+    assert "n2: telemetry of only 7 of 8 GPUs" in result.reason
 
 
 @given(answers=st.lists(st.sampled_from(["held", "free", "untold"]), min_size=1, max_size=12))

@@ -56,9 +56,7 @@ def test_the_command_writes_both_splits_by_class_and_says_how_many(
         main(["make-dataset", str(folder), "--images=23", "--validation-images=7", "--classes=5", "--image-size=16"])
         == USER_ERROR
     )
-    assert (
-        capsys.readouterr().err == f"ddpscale: FOLDER: {folder} is there already; expected the name of a new folder.\n"
-    )
+    assert capsys.readouterr().err == f"ddpscale: FOLDER: {folder} already exists; expected the name of a new folder.\n"
 
 
 KILLED = """
@@ -82,7 +80,7 @@ def test_a_run_that_is_killed_leaves_no_folder_of_that_name_and_the_next_one_say
         process.send_signal(signal.SIGKILL)
     assert not folder.exists()
     assert list(tmp_path.glob("images.incomplete/train/*/*.jpg"))
-    with pytest.raises(OptionError, match=r"images.incomplete is there: another run writes it, or was killed"):
+    with pytest.raises(OptionError, match=r"images.incomplete exists: another run is writing it, or was killed"):
         write_dataset(folder, SMALL, silent)
     size, ends_s = -1, time.monotonic() + 30
     while size != (now := sum(1 for _ in tmp_path.glob("images.incomplete/*/*/*"))):  # nobody writes on

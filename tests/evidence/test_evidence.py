@@ -69,7 +69,7 @@ def test_a_plan_of_another_sku_is_refused(run: RunDirectory) -> None:
 
 def test_two_studies_of_one_id_are_refused(run: RunDirectory) -> None:
     run.write_json(run.plan_json, Plan("cpu", "cpu", (STUDY, STUDY)))
-    with pytest.raises(RunDirectoryError, match="two studies of one id"):
+    with pytest.raises(RunDirectoryError, match="two studies with the same id"):
         read_evidence(run)
 
 

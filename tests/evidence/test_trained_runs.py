@@ -101,7 +101,7 @@ def changed(place: int, **fields: object) -> Change:
         (changed(2, losses=b"\0" * 12), "line 3 has 3 losses .*; expected one for each of 4 iterations"),
         (changed(2, losses=np.array([1, 1, 1, np.nan], "<f4").tobytes()), "line 3 has a loss of nan"),
         (changed(2, training_s=0.0), r"line 3 took no time \(training_s\)"),
-        (changed(3, gang=1), "line 4 is of epoch 2 of train/small@2 by gang 1; expected 0"),
+        (changed(3, gang=1), "line 4 is of epoch 2 of train/small@2 by gang 1; expected gang 0"),
         (changed(2, ranks=(0,), validated=16, correct=1), r"line 3 has ranks \[0\] of 2; expected 0 to 1"),
         (changed(4, gang=1), "line 5 ends train/small@2 by gang 1"),
         (changed(6, gang=1), "line 7 times gang 1; expected 0, which trained train/small@2"),

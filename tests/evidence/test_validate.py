@@ -304,7 +304,7 @@ class TestGangs:
     @pytest.mark.parametrize("hosts", [5, [5], [{"host": "n0"}], [{"host": 1, "devices": []}], {"n0": []}])
     def test_beside_hosts_that_are_none_are_refused(self, tmp_path: Path, hosts: object) -> None:
         ended = {"status": "finished", "finished_at": "2026-01-01T00:00:00+00:00", "hosts": hosts}
-        assert "run.json: holds what was never written" in refusal(tmp_path, run_json=ended)
+        assert "run.json: has invalid content" in refusal(tmp_path, run_json=ended)
 
     def test_of_fewer_nodes_measure_what_fits_one(self, tmp_path: Path) -> None:
         """The other node was lost."""
@@ -342,7 +342,7 @@ class TestTelemetry:
         def moved(records: Records) -> Records:
             return [records[0], altered(records[0], gang=1), *changed(Block, is_ddp, **changes)(records)[1:]]
 
-        assert "which other ranks measured, or at another time" in refusal(tmp_path, moved)
+        assert "which was measured by other ranks or at another time" in refusal(tmp_path, moved)
 
 
 def _without_rank(one: Any, rank: int) -> Any:

@@ -113,7 +113,7 @@ def test_adding_goes_on_after_a_directory_that_is_none(
     runs = [judged_run(tmp_path / str(night), night).path for night in range(2)]
     assert main(["history", "--add", str(runs[0]), "nowhere", "nothing", str(runs[1]), str(runs[0])]) == 4
     captured = capsys.readouterr()
-    assert captured.out.splitlines() == [f"{runs[0]}: added", f"{runs[1]}: added", f"{runs[0]}: was there already"]
+    assert captured.out.splitlines() == [f"{runs[0]}: added", f"{runs[1]}: added", f"{runs[0]}: already in the history"]
     assert [line.split(": ")[:2] for line in captured.err.splitlines()] == [
         ["ddpscale", "nothing"],
         ["ddpscale", "nowhere"],

@@ -113,9 +113,9 @@ def test_nothing_is_accepted_where_nothing_fell(history: Path, capsys: pytest.Ca
     assert accept(history) == 4
     assert "for which the history has no regressed or missing value" in capsys.readouterr().err
     assert accept(history, "--add", ".") == 4
-    assert "--accept beside it" in capsys.readouterr().err
+    assert "found NODE, --gpu-sku or --accept with it" in capsys.readouterr().err
     assert main(["history", "--accept", "--history", str(history)]) == 4
-    assert "found no NODE beside it" in capsys.readouterr().err
+    assert "found no NODE" in capsys.readouterr().err
     assert main(["history", "n1", "--accept", "--history", str(history.parent / "none")]) == 4
     assert not (history.parent / "none").exists()
 

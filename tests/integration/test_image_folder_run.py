@@ -91,7 +91,7 @@ def test_a_threshold_can_ask_how_much_loading_may_cost(folder: Path) -> None:
     assert 0.001 < by_size[2]["value"] < 1.09
     page = Path("run/report.html").read_text()
     assert "Waited for data, ms a step" in page
-    assert f"images from {folder} (1 loader workers a rank, prefetch 2)" in page
+    assert f"images from {folder} (1 loader workers per rank, prefetch 2)" in page
 
 
 def test_a_broken_image_is_the_studys_error_with_rank_and_node(
@@ -102,7 +102,7 @@ def test_a_broken_image_is_the_studys_error_with_rank_and_node(
     assert main([*SUITE, f"--folder={folder}", "--workers=1"]) == 1
     told = capsys.readouterr().out
     path = re.escape(str(folder / "train/class-1/"))
-    expected = rf"not measured: .*: rank \d on \S+ failed in .*arm ddp@2\+workers=1.*: {path}/\d+\.jpg: is no image"
+    expected = rf"not measured: .*: rank \d on \S+ failed in .*arm ddp@2\+workers=1.*: {path}/\d+\.jpg: is not an image"
     assert re.search(expected, told), told
 
 

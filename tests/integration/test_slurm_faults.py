@@ -166,6 +166,6 @@ def test_the_wait_for_nodes_is_bounded_and_shown(lab: SlurmLab, tmp_path: Path) 
     command = pytest_command(run.path, two_studies(tmp_path), "--ddp-nodes=2", "--ddp-queue-limit=5s")
     result = lab.run(command, check=False, cwd=tmp_path)
     assert result.returncode == pytest.ExitCode.TESTS_FAILED, result.stdout
-    assert "Slurm gave no nodes within 5 s (--ddp-queue-limit)" in result.stdout
+    assert "Slurm allocated no nodes within 5 s (--ddp-queue-limit)" in result.stdout
     assert "queued and waiting for resources" in result.stdout
     wait_until(lambda: "ddpscale" not in lab.run(["squeue", "--noheader"]).stdout, GONE_S, "no job in the queue")

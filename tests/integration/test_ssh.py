@@ -94,7 +94,9 @@ def test_a_host_with_another_key_is_not_talked_to(hosts: SshLab, tmp_path: Path)
 def test_a_python_without_the_package_is_told(hosts: SshLab, tmp_path: Path) -> None:
     python = f"{sys.base_prefix}/bin/python3"
     found = ended(hosts, tmp_path, hosts="n1,n2", remote_python=python)
-    assert found.startswith(f"error: n1: {python} has no pytest-ddpscale there: install version {__version__}, or name")
+    assert found.startswith(
+        f"error: n1: pytest-ddpscale is not installed for {python} there: install version {__version__}, or name"
+    )
     assert ended(hosts, tmp_path / "2", hosts="n1", remote_python="/no/python").startswith(
         "error: n1: /no/python cannot be started there: name its Python with --ddp-remote-python"
     )
@@ -104,7 +106,9 @@ def test_another_version_is_told(hosts: SshLab, tmp_path: Path) -> None:
     module = Path(pytest_ddpscale.__file__)
     with hosts.other_file("n2", module, module.read_text(encoding="utf-8").replace(__version__, "0.0.9")):
         found = ended(hosts, tmp_path, hosts="n1,n2")
-    assert found == f"error: n2 runs pytest-ddpscale 0.0.9, its supervisor {__version__}: install the same version"
+    assert (
+        found == f"error: n2 runs pytest-ddpscale 0.0.9, but this session runs {__version__}: install the same version"
+    )
 
 
 def test_any_command_that_reaches_a_host_will_do(hosts: SshLab, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_several_are_started_when_all_are_up_with_the_first_ones_address_toward_
 def test_nodes_that_do_not_know_each_other_are_not_started(run: Run, tmp_path: Path) -> None:
     end = run("ANSWER.update(endpoint='', problem='Name or service not known'); serve(2)", nodes=2)
     assert end.why.startswith(
-        "n1 finds no way to n2 (Name or service not known), so that ranks cannot meet: nodes have"
+        "n1 finds no route to n2 (Name or service not known), so ranks cannot connect: nodes must"
     )
     assert "start" not in log_of(tmp_path)
 
@@ -53,7 +53,7 @@ def test_a_first_node_that_does_not_answer_is_not_waited_for_for_ever(
 ) -> None:
     monkeypatch.setattr(gang_module, "MEET_S", 0.3)
     end = run("up(2); sys.stdin.readline(); sys.stdin.readline(); order()", nodes=2)
-    assert end.why.startswith("n1 finds no way to n2 (no answer within 0.3 s)")
+    assert end.why.startswith("n1 finds no route to n2 (no answer within 0.3 s)")
 
 
 def test_whoever_ends_the_session_is_told_of_before_agents_have_ended(run: Run, owner: Owner, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_logs_of_ranks_are_kept_where_they_belong(run: Run, tmp_path: Path) -> N
 
 def test_a_node_with_another_version_is_refused_before_anything_starts(run: Run, tmp_path: Path) -> None:
     end = run("up(1); say('up', 1, version='0.0.9', mood='good'); order()", nodes=2)
-    expected = f"n2 runs pytest-ddpscale 0.0.9, its supervisor {__version__}: install the same version"
+    expected = f"n2 runs pytest-ddpscale 0.0.9, but this session runs {__version__}: install the same version"
     assert end == GangEnd(None, expected)
     assert log_of(tmp_path) == 'was told {"say": "stop", "failed": false}\n'
 
@@ -130,7 +130,7 @@ def test_a_node_that_does_not_come_up_is_named(run: Run) -> None:
 def test_the_wait_for_slurms_nodes_is_told_and_has_its_own_limit(run: Run, heard: list[Any]) -> None:
     said = "srun: job 4 queued and waiting for resources"
     end = run(f"print({said!r}, file=sys.stderr, flush=True); order()", name="slurm", startup_s=0.01, queue_s=1)
-    assert end == GangEnd(None, "Slurm gave no nodes within 1 s (--ddp-queue-limit)")
+    assert end == GangEnd(None, "Slurm allocated no nodes within 1 s (--ddp-queue-limit)")
     assert Queued("job 4 queued and waiting for resources") in heard
 
 
@@ -153,14 +153,14 @@ def test_a_gang_that_records_nothing_and_moves_no_more_is_ended_and_who_is_behin
     )
     assert end.exit_code is None
     assert end.why == (
-        "nothing was recorded for 0.7 s, so the gang was ended. "
+        "ranks recorded nothing for 0.7 s, so the gang was ended. "
         "rank 1 on n1 is furthest behind of 2 ranks, in timed block (study weak/r, arm ddp@2, round 3)."
     )
 
 
 def test_before_the_first_record_the_limit_for_the_start_counts(run: Run) -> None:
     end = run("serve(); beat_until_stop(0)", startup_s=0.5, inactivity_s=99.0, total_s=20.0)
-    assert end == GangEnd(None, "nothing was recorded for 0.5 s, so the gang was ended.")
+    assert end == GangEnd(None, "ranks recorded nothing for 0.5 s, so the gang was ended.")
 
 
 def test_ranks_that_move_are_not_ended_although_they_record_nothing(run: Run) -> None:
@@ -171,12 +171,12 @@ def test_ranks_that_move_are_not_ended_although_they_record_nothing(run: Run) ->
 
 def test_a_gang_that_is_not_done_in_time_is_ended(run: Run) -> None:
     end = run("serve(); beat_until_stop(0)", total_s=0.7)
-    assert end == GangEnd(None, "the gang was not done after 0.7 s (--ddp-total-limit), so it was ended.")
+    assert end == GangEnd(None, "the gang ran longer than 0.7 s (--ddp-total-limit), so it was ended.")
 
 
 def test_records_that_were_lost_on_the_way_end_the_gang(run: Run, owner: Owner) -> None:
     end = run("serve(); record('x'); SENT['records'] += 1; record('y'); beat_until_stop(0)")
-    assert end.why.startswith("records were lost on the way from n1: what carries its agent's output drops or changes")
+    assert end.why.startswith("records from n1 were lost: the connection to its agent drops or alters")
     assert b'"y"' in owner.kept, "what did arrive is kept"
 
 
@@ -211,7 +211,7 @@ KILLED = "serve(); print('srun: a harmless last line', file=sys.stderr, flush=Tr
 def test_a_launcher_that_was_killed_is_said_to_be_that(run: Run, name: str, who: str) -> None:
     end = run(KILLED, name=name)
     assert end.exit_code == -9
-    assert end.why.startswith(f"{who} was killed by SIGKILL, by somebody else than this run: look for limits")
+    assert end.why.startswith(f"{who} was killed by SIGKILL from outside this run: check this machine's limits")
     assert "harmless" not in end.why
 
 
@@ -240,7 +240,7 @@ def test_the_step_of_a_srun_that_was_killed_is_waited_for(
     squeue.unlink()
     monkeypatch.setattr(gang_module, "STEP_END_S", 0.0)
     assert run(KILLED, name="slurm", hosts=("n1",), environ=job).left == (
-        f"Processes of its Slurm step {step} are left on the nodes, so that no other gang starts; see `squeue --steps`"
+        f"Processes of its Slurm step {step} are left on the nodes, so no other gang is started; see `squeue --steps`"
     )
     squeue.unlink()
     end = run("serve(); say('exit', code=0, exits=[]); sys.exit(1)", name="slurm", hosts=("n1",), environ=job)
@@ -254,8 +254,8 @@ assert order()["say"] == "stop"
 say("words", local_rank=1, lines=["Killed by nobody knows whom"])
 say("exit", code=1, exits=[[1, -9, 1, True]], oom_kills=1)"""
     assert run(source).why == (
-        "rank 1 on n1 was killed by SIGKILL in timed block (study weak/r, arm ddp@2, round 3): the kernel ended it for "
-        "lack of memory (oom_kill in /proc/vmstat); its last lines:\n  Killed by nobody knows whom"
+        "rank 1 on n1 was killed by SIGKILL in timed block (study weak/r, arm ddp@2, round 3): the kernel's OOM "
+        "killer ended it (oom_kill in /proc/vmstat); its last output:\n  Killed by nobody knows whom"
     )
 
 

@@ -35,7 +35,7 @@ class TestKilled:
     def test_the_kernel_may_have_ended_it_for_lack_of_memory(self, one: News) -> None:
         one.gone(1)
         one.exit(0, [1, -9, 101, True], oom_kills=1)
-        assert describe(one.roll, 1, []).endswith(": the kernel ended it for lack of memory (oom_kill in /proc/vmstat)")
+        assert describe(one.roll, 1, []).endswith(": the kernel's OOM killer ended it (oom_kill in /proc/vmstat)")
 
     def test_other_signals_are_not_the_kernels_lack_of_memory(self, one: News) -> None:
         one.gone(1)
@@ -51,7 +51,7 @@ class TestKilled:
         one.say("words", 0, local_rank=1, lines=["E1121 19:37:51.123000 4711 a/api.py:874] double free"])
         one.say("words", 0, local_rank=0, lines=["of the other rank"])
         one.exit(0, [1, -6, 101, True])
-        assert describe(one.roll, 1, []).endswith(f"SIGABRT in {PLACE}; its last lines:\n  double free")
+        assert describe(one.roll, 1, []).endswith(f"SIGABRT in {PLACE}; its last output:\n  double free")
 
     def test_a_signal_without_a_name_has_a_number(self, one: News) -> None:
         one.exit(0, [1, -99, 101, True])
@@ -182,7 +182,7 @@ class TestStandstill:
             two.rank(rank, steps=2 if rank == 1 else 3, state="R")
         two.say("words", 0, local_rank=1, lines=["Current thread 0x1 (most recent call first):"])
         assert describe_standstill(two.roll) == (
-            f"rank 1 on n1, computing, is furthest behind of 4 ranks, in {PLACE}; its last lines:\n"
+            f"rank 1 on n1, computing, is furthest behind of 4 ranks, in {PLACE}; its last output:\n"
             "  Current thread 0x1 (most recent call first):"
         )
 
@@ -214,11 +214,11 @@ class TestStandstill:
     def test_if_all_have_come_as_far_nobody_is_accused(self, two: News) -> None:
         for rank in range(4):
             two.rank(rank)
-        assert describe_standstill(two.roll) == "all ranks stand still in timed block"
+        assert describe_standstill(two.roll) == "all ranks are stuck in timed block"
 
     def test_a_rank_alone_is_named(self, one: News) -> None:
         one.rank(0)
-        assert describe_standstill(one.roll) == f"rank 0 on n1 stands still in {PLACE}"
+        assert describe_standstill(one.roll) == f"rank 0 on n1 is stuck in {PLACE}"
 
     def test_before_any_rank_has_begun(self, one: News) -> None:
         assert describe_standstill(one.roll) == "no rank has begun"
@@ -232,7 +232,7 @@ class TestNccl:
         two.say("words", 1, local_rank=0, nccl=["of another rank"])
         two.say("words", 1, local_rank=1, nccl=[f"n2:1:1 [1] NCCL WARN {number}" for number in range(20)])
         two.exit(1, [1, 1, 103, True])
-        message, _, lines = describe(two.roll, 1, []).partition("\nlast lines of its NCCL:\n")
+        message, _, lines = describe(two.roll, 1, []).partition("\nlast lines of its NCCL log:\n")
         assert message == f"rank 3 on n2 failed in {PLACE}: DistBackendError: NCCL error: unhandled system error"
         assert lines.splitlines() == [f"  n2:1:1 [1] NCCL WARN {number}" for number in range(20)]
 
@@ -240,7 +240,7 @@ class TestNccl:
         one.rank(0, entered=13)
         one.rank(1)
         one.say("words", 0, local_rank=1, lines=["watchdog"], nccl=["n1:1:1 [1] NCCL WARN timed out"])
-        quoted = "; its last lines:\n  watchdog\nlast lines of its NCCL:\n  n1:1:1 [1] NCCL WARN timed out"
+        quoted = "; its last output:\n  watchdog\nlast lines of its NCCL log:\n  n1:1:1 [1] NCCL WARN timed out"
         assert describe_standstill(one.roll).endswith(quoted)
         one.gone(1)
         one.exit(0, [1, -6, 101, True])

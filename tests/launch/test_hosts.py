@@ -70,11 +70,11 @@ def test_host_files_are_openmpis_and_mpichs(tmp_path: Path, text: str, hosts: st
         ("# none\n", r"^--ddp-hostfile: found no host in "),
         (
             "n1 slots=4\nn2 slots=2\n",
-            r"hosts: n1 has 4 slots, n2 has 2; expected as many on every host\. As many",
+            r"hosts: n1 has 4 slots, n2 has 2; expected the same number on every host\. Every node",
         ),
-        ("n1 slots=4\nn2\n", r"n1 has 4 slots, n2 has 1; expected as many"),
+        ("n1 slots=4\nn2\n", r"n1 has 4 slots, n2 has 1; expected the same number"),
         ("n1\n-x slots=4\n", r"hosts, line 2: found '-x'; expected names of hosts"),
-        ("n1 slots=0\n", r"expected as many on every host"),
+        ("n1 slots=0\n", r"expected the same number on every host"),
     ],
 )
 def test_host_files_that_make_no_sense_are_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -106,7 +106,7 @@ def test_the_cluster_is_the_hosts_that_are_named(tmp_path: Path) -> None:
         ({}, r"^--ddp-hosts: found no host for --ddp-launcher=ssh; expected such as n1,n2 or n\[1-8\]"),
         ({"hosts": "n1,n2,n1"}, r"^--ddp-hosts: found n1 twice; expected each host once"),
         ({"hosts": "n1", "nodes": "2"}, r"^--ddp-nodes: found 2, but 1 hosts are named; expected at most 1"),
-        ({"hosts": "n1", "hostfile": "x"}, r"^--ddp-hosts: found n1 beside --ddp-hostfile"),
+        ({"hosts": "n1", "hostfile": "x"}, r"^--ddp-hosts: found n1 together with --ddp-hostfile"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, str], message: str) -> None:
@@ -175,14 +175,14 @@ def test_a_command_that_names_no_host_is_refused(command: str) -> None:
          "n2 cannot be reached by ssh: Host key verification failed (try `ssh n2 true`)"),
         (255, [], "n2 cannot be reached by ssh: ssh gave no reason (try `ssh n2 true`)"),
         (1, ["/usr/bin/python3: No module named pytest_ddpscale"],
-         f"n2: {sys.executable} has no pytest-ddpscale there: install version {__version__}, or name another Python "
-         "with --ddp-remote-python"),
+         f"n2: pytest-ddpscale is not installed for {sys.executable} there: install version {__version__}, or name "
+         "another Python with --ddp-remote-python"),
         (1, ["/usr/bin/python3: Error while finding module (ModuleNotFoundError: No module named 'pytest_ddpscale')"],
-         f"n2: {sys.executable} has no pytest-ddpscale there: install version {__version__}, or name another Python "
-         "with --ddp-remote-python"),
+         f"n2: pytest-ddpscale is not installed for {sys.executable} there: install version {__version__}, or name "
+         "another Python with --ddp-remote-python"),
         (127, ["sh: 1: exec: /x/python: not found"],
          f"n2: {sys.executable} cannot be started there: name its Python with --ddp-remote-python"),
-        (3, ["what", ""], "n2: ssh ended with exit code 3; it said last: what"),
+        (3, ["what", ""], "n2: ssh ended with exit code 3; its last message: what"),
     ],
 )  # fmt: skip
 def test_why_an_agent_did_not_come_up_is_one_sentence(code: int, lines: list[str], expected: str) -> None:

@@ -74,11 +74,11 @@ def test_which_one_is_meant_follows_from_the_options(options: dict[str, str], na
     [
         (
             {"launcher": "torchrun", "slurm_args": "-pgpu"},
-            "torchrun is asked for, beside --ddp-slurm-args; expected slurm with",
+            "found torchrun together with --ddp-slurm-args; expected slurm with",
         ),
-        ({"launcher": "ssh", "exec": "x {host}"}, "ssh is asked for, beside --ddp-exec; expected exec with it"),
-        ({"launcher": "slurm", "hosts": "n1"}, "slurm is asked for, beside --ddp-hosts; expected"),
-        ({"hosts": "n1", "slurm_args": "-pgpu"}, "ssh is asked for, beside --ddp-slurm-args; expected slurm with it"),
+        ({"launcher": "ssh", "exec": "x {host}"}, "found ssh together with --ddp-exec; expected exec with it"),
+        ({"launcher": "slurm", "hosts": "n1"}, "found slurm together with --ddp-hosts; expected"),
+        ({"hosts": "n1", "slurm_args": "-pgpu"}, "found ssh together with --ddp-slurm-args; expected slurm with it"),
         ({"launcher": "Slurm"}, "found 'Slurm'; expected one of auto, torchrun, exec, ssh, slurm"),
     ],
 )
@@ -102,7 +102,7 @@ def test_a_sites_own_is_asked_first_and_found_by_its_name(site: Path) -> None:
     ("text", "message"),
     [
         ("import nowhere_at_all", r"cannot be loaded \(ModuleNotFoundError: No module named 'nowhere_at_all'\)"),
-        ("MoonLauncher = 1", 'registers no launcher of that name; expected @launcher\\("moon"\\)'),
+        ("MoonLauncher = 1", 'registers no launcher with its own name; expected @launcher\\("moon"\\)'),
     ],
 )
 def test_one_that_is_broken_is_told(site: Path, text: str, message: str) -> None:

@@ -148,11 +148,11 @@ def test_and_no_more_than_one(stage: Stage) -> None:
 
 
 def test_a_lost_node_is_left_out_and_what_needs_it_is_an_error(stage: Stage) -> None:
-    lost = GangEnd(None, "n2 was not heard of for 30 s", lost_hosts=("n2",))
+    lost = GangEnd(None, "n2 was silent for 30 s", lost_hosts=("n2",))
     ends = stage.supervise(Act((), lost, dies_in=IDS[0]), Act((IDS[2],)))
     assert ends == {
         IDS[0]: ("error", lost.why),
-        IDS[1]: ("error", "needs all 3 nodes, and n2 was lost before"),
+        IDS[1]: ("error", "needs all 3 nodes, but n2 was lost before"),
         IDS[2]: ("rounds", ""),
     }
     task, launch, _ = stage.started[1]
@@ -242,5 +242,5 @@ def test_a_gang_that_dies_while_it_profiles_costs_the_profile_and_nothing_else(s
     assert stage.ends == dict.fromkeys(IDS, ("rounds", ""))
     first, lost = stage.run.read_profiles()
     assert first == kept
-    assert (lost.study, lost.arm, lost.problem) == (IDS[0], "ddp@2", f"the ranks ended before it: {DIED.why}")
+    assert (lost.study, lost.arm, lost.problem) == (IDS[0], "ddp@2", f"the ranks ended before profiling: {DIED.why}")
     assert [task.assignment.profile_steps for task in stage.tasks] == [2, 2, 2]

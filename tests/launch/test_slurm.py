@@ -160,7 +160,7 @@ def test_arguments_that_srun_refuses_are_the_users_mistake(tmp_path: Path, monke
     with pytest.raises(OptionError) as refused:
         asked.launcher.refuse_wrong_arguments(asked)
     assert str(refused.value) == (
-        "--ddp-slurm-args: srun refuses: unrecognized option '--bogus'; expected arguments that srun takes here. "
+        "--ddp-slurm-args: srun refuses: unrecognized option '--bogus'; expected valid srun arguments. "
         "Try `srun --partition=gpu --bogus --test-only true`."
     )
     given = [*SRUN[2:], "--nodes=2", "--ntasks=2", "--partition=gpu", "--bogus", "--test-only", "true"]

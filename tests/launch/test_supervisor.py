@@ -71,7 +71,7 @@ def test_a_missing_launcher_is_the_error_of_every_study(run: RunDirectory, tmp_p
     assert list(errors) == IDS
     for message in errors.values():
         assert message.startswith(f"{missing}: could not be started (No such file or directory); expected a program")
-        assert "Check that it is still there" in message
+        assert "Check that it and its virtual environment still exist" in message
         assert message.endswith(f"The command was: '{missing}' -m torch.distributed.run --nproc-per-node=1")
         assert "Traceback" not in message
     assert supervisor.gangs_started == 0
@@ -110,8 +110,7 @@ def test_a_gang_that_ends_early_and_says_nothing_is_an_error_with_words(run: Run
     goes_on = f"{AGENTS}\nserve(); record(**{end!r})"
     measure(run, Starting([sys.executable, "-c", measures], [sys.executable, "-c", goes_on]))
     assert errors_of(run.read_records()) == {
-        IDS[0]: "its ranks ended before they were done and left no error: look for the kernel's out-of-memory killer "
-        "(dmesg)"
+        IDS[0]: "its ranks ended early without an error: check for the kernel's out-of-memory killer (dmesg)"
     }
 
 

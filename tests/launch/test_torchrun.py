@@ -29,7 +29,7 @@ def test_in_a_container_with_its_own_interpreter() -> None:
 
 
 def test_several_nodes_are_refused() -> None:
-    with pytest.raises(OptionError, match=r"^--ddp-launcher: torchrun is asked for, beside --ddp-nodes=2;"):
+    with pytest.raises(OptionError, match=r"^--ddp-launcher: found torchrun together with --ddp-nodes=2;"):
         TorchrunLauncher(settings(nodes="2"), {}).cluster(plans_only=False)
 
 

@@ -97,21 +97,21 @@ def test_a_rank_with_other_parameters_is_named_with_the_rounds() -> None:
     (found,) = disagreeing_ranks(measured("aaaaaaaa", "aaaaabaa", "aaaaaaaa", "cccccdcc"), seeded("ssssssss"))
     assert (found.rank, found.host, found.local_rank, found.device) == (5, "node1", 1, "GPU-5")
     assert not found.ambiguous
-    assert found.evidence == "parameters unlike most of 8 ranks in 2 of 4 rounds"
+    assert found.evidence == "parameters differ from most of 8 ranks in 2 of 4 rounds"
 
 
 def test_a_rank_that_computes_otherwise_by_itself_is_named_although_ddp_averages_it_away() -> None:
     (found,) = disagreeing_ranks(measured("aaaa", "aaaa"), seeded("sssx"))
     assert found.rank == 3
-    assert found.evidence == "gradients of one seeded step, each computed alone, unlike most of 4 ranks"
+    assert found.evidence == "gradients of one seeded step, each computed alone, differ from most of 4 ranks"
 
 
 def test_both_are_said_of_one_rank_and_several_ranks_come_in_order() -> None:
     both, first = disagreeing_ranks(measured("abaaa", "aaaac"), seeded("sxsss"))
     assert (both.rank, first.rank) == (1, 4)
     assert both.evidence == (
-        "parameters unlike most of 5 ranks in 1 of 2 rounds; "
-        "gradients of one seeded step, each computed alone, unlike most of 5 ranks"
+        "parameters differ from most of 5 ranks in 1 of 2 rounds; "
+        "gradients of one seeded step, each computed alone, differ from most of 5 ranks"
     )
 
 
@@ -121,7 +121,7 @@ def test_where_nobody_is_the_majority_all_are_named_and_it_is_said(parameters: s
     assert [one.rank for one in found] == list(range(len(parameters)))
     assert all(one.ambiguous for one in found)
     assert all(f"differ between the {len(parameters)} ranks" in one.evidence for one in found)
-    assert all(one.evidence.endswith("so that it cannot be told who is right") for one in found)
+    assert all(one.evidence.endswith("so it is unknown which is right") for one in found)
 
 
 def test_a_rank_that_differs_is_not_in_doubt_because_two_others_are() -> None:

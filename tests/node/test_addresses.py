@@ -83,5 +83,5 @@ def test_if_none_is_free_it_says_which_were_tried(listen: ExitStack, monkeypatch
     server.listen()
     monkeypatch.setattr(addresses, "_FIRST_PORT", server.getsockname()[1])
     monkeypatch.setattr(addresses, "_PORTS", 1)
-    with pytest.raises(OSError, match=f"100 ports from {server.getsockname()[1]} on are all in use"):
+    with pytest.raises(OSError, match=f"all of 100 ports starting at {server.getsockname()[1]} are in use"):
         free_port("g1")

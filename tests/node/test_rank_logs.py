@@ -83,4 +83,4 @@ def test_a_trace_is_sent_whole_and_of_a_long_log_its_begin_and_end(tmp_path: Pat
     for name, piece in LogRelay(tmp_path).fresh(is_last=True):
         sent[name] = sent.get(name, b"") + piece
     assert sent["profiles/trace.json.gz"] == data
-    assert b"bytes are left out here" in sent["gang/stderr.log"]
+    assert b"bytes omitted" in sent["gang/stderr.log"]

@@ -83,7 +83,7 @@ def test_after_ranks_have_failed_only_the_driver_is_asked(node: PlayedMachine) -
 def test_a_driver_that_hangs_after_ranks_have_failed_is_not_waited_for(node: PlayedMachine) -> None:
     node.play(node_of(A100, 2, gpu1=replace(A100, failures={"nvmlDeviceGetName": HANG})))
     found = outcome(Command(survey_command("n7", "--post-mortem"), 1.5))
-    assert found.problem.endswith("it said last: about to ask the NVIDIA driver for GPU 1")
+    assert found.problem.endswith("its last message: about to ask the NVIDIA driver for GPU 1")
 
 
 def test_on_a_cpu_sku_no_driver_is_asked(node: PlayedMachine) -> None:
@@ -116,7 +116,9 @@ class TestProcess:
         process = Command(survey_command("n7"), 1.5)
         found = outcome(process)
         assert (found.host, found.has_driver, found.versions) == ("n7", False, {})
-        assert found.problem == ("the survey was not done within 1.5 s; it said last: about to ask the NVIDIA driver")
+        assert found.problem == (
+            "the survey was not done within 1.5 s; its last message: about to ask the NVIDIA driver"
+        )
         assert process._process is not None
         assert process._process.wait(timeout=30) == -9
 
@@ -137,11 +139,11 @@ class TestProcess:
     @pytest.mark.parametrize(
         ("source", "problem"),
         [
-            ("import sys; sys.exit('oh')", "the survey ended with code 1; it said last: oh"),
-            ("print('[]')", "the survey printed what is none"),
-            ("print('{\"host\": 3}')", "the survey printed what is none"),
-            ("print('hello')", "the survey printed what is none"),
-            ("", "the survey printed what is none"),
+            ("import sys; sys.exit('oh')", "the survey ended with code 1; its last message: oh"),
+            ("print('[]')", "the survey printed no valid survey"),
+            ("print('{\"host\": 3}')", "the survey printed no valid survey"),
+            ("print('hello')", "the survey printed no valid survey"),
+            ("", "the survey printed no valid survey"),
         ],
     )  # fmt: skip
     def test_one_that_prints_no_survey_is_told(self, source: str, problem: str) -> None:

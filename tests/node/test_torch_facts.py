@@ -24,7 +24,7 @@ from tests.node.fake_torch import CPU_BUILD, CUDA_BUILD, write_torch
          TorchFacts(problem="ImportError: libcudart.so.12: cannot open shared object file")),
         ("import os\nos._exit(134)", TorchFacts(problem="ended with code 134")),
         ("", TorchFacts(problem="AttributeError: module 'torch' has no attribute '__version__'")),
-        ("import os\nos._exit(0)", TorchFacts(problem="said nothing that can be read: ''")),
+        ("import os\nos._exit(0)", TorchFacts(problem="printed no valid facts: ''")),
     ],
 )  # fmt: skip
 def test_a_build(source: str, expected: TorchFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,11 +24,11 @@ from pytest_ddpscale.plan.device_name import LONGEST_NAME, is_named, why_no_name
         ("^" + "(a|a)" * 20 + "$", "expected at most 10 of ? and |"),
         ("^(?=a)a$", "has a group that begins with (?"),
         ("^(?P<n>a)$", "has a group that begins with (?"),
-        ("^x{99999999999999}$", "is no regular expression: the repetition number is too large"),
-        ("^[[a]$", "is no regular expression: Possible nested set"),
-        ("^(A100$", "is no regular expression: missing )"),
-        ("^\\1$", "is no regular expression: invalid group reference"),
-        ("^a**$", "is no regular expression: multiple repeat"),
+        ("^x{99999999999999}$", "is not a regular expression: the repetition number is too large"),
+        ("^[[a]$", "is not a regular expression: Possible nested set"),
+        ("^(A100$", "is not a regular expression: missing )"),
+        ("^\\1$", "is not a regular expression: invalid group reference"),
+        ("^a**$", "is not a regular expression: multiple repeat"),
     ],
 )
 def test_a_pattern_that_might_never_end_or_is_none_is_refused(pattern: str, complaint: str) -> None:

@@ -31,9 +31,12 @@ def test_all_models_with_known_features_are_torchvisions() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"model": "vit_b_16"}, "classifier_hidden freezes vit_b_16, whose features are not known; expected a model"),
+        (
+            {"model": "vit_b_16"},
+            "classifier_hidden freezes vit_b_16, whose number of features is unknown; expected one",
+        ),
         ({"classifier_hidden": -1}, "classifier_hidden is -1; expected 0 to 100000"),
-        ({"classifier_hidden": None, "feature_weights": "w.pth"}, "classifier_hidden is not: nothing is frozen"),
+        ({"classifier_hidden": None, "feature_weights": "w.pth"}, "without classifier_hidden, so nothing is frozen"),
     ],
 )
 def test_what_cannot_be_frozen_is_refused(change: dict[str, object], told: str) -> None:

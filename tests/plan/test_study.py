@@ -123,5 +123,5 @@ def test_a_plan_with_a_precision_that_nobody_can_ask_for_is_refused(precision: f
 
 def test_an_arm_that_infers_has_no_settings_of_training() -> None:
     assert [Arm("infer", k, 4).name for k in (1, 8)] == ["infer@1", "infer@8"]
-    with pytest.raises(ValueError, match=r"^infer@2.*: an arm that infers is as its workload says"):
+    with pytest.raises(ValueError, match=r"^infer@2.*: an inference arm cannot have variants"):
         Arm("infer", 2, 4, variant=Variant(precision="bf16"))

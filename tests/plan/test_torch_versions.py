@@ -20,7 +20,7 @@ def test_versions_that_were_tried_and_those_between_are_nothing_to_tell(version:
 
 @pytest.mark.parametrize("version", ["2.5.1", "2.16.0", "3.0.0+cu140", "1.13.1", "unknown"])
 def test_other_versions_are_told_with_those_that_were_tried(version: str) -> None:
-    assert why_untried(version) == f"torch {version} has not been tried with this package, 2.6 to 2.15 have"
+    assert why_untried(version) == f"torch {version} has not been tested with this package; 2.6 to 2.15 have"
 
 
 def test_the_oldest_version_that_can_be_installed_was_tried() -> None:

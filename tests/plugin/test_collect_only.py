@@ -62,7 +62,7 @@ def test_judging_says_what_would_be_judged_and_writes_nothing(site: Site) -> Non
     before = contents(run.path)
     result = site.judge("--collect-only")
     assert result.ret == pytest.ExitCode.OK
-    assert "what measured holds: nothing is measured" in output_of(result)
+    assert "; evidence from measured (no new measurement)" in output_of(result)
     assert "ACCEPTED" not in output_of(result)
     assert contents(run.path) == before
 

@@ -32,7 +32,7 @@ def test_a_failure_that_is_clear_enough_rejects(failing: Site) -> None:
 def test_one_that_is_not_is_inconclusive(failing: Site) -> None:
     result = failing.judge("--ddp-family-confidence=0.9999")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert f"INCOMPLETE: inconclusive: {FAILING}: fails by itself at 95 %, not among the 8 requirements" in output_of(
+    assert f"INCOMPLETE: inconclusive: {FAILING}: fails alone at 95 %, but not among the 8 requirements" in output_of(
         result
     )
     assert verdict(failing)["outcome"] == "inconclusive"

@@ -103,11 +103,11 @@ SCENARIOS = {
         thresholds=WITHIN_A_NODE,
     ),
     "nothing between nodes": Scenario(
-        "INCOMPLETE: 3 of 3 requirements passed, but nothing between nodes: ",
+        "INCOMPLETE: 3 of 3 requirements passed, but none between nodes: ",
         thresholds=WITHIN_A_NODE,
     ),
     "a test of the site's own fails": Scenario(
-        "INCOMPLETE: test test_fans was skipped, or failed for something else than its verdict",
+        "INCOMPLETE: test test_fans was skipped, or failed for a reason other than its verdict",
         own_test=OWN_TEST,
         is_simulated=False,
     ),

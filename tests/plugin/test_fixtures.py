@@ -23,7 +23,7 @@ def test_asking_for_a_requirement_without_saying_of_what_is_refused(site: Site, 
     site.write(OWN, f"import pytest\n\n{mark}\ndef test_own({arguments}):\n    pass\n")
     run = site.measured()
     assert_refused(
-        site.judge(), f"ERROR: {OWN}::test_own asks for `requirement` and does not say of what; expected ",
+        site.judge(), f"ERROR: {OWN}::test_own uses `requirement` without naming a metric; expected ",
         "@pytest.mark.requirement(METRIC) with one of throughput_per_gpu, weak_scaling_efficiency,",
     )  # fmt: skip
     assert not run.verdicts_json.exists()

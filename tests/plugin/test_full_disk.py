@@ -36,12 +36,12 @@ def test_a_disk_that_fills_up_while_measuring_costs_what_was_not_measured(
     output = output_of(result)
     found = f"{RUN}/measurements.jsonl: cannot be written ({why}); expected a writable file system with space left."
     assert f"INCOMPLETE: error: strong_scaling_speedup[tiny-2rank]: {found}" in output
-    assert f"What was measured before is kept. Make room or have the file system mended; --ddp-resume={RUN}" in output
+    assert f"or repair the file system, then measure the rest with --ddp-resume={RUN}" in output
     (outcome,) = [line for line in result.outlines if line.startswith("INCOMPLETE: ")]
     assert outcome.startswith("INCOMPLETE: error: strong_scaling_speedup[tiny-2rank]: ")
     (table_line,) = [line for line in result.outlines if line.startswith("weak_scaling_efficiency[tiny-2rank]")]
     assert table_line.endswith("PASS"), "the verdicts are on the terminal at least"
-    assert f"verdicts.json cannot be written ({why}). What was measured before is kept. " in output
+    assert f"verdicts.json cannot be written ({why}). Earlier measurements are kept. " in output
     assert "report: " not in output, "there is none"
     assert not (site.path / RUN / "verdicts.json").exists()
     disk.make_room()

@@ -75,9 +75,9 @@ def test_a_run_that_is_not_there_is_refused(compared: Site) -> None:
 def test_a_simulated_run_is_no_reference(compared: Site) -> None:
     run = compared.measured("old", old_cluster())
     edit_json(run.run_json, simulated=True)
-    assert_refused(compared.judge(), "no machine was measured: it was simulated")
+    assert_refused(compared.judge(), "it was simulated, not measured")
 
 
 def test_a_copy_of_a_run_is_no_reference_for_it(compared: Site) -> None:
     copytree(compared.path / "measured", compared.path / "old")
-    assert_refused(compared.judge(), "thresholds.yaml:", "it has the measurements of measured")
+    assert_refused(compared.judge(), "thresholds.yaml:", "it has the same measurements as measured")

@@ -102,4 +102,4 @@ def test_it_never_ends_well_without_a_test_that_judges(site: Site, option: str, 
     site.write("tests/test_login.py" if testpaths else "acceptance/test_login.py", "def test_login():\n    pass\n")
     if testpaths:
         site.configure(testpaths="tests")
-    assert_refused(site.run(option), "no test here asks for `requirement`", "ddpscale init DIR")
+    assert_refused(site.run(option), "no test here uses `requirement`", "ddpscale init DIR")

@@ -76,7 +76,7 @@ def test_a_history_that_cannot_be_used_is_told_and_changes_no_exit_code(site: Si
     result = site.run(*ON_CPU, "--ddp-history=site.sqlite")
     assert_no_crash(result)
     assert result.ret == pytest.ExitCode.OK
-    assert "the history was not brought up to date: site.sqlite: is not a history file" in output_of(result)
+    assert "the history was not updated: site.sqlite: is not a history file" in output_of(result)
     assert site.outcome(str(latest(site))) == "accepted"
     outcome, reason = outcome_of(site, latest(site), "no_regression")
     assert outcome == "inconclusive", "no pass either"

@@ -72,7 +72,7 @@ class TestRefused:
         lines = run.measurements_jsonl.read_text(encoding="utf-8").splitlines()
         lines[41] = json.dumps(json.loads(lines[41]) | {"block_s": -1.0})
         run.measurements_jsonl.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        self.assert_refused_untouched(site, "measured/measurements.jsonl: line 42 is no record")
+        self.assert_refused_untouched(site, "measured/measurements.jsonl: line 42 is not a record")
 
 
 def test_a_torn_last_line_is_left_out(site: Site) -> None:
@@ -102,7 +102,7 @@ def test_judging_keeps_the_runs_record_and_judging_again_the_first_verdicts(site
     measured = contents(run.path)
     result = site.judge()
     assert result.ret == pytest.ExitCode.OK
-    assert f"ddpscale judges by {site.thresholds} what measured holds: nothing is measured" in result.outlines
+    assert f"ddpscale judges by {site.thresholds}; evidence from measured (no new measurement)" in result.outlines
     first = contents(run.path)
     assert first.items() >= measured.items()
     site.write("thresholds.yaml", thresholds_with(WEAK_8, "bound: 0.96", "bound: 1.1"))

@@ -78,7 +78,7 @@ def test_the_model_of_gpus_that_are_elsewhere_has_to_be_named(site: Site, monkey
     monkeypatch.setenv("PATH", str(programs), prepend=":")
     result = site.run("--gpu-sku=auto", "--ddp-nodes=2", "--ddp-gpus-per-node=8")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "the GPUs are on other machines; expected their model" in result.stderr.str()
+    assert "cannot look at GPUs on other machines; expected a model" in result.stderr.str()
 
 
 def test_an_option_that_may_stand_alone_then_has_a_value_of_its_own(site: Site) -> None:

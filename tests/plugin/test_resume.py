@@ -103,7 +103,7 @@ class TestOnlyWhatIsMissing:
         assert_no_crash(result)
         assert result.ret == pytest.ExitCode.OK
         result.assert_outcomes(passed=ALL)
-        assert f"goes on with {run.path.name}: 1 of 2 studies were measured and are kept" in output_of(result)
+        assert f"resumes {run.path.name}: 1 of 2 studies were measured and are kept" in output_of(result)
         assert site.outcome("run") == "accepted"
         assert launches(run) == ["2 studies", "1 studies"]
         assert of_study(run.measurements_jsonl, FIRST) == kept
@@ -122,7 +122,7 @@ class TestOnlyWhatIsMissing:
         report = (run.path / "report.md").read_text(encoding="utf-8")
         for notes in (site.verdicts("run")["notes"], report):
             assert any("measured in 2 sessions" in line for line in (notes if isinstance(notes, list) else [notes]))
-        assert f"superseded.jsonl: {LAST} (error)" in site.verdicts("run")["notes"][1]
+        assert f"superseded.jsonl): {LAST} (error)" in site.verdicts("run")["notes"][1]
 
     def test_may_take_several_attempts(self, site: Site, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
         cut_short(site, monkeypatch, "killed")

@@ -56,7 +56,7 @@ def test_verdicts_json_is_the_record_of_truth(site: Site, judged: Path) -> None:
         "uniform_loss", "family_confidence", "last_acceptance",
     }  # fmt: skip
     assert (record["schema_version"], record["sku"], record["outcome"]) == (5, "tested-gpu", "rejected")
-    assert record["notes"] == ["judged from measured, nothing was measured"]
+    assert record["notes"] == ["judged from measured without a new measurement"]
     assert len(record["verdicts"]) == ALL
     for verdict in record["verdicts"]:
         assert set(verdict) == VERDICT_KEYS

@@ -106,7 +106,7 @@ def test_a_waiver_without_an_end_is_refused_with_its_line(site: Site) -> None:
 def test_a_waiver_of_what_is_between_nodes_is_refused(site: Site) -> None:
     row = "{throughput_per_gpu: {all: 500}, of: resnet152-fp16, published: paper, bound: 1, because: x}"
     asked = overlay(site, f"requirements: [{row}]", waiver(row="throughput_per_gpu: all, of: resnet152-fp16"))
-    assert_refused(site.judge(asked), "own.yaml:6: ", "cannot be waived: it is between nodes")
+    assert_refused(site.judge(asked), "own.yaml:6: ", "cannot be waived: it covers links between nodes")
 
 
 def test_the_headline_says_how_much_less_the_site_asks_for(site: Site) -> None:

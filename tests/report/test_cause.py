@@ -61,7 +61,7 @@ def test_a_failure_that_is_not_certain_of_a_device_is_a_cause_of_its_own() -> No
 
 
 def test_a_slow_gpu_explains_its_node_where_one_slow_rank_can() -> None:
-    on_node = replace(NODE, slowdown=None, evidence="81 % on this node by itself")
+    on_node = replace(NODE, slowdown=None, evidence="81 % on this node alone")
     efficiency = _failed("efficiency", on_node)
     other = replace(MEMORY, id="memory", outcome="failed", value=75.0, culprits=(on_node,))
     found = causes(_judged(_failed("one", GPU), efficiency, other))

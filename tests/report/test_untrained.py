@@ -42,7 +42,7 @@ from tests.builders.untrained import (
 from tests.report.page_text import page_text
 
 BEGIN = StudyStart(study="probes", unix_s=1.7e9)
-MEANING = "a node passes if memory errors are corrected, and no GPU has any that could not be"
+MEANING = "a node passes if ECC is on as expected, without uncorrectable errors"
 
 
 def page(plan: Plan = PLAN, judgement: Any = JUDGEMENT) -> str:

@@ -62,7 +62,7 @@ def test_sizes_are_named_by_machines(gpus: int, per_machine: int, name: str) -> 
 BAD: list[tuple[str, str]] = [
     ("", "Expecting value"),
     ("{", "Expecting"),
-    ("[1]", "it holds list, no object"),
+    ("[1]", "it holds list, not an object"),
     (json.dumps({"benchmarks": []}), "it has no 'pytorch_version'"),
     (changed(lambda said: said.pop("benchmark_results")), "it has no 'benchmark_results'"),
     (changed(lambda said: said.update(benchmark_results=[])), "Expected `array` of length >= 1"),
@@ -89,7 +89,7 @@ BAD: list[tuple[str, str]] = [
     (changed(lambda said: said.update(gpus_per_machine="8")), "gpus_per_machine is '8'"),
     (
         changed(lambda said: results(said).append({"ranks": [*range(9)], "measurements": [0.1] * 9})),
-        "resnet50 on 9 GPUs, which is no number of machines of 8",
+        "resnet50 on 9 GPUs, not a multiple of 8",
     ),
     ('{"a": 1, "a": 2}', "'a' is there twice"),
     ("[" * 100_000, "nested too deeply"),

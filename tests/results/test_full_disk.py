@@ -59,8 +59,8 @@ def append_until_full(run: RunDirectory) -> WritingError:
 def test_a_full_disk_keeps_every_record_and_no_part_of_the_last(disk: SmallDisk, run: RunDirectory) -> None:
     error = append_until_full(run)
     assert str(error).startswith(f"{run.measurements_jsonl}: cannot be written (No space left on device); expected ")
-    assert error.action.startswith("What was measured before is kept. Make room ")
-    assert f"--ddp-resume={run.path} then measures what is missing." in error.action
+    assert error.action.startswith("Earlier measurements are kept. Free space ")
+    assert f"measure the rest with --ddp-resume={run.path}." in error.action
     kept = len(run.read_records())
     assert kept > 10
     assert run.measurements_jsonl.read_bytes() == line_of(RECORD) * kept

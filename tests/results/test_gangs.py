@@ -97,8 +97,8 @@ def test_what_was_not_trained_is_of_the_machine_too(kind: str) -> None:
         ("", ""),
         ("ab", ""),
         ("abc", ""),
-        ("a", "measured on b, but what was looked at before is a"),
-        ("cd", "measured on a, b, but what was looked at before is c, d"),
+        ("a", "measured on b, but the surveyed nodes are a"),
+        ("cd", "measured on a, b, but the surveyed nodes are c, d"),
     ],
 )
 def test_a_node_that_was_measured_and_never_looked_at_is_named(surveyed: str, why: str) -> None:

@@ -123,8 +123,8 @@ def test_telemetry_comes_apart() -> None:
         (PAIRS, {"speed": 1}, "unknown field `speed`"),
         (SEND_RECV, {"probe": "sleep"}, "probe 'sleep' is not known"),
         (SEND_RECV, {"world_size": 1}, "takes at least 2 ranks"),
-        (SEND_RECV, {"probe": "all-reduce-32mib"}, "expected other ranks of a send-recv, None of all others"),
-        (SEND_RECV, {"peers": None}, "expected other ranks of a send-recv, None of all others"),
+        (SEND_RECV, {"probe": "all-reduce-32mib"}, "expected peers for send-recv, none for other probes"),
+        (SEND_RECV, {"peers": None}, "expected peers for send-recv, none for other probes"),
         (SEND_RECV, {"peers": [0, 0, 3, 0]}, "a rank is its own peer"),
         (SEND_RECV, {"peers": [2, 0, 2, 0]}, "has a rank twice"),
         (SEND_RECV, {"peers": [2, 0, 9, 0]}, "rank 9 is named"),
@@ -132,7 +132,7 @@ def test_telemetry_comes_apart() -> None:
         (SEND_RECV, {"seconds": [0.25, 0.25, 0.3, 0.0]}, "Expected `float` > 0.0"),
         (SEND_RECV, {"seconds": [0.25]}, "seconds has 1 values; expected 4"),
         (SEND_RECV, {"is_correct": 1}, "Expected `bool | array`, got `int`"),
-        (SEND_RECV, {"gang": 1}, "gang 1 never announced itself"),
+        (SEND_RECV, {"gang": 1}, "gang 1 was not announced before"),
         (TRANSPORT, {"network": 3}, "got `int`"),
         (TRANSPORT, {"channels": ["P2P/CUMEM"]}, "Expected `object`, got `str`"),
         (TRANSPORT, {"channels": {"P2P/CUMEM": 24, "SHM": -1}}, "Expected `int` >= 0"),
@@ -188,5 +188,5 @@ class TestTelemetryFile:
         run.append_telemetry([read(TELEMETRY)])
         with run.telemetry_jsonl.open("a", encoding="utf-8") as file:
             file.write(damage + "\n")
-        with pytest.raises(RunDirectoryError, match=r"telemetry\.jsonl: line 2 is no record"):
+        with pytest.raises(RunDirectoryError, match=r"telemetry\.jsonl: line 2 is not a record"):
             run.read_telemetry()

@@ -38,7 +38,7 @@ def test_profiles_lie_in_a_file_of_their_own(run: RunDirectory) -> None:
     ("change", "why"),
     [
         ({"speed": 1}, "unknown field"),
-        ({"gang": 1}, "gang 1 never announced itself"),
+        ({"gang": 1}, "gang 1 was not announced before"),
         ({"rank": 2}, "rank 2 is named, but gang 0 has 2 ranks"),
         ({"compute_ms": [1.0, 2.0]}, "compute_ms has 2 values"),
         ({"compute_ms": [70.0]}, "expected them to add up"),
@@ -50,7 +50,7 @@ def test_profiles_lie_in_a_file_of_their_own(run: RunDirectory) -> None:
 )
 def test_a_line_that_contradicts_itself_is_refused(run: RunDirectory, change: dict[str, Any], why: str) -> None:
     run.profiles_jsonl.write_text(json.dumps(LINE | change) + "\n")
-    with pytest.raises(RunDirectoryError, match=f"line 1 is no record.*{why}"):
+    with pytest.raises(RunDirectoryError, match=f"line 1 is not a record.*{why}"):
         run.read_profiles()
 
 

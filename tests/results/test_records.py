@@ -123,8 +123,8 @@ def waits(seconds: float) -> str:
         ({"step_s": "!!"}, "Invalid base64"),
         ({"step_s": "AACAPw=="}, "4 bytes of step times (step_s); expected 4 for each of 3 x 4"),
         ({"waited_s": "AACAPw=="}, "4 bytes of seconds waited for data (waited_s); expected as many as of step times"),
-        ({"waited_s": waits(float("nan"))}, "a wait for data (waited_s) is no number of seconds from 0 on"),
-        ({"waited_s": waits(-0.5)}, "a wait for data (waited_s) is no number of seconds from 0 on"),
+        ({"waited_s": waits(float("nan"))}, "a wait for data (waited_s) is negative or not finite"),
+        ({"waited_s": waits(-0.5)}, "a wait for data (waited_s) is negative or not finite"),
         ({"waited_s": waits(1e3)}, "a rank waited longer for data (waited_s) than its block lasted (block_s)"),
         ({"utilization": 5.0}, "Expected `float` <= 1.0 - at `$.utilization`"),
         ({"utilization": [0.5, -1, 0.5]}, "Expected `float` >= 0.0 - at `$.utilization[1]`"),
@@ -135,9 +135,9 @@ def waits(seconds: float) -> str:
         ({"skipped_steps": 5}, "skipped_steps=5; expected at most 4 steps"),
         ({"skipped_steps": [0, 0, -1]}, "Expected `int` >= 0"),
         ({"ranks": []}, "Expected `array` of length >= 1"),
-        ({"ranks": [0, 1, 1]}, "ranks has 3 values, and 2 different ones; expected each rank once"),
+        ({"ranks": [0, 1, 1]}, "ranks has 3 values, but 2 different ones; expected each rank once"),
         ({"ranks": [0, 1, 3]}, "rank 3 is named, but gang 2 has 3 ranks"),
-        ({"gang": 1}, "gang 1 never announced itself"),
+        ({"gang": 1}, "gang 1 was not announced before"),
         ({"round": -1}, "Expected `int` >= 0"),
         ({"study": 7}, "Expected `str`, got `int` - at `$.study`"),
         ({"colour": "red"}, "unknown field `colour`"),
@@ -198,7 +198,7 @@ def test_a_record_says_its_kind() -> None:
 
 
 def test_a_gang_announces_itself_once() -> None:
-    assert refusal(line_of(WHO)) == "another gang 2"
+    assert refusal(line_of(WHO)) == "a second gang 2"
 
 
 def test_columns_of_a_gang_are_as_long_as_its_hosts() -> None:

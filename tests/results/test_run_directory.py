@@ -140,7 +140,7 @@ class TestPlan:
     )
     def test_refuses_what_describes_no_plan(self, run: RunDirectory, change: dict[str, Any]) -> None:
         run.write_json(run.plan_json, as_json(PLAN) | change)
-        with pytest.raises(RunDirectoryError, match=r"plan\.json: holds what was never written .* at `\$"):
+        with pytest.raises(RunDirectoryError, match=r"plan\.json: has invalid content .* at `\$"):
             run.read_plan()
 
     def test_refuses_a_run_without_one(self, run: RunDirectory) -> None:
@@ -212,7 +212,7 @@ class TestMeasurements:
         lines = run.measurements_jsonl.read_text(encoding="utf-8").splitlines()
         lines[number - 1] = damage
         run.measurements_jsonl.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        with pytest.raises(RunDirectoryError, match=rf"measurements\.jsonl: line {number} is no record"):
+        with pytest.raises(RunDirectoryError, match=rf"measurements\.jsonl: line {number} is not a record"):
             measurements_in(run)
 
 

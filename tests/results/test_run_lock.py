@@ -88,7 +88,7 @@ def test_a_file_system_without_locks_is_used_without_one_and_said_so(
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     lock = RunLock.acquire(tmp_path)
-    assert lock.note == f"{tmp_path} is on a file system without locks: nothing kept another run out of it"
+    assert lock.note == f"{tmp_path} is on a file system without locks: another run could have written to it"
     lock.release()
     assert list(tmp_path.iterdir()) == []
 

@@ -117,7 +117,7 @@ class TestRunJson:
     )  # fmt: skip
     def test_what_was_never_written_is_refused(self, run: RunDirectory, change: dict[str, Any]) -> None:
         run.write_json(run.run_json, as_json(run.read_run()) | change)
-        with pytest.raises(RunDirectoryError, match=r"run\.json: holds what was never written"):
+        with pytest.raises(RunDirectoryError, match=r"run\.json: has invalid content"):
             run.read_run()
 
 
@@ -194,7 +194,7 @@ class TestResumed:
         resume_run(run, (), "ab" * 32, {"weak/r": "error", "strong/r": "no end"})
         notes = run.read_run().resumption_notes()
         assert notes[0].startswith("measured in 2 sessions: resumed 20")
-        assert notes[1].endswith("superseded.jsonl: weak/r (error), strong/r (no end)")
+        assert notes[1].endswith("superseded.jsonl): weak/r (error), strong/r (no end)")
         assert len(notes) == 2
 
     def test_the_reader_is_told_of_other_thresholds(self, run: RunDirectory) -> None:

@@ -59,7 +59,7 @@ def test_more_parameters_cannot_change_than_there_are() -> None:
 
 def test_a_line_of_a_gang_or_a_rank_that_is_not_there_is_refused() -> None:
     line = checked_line(epoch_of(RUN))
-    with pytest.raises(ValueError, match="gang 0 never announced itself"):
+    with pytest.raises(ValueError, match="gang 0 was not announced before"):
         RecordReader().read(line)
     reader = RecordReader()
     reader.read(checked_line(gang_of(training_run(1))))

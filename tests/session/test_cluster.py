@@ -79,7 +79,7 @@ def test_the_nodes_follow_from_options_and_allocation(
     [
         ({"nodes": "4"}, THREE_NODES, r"^--ddp-nodes: found 4, but Slurm job 17 has 3; expected at most 3\."),
         ({"nodes": "2"}, ONE_NODE, r"^--ddp-nodes: found 2, but Slurm job 17 has 1; expected at most 1\."),
-        ({"nodes": "2", "isolate": "1"}, {}, r"^--ddp-isolate: each study would be a Slurm job of its own"),
+        ({"nodes": "2", "isolate": "1"}, {}, r"^--ddp-isolate: each study would be its own Slurm job"),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -93,7 +93,8 @@ class TestLateVerdicts:
         assert len(gangs) == 1
 
     @pytest.mark.parametrize(
-        ("interrupted", "reason"), [(True, "the session was interrupted"), (False, "its test did not ask")]
+        ("interrupted", "reason"),
+        [(True, "the session was interrupted"), (False, "its test did not ask for a verdict")],
     )
     def test_without_any_measurement_nothing_is_known(
         self, measuring: AcceptanceSession, gangs: list[InstantGang], interrupted: bool, reason: str

@@ -45,7 +45,7 @@ def test_what_is_here_is_used_and_the_other_nodes_of_a_job_are_like_it(cluster: 
 def test_of_nodes_elsewhere_the_user_says_how_many_they_have(kind: str) -> None:
     assert found(kind, 0, ELSEWHERE, gpus_per_node="8") == 8
     assert found(kind, 2, ELSEWHERE, gpus_per_node="8") == 8, "the GPUs of a login node do not count"
-    with pytest.raises(OptionError, match=r"^--ddp-gpus-per-node: not given, and other machines cannot"):
+    with pytest.raises(OptionError, match=r"^--ddp-gpus-per-node: not given, and GPUs of other machines cannot"):
         found(kind, 8, ELSEWHERE)
 
 
@@ -104,5 +104,5 @@ class TestDriver:
     ) -> None:
         (tmp_path / "pynvml.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-        with pytest.raises(SkuError, match="signal 11 ended a process that asked the NVIDIA driver"):
+        with pytest.raises(SkuError, match="a process that queried the NVIDIA driver was ended by signal 11"):
             refuse_hanging_driver()

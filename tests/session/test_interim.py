@@ -45,7 +45,7 @@ def test_after_a_study_what_it_says_is_written_and_the_run_is_incomplete(half: A
     Interim(half, nothing)(end(half.source.plan.studies[0].id))
     judgement = written(half)
     assert judgement.outcome == "incomplete"
-    assert "measuring went on at 20" in judgement.reason
+    assert "measuring was still running when this was written at 20" in judgement.reason
     assert f"1 of {len(half.source.plan.study_ids)} studies had ended; --ddp-resume={half.run.path}" in judgement.reason
     outcomes = {verdict.outcome for verdict in judgement.verdicts}
     assert "passed" in outcomes

@@ -51,7 +51,7 @@ class TestJudging:
         session.source.close("finished")
         assert old.run_json.read_bytes() == record
         notes = session.conclude(interrupted=False, spoiled=()).notes
-        assert notes == (f"judged from {old.path}, nothing was measured",)
+        assert notes == (f"judged from {old.path} without a new measurement",)
 
     def test_who_judges_is_in_the_basis_and_the_measured_run_keeps_its_own(
         self, opened: Open, old: RunDirectory
@@ -89,7 +89,7 @@ class TestJudging:
         begin = source.open_run if goes_on else lambda: source.select(source.cases)
         if goes_on:
             source.select(source.cases)
-        with pytest.raises(RunDirectoryError, match=r"baseline\.json.*is no baseline.json: it has no schema_version"):
+        with pytest.raises(RunDirectoryError, match=r"baseline\.json.*is not a baseline.json: it has no schema"):
             begin()
 
     def test_notes_of_the_old_run_are_kept(self, opened: Open, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ class TestJudging:
         lines = old.measurements_jsonl.read_text(encoding="utf-8").splitlines(keepends=True)
         lines[2] = json.dumps({"kind": "measurement"}) + "\n"
         old.measurements_jsonl.write_text("".join(lines), encoding="utf-8")
-        with pytest.raises(RunDirectoryError, match="line 3 is no record"):
+        with pytest.raises(RunDirectoryError, match="line 3 is not a record"):
             self.judged(opened, old)
 
 
@@ -149,4 +149,4 @@ def test_gpus_that_took_no_part_are_not_accepted(
     assert all(session.judge(case, nothing).passed for case in session.source.cases)
     judgement = session.conclude(interrupted=False, spoiled=())
     assert judgement.outcome == "partial"
-    assert "8 of 16 GPUs took no part in any of them: GPU 8 on here" in judgement.reason
+    assert "8 of 16 GPUs were tested by none of them: GPU 8 on here" in judgement.reason

@@ -114,11 +114,11 @@ def test_what_was_judged_after_a_study_is_on_the_next_page(measuring: Acceptance
     listener(Idle())
     timed.now_s += 1000.0
     listener(RoundEnd(study=STUDY, round=7, arms=("alone",)))
-    assert "nothing has been judged yet" in page_text(measuring)
+    assert "no requirement has been judged yet" in page_text(measuring)
     timed.now_s += 1000.0
     listener(StudyEnd(STUDY, "rounds"))
     assert timed.rendered == 2
-    assert "measuring went on at 20" in page_text(measuring)
+    assert "measuring was still running when this was written at 20" in page_text(measuring)
 
 
 def test_after_an_interruption_the_page_is_left_alone(measuring: AcceptanceSession) -> None:

@@ -118,7 +118,7 @@ class TestSku:
 
     def test_gpus_of_another_sku_are_refused(self, opened: Open, machine: Callable[..., None]) -> None:
         machine(gpu(0, name="H"), driver=True)
-        with pytest.raises(SkuError, match=r"^--gpu-sku=gpu: gpu is a SKU the GPUs are not"):
+        with pytest.raises(SkuError, match=r"^--gpu-sku=gpu: the GPUs here are not gpu"):
             opened(gpu_sku="g")
 
     @pytest.mark.parametrize(("sku", "collect_only"), [("cpu", False), ("cpu", True), ("gpu", True)])
@@ -138,7 +138,7 @@ class TestSku:
 
     def test_a_judged_run_is_not_judged_as_another_sku(self, opened: Open, tmp_path: Path) -> None:
         judge = str(measured_run(tmp_path / "old", "gpu"))
-        with pytest.raises(SkuError, match=r"cpu is asked for, but .*/old was measured on gpu; expected gpu\."):
+        with pytest.raises(SkuError, match=r"found cpu, but .*/old was measured on gpu; expected gpu\."):
             opened(ddp_judge=judge)
 
     def test_a_judged_run_of_an_unknown_sku_is_refused(self, opened: Open, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ class TestSku:
     def test_a_judged_run_that_names_no_sku_is_broken(self, opened: Open, tmp_path: Path, sku: Any) -> None:
         run = RunDirectory(measured_run(tmp_path / "old"))
         run.write_json(run.run_json, as_json(run.read_run()) | {"sku": sku})
-        with pytest.raises(RunDirectoryError, match=r"run\.json: holds what was never written .*`\$\.sku`"):
+        with pytest.raises(RunDirectoryError, match=r"run\.json: has invalid content .*`\$\.sku`"):
             opened(gpu_sku="auto", ddp_judge=str(run.path))
 
 
@@ -224,7 +224,7 @@ class TestFewerGpusThanAsked:
         (tmp_path / "with_check.yaml").write_text(self.WITH_CHECK, encoding="utf-8")
         session = opened(gpu_sku="gpu", thresholds=str(tmp_path / "with_check.yaml"), **asked)
         assert (session.source.machine.devices, session.source.machine.gpus_asked) == (2, 8)
-        told = ("2 GPUs are visible here, 8 were asked for",)
+        told = ("2 GPUs are visible here, 8 were requested",)
         assert session.source.machine.silent == told, "so that the run cannot be accepted"
         session.source.select(session.source.cases[:1])
         assert session.source.plan is not None

@@ -82,7 +82,7 @@ class TestRemembering:
     def test_that_fails_says_why_and_leaves_the_file_alone(self, history: Path, run: RunDirectory) -> None:
         history.write_bytes(b"somebody's notes")
         why = remember(history, run, read_judgement(run.verdicts_json), None)
-        assert why.startswith(f"the history was not brought up to date: {history}: is not a history file")
+        assert why.startswith(f"the history was not updated: {history}: is not a history file")
         assert history.read_bytes() == b"somebody's notes"
 
     def test_where_no_file_can_be_says_why(self, tmp_path: Path, run: RunDirectory) -> None:

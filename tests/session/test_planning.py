@@ -103,9 +103,9 @@ class TestWhatIsLacking:
         assert planning(16, Cluster(2, ("n1", "n2"))).why_not(case) is None
 
     def test_is_a_node_with_as_many_gpus_as_a_bound_is_about(self) -> None:
-        case = replace(training(8), missing="is about 8 GPUs of one node; a node has 4 here")
+        case = replace(training(8), missing="needs 8 GPUs on one node; a node has 4 here")
         nodes = planning(8, Cluster(2, ("n1", "n2")))
-        assert nodes.why_not(case) == "is about 8 GPUs of one node; a node has 4 here"
+        assert nodes.why_not(case) == "needs 8 GPUs on one node; a node has 4 here"
         assert nodes.plan_for([case, training(4)]) == nodes.plan_for([training(4)])
 
     def test_leaves_the_others_to_be_measured(self) -> None:

@@ -255,7 +255,7 @@ class TestLeaveOut:
         monkeypatch.setattr(SurveyedGang, "problem", "nvmlInit did not return")
         judgement = stage.run("leave-out", cluster)
         assert [gang.measured for gang in stage.gangs] == [()]
-        unknown = [f"{host}: it could not be looked at: nvmlInit did not return" for host in THREE[: cluster.nodes]]
+        unknown = [f"{host}: survey failed: nvmlInit did not return" for host in THREE[: cluster.nodes]]
         assert reason(judgement, PACE) == f"nothing was measured: {'; '.join(unknown)}"
         assert outcomes(judgement)[CHECK] == "not_measured"
         assert judgement.outcome == "incomplete"
@@ -288,7 +288,7 @@ class TestResumed:
 
     def test_nodes_that_were_left_out_do_not_come_back(self, stage: Stage, tmp_path: Path) -> None:
         stage.run("leave-out")
-        with pytest.raises(OptionError, match=r"6 devices on 3 nodes can be used here, but .* was begun with 4 on 2"):
+        with pytest.raises(OptionError, match=r"6 devices on 3 nodes can be used here, but .* was started with 4 on 2"):
             self.resumed(stage, "leave-out", tmp_path)
 
     def resumed(self, stage: Stage, unfit: str, tmp_path: Path) -> AcceptanceSession:

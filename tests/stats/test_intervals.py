@@ -73,7 +73,7 @@ def test_mean_of_too_little_or_of_no_numbers_is_refused(values: list[float]) -> 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan])
 def test_geometric_mean_of_what_is_not_positive_is_refused(bad: float) -> None:
-    with pytest.raises(ValueError, match="expected them positive"):
+    with pytest.raises(ValueError, match="expected positive values"):
         geometric_mean_estimate([1.0, bad, 2.0], 0.95)
 
 

@@ -39,7 +39,9 @@ def test_all_arms_infer_the_same_images_and_native_needs_gpus() -> None:
 )
 def test_an_arm_of_one_process_has_several_devices_and_no_other_has(wrong: Arm) -> None:
     devices = 1 if wrong.is_split else 2
-    with pytest.raises(ValueError, match=rf"has {devices} devices; expected 1, or of one rank of data_parallel, "):
+    with pytest.raises(
+        ValueError, match=rf"has {devices} devices; expected 1, or at least 2 for one rank of data_parallel, "
+    ):
         Arm(wrong.kind, 1, 4, devices=devices)
     with pytest.raises(ValueError, match="of 2 ranks has 2 devices"):
         Arm("vanilla_parallel", 2, 4, devices=2)

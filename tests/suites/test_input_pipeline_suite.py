@@ -101,9 +101,9 @@ def test_the_report_says_what_was_waited_and_what_to_set() -> None:
 
 
 def test_an_arm_that_is_missing_is_said_with_the_reason() -> None:
-    report = input_pipeline_report(suite_of((100, 50), error="rank 1 on n1 failed: /images/x.jpg: is no image"))
+    report = input_pipeline_report(suite_of((100, 50), error="rank 1 on n1 failed: /images/x.jpg: is not an image"))
     assert report.problems == [
-        "workers=2,prefetch=2, workers=4,prefetch=2: rank 1 on n1 failed: /images/x.jpg: is no image"
+        "workers=2,prefetch=2, workers=4,prefetch=2: rank 1 on n1 failed: /images/x.jpg: is not an image"
     ]
     assert report.values["recommended"] == "workers=0"
 

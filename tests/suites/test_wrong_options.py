@@ -79,7 +79,7 @@ WRONG = {
         ("--try=static_graph=yes", "static_graph as true or false"),
         ("--try=precision=fp8", "precision as one of fp32, fp16, bf16"),
         ("--try=accumulation_steps=0", "expected accumulation_steps from 1 to 10000, not 0"),
-        ("--try=uneven_share=0.99", "expected uneven_share that leaves each rank an image of"),
+        ("--try=uneven_share=0.99", "expected uneven_share that leaves each rank one of"),
         ("--try=nccl_algo=Ring", "'nccl_algo' is not one of them (perhaps NCCL_ALGO)"),
         ("--try=batch_size=none", "batch_size as a number, half or double"),
         ("--try=bucket_cap_mb", "name=value"),

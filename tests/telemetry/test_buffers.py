@@ -16,7 +16,7 @@ from tests.nvml_stand_in.machine import A100, PlayedMachine, uuid_of
 from tests.telemetry.sampled import cut
 
 HALF_BUSY = 1
-NOTHING = "nothing was read in the window"
+NOTHING = "no sample in the window"
 
 
 @pytest.fixture(scope="module")

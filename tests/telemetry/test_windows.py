@@ -20,7 +20,7 @@ def test_nothing_read_is_a_record_of_nothing_with_reasons() -> None:
     assert (telemetry.utilization, telemetry.energy_j, telemetry.throttle_reasons) == (None, None, None)
     assert telemetry.ecc_uncorrected is None
     assert {telemetry.unreadable[name] for name in ("utilization", "energy_j", "sm_activity", "ecc_corrected")} == {
-        "nothing was read in the window"
+        "no sample in the window"
     }
     assert telemetry.sources == {}
 

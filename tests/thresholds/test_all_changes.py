@@ -86,7 +86,7 @@ def test_a_check_that_only_warns_is_weaker(tmp_path: Path) -> None:
     )
     (bound,) = found.bounds
     assert bound.is_weaker
-    assert str(bound).endswith("has to pass → has to pass, only warns")
+    assert str(bound).endswith("must pass → must pass, only warns")
 
 
 def test_a_sku_of_the_sites_own_is_new(tmp_path: Path) -> None:

@@ -138,10 +138,10 @@ def test_what_comes_to_the_same_number_of_ranks_is_measured_once(load: Load) -> 
 @pytest.mark.parametrize(
     ("beyond", "layout", "missing"),
     [
-        ("", Layout(2, 4), {"r-8gpu": "is about 8 GPUs of one node; a node has 4 here"}),
+        ("", Layout(2, 4), {"r-8gpu": "needs 8 GPUs on one node; a node has 4 here"}),
         ("asked", Layout(2, 4), {"r-8gpu": ""}),
         ("dropped", Layout(2, 4), {}),
-        ("missing", Layout(2, 4), {"r-8gpu": "is about 8 GPUs of one node; a node has 4 here"}),
+        ("missing", Layout(2, 4), {"r-8gpu": "needs 8 GPUs on one node; a node has 4 here"}),
         ("missing", Layout(2, 8), {"r-8gpu": ""}),
         ("missing", Layout(1, 4), {"r-8gpu": ""}),
     ],

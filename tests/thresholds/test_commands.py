@@ -67,9 +67,9 @@ def test_check_says_what_a_site_changes_and_names_both_files(tmp_path: Path, cap
     told = lines[at + 1 : at + 7]
     weak = "weak_scaling_efficiency of resnet152-fp16 at world size 8: ≥ 0.959882, of ddp@1 → ≥ 0.9751"
     assert f"  {path}:7: {weak}" in told
-    gone = "strong_scaling_efficiency of vit-b-16-fp16 at world size 8: ≥ 0.779, of ddp@1 → not asked (weaker)"
+    gone = "strong_scaling_efficiency of vit-b-16-fp16 at world size 8: ≥ 0.779, of ddp@1 → not required (weaker)"
     assert f"  removed: {gone}" in told
-    idle = "throughput_per_gpu of resnet50-fp16 at world size 1 is asked so in the file below"
+    idle = "throughput_per_gpu of resnet50-fp16 at world size 1 is the same in the file below"
     assert f"  {path}:10: has no effect: {idle}" in told
     assert lines[at + 7] == "16 SKUs as in the file below"
 

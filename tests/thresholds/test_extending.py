@@ -137,7 +137,7 @@ def test_names_of_the_nearest_file_hold_for_rows_below(path: Path) -> None:
         ("    remove: [{weak_scaling_efficiency: [], of: r}]\n", 5, "has no world size; expected some, such as [8, al"),
         ("    remove: [{weak_scaling_efficiency: 8, of: q}]\n", 5, "there is no weak_scaling_efficiency of q at world"),
         ("    remove: [{weak_scaling_eficiency: 8, of: r}]\n", 5, "did you mean 'weak_scaling_efficiency'?"),
-        ("    remove: [{busbw_gbps: 8, no_regression: any}]\n", 5, "it has busbw_gbps, no_regression; expected one me"),
+        ("    remove: [{busbw_gbps: 8, no_regression: any}]\n", 5, "has busbw_gbps, no_regression; expected one me"),
         ("    remove: [{check: gpus}]\n", 5, "there is no node_check of gpus to change; expected one of generation_ra"),
         ("    remove: [{check: ecc, severity: warn}]\n", 5, "unknown key skus.new.remove[0].severity"),
         ("    remove: all\n", 5, "skus.new.remove: it is 'all'; expected a list"),
@@ -147,7 +147,7 @@ def test_names_of_the_nearest_file_hold_for_rows_below(path: Path) -> None:
         ("    requirements: [{colour: red}]\n", 5, "skus.new.requirements[0]: unknown key 'colour'"),
         ("    checks: {eccc: warn}\n", 5, "there is no check 'eccc'; did you mean 'ecc'?"),
         ("    checks: {ecc: warn}\n    requirements: [{check: ecc, severity: fail}]\n", 5,
-         "ecc has a row of its own under `requirements`; expected one of them"),
+         "ecc also has a row under `requirements`; expected one of them"),
         ("    alias: [n]\n", 5, "unknown key skus.new.alias; did you mean 'aliases'?"),
     ],
 )  # fmt: skip

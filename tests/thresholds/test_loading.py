@@ -89,13 +89,13 @@ def test_paths_are_written_as_the_reader_would() -> None:
         (weak_changed("bound: 0.95", "bound: 95"), WEAK_LINE, "expected a fraction, for example 0.95"),
         (changed("'^New$'", "'New'"), NEW_LINE + 2, "name 'New' is not anchored"),
         (changed(DETECT, ""), NEW_LINE, "skus.new.detect is missing; expected a value. Add it."),
-        (changed("schema_version: 2", "schema_version: 1"), 1, "schema_version is 1; expected 2. Write the file in"),
+        (changed("schema_version: 2", "schema_version: 1"), 1, "schema_version is 1; expected 2. Use the current form"),
         (changed("schema_version: 2\n", ""), 1, "schema_version is missing; expected 2"),
         (changed("schema_version: 2", "schema_version: true"), 1, "schema_version is True; expected 2"),
         (changed("skus:\n", "skuss:\n"), 7, "unknown key skuss; did you mean 'skus'?"),
         (changed("sources: {paper: a paper}", "sources: [a paper]"), 2, "sources is ['a paper']; expected a mapping"),
         ("schema_version: 2\nskus: {}\n", 2, "0 SKUs under `skus`; expected 1 to 200"),
-        ("schema_version: 2\nskus: {cpu: 1}\n", 2, "skus.cpu: it is no mapping; expected the keys of a SKU"),
+        ("schema_version: 2\nskus: {cpu: 1}\n", 2, "skus.cpu: it is not a mapping; expected the keys of a SKU"),
         ("", 1, "the file is empty; expected `schema_version: 2` and `skus:`"),
         ("# only a comment\n", 1, "the file is empty"),
         ("just a sentence\n", 1, "the file is 'just a sentence'"),
@@ -131,7 +131,7 @@ def test_a_bad_file_is_refused_with_its_line(
 def test_anchors_are_refused_with_what_takes_their_place(written: str, line: int, refusal: Refusal) -> None:
     named, message = refusal(written)
     assert "the YAML anchor or alias " in message
-    assert "expected a name under `reasons`, `sources`, `workloads` or `families` for what is said more" in message
+    assert "expected a name under `reasons`, `sources`, `workloads` or `families` for repeated text" in message
     assert named == line
 
 
@@ -153,7 +153,7 @@ def test_a_number_that_yaml_reads_as_another_is_refused(place: str, written: str
     found = written.rpartition(" ")[2].strip('"')
     assert line == WEAK_LINE
     assert f"{WHERE[place]} has {found!r}, which YAML 1.1 reads as {read}; expected a plain decimal number. " in message
-    assert "Write it out, or in quotes if it is text." in message
+    assert "Write it as a plain number, or in quotes if it is text." in message
 
 
 def test_such_a_number_is_refused_where_text_a_name_or_a_world_size_belongs(refusal: Refusal) -> None:
@@ -273,7 +273,7 @@ def test_a_chain_of_references_breaks_at_its_first_link_only(tmp_path: Path) -> 
     thresholds = file.thresholds
     assert list(thresholds.skus) == ["elder", "new", "newest"]
     [warning] = file.warnings["new"]
-    assert "is not asked of new: its reference old is not in this file" in str(warning)
+    assert "is skipped for new: its reference old is not in this file" in str(warning)
     assert not [one for one in thresholds.skus["new"].requirements if one.versus]
     assert thresholds.reference_throughput(thresholds.skus["newest"].requirements[-1])[0] == 200
 
@@ -338,7 +338,7 @@ def test_names_that_differ_in_case_alone_name_nothing(tmp_path: Path) -> None:
     loaded = load_thresholds(file)
     assert set(loaded.broken) == {"new", "NEW"}
     for asked in ("new", "NEW"):
-        with pytest.raises(ThresholdsError, match="but for the case of letters, NEW is the same name"):
+        with pytest.raises(ThresholdsError, match="differs from NEW only in case"):
             loaded.sku_name(asked)
 
 

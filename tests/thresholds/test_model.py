@@ -52,25 +52,25 @@ def test_ranks_are_packed_unless_the_file_says_otherwise() -> None:
     [
         ({"bound": 95}, "looks like per cent; expected a fraction, for example 0.95"),
         ({"metric": "device_utilization", "bound": 98.5}, "per cent; expected a fraction, for example 0.985"),
-        ({"world_size": 1}, "world size 1 says nothing about weak_scaling_efficiency; expected at least 2"),
+        ({"world_size": 1}, "weak_scaling_efficiency is not defined for world size 1; expected at least 2"),
         ({"versus": "old"}, "weak_scaling_efficiency takes no `versus: SKU`"),
         ({"metric": "generation_ratio", "bound": 2}, "generation_ratio needs `versus: SKU`"),
         ({"workload": ""}, "weak_scaling_efficiency needs `of: NAME`"),
         ({"check": "ecc"}, "weak_scaling_efficiency takes no `check: NAME`"),
         ({"metric": "throughput_per_gpu", "world_size": 1, "placement": "spread"},
-         "spread says nothing about world size 1; expected at least 2"),
-        ({"metric": "ddp_overhead", "bound": 0.5, "world_size": 2}, "2 says nothing about ddp_overhead; expected 1"),
-        ({"metric": "ddp_overhead", "bound": 0.5, "world_size": "node"}, "node says nothing about ddp_overhead; expec"),
-        *(({"metric": metric, "bound": 1, "world_size": 1}, f"1 says nothing about {metric}; expected at least 2")
+         "spread is not defined for world size 1; expected at least 2"),
+        ({"metric": "ddp_overhead", "bound": 0.5, "world_size": 2}, "ddp_overhead is not defined for world size 2"),
+        ({"metric": "ddp_overhead", "bound": 0.5, "world_size": "node"}, "ddp_overhead is not defined for world size"),
+        *(({"metric": metric, "bound": 1, "world_size": 1}, f"{metric} is not defined for world size 1")
           for metric in ("rank_uniformity", "replica_agreement")),
-        *(({"metric": metric, "bound": 0.5, "world_size": 1}, f"1 says nothing about {metric}; expected at least 2")
+        *(({"metric": metric, "bound": 0.5, "world_size": 1}, f"{metric} is not defined for world size 1")
           for metric in ("exposed_communication", "memory_spread")),
         ({"metric": "strong_scaling_speedup", "world_size": "all"}, "shares one batch among the ranks; expected a num"),
         *(({"metric": "replica_agreement", "bound": bound},
-           f"bound {bound:g} for replica_agreement lets ranks differ that have to agree bit for bit; expected 1")
+           f"bound {bound:g} for replica_agreement allows ranks to differ, but they must agree bit for bit; expected 1")
           for bound in (0.5, 0.99, 1.01)),
-        ({"source": Source(0.0)}, "nobody measured a weak_scaling_efficiency of 0; expected what was measured"),
-        ({"source": Source(97.0)}, "nobody measured a weak_scaling_efficiency of 97; expected what was measured"),
+        ({"source": Source(0.0)}, "published weak_scaling_efficiency of 0 is impossible; expected the measured value"),
+        ({"source": Source(97.0)}, "published weak_scaling_efficiency of 97 is impossible; expected the meas"),
         ({"metric": "device_utilization", "bound": 1.01}, "no machine could pass it; expected 0.001 to 1"),
         ({"metric": "model_flops_utilization", "bound": 1.5}, "no machine could pass it"),
         ({"bound": 1.2}, "no machine could pass it"),
@@ -127,7 +127,7 @@ def test_a_world_size_may_be_a_word(world_size: str) -> None:
         ({"name": "RTX PRO 6000"}, "is not anchored"),
         ({"name": "^RTX PRO 6000"}, "is not anchored"),
         ({"name": "RTX PRO 6000$"}, "is not anchored"),
-        ({"name": "^(RTX$"}, "is no regular expression: missing )"),
+        ({"name": "^(RTX$"}, "is not a regular expression: missing )"),
         ({"name": "^RTX$", "pci_device_ids": ["2BB5"]}, "String should match pattern"),
         ({"name": "^RTX$", "pci_device_ids": ["10de2bb5"]}, "String should match pattern"),
         ({"name": "^RTX$", "memory_gib": 0}, "greater than 0"),
@@ -232,7 +232,7 @@ def test_flops_utilization_is_of_the_peak_in_the_workloads_precision(precision: 
     [
         ("fp16_tflops", "bf16", ""),
         ("bf16_tflops", "fp16", ""),
-        ("fp16_tflops", "fp32", ", that of the plain fp32 units, for TF32 is not used"),
+        ("fp16_tflops", "fp32", ", the peak of the plain fp32 units, because TF32 is not used"),
         ("", "fp16", ""),
     ],
 )

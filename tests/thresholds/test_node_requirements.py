@@ -86,18 +86,18 @@ def test_a_probe_knows_the_peak_of_what_it_measures(peak: str, probe: str, expec
     [
         ("probe: all-reduce-32mib, ", "", "busbw_gbps needs `probe: NAME`"),
         ("probe: all-reduce-32mib", "of: r", "busbw_gbps takes no `of: NAME`"),
-        ("probe: all-reduce-32mib", "probe: all-reduce-32mib, of: r", "it has `of` and `probe`; expected one of them"),
+        ("probe: all-reduce-32mib", "probe: all-reduce-32mib, of: r", "has both `of` and `probe`; expected one"),
         ("probe: all-reduce-32mib", "check: ecc, severity: fail", "unknown key skus.new.requirements[2]."),
-        ("all-reduce-32mib", "all-reduce", "probe 'all-reduce' is not known; expected matmul-fp32|fp16|bf16|fp8, "
+        ("all-reduce-32mib", "all-reduce", "unknown probe 'all-reduce'; expected matmul-fp32|fp16|bf16|fp8, "
          "memory-copy, host-to-device, device-to-host, or all-reduce|all-gather|reduce-scatter|broadcast|reduce|"
          "all-to-all|send-recv with a message size such as -32mib"),
-        ("all-reduce-32mib", "send-recv-32mib", "busbw_gbps is not what send-recv-32mib measures; "
+        ("all-reduce-32mib", "send-recv-32mib", "send-recv-32mib does not measure busbw_gbps; "
          "expected all-reduce, all-gather, reduce-scatter, broadcast, reduce, all-to-all"),
         ("busbw_gbps: {8: 100}, probe: all-reduce-32mib", "matmul_tflops: 100, margin: 5 %, probe: memory-copy",
-         "matmul_tflops is not what memory-copy measures; expected matmul"),
-        ("all-reduce-32mib", "matmul-bf16", "matmul-bf16 is done by one device; expected world_size 1"),
-        ("8: 100", "1: 100", "all-reduce-32mib takes at least 2 ranks"),
-        ("published", "placement: spread, published", "busbw_gbps is not about where ranks are placed; "
+         "memory-copy does not measure matmul_tflops; expected matmul"),
+        ("all-reduce-32mib", "matmul-bf16", "matmul-bf16 runs on one device; expected world_size 1"),
+        ("8: 100", "1: 100", "all-reduce-32mib needs at least 2 ranks"),
+        ("published", "placement: spread, published", "busbw_gbps does not depend on placement; "
          "expected no `placement: spread`"),
         ("published", "versus: old, published", "busbw_gbps takes no `versus: SKU`"),
         ("busbw_gbps: {8: 100}", "weak_scaling_efficiency: {8: 0.9}, margin: 5 %",
@@ -168,14 +168,14 @@ def test_a_check_that_means_nothing_on_a_cpu_is_refused_there(
         return
     line, message = refusal(text)
     assert line == NEW_LINE + 4
-    assert f"check '{check}' means nothing without a GPU; expected some of gpus, versions, disk, clock" in message
+    assert f"check '{check}' does not apply without a GPU; expected some of gpus, versions, disk, clock" in message
 
 
 def test_a_line_of_a_check_that_means_nothing_on_a_cpu_is_refused_there(refusal: Refusal) -> None:
     line = "      - {check: ecc, severity: fail}\n"
     found, message = refusal(changed(DETECT, "    detect: {device: cpu}\n") + line)
     assert found == RATIO_LINE + 1
-    assert "check 'ecc' means nothing without a GPU" in message
+    assert "check 'ecc' does not apply without a GPU" in message
 
 
 @pytest.mark.parametrize("gpus", ["0", "8.0", "'8'"])

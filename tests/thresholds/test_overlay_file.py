@@ -33,7 +33,7 @@ def test_an_overlay_that_would_not_be_valid_stays_as_it_is(tmp_path: Path) -> No
     broken = OverlayChanges(batch={"resnet152-bf61": {"per_gpu": 768}})
     shown: list[str] = []
     with pytest.raises(
-        ThresholdsError, match=r"site\.yaml:\d+: .*did you mean 'resnet152-bf16'.*the file is as it was"
+        ThresholdsError, match=r"site\.yaml:\d+: .*did you mean 'resnet152-bf16'.*the file was not changed"
     ):
         write_overlay(file, "b200", broken, shown.append)
     assert file.read_text() == "schema_version: 2\nextends: packaged\nskus: {}\n"

@@ -91,11 +91,11 @@ def test_a_waiver_without_a_name_a_reason_or_an_end_breaks_its_sku(tmp_path: Pat
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ("throughput_per_gpu: 2 nodes, of: resnet", "it is between nodes"),
-        ("throughput_per_gpu: all, of: resnet", "it is between nodes"),
-        ("weak_scaling_efficiency: 4, of: resnet, placement: spread", "it is between nodes"),
-        ("check: transport", "it is about what connects nodes, too"),
-        ("replica_agreement: node, of: resnet", "ranks that compute different results compute wrong ones"),
+        ("throughput_per_gpu: 2 nodes, of: resnet", "it covers links between nodes"),
+        ("throughput_per_gpu: all, of: resnet", "it covers links between nodes"),
+        ("weak_scaling_efficiency: 4, of: resnet, placement: spread", "it covers links between nodes"),
+        ("check: transport", "it also covers links between nodes"),
+        ("replica_agreement: node, of: resnet", "ranks with different results compute wrong ones"),
         ("check: ecc", "memory errors corrupt data"),
         ("check: ecc_under_load", "memory errors corrupt data"),
         ("check: gpus", "GPUs that are missing or do not answer are not tested"),

@@ -59,8 +59,8 @@ ROW = "{sku: cpu, model: m, precision: fp32, batch: 1, epochs: 1, data: d, valid
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (ROW % "", "no reason for its numbers; expected `published`, a key of sources, or `provisional`"),
-        (ROW % ", published: nobody", "no reason for its numbers"),
+        (ROW % "", "no source of its numbers; expected `published`, a key of sources, or `provisional`"),
+        (ROW % ", published: nobody", "no source of its numbers"),
         (ROW % ", provisional: a, speed: 1", "unknown field `speed`"),
         (ROW % ", provisional: a, margin: 2", "<= 1"),
         (ROW.replace("0.5", "50") % ", provisional: a", "<= 1"),

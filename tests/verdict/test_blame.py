@@ -15,7 +15,7 @@ from pytest_ddpscale.verdict.judge import judge
 from tests.builders.judged import CONFIDENCE, OTHER_CHECKSUM, at_pace, make_case
 from tests.verdict.nodes import Slowness, equal, measure_nodes, nodes_evidence, plan_of_nodes, slow_node, slow_rank
 
-EXPLAINS_NOTHING = "does not explain it"
+EXPLAINS_NOTHING = "too little to explain the failure"
 EITHER = "either of the two nodes may be the odd one"
 Named = list[tuple[str, str, bool]]
 

@@ -23,7 +23,7 @@ GOOD = (0.98, 0.981, 0.979, 0.98, 0.98, 0.981, 0.979, 0.98, 0.98, 0.981)
 STRONG = tuple(name for name in METRICS if METRICS[name].scaling == "strong")
 
 
-NO_TIME = "the time of --ddp-budget was over before this was decided"
+NO_TIME = "--ddp-budget ran out before this was decided"
 
 
 class TestSpentBudget:
@@ -126,7 +126,8 @@ class TestHostBound:
         verdict = self.judge_busy(metric, 0.6, "cuda", bound)
         assert verdict.outcome == "inconclusive"
         assert verdict.reason == (
-            "host-bound: devices were 60% busy (below 90%), so 8 images are too few for 2 GPUs to say anything"
+            "host-bound: GPUs were 60% busy (below 90%); a global batch of 8 is too small for 2 GPUs, "
+            "so this result means nothing"
         )
         assert verdict.value == pytest.approx(0.9)
         assert "host-bound" in verdict.notes

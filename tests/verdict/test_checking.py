@@ -91,7 +91,7 @@ class TestVerdict:
     def test_a_node_of_which_nothing_is_known_is_no_pass_and_leaves_no_share(self) -> None:
         verdict = judged("ecc", survey("n1"), nodes=2)
         assert (verdict.outcome, verdict.value, verdict.interval, verdict.rounds) == ("not_measured", None, None, 0)
-        assert verdict.reason == "cannot be told: nothing is known of 1 of 2 nodes"
+        assert verdict.reason == "missing data: 1 of 2 nodes reported nothing"
 
     def test_what_the_driver_does_not_say_is_no_pass(self) -> None:
         verdict = judged("ecc", unread("ecc_uncorrected", "Not Supported"))
@@ -101,12 +101,12 @@ class TestVerdict:
     def test_why_nobody_was_asked_is_told(self) -> None:
         verdict = judged("ecc", nodes=1, errors={SURVEY: "the node did not answer in 60 s"})
         assert verdict.outcome == "not_measured"
-        assert verdict.reason.endswith("nothing is known of 1 of 1 node: the node did not answer in 60 s")
+        assert verdict.reason.endswith("1 of 1 node reported nothing: the node did not answer in 60 s")
 
     def test_notes_are_those_of_the_check(self) -> None:
         verdict = judged("ecc", with_gpu((3,), "n1", **FAULTY), nodes=2)
         assert verdict.outcome == "failed"
-        assert verdict.notes == ("also not known: nothing is known of 1 of 2 nodes",)
+        assert verdict.notes == ("also missing data: 1 of 2 nodes reported nothing",)
 
     def test_a_check_under_load_reads_telemetry(self) -> None:
         assert judged("ecc_under_load", survey("n1")).outcome == "not_measured"
@@ -123,7 +123,7 @@ class TestVerdict:
         both: dict[str, Any] = training | {"probes": probe_columns_of(probed(one) for one in telemetry)}
         verdict = judged("ecc_under_load", survey("n1"), telemetry=telemetry, **both)
         assert verdict.outcome == "not_measured"
-        assert "it was watched in 4 of 8 blocks" in verdict.reason
+        assert "telemetry of only 4 of 8 blocks" in verdict.reason
         all_of_it = [*telemetry, *(altered(one, study=PROBES, arm="all-reduce-1mib@8") for one in telemetry)]
         assert judged("ecc_under_load", survey("n1"), telemetry=all_of_it, **both).outcome == "passed"
 
@@ -166,7 +166,7 @@ class TestUnfitNodes:
     def test_are_those_that_could_not_be_looked_at_if_anything_is_asked_of_them(self) -> None:
         silent = Survey("n4", 1.7e9, problem="the driver hung")
         surveys = (survey("n1"), silent, survey("n3"))
-        assert self.of(check_case("gpus"), surveys=surveys) == {"n4": "it could not be looked at: the driver hung"}
+        assert self.of(check_case("gpus"), surveys=surveys) == {"n4": "survey failed: the driver hung"}
         assert self.of(check_case("gpus", "warn"), surveys=surveys) == {}
 
     def test_are_not_known_by_a_check_under_load(self) -> None:

@@ -109,7 +109,7 @@ class TestStalledDevice:
         assert verdict.value == pytest.approx(0.99)
         assert verdict.reason == (
             f"GPU 1 on node1 is busy at nearly idle power: it waits inside a kernel ({STALLED_TEXT}), "
-            "so its utilization says nothing"
+            "so its utilization proves nothing"
         )
         evidence = f"stalled in {ROUNDS} rounds: {STALLED_TEXT}"
         # It may as well wait for a peer.
@@ -194,7 +194,7 @@ class TestPowerInWords:
     def test_what_is_not_known_is_left_out(self) -> None:
         unread = {"utilization": None, "power_w": None, "sm_clock_mhz": None}
         assert self.notes({**THROTTLED, **unread}) == [
-            "throttled: weak/r, ddp@2: GPU 1 on node1 (nothing more is known): held down by heat, power supply or board"
+            "throttled: weak/r, ddp@2: GPU 1 on node1 (no other readings): held down by heat, power supply or board"
         ]
         no_limits = {"power_limit_w": None, "sm_clock_max_mhz": None}
         assert "(99% busy, 600 W, 1700 MHz)" in self.notes({**THROTTLED, **no_limits})[0]

@@ -57,7 +57,7 @@ def test_what_drifts_is_judged_as_if_it_went_on() -> None:
     found = estimate_of(samples(FALLING), "differences", 0.95)
     assert found.estimate is not None
     assert found.estimate.interval[0] == pytest.approx(0.93 - 0.06)
-    assert found.note == ("not steady: -0.06 from the first to the last third of 9 rounds; judged as if that went on")
+    assert found.note == ("not steady: -0.06 from the first to the last third of 9 rounds; judged as if this continued")
 
 
 def test_drift_of_factors_is_told_in_per_cent() -> None:

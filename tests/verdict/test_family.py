@@ -48,7 +48,7 @@ def test_after_the_first_that_does_not_count_none_does() -> None:
 def test_what_does_not_count_says_so_and_drains_nobody() -> None:
     found = with_family_confidence([failed("a", 0.03), PASSED], 0.95)[0]
     assert found.reason == (
-        "fails by itself at 95 %, not among the 2 requirements together (family confidence 95 %): "
+        "fails alone at 95 %, but not among the 2 requirements together (family confidence 95 %): "
         "the whole interval misses it"
     )
     assert found.culprits == (replace(GPU, is_certain=False),)

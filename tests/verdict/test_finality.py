@@ -36,7 +36,7 @@ def test_a_ramp_towards_the_bound_is_watched_to_the_limit_of_rounds(bound: float
     if outcome == "inconclusive":
         assert verdict.is_open
         assert verdict.reason == (
-            "not final after 8 of 32 rounds: a trend within the noise or one odd round may still lead past the bound"
+            "not final after 8 of 32 rounds: a trend within the noise or one odd round may still cross the bound"
         )
 
 

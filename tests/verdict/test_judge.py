@@ -276,7 +276,7 @@ class TestDrift:
         # From 0.95 in the first third to 0.89 in the last, and the same factor once more.
         assert verdict.interval[0] == pytest.approx(0.89 * 0.89 / 0.95, rel=1e-3)
         assert verdict.notes == (
-            "not steady: -6.3% from the first to the last third of 9 rounds; judged as if that went on",
+            "not steady: -6.3% from the first to the last third of 9 rounds; judged as if this continued",
         )
 
     def test_makes_inconclusive_what_its_mean_would_pass(self) -> None:
@@ -338,7 +338,7 @@ class TestValues:
     def test_samples_that_need_a_number_of_the_thresholds_file_are_refused(self, metric: str) -> None:
         case = make_case(metric, 0.5)
         evidence = make_evidence(case, make_measurements(case, SPREAD))
-        with pytest.raises(ValueError, match=f"{metric} needs a number of the thresholds file"):
+        with pytest.raises(ValueError, match=f"{metric} needs a number from the thresholds file"):
             samples_of(case.question, evidence)
 
     def test_a_verdict_carries_what_its_requirement_says(self) -> None:

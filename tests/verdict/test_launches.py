@@ -130,7 +130,7 @@ class TestOneLaunch:
         verdict = judge(THROUGHPUT, evidence, CONFIDENCE)
         assert verdict.outcome == "not_measured"
         assert verdict.reason.startswith("launch 3 of 3: no complete round")
-        assert verdict.notes == ("launch 3: the time of --ddp-budget was over before this was decided",)
+        assert verdict.notes == ("launch 3: --ddp-budget ran out before this was decided",)
 
     def test_that_was_cut_short_leaves_the_value_open(self) -> None:
         plan = plan_of(THROUGHPUT)

@@ -104,7 +104,7 @@ def test_the_limit_ends_it_and_the_verdict_says_how_wide_it_is() -> None:
     usual = verdict_after(replace(plan, precision=None), THROUGHPUT, LIMIT, pace)
     assert verdict.half_width is not None
     assert verdict.value is not None
-    said = f"half-width {100 * verdict.half_width / verdict.value:.3g} % of the value, asked for 0.1 %"
+    said = f"half-width {100 * verdict.half_width / verdict.value:.3g} % of the value, requested 0.1 %"
     assert verdict == replace(usual, precision=0.001, notes=(said,))
     assert verdict.passed
 

@@ -78,7 +78,7 @@ def test_what_is_not_known_is_not_waived(outcome: VerdictOutcome) -> None:
 def test_a_failure_on_one_node_does_not_hide_another_that_was_not_measured() -> None:
     verdict = judged(WITHIN, slow_gpu(WITHIN, without=(2,)))
     assert (verdict.outcome, verdict.waiver, verdict.blocks()) == ("failed", None, True)
-    assert verdict.notes[-1].endswith("not applied, as elsewhere the requirement was not measured or is undecided")
+    assert verdict.notes[-1].endswith("not applied, because other places were not measured or are undecided")
 
 
 def test_ranks_that_turn_out_to_be_on_several_nodes_are_not_waived() -> None:

@@ -56,7 +56,7 @@ def test_wrong_data_fails_before_there_are_rounds_enough() -> None:
 def test_wrong_data_fails_although_the_study_broke_later() -> None:
     verdict = judge_wrong(MATMUL, lambda one: one.rank == 2, errors={"probes": "rank 2 was lost"})
     assert verdict.outcome == "failed"
-    assert verdict.reason.endswith("; besides: rank 2 was lost")
+    assert verdict.reason.endswith("; also: rank 2 was lost")
     assert [culprit.gpu_index for culprit in verdict.culprits] == [2]
 
 
@@ -75,7 +75,7 @@ def test_of_a_collective_the_node_is_certain_and_its_witnesses_are_not() -> None
     verdict = judge_wrong(ALL_REDUCE, lambda one: one.host == "n1" and one.round == 2, nodes=2)
     node, *witnesses = verdict.culprits
     assert (node.kind, node.host, node.is_certain) == ("node", "n1", True)
-    assert node.evidence == "moved wrong data in 1 of 8 rounds, as 8 of 8 ranks saw"
+    assert node.evidence == "moved wrong data in 1 of 8 rounds, seen by 8 of 8 ranks"
     assert [(c.kind, c.host, c.gpu_index, c.is_certain) for c in witnesses] == [
         ("gpu", "n1", gpu, False) for gpu in range(8)
     ]
@@ -106,7 +106,7 @@ def test_pairs_that_share_a_gpu_blame_it() -> None:
     verdict = judge_wrong(SEND_RECV, lambda one: one.peer_rank == 2)
     (culprit,) = verdict.culprits
     assert (culprit.kind, culprit.gpu_index, culprit.is_certain) == ("gpu", 2, True)
-    assert culprit.evidence == "moved wrong data with 7 others: not its links"
+    assert culprit.evidence == "moved wrong data with 7 others: the GPU is at fault, not its links"
 
 
 def test_right_data_changes_nothing() -> None:

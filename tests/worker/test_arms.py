@@ -343,7 +343,7 @@ def test_accumulated_passes_give_the_gradients_of_one(gloo_of_one: None) -> None
 
 
 def test_a_batch_that_cannot_be_divided_into_equal_passes_is_refused() -> None:
-    with pytest.raises(ValueError, match="a per-GPU batch of 5 is not 2 equal passes"):
+    with pytest.raises(ValueError, match="a per-GPU batch of 5 cannot be split into 2 equal passes"):
         Arm("ddp", 2, 5, variant=Variant(accumulation_steps=2))
 
 

@@ -147,7 +147,7 @@ def test_a_rank_that_sees_fewer_gpus_says_so(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     own = torch.device("cuda", 2)
     assert [device.index for device in devices_of_node(own, 3)] == [2, 0, 1], "its own first"
-    with pytest.raises(RuntimeError, match="one process drives 8 GPUs, and this rank sees 4; expected all of"):
+    with pytest.raises(RuntimeError, match="one process drives 8 GPUs, but this rank sees 4; expected all"):
         devices_of_node(own, 8)
 
 

@@ -162,8 +162,8 @@ def test_an_image_that_never_comes_is_named(own_folder: Path, workers: int) -> N
     [
         (lambda folder: shutil.rmtree(folder), r"own/train: .*; expected a folder train with a folder of images"),
         (lambda folder: (folder / "train/empty").mkdir(), r"own/train: Found no valid file for the classes empty"),
-        (lambda folder: say_images(folder, 22), r"own/train: 21 images; dataset.json says 22. Delete the folder"),
-        (lambda folder: (folder / DATASET_FILE).write_text("{"), r"own/dataset.json: .*; expected what make-dataset"),
+        (lambda folder: say_images(folder, 22), r"own/train: 21 images; expected 22 according to dataset.json. Delete"),
+        (lambda folder: (folder / DATASET_FILE).write_text("{"), r"own/dataset.json: .*; expected the file from"),
     ],
 )  # fmt: skip
 def test_a_folder_that_is_not_as_it_has_to_be_is_named(
@@ -297,5 +297,5 @@ def test_a_node_that_sees_other_images_is_named(folder: str, own_folder: Path) -
     store = hash_store()
     open_samples(ImageFolderData(folder), "train", 32, control_of(store, 0), "images")
     (own_folder / "train/class-1/004.jpg").unlink()
-    with pytest.raises(RuntimeError, match=r"own/train: rank 1 sees 20 images, rank 0 21 or others; expected the same"):
+    with pytest.raises(RuntimeError, match=r"rank 1 sees 20 images, which differ from the 21 of rank 0; expected"):
         open_samples(ImageFolderData(str(own_folder)), "train", 32, control_of(store, 1), "images")

@@ -150,8 +150,11 @@ def test_a_folder_with_more_classes_than_the_model_is_refused(tmp_path: Path, gl
 
 def test_wrong_settings_are_refused_with_the_study(folder: str) -> None:
     wrong: list[tuple[Callable[[], object], str]] = [
-        (lambda: study(Arm("ddp", 1, 2, variant=Variant(workers=2))), "tiny has synthetic data, which no worker loads"),
-        (lambda: study_of(folder, Arm("ddp", 2, 2, variant=Variant(uneven_share=0.5))), "a folder is shared evenly"),
+        (
+            lambda: study(Arm("ddp", 1, 2, variant=Variant(workers=2))),
+            "tiny has synthetic data, which needs no loader workers",
+        ),
+        (lambda: study_of(folder, Arm("ddp", 2, 2, variant=Variant(uneven_share=0.5))), "ranks share a folder evenly"),
         (lambda: study_of(folder, Arm("ddp", 2, 2, variant=Variant(workers=999))), "data.workers is 999; expected 0"),
         (lambda: study_of(folder, Arm("ddp", 2, 2, variant=Variant(prefetch=0))), "data.prefetch is 0; expected 1"),
         (lambda: data_of("images"), "data.folder is 'images'; expected an absolute path"),

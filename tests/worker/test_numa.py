@@ -97,7 +97,7 @@ def test_a_node_that_the_kernel_does_not_describe_is_told(tmp_path: Path, monkey
 
 def test_where_nobody_knows_the_system_call_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
-    assert prefer_memory_of(0) == "the number of set_mempolicy is not known on riscv64"
+    assert prefer_memory_of(0) == "the system call number of set_mempolicy is unknown on riscv64"
 
 
 def test_a_gpu_that_nvml_does_not_know_leaves_its_rank_unbound(machine: PlayedMachine) -> None:

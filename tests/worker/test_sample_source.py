@@ -97,5 +97,5 @@ def test_a_file_that_is_cut_short_or_no_idx_file_is_refused_by_name(tmp_path: Pa
     with pytest.raises(ValueError, match=r"train-images-idx3-ubyte has 23519 values; expected 23520 by its header"):
         read_idx(path)
     path.write_bytes(b"<html>")
-    with pytest.raises(ValueError, match="is no idx file of bytes: it begins with 3c68746d"):
+    with pytest.raises(ValueError, match="is not an idx file of bytes: it begins with 3c68746d"):
         read_idx(path)

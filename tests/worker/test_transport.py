@@ -198,14 +198,14 @@ def test_the_file_of_the_user_is_found_as_nccl_names_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environ", "problem"),
     [
-        ({}, "NCCL_DEBUG is '', so that NCCL says nothing"),
-        ({"NCCL_DEBUG": "WARN"}, "NCCL_DEBUG is 'WARN', so that NCCL says nothing"),
-        ({"NCCL_DEBUG": "INFO"}, "NCCL_DEBUG_FILE is not, so that NCCL talks to standard output only"),
+        ({}, "NCCL_DEBUG is '', so NCCL does not log its connections"),
+        ({"NCCL_DEBUG": "WARN"}, "NCCL_DEBUG is 'WARN', so NCCL does not log its connections"),
+        ({"NCCL_DEBUG": "INFO"}, "NCCL_DEBUG_FILE is not, so NCCL logs to standard output only"),
         ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "{path}/none"}, "none cannot be read: there is no such file"),
         ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "{path}"}, "cannot be read: there is no such file"),
         (
             {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "{path}/mute"},
-            "mute says nothing of how NCCL connects (1 messages",
+            "mute has nothing on NCCL's connections (1 messages",
         ),
     ],
 )

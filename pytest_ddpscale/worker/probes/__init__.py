@@ -1,1 +1,1 @@
-"""What probes do on a rank: one module per kind, and the rounds in which they are timed."""
+"""Probes on a rank: one module per kind, and the rounds in which they are timed."""

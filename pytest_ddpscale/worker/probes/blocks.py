@@ -1,4 +1,4 @@
-"""One probe, done by one rank for a while: with others where they communicate, beside them where not."""
+"""One timed block of a probe on one rank, together with other ranks if the probe communicates."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from pytest_ddpscale.worker.probes.memory import open_copy
 from pytest_ddpscale.worker.probes.work import CannotProbeError, Work, memory_permitting, refuse_more_than_is_free
 from pytest_ddpscale.worker.rank_context import RankContext
 
-# Share of a block that is done before it, untimed: clocks and caches are then where they are in the middle of it.
+# Untimed iterations before a block, as a share of it, to reach the usual state of clocks and caches.
 _BEFORE_TIMING = 0.1
 
 
 class RankProbed(Record, frozen=True, kw_only=True):
-    """What one rank has to say of one probe in one round.
+    """Results of one rank for one probe in one round.
 
     Attributes:
         rank: global rank in the gang.
         measured: one for each turn in which it took part.
-        unsupported: why it could not; empty if it could.
+        unsupported: why it could not run the probe; empty if it could.
     """
 
     rank: Count
@@ -37,12 +37,12 @@ class RankProbed(Record, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float | None:
-        """That all turns took together; None if there was none."""
+        """Seconds of all turns together; None without turns."""
         return sum(one.seconds for one in self.measured) if self.measured else None
 
 
 class ProbeBlocks:
-    """Does probes on this rank. Between two blocks all ranks of the gang have to wait for each other."""
+    """Runs probes on this rank. Between two blocks all ranks of the gang have to wait for each other."""
 
     def __init__(self, context: RankContext) -> None:
         self._device, self._control, self._progress = context.device, context.control, context.progress
@@ -50,15 +50,15 @@ class ProbeBlocks:
         self._said: list[str] = []
 
     def block(self, probe: Probe, key: str, iterations: int, *, verify: bool = True) -> RankProbed:
-        """Do a probe so often in each of its turns. All ranks of the gang call this, also those without a part.
+        """Run `iterations` of a probe in each of its turns. All ranks of the gang call this, even without a part.
 
         Args:
-            key: of what ranks say to each other meanwhile: another one for each call.
-            verify: whether results are looked at; not where nobody keeps the measurements.
+            key: of messages between ranks, unique for each call.
+            verify: whether to check results; unnecessary if the measurements are not kept.
         """
         here = self._progress
         here.arm, here.phase = probe.id, "preparation"
-        # So that the store does not grow with the rounds. All have heard it: they came to the end of that block.
+        # Keeps the store from growing with the rounds. All ranks have read these keys, because they ended that block.
         for said in self._said:
             self._control.forget(said)
         self._said.clear()
@@ -66,7 +66,7 @@ class ProbeBlocks:
         measured: list[RankProbe] = []
         why_not = ""
         for turn in range(turns(probe, self._control.layout)):
-            here.phase = "preparation"  # all ranks enter as many phases, so that none seems to be behind
+            here.phase = "preparation"  # all ranks enter equally many phases, so none seems to be behind
             work, reason = self._opened(probe, turn, group) if crew else (None, "")
             here.phase = "meeting"
             all_can = self._meet(f"{key}/{turn}", crew, can=not reason)
@@ -76,7 +76,7 @@ class ProbeBlocks:
                     measured.append(self._measured(probe, work, iterations, verify=verify))
                 except CannotProbeError as error:
                     if probe.kind not in SINGLE_DEVICE:
-                        raise  # the others wait for this rank already
+                        raise  # the other ranks already wait for this one
                     reason = str(error)
             del work
             self._device.release()
@@ -84,12 +84,12 @@ class ProbeBlocks:
         return RankProbed(rank=self._control.rank, measured=tuple(measured), unsupported=why_not)
 
     def close(self) -> None:
-        """Give memory and communicators back."""
+        """Free memory and communicators."""
         self._groups.close()
         self._device.release()
 
     def _meet(self, key: str, crew: Ranks, *, can: bool) -> bool:
-        """Wait until all of a crew are ready. Returns whether all of them can do what comes."""
+        """Wait until all ranks of a crew are ready. Returns whether all of them can run the probe."""
         if not crew:
             return False
         control, ready = self._control, f"{key}/{crew[0]}/ready"
@@ -103,7 +103,7 @@ class ProbeBlocks:
         return all_can
 
     def _opened(self, probe: Probe, turn: int, group: dist.ProcessGroup | None) -> tuple[Work | None, str]:
-        """What this rank does in a turn, or why it cannot; neither if it sits out."""
+        """The work of this rank in a turn, or why it cannot do it; neither if it sits out."""
         try:
             return open_work(probe, turn, self._device, group, self._control.layout), ""
         except CannotProbeError as error:
@@ -131,33 +131,33 @@ class ProbeBlocks:
                 work()
                 self._device.on_step()
 
-        # As one step: events between iterations would take some of a short one's time.
+        # As one step, because events between iterations would slow down short ones.
         return self._device.time_steps(repeat, 1)
 
 
 def turns(probe: Probe, layout: Layout) -> int:
-    """How many times it takes different ranks together: send-recv until all pairs had their turn, all others once."""
+    """Number of turns with different ranks: for send-recv until all pairs had theirs, else 1."""
     return len(pair_turns(probe, layout)) if probe.kind == "send-recv" else 1
 
 
 def peer_of(rank: int, probe: Probe, turn: int, layout: Layout) -> int | None:
-    """The rank that one sends to in a turn of send-recv, and receives from; None if it sits out."""
+    """The peer of a rank in a turn of send-recv; None if it sits out."""
     pair = next((pair for pair in pair_turns(probe, layout)[turn] if rank in pair), None)
     return None if pair is None else other_end(pair, rank)
 
 
 def open_work(probe: Probe, turn: int, device: Device, group: dist.ProcessGroup | None, layout: Layout) -> Work | None:
-    """What this rank repeats in one turn of a probe; None if it sits out. Nothing is communicated yet.
+    """The work that this rank repeats in one turn of a probe; None if it sits out. Does not communicate yet.
 
     Raises:
-        CannotProbeError: it cannot; the message says why.
+        CannotProbeError: the rank cannot do it; the message says why.
     """
     if group is None:
         if probe.precision is not None:
             return open_matmul(probe.precision, device)
         return open_copy(probe.kind, device.torch_device)
     size = probe.message_bytes
-    assert size is not None  # of all that communicates
+    assert size is not None  # all probes that communicate have a message
     where = device.torch_device
     refuse_more_than_is_free(MESSAGES_HELD * size, layout.ranks_per_node, where)
     with memory_permitting(f"messages of {size} bytes"):

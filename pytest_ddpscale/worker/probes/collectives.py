@@ -1,4 +1,4 @@
-"""How fast a group of ranks communicates in each of NCCL's ways, and how fast two of them send to each other."""
+"""Bandwidth probes: collectives of a group of ranks, and send-recv between two of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pytest_ddpscale.plan.probe import ProbeKind
 from pytest_ddpscale.worker.probes.known_values import KnownValues
 from pytest_ddpscale.worker.probes.work import CannotProbeError
 
-# Called so from torch 2.14 on, where the older names warn.
+# Names from torch 2.14 on, where the older names warn.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 FP32_BYTES = 4
-# Messages held at once: one's own and what comes of it; gloo's reduce-scatter all-reduces a copy.
+# Messages in memory at once: input and output; gloo's reduce-scatter all-reduces a copy.
 MESSAGES_HELD = 4
 
 
@@ -25,15 +25,15 @@ class Exchange:
     """An exchange of fp32 messages among the members of a group, as a probe.
 
     Attributes:
-        work: bytes, as nccl-tests count them: of the whole, gathered or to be scattered.
-        peer_rank: as `Work` has it.
-        received: what this rank gets; where messages are summed in place, what it sends.
+        work: bytes, counted like nccl-tests: of the whole buffer, gathered or to be scattered.
+        peer_rank: `Work.peer_rank`.
+        received: output of this rank; for sums in place also its input.
 
     Args:
         member: this rank's number in the group.
-        known: the messages whose outcome is known.
+        known: messages with a known result.
         run: communicates.
-        is_expected: whether what was received is the outcome of the known messages.
+        is_expected: whether the output is right for the known messages.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Exchange:
         self._run()
 
     def is_correct(self) -> bool:
-        """Whether known values come out as they have to, once more and not timed, as nccl-tests -c does it.
+        """Whether known values give the right result in one more, untimed iteration, like nccl-tests -c.
 
-        A sum in place would be infinite after a hundred iterations.
+        The timed values cannot be checked: a sum in place is infinite after a hundred iterations.
         """
         self.received.fill_(float("nan"))
         self._known.fill(self._sent, self._member)
@@ -63,10 +63,10 @@ class Exchange:
 
 @dataclass(frozen=True)
 class _Place:
-    """One rank's place in a group, and what it makes its messages of.
+    """One rank's place in a group, and the size of its messages.
 
     Attributes:
-        per_rank: numbers of the message for each rank.
+        per_rank: fp32 numbers of the message for each rank.
     """
 
     group: dist.ProcessGroup
@@ -83,7 +83,7 @@ class _Place:
 
     @property
     def root(self) -> int:
-        """Global rank of the group's first member, which broadcasts, and has the sum of a reduce."""
+        """Global rank of the group's first member, the root of broadcast and reduce."""
         return dist.get_global_rank(self.group, 0)
 
     def whole(self) -> torch.Tensor:
@@ -101,10 +101,10 @@ class _Place:
 
 
 def open_collective(kind: ProbeKind, message_bytes: int, group: dist.ProcessGroup, device: torch.device) -> Exchange:
-    """The probe on this rank of a group; nothing is communicated yet.
+    """The probe on this rank of a group; does not communicate yet.
 
-    The message is rounded down to a whole number of fp32 for each rank, as nccl-tests does, and `Work.work` is what it
-    then is.
+    The message is rounded down to a whole number of fp32 values for each rank, like in nccl-tests, and `Work.work` is
+    the rounded size.
 
     Raises:
         CannotProbeError: the message has less than one number for each rank.
@@ -144,7 +144,7 @@ def _open_reduce_scatter(place: _Place) -> Exchange:
 
 
 def _open_broadcast(place: _Place) -> Exchange:
-    """Only the root has a message: what is found on another rank, it received."""
+    """Only the root fills a message; on other ranks a right value was received."""
     whole = place.whole()
     sent = whole if place.member == 0 else whole[:0]
     return place.exchange(
@@ -155,7 +155,7 @@ def _open_broadcast(place: _Place) -> Exchange:
 
 
 def _open_reduce(place: _Place) -> Exchange:
-    """The root alone can tell whether the sum is right; what the buffers of others hold then is not defined."""
+    """Only the root checks the sum, because the buffers of other ranks are undefined afterwards."""
     whole = place.whole()
     return place.exchange(
         whole, whole,
@@ -187,9 +187,9 @@ _OPEN: dict[ProbeKind, Callable[[_Place], Exchange]] = {
 
 
 def open_send_receive(message_bytes: int, group: dist.ProcessGroup, device: torch.device, peer: int) -> Exchange:
-    """The probe on this rank and one peer, a rank of the gang; nothing is communicated yet.
+    """The probe between this rank and one peer, a rank of the gang; does not communicate yet.
 
-    As a batch within the group's communicator, which it has already: unbatched, torch makes one for each pair.
+    Batched, to use the group's existing communicator: without a batch, torch creates one for each pair.
     """
     numbers = max(1, message_bytes // FP32_BYTES)
     sent, received = torch.zeros(numbers, device=device), torch.zeros(numbers, device=device)

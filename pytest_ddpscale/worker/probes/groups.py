@@ -1,4 +1,4 @@
-"""Which ranks do a probe at once, and in which process group."""
+"""Groups of ranks that run a probe at the same time, and their process groups."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Ranks = tuple[int, ...]
 def rank_groups(probe: Probe, layout: Layout) -> tuple[Ranks, ...]:
     """The sets of ranks that begin a probe together, in order.
 
-    Those that communicate with each other: one such group on every node, or a single one over the first nodes if it
-    is larger than a node. Of a probe of single devices, all ranks of a node: devices are measured all at once, as they
-    share power and links.
+    For probes that communicate: one group on every node, or a single one over the first nodes if it is larger than a
+    node. For probes of single devices: all ranks of a node, because devices that share power and links are measured at
+    the same time.
 
     Raises:
         RuntimeError: the gang has too few ranks.
@@ -33,9 +33,9 @@ def rank_groups(probe: Probe, layout: Layout) -> tuple[Ranks, ...]:
 
 
 class ProbeGroups:
-    """Process groups of probes: made when first needed, shared by probes of the same ranks.
+    """Process groups of probes, created on first use and shared by probes of the same ranks.
 
-    Each NCCL communicator holds device memory, so that `close` belongs to the study's end.
+    Each NCCL communicator holds device memory, so `close` has to be called at the end of the study.
     """
 
     def __init__(self, context: RankContext) -> None:
@@ -44,11 +44,11 @@ class ProbeGroups:
         self._made: dict[Ranks, dist.ProcessGroup | None] = {}
 
     def crew(self, probe: Probe) -> Ranks:
-        """The ranks that this one begins a probe with, itself among them; none if it takes no part."""
+        """The ranks that begin a probe with this one, including itself; empty if it takes no part."""
         return next((crew for crew in rank_groups(probe, self._layout) if self._rank in crew), ())
 
     def group(self, probe: Probe) -> dist.ProcessGroup | None:
-        """The process group in which this rank does a probe, connected; None if it does it alone or not at all.
+        """The connected process group in which this rank runs a probe; None if it runs it alone or not at all.
 
         All ranks of the gang call this for the same probes in the same order.
         """
@@ -71,6 +71,6 @@ class ProbeGroups:
     def _make(self, ranks: Ranks) -> dist.ProcessGroup | None:
         group = new_group(ranks, self._timeout)
         if group is not None:
-            # NCCL connects with the first collective; were that a send-recv, each pair got a communicator of its own.
+            # NCCL connects with the first collective; with a send-recv each pair would get its own communicator.
             dist.all_reduce(torch.zeros(1, device=self._device), group=group)
         return group

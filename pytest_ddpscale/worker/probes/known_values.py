@@ -1,4 +1,4 @@
-"""Values that every rank knows of every other, so that each can tell by itself whether what it got is right."""
+"""Messages with values that every rank can compute, so each rank can check its results alone."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Iterator
 
 import torch
 
-# Primes, so that no share of a message begins where another does. Sums over 48,000 ranks stay below 2^24: whole
-# numbers that fp32 adds exactly in any order.
+# Primes, so no two parts of a message begin with the same value. Sums over 48,000 ranks stay below 2^24: integers
+# that fp32 adds exactly in any order.
 _PERIOD = 251
 _RANKS_APART = 97
 _NUMBERS_AT_ONCE = _PERIOD * 2**16
 
 
 class KnownValues:
-    """Element i of the message of member m of a group is i mod 251 + m mod 97.
+    """Messages in which element i of member m of a group is i mod 251 + m mod 97.
 
-    It works through long tensors in parts of 63 MiB, to hold little memory besides them.
+    Long tensors are processed in parts of 63 MiB, to need little additional memory.
 
     Args:
-        numbers: the longest tensor's length.
+        numbers: length of the longest tensor.
     """
 
     def __init__(self, device: torch.device, numbers: int) -> None:
@@ -52,6 +52,6 @@ class KnownValues:
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """Where each part of a tensor begins, and the part."""
+    """Start index and content of each part of a tensor."""
     for first in range(0, len(tensor), _NUMBERS_AT_ONCE):
         yield first, tensor[first : first + _NUMBERS_AT_ONCE]

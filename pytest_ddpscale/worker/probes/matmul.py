@@ -1,4 +1,4 @@
-"""How many floating-point operations a second a device multiplies matrices with."""
+"""Probe of matrix products: floating-point operations per second of a device."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pytest_ddpscale.worker.probes.work import CannotProbeError, memory_permitti
 if TYPE_CHECKING:
     from pytest_ddpscale.worker.device import Device
 
-# Rows and columns. On a GPU large enough to be bound by computation and to fill all multiprocessors almost evenly:
-# 16384 is 8192 tiles of 128 x 256, 62.06 waves on 132 of them. Four matrices are 2 GiB there. A CPU without matrix
-# units takes tens of milliseconds.
+# Rows and columns. On a GPU large enough to be compute-bound and to fill all multiprocessors almost evenly: 16384 is
+# 8192 tiles of 128 x 256, 62.06 waves on 132 of them. Four such matrices take 2 GiB. A CPU without matrix units takes
+# tens of milliseconds.
 SIZES: dict[str, dict[MatmulPrecision, int]] = {
     "cuda": {"fp32": 8192, "fp16": 16384, "bf16": 16384, "fp8": 16384},
     "cpu": {"fp32": 1024, "fp16": 512, "bf16": 512},
@@ -28,26 +28,26 @@ _OPERANDS: dict[MatmulPrecision, torch.dtype] = {
     "fp8": torch.float8_e4m3fn,
 }
 _FP8_SINCE = (8, 9)  # Ada; Hopper is 9.0
-# Of each row of the left operand when the product has to be exact: sums of so many ±1 are whole numbers up to that,
-# which bf16 (8 bits of mantissa) holds, as do partial sums, and Hopper's fp8 accumulators of 14 bits.
+# Nonzero elements in each row of the left operand for exact products: sums of so many ±1, and partial sums, are
+# integers that bf16 (8 bits of mantissa) and Hopper's fp8 accumulators of 14 bits hold exactly.
 _EXACT_TERMS = 128
 _LARGEST_FACTOR = 2**20  # times 2^14 columns and 128 terms is 2^41: exact in fp64
 _ELEMENTS_AT_ONCE = 2**24
-# By which products may differ whose terms were added in another order; the largest of 2^28 elements is 6 sigma.
+# Tolerance between products whose terms were added in another order; the largest of 2^28 elements is 6 sigma.
 _ROUNDINGS = 16
 
 
 class Matmul:
-    """A square matrix product C = A·B, B stored by columns as the weights of a linear layer are.
+    """A square matrix product C = A·B, with B stored by columns like the weights of a linear layer.
 
-    2·n³ floating-point operations: the convention of mamf-finder and of the vendors' figures. Operands are fresh random
-    normal numbers: power, and with it the clock, depends on how many bits change, and zeros are multiplied faster.
+    2·n³ floating-point operations: the convention of mamf-finder and of the vendors' figures. Operands are new random
+    normal numbers, because power, and with it the clock, depends on how many bits change: zeros are multiplied faster.
 
     Attributes:
         product: of the last call.
 
     Args:
-        precision: of the operands. fp8 is e4m3, with bf16 as result. fp32 is not TF32.
+        precision: of the operands. fp8 is e4m3, with a bf16 result. fp32 is not TF32.
         size: rows and columns of each matrix; a multiple of 128.
     """
 
@@ -67,25 +67,24 @@ class Matmul:
         """Multiply once."""
         if self._scale is None:
             torch.mm(self._left, self._right, out=self.product)
-        else:  # as training multiplies fp8: scales of 1, fast accumulation
+        else:  # like fp8 training: scales of 1, fast accumulation
             torch._scaled_mm(
                 self._left, self._right, scale_a=self._scale, scale_b=self._scale, out_dtype=self.product.dtype,
                 use_fast_accum=True, out=self.product,
             )  # fmt: skip
 
     def is_correct(self) -> bool:
-        """Whether the product comes out as before, and that of other operands is exact.
+        """Whether the product can be repeated, and a product of other operands is exact.
 
-        The first finds what went wrong under load, the second what goes wrong always.
+        The first finds errors under load, the second permanent errors.
         """
         return self._is_repeated() and self._is_exact()
 
     def _is_repeated(self) -> bool:
-        """Whether the last product is that of its operands, by the same kernel's word.
+        """Whether the same kernel gives the last product again.
 
-        Of one stream, cuBLAS promises the same bits for the same operands. Should a kernel not keep that, two further
-        products differ from each other as well, and rounding is all that may tell them apart; if those two are equal,
-        it was the first that went wrong.
+        On one stream, cuBLAS guarantees the same bits for the same operands. If a kernel does not, two further products
+        differ from each other as well, and only by rounding; if those two are equal, the first one was wrong.
         """
         timed = self.product
         self.product = torch.empty_like(timed)
@@ -101,9 +100,9 @@ class Matmul:
         return _differ_by(timed, again) <= most and _differ_by(again, self.product) <= most
 
     def _is_exact(self) -> bool:
-        """Freivalds' check: C·x = A·(B·x) for random x, here in whole numbers that every precision holds exactly.
+        """Freivalds' check: C·x = A·(B·x) for random x, here with integers that every precision holds exactly.
 
-        What is no whole number is looked for before: fp64 would not see 2^-126 in a sum of 2^40.
+        Elements that are not integers are refused first, because fp64 would not see 2^-126 in a sum of 2^40.
         """
         size = len(self.product)
         _sparse_signs(self._left)
@@ -116,10 +115,10 @@ class Matmul:
 
 
 def open_matmul(precision: MatmulPrecision, device: Device) -> Matmul:
-    """The probe on a device, done once, so that what it needs is there.
+    """The probe on a device, run once to allocate what it needs.
 
     Raises:
-        CannotProbeError: the device or this build of torch has no such precision, or too little memory.
+        CannotProbeError: the device or this build of torch does not support the precision, or memory is too small.
     """
     where = device.torch_device
     size = SIZES[where.type].get(precision)
@@ -135,7 +134,7 @@ def open_matmul(precision: MatmulPrecision, device: Device) -> Matmul:
         except RuntimeError as error:
             if precision != "fp8" or isinstance(error, torch.OutOfMemoryError):
                 raise
-            # cuBLASLt says so only when asked: older builds have fp8 for fewer GPUs.
+            # cuBLASLt reports this only when called: older builds support fp8 on fewer GPUs.
             raise CannotProbeError(
                 f"this torch build ({torch.__version__}) cannot multiply fp8 here: {error}"
             ) from error
@@ -159,7 +158,7 @@ def _signs(matrix: torch.Tensor) -> None:
 
 
 def _sparse_signs(matrix: torch.Tensor) -> None:
-    """Fill a square matrix so that each row has `_EXACT_TERMS` random ±1, in other columns than its neighbours."""
+    """Fill a square matrix with `_EXACT_TERMS` random ±1 in each row, in other columns than its neighbours."""
     stride = max(1, len(matrix) // _EXACT_TERMS)
     matrix.zero_()
     for offset in range(stride):
@@ -172,7 +171,7 @@ def _random_signs(like: torch.Tensor) -> torch.Tensor:
 
 
 def _times(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-    """Their product in fp64, of a few rows at a time to save memory."""
+    """The product in fp64, a few rows at a time to save memory."""
     return torch.cat([part.float().double() @ vector for part in matrix.split(_rows_at_once(matrix))])
 
 
@@ -181,7 +180,7 @@ def _is_whole(matrix: torch.Tensor) -> bool:
 
 
 def _differ_by(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference of two elements; infinite if one is no number."""
+    """The largest difference of two elements; infinite if one is not finite."""
     rows = _rows_at_once(one)
     most = [float((a.float() - b.float()).abs().max()) for a, b in zip(one.split(rows), other.split(rows), strict=True)]
     return max(most) if all(map(math.isfinite, most)) else math.inf

@@ -1,4 +1,4 @@
-"""How fast bytes are copied: within a device's memory, and between it and the host's."""
+"""Copy bandwidth: within a device's memory, and between device and host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from pytest_ddpscale.plan.probe import ProbeKind
 from pytest_ddpscale.worker.probes.work import memory_permitting
 
-# Far beyond any cache (B200: 126 MB of L2), except for the largest ones of CPUs.
+# Far larger than any cache (B200: 126 MB of L2), except for the largest ones of CPUs.
 SIZES_BYTES: dict[str, dict[ProbeKind, int]] = {
     "cuda": {"memory-copy": 2**30, "host-to-device": 2**28, "device-to-host": 2**28},
     "cpu": {"memory-copy": 2**26, "host-to-device": 2**26, "device-to-host": 2**26},
@@ -18,11 +18,11 @@ _BYTES_PER_NUMBER = 8
 class Copy:
     """A copy of random bytes from one tensor to another.
 
-    Within a device's memory each byte counts twice, read and written, as STREAM's copy and nvbandwidth count; between
-    device and host once. Host memory is pinned. On a CPU, two tensors of the host stand for both.
+    Within a device's memory each byte counts twice, read and written, like in STREAM's copy and nvbandwidth; between
+    device and host once. Host memory is pinned. On a CPU both tensors are in host memory.
 
     Attributes:
-        destination: what was copied, as 64-bit integers.
+        destination: the copy, as 64-bit integers.
 
     Args:
         size_bytes: a multiple of 8.
@@ -41,7 +41,7 @@ class Copy:
         self.destination.copy_(self._source, non_blocking=True)
 
     def is_correct(self) -> bool:
-        """Whether both hold the same bytes."""
+        """Whether source and destination are equal."""
         return torch.equal(self.destination.to(self._source.device), self._source)
 
 

@@ -16,17 +16,17 @@ from pytest_ddpscale.worker.probes.blocks import ProbeBlocks, RankProbed
 from pytest_ddpscale.worker.probes.groups import rank_groups
 from pytest_ddpscale.worker.rank_context import RankContext, arm_order
 
-# How often a probe is done to learn how long it takes: a few times, and then for this share of a block.
+# Calibration runs a probe a few times, and then for this share of a block.
 _FIRST_ITERATIONS = 2
 _CALIBRATED_SHARE = 0.2
-# A message of at least so many bytes foretells how long larger ones take: smaller ones are all latency. A single
-# attempt has to exceed the limit this many times: on a shared machine any may be interrupted.
+# Messages of at least this size predict how long larger ones take; smaller ones are bound by latency. A single attempt
+# has to exceed the limit by this factor, because on a shared machine any attempt may be interrupted.
 _FORETELLING_BYTES = 2**20
 _SURELY = 4.0
 
 
 class ProbeRounds:
-    """One rank's part in the probing; once a gang. Rank 0 also decides and writes."""
+    """One rank's part in probing, which runs once per gang. Rank 0 also decides and writes."""
 
     def __init__(self, study: ProbeStudy, context: RankContext, *, seed: int = 0) -> None:
         self._study = study
@@ -34,18 +34,18 @@ class ProbeRounds:
         self._control, self._progress, self._telemetry = context.control, context.progress, context.telemetry
         self._seed = seed
         self._blocks = ProbeBlocks(context)
-        self._told: set[tuple[str, int]] = set()  # of which probes it is recorded that which ranks cannot do them
-        # Of rank 0: bytes of the last message of each kind and group, and the seconds it took.
+        self._told: set[tuple[str, int]] = set()  # probes and ranks that are recorded as unsupported
+        # On rank 0: bytes of the last message of each kind and group size, and its seconds.
         self._last_message: dict[tuple[str, int], tuple[int, float]] = {}
 
     def run(self) -> EndReason:
-        """Probe until all rounds are done, time is up or all is known; all ranks of the gang call this.
+        """Probe until all rounds are done, time is up or all is decided; all ranks of the gang call this.
 
         Returns:
-            Why it ended, as `StudyEnd` has it: ``decided``, ``rounds`` or ``budget``.
+            Reason of the end, as in `StudyEnd`: ``decided``, ``rounds`` or ``budget``.
 
         Raises:
-            RuntimeError: the gang has too few ranks, or a probe failed otherwise than by being unsupported.
+            RuntimeError: the gang has too few ranks, or a probe failed for another reason than being unsupported.
             torch.distributed.DistStoreError: a rank did not answer within the store's timeout.
         """
         reason = self._run_rounds()
@@ -66,7 +66,7 @@ class ProbeRounds:
             here.round = number
             timed = tuple(probe for probe in timed if probe.id in names and iterations[probe.id])
             if not timed:
-                return "rounds"  # no rank can do any
+                return "rounds"  # no rank can run any probe
             for probe in arm_order(timed, self._seed, study.id, number):
                 self._measure(probe, number, iterations[probe.id])
             if self._control.rank == 0:
@@ -75,10 +75,10 @@ class ProbeRounds:
         return "rounds"
 
     def _calibrated(self, probe: Probe) -> int:
-        """How many iterations fill a block on the slowest rank, the same on all of them; 0 if no rank can do it, or if
-        one takes longer than the study allows.
+        """Number of iterations that fill a block on the slowest rank, the same on all ranks; 0 if no rank can run the
+        probe, or if an iteration takes longer than the study allows.
 
-        The first few connect and wake the clocks, and say how many it takes to know more.
+        The first few iterations connect ranks, raise clocks and give a first estimate.
         """
         self._progress.round = None
         iterations, seconds = _FIRST_ITERATIONS, list[float]()
@@ -101,9 +101,9 @@ class ProbeRounds:
     def _iterations(
         self, probe: Probe, before: int, goal_s: float, said: Sequence[RankProbed], seconds: list[float]
     ) -> int:
-        """Rank 0's word on how many iterations take `goal_s` seconds, after so many were done by each rank.
+        """On rank 0: number of iterations that take `goal_s` seconds, from an attempt with `before` iterations.
 
-        `seconds` are those of one iteration in each attempt. What else the machine does makes one seem slow, not both.
+        `seconds` has the time of one iteration in each attempt; disturbances rarely slow down both.
         """
         self._context.sink.append_records(self._unsupported(probe, said))
         slowest_s = max((one.seconds for one in said if one.seconds is not None), default=None)
@@ -118,14 +118,14 @@ class ProbeRounds:
         return max(1, int(before * goal_s / slowest_s))
 
     def _is_foreseen(self, probe: Probe) -> bool:
-        """Rank 0's word on a message that is larger than the last one of its kind, which took so long."""
+        """On rank 0: whether a message is expected to keep the limit, from the time of the last smaller one."""
         size, (known, took_s) = probe.message_bytes, self._last_message.get((probe.kind, probe.world_size), (0, 0.0))
         if size is None or size <= known or known < _FORETELLING_BYTES:
             return True
         return self._is_short(probe, took_s * size / known, _SURELY, f"{known >> 20} MiB took {took_s:.2g} s")
 
     def _is_short(self, probe: Probe, iteration_s: float, tolerance: float, foretold_by: str = "") -> bool:
-        """Whether one iteration keeps to so many times the study's limit; if not, it is recorded that it does not."""
+        """Whether an iteration keeps `tolerance` times the study's limit; if not, it is recorded as unsupported."""
         limit_s = self._study.limit_s(probe)
         if limit_s is None or iteration_s <= tolerance * limit_s:
             return True
@@ -154,7 +154,7 @@ class ProbeRounds:
         self._gather(key, probe, said, join, _windows)
 
     def _unsupported(self, probe: Probe, said: Sequence[RankProbed]) -> list[AnyRecord]:
-        """Which ranks could not do a probe, and why, as a record; nothing if all could, or it was recorded before."""
+        """A record of ranks that could not run a probe, with reasons; empty if all could or it was recorded before."""
         unable = [one for one in said if one.unsupported and (probe.id, one.rank) not in self._told]
         self._told |= {(probe.id, one.rank) for one in unable}
         if not unable:
@@ -173,7 +173,7 @@ class ProbeRounds:
 
 
 def _ranks(probe: Probe, layout: Layout) -> list[int]:
-    """All that take part in a probe."""
+    """All ranks that take part in a probe."""
     return [rank for crew in rank_groups(probe, layout) for rank in crew]
 
 

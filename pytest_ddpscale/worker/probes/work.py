@@ -1,4 +1,4 @@
-"""What all kinds of probes have in common: something to repeat, whose result can be checked."""
+"""The interface of all probes: work to repeat, with a result that can be checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CUDA_OUT_OF_MEMORY = "out of memory"  # of pinned host memory, which is no torc
 
 
 class CannotProbeError(Exception):
-    """This rank cannot do a probe, for a reason that is no failure of the gang: told in a record instead."""
+    """This rank cannot run a probe; this is recorded and is not a failure of the gang."""
 
 
 class Work(Protocol):
@@ -23,19 +23,19 @@ class Work(Protocol):
 
     Attributes:
         work: of one iteration: floating-point operations, or bytes.
-        peer_rank: who is at the other end; None where nobody in particular is.
+        peer_rank: the rank at the other end; None without a single peer.
     """
 
     work: float
     peer_rank: int | None
 
     def __call__(self) -> None:
-        """Do it once. On a GPU it is only queued."""
+        """Run one iteration. On a GPU it is only queued."""
 
     def is_correct(self) -> bool:
-        """Whether what comes out is what has to come out. The last call: it may use the operands up.
+        """Whether the result is right. This is the last call, because it may overwrite the operands.
 
-        Where ranks communicate, all of them call it at the same time.
+        If ranks communicate, all of them call it at the same time.
         """
 
 
@@ -53,13 +53,13 @@ def memory_permitting(what: str) -> Iterator[None]:
 
 
 def refuse_more_than_is_free(needed_bytes: int, sharers: int, device: torch.device) -> None:
-    """Refuse what would get ranks killed: Linux promises host memory that it does not have.
+    """Refuse allocations that would get ranks killed, because Linux overcommits host memory.
 
     Args:
-        sharers: ranks on this host, which all need as much.
+        sharers: number of ranks on this host, which all need the same amount.
 
     Raises:
-        CannotProbeError: the host has less.
+        CannotProbeError: the host has too little memory.
     """
     free_bytes = _available_host_bytes() if device.type == "cpu" else None
     if free_bytes is not None and needed_bytes * sharers > free_bytes:

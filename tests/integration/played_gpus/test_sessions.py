@@ -163,8 +163,8 @@ def test_a_node_that_goes_bad_at_work_is_rejected(going_bad: EndedSession) -> No
     ("name", "outcome", "gpus", "evidence"),
     [
         ("ecc_under_load", "failed", GPUS[1:2], "2 new uncorrectable memory errors under load"),
-        ("throttling_under_load", "failed", GPUS[0:1], "clocks are held down: hw_slowdown, hw_thermal_slowdown"),
-        ("transport", "failed", GPUS[0:2], "reaches GPUs of its own node by SHM/direct/direct"),
+        ("throttling_under_load", "failed", GPUS[0:1], "clocks are throttled: hw_slowdown, hw_thermal_slowdown"),
+        ("transport", "failed", GPUS[0:2], "reaches GPUs of its own node through SHM/direct/direct"),
         ("device_utilization", "inconclusive", GPUS[1:2], "100% busy, 215 W of 1000 W"),
     ],
 )
@@ -230,7 +230,7 @@ def test_nothing_is_launched_on_an_unfit_node(unfit: EndedSession) -> None:
         ("pcie", 3, "PCIe has 8 lanes; expected 16"),
         ("nvlink", 4, "11 NVLinks are up; expected 12"),
         ("ecc", 5, "a memory row waits for a reset"),
-        ("throttling", 6, "clocks are held down at 95 °C: hw_thermal_slowdown"),
+        ("throttling", 6, "clocks are throttled at 95 °C: hw_thermal_slowdown"),
         ("gpus", 7, "lost: GPU is lost"),
     ],
 )
@@ -295,7 +295,7 @@ def test_blocks_that_nobody_watched_say_why(dying: EndedSession) -> None:
 def test_a_gpu_that_was_lost_is_named_although_ranks_went_on(dying: EndedSession) -> None:
     assert (dying.exit_code, dying.verdicts["outcome"]) == (1, "rejected")
     assert dying.named("gpus") == {GPUS[1]}
-    assert dying.verdict("gpus")["culprits"][0]["evidence"] == "lost while it worked: GPU is lost"
+    assert dying.verdict("gpus")["culprits"][0]["evidence"] == "lost under load: GPU is lost"
 
 
 def test_what_the_driver_did_not_say_is_no_pass(dying: EndedSession) -> None:
@@ -321,7 +321,7 @@ def crashed(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFacto
 def test_a_gpu_that_ends_its_rank_is_named(crashed: EndedSession) -> None:
     assert (crashed.exit_code, crashed.verdicts["outcome"]) == (1, "rejected")
     assert crashed.named("gpus") == {GPUS[1]}
-    assert crashed.verdict("gpus")["culprits"][0]["evidence"] == "lost when ranks had failed: GPU is lost"
+    assert crashed.verdict("gpus")["culprits"][0]["evidence"] == "lost after ranks failed: GPU is lost"
     assert f"blame     GPU 1 ({uuid_of(1)}) on {HOST}" in crashed.terminal
     assert "CUDA error: unspecified launch failure" in crashed.terminal
     assert [one["survey"]["host"] for one in crashed.lines("measurements.jsonl", "post_mortem")] == [HOST]
