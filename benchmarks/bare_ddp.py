@@ -1,10 +1,10 @@
-"""A DistributedDataParallel loop as anyone would write it: what pytest-ddpscale's numbers are compared with.
+"""An ordinary DistributedDataParallel loop, the reference for pytest-ddpscale's numbers.
 
     torchrun --nproc-per-node=2 benchmarks/bare_ddp.py --model resnet18 --batch-size 16 --image-size 64
     torchrun --nproc-per-node=8 benchmarks/bare_ddp.py --precision fp16 --memory-format channels_last
 
-Synthetic data on the device, one fixed number of steps, one wall-clock time around them. It imports nothing of
-pytest_ddpscale, so that agreement between the two means something.
+Synthetic data on the device, a fixed number of steps, one wall-clock time around them. It imports nothing of
+pytest_ddpscale, so the comparison is independent.
 """
 
 from __future__ import annotations
@@ -144,12 +144,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--num-classes", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--warm-steps", type=int, default=10)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the result here")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file")
     return parser.parse_args()
 
 
 def report(arguments: argparse.Namespace, options: Options, seconds: float) -> None:
-    """Print the result, and keep it if asked to."""
+    """Print the result, and write it to the file if one is given."""
     ranks = dist.get_world_size()
     img_per_s = options.batch_size * arguments.steps / seconds
     print(f"{'ranks':>5}  {'steps':>5}  {'seconds':>8}  {'img/s/rank':>10}  {'img/s':>10}")

@@ -1,9 +1,9 @@
-"""Every bound of the first form of thresholds.yaml beside that of today's file, as Markdown.
+"""Every bound of the first form of thresholds.yaml beside today's, as Markdown.
 
     python benchmarks/bounds_before_and_after.py > docs/evidence/bounds.md
 
-tests/data/first_form_bounds.csv has what the first form said; tests/thresholds holds that no bound moved by more than
-rounding. Here is the list.
+tests/data/first_form_bounds.csv has the bounds of the first form; tests/thresholds checks that no bound moved by more
+than rounding.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def main() -> None:
     print("Made by `python benchmarks/bounds_before_and_after.py`.\n")
     print(
         f"{len(before)} requirements before, {len(after)} now: {len(before.keys() - after.keys())} gone, "
-        f"{len(after.keys() - before.keys())} new, {len(moved)} bounds moved. A bound that moved was rounded when it "
-        "was written down; now it is the published value less its margin. Only rank_uniformity was tightened: "
+        f"{len(after.keys() - before.keys())} new, {len(moved)} bounds moved. Moved bounds had been rounded by hand; "
+        "now they are the published value less its margin. Only rank_uniformity was tightened: "
         "[stragglers.md](stragglers.md).\n"
     )
     print("## Moved\n\n| SKU | Requirement | Before | Now | By |\n| --- | --- | ---: | ---: | ---: |")

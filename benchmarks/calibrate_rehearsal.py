@@ -1,17 +1,18 @@
-"""What `ddpscale calibrate` would be worth, rehearsed on simulated clusters whose noise it is not told.
+"""Test `ddpscale calibrate` on simulated clusters of unknown noise.
 
     python benchmarks/calibrate_rehearsal.py --json calibrate_rehearsal.json
     python benchmarks/calibrate_rehearsal.py --clusters 20
 
-Each cluster is 20 nodes of eight RTX PRO 6000 with a spread of its own: between nodes, between the GPUs of a node, from
-launch to launch and from round to round, each drawn by lot. Two nodes are bad: one GPU, or all of them, compute 5 to
-10 % longer. Three launches are calibrated from, at the default rate of false rejects. Then fresh nodes of the same
-cluster, each measured by itself, are judged by the bounds that came out: healthy ones, ones with one GPU that is 5 %
-slow, and ones that are 5 % slow as a whole. All of them are measured in 12 rounds; fresh ones that this leaves
-undecided are measured anew in as many rounds as a session takes at most. Everything is drawn in memory: no files.
+Each cluster has 20 nodes of eight RTX PRO 6000 with its own random spread: between nodes, between the GPUs of a node,
+from launch to launch and from round to round. Two nodes are bad: one GPU, or all of them, compute 5 to 10 % longer.
+Calibration uses three launches and the default rate of false rejects. Then the resulting bounds judge fresh nodes of
+the same cluster, each measured by itself: healthy nodes, nodes with one GPU that is 5 % slow, and nodes that are 5 %
+slow as a whole. All are measured in 12 rounds; fresh nodes that stay undecided are measured again in as many rounds as
+a session takes at most. Everything is simulated in memory, without files.
 
-Expected: at least 95 % of the bad nodes are left out, healthy nodes are rejected no more often than stated, and at
-least 95 % of the slow ones are rejected. The exit code is 1 if the interval of any of these shares contradicts that.
+Expected: at least 95 % of the bad nodes are left out, healthy nodes are rejected no more often than the stated rate,
+and at least 95 % of the slow ones are rejected. The exit code is 1 if the interval of any of these shares contradicts
+that.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ WANTED = 0.95
 
 @dataclass(frozen=True)
 class ClusterResult:
-    """What became of one cluster.
+    """Results of one cluster.
 
     Attributes:
         seed: of all that is drawn.
@@ -206,14 +207,14 @@ def parse_arguments() -> argparse.Namespace:
     parser = argument_parser(__doc__)
     add = parser.add_argument
     add("--clusters", type=positive_int, default=200, help="simulated clusters (%(default)s)")
-    add("--nodes", type=positive_int, default=20, help="of a cluster (%(default)s)")
-    add("--launches", type=positive_int, default=3, help="that are calibrated from (%(default)s)")
-    add("--rounds", type=positive_int, default=12, help="of every launch (%(default)s)")
+    add("--nodes", type=positive_int, default=20, help="nodes of a cluster (%(default)s)")
+    add("--launches", type=positive_int, default=3, help="launches used for calibration (%(default)s)")
+    add("--rounds", type=positive_int, default=12, help="rounds of every launch (%(default)s)")
     add("--healthy", type=positive_int, default=15, help="fresh healthy nodes of each cluster (%(default)s)")
     add("--slow", type=positive_int, default=4, help="fresh slow nodes of each cluster and kind (%(default)s)")
     add("--rate", type=float, default=0.01, help="false rejects of a healthy node, stated (%(default)s)")
     add("--noisier", type=float, default=1.0, help="factor on all that is drawn of noise (%(default)s)")
-    add("--processes", type=positive_int, default=2, help="that share the work (%(default)s)")
+    add("--processes", type=positive_int, default=2, help="processes that share the work (%(default)s)")
     add("--seed", type=int, default=0)
     return parser.parse_args()
 

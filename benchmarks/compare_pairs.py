@@ -1,12 +1,12 @@
-"""How often `ddpscale compare` shows a difference between two simulated runs of one machine, and of a slowed one.
+"""How often `ddpscale compare` shows a difference between two simulated runs of one machine, and after a slowdown.
 
     python benchmarks/compare_pairs.py --pairs 25
 
-Every pair is two runs of 8 A100s with other seeds, 16 rounds. Printed is, by kind of noise, how many requirements of
-all pairs show no difference, and how many of the worst pair. Then the same pairs with GPU 3 of the second run 10 %
-slower: how many requirements are shown to be worse of those that are so by 1 % or more without any noise: of all GPUs,
-and of fewer, which take turns, so that the slow one is in some of the rounds. And how many show no difference of
-those that differ by less than 0.1 % then.
+Every pair is two runs of 8 A100s with different seeds, 16 rounds. For each kind of noise the script prints how many
+requirements show no difference, over all pairs and in the worst pair. Then GPU 3 of the second run is 10 % slower. Of
+the requirements that are worse by 1 % or more without noise, the script prints how many are shown to be worse, for
+requirements on all GPUs and on fewer GPUs, which take turns, so the slow one is in some of the rounds only. Of those
+that differ by less than 0.1 % it prints how many show no difference.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Our verdict on a node beside what others do, in one table from one simulation.
+"""Our verdict on a node beside those of other procedures, in one table from one simulation.
 
     python benchmarks/compared.py --json compared.json
     python benchmarks/compared.py --runs 40 --fault-runs 20 --noises "0.3 %"
 
-A simulated 8x A100 node, as fast as published but for its fault, trains ResNet-152 in fp16; `compared_procedures.py`
-says what each procedure does. All see the same node: the same noise, the same spread between GPUs, the same fault, one
-slow GPU at a place drawn by lot. Each is asked whether the node is to be accepted.
+A simulated 8x A100 node, as fast as published except for its fault, trains ResNet-152 in fp16; `compared_procedures.py`
+defines the procedures. All see the same node: the same noise, the same spread between GPUs, the same fault, with a slow
+GPU at a random place. Each decides whether to accept the node.
 
-For each noise, first: sound nodes rejected, or undecided; minutes of machine time; shares of nodes with some faults
-that are accepted; the smallest fault that is rejected in 95 % of the runs, and so is every larger one. Then accepted
-and rejected nodes by size of the fault. Of links it is told what share of their bandwidth is left: at 512 images a GPU,
-training hides most.
+The first table has, for each noise: sound nodes rejected or undecided; minutes of machine time; shares of nodes with
+some faults that are accepted; the smallest fault that, with every larger one, is rejected in 95 % of the runs. The
+second has accepted and rejected nodes by size of the fault. A link's fault is the share of its bandwidth that is left:
+at 512 images per GPU, training hides most of a loss.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ FLEET_SEED = 10**6
 
 @dataclass(frozen=True)
 class Cell:
-    """What a procedure said of the runs with one fault.
+    """A procedure's results on the runs with one fault.
 
     Attributes:
         noise: a key of `NOISES`.
@@ -83,7 +83,7 @@ def cluster_of(noise: str) -> SimulatedCluster:
 
 
 def faults_of(kind: str, size: float, seed: int) -> tuple[str, ...]:
-    """As `--fault` takes them."""
+    """Faults in the form of `--fault`."""
     place = random.Random(seed).randrange(GPUS)
     if kind == LINK:
         return (f"slow-link:0:{size / 100}",)
@@ -113,7 +113,7 @@ def cells_of(noise: str, kind: str, size: float, runs: Sequence[Outcomes]) -> li
 
 
 def smallest_found(cells: Iterable[Cell], kind: str) -> float | None:
-    """The size from which on every fault is rejected often enough; None if not even the largest is."""
+    """The smallest size from which every fault is rejected often enough; None if not even the largest is."""
     found = None
     rejected = {cell.size: cell.rejected for cell in cells if cell.kind == kind}
     for size in reversed(SIZES[kind]):
@@ -132,7 +132,7 @@ def by_procedure(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
 
 
 def errors_table(cells: Sequence[Cell]) -> str:
-    """Under one noise: errors, minutes, and what is found."""
+    """Under one noise: errors, minutes, and the smallest faults found."""
     header = (
         "", "sound: rejected", "undecided", "minutes",
         *(_fault(*fault) for fault in WRONG_PASSES), *(f"found: {kind}" for kind in SIZES),

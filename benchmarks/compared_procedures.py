@@ -1,4 +1,4 @@
-"""Four ways to decide whether a node is fit, each asked of the same simulated node by `compared.py`.
+"""Four ways to decide whether a node is fit, applied to the same simulated node by `compared.py`.
 
 Machine time is counted as `pytest --collect-only` counts it, the start-up of a gang included.
 """
@@ -38,7 +38,7 @@ Decision = Literal["accepted", "rejected", "undecided"]
 CONFIDENCE = 0.95
 GPUS = 8
 FIXED_ROUNDS = 16
-# A floor stands so far below what is published or learned: as SuperBench's and DCGM's defaults have it.
+# Distance of a floor from the published or learned value: the default of SuperBench and DCGM.
 FLOOR = 0.95
 # One shot, as the published measurements were taken: of each world size, one after the other.
 ONE_SHOT_BLOCK_S = 10.0
@@ -52,7 +52,7 @@ PER_GPU_S = 120.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a procedure says of a node, and the seconds of machine time after which it does."""
+    """A procedure's decision on a node, and the seconds of machine time that it took."""
 
     decision: Decision
     seconds: float
@@ -74,7 +74,7 @@ class Node:
 
     @cached_property
     def plan(self) -> Plan:
-        """What a session would measure."""
+        """The plan of a session."""
         return self.cluster.plan()
 
     def run(self, plan: Plan) -> SimulatedRun:
@@ -157,7 +157,7 @@ def asked_of(node: Node) -> dict[Study, list[Case]]:
 
 
 def t_test(case: Case, study: Study, evidence: Evidence) -> Decision:
-    """What the t-interval of the mean of all rounds says."""
+    """Decision by the t-interval of the mean of all rounds."""
     measured: MeasuredArms = rounds_of(case.question, study, evidence)
     measured = replace(measured, reference=case.reference_img_per_s, peak=case.peak_tflops)
     values = case.question.metric.samples_of(measured).values
@@ -171,7 +171,7 @@ def t_test(case: Case, study: Study, evidence: Evidence) -> Decision:
 
 
 def _worst(decisions: Sequence[Decision]) -> Decision:
-    """Of all requirements together."""
+    """Decision on all requirements together."""
     return "rejected" if "rejected" in decisions else "undecided" if "undecided" in decisions else "accepted"
 
 
@@ -257,7 +257,7 @@ Outcomes = Mapping[str, Outcome]
 
 
 def all_procedures(node: Node, superbench: Superbench) -> Outcomes:
-    """What each procedure, by its name in the table, says of a node."""
+    """Decision of each procedure on a node, by its name in the table."""
     return {
         "ddpscale": ours(node),
         "16 rounds, t-test": fixed_rounds(node),

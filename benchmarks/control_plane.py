@@ -1,15 +1,15 @@
-"""What ranks tell each other costs, by their number: the gang's own words over a real TCPStore.
+"""The cost of control messages between ranks by world size: the gang's own messages over a real TCPStore.
 
     python benchmarks/control_plane.py --json control_plane.json
     python benchmarks/control_plane.py --ranks 64,128 --rounds 5
 
-Every simulated rank has a thread and a connection of its own; the store's server has a process of its own, as
-torchrun's agent has. In each round and for each number of ranks, in random order, they do what a gang does for
-one arm: all hear rank 0's word and say their record; rank 0 hears all records; all hear that they are written,
-and forget their own. `one by one` is how rank 0 went about it before: hearing and forgetting one key after the other.
+Every simulated rank has its own thread and connection; the store's server has its own process, like torchrun's agent.
+In each round and for each world size, in random order, ranks do the work of a gang for one arm: all read rank 0's
+message (word) and send their record; rank 0 reads all records (gather); all wait until they are written and delete
+their own (release). `one by one` is the former method: rank 0 reads and deletes one key after the other.
 
-All ranks share the cores of this machine, where a real rank has one of its own: what depends on all of them
-waking (`word`, `release`) is an upper bound. `CPU` is the server's, whose work one thread does: a lower bound.
+All ranks share the cores of this machine, whereas a real rank has its own: times that depend on all of them waking
+(`word`, `release`) are upper bounds. `CPU` is the CPU time of the server's single thread: a lower bound.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ STATUS_LINE = strict_json(
 
 @dataclass(frozen=True)
 class Turn:
-    """One arm's worth of words.
+    """The messages of one arm.
 
     Attributes:
-        ranks: how many take part.
+        ranks: world size.
         way: one of `WAYS`.
     """
 
@@ -71,13 +71,13 @@ class Turn:
     way: str
 
     def key(self, number: int) -> str:
-        """What its messages are called, where it is turn `number`."""
+        """The key of its messages in turn `number`."""
         return f"weak/resnet50-bf16/{number}/no_sync@{self.ranks}"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a turn took.
+    """Times of a turn.
 
     Attributes:
         word_s: from rank 0 saying a word to the last rank having heard it.
@@ -132,14 +132,14 @@ def growth(seconds: dict[int, float]) -> Growth:
 
 
 def schedule(ranks: Sequence[int], rounds: int, seed: int) -> list[Turn]:
-    """Every number of ranks in each way once a round, in an order of that round's own."""
+    """Every world size with each method once a round, in a random order per round."""
     rng = random.Random(seed)
     turns = [Turn(n, way) for n in ranks for way in WAYS]
     return [turn for _ in range(rounds) for turn in rng.sample(turns, len(turns))]
 
 
 class Moments:
-    """When which rank did what, in memory that all processes share; by the monotonic clock, which they share too.
+    """Times of all ranks' moments on the common monotonic clock, in memory that all processes share.
 
     Args:
         turns: of the schedule.
@@ -153,14 +153,14 @@ class Moments:
         self._seconds = RawArray(c_double, starts[-1])
 
     def note(self, turn: int, rank: int, moment: int) -> None:
-        """It is now."""
+        """Store the time of a moment: now."""
         self._seconds[self._starts[turn] + rank * MOMENTS + moment] = time.perf_counter()
 
     def last(self, turn: int, moment: int) -> float:
-        """When the last rank did it; waits until it has.
+        """Time at which the last rank reached a moment; waits for it.
 
         Raises:
-            TimeoutError: it never did.
+            TimeoutError: it never did so.
         """
         deadline = time.monotonic() + TIMEOUT.total_seconds()
         while time.monotonic() < deadline:
@@ -236,7 +236,7 @@ def lead(
 
 
 def gather(control: Control, keys: Sequence[str], way: str) -> list[Any]:
-    """What rank 0 does to have all records."""
+    """Rank 0 collects all records."""
     if way == ALL_AT_ONCE:
         return control.hear_all(keys, dict)
     records = []
@@ -321,7 +321,7 @@ def parsing_us(lines: int, repeats: int) -> float:
 
 
 def growths(costs: dict[Turn, Cost]) -> dict[str, dict[str, Growth]]:
-    """By way and part."""
+    """Growth by method and part."""
     ranks = sorted({turn.ranks for turn in costs})
     return {
         way: {part: growth({n: getattr(costs[Turn(n, way)], part) for n in ranks}) for part in PARTS} for way in WAYS
@@ -342,7 +342,7 @@ def show(costs: dict[Turn, Cost], fits: dict[str, dict[str, Growth]]) -> None:
 
 
 def fit_rows(fits: dict[str, dict[str, Growth]]) -> list[tuple[str, ...]]:
-    """A line for each way and part."""
+    """A line for each method and part."""
     return [
         (
             f"{way}, {part.removesuffix('_s').replace('_', ' ')}",
@@ -380,8 +380,8 @@ def main() -> int:
     parser = argument_parser(__doc__)
     parser.add_argument("--ranks", type=numbers, default=RANKS, metavar="N,N,N", help="(64,128 … 2048)")
     parser.add_argument("--rounds", type=positive_int, default=15, help="timed ones (%(default)s)")
-    parser.add_argument("--record-bytes", type=positive_int, default=700, help="of a rank's record (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the order within each round")
+    parser.add_argument("--record-bytes", type=positive_int, default=700, help="size of a rank's record (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order within each round")
     arguments = parser.parse_args()
     if len(arguments.ranks) < 3:
         raise SystemExit("--ranks: expected at least three different numbers, as two always lie on a line")

@@ -2,9 +2,9 @@
 
     python benchmarks/ddp_benchmark_pairs.py --pairs 400
 
-Every pair is two launches of 10 steps on 2 GPUs, as that benchmark makes them, with 1 % of noise a step that both ranks
-have alike. Printed is, by correlation of successive steps and by how much slower the second launch is, in how many
-pairs it is shown to be slower or faster, and how many have no interval.
+Every pair is two launches of 10 steps on 2 GPUs, like those of that benchmark, with 1 % of noise per step that both
+ranks share. By correlation of successive steps and slowdown of the second launch, the script prints how many pairs show
+a difference and how many have no interval.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEPS, RANKS, STEP_S, NOISE, CONFIDENCE = 10, 2, 0.1, 0.01, 0.95
 
 
 def launch(draw: random.Random, correlation: float, slower: float) -> DdpBenchmarkFile:
-    """One report: one GPU without DDP, and two under it."""
+    """One report: one GPU without DDP, and two with DDP."""
     noise, steps = draw.gauss(0, NOISE), []
     for _ in range(STEPS):
         steps.append(STEP_S * (1 + slower) * (1 + noise))

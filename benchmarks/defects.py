@@ -1,7 +1,7 @@
-"""Defects that the tests have to catch: each a place of the code, and what it becomes.
+"""Defects that the tests have to catch: each is a piece of code and its replacement.
 
-`mutation_table.py` puts them in, one at a time. The old text has to be in its file exactly once: where the code was
-rewritten, the defect is written anew for the new code, or its place taken by another of the same kind.
+`mutation_table.py` plants them one at a time. The old text has to be in its file exactly once: when the code changes,
+rewrite the defect for the new code, or replace it by another of the same kind.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Defect:
-    """A mistake somebody may make.
+    """A plausible programming mistake.
 
     Attributes:
-        id: short and lasting.
-        kind: which part of the work it spoils.
-        what: what is wrong, in words.
+        id: short and permanent.
+        kind: the part of the work that it breaks.
+        what: what is wrong, as a sentence.
         file: below ``pytest_ddpscale``.
-        old: text of the file, there once.
-        new: what takes its place.
+        old: text that occurs in the file once.
+        new: its replacement.
         tests: paths below ``tests`` that touch it.
     """
 
@@ -91,7 +91,7 @@ DEFECTS = (
     Defect(
         "error-passes",
         "judge",
-        "a study that broke does not keep a run from being accepted",
+        "a study that ended in an error does not prevent acceptance",
         "results/verdicts.py",
         'return self.outcome == "error" or (not self.passed',
         'return self.outcome != "error" and (not self.passed',
@@ -109,7 +109,7 @@ DEFECTS = (
     Defect(
         "waiver-between-nodes",
         "judge",
-        "a waiver covers what ranks of several nodes do together",
+        "a waiver covers measurements of several nodes together",
         "verdict/waiving.py",
         "if is_between_nodes(case, evidence):",
         "if False:",
@@ -145,7 +145,7 @@ DEFECTS = (
     Defect(
         "narrow-intervals",
         "judge",
-        "of many series at once the intervals are those of a lower confidence",
+        "intervals of many series at once have a lower confidence",
         "stats/sequential.py",
         "threshold = -math.log(1 - confidence)\n        limits",
         "threshold = -math.log(1 - confidence) / 2\n        limits",
@@ -154,7 +154,7 @@ DEFECTS = (
     Defect(
         "narrow-interval",
         "judge",
-        "the interval is that of a lower confidence",
+        "the interval has a lower confidence",
         "stats/sequential.py",
         "threshold = -math.log(1 - confidence)\n        low =",
         "threshold = -math.log(1 - confidence) / 2\n        low =",
@@ -163,7 +163,7 @@ DEFECTS = (
     Defect(
         "no-bonferroni",
         "judge",
-        "with many nodes a failure need not hold for all of them together",
+        "with many nodes a failure is not corrected for their number",
         "verdict/each.py",
         "again = judge(place, 1 - (1 - confidence) / of)",
         "again = judge(place, confidence)",
@@ -172,7 +172,7 @@ DEFECTS = (
     Defect(
         "lost-node-passes",
         "judge",
-        "what one of several nodes did not measure counts as measured",
+        "an unmeasured requirement of one of several nodes counts as measured",
         "verdict/each.py",
         '    if is_missing:\n        return "not_measured"\n',
         "",
@@ -199,7 +199,7 @@ DEFECTS = (
     Defect(
         "blame-threshold",
         "blame",
-        "a rank is blamed from 10 % of slowness on, not from 5 %",
+        "a rank is blamed from 10 % slowness, not from 5 %",
         "blame/stragglers.py",
         "MINIMUM_RELATIVE_GAP = 0.05",
         "MINIMUM_RELATIVE_GAP = 0.1",
@@ -208,7 +208,7 @@ DEFECTS = (
     Defect(
         "own-peer",
         "blame",
-        "a rank is among the peers that it is compared with",
+        "a rank is compared with peers that include itself",
         "metrics/peers.py",
         "    medians = (kept((others - 1) // 2) + kept(others // 2)) / 2",
         "    medians = np.broadcast_to(np.nanmedian(values, axis=1, keepdims=True), values.shape)",
@@ -235,7 +235,7 @@ DEFECTS = (
     Defect(
         "sure-of-two",
         "blame",
-        "of two ranks that disagree one is certain to be wrong",
+        "one of two ranks that disagree is certain to be wrong",
         "blame/replicas.py",
         "is_certain=not o.ambiguous, computed_wrong=True)",
         "is_certain=True, computed_wrong=True)",
@@ -253,7 +253,7 @@ DEFECTS = (
     Defect(
         "exit-code-swallowed",
         "launcher",
-        "a launcher that fails without a word ended well",
+        "a launcher that fails silently counts as successful",
         "launch/gang.py",
         "(why is None and exit_code != 0)",
         "(why is None and exit_code is None)",
@@ -262,7 +262,7 @@ DEFECTS = (
     Defect(
         "kill-not-sent",
         "launcher",
-        "a rank that does not heed SIGTERM stays behind",
+        "a rank that ignores SIGTERM stays behind",
         "node/processes.py",
         "            member.kill()  #",
         "            member.is_running()  #",
@@ -271,7 +271,7 @@ DEFECTS = (
     Defect(
         "environment-leaked",
         "launcher",
-        "what an outer torchrun or step set reaches ranks",
+        "variables of an outer torchrun or step reach the ranks",
         "launch/environment.py",
         "if False in asked or name in _WITHHELD:",
         "if False in asked:",
@@ -280,7 +280,7 @@ DEFECTS = (
     Defect(
         "node-order",
         "launcher",
-        "groups of ranks are dealt over nodes instead of lying on one each",
+        "groups of ranks are spread over nodes instead of lying on one each",
         "plan/layout.py",
         "(node * self.ranks_per_node + first_of_node for",
         "(node + first_of_node for",
@@ -289,7 +289,7 @@ DEFECTS = (
     Defect(
         "hang-not-ended",
         "launcher",
-        "a gang that does nothing is ended much later than asked for",
+        "an inactive gang is ended much later than the limit",
         "launch/gang.py",
         "self._roll.moved_s or 0.0) > limit_s:",
         "self._roll.moved_s or 0.0) > 100 * limit_s:",
@@ -298,7 +298,7 @@ DEFECTS = (
     Defect(
         "torn-line",
         "records",
-        "a line that a kill tore is read as a record",
+        "a line truncated by a kill is read as a record",
         "results/run_directory.py",
         'if not line.endswith(b"\\n"):  # torn',
         "if not line:  # torn",
@@ -307,7 +307,7 @@ DEFECTS = (
     Defect(
         "duplicates",
         "records",
-        "a second record of what there is one of is taken",
+        "a second record of something unique is accepted",
         "evidence/validate.py",
         "        if first != line:\n            of = ",
         "        if first > line:\n            of = ",
@@ -316,7 +316,7 @@ DEFECTS = (
     Defect(
         "key-twice",
         "records",
-        "of a key that a record has twice the last counts",
+        "the last of a record's duplicate keys counts",
         "results/strict_json.py",
         "    refuse_double_keys(line)\n    try",
         "    try",
@@ -343,7 +343,7 @@ DEFECTS = (
     Defect(
         "half-written",
         "records",
-        "of a record that the disk has no room for, a part stays",
+        "part of a record stays when the disk is full",
         "results/run_directory.py",
         "            file.truncate(length)\n            raise",
         "            raise",
@@ -352,7 +352,7 @@ DEFECTS = (
     Defect(
         "shared-gpu",
         "records",
-        "two ranks on one GPU are taken for two GPUs",
+        "two ranks on one GPU count as two GPUs",
         "evidence/validate.py",
         "if users.setdefault(device, rank) != rank:",
         "if users.setdefault(device, rank) > rank:",
@@ -361,7 +361,7 @@ DEFECTS = (
     Defect(
         "steps-contradict",
         "records",
-        "steps that do not fill their block are taken",
+        "steps that do not add up to their block are accepted",
         "evidence/validate.py",
         "STEPS_DIFFER_FROM_BLOCK = 0.05",
         "STEPS_DIFFER_FROM_BLOCK = 50.0",
@@ -370,7 +370,7 @@ DEFECTS = (
     Defect(
         "arm-forgotten",
         "planner",
-        "what a ratio is compared with is not measured",
+        "the baseline of a ratio is not measured",
         "plan/planner.py",
         ".update(question.arms)",
         ".update(question.arms[-1:])",
@@ -379,7 +379,7 @@ DEFECTS = (
     Defect(
         "no-turns",
         "planner",
-        "one rank alone is always the same one",
+        "the arm of one rank always uses the same rank",
         "plan/study.py",
         "sorted(range(self.turns), key=lot)[place]",
         "sorted(range(self.turns), key=lot)[0]",
@@ -406,7 +406,7 @@ DEFECTS = (
     Defect(
         "steps-off-by-one",
         "worker",
-        "a step more is trained than is counted",
+        "one more step is trained than counted",
         "worker/device.py",
         "        for _ in range(steps):\n            step()\n            marks",
         "        for _ in range(steps + 1):\n            step()\n            marks",
@@ -424,7 +424,7 @@ DEFECTS = (
     Defect(
         "no-checksum",
         "worker",
-        "nobody looks whether replicas are the same after a block",
+        "replicas are not compared after a block",
         "worker/arms.py",
         'if arm.kind == "ddp" else None,',
         "if False else None,",
@@ -460,7 +460,7 @@ DEFECTS = (
     Defect(
         "throttle-mixed",
         "telemetry",
-        "heat that hardware sees has the name of a power brake",
+        "throttling by heat is reported as a power brake",
         "telemetry/nvml_calls.py",
         '0x040: "hw_thermal_slowdown",\n    0x080: "hw_power_brake_slowdown"',
         '0x080: "hw_thermal_slowdown",\n    0x040: "hw_power_brake_slowdown"',
@@ -487,7 +487,7 @@ DEFECTS = (
     Defect(
         "throttled-now-and-then",
         "checks",
-        "a clock that is held down in most windows is a fluke",
+        "a clock throttled in most windows is ignored",
         "checks/under_load.py",
         "SHARE_OF_WINDOWS = 0.5",
         "SHARE_OF_WINDOWS = 0.95",
@@ -496,7 +496,7 @@ DEFECTS = (
     Defect(
         "rejected-is-norm",
         "history",
-        "a rejected run is a norm for later ones",
+        "a rejected run enters the baseline of later ones",
         "history/reading.py",
         "return self.outcome != _REJECTED",
         "return True",
@@ -514,7 +514,7 @@ DEFECTS = (
     Defect(
         "keys-twice",
         "thresholds",
-        "of a key that is given twice the last counts",
+        "the last of duplicate keys counts",
         "thresholds/layer.py",
         "            if name in first:\n",
         "            if name in first and not at:\n",
@@ -559,7 +559,7 @@ DEFECTS = (
     Defect(
         "own-failure-forgotten",
         "exit code",
-        "a test of the site's own that fails beside the others is forgotten",
+        "a failing test of the site's own is ignored",
         "plugin/conclusion.py",
         "    told.spoiled.append(item.name)\n",
         "",
@@ -568,7 +568,7 @@ DEFECTS = (
     Defect(
         "half-study-kept",
         "resume",
-        "a study that ran out of time is kept as it is",
+        "a resumed run keeps a study that ran out of time",
         "results/run_record.py",
         'end.reason in ("decided", "rounds")}',
         'end.reason in ("decided", "rounds", "budget")}',
@@ -577,7 +577,7 @@ DEFECTS = (
     Defect(
         "other-version-resumed",
         "resume",
-        "a run of another version is gone on with",
+        "a run of another version is resumed",
         "session/resume.py",
         "if measured_by != __version__:",
         "if measured_by is None:",
@@ -586,7 +586,7 @@ DEFECTS = (
     Defect(
         "share-unheeded",
         "batch",
-        "a batch fits if it trains, however much of the memory it takes",
+        "a batch fits if it trains, whatever memory it uses",
         "find_batch/batch_trial.py",
         "trial.share > bounds.fraction:",
         "trial.share > 1:",
@@ -604,7 +604,7 @@ DEFECTS = (
     Defect(
         "any-failure-is-memory",
         "batch",
-        "a rank that fails with whatever error counts as one that had too little memory",
+        "a rank that fails with any error counts as out of memory",
         "find_batch/out_of_memory.py",
         "        if is_out_of_memory(failure):\n",
         "        if failure.type:\n",

@@ -1,19 +1,18 @@
-"""How often a machine is rejected that keeps all its bounds, each judged by itself and with --ddp-family-confidence.
+"""How often a machine that keeps all its bounds is rejected, with and without --ddp-family-confidence.
 
     python benchmarks/family.py --json family.json
     python benchmarks/family.py --runs 200
 
-First table: one requirement whose bound is exactly reached: share of runs in which it fails, by confidence and by the
-correlation between rounds, and that share relative to the level, 1 - confidence.
+First table: one requirement exactly on its bound: share of runs in which it fails, by confidence and by the correlation
+between rounds, and that share relative to the level, 1 - confidence.
 
-Second table: a machine exactly on all bounds of so many requirements, 0.3 % noise a round. Requirements share noise, so
-that any two correlate by 0, 0.5 or 0.9; successive rounds correlate by 0, by 0.5, the most that the method allows for,
-or by 0.7, which is more. As a real run does, it looks after each round from the eighth to the limit, and measures a
-requirement no more once it is decided; with the option a failure is decided once it would count whatever became of all
-others.
+Second table: a machine exactly on the bounds of many requirements, 0.3 % noise per round. Requirements share noise, so
+any two correlate by 0, 0.5 or 0.9; successive rounds correlate by 0, by 0.5, the maximum that the method allows for, or
+by 0.7, which exceeds it. Like a real run it judges after each round from the eighth to the limit, and stops measuring a
+requirement once it is decided; with the option a failure is decided once it would count whatever the others give.
 
-Third table: the same machine, but one requirement is missed by so many standard deviations of a round: share of runs
-rejected, and rounds of that requirement.
+Third table: the same machine, but one requirement is missed by a number of standard deviations of a round: share of
+runs rejected, and rounds of that requirement.
 
 Fourth table: simulated A100 nodes of eight GPUs, of which one is slow, with the shipped requirements on ResNet-152
 (fp16): share of runs rejected.
@@ -77,7 +76,7 @@ def noise(chance: np.random.Generator, requirements: int, limit: int, shared: fl
 
 
 def verdict_of(outcome: VerdictOutcome, name: str, rounds: int = 0) -> Verdict:
-    """On a drawn requirement, without values."""
+    """A verdict on a simulated requirement, without values."""
     return Verdict(name, "throughput_per_gpu", "drawn", 1, "fail", {"at_least": 1.0}, outcome, rounds=rounds)
 
 
@@ -90,7 +89,7 @@ def judged(logs: FloatArray, name: str, confidence: float) -> Verdict:
 
 
 def run(logs: FloatArray, confidence: float, level: float = ANY_P_VALUE) -> list[Verdict]:
-    """Look after each round; a requirement that is decided is measured no more.
+    """Judge after each round; a decided requirement is no longer measured.
 
     Args:
         logs: of value over bound, (requirements, rounds).
@@ -114,7 +113,7 @@ def run(logs: FloatArray, confidence: float, level: float = ANY_P_VALUE) -> list
 
 
 def run_both(logs: FloatArray, confidence: float, level: float) -> tuple[list[Verdict], list[Verdict]]:
-    """As `run`, and as `run` with that level: only what failed is measured for longer."""
+    """Results of `run` without and with the level, which only prolongs failed requirements."""
     by_itself = run(logs, confidence)
     failed = [row for row, verdict in enumerate(by_itself) if verdict.outcome == "failed"]
     longer = dict(zip(failed, run(logs[failed], confidence, level), strict=True)) if failed else {}
@@ -220,7 +219,9 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argument_parser(__doc__)
     parser.add_argument("--runs", type=positive_int, default=1000, help="simulated runs a row (%(default)s)")
-    parser.add_argument("--requirements", type=positive_int, default=84, help="that can reject (%(default)s)")
+    parser.add_argument(
+        "--requirements", type=positive_int, default=84, help="requirements that can reject (%(default)s)"
+    )
     parser.add_argument("--limit", type=positive_int, default=PACES["cuda"].rounds, help="rounds (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()

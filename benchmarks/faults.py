@@ -1,11 +1,11 @@
-"""What becomes of a gang in which a rank breaks: real ranks on this machine's CPU, with real faults.
+"""What happens to a gang in which a rank breaks: real ranks on this machine's CPU, with real faults.
 
     python benchmarks/faults.py --json faults.json
 
-Two gloo ranks train in a weak-scaling study until one of them is killed, stopped, stuck, out of memory, gone early or
-broken; each fault in a study, and so in a gang, of its own. A fault is right if its study's error says who, where and
-how, its end is recorded within a minute, no process is left by then, and what was measured before is there. Out of
-memory needs root and the memory controller of cgroup v1.
+Two gloo ranks train in a weak-scaling study until one of them is killed, stopped, stuck, out of memory, exits early or
+raises; each fault has its own study, and so its own gang. A fault is handled correctly if its study's error names the
+rank, the position and the cause, its end is recorded within a minute, no process is left by then, and earlier
+measurements are kept. Out of memory needs root and the memory controller of cgroup v1.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ STOPPED = (
 
 @dataclass(frozen=True)
 class Fault:
-    """What befalls a rank, and what is to be said of it.
+    """A fault of a rank, and the expected error.
 
     Attributes:
-        kind: as `fault_site` knows it.
-        rank: whom.
-        arm: where. `alone` is computation, and rank 1 waits for rank 0's word; in `ddp@2` the other rank waits for it.
+        kind: a fault of `fault_site`.
+        rank: the rank that breaks.
+        arm: in `alone` rank 0 computes and rank 1 waits for its message; in `ddp@2` the other rank waits for this one.
         said: a pattern. WHO stands for rank and host, PLACE for study, arm and round.
     """
 
@@ -63,7 +63,7 @@ class Fault:
     said: str
 
     def message(self, study: str) -> re.Pattern[str]:
-        """What the error of its study begins with."""
+        """The pattern at the start of its study's error."""
         who = f"rank {self.rank} on {re.escape(os.uname().nodename)}"
         place = rf"\(study {study}, arm {self.arm}, round 2\)"
         return re.compile(self.said.replace("WHO", who).replace("PLACE", place), re.DOTALL)
@@ -92,7 +92,7 @@ FAULTS = {
 
 @dataclass
 class Watch:
-    """What was there the moment a study's end was recorded.
+    """State at the moment when a study's end was recorded.
 
     Attributes:
         run: its directory.
@@ -120,13 +120,13 @@ class Watch:
         return ends_of(self.run.read_records())
 
     def seconds(self, study: str) -> float:
-        """From its fault to the record of its end."""
+        """Seconds from its fault to the record of its end."""
         happened = [json.loads(line) for line in self._log.read_text(encoding="utf-8").splitlines()]
         [unix_s] = [float(one["unix_s"]) for one in happened if one["study"] == study]
         return self.ended_unix_s[study] - unix_s
 
     def rounds(self, study: str) -> set[int]:
-        """Those of which something was measured."""
+        """Rounds with a measurement."""
         return {one.round for one in self.run.read_records() if isinstance(one, Block) and one.study == study}
 
     def is_right(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Whether the ranks of pytest-ddpscale measure what a bare DistributedDataParallel loop would.
+"""Whether the ranks of pytest-ddpscale measure the same speed as a bare DistributedDataParallel loop.
 
     python benchmarks/fidelity.py --device cpu --json fidelity.json
     python benchmarks/fidelity.py --device cuda --model resnet50 --batch-size 128 --image-size 224 --precision fp16 \
@@ -6,14 +6,13 @@
 
 In the same ranks, short blocks of two loops alternate: that of `bare_ddp.py`, set up once, and the worker's
 `StudyArms.time_block`. They are timed for one rank alone under DDP and for all ranks. The two blocks of a pair
-are adjacent and in random order, balanced over each two rounds, so that what else the machine does falls on both
-alike. The ratio worker / bare is the mean of the pairs' log-ratios, with its 95 % Student-t interval; the median
-beside it tells whether a few disturbed pairs made the mean.
+are adjacent and in random order, balanced over every two rounds, so other load affects both alike. The ratio
+worker / bare is the mean of the pairs' log-ratios, with its 95 % Student-t interval; the median beside it shows whether
+a few disturbed pairs dominate the mean.
 
-On a CPU, two equal models in one process differ by some per cent in speed, by where their memory happens to lie,
-and do so for as long as the process lives. So all of it is repeated in several launches, in which the loops are set
-up in turn first and second, and the ratio of each launch is shown too: where these lie further apart than the
-interval is wide, the interval is too narrow.
+On a CPU, two equal models in one process differ by some per cent in speed, depending on memory placement, for as long
+as the process lives. So everything is repeated in several launches, in which either loop is set up first in turn, and
+the ratio of each launch is shown too: if these differ by more than the width of the interval, it is too narrow.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ RANK_SCRIPT = Path(__file__).with_name("fidelity_rank.py")
 
 @dataclass(frozen=True)
 class Job:
-    """What the ranks are to do, as job.json carries it.
+    """The ranks' job, stored in job.json.
 
     Attributes:
         device_type: ``cuda`` (NCCL) or ``cpu`` (gloo).
@@ -174,7 +173,7 @@ def agreement(job: Job, world_size: int, launches: Sequence[BlockSeconds]) -> Ag
 
 
 def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
-    """Of each round, the seconds of the rank that took longest."""
+    """Seconds of the slowest rank in each round."""
     return [max(block) for block in zip(*by_rank, strict=True)]
 
 
@@ -230,12 +229,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=positive_int, default=30, help="pairs in each launch (%(default)s)")
     parser.add_argument("--launches", type=positive_int, default=4, help="(%(default)s)")
     parser.add_argument("--block-steps", type=positive_int, default=3, help="timed steps in a block (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the blocks")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of the blocks")
     return parser.parse_args()
 
 
 def job_from(arguments: argparse.Namespace) -> Job:
-    """What the command line asks for.
+    """The job of the command line.
 
     Raises:
         SystemExit: it asks for a GPU and there is none, or for more ranks than GPUs.

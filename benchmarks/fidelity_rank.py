@@ -20,7 +20,7 @@ from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.control import Control, connect
 from pytest_ddpscale.worker.device import open_device
 
-# As many as the worker lets pass before each of its blocks.
+# As many as the worker runs before each of its blocks.
 WARM_STEPS = 1
 TIMEOUT = timedelta(minutes=10)
 ROUNDS_BETWEEN_REPORTS = 20
@@ -31,7 +31,7 @@ class Rank:
 
     Args:
         job: what to train.
-        control: how ranks wait for each other: by the store, so that ranks with nothing to do leave the cores alone.
+        control: ranks wait for each other through the store, so idle ranks use no core.
     """
 
     def __init__(self, job: Job, control: Control) -> None:

@@ -2,10 +2,10 @@
 
     python benchmarks/find_max_batch.py --json find_max_batch.json
 
-Real ranks on this machine's CPU, in a memory cgroup of their own, which takes root. The search is repeated, each time
-in a new cgroup of the same size. Then the study that a session would measure is trained for 20 steps of each arm, by
-the supervisor of sessions and not by the search, in such a cgroup: with the batch that was found, and with the next
-multiple of 8, which the kernel has to end. Exit code 1 if any of that is otherwise.
+Real ranks run on this machine's CPU in their own memory cgroup, which needs root. The search is repeated, each time in
+a new cgroup of the same size. Then the supervisor of sessions, not the search, trains a session's study for 20 steps of
+each arm in such a cgroup: with the batch found, and with the next multiple of 8, which the kernel has to end. Exit code
+1 otherwise.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LIMIT_S = 1800.0  # of one search on a machine that is busy
 
 @dataclass(frozen=True)
 class Search:
-    """What one search said."""
+    """Result of one search."""
 
     largest: int | None
     trials: list[dict[str, Any]]
@@ -88,7 +88,7 @@ def train(batch: int, folder: Path) -> str:
 
 
 def trained(batch: int, limit_bytes: int, folder: Path) -> str:
-    """What came of 20 steps in a new cgroup."""
+    """Result of 20 steps in a new cgroup."""
     with small_memory(limit_bytes) as group:
         argv = [sys.executable, __file__, f"--train={batch}", f"--folder={folder / str(batch)}"]
         return group.run(argv, LIMIT_S).stdout.strip()
@@ -98,8 +98,8 @@ def main() -> int:
     """Run the script. Returns its exit code."""
     parser = argument_parser(__doc__)
     parser.add_argument("--times", type=positive_int, default=5, metavar="N", help="searches; default: %(default)s")
-    parser.add_argument("--mib", type=positive_int, default=3072, help="of the cgroup; default: %(default)s")
-    parser.add_argument("--train", type=positive_int, metavar="BATCH", help="of this script to itself")
+    parser.add_argument("--mib", type=positive_int, default=3072, help="memory of the cgroup; default: %(default)s")
+    parser.add_argument("--train", type=positive_int, metavar="BATCH", help="internal: train this batch")
     parser.add_argument("--folder", type=Path, help="likewise")
     arguments = parser.parse_args()
     if arguments.train:

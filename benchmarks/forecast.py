@@ -1,18 +1,19 @@
-"""Whether forecasts hold sizes which they were not told: of published tables, and of simulated clusters.
+"""Whether the intervals of forecasts hold for unseen sizes: of published tables, and of simulated clusters.
 
     python benchmarks/forecast.py
     python benchmarks/forecast.py --clusters 1000
     python benchmarks/forecast.py --clusters 1000 --launches 3
 
-Of each table of published_scaling.json every size from the third up that is at most twice the next smaller one is
-forecast from all smaller sizes, except where these do not reach across nodes. Every table with four sizes or more
-whose numbers the project has is there. Expected: at most one miss a table, and a median half-width of at most 5 % of
-the value. Exit code 1 otherwise.
+In each table of published_scaling.json every size from the third up that is at most twice the next smaller one is
+forecast from all smaller sizes, except where these do not reach across nodes. The file has every table with four or
+more sizes whose numbers the project has. Expected: at most one miss per table, and a median half-width of at most 5 %
+of the value. Exit code 1 otherwise.
 
-Simulated clusters differ in GPUs and their links, nodes, model, batch, noise, rounds and how alike these are; their
-times are of simulate/performance.py, whose buckets, overlap, rings and trees are no form that is fitted. Half the
-largest measured size, left out, and twice and four times that are forecast, and compared with what the same rounds
-measure there. Of several launches each has the rounds, and each of its sizes is off by up to 0.5 % (1 sd) more.
+Simulated clusters differ in GPUs and their links, nodes, model, batch, noise, rounds and the correlation of rounds;
+their times come from simulate/performance.py, whose buckets, overlap, rings and trees differ from every fitted form.
+Half the largest measured size (left out), twice and four times that size are forecast, and compared with the values
+that the same rounds measure there. Each of several launches has these rounds, and each of its sizes deviates by up to
+0.5 % (1 sd) more.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ MODELS = {"resnet50": (800, 5000), "resnet152": (460, 2500), "vit_b_16": (360, 2
 def main() -> int:
     """Print a line for each table, or the coverage of clusters. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--clusters", type=int, default=0, help="simulate so many clusters instead")
+    parser.add_argument("--clusters", type=int, default=0, help="number of clusters to simulate instead")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--launches", type=int, default=1, help="of each cluster")
+    parser.add_argument("--launches", type=int, default=1, help="launches of each cluster")
     arguments = parser.parse_args()
     if arguments.clusters:
         return clusters(arguments.clusters, arguments.seed, arguments.launches)
@@ -63,7 +64,7 @@ def half_width(found: Forecast) -> float:
 
 
 def holds(found: Forecast, img_per_s: float) -> bool:
-    """Whether the interval does."""
+    """Whether the interval contains the value."""
     assert found.interval is not None
     return found.interval[0] <= img_per_s <= found.interval[1]
 
@@ -172,14 +173,14 @@ def cluster(chance: np.random.Generator, launches: int = 1) -> tuple[ScalingSeri
 
 
 def between(chance: np.random.Generator, low: float, high: float) -> float:
-    """A number between them, as likely in each of their doublings."""
+    """A random number between two limits, log-uniform."""
     return float(math.exp(chance.uniform(math.log(low), math.log(high))))
 
 
 def img_per_s(
     performance: Performance, arm: Arm, workload: Workload, scaling: Scaling, gpu_sd: float, together: float
 ) -> float:
-    """Of one GPU of an arm, without noise of rounds.
+    """Images per second of one GPU of an arm, without noise of rounds.
 
     Args:
         performance: of the cluster.

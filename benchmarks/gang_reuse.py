@@ -1,11 +1,11 @@
-"""What keeping one gang of ranks warm saves, and how much of a session is spent in timed blocks.
+"""Time saved by keeping one gang of ranks warm, and the share of a session spent in timed blocks.
 
     python benchmarks/gang_reuse.py --json gang_reuse.json
     python benchmarks/gang_reuse.py --run ddpscale-runs/latest
 
 The first form measures the CPU workload of thresholds.yaml twice, on two ranks: all rounds of all arms by one
-gang, and again with a fresh torchrun for each arm of each round, which is what interleaved rounds cost without a
-gang. Both warm each arm up and time its blocks equally long. The second form reads the run directory of a
+gang, and again with a fresh torchrun for each arm of each round, the cost of interleaved rounds without a gang. Both
+warm each arm up and time its blocks equally long. The second form reads the run directory of a
 finished session, such as that of `pytest --gpu-sku=cpu`, and measures nothing.
 
 Yield is the time inside rank 0's timed blocks over the wall time of the session. With its defaults the first form
@@ -45,7 +45,7 @@ LIMITS = Limits(inactivity_s=120.0)
 
 @dataclass(frozen=True)
 class Cost:
-    """What it took to measure something.
+    """Cost of a measurement.
 
     Attributes:
         launches: times torchrun was started.
@@ -206,7 +206,9 @@ def main() -> int:
     # As many blocks as a session with the packaged thresholds, which has two studies.
     parser.add_argument("--rounds", type=positive_int, default=pace.rounds, help="(%(default)s)")
     parser.add_argument("--block-s", type=float, default=pace.block_s, help="length of a timed block (%(default)s)")
-    parser.add_argument("--warmup-s", type=float, default=pace.warmup_s, help="of both arms together (%(default)s)")
+    parser.add_argument(
+        "--warmup-s", type=float, default=pace.warmup_s, help="warm-up of both arms together (%(default)s)"
+    )
     arguments = parser.parse_args()
     result = read(arguments.run) if arguments.run else compare(arguments)
     keep(arguments.json, "gang_reuse", result)

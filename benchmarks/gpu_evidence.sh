@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What only a machine with an NVIDIA GPU can show, collected in at most nine minutes: the GPU tests, the nightly
-# node-health run, a short training run, what the telemetry sampler costs, and the fidelity benchmark.
+# Evidence that needs an NVIDIA GPU, collected in at most nine minutes: the GPU tests, the nightly node-health run,
+# a short training run, the cost of the telemetry sampler, and the fidelity benchmark.
 #
 #   usage: benchmarks/gpu_evidence.sh OUT_DIR
 #

@@ -1,10 +1,10 @@
-"""Whether hostile thresholds, options, environments and run directories are refused in words, and quickly.
+"""Whether hostile thresholds, options, environments and run directories are refused with a message, and quickly.
 
     python benchmarks/hostile_inputs.py [--every N] [--first K] [--markdown FILE] [--json FILE]
 
-Each case runs the real command in a forked process of its own: `ddpscale thresholds check`, or `pytest` with a CPU's or
-an imaginary GPU's thresholds; nothing is measured. A case has to be refused (exit 4, or what pytest's own parser gives;
-a sentence with the line or the option, no traceback, under 2 s of CPU time), or accepted because it is sound.
+Each case runs the real command in its own forked process: `ddpscale thresholds check`, or `pytest` with the thresholds
+of a CPU or of an imaginary GPU; nothing is measured. A case has to be refused (exit code 4, or that of pytest's own
+parser; a message with the line or the option, no traceback, under 2 s of CPU time), or accepted because it is sound.
 """
 
 # ruff: noqa: E501 - tables of inputs are easier to read in few lines
@@ -101,7 +101,7 @@ def _changed(old: str, new: str) -> str:
 
 
 def _files() -> Iterator[Case]:
-    """Files that are no YAML, or too much of it."""
+    """Files that are not YAML, or too large."""
     texts: dict[str, str | bytes] = {
         "empty": "", "comment": "# nothing\n", "sentence": "hello\n", "null": "null\n", "list": "[1]\n", "number": "3\n",
         "tab": SOUND.replace("    desc", "\tdesc", 1), "two documents": SOUND + "---\na: 1\n", "bell": SOUND + "#\a\n",
@@ -334,7 +334,7 @@ def _options() -> Iterator[Case]:
 
 
 def _environments() -> Iterator[Case]:
-    """What a shell, a scheduler or torchrun around us may have left: none of it may stop a plan, or change it."""
+    """Variables left by a shell, a scheduler or torchrun around us: none may stop or change a plan."""
     traps = {"RANK": "3", "WORLD_SIZE": "1000000000", "LOCAL_RANK": "x", "MASTER_ADDR": "nowhere", "MASTER_PORT": "-1",
              "PET_NNODES": "9", "PET_NPROC_PER_NODE": "x", "TORCHELASTIC_RUN_ID": "x", "OMP_NUM_THREADS": "x",
              "HOME": "/nowhere", "TMPDIR": "/nowhere", "LC_ALL": "xx_YY.UTF-99", "LANG": "tr_TR", "COLUMNS": "0", "TERM": "x",
@@ -347,7 +347,7 @@ def _environments() -> Iterator[Case]:
 
 
 def _run_directories() -> Iterator[Case]:
-    """Run directories that are none, or broken ones, with an otherwise sound command."""
+    """Folders that are not run directories, and broken ones, with an otherwise sound command."""
     broken = {"no run.json": {}, "empty run.json": {"run.json": ""}, "run.json of a list": {"run.json": "[]"},
               "run.json with NaN": {"run.json": '{"sku": NaN}'}, "deep run.json": {"run.json": "[" * 100_000},
               "no SKU": {"run.json": '{"schema_version": 2}'}, "unknown SKU": {"run.json": '{"schema_version": 2, "sku": "x"}'},
@@ -368,7 +368,7 @@ def _write_run(folder: Path, files: dict[str, str]) -> None:
 
 
 def cases() -> list[Case]:
-    """All of them, always the same and in the same order."""
+    """All cases, always the same and in the same order."""
     families = (_files, _values, _rows, _texts, _options, _environments, _run_directories)
     return [case for family in families for case in family()]
 
@@ -450,7 +450,7 @@ def _wait(child: int) -> tuple[int | None, float]:
 
 
 def main() -> int:
-    """Run the cases, print the table; 1 if any came out wrong."""
+    """Run the cases and print the table. Returns 1 if any result is wrong."""
     parser = argument_parser(__doc__)
     parser.add_argument("--every", type=positive_int, default=1, metavar="N", help="only every Nth case of each family")
     parser.add_argument("--first", type=int, default=0, metavar="K", help="begin with case K of each, from 0 up")

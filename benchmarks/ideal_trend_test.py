@@ -1,14 +1,14 @@
-"""How few minutes the published 8x A100 matrix could take if trends were told by a test that knows the noise.
+"""The fewest minutes of the published 8x A100 matrix if a test that knows the noise detected trends.
 
     python benchmarks/ideal_trend_test.py
 
-No verdict may come before rounds tell a sound machine from one that falls by 3 % over the limit of rounds. The test
-here is Wald's sequential probability ratio test of the slope: no slope, or that one, whatever the level. It knows the
-noise, that rounds are independent, and the one slope that it looks for. Such a test takes the fewest rounds on average
-of all that are wrong as rarely where each look brings the same (Wald and Wolfowitz 1948), and about the fewest here; a
-rule that has to estimate the noise takes more. All but efficiencies are taken to be decided after the fewest rounds; an
-arm ends with the last requirement on it, `ddp@1` with all of them, as in benchmarks/time_to_verdict.py, whose seconds a
-round these are.
+A verdict must wait until rounds distinguish a sound machine from one that falls by 3 % over the limit of rounds. The
+test here is Wald's sequential probability ratio test of the slope: no slope against that one, whatever the level. It
+knows the noise, that rounds are independent, and the slope. For identically distributed looks it needs the fewest
+rounds on average of all tests with the same error rates (Wald and Wolfowitz 1948), and about the fewest here; a rule
+that has to estimate the noise needs more. All requirements but efficiencies are assumed to be decided after the
+minimum of rounds. An arm ends with the last requirement on it, `ddp@1` with all of them, as in
+benchmarks/time_to_verdict.py, which also gives the seconds per round.
 
 A row is a threshold: share of runs in which such ramps pass at noises of a round of 0.3 and 0.6 %, and at that of a
 ratio of two arms with 0.3 %; mean rounds of an efficiency and of the last of three; minutes of the matrix.
@@ -35,7 +35,7 @@ THRESHOLDS = (0.5, 1.0, 1.25, 1.5, 1.75, 2.0)
 
 
 def rounds_to_pass(series: FloatArray, noise: float, threshold: float) -> FloatArray:
-    """After how many rounds each series is taken for steady, `LIMIT` if not before, (runs,)."""
+    """Rounds after which each series counts as steady, at most `LIMIT`, (runs,)."""
     ended = np.full(len(series), float(LIMIT))
     for rounds in range(LIMIT - 1, FEWEST_ROUNDS - 1, -1):
         numbers = np.arange(rounds) - (rounds - 1) / 2
@@ -50,7 +50,7 @@ def rounds_to_pass(series: FloatArray, noise: float, threshold: float) -> FloatA
 def main() -> int:
     """Run the script."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--runs", type=positive_int, default=20000, help="simulated runs a row (%(default)s)")
+    parser.add_argument("--runs", type=positive_int, default=20000, help="simulated runs per row (%(default)s)")
     runs, chance = parser.parse_args().runs, np.random.default_rng(0)
     ratio = math.sqrt(2) * NOISE
     ramp, noise = FALL * np.arange(LIMIT) / (LIMIT - 1), chance.standard_normal((runs, 4, LIMIT))

@@ -1,16 +1,16 @@
-"""What it costs to simulate, judge and report a large cluster, and to steer one while it is measured.
+"""The cost of simulating, judging and reporting a large cluster, and of steering one while it is measured.
 
     python benchmarks/judging.py --json judging.json
     python benchmarks/judging.py --gpus 64 512
     python benchmarks/judging.py --gpus 8192 --steering
 
 Writes a run of B200s with `ddpscale simulate`, all default workloads and every step's time, and judges it with
-`pytest --ddp-judge`, with all views and plots, each in a process of its own. CPU seconds are those that the kernel
-counted for a process and its children, user and system; memory is the largest resident set of either process. CPU time
-varies less than wall time where others use the machine too.
+`pytest --ddp-judge`, with all views and plots, each in its own process. CPU seconds are the kernel's user and system
+time of a process and its children; memory is the largest resident set of either process. On a shared machine CPU time
+varies less than wall time.
 
-With `--steering` the records of a simulated run are also given to the supervisor's judge as a gang would write them,
-one round after the other: CPU seconds of reading and judging each round, of which the slowest is shown.
+With `--steering` the records of a simulated run are also passed to the supervisor's judge round by round, as a gang
+writes them: CPU seconds of reading and judging each round, of which the slowest is shown.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one process.
+    """Cost of one process.
 
     Attributes:
         cpu_s: user and system time, with that of its children.
@@ -61,7 +61,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Judging:
-    """Of one cluster.
+    """Costs of one cluster.
 
     Attributes:
         gpus: its size.
@@ -79,17 +79,17 @@ class Judging:
 
     @property
     def cpu_s(self) -> float:
-        """Of both."""
+        """CPU seconds of both processes."""
         return self.simulating.cpu_s + self.judging.cpu_s
 
     @property
     def rss_mib(self) -> float:
-        """Of the larger one."""
+        """Memory of the larger process."""
         return max(self.simulating.rss_mib, self.judging.rss_mib)
 
 
 def cost_of(command: Sequence[str | Path], folder: Path, expected: int) -> Cost:
-    """Run a command in a folder and say what it cost.
+    """Run a command in a folder and return its cost.
 
     Raises:
         SystemExit: it exited otherwise.
@@ -105,9 +105,9 @@ def cost_of(command: Sequence[str | Path], folder: Path, expected: int) -> Cost:
 
 
 def _environment() -> dict[str, str]:
-    """Without what would change the session; arithmetic on one thread, so that waiting threads count as nothing.
+    """The environment without variables that change the session; one thread, so waiting threads add no CPU time.
 
-    Modules are compiled once, as those of an installed package are.
+    Modules are compiled once, as in an installed package.
     """
     changing = ("PYTEST_", "DDPSCALE_", "PYTHONDONTWRITEBYTECODE")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(changing)}
@@ -127,7 +127,7 @@ def measure(gpus: int, rounds: int, folder: Path, *, steering: bool) -> Judging:
     size = ["--gpus", str(gpus), "--rounds", str(rounds)]
     ddpscale = [sys.executable, "-c", "import sys; from pytest_ddpscale.cli import main; sys.exit(main())"]
     simulating = cost_of([*ddpscale, "simulate", "--gpu-sku", SKU, *size, "--out", run], folder, 0)
-    # What only this project's tests need: where it is installed it is imported at the end of every session.
+    # Only this project's tests need hypothesis: where it is installed, every session imports it at its end.
     others = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
     pytest = [sys.executable, "-m", "pytest", *others, f"--rootdir={folder}"]
     judging = cost_of([*pytest, f"--gpu-sku={SKU}", f"--ddp-judge={run}"], folder, _FAILED_TESTS)
@@ -200,7 +200,7 @@ def main() -> int:
     parser = argument_parser(__doc__)
     sizes = [64, 512, 8192]
     parser.add_argument("--gpus", type=positive_int, nargs="+", default=sizes, help="cluster sizes (%(default)s)")
-    parser.add_argument("--rounds", type=positive_int, default=16, help="of every study (%(default)s)")
+    parser.add_argument("--rounds", type=positive_int, default=16, help="rounds of every study (%(default)s)")
     parser.add_argument("--steering", action="store_true", help="steer each cluster, too")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="judging-") as folder:

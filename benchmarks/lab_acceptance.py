@@ -1,15 +1,15 @@
-"""How often a small cluster gets the verdict that it deserves, by the shipped requirements of the SKU ``cpu``.
+"""How often a small cluster gets the correct verdict from the shipped requirements of the SKU ``cpu``.
 
     python benchmarks/lab_acceptance.py --launches 10 --json lab_acceptance.json
     python benchmarks/lab_acceptance.py --launches 1 --keep runs
     python benchmarks/lab_acceptance.py --launches 1 --nodes 6 --starved 0.3
 
-The cluster is the lab of tests/slurm_lab: a real Slurm, whose nodes are namespaces of this machine, of one rank each,
-and share its cores evenly. It needs what those tests need: root, Slurm and munge. Half of the launches are on healthy
-nodes, half with the cable of one node limited to a rate, in each launch of the next node. A launch on healthy nodes is
-right if they are accepted and nobody is named; with a slow cable if they are rejected and that node is named, and no
-other. With --starved the node after it has little CPU then too, once ranks are up, and both are to be named.
-Bounds on what one rank does need the machine to itself.
+The cluster is the lab of tests/slurm_lab: a real Slurm whose nodes are namespaces of this machine, with one rank each
+and an even share of its cores. Like those tests it needs root, Slurm and munge. Half of the launches run on healthy
+nodes; in the other half the cable of one node is limited to a rate, each time of the next node. A launch on healthy
+nodes is right if they are accepted and no node is named; with a slow cable if they are rejected and only that node is
+named. With --starved the next node also has little CPU once ranks are up, and both nodes have to be named. Bounds on
+the speed of one rank need an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class Launch:
 
     @property
     def is_right(self) -> bool:
-        """Whether the cluster got the verdict that it deserves."""
+        """Whether the cluster got the correct verdict."""
         faulty = tuple(sorted(filter(None, (self.slow, self.starved))))
         return (self.outcome, self.named) == ("rejected" if faulty else "accepted", faulty)
 
 
 def launch(lab: SlurmLab, folder: Path, number: int, slow: str, starved: str, share: float) -> Launch:
-    """Submit an acceptance of all nodes as an operator would, and wait for its end."""
+    """Submit an acceptance of all nodes like an operator, and wait for its end."""
     from tests.integration.lab_runs import LabRun
     from tests.slurm_lab.polling import wait_until
 
@@ -95,7 +95,7 @@ def launch(lab: SlurmLab, folder: Path, number: int, slow: str, starved: str, sh
 
 
 def launches(arguments: argparse.Namespace, folder: Path) -> list[Launch]:
-    """All launches in one lab, healthy and slow in turn, so that a busier machine disturbs both alike."""
+    """All launches in one lab, alternately healthy and slow, so a busier machine disturbs both alike."""
     from tests.slurm_lab.lab import SlurmLab
 
     done = []
@@ -117,7 +117,7 @@ HEADER = ("launch", "slow cable", "little CPU", "seconds", "outcome", "named", "
 
 
 def row(one: Launch) -> tuple[str, ...]:
-    """Of the table."""
+    """A row of the table."""
     named = ", ".join(one.named) or "nobody"
     return (
         str(one.number),
@@ -141,10 +141,12 @@ def main() -> None:
     """Launch, print a table and a summary; exit status 1 if too many are wrong, or one takes too long."""
     parser = argument_parser(__doc__)
     parser.add_argument(
-        "--launches", type=positive_int, default=10, metavar="N", help="of each kind; default: %(default)s"
+        "--launches", type=positive_int, default=10, metavar="N", help="launches of each kind; default: %(default)s"
     )
     parser.add_argument("--nodes", type=positive_int, default=4, metavar="N", help="default: %(default)s")
-    parser.add_argument("--rate", default="50mbit", help="of the slow cable, as tc writes it; default: %(default)s")
+    parser.add_argument(
+        "--rate", default="50mbit", help="rate of the slow cable, in tc's notation; default: %(default)s"
+    )
     parser.add_argument("--starved", type=float, metavar="SHARE", help="CPU left to the node after it; default: all")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the run directories here")
     arguments = parser.parse_args()

@@ -3,11 +3,11 @@
     python benchmarks/launches.py --json launches.json
     python benchmarks/launches.py --count 4 --launches 5 -k throughput_per_gpu
 
-Runs `pytest --gpu-sku=cpu --ddp-launches=3` so many times, one after the other, and reads what each run's verdicts.json
-says of throughput alone and of weak scaling on two ranks. Of each run's interval it prints whether the mean of the
-other runs' values lies in it. Expected: in nine of ten, and half of the intervals reach no further than 25 % of the
-value to either side. Exit code 1 if that is not so, 2 if a run measured nothing. Ten runs take some thirty minutes on
-two cores that have nothing else to do.
+Runs `pytest --gpu-sku=cpu --ddp-launches=3` the given number of times, one after the other, and reads throughput alone
+and weak scaling on two ranks from each run's verdicts.json. For each run's interval it prints whether it contains the
+mean of the other runs' values. Expected: nine of ten do, and half of the intervals reach no further than 25 % of the
+value to either side. Exit code 1 if not, 2 if a run measured nothing. Ten runs take some thirty minutes on two
+otherwise idle cores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEAST_SHARE, WIDEST_HALF = 0.9, 0.25
 
 @dataclass(frozen=True)
 class Interval:
-    """What one run says of a requirement: value, both ends, in the metric's unit; and how far its launches differ."""
+    """One run's result on a requirement: value and both ends, in the metric's unit; and the spread of its launches."""
 
     value: float
     low: float
@@ -51,14 +51,14 @@ class Interval:
 
 @dataclass(frozen=True)
 class Found:
-    """What all runs say of a requirement together."""
+    """Results of all runs on one requirement."""
 
     requirement: str
     intervals: tuple[Interval, ...]
 
     @property
     def hits(self) -> list[bool]:
-        """Of each interval, whether the mean of the other runs' values lies in it."""
+        """For each interval, whether it contains the mean of the other runs' values."""
         values = [one.value for one in self.intervals]
         others = [statistics.fmean(values[:i] + values[i + 1 :]) for i in range(len(values))]
         return [one.holds(mean) for one, mean in zip(self.intervals, others, strict=True)]
@@ -116,8 +116,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print. Returns the exit code."""
     parser = argument_parser(__doc__)
     parser.add_argument("--count", type=_at_least_two, default=10, metavar="N", help="runs; default: %(default)s")
-    parser.add_argument("--launches", type=positive_int, default=3, metavar="N", help="of each; default: %(default)s")
-    parser.add_argument("-k", dest="selected", default=ONLY_THESE, help="as of pytest; default: the two requirements")
+    parser.add_argument(
+        "--launches", type=positive_int, default=3, metavar="N", help="launches of each run; default: %(default)s"
+    )
+    parser.add_argument(
+        "-k", dest="selected", default=ONLY_THESE, help="like pytest's -k; default: the two requirements"
+    )
     asked = parser.parse_args(arguments)
     runs: list[dict[str, Interval]] = []
     with tempfile.TemporaryDirectory(prefix="ddpscale-launches-") as folder:

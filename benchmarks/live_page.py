@@ -1,14 +1,14 @@
-"""Whether a round of a real run that follows a writing of report.html is slower than one that does not.
+"""Whether a round of a real run is slower right after report.html has been written.
 
     python benchmarks/live_page.py --json live_page.json
     python benchmarks/live_page.py --rounds 64
 
-Two CPU ranks train for real, all rounds in one gang. Of each two successive rounds a coin decides which one follows a
-page, which is rendered in full and written right before it, much more often than otherwise: every 5 s at most, and in
-at most 0.5 % of the time. Of each pair the ratio with / without is taken: of the throughput of each arm and of all
-together (their geometric mean), and of the CPU time that both ranks need for the round, which has the same steps in
-both. Other work on the machine lengthens blocks, but takes little CPU time from them. Shown is the median of the
-ratios with its 95 % interval, and the seconds that pages took.
+Two CPU ranks really train, all rounds in one gang. In each pair of successive rounds a random one follows a page, which
+is fully rendered and written right before it; real sessions write it much less often, every 5 s at most and in at most
+0.5 % of the time. Each pair gives ratios with / without: of the throughput of each arm and of all together (their
+geometric mean), and of the CPU time of both ranks for the round, which has the same steps in both. Other load lengthens
+blocks, but hardly changes their CPU time. Shown are the median of the ratios with its 95 % interval, and the seconds
+that pages took.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class RoundPair:
 
 
 def drawn_pairs(rounds: int, seed: int) -> list[RoundPair]:
-    """Of all rounds before which a page can be written; which of two follows one is drawn."""
+    """Pairs of the rounds before which a page can be written; a random one of each pair follows a page."""
     coin = Random(seed)
     firsts = range(FEWEST_ROUNDS, rounds - 1, 2)
     return [RoundPair(*coin.sample((first, first + 1), 2)) for first in firsts]
@@ -123,7 +123,7 @@ def measure(pairs: Sequence[RoundPair], rounds: int, folder: Path) -> tuple[dict
 def _ratios(
     pair: RoundPair, speeds: Mapping[tuple[str, int], float], cpu_s: Mapping[int, float]
 ) -> Iterator[tuple[str, float]]:
-    """Of one pair; nothing of rounds that were not measured."""
+    """Ratios of one pair; none for rounds that were not measured."""
     arms = {arm for arm, number in speeds if number == pair.after_page}
     of_arms = {
         arm: speeds[arm, pair.after_page] / speeds[arm, pair.other] for arm in arms if (arm, pair.other) in speeds
@@ -156,8 +156,8 @@ def median_and_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 def main() -> int:
     """Run the script. Returns its exit code."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--rounds", type=positive_int, default=400, help="of the study (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the coin (%(default)s)")
+    parser.add_argument("--rounds", type=positive_int, default=400, help="rounds of the study (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random choice (%(default)s)")
     arguments = parser.parse_args()
     pairs = drawn_pairs(arguments.rounds, arguments.seed)
     with tempfile.TemporaryDirectory(prefix="live-page-") as folder:

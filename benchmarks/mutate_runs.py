@@ -1,9 +1,9 @@
-"""Whether run directories that were changed are refused in words, or judged no better than before.
+"""Whether changed run directories are refused with a message, or judged no better than before.
 
     python benchmarks/mutate_runs.py [--run DIR …] [--every N] [--json FILE]
 
-Without ``--run`` two simulated runs with faults are changed; a real one can be given besides. Each mutant is judged in
-this process: a refusal has to be a sentence of ours, never a traceback or a hang, and nothing may pass that did not.
+Without ``--run`` two simulated runs with faults are changed; a real run can be added. Each mutant is judged in this
+process: a refusal has to be one of our messages, never a traceback or a hang, and no requirement may newly pass.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Mutant:
 
 
 def mutants(run: Path) -> Iterator[Mutant]:
-    """All of them, always the same and in the same order."""
+    """All mutants, always the same and in the same order."""
     chance = random.Random(0)
     for file in FILES:
         content = (run / file).read_bytes() if (run / file).exists() else b""
@@ -113,7 +113,7 @@ def _fields(file: str, content: bytes, chance: random.Random) -> Iterator[Mutant
 
 
 def _blocks(file: str, lines: list[bytes], chance: random.Random) -> Iterator[Mutant]:
-    """Ranks, arms and rounds that change places, rounds that are copies, ranks that are left out."""
+    """Swapped ranks, arms and rounds, copied rounds, missing ranks."""
     blocks = [place for place, line in enumerate(lines) if _kind(line) in ("block", "probe")]
     for _ in range(12 if blocks else 0):
         place, other = chance.sample(blocks, 2)
@@ -149,7 +149,7 @@ def judged(run: Path) -> Judgement:
 
 
 def outcome_of(run: Path, before: Judgement) -> tuple[str, str]:
-    """One of `OUTCOMES`, and what was said."""
+    """One of `OUTCOMES`, and the message."""
     signal.signal(signal.SIGALRM, _hangs)
     signal.alarm(HANG_S)
     try:
@@ -189,7 +189,7 @@ def simulated(folder: Path, faults: tuple[str, ...]) -> Path:
 
 
 def main() -> int:
-    """Judge all mutants, print the table; 1 if any came out wrong."""
+    """Judge all mutants and print the table. Returns 1 if any result is wrong."""
     # Half of the time otherwise, and no mutant changes them. Here, so that whoever imports this keeps its own.
     session_open.load_thresholds = cache(load_thresholds)  # type: ignore[attr-defined]
     parser = argument_parser(__doc__)

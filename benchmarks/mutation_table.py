@@ -1,11 +1,10 @@
-"""Which defects the tests catch: each is put into a copy of the tree, and the tests are run there.
+"""Which defects the tests catch: each is planted in a copy of the tree, and the tests run there.
 
-    python benchmarks/mutation_table.py --check                    # whether each defect still has its place
+    python benchmarks/mutation_table.py --check                    # whether each defect still applies
     python benchmarks/mutation_table.py --json mutation_table.json [--only ID …] [--revision HEAD]
 
-First the tests of the modules that a defect touches are run, then short ones from end to end; at the end, for those
-that survive, all that are not slow; each with -x. What FILE holds already is kept. Exit code 1 if a defect survives or
-does not apply.
+The tests of the modules that a defect touches run first, then short end-to-end tests; finally all fast tests run on the
+surviving defects; each with -x. Results already in FILE are kept. Exit code 1 if a defect survives or does not apply.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _FIRST_FAILURE = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Caught:
-    """What became of a defect.
+    """Result of one defect.
 
     Attributes:
         id: of the defect.
@@ -76,7 +75,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def without_place(tree: Path, defects: Sequence[Defect] = DEFECTS) -> list[str]:
-    """What is wrong with defects that do not apply to a tree, or name tests that are not there."""
+    """Messages about defects that do not apply to a tree, or name missing tests."""
     wrong = [
         f"{defect.id}: no tests/{name}"
         for defect in defects
@@ -105,7 +104,7 @@ def scratch_tree(revision: str) -> Iterator[Path]:
 
 
 def first_failure(tree: Path, arguments: Sequence[str]) -> str:
-    """The first test that fails in a tree; empty if none does, and `NOT_DONE` if they hang.
+    """The first test that fails in a tree; empty if none fails, `NOT_DONE` if they hang.
 
     Raises:
         RuntimeError: pytest could not be run.
@@ -129,9 +128,9 @@ def first_failure(tree: Path, arguments: Sequence[str]) -> str:
 
 
 def try_out(tree: Path, defect: Defect, rungs: Mapping[str, Sequence[str]]) -> Caught:
-    """Put a defect in, run tests until one fails, and take it out again.
+    """Plant a defect, run tests until one fails, and remove it again.
 
-    What fails without the defect, too, has caught nothing: it is left out, and the tests are run again.
+    A test that also fails without the defect has caught nothing: it is left out, and the tests run again.
 
     Args:
         tree: into which it is put.
@@ -158,7 +157,7 @@ def try_out(tree: Path, defect: Defect, rungs: Mapping[str, Sequence[str]]) -> C
 
 
 def try_out_all(tree: Path, defects: Sequence[Defect], found: dict[str, Caught]) -> Iterator[Caught]:
-    """Each defect that is not among those found, and in the end the survivors against the suite."""
+    """Each defect without a result so far, and finally the survivors against the whole suite."""
     for defect in defects:
         if defect.id not in found:
             touched = [f"tests/{name}" for name in defect.tests]
@@ -184,9 +183,9 @@ def as_table(found: Sequence[Caught]) -> str:
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="only say which defects do not apply to this checkout")
-    parser.add_argument("--only", nargs="+", metavar="ID", help="of some defects")
-    parser.add_argument("--revision", default="HEAD", help="of the repository to put them into")
+    parser.add_argument("--check", action="store_true", help="only list defects that do not apply to this checkout")
+    parser.add_argument("--only", nargs="+", metavar="ID", help="ids of the defects to try")
+    parser.add_argument("--revision", default="HEAD", help="revision of the repository to plant them in")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the results, each as it comes")
     arguments = parser.parse_args()
     defects = [defect for defect in DEFECTS if arguments.only is None or defect.id in arguments.only]

@@ -1,13 +1,13 @@
-"""What an installed pytest-ddpscale adds to the start of pytest: where nobody uses it, and where it only plans.
+"""Time that an installed pytest-ddpscale adds to the start of pytest: when unused, and when it only plans.
 
     python benchmarks/plugin_load.py --json plugin_load.json
 
-Starts `pytest --collect-only` in an empty directory, with the plugin and with `-p no:ddpscale`, in turn. Twice as
-many starts as asked for: half under `-X importtime`, for the self times of the modules that only the plugin
-loads, and half without, for the CPU time, which also holds what its hooks do. Then `pytest --gpu-sku=b200
---collect-only`, which plans the packaged acceptance tests, is started in turn with `pytest --collect-only`. Bytecode is
-kept between starts, as it is on a user's machine. CPU times are user and system together: on a busy machine the wall
-time of a start varies by far more than what is looked for. Even so the fastest starts of each kind say most.
+Starts `pytest --collect-only` in an empty directory alternately with the plugin and with `-p no:ddpscale`, twice the
+given number of times: half of them under `-X importtime`, for the self times of the modules that only the plugin loads,
+and half without, for the CPU time, which includes the plugin's hooks. Then `pytest --gpu-sku=b200 --collect-only`,
+which plans the packaged acceptance tests, alternates with `pytest --collect-only`. Bytecode is kept between starts, as
+on a user's machine. CPU times are user and system together, because on a busy machine the wall time of a start varies
+far more than the effect. Even so the fastest starts of each kind are the most informative.
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ def start_pytest(folder: Path, *options: str, importtime: bool = False) -> Start
 
     Args:
         folder: of this benchmark, for the bytecode and the empty directory.
-        options: what pytest is told besides.
+        options: further options of pytest.
         importtime: whether to time the imports, which slows the start down.
 
     Raises:
-        SystemExit: it did something else than collect what was asked for.
+        SystemExit: pytest did not collect the requested tests.
     """
     empty = folder / "empty"
     empty.mkdir(exist_ok=True)
@@ -117,7 +117,7 @@ def start_pytest(folder: Path, *options: str, importtime: bool = False) -> Start
 
 
 def user_environment(environ: Mapping[str, str], bytecode: Path) -> dict[str, str]:
-    """The environment without what would change the start, and with bytecode kept in a folder of our own."""
+    """The environment without variables that would change the start, with bytecode kept in a separate folder."""
     kept = {name: value for name, value in environ.items() if not name.startswith(("PYTEST_", "DDPSCALE_"))}
     kept.pop("PYTHONDONTWRITEBYTECODE", None)
     return kept | {"PYTHONPYCACHEPREFIX": str(bytecode)}
@@ -126,7 +126,7 @@ def user_environment(environ: Mapping[str, str], bytecode: Path) -> dict[str, st
 def start_in_turn(
     folder: Path, repeats: int, first: Sequence[str], second: Sequence[str], *, importtime: bool = False
 ) -> tuple[list[Start], list[Start]]:
-    """Starts with the options of either kind, one after the other, each kind going first as often."""
+    """Alternating starts with the options of either kind; each kind goes first equally often."""
     starts: tuple[list[Start], list[Start]] = ([], [])
     for number in range(repeats):
         for kind in (0, 1) if number % 2 else (1, 0):

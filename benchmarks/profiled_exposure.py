@@ -1,8 +1,8 @@
 """Exposed communication by two methods: timed rounds of ddp@2 and no_sync@2, and steps of both under torch.profiler.
 
-Whole sessions of `pytest --gpu-sku=cpu --ddp-profile=N` on this machine, with two ranks over gloo, of a workload that
-mostly computes and of one that mostly communicates. Says how often the intervals of the two methods meet: where both
-are right, two 95 % intervals do so in 99 % of sessions.
+Runs whole sessions of `pytest --gpu-sku=cpu --ddp-profile=N` on this machine, with two ranks over gloo, on a workload
+that mostly computes and on one that mostly communicates. Prints how often the intervals of the two methods overlap: if
+both are right, two 95 % intervals overlap in 99 % of sessions.
 
     python benchmarks/profiled_exposure.py --runs 3 --json docs/evidence/profiled-exposure.json
 """
@@ -67,10 +67,10 @@ def main() -> int:
 
 
 def measure(folder: Path, steps: int, rounds: int) -> None:
-    """One session; what it asks for accepts no machine, so it ends with exit code 1.
+    """One session; its requirements accept no machine, so it ends with exit code 1.
 
     Raises:
-        RuntimeError: it did not come to its end.
+        RuntimeError: the session did not finish.
     """
     (folder / "thresholds.yaml").write_text(THRESHOLDS, encoding="utf-8")
     command = [
@@ -84,7 +84,7 @@ def measure(folder: Path, steps: int, rounds: int) -> None:
 
 
 def rows_of(evidence: Evidence) -> Iterator[dict[str, Any]]:
-    """What both methods say of each workload: mean, lower and upper limit of shares of a step."""
+    """Result of both methods for each workload: mean, lower and upper limit of shares of a step."""
     for one in profiled_exposures(evidence):
         rounds, profile = _estimate(one.by_rounds), _estimate(one.by_profile)
         hidden = next(p for p in evidence.profiles if (p.study, p.arm) == (one.study, one.arm))

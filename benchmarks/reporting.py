@@ -1,4 +1,4 @@
-"""How every benchmark here shows and keeps its result: one small table, and strict JSON with ``--json FILE``."""
+"""Output of every benchmark here: one small table, and strict JSON with ``--json FILE``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pytest_ddpscale.results.strict_json import strict_json
 
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:
-    """A parser that shows a script's docstring as it is written, and knows ``--json``."""
+    """A parser that shows a script's docstring verbatim, with the option ``--json``."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the result here")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file")
     return parser
 
 
 def positive_int(text: str) -> int:
-    """An argument that counts something. Raises argparse's own error for anything but 1, 2, 3 …"""
+    """A count as an argument. Raises argparse's own error for anything but 1, 2, 3 …"""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not a whole number from 1 up")
@@ -31,7 +31,7 @@ def positive_int(text: str) -> int:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns wide enough for their content: the first to the left, numbers to the right."""
+    """Columns as wide as their content: the first left-aligned, the others right-aligned."""
     lines = [tuple(header), *map(tuple, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(_aligned(line, widths) for line in lines)
@@ -44,7 +44,7 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def keep(path: Path | None, benchmark: str, result: dict[str, Any]) -> None:
-    """Write the result, and what it was measured on, if a file was asked for.
+    """Write the result and the machine that it was measured on, if a file is given.
 
     Raises:
         ValueError: the result holds NaN or an infinity.

@@ -1,17 +1,17 @@
-"""What the telemetry sampler costs a training that runs beside it.
+"""The cost of the telemetry sampler for a training beside it.
 
     python benchmarks/sampler_overhead.py --json sampler_overhead.json
     python benchmarks/sampler_overhead.py --model resnet50 --batch-size 256 --image-size 224 --block-s 3 --rounds 40
 
-One model trains in short blocks, in turn with the sampler at work and with it stopped (SIGSTOP: nothing of it runs),
-in random order, balanced over each two rounds, so that what else the machine does falls on both alike. As in a run,
-each block begins with a mark, and each ends with a question for the block's window, outside of the timing. The ratio
-with / without is the geometric mean over the rounds, with its 95 % Student-t interval.
+One model trains in short blocks, with the sampler running and with it stopped (SIGSTOP), in random order, balanced over
+every two rounds, so other load affects both alike. As in a run, each block begins with a mark and ends with a query for
+the block's window, outside of the timing. The ratio with / without is the geometric mean over the rounds, with its 95 %
+Student-t interval.
 
-Where there are GPUs, the first one trains and the sampler reads all of them. Elsewhere the CPU trains on all its
-cores, so that the sampler has none to itself, and reads eight B200 of the stand-in library that the tests use, built
-with cc: that counts the sampler's own work, not a driver's. Its CPU seconds per second are shown beside the ratio:
-they are what it can take from a training that is limited by the CPU, and far less noisy.
+With GPUs, the first one trains and the sampler reads all of them. Otherwise the CPU trains on all its cores, so the
+sampler has no core of its own, and reads eight B200 of the tests' stand-in library, built with cc: this counts the
+sampler's own work, not a driver's. Its CPU seconds per second are shown beside the ratio: the amount that it can take
+from a CPU-bound training, and far less noisy.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Overhead:
-    """What the sampler cost.
+    """Cost of the sampler.
 
     Attributes:
         ratio: pace with the sampler / without, over the rounds.
@@ -225,7 +225,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=positive_int, default=30, help="(%(default)s)")
     parser.add_argument("--block-s", type=float, default=2.0, help="length of a block (%(default)s)")
     parser.add_argument("--poll-s", type=float, default=POLL_S, help="seconds between two polls (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the blocks")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of the blocks")
     return parser.parse_args()
 
 

@@ -3,19 +3,19 @@
     nice -n 15 python benchmarks/slow_places.py --jobs 2 --json slow_places.json
     python benchmarks/slow_places.py --runs 4 --slower 3 --noise 0.6
 
-Every requirement on training is judged on a simulated node that is as fast as published, but for one GPU that is some
-per cent slower than the others. A run is `rejected` if a requirement that can reject fails, `incomplete` if none does
-and one of them is undecided, else `accepted`. Every run has noise of its own, and an order of turns of its own.
+Every requirement on training is judged on a simulated node that is as fast as published, except for one GPU that is
+some per cent slower than the others. A run is `rejected` if a requirement that can reject fails, `incomplete` if none
+fails and one is undecided, otherwise `accepted`. Every run has its own noise and order of turns.
 
-First the sound node, the node whose GPUs are all slow alike, and each size of the fault summed over all places. Beside
-it what speaks for a difference between places: the ACCEPTED share at each of them, by how many points the largest lies
-above their mean, and p of a chi-square test of outcome by place. It is told by permutation, as expected counts are
-small: runs of one noise are dealt to the places at random 9999 times. `both` is the sum of the statistics of all
-noises, dealt within each.
+The first table has the sound node, the node with all GPUs equally slow, and each size of the fault summed over all
+places. The second compares places: the ACCEPTED share at each of them, the points by which the largest exceeds their
+mean, and p of a chi-square test of outcome by place. p comes from 9999 permutations, because expected counts are small:
+runs of one noise are assigned to the places at random. `both` is the sum of the statistics of all noises, permuted
+within each.
 
-Exits with 1 if at any size the test of `both` is rejected at 1 %, or the ACCEPTED share of a place, over all noises,
-lies more than 10 points above the mean. The level is not divided by the number of sizes: so the six sizes together
-would be refused by chance in 6 % of all cases.
+Exits with 1 if at any size the test of `both` rejects at 1 %, or the ACCEPTED share of a place, over all noises, lies
+more than 10 points above the mean. The level is not divided by the number of sizes, so the six sizes together would
+fail by chance in 6 % of all cases.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of the runs of a cell, and how many rounds a study had in the mean."""
+    """Outcomes of the runs of a cell, and the mean number of rounds of a study."""
 
     noise: float
     slower: float
@@ -110,7 +110,7 @@ def measure(cell: Cell, runs: int) -> Row:
 
 
 def cells_of(arguments: argparse.Namespace) -> Iterator[Cell]:
-    """All of them, no two with a seed in common."""
+    """All cells, with disjoint seeds."""
     seeds = count(step=arguments.runs)
     for noise in arguments.noise:
         yield Cell(noise, 0.0, None, next(seeds))
@@ -203,7 +203,7 @@ def compared(rows: Sequence[Row]) -> list[Comparison]:
 
 
 def rows_table(rows: Sequence[Row]) -> str:
-    """What was measured, cell by cell."""
+    """The table of results, cell by cell."""
     cells = [
         (f"{row.noise:g}%", f"{row.slower:g}%", _place(row), *map(str, row.counts), f"{row.mean_rounds:.1f}")
         for row in rows
@@ -233,8 +233,8 @@ def main() -> int:
     parser = argument_parser(__doc__)
     parser.add_argument("--runs", type=positive_int, default=60, help="simulated runs a cell (%(default)s)")
     parser.add_argument("--slower", type=float, nargs="*", default=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], help="per cent")
-    parser.add_argument("--all-slower", type=float, nargs="*", default=[2.0], help="of all GPUs, per cent")
-    parser.add_argument("--noise", type=float, nargs="+", default=[0.3, 0.6], help="of a round, per cent")
+    parser.add_argument("--all-slower", type=float, nargs="*", default=[2.0], help="slowness of all GPUs, per cent")
+    parser.add_argument("--noise", type=float, nargs="+", default=[0.3, 0.6], help="noise of a round, per cent")
     parser.add_argument("--places", type=int, nargs="+", default=list(range(GPUS)), help="ranks (all)")
     parser.add_argument("--jobs", type=positive_int, default=1, help="processes (%(default)s)")
     arguments = parser.parse_args()

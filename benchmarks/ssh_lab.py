@@ -1,10 +1,10 @@
-"""Acceptance over three hosts that only ssh reaches, healthy and with one slow host: is who is slow named?
+"""Acceptance over three hosts reachable only by ssh, healthy and with one slow host: is the slow host named?
 
     python benchmarks/ssh_lab.py
     python benchmarks/ssh_lab.py --share 0.3 --json ssh_lab.json
 
 The hosts are namespaces on this machine that share no file system (tests/ssh_lab); needs root and openssh-server. Every
-host has the same quota of CPU time, the slow one a share of the others'.
+host has the same quota of CPU time, the slow host a share of it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Outcome:
         outcome: of the run.
         named: hosts that a verdict names for certain.
         exit_code: of pytest.
-        seconds: that it took.
-        left: processes on hosts after it.
+        seconds: duration.
+        left: processes left on hosts.
     """
 
     slow: str
@@ -73,9 +73,9 @@ def one_run(lab: SshLab, folder: Path, slow: str, share: float) -> Outcome:
 
 
 def main() -> None:
-    """As the module says."""
+    """Run the script."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--share", type=float, default=0.4, help="of CPU that the slow host has; default: %(default)s")
+    parser.add_argument("--share", type=float, default=0.4, help="CPU share of the slow host; default: %(default)s")
     arguments = parser.parse_args()
     found = []
     with tempfile.TemporaryDirectory(prefix="ssh-lab-") as scratch, SshLab(Path(scratch) / "lab") as lab:

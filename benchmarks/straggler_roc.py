@@ -1,23 +1,26 @@
-"""How often slow ranks are named, and others wrongly, by simulation of step times.
+"""How often slow ranks are named, and other ranks by mistake, in simulated step times.
 
     python benchmarks/straggler_roc.py --json straggler_roc.json
     python benchmarks/straggler_roc.py --runs 20 --ranks 8
     python benchmarks/straggler_roc.py --runs 300 --ranks 4 8 16 --healthy
     python benchmarks/straggler_roc.py --runs 60 --bounds
 
-Ranks train by themselves; the rules of `blame/stragglers.py` and `blame/two_groups.py` for GPUs name some. First table:
-one rank is slower than the others by a gap, which differ by a spread that stays (standard deviation from GPU to GPU),
-with noise in each round. A cell is the share of runs in per cent in which that rank is named, and in which it is only
-noted; the last column, of all these runs and of those without a slow rank, in which anybody else is named. Second
-table: other faults among GPUs with 1 % of noise that are alike but for it, by number of rounds: share of runs in which
-all slow ranks are named, and in which anybody else is. Third table: nobody is slow; share of runs in which anybody is
-named, or noted; with `--healthy` this table only.
+Ranks train alone; the rules of `blame/stragglers.py` and `blame/two_groups.py` for GPUs name some of them.
 
-With `--bounds` another table instead: of nodes of 8 GPUs with a spread, of which one may be slow, what becomes of
-rank_uniformity with each of some bounds, judged every second round from the eighth to the 32nd: share of runs in which
-it passes, fails and stays undecided.
+First table: one rank is slower than the others by a gap. The others differ by a permanent spread (standard deviation
+from GPU to GPU), with noise in each round. A cell is the share of runs in per cent in which that rank is named / only
+noted; the last column is the share of these runs and of those without a slow rank in which another rank is named.
 
-Of more than 8 ranks there are fewer runs.
+Second table: other faults among otherwise equal GPUs with 1 % of noise, by number of rounds: share of runs in which all
+slow ranks are named / any other rank is named.
+
+Third table: no rank is slow; share of runs in which any rank is named / noted; with `--healthy` only this table.
+
+With `--bounds` another table instead: nodes of 8 GPUs with a spread, one of which may be slow; rank_uniformity with
+several bounds is judged every second round from the eighth to the 32nd: share of runs in which it passes, fails and
+stays undecided.
+
+With more than 8 ranks there are fewer runs.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ Shape = Callable[[int, np.random.Generator], FloatArray]
 
 @dataclass(frozen=True)
 class Share:
-    """Of some runs, in per cent.
+    """Shares of runs, in per cent.
 
     Attributes:
         named: in which all slow ranks were named.
@@ -91,22 +94,22 @@ def rounds_of(logs: FloatArray) -> ArmRounds:
 
 
 def always(gap: float) -> Shape:
-    """As slow in all rounds."""
+    """Equally slow in all rounds."""
     return lambda rounds, chance: np.full(rounds, gap)
 
 
 def ramp(gap: float) -> Shape:
-    """More and more, up to that."""
+    """Increasingly slow, up to the gap."""
     return lambda rounds, chance: np.linspace(0.0, gap, rounds, dtype=np.float64)
 
 
 def late(gap: float) -> Shape:
-    """From the middle on."""
+    """Slow from the middle on."""
     return lambda rounds, chance: np.where(np.arange(rounds) >= rounds // 2, gap, 0.0)
 
 
 def at_times(gap: float, share: float = 0.6) -> Shape:
-    """In a share of the rounds, any of them."""
+    """Slow in a random share of the rounds."""
     return lambda rounds, chance: np.where(chance.permutation(rounds) < share * rounds, gap, 0.0)
 
 
@@ -132,7 +135,7 @@ def measure(
 
 @dataclass(frozen=True)
 class OneSlowRank:
-    """A row of the first table: what became of runs with these ranks, by `GAPS`; of all together, who was wrong."""
+    """A row of the first table: results by `GAPS`, and the share of all runs that named another rank."""
 
     ranks: int
     noise: float
@@ -189,7 +192,7 @@ BOUNDS = (1.03, 1.04, 1.05, 1.06, 1.08)
 
 
 def judged_uniformity(noise: float, spread: float, gap: float, runs: int) -> list[str]:
-    """Of each of `BOUNDS`, runs that pass, fail and stay undecided, in per cent."""
+    """Runs that pass, fail and stay undecided for each of `BOUNDS`, in per cent."""
     counts = np.zeros((len(BOUNDS), 3))
     for seed in range(runs):
         chance = np.random.default_rng([seed, PER_HOST])

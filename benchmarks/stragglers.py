@@ -1,13 +1,13 @@
-"""Whether a slow rank is named, and nobody else: real ranks on this machine's CPU, with real faults.
+"""Whether a slow rank is named, and no other: real ranks on this machine's CPU, with real faults.
 
     python benchmarks/stragglers.py --json stragglers.json
     python benchmarks/stragglers.py --undisturbed 20 --disturbed 5
 
-Two gloo ranks, each pinned to a share of the cores, train in the arms of a weak-scaling study, round by round; in one
-of them, ``each``, by themselves at the same time. Runs without a fault; with one rank that sleeps a fifth of each
-step in its computation; with a process of ours that never rests on one rank's core. Each fault hits rank 0 and rank 1
-in turn. A run is right if exactly the rank with the fault is named, and without a fault nobody. Wants a quiet
-machine: somebody else's process on one core is a busy neighbour too, and is named.
+Two gloo ranks, each pinned to a share of the cores, train in the arms of a weak-scaling study, round by round; in the
+arm ``each`` both train alone at the same time. There are runs without a fault, runs with a rank that sleeps for a fifth
+of each step, and runs with a busy process on one rank's core. Each fault hits rank 0 and rank 1 in turn. A run is right
+if exactly the rank with the fault is named, and no rank without a fault. Needs an idle machine: any other process on
+one core is a busy neighbour too, and is reported.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Outcome:
 
     @property
     def right(self) -> bool:
-        """Whether exactly who has the fault was named."""
+        """Whether exactly the rank with the fault was named."""
         return self.named == (() if self.slow_rank is None else (self.slow_rank,))
 
 
@@ -80,7 +80,7 @@ def sleepy_launch(slow_rank: int) -> Launch:
 
 @contextmanager
 def busy_neighbour(slow_rank: int) -> Iterator[None]:
-    """A process of ours that never rests, on the first core of a rank."""
+    """A busy process on the first core of a rank."""
     cores = sorted(os.sched_getaffinity(0))
     core = cores[slow_rank * (len(cores) // RANKS)]
     code = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"

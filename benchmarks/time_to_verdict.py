@@ -5,12 +5,12 @@
 
 The published matrix: ResNet-152 and ViT-B/16 in fp16 and bf16, weak scaling on 1, 2, 4 and 8 GPUs, strong scaling on
 1 and 8: 24 configurations. Every requirement of the thresholds file with a published figure for one of them is
-judged, on a simulated node that is as fast as published. A study ends when all its requirements are decided, after 8
-rounds at the least, or at its limit; an arm that only decided requirements need is no longer timed from then on.
-With --precision it goes on until the intervals of throughput and efficiency are that narrow, as with --ddp-precision.
-Machine time is counted as `pytest --collect-only` counts it: warm-up, timed blocks, untimed steps before each, the
-overhead of each block; the start-up of the gang once. Beside it what the published procedure takes: 60 s of warm-up
-and 600 s for each configuration.
+judged, on a simulated node that is as fast as published. A study ends when all its requirements are decided, after at
+least 8 rounds, or at its limit; an arm that only decided requirements need is no longer timed. With --precision a study
+continues until the intervals of throughput and efficiency are that narrow, as with --ddp-precision. Machine time is
+counted like in `pytest --collect-only`: warm-up, timed blocks, untimed steps before each, the overhead of each block;
+the start-up of the gang once. The published procedure is shown for comparison: 60 s of warm-up and 600 s for each
+configuration.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class StudyTime:
 
 
 def published_cluster(thresholds: Path, noise: float | None) -> SimulatedCluster:
-    """The node, asked for what is published of it."""
+    """The node, with the requirements that have published figures."""
     options = ClusterOptions(SKU, gpus=8, round_noise=noise, workloads=WORKLOADS)
     cluster = open_cluster(load_thresholds(thresholds), options)
     return replace(cluster, cases=tuple(case for case in cluster.cases if is_published(case)))
@@ -98,7 +98,7 @@ def one_run(cluster: SimulatedCluster, seed: int, precision: float | None = None
 
 
 def study_time(cluster: SimulatedCluster, decided: DecidedStudy) -> StudyTime:
-    """What a study that was decided after some rounds takes."""
+    """Machine time of a study that was decided after some rounds."""
     speeds = {name: expectation.img_per_s for name, expectation in cluster.performance.expectations.items()}
     open_ = sum(verdict.is_open for verdict in decided.verdicts)
     passed = sum(verdict.passed for verdict in decided.verdicts)

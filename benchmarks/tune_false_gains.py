@@ -1,11 +1,11 @@
-"""How often `ddpscale tune` recommends something where no setting differs, and finds one that gains.
+"""How often `ddpscale tune` recommends a setting without effect, and finds one that gains.
 
     python benchmarks/tune_false_gains.py --runs 100
 
-Each run is played: the settings tried by default on two ranks, blocks with 1 % of noise, and a deviation of each arm in
-each launch that all its rounds share, as memory that lies badly gives. Printed is, by that deviation, in how many runs
-anything was recommended where nothing differs, how many the first launch alone would have recommended, and how often a
-setting that gains 5 or 10 % was recommended.
+Each run is simulated: the settings tried by default on two ranks, blocks with 1 % of noise, and a deviation of each arm
+in each launch that all its rounds share, such as one from memory placement. By that deviation the script prints how
+many runs recommend a setting without effect, how many would by the first launch alone, and how many recommend a
+setting that gains 5 or 10 %.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
         at_first = sum(bool(promising(run)) for run in nothing)
         found = [_found(gain, launch_sd, runs) for gain in (1.05, 1.10)]
         print(
-            f"launches {launch_sd:.0%} apart: {wrong} of {runs} runs recommend something where nothing differs "
+            f"launches {launch_sd:.0%} apart: {wrong} of {runs} runs recommend a setting without effect "
             f"({at_first} after one launch); 5 % gain found in {found[0]}, 10 % in {found[1]}",
             flush=True,
         )

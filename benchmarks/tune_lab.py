@@ -1,12 +1,12 @@
-"""Plant settings that gain or lose, and see whether `ddpscale tune` finds them and says by how much.
+"""Plant settings that gain or lose, and check whether `ddpscale tune` finds them and their size.
 
     python benchmarks/tune_lab.py link OUT       # accumulation over a link of 200 Mbit/s
     python benchmarks/tune_lab.py buckets OUT    # small buckets, each message 5 ms late (slow_sends.c)
     python benchmarks/tune_lab.py threads OUT    # more OpenMP threads than cores
     python benchmarks/tune_lab.py nothing OUT    # twenty runs of settings that are torch's defaults
 
-Each runs in a network namespace of its own, with two ranks on this machine; needs root, ip and tc. `link` then measures
-the recommended setting as a suite would and prints both gains side by side.
+Each experiment runs in its own network namespace, with two ranks on this machine; needs root, ip and tc. `link` then
+measures the recommended setting like a suite and prints both gains side by side.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ WORKLOAD = ("--precision=fp32", "--image-size=64", "--batch=4")
 # 5 MB of gradients take a fifth of a second over that link; 45 MB are several buckets.
 SMALL, LARGE = "--model=squeezenet1_1", "--model=resnet18"
 SHORT_BLOCKS = "--ddp-block=0.1s"
-# Threads that wait in a loop keep others from the cores for whole time slices: eight rounds take minutes.
+# Busy-waiting threads block the cores for whole time slices: eight rounds take minutes.
 SLEEPING_THREADS = {"OMP_WAIT_POLICY": "passive"}
-# torch's default said aloud, and a variable that gloo does not read.
+# torch's default, given explicitly, and a variable that gloo does not read.
 NOTHING = "bucket_cap_mb=25 NCCL_ALGO=Ring"
 RUNS_OF_NOTHING = 20
 
 
 def slow_sends(folder: Path) -> dict[str, str]:
-    """What makes every message of ranks wait: built here with cc."""
+    """A library that delays every message of ranks, built here with cc."""
     library = (folder / "slow_sends.so").resolve()
     source = Path(__file__).with_name("slow_sends.c")
     subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"], check=True)
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("link", "buckets", "threads", "nothing"))
     parser.add_argument("out", type=Path)
-    parser.add_argument("--runs", type=int, default=RUNS_OF_NOTHING, help="of nothing; default: %(default)s")
+    parser.add_argument("--runs", type=int, default=RUNS_OF_NOTHING, help="runs of `nothing`; default: %(default)s")
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
     if given.what == "link":
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             said = [name for name, one in found.items() if one["says"] == "faster"]
             recommended += bool(said)
             print(f"run {number}: {', '.join(said) or 'nothing recommended'}", flush=True)
-        print(f"{recommended} of {given.runs} runs recommended something where nothing differs")
+        print(f"{recommended} of {given.runs} runs recommended a setting without effect")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""How wide intervals are, and whether they hold where measuring stops, by simulation.
+"""Width and coverage of intervals when measuring stops, by simulation.
 
     python benchmarks/width.py --json width.json
     python benchmarks/width.py --runs 200
 
-First table: half of the interval after so many rounds, whatever they say: its median over the runs and what 80 % of
+First table: half of the interval after a number of rounds: its median over the runs and the half-width that 80 % of
 them reach, in standard deviations of a round, and the median relative to the value. `plan/estimate.HALF_WIDTHS_SD` is
 the column of 80 %.
 
-Second table: the interval that is printed at the end of a run that looks after each round from the eighth to the limit
-and stops once the bound is decided, and, with --ddp-precision, the interval is that narrow too. The truth lies a margin
-above the bound. Covered: share of runs whose printed interval holds the truth. Lost: share of runs that had decided,
-went on to become precise, and ended undecided; turned: and ended on the other side.
+Second table: the interval printed at the end of a run. A run is judged after each round from the eighth to the limit
+and stops once the bound is decided and, with --ddp-precision, the interval is narrow enough. The truth lies a margin
+above the bound. Covered: share of runs whose printed interval contains the truth. Lost: share of runs that had decided,
+continued for precision, and ended undecided; turned: that ended on the other side.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ class Width:
 
 @dataclass(frozen=True)
 class Stop:
-    """What runs print that end by one rule.
+    """Printed results of runs that end by one rule.
 
     Attributes:
         correlation: of successive rounds.
         noise: relative standard deviation of a round.
         margin: of the truth over the bound, relative.
-        precision: half-width that was asked for, relative; None for decisions only.
+        precision: requested half-width, relative; None for decisions only.
         rounds: mean.
         half_width: of the printed interval, relative to the value; median.
-        precise: share of runs that became as precise as was asked.
+        precise: share of runs that reached the requested precision.
         decided: share of runs that ended with a decision.
-        covered: share of runs whose interval holds the truth.
+        covered: share of runs whose interval contains the truth.
         covered_interval: of that share, 95 %.
         lost: share of runs that had decided and ended undecided.
         turned: share of runs that had decided and ended on the other side.
@@ -91,7 +91,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Look:
-    """What is known after so many rounds, of ratios to the bound."""
+    """Interval and decision after a number of rounds, of ratios to the bound."""
 
     rounds: int
     estimate: Estimate
@@ -129,7 +129,7 @@ def noise_of(chance: random.Random, correlation: float, rounds: int) -> list[flo
 
 
 def looks(logs: Sequence[float]) -> Iterator[Look]:
-    """After each round from the fewest that decide."""
+    """A look after each round, from the minimum for a decision on."""
     samples = [Sample(math.exp(value)) for value in logs]
     for rounds in range(FEWEST_ROUNDS, len(logs) + 1):
         estimate = estimate_of(samples[:rounds], "factors", CONFIDENCE).estimate
@@ -138,12 +138,12 @@ def looks(logs: Sequence[float]) -> Iterator[Look]:
 
 
 def last_look(seen: Sequence[Look], precision: float | None) -> Look:
-    """Where a run stops."""
+    """The look at which a run stops."""
     return next((one for one in seen if one.decision and one.half_width <= (precision or math.inf)), seen[-1])
 
 
 def stops(correlation: float, noise: float, margin: float, runs: int, limit: int, seed: int) -> list[Stop]:
-    """Of the same runs, one for each precision."""
+    """Results of the same runs for each precision."""
     chance = random.Random(f"{seed}/{correlation}/{noise}/{margin}")
     narrowest = min(filter(None, PRECISIONS))
     seen = []
@@ -207,7 +207,7 @@ def show_stops(found: Sequence[Stop]) -> None:
 
 
 def main() -> int:
-    """Run the script. Returns its exit code: 1 if intervals hold the truth more rarely than they say."""
+    """Run the script. Returns its exit code: 1 if intervals contain the truth more rarely than promised."""
     parser = argument_parser(__doc__)
     parser.add_argument("--runs", type=positive_int, default=1000, help="simulated runs a row (%(default)s)")
     parser.add_argument("--limit", type=positive_int, default=PACES["cuda"].rounds, help="rounds (%(default)s)")

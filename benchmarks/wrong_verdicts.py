@@ -1,24 +1,24 @@
-"""How often the verdicts of this project would be wrong, and how soon they come, by simulation.
+"""How often the verdicts of this project are wrong, and how soon they come, by simulation.
 
     python benchmarks/wrong_verdicts.py --json wrong_verdicts.json
     python benchmarks/wrong_verdicts.py --runs 200
 
-A run looks after each round from the eighth to the limit and stops at its first decision. Three rules look at the same
-rounds: the verdict of this project; its confidence sequence alone, without regard to what further rounds may bring
-(what verdicts were before); and a group-sequential t-test at 0.8 % a look, 5 % in all with independent noise, which
-is what one would write first. Scenarios, all in logarithms of the value over the bound:
+A run is judged after each round from the eighth to the limit and stops at its first decision. Three rules judge the
+same rounds: the verdict of this project; its confidence sequence alone, without regard to further rounds (the former
+verdict); and a group-sequential t-test at 0.8 % a look, 5 % in all with independent noise, the obvious first approach.
+Scenarios, all in logarithms of the value over the bound:
 
-* on the bound: the true value is the bound, every decision is wrong. Noise: Gaussian, Student-t with 3 degrees of
-  freedom, AR(1) between rounds; hiccups, blocks that take up to ten standard deviations of a round longer: of the arm
-  that is judged (the value falls) or of its baseline (it rises). The truth is the value without hiccups, or the mean.
+* on the bound: the true value is the bound, so every decision is wrong. Noise: Gaussian, Student-t with 3 degrees of
+  freedom, AR(1) between rounds; hiccups, blocks that take up to ten standard deviations of a round longer, in the
+  judged arm (the value falls) or in its baseline (it rises). The truth is the value without hiccups, or the mean.
 * off the bound: by a margin, with the independent noise of a GPU (0.3 % and 0.6 % a round) and of a shared CPU (2 %).
   The fixed design that is sized for a margin of one standard deviation has 16 rounds (two-sided α = 0.05, power 0.95).
 * ramps: the value falls by 3 % in a straight line from the first to the last round before the limit and ends 0.5 %
-  below the bound, so that a pass is wrong; steps: it falls by 3 % to that after half of the rounds.
-* warm-ups: the value begins 3 % below where it stays, which is 2 % above the bound, and nears that by a factor of e
-  in four rounds, or rises in a straight line to 0.5 % above; a failure is wrong.
+  below the bound, so a pass is wrong; steps: it falls by 3 % to that value after half of the rounds.
+* warm-ups: the value starts 3 % below its final level, which is 2 % above the bound, and approaches it by a factor of e
+  in four rounds, or rises in a straight line to 0.5 % above the bound; a failure is wrong.
 
-Last, how often rounds of known correlation are said to correlate by more than the interval allows for.
+The last table shows how often rounds of known correlation are judged to correlate more than the interval allows for.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CORRELATIONS = (0.0, 0.3, 0.5, 0.7)
 TAILS: tuple[Tail, ...] = ("Gaussian", "Student-t, 3 degrees")
 MARGINS = (0.02, 0.05, 0.10)
 NOISES = {"GPU": 0.003, "noisy GPU": 0.006, "shared CPU": 0.02}
-# Blocks with a hiccup, and whether each is as long as can be: the second is the worst for a mean.
+# Share of blocks with a hiccup, and whether all have the maximum length, the worst case for a mean.
 HICCUPS = {"5 %, up to 10 sd": (0.05, False), "10 %, all of 10 sd": (0.10, True), "20 %, all of 10 sd": (0.20, True)}
 HICCUP_SDS = 10.0
 # How far moving values fall, where they end below the bound, and where warm ones stay above it, relative.
@@ -63,7 +63,7 @@ Rule = Callable[[FloatArray, int], FloatArray]
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is simulated.
+    """A simulated scenario.
 
     Attributes:
         group: of scenarios.
@@ -71,10 +71,10 @@ class Scenario:
         noise: of the logarithms of times: what takes longer has a lower value.
         path: logarithms of the value over the bound without noise, of rounds counted from 0 and of the limit.
         right: the decision that is right: 1, -1; 0 if each is wrong.
-        promise: largest share of wrong decisions that the documents speak of; None where they promise nothing.
+        promise: largest share of wrong decisions that the documents promise; None without a promise.
         sign: -1 for noise of the arm that is judged, 1 for that of its baseline.
         hiccups: share of blocks that take `HICCUP_SDS` longer, beside those of `noise`.
-        truth: what the interval should hold; None where nothing stays.
+        truth: the value that the interval should contain; None if the value changes.
     """
 
     group: str
@@ -88,7 +88,7 @@ class Scenario:
     truth: float | None = None
 
     def series(self, runs: int, limit: int, seed: int) -> FloatArray:
-        """Of each run, (runs, rounds)."""
+        """Values of all runs, (runs, rounds)."""
         chance = np.random.default_rng([seed, *f"{self.group}/{self.name}".encode()])
         noise = self.noise.series(chance, limit, runs)
         noise += HICCUP_SDS * self.noise.sd * (chance.random(noise.shape) < self.hiccups)
@@ -96,7 +96,7 @@ class Scenario:
 
 
 def verdicts(logs: FloatArray, limit: int) -> FloatArray:
-    """Of this project."""
+    """Verdicts of this project."""
     decided = interval_alone(logs, limit)
     correlations = lag_one_correlations(logs)
     exceed = are_beyond_the_method(correlations, logs.shape[1]) & (fit_lines(logs).noise > NEGLIGIBLE_DRIFT)
@@ -142,7 +142,7 @@ class Endings:
         wrong: share that was decided wrongly.
         wrong_interval: of that, 95 %.
         rounds: mean number.
-        coverage: share of runs whose interval at the end holds the truth; None where there is none, or nobody asked.
+        coverage: share of runs whose final interval contains the truth; None without a truth, or if not computed.
     """
 
     above: float
@@ -154,7 +154,7 @@ class Endings:
 
 
 def ended(rule: Rule, logs: FloatArray, limit: int) -> tuple[FloatArray, FloatArray]:
-    """Decision and rounds of each run that looks after each round until it is decided."""
+    """Decision and rounds of each run, judged after each round until it is decided."""
     decided, rounds, running = np.zeros(len(logs)), np.full(len(logs), float(limit)), np.arange(len(logs))
     for count in range(FEWEST_ROUNDS, limit + 1):
         found = rule(logs[running, :count], limit)
@@ -167,7 +167,7 @@ def ended(rule: Rule, logs: FloatArray, limit: int) -> tuple[FloatArray, FloatAr
 
 
 def endings(scenario: Scenario, rule: Rule, logs: FloatArray, limit: int, *, with_coverage: bool) -> Endings:
-    """Of all runs."""
+    """Results of all runs."""
     decided, rounds = ended(rule, logs, limit)
     above, below = float((decided == 1).mean()), float((decided == -1).mean())
     wrong = int(((decided != 0) & (decided != scenario.right)).sum())
@@ -215,7 +215,7 @@ def _level(value: float) -> Callable[[FloatArray, int], FloatArray]:
 
 
 def off_the_bound() -> list[Scenario]:
-    """By a margin that the value keeps."""
+    """Scenarios with a constant margin."""
     pairs = [(source, sd, margin) for source, sd in NOISES.items() for margin in MARGINS]
     pairs += [("noisy GPU", 0.006, 0.006), ("noisy GPU", 0.006, 0.010)]
     return [
@@ -228,7 +228,7 @@ def off_the_bound() -> list[Scenario]:
 
 
 def moving() -> list[Scenario]:
-    """What is not the same in all rounds."""
+    """Scenarios whose value changes over the rounds."""
     end, fall = math.log1p(-END), -math.log1p(-FALL)
 
     def ramp(numbers: FloatArray, limit: int) -> FloatArray:
@@ -255,7 +255,7 @@ def moving() -> list[Scenario]:
 
 
 def rows_of(scenarios: Sequence[Scenario], runs: int, limit: int, seed: int) -> dict[Scenario, dict[str, Endings]]:
-    """How each scenario ends under each rule."""
+    """Result of each scenario under each rule."""
     found: dict[Scenario, dict[str, Endings]] = {}
     for scenario in scenarios:
         logs = scenario.series(runs, limit, seed)
@@ -266,7 +266,7 @@ def rows_of(scenarios: Sequence[Scenario], runs: int, limit: int, seed: int) -> 
 
 
 def said_to_correlate(runs: int, limit: int, seed: int) -> list[tuple[float, dict[int, float]]]:
-    """Share of series that are said to correlate by more than the interval allows for, by rounds."""
+    """Share of series judged to correlate by more than the interval allows for, by rounds."""
     found = []
     for rho in (0.0, 0.3, 0.5, 0.7, 0.9):
         logs = RoundNoise(0.01, rho).series(np.random.default_rng([seed, int(10 * rho)]), limit, runs)
@@ -286,7 +286,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run the script. Returns its exit code: 1 if verdicts of this project are wrong more often than they say."""
+    """Run the script. Returns its exit code: 1 if verdicts of this project are wrong more often than promised."""
     arguments = parse_arguments()
     given = arguments.runs, arguments.limit, arguments.seed
     print(f"{arguments.runs} runs a row, looks after rounds {FEWEST_ROUNDS} … {arguments.limit}\n")

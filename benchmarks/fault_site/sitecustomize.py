@@ -1,8 +1,8 @@
-"""Faults for real ranks: with this folder on PYTHONPATH a rank breaks in the study, arm and round it is told to.
+"""Faults for real ranks: with this folder on PYTHONPATH a rank breaks in a given study, arm and round.
 
-Python imports a module of this name as it starts, before the worker: what breaks is the real one. The
-environment variable FAULTS says which fault befalls which rank in which study and arm; a thread waits for
-that place by the status that ranks keep for their node's agent.
+Python imports a module of this name at start-up, before the worker, so the real worker breaks. The environment
+variable FAULTS assigns faults to ranks, studies and arms; a thread waits for that position in the status that ranks
+keep for their node's agent.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def wait_for_a_device() -> None:
 
 
 def run_out_of_memory() -> None:
-    """Be ended by the kernel: in a memory cgroup that is smaller than what is asked for."""
+    """Get killed by the kernel: allocate more than a memory cgroup allows."""
     group = CGROUP / f"ddpscale-test-{os.getpid()}"
     group.mkdir()
     (group / "memory.limit_in_bytes").write_text(str(2**28))
@@ -63,7 +63,7 @@ def run_out_of_memory() -> None:
 
 
 def print_garbage_and_fail() -> None:
-    """Write what no terminal and no parser expects, then break: the garbage alone ends nobody."""
+    """Write bytes that no terminal and no parser expects, then raise: garbage alone ends no rank."""
     for number in (1, 2):
         os.write(number, b'\xff\xfe\x00\x1b[2J@ddpscale {"say": "stop", \n{\n' * 1000)
     fail()

@@ -1,7 +1,7 @@
 """A rank with a fault, for `stragglers.py`: with this folder on PYTHONPATH one rank sleeps in each step.
 
-Python imports a module of this name as it starts, before the worker: what is measured is the real one.
-Local rank SLOW_RANK sleeps, after the computation of each step, SLOW_SHARE of the time that the step took.
+Python imports a module of this name at start-up, before the worker, so the real worker is measured.
+Local rank SLOW_RANK sleeps after the computation of each step for SLOW_SHARE of the step's time.
 """
 
 from __future__ import annotations
