@@ -42,7 +42,7 @@ DEADLINE_S = 60.0
 WORKLOAD = Workload("w", "squeezenet1_1", "fp32", 2, 32, "contiguous", 4, num_classes=10)
 ARMS = (Arm("alone", 1, 2), Arm("ddp", 2, 2), Arm("vanilla_parallel", 1, 2, devices=2))
 STOPPED = (
-    rf"nothing was recorded for {INACTIVITY_S:g} s.* WHO is stopped \(SIGSTOP, or a debugger\) in timed block PLACE"
+    rf"ranks recorded nothing for {INACTIVITY_S:g} s.* WHO is stopped \(SIGSTOP, or a debugger\) in timed block PLACE"
 )
 
 
@@ -75,7 +75,7 @@ FAULTS = {
     "stopped-computing": Fault("is stopped", 0, "alone", STOPPED),
     # The kernel takes its time, in which the rank goes on.
     "out-of-memory": Fault(
-        "runs out of memory", 1, "ddp@2", "WHO was killed by SIGKILL in [^:]*: the kernel ended it for lack of memory"
+        "runs out of memory", 1, "ddp@2", "WHO was killed by SIGKILL in [^:]*: the kernel's OOM killer ended it"
     ),
     "exits-early": Fault("exits 0 early", 1, "ddp@2", "WHO left early, with exit code 0, in timed block PLACE"),
     # Rank 1 idles while rank 0 drives the devices of both.
@@ -83,7 +83,7 @@ FAULTS = {
         "waits for a device",
         0,
         "vanilla_parallel@2",
-        rf"nothing was recorded for {INACTIVITY_S:g} s.* WHO is furthest behind of 2 ranks, in timed block "
+        rf"ranks recorded nothing for {INACTIVITY_S:g} s.* WHO is furthest behind of 2 ranks, in timed block "
         r"\(study weak/device-stuck, arm vanilla_parallel@2, round \d+\)",
     ),
     "garbage": Fault("prints garbage and raises", 1, "ddp@2", "WHO failed in timed block PLACE: ArithmeticError"),
