@@ -76,7 +76,8 @@ def _weight(cause: Cause) -> tuple[bool, int, float]:
 def headline(judgement: Judgement) -> str:
     """``REJECTED: GPU 3 (GPU-4f1c…) on node7 is 1.20× slower …; that explains 21 of 21 failures``.
 
-    If nothing blocks acceptance, the headline says how much is met, and names a device that misses a warning bound.
+    If nothing blocks acceptance, the headline says how much is met. If no cause names a device, it adds one that certainly
+    misses a bound which only warns.
     """
     found = causes(judgement)
     if not found or judgement.accepts or judgement.outcome == "partial":
@@ -88,7 +89,7 @@ def headline(judgement: Judgement) -> str:
         parts[-1] += f", {len(shared)} of them not alone" if shared else ""
     if len(found) > 1:
         parts.append(f"{len(found) - 1} more cause{'s' if len(found) > 2 else ''}")
-    if all(one.kind != "requirement" for one in judgement.blockers):  # as of a sound simulated machine
+    if not any(cause.culprits for cause in found):
         parts += map(warning_text, warnings(judgement)[:1])
     parts += text.changes_by_site(judgement)
     return f"{text.outcome_word(judgement.outcome)}: {'; '.join(parts)}"

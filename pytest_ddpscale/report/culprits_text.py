@@ -251,35 +251,40 @@ def _why_no_return(record: RunRecord) -> str:
 
 def _accused(judgement: Judgement) -> Iterator[HostFinding]:
     """One finding per use of each host that verdicts name, with every piece of evidence once."""
-    evidence: dict[tuple[str, Use], list[str]] = {}
-    rejected_for: dict[str, set[str]] = {}
+    accused: dict[tuple[str, Use], dict[str, list[Verdict]]] = {}
     for verdict in judgement.verdicts:
         for culprit in verdict.culprits:
             is_its_own = culprit.kind in ("node", "gpu") and culprit.is_certain
             use: Use = "drain" if is_its_own and _rejects(judgement, verdict) else "look"
             host = text.one_line(culprit.host) or NOBODY
-            if use == "drain":
-                rejected_for.setdefault(host, set()).add(verdict.id)
-            seen = evidence.setdefault((host, use), [])
-            said = _said(verdict, culprit, use)
-            if said not in seen:
-                seen.append(said)
-    for (host, use), pieces in evidence.items():
-        requirements = frozenset(rejected_for[host] if use == "drain" else ())
-        yield HostFinding(use, host, "; ".join(pieces), requirements)
+            accused.setdefault((host, use), {}).setdefault(text.culprit_text(culprit), []).append(verdict)
+    for (host, use), evidence in accused.items():
+        if use == "drain":
+            rejected_for = frozenset(verdict.id for verdicts in evidence.values() for verdict in verdicts)
+            yield HostFinding(use, host, "; ".join(evidence), rejected_for)
+            continue
+        known = accused.get((host, "drain"), {})
+        pieces = [
+            f"{said} ({_listed(verdicts)})" for said, verdicts in evidence.items()
+            if said not in known or any(verdict.is_waived for verdict in verdicts)
+        ]  # fmt: skip
+        if pieces:
+            yield HostFinding(use, host, "; ".join(pieces))
+
+
+def _listed(verdicts: Sequence[Verdict]) -> str:
+    """What a culprit is named for: the first of many, and every waived one."""
+    parts = [f"{text.one_line(one.id)}, {text.waiver_text(one)}" for one in verdicts if one.is_waived]
+    others = [one for one in verdicts if not one.is_waived]
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        parts.append(f"{text.verdict_word(others[0])} {text.one_line(others[0].id)}{more}")
+    return "; ".join(parts)
 
 
 def _rejects(judgement: Judgement, verdict: Verdict) -> bool:
     failed = verdict.outcome == "failed" and verdict.blocks()
     return failed and judgement.outcome == "rejected"
-
-
-def _said(verdict: Verdict, culprit: Culprit, use: Use) -> str:
-    """Evidence against a culprit. When it drains, the text omits the verdict, so repeated evidence can be merged."""
-    said = text.culprit_text(culprit)
-    if verdict.is_waived:
-        return f"{said} ({text.one_line(verdict.id)}, {text.waiver_text(verdict)})"
-    return said if use == "drain" else f"{said} ({text.verdict_word(verdict)} {text.one_line(verdict.id)})"
 
 
 def _rejected(judgement: Judgement, hosts: Sequence[str], accused: list[HostFinding]) -> list[HostFinding]:

@@ -187,6 +187,12 @@ def test_who_only_misses_what_warns_is_told_of_a_machine_that_is_accepted() -> N
     assert said == f"ACCEPTED: why; warning: {SLOW_GPU} (2 requirements that only warn)"
 
 
+def test_a_device_that_misses_what_only_warns_is_told_where_no_cause_names_one() -> None:
+    warned = _failed("warned", GPU, severity="warn")
+    assert headline(_judged(_failed("one"), warned)).endswith(f"; warning: {SLOW_GPU} (1 requirement that only warns)")
+    assert "warning" not in headline(_judged(_failed("one", NODE), warned))
+
+
 def test_who_is_a_cause_is_no_warning_too() -> None:
     judged = _judged(_failed("one", GPU), _failed("two", GPU, severity="warn"), _failed("three", LINK, severity="warn"))
     (warned,) = warnings(judged)

@@ -62,6 +62,19 @@ def test_a_culprit_of_several_requirements_is_said_once(tmp_path: Path) -> None:
     assert found.evidence.count("GPU 4") == 1
 
 
+def test_of_many_requirements_that_name_one_host_the_first_is_told_and_how_many_more(tmp_path: Path) -> None:
+    metrics = ("weak_scaling_efficiency", "exposed_communication", "throughput_per_gpu")
+    verdicts = [failed(gpu("n2"), metric=metric, outcome="inconclusive") for metric in metrics]
+    (_, found) = read_findings(write_judged_run(tmp_path / "r", "incomplete", NODES, verdicts)).findings
+    assert found.evidence.count("GPU 3") == 1
+    assert found.evidence.endswith(f"(INCONCLUSIVE {verdicts[0].id} and 2 more)")
+
+
+def test_who_is_rejected_is_not_to_be_inspected_for_the_same(tmp_path: Path) -> None:
+    verdicts = [failed(gpu("n2")), failed(gpu("n2"), metric="exposed_communication", outcome="inconclusive")]
+    assert said(write_judged_run(tmp_path / "r", "rejected", NODES, verdicts)) == [("drain", "n2")]
+
+
 @pytest.mark.parametrize(
     "changes", [{"severity": "warn"}, {"outcome": "inconclusive"}, {"outcome": "error"}, {"outcome": "passed"}]
 )
