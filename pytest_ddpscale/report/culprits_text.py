@@ -22,7 +22,7 @@ from pytest_ddpscale.results.records import Block, Lost, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.results.survey_record import Survey
-from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict, read_judgement
+from pytest_ddpscale.results.verdicts import Judgement, Verdict, read_judgement
 from pytest_ddpscale.util.listing import first_few
 
 Use = Literal["drain", "accepted", "look", "none"]
