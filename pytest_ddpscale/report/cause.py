@@ -76,8 +76,8 @@ def _weight(cause: Cause) -> tuple[bool, int, float]:
 def headline(judgement: Judgement) -> str:
     """``REJECTED: GPU 3 (GPU-4f1c…) on node7 is 1.20× slower …; that explains 21 of 21 failures``.
 
-    If nothing blocks acceptance, the headline says how much is met. If no cause names a device, it adds one that certainly
-    misses a bound which only warns.
+    If nothing blocks acceptance, the headline says how much is met. If no cause names a device, it adds one that
+    certainly misses a warning bound.
     """
     found = causes(judgement)
     if not found or judgement.accepts or judgement.outcome == "partial":
