@@ -28,6 +28,7 @@ from pytest_ddpscale.worker.rank_context import arm_order
 from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.training import Trainer
 from tests.builders.trained import TIMEOUT, TINY, study
+from tests.worker.two_kernels import TwoKernels
 
 from .ranks import on_two_ranks
 
@@ -254,21 +255,11 @@ def test_a_compiled_arm_keeps_its_trainer_so_that_it_compiles_once(
     arms.close()
 
 
-class TwoKernels(nn.Module):
-    """What torch.compile is done with in seconds: of a convolution it makes more, and torch's own modules it skips."""
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3 * 8 * 8, num_classes)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.linear(images.flatten(1)).relu()
-        return logits
-
-
 @pytest.mark.slow
 def test_torch_compile_trains_after_ddp(gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arms_module, "build_trained_model", lambda workload, device: TwoKernels(workload.num_classes))
+    monkeypatch.setattr(
+        arms_module, "build_trained_model", lambda workload, device: TwoKernels(3 * 8 * 8, workload.num_classes)
+    )
     compiled, found = Workload("tiny", "two-kernels", "fp32", 2, 8, "contiguous", num_classes=10, compile=True), []
     kinds = (Arm("ddp", 1, 2), Arm("no_sync", 1, 2))
     arms = StudyArms(study(*kinds, workload=compiled), CpuDevice(), rank=0, layout=Layout(1, 1), timeout=TIMEOUT)

@@ -10,21 +10,10 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from pytest_ddpscale.worker.compiled_call import compiled, forget_compiled
+from tests.worker.two_kernels import TwoKernels
 
 pytestmark = pytest.mark.slow
 BATCHES = range(2, 12)
-
-
-class TwoKernels(nn.Module):
-    """Compiled in a tenth of a second."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 4)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.linear(images).relu()
-        return logits
 
 
 @pytest.fixture(autouse=True)
@@ -45,11 +34,11 @@ def graphs_of(model: nn.Module) -> int:
 
 
 def test_each_batch_size_has_kernels_of_its_own_however_many_there_are() -> None:
-    assert graphs_of(TwoKernels()) == len(BATCHES)
+    assert graphs_of(TwoKernels(8, 4)) == len(BATCHES)
 
 
 def test_after_forgetting_a_model_is_compiled_as_in_a_new_process() -> None:
-    found = [graphs_of(TwoKernels()), graphs_of(TwoKernels())]
+    found = [graphs_of(TwoKernels(8, 4)), graphs_of(TwoKernels(8, 4))]
     forget_compiled()
-    found.append(graphs_of(TwoKernels()))
+    found.append(graphs_of(TwoKernels(8, 4)))
     assert found == [len(BATCHES), 0, len(BATCHES)]

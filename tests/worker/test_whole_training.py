@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch._dynamo.utils import counters
 
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
@@ -27,6 +26,7 @@ from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.whole_training import WholeTraining, padded
 from tests.worker.kept_records import KeptRecords, context_on_cpu
 from tests.worker.ranks import on_ranks
+from tests.worker.two_kernels import TwoKernels
 
 GLOBAL = 16
 SAMPLES = SampleSet("made", "made-100", 100, 21, 10)
@@ -139,7 +139,7 @@ def test_what_fills_up_a_batch_is_never_classified_rightly() -> None:
 def test_compiling_has_a_span_of_its_own_in_the_first_epoch_only(
     one_rank: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whole_training, "_model_of", lambda run, device: TwoKernels())
+    monkeypatch.setattr(whole_training, "_model_of", lambda run, device: TwoKernels(3 * 32 * 32, 10))
     forget_compiled()
     counters.clear()
     reason, _, (first, second, end) = carried_out(run_of(1, "two-kernels", compile_mode="default"), 0)
@@ -150,15 +150,3 @@ def test_compiling_has_a_span_of_its_own_in_the_first_epoch_only(
     assert first.of_ranks("compile_s")[0] > 0 == second.of_ranks("compile_s")[0]
     assert [one.of_ranks("validated").sum() for one in (first, second)] == [21, 21]
     assert isinstance(end, TrainedRun)
-
-
-class TwoKernels(nn.Module):
-    """What torch.compile is done with in seconds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3 * 32 * 32, 10)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.linear(images.flatten(1)).relu()
-        return logits
