@@ -7,8 +7,8 @@
 
 `--check` judges all runs of benchmarks/oracle/runs.txt as users judge them, compares them with what is stored beside
 it, and exits with 1 if anything differs; `--store` stores what it finds. Of each run it keeps facts: verdicts.json and
-the rows of the history, numbers to six digits, without sentences except for stored and imported runs; of `TEXTS` also
-what pytest prints, without and with ``-v``, and report.md. Times, digests, versions and paths are masked.
+the rows of the history, numbers to six digits, without sentences except for stored and imported runs; of some
+also what pytest prints, without and with ``-v``, and report.md. Times, digests, versions and paths are masked.
 
 Runs are simulated anew, imported from published results, or stored: `--record` stores the measurements of a run
 directory, without the names of its machine. What is stored stays the same when the simulator draws other numbers.
@@ -33,9 +33,9 @@ import sys
 import tarfile
 import tempfile
 import time
-import traceback
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from functools import partial
 from multiprocessing import get_context
@@ -49,8 +49,6 @@ RENAMED: dict[str, str] = {}
 _LISTED = re.sub(r"(?m)^#.*\n", "", (DATA / "runs.txt").read_text(encoding="utf-8")).strip()
 CHAINS = [dict(line.split(maxsplit=1) for line in chain.splitlines()) for chain in _LISTED.split("\n\n")]
 RUNS = {name: command for chain in CHAINS for name, command in chain.items()}
-TEXTS = {"import-a100", "recorded-cpu", *(f"recorded-{name}" for name in (
-    "v100-healthy", "a100-slow-gpu", "h100-slow-link", "b200-two-faults"))}  # fmt: skip
 # The other simulated runs lose their marks, as nothing simulated is accepted or compared with the past.
 SIMULATED = ("-16-nodes", "-lost-gpu")
 MEASURED = ("plan.json", "run.json", "measurements.jsonl", "telemetry.jsonl", "baseline.json")
@@ -72,31 +70,23 @@ Facts = dict[str, dict[str, Any]]
 
 def program(name: str, arguments: Sequence[str], said: Path) -> int:
     """Run pytest or ddpscale in a fork of this process, which has imported the package. Returns its exit code."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    code: Any = 70
-    try:
-        file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        sys.stdout, sys.stderr = (
-            open(os.dup2(file, number), "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - until the fork ends
-            for number in (1, 2)
-        )
-        sys.argv = [name, *arguments]
-        code = importlib.import_module({"pytest": "pytest", "ddpscale": "pytest_ddpscale.cli"}[name]).main()
-    except SystemExit as end:
-        code = end.code
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(int(code or 0))
+    fork = get_context("fork").Process(target=_become, args=(name, arguments, said))
+    fork.start()
+    fork.join()
+    return fork.exitcode or 0
+
+
+def _become(name: str, arguments: Sequence[str], said: Path) -> None:
+    for number in (1, 2):
+        os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), number)
+    sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))  # noqa: SIM115
+    sys.argv = [name, *arguments]
+    sys.exit(importlib.import_module({"pytest": "pytest", "ddpscale": "pytest_ddpscale.cli"}[name]).main())
 
 
 def make(name: str, number: int) -> None:
     """Make a run directory here, the `number`-th of its chain."""
-    if RUNS[name] == "stored":
+    if RUNS[name].startswith("stored"):
         with tarfile.open(DATA / "runs" / f"{name}.tar.xz") as packed:
             packed.extractall(name, filter="data")
         return
@@ -117,7 +107,7 @@ def judged(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]
     sku = json.loads(Path(name, "run.json").read_text())["sku"]
     command = ["-p", "ddpscale", "-p", "no:cacheprovider", f"--gpu-sku={sku}", f"--ddp-judge={name}"]
     texts, code = {}, 0
-    for kind in ("terminal", "verbose") if name in TEXTS else ("terminal",):
+    for kind in ("terminal", "verbose") if "texts" in RUNS[name] else ("terminal",):
         options = [f"--ddp-history={history}", *["-v"] * (kind == "verbose")]
         code = program("pytest", command + options, said := Path(f"{name}.{kind}"))
         texts[f"{name}.{kind}"] = said.read_text()
@@ -133,9 +123,10 @@ def judged(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]
         facts[verdict["id"]]["culprits"] = {culprit_name(one): kept(one, dropped) for one in verdict["culprits"]}
     if not RUNS[name].startswith("import"):
         facts["run"]["history"] = program("ddpscale", ["history", f"--history={history}", "--add", name], Path("added"))
-        facts |= history_rows(history)
+        facts |= {} if facts["run"]["history"] else history_rows(history)
     texts[f"{name}.report.md"] = Path(name, "report.md").read_text()
-    return json.loads(masked(json.dumps(facts))), {k: masked(text) for k, text in texts.items() if name in TEXTS}
+    has_texts = "texts" in RUNS[name]
+    return json.loads(masked(json.dumps(facts))), {k: masked(text) for k, text in texts.items() if has_texts}
 
 
 def culprit_name(culprit: Mapping[str, Any]) -> str:
@@ -177,21 +168,16 @@ def kept(said: Any, dropped: set[str]) -> Any:
     return float(f"{said:.9g}") if isinstance(said, float) else said
 
 
-def judge_chain(names: Sequence[str], folder: Path) -> tuple[dict[str, Facts], dict[str, str]]:
-    """Facts by run, and texts, of runs in their order."""
+def judge_chain(chain: Sequence[str], asked: Sequence[str], folder: Path) -> list[tuple[str, Facts, dict[str, str]]]:
+    """Name, facts and texts of the asked runs of a chain."""
     os.chdir(folder)
-    facts: dict[str, Facts] = {}
-    texts: dict[str, str] = {}
-    for number, name in enumerate(names):
-        facts[name], said = judged(name, number, f"history-{names[0]}.sqlite")
-        texts |= said
-    return facts, texts
+    end = max((number for number, name in enumerate(chain, 1) if name in asked), default=0)
+    found = [(name, *judged(name, number, f"history-{chain[0]}.sqlite")) for number, name in enumerate(chain[:end])]
+    return [one for one in found if one[0] in asked]
 
 
 def judge_all(asked: Sequence[str], folder: Path) -> tuple[dict[str, Facts], dict[str, str]]:
-    """Those runs, and the ones before them in their chains, in two processes."""
-    ends = [max((number for number, name in enumerate(chain, 1) if name in asked), default=0) for chain in CHAINS]
-    chains = [[*chain][:end] for chain, end in zip(CHAINS, ends, strict=True) if end]
+    """Facts and texts of these runs, in two processes."""
     import pytest_ddpscale
 
     # Imported once for all forks: what is not torch and not pytest's to load.
@@ -200,10 +186,10 @@ def judge_all(asked: Sequence[str], folder: Path) -> tuple[dict[str, Facts], dic
             importlib.import_module(module.name)
     importlib.import_module("pytest")
     gc.freeze()
-    with get_context("fork").Pool(2) as pool:
-        done = pool.map(partial(judge_chain, folder=folder), chains, chunksize=1)
-    facts = {name: found for by_run, _ in done for name, found in by_run.items() if name in asked}
-    return facts, {k: text for _, texts in done for k, text in texts.items() if k.split(".")[0] in asked}
+    with ProcessPoolExecutor(2, get_context("fork")) as pool:
+        chains = list(pool.map(partial(judge_chain, asked=asked, folder=folder), map(list, CHAINS)))
+    done = [one for chain in chains for one in chain]
+    return {name: facts for name, facts, _ in done}, {key: text for *_, texts in done for key, text in texts.items()}
 
 
 def fact_differences(before: Mapping[str, Facts], after: Mapping[str, Facts]) -> list[str]:
@@ -212,19 +198,16 @@ def fact_differences(before: Mapping[str, Facts], after: Mapping[str, Facts]) ->
     places: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for path in sorted({*old, *new}):
         was, now = (found.get(path, "(absent)") for found in (old, new))
-        if not _is_same(was, now):
+        numbers = isinstance(was, float) and isinstance(now, float)
+        if not (
+            math.isclose(was, now, rel_tol=1e-6, abs_tol=1e-12) if numbers else (type(was), was) == (type(now), now)
+        ):
             places[" ".join(path[2:]), str(was), str(now)].append(" ".join(path[:2]))
     lines = []
     for (field, was, now), changed in places.items():
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         lines.append(f"{', '.join(changed[:3])}{more}: {field}: {was} → {now}")
     return lines
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-12)
-    return type(one) is type(other) and bool(one == other)
 
 
 def _flat(said: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -266,6 +249,7 @@ def record(name: str, run: Path) -> None:
     """Store the measurements of a run, without what names its machine and folders."""
     names = {str(ROOT): "/site", str(run.resolve().parent): "/runs", f'"{platform.node()}"': '"node-0"'}
     names |= {str(Path.home()): "/home", platform.release(): "linux"}
+    (DATA / "runs").mkdir(exist_ok=True)
     with tarfile.open(DATA / "runs" / f"{name}.tar.xz", "w:xz", preset=9) as packed:
         for file in (run / measured for measured in MEASURED if (run / measured).exists()):
             text = file.read_text(encoding="utf-8")
