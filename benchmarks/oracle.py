@@ -119,8 +119,8 @@ def judged(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]
     facts["run"] |= kept(judgement, dropped)
     facts["run"]["blockers"] = [f"{one['kind']} {one['name']}" for one in judgement["blockers"]]
     for verdict in judgement["verdicts"]:
-        facts[verdict["id"]] = kept(verdict, dropped)
-        facts[verdict["id"]]["culprits"] = {culprit_name(one): kept(one, dropped) for one in verdict["culprits"]}
+        named = {culprit_name(one): one for one in verdict["culprits"]}
+        facts[verdict["id"]] = kept(verdict | {"culprits": named}, dropped)
     if not RUNS[name].startswith("import"):
         facts["run"]["history"] = program("ddpscale", ["history", f"--history={history}", "--add", name], Path("added"))
         facts |= {} if facts["run"]["history"] else history_rows(history)
@@ -193,7 +193,7 @@ def judge_all(asked: Sequence[str], folder: Path) -> tuple[dict[str, Facts], dic
 
 
 def fact_differences(before: Mapping[str, Facts], after: Mapping[str, Facts]) -> list[str]:
-    """A line for each change, with the runs and requirements where it is the same."""
+    """A line for each change, outcomes first, with the runs and requirements where it is the same."""
     old, new = dict(_flat(before)), dict(_flat(after))
     places: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for path in sorted({*old, *new}):
@@ -204,7 +204,7 @@ def fact_differences(before: Mapping[str, Facts], after: Mapping[str, Facts]) ->
         ):
             places[" ".join(path[2:]), str(was), str(now)].append(" ".join(path[:2]))
     lines = []
-    for (field, was, now), changed in places.items():
+    for (field, was, now), changed in sorted(places.items(), key=lambda change: change[0][0] != "outcome"):
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         lines.append(f"{', '.join(changed[:3])}{more}: {field}: {was} → {now}")
     return lines
