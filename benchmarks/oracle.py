@@ -119,7 +119,9 @@ def judged(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]
     facts["run"] |= kept(judgement, dropped)
     facts["run"]["blockers"] = [f"{one['kind']} {one['name']}" for one in judgement["blockers"]]
     for verdict in judgement["verdicts"]:
-        named = {culprit_name(one): one for one in verdict["culprits"]}
+        named: dict[str, list[Any]] = defaultdict(list)
+        for culprit in verdict["culprits"]:
+            named[culprit_name(culprit)].append(culprit)
         facts[verdict["id"]] = kept(verdict | {"culprits": named}, dropped)
     if not RUNS[name].startswith("import"):
         facts["run"]["history"] = program("ddpscale", ["history", f"--history={history}", "--add", name], Path("added"))
