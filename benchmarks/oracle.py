@@ -225,8 +225,8 @@ def text_differences(before: Mapping[str, str], after: Mapping[str, str]) -> lis
     """Unified differences of the texts."""
     lines: list[str] = []
     for name in sorted({*before, *after}):
-        texts = (found.get(name, "").splitlines() for found in (before, after))
-        lines += difflib.unified_diff(*texts, f"{name} before", f"{name} after", lineterm="", n=1)
+        was, now = before.get(name, "").splitlines(), after.get(name, "").splitlines()
+        lines += difflib.unified_diff(was, now, f"{name} before", f"{name} after", lineterm="", n=1)
     return lines
 
 

@@ -18,7 +18,7 @@ def test_it_reports_a_tampered_expectation_and_nothing_else(tmp_path: Path) -> N
     assert facts[RUN][ID]["outcome"] == "failed"
     facts[RUN][ID]["outcome"] = "passed"
     (tmp_path / "facts.json.xz").write_bytes(lzma.compress(json.dumps(facts).encode(), preset=0))
-    command = [sys.executable, BENCHMARKS / "oracle.py", "--check", "--only", RUN, "--data", tmp_path]
+    command = [sys.executable, str(BENCHMARKS / "oracle.py"), "--check", "--only", RUN, "--data", str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     first, last = done.stdout.splitlines()
     assert (done.returncode, first) == (1, f"{RUN} {ID}: outcome: passed → failed")
