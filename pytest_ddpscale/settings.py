@@ -201,17 +201,6 @@ def confidence_level(text: str) -> float:
     return confidence
 
 
-def relative_precision(text: str) -> float:
-    """Half-width of an interval relative to its value: ``1%`` or ``0.01``."""
-    from pytest_ddpscale.plan.study import WIDEST_PRECISION
-
-    match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?) ?(%)?", text)
-    precision = float(match[1]) / (100 if match[2] else 1) if match else 0.0
-    if not 0 < precision <= WIDEST_PRECISION:
-        raise ValueError(f"a share of the value such as 1% or 0.01, more than 0 and at most {WIDEST_PRECISION:.0%}")
-    return precision
-
-
 def arguments_of_srun(text: str) -> tuple[str, ...]:
     """Split as a shell does; refuse arguments that this package sets itself."""
     arguments = words_of_command(text, "arguments of srun")
@@ -325,9 +314,6 @@ class Settings:
         "launches, each with 8 rounds or --ddp-rounds", default="1")
     block_s: float | None = _option("--ddp-block", "3s", block_length_s, "measuring",
         "length of a timed block; default: 2s on GPU, 0.75s on CPU")
-    precision: float | None = _option("--ddp-precision", "1%", relative_precision, "measuring",
-        "continue after the decision until the interval of each throughput and scaling efficiency is within this share "
-        "of its value, or until the most rounds are reached")
     profile_steps: int | None = _option("--ddp-profile", "N", number_of_profiled_steps, "measuring",
         "profile N steps of each arm with torch.profiler after a study's timed rounds, each study in a fresh gang; 5 "
         "if N is omitted", alone="5")

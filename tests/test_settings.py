@@ -52,13 +52,12 @@ VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
     "ddp_rounds": ("rounds", "8", "20", 8, 20),
     "ddp_launches": ("launches", "3", "10", 3, 10),
     "ddp_block": ("block_s", "1.5s", "3", 1.5, 3.0),
-    "ddp_precision": ("precision", "0.5%", "0.01", 0.005, 0.01),
     "ddp_profile": ("profile_steps", "1", "100", 1, 100),
 }
 MEASURING = (
     "ddp_launcher", "ddp_nodes", "ddp_gpus_per_node", "ddp_slurm_args", "ddp_queue_limit", "ddp_container",
     "ddp_pass_env", "ddp_budget", "ddp_inactivity_limit", "ddp_total_limit", "ddp_unfit", "ddp_rounds", "ddp_block",
-    "ddp_launches", "ddp_precision", "ddp_isolate", "ddp_hosts", "ddp_hostfile", "ddp_exec", "ddp_remote_python",
+    "ddp_launches", "ddp_isolate", "ddp_hosts", "ddp_hostfile", "ddp_exec", "ddp_remote_python",
     "ddp_profile", "ddp_nvtx",
 )  # fmt: skip
 SWITCHES = {"ddp_isolate": "isolate", "ddp_allow_incomplete": "allow_incomplete", "ddp_nvtx": "nvtx"}
@@ -89,7 +88,7 @@ def test_nothing_asked_for() -> None:
         nodes=None, slurm_args=(), queue_limit_s=3600.0, container=None, pass_env=(),
         gpus_per_node=None, world_sizes=None, budget_s=None, inactivity_limit_s=600.0, total_limit_s=None,
         unfit="measure", history=None,
-        confidence=0.95, family_confidence=None, rounds=None, launches=1, block_s=None, precision=None, isolate=False,
+        confidence=0.95, family_confidence=None, rounds=None, launches=1, block_s=None, isolate=False,
         allow_incomplete=False, profile_steps=None, nvtx=False,
     )  # fmt: skip
 
@@ -171,13 +170,6 @@ def test_times_are_seconds_minutes_or_hours(text: str, seconds: float) -> None:
     assert read({"ddp_budget": text}).budget_s == seconds
 
 
-@pytest.mark.parametrize(
-    ("text", "share"), [("1%", 0.01), ("0.5%", 0.005), ("0.5 %", 0.005), ("0.01", 0.01), ("50%", 0.5)]
-)
-def test_a_precision_is_a_share_or_per_cent(text: str, share: float) -> None:
-    assert read({"ddp_precision": text}).precision == pytest.approx(share)
-
-
 def test_world_sizes_are_sorted_and_counted_once() -> None:
     assert read({"ddp_world_sizes": "8, 2,4,2"}).world_sizes == (2, 4, 8)
 
@@ -234,11 +226,6 @@ def test_world_sizes_are_sorted_and_counted_once() -> None:
         ("ddp_block", ["0.0s", "3 s"], "a time such as 90s, 10m or 1h"),
         ("thresholds", ["~nobody-by-this-name/a.yaml"], "a path of an existing user"),
         ("ddp_confidence", ["high", "95%"], "a number such as 0.95"),
-        (
-            "ddp_precision",
-            ["0", "0%", "0.0", "51%", "0.51", "1", "-1%", "1%%", "narrow", "1e-2", "nan", "inf", "%", "1 percent"],
-            "a share of the value such as 1% or 0.01, more than 0 and at most 50%",
-        ),
         ("ddp_confidence", ["95", "1", "1.0", "0.49", "0", "-0.95", "nan", "inf"], "a number from 0.5 to 0.9999"),
     ],
 )

@@ -11,6 +11,7 @@ from pytest_ddpscale.plan.metric import Unit
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.study import OneGpu, Placement
 from pytest_ddpscale.results.coverage import Coverage
+from pytest_ddpscale.results.former_keys import judgement_without_former
 from pytest_ddpscale.results.run_directory import read_file
 from pytest_ddpscale.results.run_json import ThresholdsUsed
 from pytest_ddpscale.thresholds.waiver import Waiver
@@ -107,7 +108,6 @@ class Verdict:
         notes: for the reader, such as ``host-bound``.
         flags: for code.
         compared: both sides of a ratio; None for other metrics, or if not measured.
-        precision: requested half-width of the interval, relative to the value; None if not requested.
         one_gpu: whether the single GPU that the metric times or compares with was trained without DDP (``alone``) or
             under it; None if there is no such GPU, or both ways are used.
         waiver: the waiver by which this failure does not reject; else None.
@@ -138,7 +138,6 @@ class Verdict:
     flags: tuple[Flag, ...] = ()
     placement: Placement = "packed"
     compared: GenerationComparison | None = None
-    precision: float | None = None
     waiver: Waiver | None = None
     launches: int = 1
     launch_sd: float | None = None
@@ -209,19 +208,6 @@ class Verdict:
             return None
         low, high = self.interval
         return max(self.value - low, high - self.value)
-
-    @property
-    def is_precise(self) -> bool:
-        """Whether the interval is as narrow as requested."""
-        if self.precision is None or self.half_width is None or self.value is None:
-            return False
-        return self.half_width <= self.precision * self.value
-
-    @property
-    def is_too_wide(self) -> bool:
-        """Whether the interval is wider than requested, and further rounds may narrow it."""
-        is_asked = self.precision is not None and self.half_width is not None
-        return is_asked and not self.is_precise and not self._is_beyond_rounds
 
     @property
     def _is_beyond_rounds(self) -> bool:
@@ -381,4 +367,4 @@ def read_judgement(path: Path) -> Judgement:
     Raises:
         RunDirectoryError: it is missing or broken, contradicts itself, or a newer version wrote it.
     """
-    return read_file(path, Judgement, VERDICTS_SCHEMA_VERSION)
+    return read_file(path, Judgement, VERDICTS_SCHEMA_VERSION, judgement_without_former)

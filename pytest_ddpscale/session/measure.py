@@ -113,7 +113,6 @@ class MeasureSource(EvidenceSource):
         empty = Plan(
             subject.sku, subject.device_type, (),
             nodes=nodes, ranks_per_node=machine.per_node, gpus_asked=machine.gpus_asked,
-            precision=subject.settings.precision,
         )  # fmt: skip
         return plan_of_cases(empty, measurable, self._pace(), more)
 

@@ -76,7 +76,7 @@ class Decider:
             self._records[record.study].append(record)
 
     def needed_arms(self, study_id: str) -> list[str]:
-        """Names of the arms that need more rounds, to decide a requirement or to narrow an interval.
+        """Names of the arms that need more rounds to decide a requirement.
 
         Empty once the study needs no more rounds.
         """
@@ -138,10 +138,7 @@ class Decider:
 def still_open(
     cases: Sequence[Case], evidence: Evidence, confidence: float, rejection_level: float = ANY_P_VALUE
 ) -> list[Case]:
-    """Requirements that more rounds may decide, or make as precise as the plan requests.
-
-    Both share the same rounds: precision cannot wait until other requirements are decided, because these may take all
-    rounds.
+    """Requirements that more rounds may decide.
 
     A decided requirement stays decided: its arms get no new rounds, so the judge sees the same data again.
 
@@ -152,7 +149,7 @@ def still_open(
         rejection_level: largest p value at which a failure is decided.
     """
     judged = ((case, judge(case, evidence, confidence)) for case in cases)
-    return [case for case, verdict in judged if is_open(verdict, rejection_level) or verdict.is_too_wide]
+    return [case for case, verdict in judged if is_open(verdict, rejection_level)]
 
 
 def arms_needed(study: Study, cases: Sequence[Case]) -> list[str]:

@@ -17,7 +17,7 @@ from tests.plugin.site import REQUIREMENTS, ROUNDS, Site, assert_no_crash, outpu
 VERDICT_KEYS = {
     "id", "metric", "workload", "world_size", "severity", "bound", "outcome", "value", "interval", "confidence",
     "rounds", "reason", "provisional", "source", "notes", "culprits", "unit", "margin", "flags", "placement",
-    "compared", "waiver", "precision", "launches", "launch_sd", "published", "p_value", "correlation", "one_gpu",
+    "compared", "waiver", "launches", "launch_sd", "published", "p_value", "correlation", "one_gpu",
 }  # fmt: skip
 VIEWS = {
     "verdicts.json",
