@@ -304,9 +304,6 @@ class Settings:
         "SQLite file with earlier results of this site's nodes; default: history.sqlite beside runs in ddpscale-runs")
     confidence: float = _option("--ddp-confidence", "0.95", confidence_level, "judging",
         "confidence of the intervals", default="0.95")
-    family_confidence: float | None = _option("--ddp-family-confidence", "0.95", confidence_level, "judging",
-        "confidence that a machine that meets all bounds is not rejected: failures are corrected for the number of "
-        "requirements; default: no correction")
     rounds: int | None = _option("--ddp-rounds", "N", number_of_rounds, "measuring",
         "most rounds of a study, at least 8; default: 32 (probes: 16); a study ends early once all is decided")
     launches: int = _option("--ddp-launches", "N", number_of_launches, "measuring",

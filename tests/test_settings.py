@@ -48,7 +48,6 @@ VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
     "ddp_unfit": ("unfit", "leave-out", "stop", "leave-out", "stop"),
     "ddp_history": ("history", "site/a.sqlite", "b.sqlite", Path("site/a.sqlite"), Path("b.sqlite")),
     "ddp_confidence": ("confidence", "0.9", "0.99", 0.9, 0.99),
-    "ddp_family_confidence": ("family_confidence", "0.95", "0.99", 0.95, 0.99),
     "ddp_rounds": ("rounds", "8", "20", 8, 20),
     "ddp_launches": ("launches", "3", "10", 3, 10),
     "ddp_block": ("block_s", "1.5s", "3", 1.5, 3.0),
@@ -88,7 +87,7 @@ def test_nothing_asked_for() -> None:
         nodes=None, slurm_args=(), queue_limit_s=3600.0, container=None, pass_env=(),
         gpus_per_node=None, world_sizes=None, budget_s=None, inactivity_limit_s=600.0, total_limit_s=None,
         unfit="measure", history=None,
-        confidence=0.95, family_confidence=None, rounds=None, launches=1, block_s=None, isolate=False,
+        confidence=0.95, rounds=None, launches=1, block_s=None, isolate=False,
         allow_incomplete=False, profile_steps=None, nvtx=False,
     )  # fmt: skip
 

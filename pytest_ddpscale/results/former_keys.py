@@ -12,6 +12,7 @@ def plan_without_former(data: dict[str, Any]) -> None:
 
 def judgement_without_former(data: dict[str, Any]) -> None:
     """Drop from the content of a verdicts.json what nothing reads any more."""
+    data.pop("family_confidence", None)
     verdicts = data.get("verdicts")
     for verdict in verdicts if isinstance(verdicts, list) else []:
         if isinstance(verdict, dict):

@@ -312,7 +312,6 @@ class Judgement:
         lowered: requirements that it makes weaker.
         altered: other changes to the SKU, described.
         uniform_loss: upper limit of a loss common to all GPUs; None if no requirement on published throughput passed.
-        family_confidence: confidence of the correction of failures for the number of requirements; None without it.
         last_acceptance: of the same nodes; None if the history has none.
         blockers: all reasons against acceptance, which items, reports and the exit code show as failures. Those on
             requirements are added here; the caller passes the others.
@@ -332,7 +331,6 @@ class Judgement:
     lowered: tuple[LoweredBound, ...] = ()
     altered: tuple[str, ...] = ()
     uniform_loss: UniformLoss | None = None
-    family_confidence: float | None = None
     last_acceptance: LastAcceptance | None = None
     schema_version: Literal[5] = VERDICTS_SCHEMA_VERSION
 

@@ -63,7 +63,7 @@ class MeasureSource(EvidenceSource):
         from pytest_ddpscale.verdict.deciding import Decider
 
         settings = self.subject.settings
-        return Decider(plan, self.selected, settings.confidence, settings.family_confidence)
+        return Decider(plan, self.selected, settings.confidence)
 
     def unfit_of(self, plan: Plan, surveys: Sequence[Survey]) -> dict[str, str]:
         """Unfit nodes and reasons, from the surveys taken before launch."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NOT_ALL_WELL = 1  # exit code if something failed or could not be measured
 # Options of pytest that suites do not use, because they plan their own studies and no threshold judges them.
-_NOT_OURS = ("judge", "resume", "world_sizes", "history", "family_confidence", "allow_incomplete", "unfit", "launches",
+_NOT_OURS = ("judge", "resume", "world_sizes", "history", "allow_incomplete", "unfit", "launches",
              "precision")  # fmt: skip
 _LOG_EVERY_S = 60.0
 

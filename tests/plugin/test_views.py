@@ -53,7 +53,7 @@ def test_verdicts_json_is_the_record_of_truth(site: Site, judged: Path) -> None:
     assert set(record) == {
         "schema_version", "sku", "outcome", "reason", "notes", "basis", "coverage", "verdicts",
         "allows_unmeasured", "simulated", "blockers", "extends", "lowered", "altered",
-        "uniform_loss", "family_confidence", "last_acceptance",
+        "uniform_loss", "last_acceptance",
     }  # fmt: skip
     assert (record["schema_version"], record["sku"], record["outcome"]) == (5, "tested-gpu", "rejected")
     assert record["notes"] == ["judged from measured without a new measurement"]

@@ -74,7 +74,7 @@ def test_json_says_unit_and_margin_beside_the_value() -> None:
 def test_verdicts_of_an_earlier_version_are_read_without_what_nothing_uses_any_more(tmp_path: Path) -> None:
     judgement = Judgement("cpu", "partial", "", (make_verdict({"at_least": 100.0}, 110.0),))
     data = as_json(judgement)
-    data["verdicts"][0]["precision"] = 0.005
+    data["family_confidence"] = data["verdicts"][0]["precision"] = None
     file = tmp_path / "verdicts.json"
     file.write_text(strict_json(data), encoding="utf-8")
     assert read_judgement(file) == judgement
