@@ -313,7 +313,7 @@ def _options() -> Iterator[Case]:
                 yield Case("variable", f"{variable}={value[:16]!r}", (*PLAN, *asked), environment={variable: value}, says=variable)  # fmt: skip
         yield Case("option", f"{flag}= (empty)", (*PLAN, f"{flag}="), says=flag)
     for first, second in (
-        ("--ddp-judge=run", "--ddp-rounds=9"), ("--ddp-judge=run", "--ddp-nodes=2"), ("--ddp-judge=run", "--ddp-isolate"),
+        ("--ddp-judge=run", "--ddp-rounds=9"), ("--ddp-judge=run", "--ddp-nodes=2"), ("--ddp-judge=run", "--ddp-nvtx"),
         ("--ddp-judge=run", "--ddp-budget=1m"), ("--ddp-judge=run", "--ddp-block=1s"), ("--ddp-judge=run", "--ddp-launcher=slurm"),
         ("--ddp-judge=run", "--ddp-resume=run"), ("--ddp-resume=run", "--ddp-run-dir=other"),
         ("--ddp-inactivity-limit=2h", "--ddp-total-limit=1h"), ("--ddp-block=40s", "--ddp-inactivity-limit=60s"),
@@ -321,8 +321,8 @@ def _options() -> Iterator[Case]:
         yield Case(
             "contradiction", f"{first} {second}", (*PLAN, "--gpu-sku=cpu", first, second), says=first.partition("=")[0]
         )
-    yield Case("option", "--ddp-isolate in the environment: maybe", (*PLAN, "--gpu-sku=cpu"),
-               environment={"DDPSCALE_ISOLATE": "maybe"}, says="DDPSCALE_ISOLATE")  # fmt: skip
+    yield Case("option", "--ddp-nvtx in the environment: maybe", (*PLAN, "--gpu-sku=cpu"),
+               environment={"DDPSCALE_NVTX": "maybe"}, says="DDPSCALE_NVTX")  # fmt: skip
     for sound in (
         "--ddp-rounds=9",
         "--ddp-block=0.5s",

@@ -316,8 +316,6 @@ class Settings:
         "if N is omitted", alone="5")
     nvtx: bool = _switch("--ddp-nvtx", "measuring",
         "add NVTX ranges for nsys around every step, forward, backward and optimizer, in timed rounds too")
-    isolate: bool = _switch("--ddp-isolate", "measuring",
-        "start a fresh torchrun for each study instead of one warm gang")
     allow_incomplete: bool = _switch("--ddp-allow-incomplete", "judging",
         "exit 0 even if a selected requirement was not measured")
     operator: str = _option("--ddp-operator", "NAME", str, "one run",
@@ -331,8 +329,8 @@ class Settings:
 
     @property
     def is_isolated(self) -> bool:
-        """Whether each study has its own gang; profiling requires it, so that no profiled process times a round."""
-        return self.isolate or self.profile_steps is not None
+        """Whether each study has its own gang: when profiling, so that no profiled process times a round."""
+        return self.profile_steps is not None
 
 
 # By attribute of `Settings`.

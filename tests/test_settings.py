@@ -56,10 +56,10 @@ VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
 MEASURING = (
     "ddp_launcher", "ddp_nodes", "ddp_gpus_per_node", "ddp_slurm_args", "ddp_queue_limit", "ddp_container",
     "ddp_pass_env", "ddp_budget", "ddp_inactivity_limit", "ddp_total_limit", "ddp_unfit", "ddp_rounds", "ddp_block",
-    "ddp_launches", "ddp_isolate", "ddp_hosts", "ddp_hostfile", "ddp_exec", "ddp_remote_python",
+    "ddp_launches", "ddp_hosts", "ddp_hostfile", "ddp_exec", "ddp_remote_python",
     "ddp_profile", "ddp_nvtx",
 )  # fmt: skip
-SWITCHES = {"ddp_isolate": "isolate", "ddp_allow_incomplete": "allow_incomplete", "ddp_nvtx": "nvtx"}
+SWITCHES = {"ddp_allow_incomplete": "allow_incomplete", "ddp_nvtx": "nvtx"}
 
 
 def read(
@@ -87,7 +87,7 @@ def test_nothing_asked_for() -> None:
         nodes=None, slurm_args=(), queue_limit_s=3600.0, container=None, pass_env=(),
         gpus_per_node=None, world_sizes=None, budget_s=None, inactivity_limit_s=600.0, total_limit_s=None,
         unfit="measure", history=None,
-        confidence=0.95, rounds=None, launches=1, block_s=None, isolate=False,
+        confidence=0.95, rounds=None, launches=1, block_s=None,
         allow_incomplete=False, profile_steps=None, nvtx=False,
     )  # fmt: skip
 
@@ -255,7 +255,7 @@ def test_a_run_is_resumed_in_its_own_directory_and_not_judged_only(other: str) -
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [(name, VALUES[name][1]) for name in MEASURING if name in VALUES] + [("ddp_isolate", True)]
+    ("name", "text"), [(name, VALUES[name][1]) for name in MEASURING if name in VALUES] + [("ddp_nvtx", True)]
 )
 def test_judging_takes_no_option_that_says_how_to_measure(name: str, text: Any) -> None:
     with pytest.raises(OptionError) as raised:

@@ -81,10 +81,10 @@ def test_acceptance_makes_a_run_named_after_its_job(job: Stage) -> None:
 
 
 def test_acceptance_takes_the_sites_thresholds_and_arguments(job: Stage) -> None:
-    settings = {"DDPSCALE_THRESHOLDS": "our thresholds.yaml", "DDPSCALE_ARGS": "--ddp-container=a.sif  --ddp-isolate"}
+    settings = {"DDPSCALE_THRESHOLDS": "our thresholds.yaml", "DDPSCALE_ARGS": "--ddp-container=a.sif  --ddp-nvtx"}
     job.run("acceptance.sbatch", settings=JOB | settings)
     [arguments] = job.calls("pytest")
-    assert arguments[2:5] == ["--ddp-container=a.sif", "--ddp-isolate", "--thresholds=our thresholds.yaml"]
+    assert arguments[2:5] == ["--ddp-container=a.sif", "--ddp-nvtx", "--thresholds=our thresholds.yaml"]
 
 
 def test_acceptance_goes_on_where_a_requeued_job_was(job: Stage) -> None:
