@@ -296,7 +296,7 @@ def _options() -> Iterator[Case]:
     bad = {
         "--ddp-nodes": counts, "--ddp-gpus-per-node": counts, "--ddp-world-sizes": (*counts, "1,,2", ","),
         "--ddp-rounds": (*counts, "4"), "--ddp-block": (*times, "0.001", "1h"), "--ddp-budget": times,
-        "--ddp-inactivity-limit": times, "--ddp-total-limit": times, "--ddp-queue-limit": times,
+        "--ddp-inactivity-limit": times,
         "--ddp-confidence": ("0", "1", "95", "nan", "inf", "-1", "high", "9" * 400), "--ddp-unfit": ("drain", "STOP"),
         "--ddp-launcher": ("mpi", "Slurm"), "--ddp-pass-env": ("A B", "*", "1A", "A=1"), "--gpu-sku": ("nope", "../x", "\x1b[2J", "x" * 3000),
         "--ddp-slurm-args": ("gpu", "--nodes=3", "--x='"), "--ddp-judge": ("nowhere", "/dev/zero", "~nobody-here"),
@@ -316,7 +316,7 @@ def _options() -> Iterator[Case]:
         ("--ddp-judge=run", "--ddp-rounds=9"), ("--ddp-judge=run", "--ddp-nodes=2"), ("--ddp-judge=run", "--ddp-nvtx"),
         ("--ddp-judge=run", "--ddp-budget=1m"), ("--ddp-judge=run", "--ddp-block=1s"), ("--ddp-judge=run", "--ddp-launcher=slurm"),
         ("--ddp-judge=run", "--ddp-resume=run"), ("--ddp-resume=run", "--ddp-run-dir=other"),
-        ("--ddp-inactivity-limit=2h", "--ddp-total-limit=1h"), ("--ddp-block=40s", "--ddp-inactivity-limit=60s"),
+        ("--ddp-block=40s", "--ddp-inactivity-limit=60s"),
     ):  # fmt: skip
         yield Case(
             "contradiction", f"{first} {second}", (*PLAN, "--gpu-sku=cpu", first, second), says=first.partition("=")[0]

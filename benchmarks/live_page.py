@@ -104,7 +104,6 @@ def measure(pairs: Sequence[RoundPair], rounds: int, folder: Path) -> tuple[dict
         f"--ddp-rounds={rounds}",
         "--ddp-block=0.25s",
         "--ddp-gpus-per-node=2",
-        "--ddp-total-limit=4h",
     ]
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--gpu-sku=cpu", "--ddp-run-dir=run"]
     ended = subprocess.run([*pytest, *options], cwd=folder, capture_output=True, text=True, check=False)

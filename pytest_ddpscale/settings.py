@@ -285,8 +285,6 @@ class Settings:
         "test only requirements of these world sizes")
     slurm_args: tuple[str, ...] = _option("--ddp-slurm-args", '"ARGS"', arguments_of_srun, "measuring",
         "extra srun arguments, such as --partition=gpu --exclusive", default="")
-    queue_limit_s: float = _option("--ddp-queue-limit", "1h", duration_s, "measuring",
-        "longest wait for a Slurm allocation", default="1h")
     container: str | None = _option("--ddp-container", "IMAGE", str, "measuring",
         "run ranks in a container: Pyxis/Enroot, or Apptainer/Singularity for .sif")
     pass_env: tuple[str, ...] = _option("--ddp-pass-env", "NAME,PREFIX*", names_of_variables, "measuring",
@@ -295,8 +293,6 @@ class Settings:
         "wall time for measuring; requirements undecided by then are inconclusive")
     inactivity_limit_s: float = _option("--ddp-inactivity-limit", "10m", duration_s, "measuring",
         "end a gang of ranks that has recorded nothing for this long", default="10m")
-    total_limit_s: float | None = _option("--ddp-total-limit", "2h", duration_s, "measuring",
-        "end a gang of ranks that runs longer than this; default: from the plan")
     unfit: str = _option("--ddp-unfit", "|".join(UNFIT), one_of(*UNFIT), "measuring",
         "nodes that fail a check before launch: measure them anyway, leave them out, or stop without measuring",
         default=MEASURE)
@@ -361,7 +357,7 @@ def settings_from(
     }
     settings = Settings(**values, sku_was_given=bool(given["gpu_sku"].text))
     _refuse_measuring_beside_judging(given)
-    _refuse_limits_that_cannot_be_kept(settings, given)
+    _refuse_blocks_beyond_inactivity(settings, given)
     return settings
 
 
@@ -397,11 +393,8 @@ def _refuse_measuring_beside_judging(given: Mapping[str, _Given]) -> None:
         raise OptionError(typed.where, found, f"one of {typed.where} and {judge.where}")
 
 
-def _refuse_limits_that_cannot_be_kept(settings: Settings, given: Mapping[str, _Given]) -> None:
-    inactivity, total, block = given["inactivity_limit_s"], given["total_limit_s"], given["block_s"]
-    if inactivity.text and settings.total_limit_s is not None and settings.inactivity_limit_s > settings.total_limit_s:
-        raise _refused(inactivity.where, inactivity.text, f"no more than {total.where}={total.text}")
-    limit_s = min(settings.inactivity_limit_s, settings.total_limit_s or settings.inactivity_limit_s)
+def _refuse_blocks_beyond_inactivity(settings: Settings, given: Mapping[str, _Given]) -> None:
+    block, limit_s = given["block_s"], settings.inactivity_limit_s
     if settings.block_s is not None and settings.block_s > limit_s / 2:
         expected = f"at most half of the {limit_s:g} s after which inactive ranks are ended"
         raise _refused(block.where, block.text, expected)

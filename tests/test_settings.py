@@ -37,14 +37,12 @@ VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
     "ddp_ticket": ("ticket", "OPS-1", "OPS-2", "OPS-1", "OPS-2"),
     "ddp_nodes": ("nodes", "2", "16", 2, 16),
     "ddp_slurm_args": ("slurm_args", "-p gpu --mem=0", "--exclusive", ("-p", "gpu", "--mem=0"), ("--exclusive",)),
-    "ddp_queue_limit": ("queue_limit_s", "30m", "2h", 1800.0, 7200.0),
     "ddp_container": ("container", "a.sif", "pyxis:b", "a.sif", "pyxis:b"),
     "ddp_pass_env": ("pass_env", "MY_SITE,UCX_*", "_X", ("MY_SITE", "UCX_*"), ("_X",)),
     "ddp_gpus_per_node": ("gpus_per_node", "4", "8", 4, 8),
     "ddp_world_sizes": ("world_sizes", "1,2", "4", (1, 2), (4,)),
     "ddp_budget": ("budget_s", "10m", "90s", 600.0, 90.0),
     "ddp_inactivity_limit": ("inactivity_limit_s", "2m", "1h", 120.0, 3600.0),
-    "ddp_total_limit": ("total_limit_s", "2h", "90", 7200.0, 90.0),
     "ddp_unfit": ("unfit", "leave-out", "stop", "leave-out", "stop"),
     "ddp_history": ("history", "site/a.sqlite", "b.sqlite", Path("site/a.sqlite"), Path("b.sqlite")),
     "ddp_confidence": ("confidence", "0.9", "0.99", 0.9, 0.99),
@@ -54,8 +52,8 @@ VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
     "ddp_profile": ("profile_steps", "1", "100", 1, 100),
 }
 MEASURING = (
-    "ddp_launcher", "ddp_nodes", "ddp_gpus_per_node", "ddp_slurm_args", "ddp_queue_limit", "ddp_container",
-    "ddp_pass_env", "ddp_budget", "ddp_inactivity_limit", "ddp_total_limit", "ddp_unfit", "ddp_rounds", "ddp_block",
+    "ddp_launcher", "ddp_nodes", "ddp_gpus_per_node", "ddp_slurm_args", "ddp_container",
+    "ddp_pass_env", "ddp_budget", "ddp_inactivity_limit", "ddp_unfit", "ddp_rounds", "ddp_block",
     "ddp_launches", "ddp_hosts", "ddp_hostfile", "ddp_exec", "ddp_remote_python",
     "ddp_profile", "ddp_nvtx",
 )  # fmt: skip
@@ -84,8 +82,8 @@ def test_nothing_asked_for() -> None:
     assert read() == Settings(
         gpu_sku="auto", sku_was_given=False, thresholds=None, run_dir=None, judge=None, resume=None,
         launcher="auto", hosts=None, hostfile=None, exec=(), remote_python=None,
-        nodes=None, slurm_args=(), queue_limit_s=3600.0, container=None, pass_env=(),
-        gpus_per_node=None, world_sizes=None, budget_s=None, inactivity_limit_s=600.0, total_limit_s=None,
+        nodes=None, slurm_args=(), container=None, pass_env=(),
+        gpus_per_node=None, world_sizes=None, budget_s=None, inactivity_limit_s=600.0,
         unfit="measure", history=None,
         confidence=0.95, rounds=None, launches=1, block_s=None,
         allow_incomplete=False, profile_steps=None, nvtx=False,
@@ -198,8 +196,6 @@ def test_world_sizes_are_sorted_and_counted_once() -> None:
             "plugin finds leftover job steps by a name of its own)",
         ),
         ("ddp_slurm_args", ["--x='a"], "arguments of srun, quoted as in a shell (No closing quotation)"),
-        ("ddp_queue_limit", ["0", "never"], "a time such as 90s, 10m or 1h"),
-        ("ddp_total_limit", ["0", "2 h"], "a time such as 90s, 10m or 1h"),
         (
             "ddp_pass_env",
             ["A B", "1A", "A=1", "*", "A,B-C", "A*B"],
@@ -271,14 +267,6 @@ def test_what_a_site_sets_for_measuring_does_not_keep_anybody_from_judging(name:
     text = "true" if name in SWITCHES else VALUES[name][1]
     assert read({"ddp_judge": "runs/a"}, {BY_NAME[name].variable: text}).judge == Path("runs/a")
     assert read({"ddp_judge": "runs/a"}, {}, {name: text}).judge == Path("runs/a")
-
-
-def test_ranks_may_not_be_silent_for_longer_than_they_may_live() -> None:
-    with pytest.raises(OptionError) as raised:
-        read({"ddp_inactivity_limit": "2h", "ddp_total_limit": "1h"})
-    assert str(raised.value) == "--ddp-inactivity-limit: found '2h'; expected no more than --ddp-total-limit=1h."
-    assert read({"ddp_inactivity_limit": "1h", "ddp_total_limit": "1h"}).total_limit_s == 3600
-    assert read({"ddp_total_limit": "5m"}).total_limit_s == 300
 
 
 def test_a_block_has_to_end_before_its_ranks_are_ended_for_silence() -> None:

@@ -208,15 +208,13 @@ class MeasureSource(EvidenceSource):
     def _limits(self, plan: Plan) -> Limits:
         settings = self.subject.settings
         expected_s = estimate(plan, isolate=settings.is_isolated, img_per_s=self.expected_img_per_s).most_seconds
-        # Several times the expected time, so that a slow machine is measured and not cut off. The time of a whole
-        # training run is unknown.
-        expected_limit_s = None if plan.training_runs else 5 * expected_s + settings.inactivity_limit_s
         return Limits(
             budget_s=settings.budget_s,
             inactivity_s=settings.inactivity_limit_s,
             startup_s=settings.inactivity_limit_s,
-            total_s=settings.total_limit_s or expected_limit_s,
-            queue_s=settings.queue_limit_s,
+            # Several times the expected time, so that a slow machine is measured and not cut off. The time of a whole
+            # training run is unknown.
+            total_s=None if plan.training_runs else 5 * expected_s + settings.inactivity_limit_s,
         )
 
     def _launch_on_nodes(self) -> Launch:
