@@ -108,6 +108,15 @@ def path(text: str) -> Path:
         raise ValueError("a path of an existing user") from None
 
 
+def hosts_or_file(text: str) -> str | Path:
+    """A list of hosts, which launchers read; or the path of a host file, ``@FILE``."""
+    if not text.startswith("@"):
+        return text
+    if len(text) == 1:
+        raise ValueError("hosts such as n1,n[2-4], or a file of hosts such as @FILE")
+    return path(text[1:])
+
+
 def one_of(*words: str) -> Callable[[str], str]:
     """Make a parser that accepts one of these words."""
 
@@ -267,12 +276,11 @@ class Settings:
     resume: Path | None = _option("--ddp-resume", "RUN_DIR", path, "one run",
         "continue an interrupted run: measure only what is missing")
     launcher: str = _option("--ddp-launcher", "NAME", str, "measuring",
-        f"how ranks start: {', '.join(LAUNCHERS)} or a site's own; auto: ssh with --ddp-hosts or --ddp-hostfile, exec "
-        "with --ddp-exec, slurm with several nodes or --ddp-slurm-args, else torchrun", default=AUTO)
-    hosts: str | None = _option("--ddp-hosts", "n1,n[2-4]", str, "measuring",
-        "machines to use, reached by ssh or --ddp-exec")
-    hostfile: Path | None = _option("--ddp-hostfile", "FILE", path, "measuring",
-        "the same, from an OpenMPI or MPICH hostfile with slots, or a file with one name per line")
+        f"how ranks start: {', '.join(LAUNCHERS)} or a site's own; auto: ssh with --ddp-hosts, exec with "
+        "--ddp-exec, slurm with several nodes or --ddp-slurm-args, else torchrun", default=AUTO)
+    hosts: str | Path | None = _option("--ddp-hosts", "n1,n[2-4]|@FILE", hosts_or_file, "measuring",
+        "machines to use, reached by ssh or --ddp-exec; or @ and a file with one name per line, or an OpenMPI or MPICH "
+        "hostfile with slots")
     exec: tuple[str, ...] = _option("--ddp-exec", '"COMMAND {host}"', words_of_command, "measuring",
         'command that reaches a host instead of ssh, such as "kubectl exec -i {host} --"', default="")
     remote_python: str | None = _option("--ddp-remote-python", "PATH", str, "measuring",

@@ -22,8 +22,7 @@ VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
     "ddp_judge": ("judge", "runs/a", "runs/b", Path("runs/a"), Path("runs/b")),
     "ddp_resume": ("resume", "runs/a", "runs/b", Path("runs/a"), Path("runs/b")),
     "ddp_launcher": ("launcher", "slurm", "torchrun", "slurm", "torchrun"),
-    "ddp_hosts": ("hosts", "n1,n2", "n[1-8]", "n1,n2", "n[1-8]"),
-    "ddp_hostfile": ("hostfile", "hosts", "b.txt", Path("hosts"), Path("b.txt")),
+    "ddp_hosts": ("hosts", "n1,n[2-8]", "@b.txt", "n1,n[2-8]", Path("b.txt")),
     "ddp_exec": (
         "exec",
         "docker exec -i {host}",
@@ -54,7 +53,7 @@ VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
 MEASURING = (
     "ddp_launcher", "ddp_nodes", "ddp_gpus_per_node", "ddp_slurm_args", "ddp_container",
     "ddp_pass_env", "ddp_budget", "ddp_inactivity_limit", "ddp_unfit", "ddp_rounds", "ddp_block",
-    "ddp_launches", "ddp_hosts", "ddp_hostfile", "ddp_exec", "ddp_remote_python",
+    "ddp_launches", "ddp_hosts", "ddp_exec", "ddp_remote_python",
     "ddp_profile", "ddp_nvtx",
 )  # fmt: skip
 SWITCHES = {"ddp_allow_incomplete": "allow_incomplete", "ddp_nvtx": "nvtx"}
@@ -81,7 +80,7 @@ def test_a_refusal_quotes_no_secret(text: str) -> None:
 def test_nothing_asked_for() -> None:
     assert read() == Settings(
         gpu_sku="auto", sku_was_given=False, thresholds=None, run_dir=None, judge=None, resume=None,
-        launcher="auto", hosts=None, hostfile=None, exec=(), remote_python=None,
+        launcher="auto", hosts=None, exec=(), remote_python=None,
         nodes=None, slurm_args=(), container=None, pass_env=(),
         gpus_per_node=None, world_sizes=None, budget_s=None, inactivity_limit_s=600.0,
         unfit="measure", history=None,
@@ -219,6 +218,8 @@ def test_world_sizes_are_sorted_and_counted_once() -> None:
         ("ddp_budget", ["0", "0s", "-1m", "10 m", "10d", "m", "1e3", "nan", "inf"], "a time such as 90s, 10m or 1h"),
         ("ddp_inactivity_limit", ["0", "soon"], "a time such as 90s, 10m or 1h"),
         ("ddp_block", ["0.0s", "3 s"], "a time such as 90s, 10m or 1h"),
+        ("ddp_hosts", ["@"], "hosts such as n1,n[2-4], or a file of hosts such as @FILE"),
+        ("ddp_hosts", ["@~nobody-by-this-name/hosts"], "a path of an existing user"),
         ("thresholds", ["~nobody-by-this-name/a.yaml"], "a path of an existing user"),
         ("ddp_confidence", ["high", "95%"], "a number such as 0.95"),
         ("ddp_confidence", ["95", "1", "1.0", "0.49", "0", "-0.95", "nan", "inf"], "a number from 0.5 to 0.9999"),
