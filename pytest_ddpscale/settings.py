@@ -52,6 +52,7 @@ class Option(NamedTuple):
         default: as typed by a user; empty for none.
         explanation: one line, without the default.
         alone: the value of the bare flag; empty if the flag needs a value.
+        repeats: whether it may be given several times, in the ini file one value a line.
     """
 
     flag: str
@@ -61,6 +62,7 @@ class Option(NamedTuple):
     explanation: str
     about: About
     alone: str = ""
+    repeats: bool = False
 
     @property
     def name(self) -> str:
@@ -231,6 +233,14 @@ def words_of_command(text: str, what: str = "a command") -> tuple[str, ...]:
         raise ValueError(f"{what}, quoted as in a shell ({error})") from None
 
 
+def note_of_run(text: str) -> tuple[str, str]:
+    """A note of who measures what, where or why: ``ticket=OPS-7``."""
+    match = re.fullmatch(r"([A-Za-z][A-Za-z0-9_-]{0,39})=(.*\S.*)", text)
+    if match is None:
+        raise ValueError("KEY=VALUE such as ticket=OPS-7, the key a word of letters, digits, _ and -")
+    return match[1], match[2].strip()
+
+
 def names_of_variables(text: str) -> tuple[str, ...]:
     """Names of environment variables; a trailing ``*`` matches any ending."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
@@ -248,11 +258,12 @@ def on_or_off(text: str) -> bool:
 
 def _option(
     flag: str, metavar: str | None, parse: Callable[[str], Any], about: About, explanation: str,
-    default: str | None = None, alone: str = "",
+    default: str | None = None, alone: str = "", repeats: bool = False,
 ) -> Any:  # fmt: skip
     """Declare a field of `Settings` as an option; its value is None if not given and without default."""
-    option = Option(flag, metavar, parse, default or "", explanation, about, alone)
-    return field(default=None if default is None else parse(default), metadata={"option": option})
+    option = Option(flag, metavar, parse, default or "", explanation, about, alone, repeats)
+    value = () if repeats else None if default is None else parse(default)
+    return field(default=value, metadata={"option": option})
 
 
 def _switch(flag: str, about: About, explanation: str) -> Any:
@@ -322,12 +333,9 @@ class Settings:
         "add NVTX ranges for nsys around every step, forward, backward and optimizer, in timed rounds too")
     allow_incomplete: bool = _switch("--ddp-allow-incomplete", "judging",
         "exit 0 even if a selected requirement was not measured")
-    operator: str = _option("--ddp-operator", "NAME", str, "one run",
-        "name of who measures, resumes or judges the run, for the signed report", default="")
-    site: str = _option("--ddp-site", "NAME", str, "one run",
-        "location of the machine, for the report; with --ddp-judge for the new report only", default="")
-    ticket: str = _option("--ddp-ticket", "ID", str, "one run",
-        "ticket that the run belongs to, for the report; with --ddp-judge for the new report only", default="")
+    note: tuple[tuple[str, str], ...] = _option("--ddp-note", "KEY=VALUE", note_of_run, "one run",
+        "note for the report, repeatable: operator=NAME (who measures, resumes or judges the run), site=PLACE, "
+        "ticket=ID or a key of your own; with --ddp-judge for the new report only", repeats=True)
     sku_was_given: bool = False
 # fmt: on
 
@@ -342,10 +350,16 @@ OPTIONS: dict[str, Option] = {one.name: one.metadata["option"] for one in fields
 
 
 class _Given(NamedTuple):
-    """The text of a setting and where it was found."""
+    """The text of a setting and where it was found; one line for each value of an option that repeats."""
 
     text: str
     where: str
+
+    def read(self, option: Option) -> Any:
+        """The value, or all values of an option that repeats. Raises OptionError."""
+        if not option.repeats:
+            return read_value(self.where, self.text, option.parse)
+        return tuple(read_value(self.where, line, option.parse) for line in self.text.splitlines() if line.strip())
 
 
 def settings_from(
@@ -358,14 +372,11 @@ def settings_from(
     """
     given = {attribute: _find(option, options, ini, environ) for attribute, option in OPTIONS.items()}
     _refuse_two_runs(given)
-    values = {
-        attribute: read_value(one.where, one.text, OPTIONS[attribute].parse)
-        for attribute, one in given.items()
-        if one.text
-    }
+    values = {attribute: one.read(OPTIONS[attribute]) for attribute, one in given.items() if one.text}
     settings = Settings(**values, sku_was_given=bool(given["gpu_sku"].text))
     _refuse_measuring_beside_judging(given)
     _refuse_blocks_beyond_inactivity(settings, given)
+    _refuse_double_notes(settings, given)
     return settings
 
 
@@ -374,9 +385,10 @@ def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], en
     if given is True:
         return _Given("true", option.flag)
     if given not in (None, False):
-        if not str(given):  # --ddp-judge=$RUN with RUN unset must not start a measurement
+        texts = [str(one) for one in (given if option.repeats else [given])]
+        if not all(texts):  # --ddp-judge=$RUN with RUN unset must not start a measurement
             raise OptionError(option.flag, "found no value", f"{option.flag}={option.metavar}")
-        return _Given(str(given), option.flag)
+        return _Given("\n".join(texts), option.flag)
     if environ.get(option.variable):
         return _Given(environ[option.variable], option.variable)
     return _Given(ini.get(option.name, ""), f"ini option {option.name}")
@@ -406,3 +418,10 @@ def _refuse_blocks_beyond_inactivity(settings: Settings, given: Mapping[str, _Gi
     if settings.block_s is not None and settings.block_s > limit_s / 2:
         expected = f"at most half of the {limit_s:g} s after which inactive ranks are ended"
         raise _refused(block.where, block.text, expected)
+
+
+def _refuse_double_notes(settings: Settings, given: Mapping[str, _Given]) -> None:
+    keys = [key for key, _ in settings.note]
+    double = next((key for key in keys if keys.count(key) > 1), None)
+    if double is not None:
+        raise OptionError(given["note"].where, f"found {double} twice", "each key once")

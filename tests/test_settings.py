@@ -31,9 +31,6 @@ VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
         ("rsh", "{host} a"),
     ),
     "ddp_remote_python": ("remote_python", "python3", "/opt/bin/python", "python3", "/opt/bin/python"),
-    "ddp_operator": ("operator", "A. Name", "B. Name", "A. Name", "B. Name"),
-    "ddp_site": ("site", "hall 1", "hall 2", "hall 1", "hall 2"),
-    "ddp_ticket": ("ticket", "OPS-1", "OPS-2", "OPS-1", "OPS-2"),
     "ddp_nodes": ("nodes", "2", "16", 2, 16),
     "ddp_slurm_args": ("slurm_args", "-p gpu --mem=0", "--exclusive", ("-p", "gpu", "--mem=0"), ("--exclusive",)),
     "ddp_container": ("container", "a.sif", "pyxis:b", "a.sif", "pyxis:b"),
@@ -90,7 +87,7 @@ def test_nothing_asked_for() -> None:
 
 
 def test_every_option_is_tested_here() -> None:
-    assert set(VALUES) | set(SWITCHES) == set(BY_NAME)
+    assert set(VALUES) | set(SWITCHES) | {"ddp_note"} == set(BY_NAME)
     assert {option.name for option in OPTIONS.values() if option.about == "measuring"} == set(MEASURING)
 
 
@@ -164,6 +161,30 @@ def test_a_home_directory_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_times_are_seconds_minutes_or_hours(text: str, seconds: float) -> None:
     assert read({"ddp_budget": text}).budget_s == seconds
+
+
+def test_notes_have_keys_of_the_users_own_and_one_a_line_in_the_ini_file() -> None:
+    notes = (("operator", "A. Name"), ("rack-2", "B = 7"))
+    assert read({"ddp_note": ["operator=A. Name", "rack-2= B = 7 "]}).note == notes
+    assert read({}, {}, {"ddp_note": "\noperator=A. Name\n  \nrack-2=B = 7"}).note == notes
+    assert read({"ddp_note": ["ticket=OPS-7"]}, {}, {"ddp_note": "operator=A. Name"}).note == (("ticket", "OPS-7"),)
+
+
+@pytest.mark.parametrize(
+    "text", ["ticket", "=OPS-7", "ticket=", "ticket= ", "2nd=x", "my ticket=OPS-7", "k" * 41 + "=x"]
+)
+def test_a_note_without_key_or_value_is_refused(text: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        read({"ddp_note": ["site=Hall 1", text]})
+    expected = "KEY=VALUE such as ticket=OPS-7, the key a word of letters, digits, _ and -"
+    assert str(raised.value) == f"--ddp-note: found {text!r}; expected {expected}."
+
+
+def test_a_note_is_given_once() -> None:
+    with pytest.raises(OptionError, match=r"^--ddp-note: found site twice; expected each key once\.$"):
+        read({"ddp_note": ["site=Hall 1", "ticket=OPS-7", "site=Hall 2"]})
+    with pytest.raises(OptionError, match=r"^--ddp-note: found no value; expected --ddp-note=KEY=VALUE\.$"):
+        read({"ddp_note": ["site=Hall 1", ""]})
 
 
 def test_world_sizes_are_sorted_and_counted_once() -> None:

@@ -45,8 +45,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         if option.metavar is None:
             group.addoption(option.flag, action="store_true", default=False, help=option.help)
         else:
-            bare = {"nargs": "?", "const": option.alone} if option.alone else {}
-            group.addoption(option.flag, metavar=option.metavar, default=None, help=option.help, **bare)
+            more = {"nargs": "?", "const": option.alone} if option.alone else {}
+            more |= {"action": "append"} if option.repeats else {}
+            group.addoption(option.flag, metavar=option.metavar, default=None, help=option.help, **more)
         parser.addini(option.name, option.help, default="")
 
 

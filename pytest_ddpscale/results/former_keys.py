@@ -1,8 +1,27 @@
-"""Keys that files of a run no longer have, so that runs of earlier versions with the same schema stay readable."""
+"""What files of a run said otherwise with the same schema, so that runs of earlier versions stay readable."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from pytest_ddpscale.results.run_json import JUDGED_NOTE, OPERATOR, SITE, TICKET
+
+_BASIS = {"judged_by": OPERATOR, "site": SITE, "ticket": TICKET}
+
+
+def run_without_former(data: dict[str, Any]) -> None:
+    """Turn operator, site and ticket in the content of a run.json into notes."""
+    _note(data, SITE, OPERATOR, TICKET)
+    resumed = data.get("resumed")
+    for one in resumed if isinstance(resumed, list) else []:
+        if isinstance(one, dict):
+            _note(one, OPERATOR)
+
+
+def _note(data: dict[str, Any], *keys: str) -> None:
+    if "noted" not in data:
+        former = {key: data.pop(key) for key in keys if key in data}
+        data |= {"noted": former} if former else {}
 
 
 def plan_without_former(data: dict[str, Any]) -> None:
@@ -11,9 +30,12 @@ def plan_without_former(data: dict[str, Any]) -> None:
 
 
 def judgement_without_former(data: dict[str, Any]) -> None:
-    """Drop from the content of a verdicts.json what nothing reads any more."""
+    """Drop from the content of a verdicts.json what nothing reads any more, and name its notes as they are now."""
     data.pop("family_confidence", None)
-    verdicts = data.get("verdicts")
+    verdicts, basis = data.get("verdicts"), data.get("basis")
+    for former, key in _BASIS.items() if isinstance(basis, dict) else ():
+        if former in basis:
+            basis[JUDGED_NOTE + key] = basis.pop(former)
     for verdict in verdicts if isinstance(verdicts, list) else []:
         if isinstance(verdict, dict):
             verdict.pop("precision", None)

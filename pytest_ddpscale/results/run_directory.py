@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pytest_ddpscale.errors import RunDirectoryError, WritingError
 from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
-from pytest_ddpscale.results.former_keys import plan_without_former
+from pytest_ddpscale.results.former_keys import plan_without_former, run_without_former
 from pytest_ddpscale.results.profile_record import ArmProfile
 from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader, checked_line
 from pytest_ddpscale.results.run_json import RUN_SCHEMA_VERSION, RunRecord
@@ -174,7 +174,7 @@ class RunDirectory:
 
     def read_run(self) -> RunRecord:
         """The content of run.json. Raises RunDirectoryError."""
-        return read_file(self.run_json, RunRecord, RUN_SCHEMA_VERSION)
+        return read_file(self.run_json, RunRecord, RUN_SCHEMA_VERSION, run_without_former)
 
     def read_plan(self) -> Plan:
         """The content of plan.json. Raises RunDirectoryError."""

@@ -13,7 +13,7 @@ from pytest_ddpscale.plan.study import OneGpu, Placement
 from pytest_ddpscale.results.coverage import Coverage
 from pytest_ddpscale.results.former_keys import judgement_without_former
 from pytest_ddpscale.results.run_directory import read_file
-from pytest_ddpscale.results.run_json import ThresholdsUsed
+from pytest_ddpscale.results.run_json import JUDGED_NOTE, ThresholdsUsed
 from pytest_ddpscale.thresholds.waiver import Waiver
 
 VerdictOutcome = Literal["passed", "failed", "inconclusive", "not_measured", "error"]
@@ -304,7 +304,7 @@ class Judgement:
         verdicts: in the order of the thresholds file.
         notes: for the reader, on the whole run, such as where it was imported from.
         basis: thresholds file, measurements and time of the judgement, with digests; for an earlier run also
-            `judged_by`, `site` and `ticket`, if given.
+            the notes of who judged it, their keys after `JUDGED_NOTE`.
         coverage: tested parts of the machine; None if nothing could be tested.
         allows_unmeasured: whether requirements may stay unmeasured (--ddp-allow-incomplete).
         simulated: whether no machine was measured.
@@ -343,6 +343,12 @@ class Judgement:
     def accepts(self) -> bool:
         """Whether the machine is accepted, with waivers or without."""
         return self.outcome in ACCEPTING
+
+    @property
+    def notes_of_judging(self) -> dict[str, str]:
+        """Notes by key of the session that judged an earlier run, such as who did."""
+        noted = ((key.partition(JUDGED_NOTE), said) for key, said in self.basis.items())
+        return {key: said for (before, prefix, key), said in noted if prefix and not before}
 
     @property
     def waived(self) -> list[Verdict]:

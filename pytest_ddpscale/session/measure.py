@@ -85,7 +85,7 @@ class MeasureSource(EvidenceSource):
         start_run(
             run, self.subject.sku, self.subject.site.argv, thresholds.path, thresholds.sha256, self.machine.devices,
             self.subject.extends, again=command_again(self.subject, self.machine),
-            operator=settings.operator, site=settings.site, ticket=settings.ticket,
+            noted=dict(settings.note),
         )  # fmt: skip
         run.write_json(run.plan_json, self.plan)
         self.run = self.measured_run = run

@@ -213,7 +213,7 @@ class AcceptanceSession:
         return coverage_of(evidence, self.source.selected, self.verdicts, record.left_out, per_node)
 
     def _basis(self) -> dict[str, str]:
-        """Thresholds, measurements and time of this judgement; for an earlier run also operator, site and ticket."""
+        """Thresholds, measurements and time of this judgement; for an earlier run also this session's notes."""
         measured, thresholds = self.source.measured_run, self.subject.thresholds
         return {
             "judged_at": now_iso(),

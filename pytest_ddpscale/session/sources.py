@@ -23,7 +23,7 @@ from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.results.notices import Listener
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_json import Ending, ThresholdsUsed
+from pytest_ddpscale.results.run_json import JUDGED_NOTE, Ending, ThresholdsUsed
 from pytest_ddpscale.results.run_lock import RunLock
 from pytest_ddpscale.results.run_opening import judging_directory
 from pytest_ddpscale.results.run_record import binding_notes
@@ -239,7 +239,7 @@ class EvidenceSource(ABC):
         """Record how the session ended."""
 
     def judged_for(self) -> dict[str, str]:
-        """Operator, site and ticket of judging an earlier run; a measured run has its own in run.json."""
+        """Notes of who judges an earlier run, as in a judgement's basis; a measured run has its own in run.json."""
         return {}
 
     def remember(self, judgement: Judgement, history_file: Path | None) -> str:
@@ -349,10 +349,8 @@ class JudgeSource(EvidenceSource):
         self.run, self._lock = judging_directory(self.measured_run, self.subject.settings.run_dir)
 
     def judged_for(self) -> dict[str, str]:
-        """Operator, site and ticket of this session; the measured run keeps its own."""
-        settings = self.subject.settings
-        told = {"judged_by": settings.operator, "site": settings.site, "ticket": settings.ticket}
-        return {name: given for name, given in told.items() if given}
+        """Notes of this session; the measured run keeps its own."""
+        return {JUDGED_NOTE + key: said for key, said in self.subject.settings.note}
 
     def why_not(self, case: AnyCase) -> str | None:
         """What the thresholds declare missing; the measurements show the rest."""

@@ -68,7 +68,8 @@ def add_measuring_command(commands: Commands, suite: Suite) -> None:
         if option.metavar is None:
             common.add_argument(option.flag, dest=option.name, action="store_true", help=option.help)
         else:
-            common.add_argument(option.flag, dest=option.name, metavar=option.metavar, help=option.help)
+            action = "append" if option.repeats else "store"
+            common.add_argument(option.flag, dest=option.name, metavar=option.metavar, help=option.help, action=action)
     parser.set_defaults(run=lambda arguments: run_suite(suite, arguments))
 
 

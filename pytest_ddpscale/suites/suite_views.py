@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from pytest_ddpscale.report.html_page import page_template, printable
 from pytest_ddpscale.report.text import one_line
 from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically
-from pytest_ddpscale.results.run_json import RunRecord
+from pytest_ddpscale.results.run_json import SITE, TICKET, RunRecord
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteTable
 
 SUITE_SCHEMA_VERSION = 1
@@ -141,7 +141,8 @@ def _facts(suite: str, record: RunRecord) -> Sequence[tuple[str, str]]:
         ("Imported" if record.is_imported else "Began", f"{record.began:%Y-%m-%d %H:%M} UTC"),
         ("Measured by", ": ".join(filter(None, (record.source, record.imported_from)))),
         ("Notes", "; ".join(record.notes)),
-        ("Site", record.site), ("By", ", ".join(record.operators)), ("Ticket", record.ticket), ("Versions", versions),
+        ("Site", record.noted.get(SITE, "")), ("By", ", ".join(record.operators)),
+        ("Ticket", record.noted.get(TICKET, "")), *record.further_notes.items(), ("Versions", versions),
         ("Command", shlex.join(record.argv)),
     )  # fmt: skip
     return [(name, said) for name, said in facts if said]

@@ -72,8 +72,10 @@ def test_json_says_unit_and_margin_beside_the_value() -> None:
 
 
 def test_verdicts_of_an_earlier_version_are_read_without_what_nothing_uses_any_more(tmp_path: Path) -> None:
-    judgement = Judgement("cpu", "partial", "", (make_verdict({"at_least": 100.0}, 110.0),))
+    basis = {"judged_at": "today", "note_operator": "Eve", "note_ticket": "T-2"}
+    judgement = Judgement("cpu", "partial", "", (make_verdict({"at_least": 100.0}, 110.0),), basis=basis)
     data = as_json(judgement)
+    data["basis"] = {"judged_at": "today", "judged_by": "Eve", "ticket": "T-2"}
     data["family_confidence"] = data["verdicts"][0]["precision"] = None
     file = tmp_path / "verdicts.json"
     file.write_text(strict_json(data), encoding="utf-8")
