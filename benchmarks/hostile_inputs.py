@@ -310,7 +310,8 @@ def _options() -> Iterator[Case]:
             says = f"({flag}|{variable}|{re.escape(value[:100])})" if "\x1b" not in value else flag
             yield Case("option", what, (*PLAN, *asked, f"{flag}={value}"), says=says)
             if flag.startswith("--ddp-") and flag not in ("--ddp-judge", "--ddp-resume"):
-                yield Case("variable", f"{variable}={value[:16]!r}", (*PLAN, *asked), environment={variable: value}, says=variable)  # fmt: skip
+                yield Case("ini", f"{flag.removeprefix('--')}={value[:16]!r}", (*PLAN, *asked, "-o", f"{flag.removeprefix('--').replace('-', '_')}={value}"), says="ini option ddp_")  # fmt: skip
+        yield Case("variable", f"{variable}=1", (*PLAN, "--gpu-sku=cpu"), environment={variable: "1"}, says=variable)
         yield Case("option", f"{flag}= (empty)", (*PLAN, f"{flag}="), says=flag)
     for first, second in (
         ("--ddp-judge=run", "--ddp-rounds=9"), ("--ddp-judge=run", "--ddp-nodes=2"), ("--ddp-judge=run", "--ddp-nvtx"),
@@ -321,8 +322,8 @@ def _options() -> Iterator[Case]:
         yield Case(
             "contradiction", f"{first} {second}", (*PLAN, "--gpu-sku=cpu", first, second), says=first.partition("=")[0]
         )
-    yield Case("option", "--ddp-nvtx in the environment: maybe", (*PLAN, "--gpu-sku=cpu"),
-               environment={"DDPSCALE_NVTX": "maybe"}, says="DDPSCALE_NVTX")  # fmt: skip
+    yield Case("option", "--ddp-nvtx in the ini file: maybe", (*PLAN, "--gpu-sku=cpu", "-o", "ddp_nvtx=maybe"),
+               says="ini option ddp_nvtx")  # fmt: skip
     for sound in (
         "--ddp-rounds=9",
         "--ddp-block=0.5s",

@@ -1,8 +1,8 @@
-"""Options, environment and ini file, combined into one typed value.
+"""Options and ini file, combined into one typed value.
 
 Each option is declared once, as a field of `Settings`: its flag, its parser, its default and its help. Everything else
-derives from that: pytest's options, ini keys, environment variables, messages and docs/options.md. The command line
-overrides the environment, which overrides the ini file.
+derives from that: pytest's options, ini keys, messages and docs/options.md. The command line overrides the ini file. A
+few options are environment variables too, which override the ini file: those that the scripts in slurm/ take.
 
 Every pytest session imports this module, so a parser imports what it needs only when its option is given.
 """
@@ -43,16 +43,17 @@ About = Literal["one run", "measuring", "judging"]
 
 
 class Option(NamedTuple):
-    """One option, under its three names.
+    """One option, on the command line and in the ini file.
 
     Attributes:
-        flag: on the command line; the ini key and ``DDPSCALE_…`` variable are derived from it.
+        flag: on the command line; the ini key is derived from it.
         metavar: placeholder of its value; None for a switch.
         parse: reads a value; raises ValueError with what it expected.
         default: as typed by a user; empty for none.
         explanation: one line, without the default.
         alone: the value of the bare flag; empty if the flag needs a value.
         repeats: whether it may be given several times, in the ini file one value a line.
+        in_environment: whether `variable` is read too, because slurm/ has it among its scripts' site settings.
     """
 
     flag: str
@@ -63,6 +64,7 @@ class Option(NamedTuple):
     about: About
     alone: str = ""
     repeats: bool = False
+    in_environment: bool = False
 
     @property
     def name(self) -> str:
@@ -71,7 +73,7 @@ class Option(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """``DDPSCALE_GPU_SKU``: the environment variable."""
+        """``DDPSCALE_GPU_SKU``: the environment variable; refused unless `in_environment`."""
         return "DDPSCALE_" + self.name.removeprefix("ddp_").upper()
 
     @property
@@ -258,10 +260,10 @@ def on_or_off(text: str) -> bool:
 
 def _option(
     flag: str, metavar: str | None, parse: Callable[[str], Any], about: About, explanation: str,
-    default: str | None = None, alone: str = "", repeats: bool = False,
+    default: str | None = None, alone: str = "", repeats: bool = False, in_environment: bool = False,
 ) -> Any:  # fmt: skip
     """Declare a field of `Settings` as an option; its value is None if not given and without default."""
-    option = Option(flag, metavar, parse, default or "", explanation, about, alone, repeats)
+    option = Option(flag, metavar, parse, default or "", explanation, about, alone, repeats, in_environment)
     value = () if repeats else None if default is None else parse(default)
     return field(default=value, metadata={"option": option})
 
@@ -279,7 +281,7 @@ class Settings:
     gpu_sku: str = _option("--gpu-sku", "SKU", str, "one run",
         "GPU model to judge by, a name or alias in the thresholds file, or auto (from NVML)", default=AUTO)
     thresholds: Path | None = _option("--thresholds", "FILE", path, "one run",
-        "thresholds file; default: thresholds.yaml here, else in rootdir, else the packaged copy")
+        "thresholds file; default: thresholds.yaml here, else in rootdir, else the packaged copy", in_environment=True)
     run_dir: Path | None = _option("--ddp-run-dir", "DIR", path, "one run",
         "directory for measurements, verdicts and reports; default: ddpscale-runs/<UTC time>-<sku>")
     judge: Path | None = _option("--ddp-judge", "RUN_DIR", path, "one run",
@@ -305,7 +307,7 @@ class Settings:
     slurm_args: tuple[str, ...] = _option("--ddp-slurm-args", '"ARGS"', arguments_of_srun, "measuring",
         "extra srun arguments, such as --partition=gpu --exclusive", default="")
     container: str | None = _option("--ddp-container", "IMAGE", str, "measuring",
-        "run ranks in a container: Pyxis/Enroot, or Apptainer/Singularity for .sif")
+        "run ranks in a container: Pyxis/Enroot, or Apptainer/Singularity for .sif", in_environment=True)
     pass_env: tuple[str, ...] = _option("--ddp-pass-env", "NAME,PREFIX*", names_of_variables, "measuring",
         "extra environment variables to pass to ranks", default="")
     budget_s: float | None = _option("--ddp-budget", "10m", duration_s, "measuring",
@@ -316,7 +318,8 @@ class Settings:
         "nodes that fail a check before launch: measure them anyway, leave them out, or stop without measuring",
         default=MEASURE)
     history: Path | None = _option("--ddp-history", "FILE", path, "judging",
-        "SQLite file with earlier results of this site's nodes; default: history.sqlite beside runs in ddpscale-runs")
+        "SQLite file with earlier results of this site's nodes; default: history.sqlite beside runs in ddpscale-runs",
+        in_environment=True)
     confidence: float = _option("--ddp-confidence", "0.95", confidence_level, "judging",
         "confidence of the intervals", default="0.95")
     rounds: int | None = _option("--ddp-rounds", "N", number_of_rounds, "measuring",
@@ -347,6 +350,36 @@ class Settings:
 
 # By attribute of `Settings`.
 OPTIONS: dict[str, Option] = {one.name: one.metadata["option"] for one in fields(Settings) if one.metadata}
+
+
+# Variables of options that are gone, and what to do instead.
+_FORMER_VARIABLES = {
+    "DDPSCALE_PRECISION": "no such variable; --ddp-launches=3 --ddp-rounds=16 measures a fixed number of rounds",
+    "DDPSCALE_FAMILY_CONFIDENCE": "no such variable; each requirement is judged at --ddp-confidence",
+    "DDPSCALE_ISOLATE": "no such variable; --ddp-profile gives each study a fresh gang",
+    "DDPSCALE_TOTAL_LIMIT": "no such variable; the limit follows from the plan",
+    "DDPSCALE_QUEUE_LIMIT": "--ddp-slurm-args=--immediate=SECONDS on the command line",
+    "DDPSCALE_HOSTFILE": "--ddp-hosts=@FILE on the command line",
+    "DDPSCALE_OPERATOR": "--ddp-note=operator=NAME on the command line",
+    "DDPSCALE_SITE": "--ddp-note=site=PLACE on the command line",
+    "DDPSCALE_TICKET": "--ddp-note=ticket=ID on the command line",
+}
+
+
+def refuse_unread_variables(environ: Mapping[str, str]) -> None:
+    """Refuse variables that look like options but are not read: an ignored setting could change what is judged.
+
+    Raises:
+        OptionError: one is set; the message says what to write instead.
+    """
+    instead = dict(_FORMER_VARIABLES)
+    for option in OPTIONS.values():
+        if not option.in_environment:
+            typed = f"{option.flag}={option.metavar}" if option.metavar else option.flag
+            instead[option.variable] = f"{typed} on the command line, or {option.name} in the ini file"
+    for name, expected in instead.items():
+        if environ.get(name):
+            raise OptionError(name, "is set, but not read from the environment", expected, f"Unset {name}.")
 
 
 class _Given(NamedTuple):
@@ -389,7 +422,7 @@ def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], en
         if not all(texts):  # --ddp-judge=$RUN with RUN unset must not start a measurement
             raise OptionError(option.flag, "found no value", f"{option.flag}={option.metavar}")
         return _Given("\n".join(texts), option.flag)
-    if environ.get(option.variable):
+    if option.in_environment and environ.get(option.variable):
         return _Given(environ[option.variable], option.variable)
     return _Given(ini.get(option.name, ""), f"ini option {option.name}")
 
@@ -404,7 +437,7 @@ def _refuse_two_runs(given: Mapping[str, _Given]) -> None:
 
 
 def _refuse_measuring_beside_judging(given: Mapping[str, _Given]) -> None:
-    """Only on the command line: a site's environment and ini file serve measuring and judging runs alike."""
+    """Only on the command line: a site's ini file and environment serve measuring and judging runs alike."""
     judge = given["judge"]
     of_measuring = [given[name] for name, option in OPTIONS.items() if option.about == "measuring"]
     typed = next((one for one in of_measuring if one.where.startswith("--")), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.settings import OPTIONS, Option, Settings, settings_from
+from pytest_ddpscale.settings import OPTIONS, Option, Settings, refuse_unread_variables, settings_from
 
 BY_NAME = {option.name: option for option in OPTIONS.values()}
 # Two values of each option, and the attribute they are read into.
@@ -91,6 +92,9 @@ def test_every_option_is_tested_here() -> None:
     assert {option.name for option in OPTIONS.values() if option.about == "measuring"} == set(MEASURING)
 
 
+IN_ENVIRONMENT = {option.name for option in OPTIONS.values() if option.in_environment}
+
+
 @pytest.mark.parametrize(
     ("flag", "name", "variable"),
     [
@@ -99,13 +103,20 @@ def test_every_option_is_tested_here() -> None:
         ("--ddp-run-dir", "ddp_run_dir", "DDPSCALE_RUN_DIR"),
     ],
 )
-def test_the_three_names_of_an_option(flag: str, name: str, variable: str) -> None:
+def test_the_names_of_an_option(flag: str, name: str, variable: str) -> None:
     option = Option(flag, "X", str, "", "", "judging")
     assert (option.name, option.variable) == (name, variable)
 
 
 def test_no_two_options_share_a_name() -> None:
     assert len({option.variable for option in OPTIONS.values()}) == len(BY_NAME) == len(OPTIONS)
+
+
+def test_the_environment_has_what_the_slurm_scripts_take_and_no_more() -> None:
+    scripts = [path.read_text("utf-8") for path in (Path(__file__).parents[1] / "slurm").iterdir()]
+    taken = set(re.findall(r"DDPSCALE_[A-Z_]+", "".join(scripts)))
+    assert {BY_NAME[name].variable for name in IN_ENVIRONMENT} == taken & {one.variable for one in BY_NAME.values()}
+    assert {"thresholds", "ddp_history", "ddp_container"} == IN_ENVIRONMENT
 
 
 @pytest.mark.parametrize("name", sorted(VALUES))
@@ -116,22 +127,38 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_ini_file(n
         read({name: one}, {variable: other}, {name: other}),
         read({name: None}, {variable: one}, {name: other}),
         read({}, {}, {name: one}),
-        read({}, {variable: other}, {name: one}),
     ]
-    assert [getattr(settings, attribute) for settings in found] == [one_read, one_read, one_read, other_read]
+    second = one_read if name in IN_ENVIRONMENT else other_read
+    assert [getattr(settings, attribute) for settings in found] == [one_read, second, one_read]
+
+
+@pytest.mark.parametrize("name", sorted(set(BY_NAME) - IN_ENVIRONMENT))
+def test_a_variable_that_is_not_read_is_refused_with_what_to_write(name: str) -> None:
+    option = BY_NAME[name]
+    refuse_unread_variables({option.variable: ""})
+    with pytest.raises(OptionError) as raised:
+        refuse_unread_variables({option.variable: "0"})
+    assert str(raised.value).startswith(
+        f"{option.variable}: is set, but not read from the environment; expected {option.flag}"
+    )
+    assert f"or {name} in the ini file. Unset {option.variable}." in str(raised.value)
+
+
+def test_a_variable_of_a_former_option_is_refused_too() -> None:
+    with pytest.raises(OptionError, match=r"^DDPSCALE_TICKET: .* expected --ddp-note=ticket=ID on the command line\."):
+        refuse_unread_variables({"DDPSCALE_TICKET": "OPS-7"})
+
+
+def test_other_variables_are_left_alone() -> None:
+    others = "THRESHOLDS", "HISTORY", "CONTAINER", "SKU", "RUNS", "ARGS", "LAB", "HOST", "GANG", "NOBODY"
+    refuse_unread_variables({f"DDPSCALE_{name}": "x" for name in others})
 
 
 @pytest.mark.parametrize("name", sorted(SWITCHES))
-def test_a_switch_may_be_set_anywhere_and_unset_in_the_environment(name: str) -> None:
-    variable, attribute = BY_NAME[name].variable, SWITCHES[name]
-    found = [
-        read({name: True}, {variable: "0"}),
-        read({name: False}, {variable: "yes"}),
-        read({name: False}, {}, {name: "On"}),
-        read({name: False}, {variable: "off"}, {name: "true"}),
-        read({name: False}, {variable: ""}, {name: "1"}),
-    ]
-    assert [getattr(settings, attribute) for settings in found] == [True, True, True, False, True]
+def test_a_switch_may_be_set_anywhere_and_unset_in_the_ini_file(name: str) -> None:
+    attribute = SWITCHES[name]
+    found = [read({name: True}), read({name: False}, {}, {name: "On"}), read({name: False}, {}, {name: "off"})]
+    assert [getattr(settings, attribute) for settings in found] == [True, True, False]
 
 
 @pytest.mark.parametrize("name", sorted(VALUES))
@@ -148,7 +175,7 @@ def test_an_empty_value_on_the_command_line_is_refused(name: str) -> None:
 @pytest.mark.parametrize("given", [{"gpu_sku": "auto"}, {"gpu_sku": "cpu"}])
 def test_whether_a_sku_was_given_counts_auto(given: dict[str, str]) -> None:
     assert read(given).sku_was_given
-    assert read({}, {"DDPSCALE_GPU_SKU": given["gpu_sku"]}).sku_was_given
+    assert read({}, {}, given).sku_was_given
 
 
 def test_a_home_directory_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,13 +308,12 @@ def test_judging_takes_no_option_that_says_how_to_measure(name: str, text: Any) 
     flag = BY_NAME[name].flag
     assert (raised.value.where, raised.value.expected) == (flag, f"one of {flag} and --ddp-judge")
     with pytest.raises(OptionError):
-        read({name: text}, {"DDPSCALE_JUDGE": "runs/a"})
+        read({name: text}, {}, {"ddp_judge": "runs/a"})
 
 
 @pytest.mark.parametrize("name", MEASURING)
 def test_what_a_site_sets_for_measuring_does_not_keep_anybody_from_judging(name: str) -> None:
     text = "true" if name in SWITCHES else VALUES[name][1]
-    assert read({"ddp_judge": "runs/a"}, {BY_NAME[name].variable: text}).judge == Path("runs/a")
     assert read({"ddp_judge": "runs/a"}, {}, {name: text}).judge == Path("runs/a")
 
 
@@ -305,8 +331,8 @@ def test_a_switch_is_neither_true_nor_false(name: str) -> None:
 def test_a_refusal_says_where_the_value_came_from() -> None:
     with pytest.raises(OptionError, match=rf"^--ddp-rounds: found '4'; expected at least {FEWEST_ROUNDS} rounds"):
         read({"ddp_rounds": "4"})
-    with pytest.raises(OptionError, match=r"^DDPSCALE_ROUNDS: found '4'"):
-        read({}, {"DDPSCALE_ROUNDS": "4"})
+    with pytest.raises(OptionError, match=r"^DDPSCALE_THRESHOLDS: found '~nobody-by-this-name"):
+        read({}, {"DDPSCALE_THRESHOLDS": "~nobody-by-this-name/a.yaml"})
     with pytest.raises(OptionError, match=r"^ini option ddp_rounds: found '4'"):
         read({}, {}, {"ddp_rounds": "4"})
 

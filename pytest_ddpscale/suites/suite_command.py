@@ -140,10 +140,11 @@ def nodes_of(arguments: argparse.Namespace) -> SuiteNodes:
     """The nodes to measure, from options. Raises BadInput."""
     from pytest_ddpscale.session.open import look, thresholds_path
     from pytest_ddpscale.session.sources import Site
-    from pytest_ddpscale.settings import settings_from
+    from pytest_ddpscale.settings import refuse_unread_variables, settings_from
     from pytest_ddpscale.suites.suite import SuiteNodes
     from pytest_ddpscale.thresholds.loading import load_thresholds
 
+    refuse_unread_variables(os.environ)
     settings = replace(settings_from(vars(arguments), {}), unfit="stop")  # a suite never measures unfit nodes
     site = Site(settings, Path.cwd(), Path.cwd(), tuple(sys.argv))
     thresholds = load_thresholds(thresholds_path(site))
