@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from pytest_ddpscale.settings import OPTIONS, Option, confidence_level
-from pytest_ddpscale.suites.suite import Suite
+from pytest_ddpscale.settings import OPTIONS, confidence_level
+from pytest_ddpscale.suites.suite import OF_EVERY_SUITE, Suite
 
 if TYPE_CHECKING:
     from pytest_ddpscale.plan.study import Plan
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 NOT_ALL_WELL = 1  # exit code if something failed or could not be measured
-# Options of pytest that suites do not use, because they plan their own studies and no threshold judges them.
-_NOT_OURS = ("judge", "resume", "world_sizes", "history", "allow_incomplete", "unfit", "launches",
-             "precision")  # fmt: skip
 _LOG_EVERY_S = 60.0
 
 
@@ -60,12 +57,14 @@ def add_suite(commands: Commands) -> None:
 
 
 def add_measuring_command(commands: Commands, suite: Suite) -> None:
-    """Add the command of one suite, with its own options and pytest's measuring options."""
+    """Add the command of one suite, with its own options and those of pytest's that it takes."""
     parser = commands.add_parser(suite.name, help=suite.help)
     suite.add_options(parser)
     common = parser.add_argument_group("as in pytest --gpu-sku=SKU")
-    for option in common_options():
-        if option.metavar is None:
+    for name, option in OPTIONS.items():
+        if name not in (*OF_EVERY_SUITE, *suite.takes):
+            parser.add_argument(option.flag, action=_Refused, nargs="?", help=argparse.SUPPRESS)
+        elif option.metavar is None:
             common.add_argument(option.flag, dest=option.name, action="store_true", help=option.help)
         else:
             action = "append" if option.repeats else "store"
@@ -73,9 +72,11 @@ def add_measuring_command(commands: Commands, suite: Suite) -> None:
     parser.set_defaults(run=lambda arguments: run_suite(suite, arguments))
 
 
-def common_options() -> list[Option]:
-    """The options of pytest that every suite has."""
-    return [option for name, option in OPTIONS.items() if name not in _NOT_OURS]
+class _Refused(argparse.Action):
+    """An option of pytest that the suite would ignore."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        parser.error(f"{self.option_strings[0]} has no effect on this suite; leave it out")
 
 
 def run_suite(suite: Suite, arguments: argparse.Namespace) -> int:
