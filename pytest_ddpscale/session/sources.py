@@ -101,9 +101,9 @@ class Subject:
         own = own_bounds(self.thresholds, self.sku)
         return {case.id for case in cases if case.requirement.key() in own}
 
-    def cases(self, layout: Layout) -> list[AnyCase]:
-        """All requirements of the SKU for that number of nodes and GPUs."""
-        return with_measured_references(cases_for(self.thresholds, self.sku, layout))
+    def cases(self, layout: Layout, *, rehearses: bool = False) -> list[AnyCase]:
+        """All requirements of the SKU for that number of nodes and GPUs; `rehearses` if they judge a simulated run."""
+        return with_measured_references(cases_for(self.thresholds, self.sku, layout), rehearses=rehearses)
 
     def evidence_of_nothing(self, plan: Plan | None = None) -> Evidence:
         """Evidence of a run, planned or not, of which nothing was measured."""
@@ -168,10 +168,10 @@ class EvidenceSource(ABC):
     announcement = ""
     measured_run: RunDirectory
 
-    def __init__(self, subject: Subject, machine: Machine, layout: Layout) -> None:
+    def __init__(self, subject: Subject, machine: Machine, layout: Layout, *, rehearses: bool = False) -> None:
         self.subject = subject
         self.machine = machine
-        self.cases = subject.cases(layout)
+        self.cases = subject.cases(layout, rehearses=rehearses)
         self.selected: list[AnyCase] = []
         self.plan: Plan | None = None
         self.plan_to_measure: Plan | None = None
@@ -334,7 +334,7 @@ class JudgeSource(EvidenceSource):
     """An earlier run as it is; nothing is measured."""
 
     def __init__(self, subject: Subject, earlier: RunDirectory, layout: Layout) -> None:
-        super().__init__(subject, Machine(), layout)
+        super().__init__(subject, Machine(), layout, rehearses=earlier.read_run().is_simulated())
         self.measured_run = earlier
         self.announcement = f"; evidence from {earlier.path} (no new measurement)"
 
