@@ -49,11 +49,6 @@ class MeasureSource(EvidenceSource):
         self._was_refused = False  # the nodes are unfit, so nothing may run on them
 
     @property
-    def was_refused(self) -> bool:
-        """Whether nodes were found unfit, so that nothing was launched."""
-        return self._was_refused
-
-    @property
     def named(self) -> str:
         """Name of its run directory, after the time."""
         return self.subject.sku

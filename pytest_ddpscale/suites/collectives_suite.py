@@ -85,10 +85,10 @@ class Collectives(Suite):
 
 def sweep_plan(
     nodes: SuiteNodes,
-    sizes: tuple[int, ...] = message_sizes(SMALLEST_BYTES, LARGEST_BYTES),
-    kinds: tuple[ProbeKind, ...] = COLLECTIVES,
-    within: tuple[int, int] | None = None,
-    iteration_limit_s: float | None = None,
+    sizes: tuple[int, ...],
+    kinds: tuple[ProbeKind, ...],
+    within: tuple[int, int] | None,
+    iteration_limit_s: float | None,
 ) -> Plan:
     """The plan of a sweep.
 
