@@ -237,10 +237,10 @@ def words_of_command(text: str, what: str = "a command") -> tuple[str, ...]:
 
 def note_of_run(text: str) -> tuple[str, str]:
     """A note of who measures what, where or why: ``ticket=OPS-7``."""
-    match = re.fullmatch(r"([A-Za-z][A-Za-z0-9_-]{0,39})=(.*\S.*)", text)
-    if match is None:
+    key, _, value = text.partition("=")
+    if not re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,39}", key) or not value.strip():
         raise ValueError("KEY=VALUE such as ticket=OPS-7, the key a word of letters, digits, _ and -")
-    return match[1], match[2].strip()
+    return key, value.strip()
 
 
 def names_of_variables(text: str) -> tuple[str, ...]:

@@ -89,7 +89,11 @@ def _aligned(table: SuiteTable, columns: int) -> Iterator[str]:
 
 def markdown_of(suite: str, report: SuiteReport, record: RunRecord) -> str:
     """A suite's report.md, for a ticket."""
-    lines = [f"# {_cell(report.headline)}", "", *(f"- {name}: {_cell(said)}" for name, said in _facts(suite, record))]
+    lines = [
+        f"# {_cell(report.headline)}",
+        "",
+        *(f"- {_cell(name)}: {_cell(said)}" for name, said in _facts(suite, record)),
+    ]
     for section in report.sections:
         lines += ["", f"## {_cell(section.title)}"]
         for paragraph in section.paragraphs:

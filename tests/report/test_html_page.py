@@ -40,7 +40,7 @@ PAGE = render_html(JUDGEMENT, RUN, NOTHING)
 
 def test_text_from_outside_stays_text() -> None:
     surveys = {ATTACK: Survey(host=ATTACK, unix_s=1.0, topology=f"GPU0 {ATTACK}")}
-    run = with_fields(hostile_run(), noted=dict.fromkeys(("operator", "site", "ticket", "rack"), ATTACK))
+    run = with_fields(hostile_run(), noted=dict.fromkeys(("operator", "site", "ticket", ATTACK), ATTACK))
     page = render_html(
         replace(hostile_judgement(), notes=(ATTACK,), reason=ATTACK), run, replace(NOTHING, surveys=surveys)
     )

@@ -213,7 +213,7 @@ def test_large_machine_stays_readable() -> None:
 
 
 def test_hostile_text_breaks_no_table_and_starts_no_html() -> None:
-    run = with_fields(hostile_run(), noted=dict.fromkeys(("operator", "site", "ticket", "rack"), HOSTILE))
+    run = with_fields(hostile_run(), noted=dict.fromkeys(("operator", "site", "ticket", HOSTILE), HOSTILE))
     rendered = render_markdown(hostile_judgement(), run, [f"plots/{HOSTILE[:-1]}.png"])
     rendered.encode("utf-8")
     _assert_tables_are_whole(rendered)
