@@ -310,7 +310,7 @@ def _options() -> Iterator[Case]:
             says = f"({flag}|{variable}|{re.escape(value[:100])})" if "\x1b" not in value else flag
             yield Case("option", what, (*PLAN, *asked, f"{flag}={value}"), says=says)
             if flag.startswith("--ddp-") and flag not in ("--ddp-judge", "--ddp-resume"):
-                yield Case("ini", f"{flag.removeprefix('--')}={value[:16]!r}", (*PLAN, *asked, "-o", f"{flag.removeprefix('--').replace('-', '_')}={value}"), says="ini option ddp_")  # fmt: skip
+                yield Case("ini", f"{flag.removeprefix('--')}={value[:16]!r}", (*PLAN, *asked, "-o", f"{flag.removeprefix('--').replace('-', '_')}={value}"), says=f"(ini option ddp_|{flag})")  # fmt: skip
         yield Case("variable", f"{variable}=1", (*PLAN, "--gpu-sku=cpu"), environment={variable: "1"}, says=variable)
         yield Case("option", f"{flag}= (empty)", (*PLAN, f"{flag}="), says=flag)
     for first, second in (
