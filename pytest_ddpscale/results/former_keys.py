@@ -32,10 +32,10 @@ def plan_without_former(data: dict[str, Any]) -> None:
 def judgement_without_former(data: dict[str, Any]) -> None:
     """Drop from the content of a verdicts.json what nothing reads any more, and name its notes as they are now."""
     data.pop("family_confidence", None)
-    verdicts, basis = data.get("verdicts"), data.get("basis")
-    for former, key in _BASIS.items() if isinstance(basis, dict) else ():
-        if former in basis:
-            basis[JUDGED_NOTE + key] = basis.pop(former)
+    basis = data.get("basis")
+    if isinstance(basis, dict):
+        data["basis"] = {JUDGED_NOTE + _BASIS[key] if key in _BASIS else key: said for key, said in basis.items()}
+    verdicts = data.get("verdicts")
     for verdict in verdicts if isinstance(verdicts, list) else []:
         if isinstance(verdict, dict):
             verdict.pop("precision", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from shutil import copytree
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def old_cluster(**workload: object) -> tuple[Series, ...]:
     return (replace(alone, workload=trained, arm=replace(alone.arm, batch_size=trained.batch_size), img_per_s=OLD),)
 
 
-def reference(site: Site, outcome: RunOutcome = "accepted", **workload: object) -> RunDirectory:
+def reference(site: Site, outcome: RunOutcome = "accepted", **workload: Any) -> RunDirectory:
     """The run that the ratio is to, judged."""
     run = site.measured("old", old_cluster(**workload))
     run.write_json(run.verdicts_json, Judgement(SKU, outcome, f"it is {outcome}", ()))
@@ -73,7 +74,7 @@ def test_both_throughputs_and_their_sources_are_shown(compared: Site) -> None:
     ],
     ids=["image size", "memory format", "model"],
 )
-def test_a_run_of_something_else_is_refused(compared: Site, workload: dict[str, object], said: str) -> None:
+def test_a_run_of_something_else_is_refused(compared: Site, workload: dict[str, Any], said: str) -> None:
     reference(compared, **workload)
     assert_refused(compared.judge(), "thresholds.yaml:", "generation_ratio versus run ", said)
 
