@@ -350,6 +350,11 @@ class Settings:
 
 # By attribute of `Settings`.
 OPTIONS: dict[str, Option] = {one.name: one.metadata["option"] for one in fields(Settings) if one.metadata}
+# Those that have an effect whatever is measured: where it runs, for how long, and what is kept of it.
+OF_ANY_RUN = (
+    "gpu_sku", "thresholds", "run_dir", "launcher", "hosts", "exec", "remote_python", "nodes", "gpus_per_node",
+    "slurm_args", "container", "pass_env", "budget_s", "inactivity_limit_s", "note",
+)  # fmt: skip
 
 
 # Variables of options that are gone, and what to do instead.

@@ -24,14 +24,10 @@ if TYPE_CHECKING:
     from pytest_ddpscale.suites.suite_report import SuiteReport
 
 
-# Options of pytest, by attribute of `Settings`, that have an effect on every suite: where it measures, what it keeps.
-OF_EVERY_SUITE = (
-    "gpu_sku", "thresholds", "run_dir", "launcher", "hosts", "exec", "remote_python", "nodes", "gpus_per_node",
-    "slurm_args", "container", "pass_env", "budget_s", "inactivity_limit_s", "note",
-)  # fmt: skip
-IN_ROUNDS = ("rounds", "block_s", "confidence")  # on suites that time blocks in rounds and report intervals
-OF_STEPS = (*IN_ROUNDS, "nvtx")  # whose blocks are steps of a model
-OF_TRAINING = (*OF_STEPS, "profile_steps")  # whose steps train
+# Options of pytest, by attribute of `Settings`, that have an effect on suites …
+IN_ROUNDS = ("rounds", "block_s", "confidence")  # … that time blocks in rounds and report intervals
+OF_STEPS = (*IN_ROUNDS, "nvtx")  # … whose blocks are steps of a model
+OF_TRAINING = (*OF_STEPS, "profile_steps")  # … whose steps train
 
 
 @dataclass(frozen=True)
@@ -86,7 +82,7 @@ class Suite(ABC):
     Attributes:
         name: of the command.
         help: one line, for the list of commands.
-        takes: further options of pytest that have an effect on it, beside `OF_EVERY_SUITE`; all others are refused.
+        takes: further options of pytest that have an effect on it, beside `OF_ANY_RUN`; all others are refused.
     """
 
     name: ClassVar[str]

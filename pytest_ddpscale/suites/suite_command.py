@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pytest_ddpscale.settings import OPTIONS, confidence_level
-from pytest_ddpscale.suites.suite import OF_EVERY_SUITE, Suite
+from pytest_ddpscale.settings import OF_ANY_RUN, OPTIONS, confidence_level
+from pytest_ddpscale.suites.suite import Suite
 
 if TYPE_CHECKING:
     from pytest_ddpscale.plan.study import Plan
@@ -62,7 +62,7 @@ def add_measuring_command(commands: Commands, suite: Suite) -> None:
     suite.add_options(parser)
     common = parser.add_argument_group("as in pytest --gpu-sku=SKU")
     for name, option in OPTIONS.items():
-        if name not in (*OF_EVERY_SUITE, *suite.takes):
+        if name not in (*OF_ANY_RUN, *suite.takes):
             parser.add_argument(option.flag, action=_Refused, nargs="?", help=argparse.SUPPRESS)
         elif option.metavar is None:
             common.add_argument(option.flag, dest=option.name, action="store_true", help=option.help)
