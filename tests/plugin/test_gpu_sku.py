@@ -45,11 +45,11 @@ def test_an_alias_is_taken(site: Site) -> None:
     assert PLAN in output_of(result)
 
 
-def test_the_environment_names_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_does_not_name_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DDPSCALE_GPU_SKU", "tested")
     result = site.run("--collect-only")
-    assert result.ret == pytest.ExitCode.OK
-    assert PLAN in output_of(result)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "DDPSCALE_GPU_SKU: is set, but not read" in result.stderr.str()
 
 
 def test_in_the_environment_it_does_not_take_over_another_project(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from tests.plugin.site import REQUIREMENTS, ROUNDS, Site, assert_no_crash, outpu
 VERDICT_KEYS = {
     "id", "metric", "workload", "world_size", "severity", "bound", "outcome", "value", "interval", "confidence",
     "rounds", "reason", "provisional", "source", "notes", "culprits", "unit", "margin", "flags", "placement",
-    "compared", "waiver", "precision", "launches", "launch_sd", "published", "p_value", "correlation", "one_gpu",
+    "compared", "waiver", "launches", "launch_sd", "published", "p_value", "correlation", "one_gpu",
 }  # fmt: skip
 VIEWS = {
     "verdicts.json",
@@ -53,7 +53,7 @@ def test_verdicts_json_is_the_record_of_truth(site: Site, judged: Path) -> None:
     assert set(record) == {
         "schema_version", "sku", "outcome", "reason", "notes", "basis", "coverage", "verdicts",
         "allows_unmeasured", "simulated", "blockers", "extends", "lowered", "altered",
-        "uniform_loss", "family_confidence", "last_acceptance",
+        "uniform_loss", "last_acceptance",
     }  # fmt: skip
     assert (record["schema_version"], record["sku"], record["outcome"]) == (5, "tested-gpu", "rejected")
     assert record["notes"] == ["judged from measured without a new measurement"]
