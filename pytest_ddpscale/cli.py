@@ -17,7 +17,7 @@ from pytest_ddpscale.compare.compare_command import add_compare
 from pytest_ddpscale.datasets.make_dataset import add_make_dataset
 from pytest_ddpscale.errors import BadInput, GangError, HistoryError, OptionError, SkuError
 from pytest_ddpscale.find_batch.find_max_batch import add_find_max_batch
-from pytest_ddpscale.forecast.forecast_command import add_forecast, add_scaling
+from pytest_ddpscale.report.scaling_table import add_scaling
 from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.simulate.subcommands import add_power, add_simulate, add_thresholds
 from pytest_ddpscale.suites.suite_command import add_suite, report_suite
@@ -95,7 +95,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_history(commands)
     add_calibrate(commands)
     add_compare(commands, _judgement_of)
-    add_forecast(commands)
     add_scaling(commands)
     add_simulate(commands)
     add_find_max_batch(commands, _gpus_here)
