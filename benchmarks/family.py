@@ -28,16 +28,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
-from reporting import argument_parser, keep, positive_int, table
+from reporting import Share, argument_parser, keep, positive_int, table
+from simulated_session import decide
 
 from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.simulate.faults import Faults, parse_fault
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.power import Share
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, open_cluster
-from pytest_ddpscale.simulate.simulated_session import decide
 from pytest_ddpscale.stats.sequential import EProcesses, FloatArray
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement, Source

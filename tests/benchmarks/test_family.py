@@ -7,11 +7,11 @@ import pytest
 
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.simulated_session import decide
 from pytest_ddpscale.verdict.family import with_family_confidence
 from tests.benchmarks.scripts import benchmark
 from tests.builders.clusters import a100, faults
 
+decide = benchmark("simulated_session").decide
 family = benchmark("family")
 REQUIREMENTS, RUNS = 84, 100
 
