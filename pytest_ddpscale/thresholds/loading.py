@@ -18,6 +18,7 @@ from pytest_ddpscale.thresholds.validating import PartError
 from pytest_ddpscale.util.packaged import packaged
 
 DEEPEST_EXTENSION = 4
+PACKAGED = "packaged"  # what `extends` calls the packaged file
 
 
 @dataclass(frozen=True)
@@ -228,8 +229,12 @@ def _layers(path: Path) -> tuple[Layer, ...]:
         if len(layers) > DEEPEST_EXTENSION:
             found = f"more than {DEEPEST_EXTENSION} files that extend each other"
             raise ThresholdsError(layers[0].where(("extends",)), found, "fewer", what_next(path))
-        layers.insert(0, _extended(layers[0]))
-        _check_top(layers[0])
+        below = _extended(layers[0])
+        if any(below.path.samefile(layer.path) for layer in layers):
+            found = f"extends {shown(layers[0].data['extends'])}, which extends this file"
+            raise ThresholdsError(layers[0].where(("extends",)), found, "no circle", what_next(path))
+        layers.insert(0, below)
+        _check_top(below)
     return tuple(layers)
 
 
@@ -238,7 +243,7 @@ def _extended(layer: Layer) -> Layer:
     target, where = layer.data["extends"], layer.where(("extends",))
     if not isinstance(target, str) or not target.strip():
         raise ThresholdsError(where, f"extends is {shown(target)}", "`packaged` or a path", what_next(layer.path))
-    path = packaged("thresholds.yaml") if target == "packaged" else layer.path.parent / target
+    path = packaged("thresholds.yaml") if target == PACKAGED else layer.path.parent / target
     try:
         path.stat()
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
