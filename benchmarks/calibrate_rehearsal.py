@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from reporting import argument_parser, keep, positive_int, table
+from reporting import Share, argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.calibrate.calibration import Calibration, calibrate
 from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
@@ -36,7 +36,6 @@ from pytest_ddpscale.evidence.evidence import Evidence, evidence_of
 from pytest_ddpscale.results.records import Block, gangs_by_number
 from pytest_ddpscale.simulate.faults import Faults, InjectedFault
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.power import Share
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.simulated_nodes import host_name
 from pytest_ddpscale.simulate.spread import NodeSpread

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
+from simulated_session import decide
 
 from pytest_ddpscale.evidence.columns import columns_of
 from pytest_ddpscale.evidence.evidence import Evidence, evidence_of
@@ -27,7 +28,6 @@ from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.performance import FloatArray
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
 from pytest_ddpscale.simulate.simulated_nodes import gang_of
-from pytest_ddpscale.simulate.simulated_session import decide
 from pytest_ddpscale.stats.intervals import t_quantile
 from pytest_ddpscale.thresholds.cases import Case, training_cases
 from pytest_ddpscale.verdict.answering_rounds import rounds_of

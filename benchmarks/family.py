@@ -20,12 +20,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from reporting import argument_parser, keep, positive_int, table
+from reporting import Share, argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
-from pytest_ddpscale.simulate.power import Share
 from pytest_ddpscale.stats.sequential import EProcesses, FloatArray
 from pytest_ddpscale.thresholds.model import Requirement, Source
 from pytest_ddpscale.verdict.bounds import against_bound

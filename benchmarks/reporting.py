@@ -6,13 +6,41 @@ import argparse
 import os
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.results.run_directory import write_atomically
 from pytest_ddpscale.results.strict_json import strict_json
+
+
+@dataclass(frozen=True)
+class Share:
+    """Share of runs in which something happened."""
+
+    count: int
+    runs: int
+
+    @property
+    def value(self) -> float:
+        """The share, 0 … 1."""
+        return self.count / self.runs
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % score interval: Wilson (1927), J. Am. Stat. Assoc. 22."""
+        z = NormalDist().inv_cdf(0.975)
+        weight = 1 + z * z / self.runs
+        centre = (self.value + z * z / (2 * self.runs)) / weight
+        reach = z / weight * (self.value * (1 - self.value) / self.runs + z * z / (4 * self.runs**2)) ** 0.5
+        return max(0.0, centre - reach), min(1.0, centre + reach)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.value:4.0%} [{low:.0%}, {high:.0%}]"
 
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:

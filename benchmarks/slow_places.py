@@ -32,11 +32,11 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 from reporting import argument_parser, keep, positive_int, table
+from simulated_session import decide
 
 from pytest_ddpscale.simulate.faults import Faults, parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
-from pytest_ddpscale.simulate.simulated_session import decide
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from reporting import argument_parser, keep, positive_int, table
+from simulated_session import DecidedStudy, decide
 
 from pytest_ddpscale.plan.estimate import STARTUP_S, round_seconds, warm_up_seconds
 from pytest_ddpscale.simulate.faults import Faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
-from pytest_ddpscale.simulate.simulated_session import DecidedStudy, decide
 from pytest_ddpscale.thresholds.cases import AnyCase
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged

@@ -21,11 +21,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from reporting import argument_parser, keep, positive_int, table
+from reporting import Share, argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
-from pytest_ddpscale.simulate.power import Share
 from pytest_ddpscale.simulate.round_noise import FloatArray
 from pytest_ddpscale.stats.intervals import Estimate
 from pytest_ddpscale.stats.sequential import EProcesses

@@ -30,11 +30,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
-from reporting import argument_parser, keep, positive_int, table
+from reporting import Share, argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
-from pytest_ddpscale.simulate.power import Share
 from pytest_ddpscale.simulate.round_noise import FloatArray, RoundNoise, Tail
 from pytest_ddpscale.stats.correlation import are_beyond_the_method, lag_one_correlations
 from pytest_ddpscale.stats.intervals import t_quantile

@@ -17,9 +17,9 @@ from pytest_ddpscale.compare.compare_command import add_compare
 from pytest_ddpscale.datasets.make_dataset import add_make_dataset
 from pytest_ddpscale.errors import BadInput, GangError, HistoryError, OptionError, SkuError
 from pytest_ddpscale.find_batch.find_max_batch import add_find_max_batch
-from pytest_ddpscale.forecast.forecast_command import add_forecast, add_scaling
+from pytest_ddpscale.report.scaling_table import add_scaling
 from pytest_ddpscale.settings import OPTIONS
-from pytest_ddpscale.simulate.subcommands import add_power, add_simulate, add_thresholds
+from pytest_ddpscale.simulate.subcommands import add_simulate, add_thresholds
 from pytest_ddpscale.suites.suite_command import add_suite, report_suite
 from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show, warn_of_problems
 from pytest_ddpscale.util.packaged import usual_thresholds
@@ -74,13 +74,10 @@ def _parser() -> argparse.ArgumentParser:
     benchmark = _command(tools, "pytorch-ddp", _import_pytorch_ddp, "a JSON report of PyTorch's DDP benchmark")
     benchmark.add_argument("file", type=Path, metavar="FILE", help="file written by its --json")
     benchmark.add_argument("--out", type=Path, metavar="RUN_DIR", help="run directory to make; default: print only")
-    file = commands.add_parser(
-        "thresholds", help="show and check thresholds, estimate their power, print their JSON schema"
-    )
+    file = commands.add_parser("thresholds", help="show and check thresholds, print their JSON schema")
     actions = file.add_subparsers(required=True, metavar="ACTION")
     add_show(actions, os.environ.get(OPTIONS["thresholds"].variable))
     add_check(actions)
-    add_power(actions)
     runs = _command(commands, "runs", _runs, "list the runs in a folder with their outcomes")
     runs.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help="default: ddpscale-runs here")
     report = _command(commands, "report", _report, "print a run's outcome and rewrite its report files")
@@ -95,7 +92,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_history(commands)
     add_calibrate(commands)
     add_compare(commands, _judgement_of)
-    add_forecast(commands)
     add_scaling(commands)
     add_simulate(commands)
     add_find_max_batch(commands, _gpus_here)

@@ -32,7 +32,6 @@ ALLOWED: dict[str, set[str]] = {
     "calibrate": {"plan", "results", "thresholds", "metrics", "stats", "evidence", "verdict", "history"},
     "report": {"plan", "results", "evidence", "metrics", "stats", "history"},
     "compare": {"settings", "plan", "results", "metrics", "stats", "evidence", "verdict", "history", "report"},
-    "forecast": {"settings", "plan", "results", "metrics", "stats", "evidence"},
     "find_batch": {"settings", "plan", "results", "thresholds", "sku", "node", "launch"},
     "datasets": {"settings", "plan", "results"},
     "simulate": {"settings", "plan", "results", "thresholds", "metrics", "evidence", "verdict"},

@@ -13,7 +13,6 @@ from pytest_ddpscale.util.packaged import usual_thresholds
 if TYPE_CHECKING:
     from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
     from pytest_ddpscale.thresholds.loading import ThresholdsFile
-    from pytest_ddpscale.thresholds.overlay_writing import OverlayChanges
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -42,8 +41,9 @@ def add_calibrate(commands: Commands) -> None:
         help="highest chance that a healthy node fails its whole run; default: 1%%")  # fmt: skip
     add("--max-excluded", default="25%", metavar="P",
         help="largest share of nodes that may be left out as outliers; default: 25%%")  # fmt: skip
-    add("--write", type=Path, metavar="OVERLAY.yaml",
-        help="show the changes to this file and write it; the rest of the file stays")  # fmt: skip
+    add("--write", type=Path, metavar="NEW.yaml",
+        help="show and write a new thresholds file with the bounds, which extends --thresholds; an existing file is "
+             "never changed")  # fmt: skip
     add("--json", action="store_true", help="print everything as JSON, with every UUID")
     add("--allow-simulated", action="store_true", help="calibrate from simulated runs: a marked rehearsal")
     command.set_defaults(run=_calibrate)
@@ -53,24 +53,26 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     """Print the calibration, and write it with --write. Raises BadInput."""
     from pytest_ddpscale.calibrate.calibration import calibrate
     from pytest_ddpscale.calibrate.calibration_text import calibration_json, calibration_lines
-    from pytest_ddpscale.calibrate.provenance import overlay_changes, provenance_of
+    from pytest_ddpscale.calibrate.provenance import overlay_of, provenance_of
     from pytest_ddpscale.calibrate.trusted_runs import read_trusted_run, refuse_unlike_runs
     from pytest_ddpscale.results.strict_json import strict_json
     from pytest_ddpscale.thresholds.loading import load_thresholds
-    from pytest_ddpscale.thresholds.overlay_writing import overlay_with
+    from pytest_ddpscale.thresholds.overlay import refuse_unwritable, write_overlay
 
     rate = _share("--false-reject-rate", arguments.false_reject_rate, _LARGEST_RATE)
     most_excluded = _share("--max-excluded", arguments.max_excluded, 0.5)
-    file = load_thresholds(arguments.thresholds or _overlay(arguments.write) or usual_thresholds())
+    file = load_thresholds(arguments.thresholds or usual_thresholds())
+    if arguments.write is not None:
+        refuse_unwritable("--write", arguments.write, file)
     runs = [read_trusted_run(directory) for directory in arguments.directories]
     refuse_unlike_runs(runs, simulated_too=arguments.allow_simulated)
     sku = _sku(file, runs[0], arguments.gpu_sku)
     past = _past(file, sku, runs, arguments.history)
     calibration = calibrate(file, sku, runs, rate, most_excluded, past)
     provenance = provenance_of(calibration, runs)
-    changes = overlay_changes(calibration, provenance)
+    overlay = overlay_of(calibration, provenance, file)
     if arguments.json:
-        print(strict_json(calibration_json(calibration, provenance, changes.requirements)))
+        print(strict_json(calibration_json(calibration, provenance, overlay.section["requirements"])))
     else:
         for line in calibration_lines(calibration, provenance):
             print(line)
@@ -79,10 +81,12 @@ def _calibrate(arguments: argparse.Namespace) -> None:
             raise OptionError("--write", "nothing could be calibrated", "a requirement with a new bound")
         return
     if arguments.write is not None:
-        _write(arguments.write, sku, changes, quiet=arguments.json)
+        text = write_overlay(arguments.write, overlay)
+        if not arguments.json:
+            print(f"\n{text}", end="")
+        print(f"Wrote {arguments.write}. Next: ddpscale thresholds check {arguments.write}", file=sys.stderr)
     elif not arguments.json:
-        print("\nFor an overlay (--write FILE writes it):\n")
-        print(overlay_with("", sku, changes), end="")
+        print(f"\nFor an overlay (--write FILE writes it):\n\n{overlay.text(Path())}", end="")
 
 
 def _share(option: str, text: str, most: float) -> float:
@@ -117,22 +121,3 @@ def _past(file: ThresholdsFile, sku: str, runs: list[TrustedRun], history: Path 
         return None
     layout = Layout(1, runs[0].evidence.plan.layout.ranks_per_node)
     return past_values(history, sku, runs, cases_for(file, sku, layout))
-
-
-def _write(overlay: Path, sku: str, changes: OverlayChanges, *, quiet: bool) -> None:
-    """Show the difference, then replace the whole file."""
-    from pytest_ddpscale.thresholds.overlay_file import write_overlay
-
-    def show(difference: str) -> None:
-        if not quiet:
-            print(f"\n{difference}", end="")
-
-    if write_overlay(overlay, sku, changes, show):
-        print(f"Wrote {overlay}. Next: ddpscale thresholds check {overlay}", file=sys.stderr)
-    else:
-        print(f"{overlay} already has these bounds; nothing written.", file=sys.stderr)
-
-
-def _overlay(written: Path | None) -> Path | None:
-    """The overlay to change, if it exists, because its present thresholds apply."""
-    return written if written is not None and written.exists() else None

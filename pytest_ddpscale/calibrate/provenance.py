@@ -10,7 +10,10 @@ from typing import Any
 from pytest_ddpscale import __version__
 from pytest_ddpscale.calibrate.calibration import CalibratedRequirement, Calibration
 from pytest_ddpscale.calibrate.trusted_runs import SOFTWARE, TrustedRun
-from pytest_ddpscale.thresholds.overlay_writing import OverlayChanges
+from pytest_ddpscale.thresholds.compiling import RUN_PREFIX, is_selected
+from pytest_ddpscale.thresholds.loading import ThresholdsFile
+from pytest_ddpscale.thresholds.model import Requirement
+from pytest_ddpscale.thresholds.overlay import Overlay
 from pytest_ddpscale.util.listing import first_few
 
 _LONGEST_LIST = 2500  # characters; a thresholds file takes texts of 4000
@@ -95,31 +98,47 @@ def _listed(names: Sequence[str]) -> str:
     return f"{names[0]} … {names[-1]}, sha256 {digest[:16]} of their names, one a line in order"
 
 
-def overlay_changes(calibration: Calibration, provenance: Provenance) -> OverlayChanges:
-    """Changes for a site's overlay: a row for each metric, subject and margin."""
+def overlay_of(calibration: Calibration, provenance: Provenance, file: ThresholdsFile) -> Overlay:
+    """The overlay of a thresholds file: a row for each metric, subject and margin.
+
+    A new row would end the file's own `change` and `waivers` of the row that it replaces, so it repeats them.
+    """
     rows: dict[tuple[object, ...], dict[str, Any]] = {}
+    waivers: list[dict[str, Any]] = []
     for one in calibration.calibrated:
-        row, requirement = _row(one, provenance.name), one.requirement
-        alike = tuple((key, value) for key, value in row.items() if key != requirement.metric)
-        known = rows.setdefault((requirement.metric, *alike), row)
-        known[requirement.metric] |= row[requirement.metric]
-    source = {provenance.name: source_text(calibration, provenance)} if rows else {}
-    return OverlayChanges(source, {}, list(rows.values()))
-
-
-def _row(one: CalibratedRequirement, source: str) -> dict[str, Any]:
-    requirement = one.requirement
-    subject = {"workload": "of", "probe": "probe"}[requirement.definition.subject]
-    row: dict[str, Any] = {
-        requirement.metric: {requirement.world_size: one.value},
-        subject: requirement.subject,
-        "placement": requirement.placement,
-        "versus": requirement.versus,
-        "baseline": requirement.one_gpu,
-        "published": source,
-        "margin": f"{one.margin_pct:g} %",
+        requirement = one.requirement
+        name = _name(requirement)
+        row = {**name, **_bounds(one, provenance.name)}
         # A provisional row only warned because it was not measured, which it now is. Others warn for their own reasons.
-        "severity": "warn" if requirement.severity == "warn" and not requirement.provisional else None,
-    }
-    usual = {"placement": "packed", "versus": None, "baseline": "alone", "severity": None}
-    return {key: value for key, value in row.items() if key not in usual or value != usual[key]}
+        is_changed = is_selected(requirement, file.layers[-1], calibration.sku, "change")
+        if requirement.severity == "warn" and (is_changed or not requirement.provisional):
+            row["severity"] = "warn"
+        alike = tuple(row.items())
+        values = rows.setdefault((requirement.metric, *alike), {requirement.metric: {}, **row})[requirement.metric]
+        values[requirement.world_size] = one.value
+        waiver = requirement.waiver
+        if waiver is not None and is_selected(requirement, file.layers[-1], calibration.sku, "waivers"):
+            reference = {"versus": requirement.versus} if requirement.versus else {}
+            waived = {requirement.metric: [requirement.world_size], **name, **reference}
+            waivers.append({**waived, "who": waiver.who, "why": waiver.why, "until": waiver.until})
+    section: dict[str, Any] = {"requirements": list(rows.values())}
+    if waivers:
+        section["waivers"] = waivers
+    return Overlay("calibrate", file, calibration.sku, section, {provenance.name: source_text(calibration, provenance)})
+
+
+def _name(requirement: Requirement) -> dict[str, Any]:
+    """Keys that identify a row besides its metric and world size."""
+    subject = {"workload": "of", "probe": "probe"}[requirement.definition.subject]
+    found: dict[str, Any] = {subject: requirement.subject}
+    if requirement.placement != "packed":
+        found["placement"] = requirement.placement
+    if requirement.versus is not None:
+        run = requirement.versus_run
+        found["versus"] = f"{RUN_PREFIX}{run}" if run else requirement.versus
+    return found
+
+
+def _bounds(one: CalibratedRequirement, source: str) -> dict[str, Any]:
+    baseline = {} if one.requirement.one_gpu == "alone" else {"baseline": one.requirement.one_gpu}
+    return {**baseline, "published": source, "margin": f"{one.margin_pct:g} %"}

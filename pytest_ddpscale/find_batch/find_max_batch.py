@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -87,25 +86,29 @@ def add_find_max_batch(commands: Commands, gpus_here: GpusHere) -> None:
     add("--fraction", default="0.9", metavar="F", help="share of the memory that may be used; default: %(default)s")
     add("--ranks", metavar="N", help="ranks that train at once; default: all GPUs (CPU: cores) of this node")
     add("--json", type=Path, metavar="FILE", help="write the results as JSON")
-    add("--write", type=Path, metavar="OVERLAY", help="write the batches into this overlay of the thresholds file")
+    add("--write", type=Path, metavar="NEW.yaml",
+        help="write a new thresholds file with the batches, which extends --thresholds; an existing file is never "
+             "changed")  # fmt: skip
     command.set_defaults(run=lambda arguments: _find_max_batch(arguments, gpus_here))
 
 
 def _find_max_batch(arguments: argparse.Namespace, gpus_here: GpusHere) -> int:
     """Try batches of each workload. Returns the exit code. Raises DdpscaleError."""
+    from pytest_ddpscale.thresholds.overlay import refuse_unwritable
+
     options = _options(arguments)
     node = _node(arguments, gpus_here)
     asked = [(workload, _questions(node, workload)) for workload in _workloads(arguments, node)]
     found: list[FoundBatch] = []
     _write_json(arguments.json, node, options, found)  # fail before an hour's work if it cannot be written
     if arguments.write is not None:
-        _refuse_unwritable(arguments.write, node.sku)
+        refuse_unwritable("--write", arguments.write, node.file)
     for workload, questions in asked:
         found.append(_search(node, workload, questions, options))
         _write_json(arguments.json, node, options, found)
         print()
     if arguments.write is not None:
-        _write_overlay(arguments.write, node.sku, found)
+        _write_overlay(arguments.write, node, found)
     return 0 if all(one.largest is not None for one in found) else NOTHING_FITS
 
 
@@ -151,7 +154,7 @@ def _node(arguments: argparse.Namespace, gpus_here: GpusHere) -> TrialNode:
     from pytest_ddpscale.thresholds.cases import device_type
     from pytest_ddpscale.thresholds.loading import load_thresholds
 
-    file = load_thresholds(arguments.thresholds or _overlay(arguments.write) or usual_thresholds())
+    file = load_thresholds(arguments.thresholds or usual_thresholds())
     asked = arguments.gpu_sku if arguments.gpu_sku == AUTO else file.sku_name(arguments.gpu_sku)
     is_cpu = asked != AUTO and file.thresholds.skus[asked].detect.device == "cpu"
     gpus = [] if is_cpu else gpus_here(asked)
@@ -269,30 +272,12 @@ def _write_json(file: Path | None, node: TrialNode, options: BatchOptions, found
     file.write_text(strict_json(data) + "\n", encoding="utf-8")
 
 
-def _write_overlay(file: Path, sku: str, found: Sequence[FoundBatch]) -> None:
-    """Show the changes to the overlay and write it. Raises ThresholdsError."""
-    from pytest_ddpscale.thresholds.overlay_file import write_overlay
-    from pytest_ddpscale.thresholds.overlay_writing import OverlayChanges
+def _write_overlay(file: Path, node: TrialNode, found: Sequence[FoundBatch]) -> None:
+    """Write the batches that fit into a new thresholds file. Raises ThresholdsError, OSError."""
+    from pytest_ddpscale.thresholds.overlay import Overlay, write_overlay
 
     batches = {one.name: {"per_gpu": one.largest} for one in found if one.largest is not None}
     if not batches:
         return
-    if write_overlay(file, sku, OverlayChanges(batch=batches), sys.stdout.write):
-        _print(f"Wrote {file}. Next: pytest --gpu-sku={sku} --thresholds={file}")
-    else:
-        _print(f"{file} already has these batches; nothing written.")
-
-
-def _refuse_unwritable(file: Path, sku: str) -> None:
-    """Check before the search that the overlay can be written. Raises BadInput, OSError."""
-    from pytest_ddpscale.thresholds.overlay_file import changed_text
-    from pytest_ddpscale.thresholds.overlay_writing import OverlayChanges
-
-    changed_text(file, sku, OverlayChanges())
-    if not os.access(file.parent, os.W_OK):
-        raise OptionError("--write", f"found {file}, whose folder cannot be written", "a writable folder")
-
-
-def _overlay(written: Path | None) -> Path | None:
-    """The overlay to change, if it exists, because its present thresholds apply."""
-    return written if written is not None and written.exists() else None
+    text = write_overlay(file, Overlay("find-max-batch", node.file, node.sku, {"batch": batches}))
+    _print(f"{text}\nWrote {file}. Next: pytest --gpu-sku={node.sku} --thresholds={file}")

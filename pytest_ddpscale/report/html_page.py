@@ -33,6 +33,7 @@ from pytest_ddpscale.report.launches_text import interval_mark, launch_sd_text, 
 from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S
 from pytest_ddpscale.report.node_table import node_table
 from pytest_ddpscale.report.not_tested_text import not_tested_lines
+from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.report.software_text import software_line, software_versions
 from pytest_ddpscale.report.svg_figures import figures
 from pytest_ddpscale.report.unmet import counts_text, explained_text
@@ -97,6 +98,7 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
         verdicts=sorted(judgement.verdicts, key=_worst_first),
         sources=sources,
         breakdown=breakdown_of(evidence),
+        scaling=[] if goes_on else scaling_tables(evidence),
         profiles=evidence.profiles,
         exposed=profile_text.exposed_rows(evidence),
         figures=figures(evidence.columns, evidence.plan, judgement, run, evidence),

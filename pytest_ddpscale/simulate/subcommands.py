@@ -1,4 +1,4 @@
-"""`ddpscale simulate` and `ddpscale thresholds power`.
+"""`ddpscale simulate`.
 
 Every command imports this module, so heavy imports are inside the functions that use them.
 """
@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.settings import (
-    OPTIONS,
-    confidence_level,
     number_of_launches,
     number_of_rounds,
     read_value,
@@ -59,20 +57,6 @@ def add_simulate(commands: Commands) -> None:
     command.set_defaults(run=_simulate)
 
 
-def add_power(actions: Commands) -> None:
-    """Add `ddpscale thresholds power`."""
-    command = actions.add_parser("power", help="which faults the requirements of FILE catch, by simulation")
-    command.add_argument("thresholds", type=Path, metavar="FILE")
-    _add_cluster(command)
-    command.add_argument("--trials", type=int, metavar="N", help="simulated runs for each fault; default: %(default)s",
-        default=15)  # fmt: skip
-    command.add_argument("--faults", type=_words, metavar="KIND:SIZE,…",
-        help="faults to try, each at a random place in every run; default: a few sizes of every kind")  # fmt: skip
-    command.add_argument("--confidence", default=OPTIONS["confidence"].default, metavar="C",
-        help="confidence of the verdicts; default: %(default)s")  # fmt: skip
-    command.set_defaults(run=_power)
-
-
 def _add_cluster(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--gpu-sku", required=True, metavar="SKU", help="a name or alias in the thresholds file")
@@ -106,7 +90,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.simulate.writing import write_simulated_run
 
     launches = read_value("--launches", arguments.launches, number_of_launches)
-    cluster = _cluster(arguments, arguments.launch_spread)
+    cluster = _cluster(arguments)
     sizes = _world_sizes(arguments, cluster)
     plan = cluster.plan(_rounds(arguments), sizes, arguments.seed, launches=launches)
     faults = parse_faults(arguments.fault, plan.layout)
@@ -117,24 +101,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
     print(f"Next: pytest --ddp-judge={run.path}")
 
 
-def _power(arguments: argparse.Namespace) -> None:
-    """Print which faults the requirements of a thresholds file catch. Raises BadInput."""
-    from pytest_ddpscale.simulate.power import DEFAULT_FAULTS, measure_power, power_lines
-
-    confidence = read_value("--confidence", arguments.confidence, confidence_level)
-    cluster = _cluster(arguments)
-    plan = cluster.plan(_rounds(arguments), short_blocks=True)
-    faults = DEFAULT_FAULTS if arguments.faults is None else arguments.faults
-    found = measure_power(cluster, plan, faults, arguments.trials, confidence, arguments.seed, _progress)
-    for line in power_lines(found):
-        print(line)
-
-
-def _progress(fault: str) -> None:
-    print(f"simulating {fault} …", file=sys.stderr)
-
-
-def _cluster(arguments: argparse.Namespace, launch_sd: float = 0.0) -> SimulatedCluster:
+def _cluster(arguments: argparse.Namespace) -> SimulatedCluster:
     from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, open_cluster
     from pytest_ddpscale.simulate.spread import NodeSpread
     from pytest_ddpscale.thresholds.loading import load_thresholds
@@ -147,7 +114,7 @@ def _cluster(arguments: argparse.Namespace, launch_sd: float = 0.0) -> Simulated
         nic_gbps=arguments.nic_gbps,
         round_noise=arguments.noise,
         workloads=arguments.workloads,
-        spread=NodeSpread(gpu_sd=arguments.gpu_spread, launch_sd=launch_sd),
+        spread=NodeSpread(gpu_sd=arguments.gpu_spread, launch_sd=arguments.launch_spread),
         correlation=arguments.correlation,
         hiccups=arguments.hiccups,
     )

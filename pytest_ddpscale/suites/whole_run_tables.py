@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pytest_ddpscale.forecast.measured_sizes import MeasuredSize
-from pytest_ddpscale.forecast.scaling_facts import (
+from pytest_ddpscale.metrics.scaling_facts import (
     GOOD_EFFICIENCY,
     SATURATED_GAIN,
+    MeasuredSize,
     ScalingFact,
     TrainingJob,
     scaling_facts,

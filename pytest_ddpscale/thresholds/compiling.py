@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.plan.image_folder import Data, ImageFolderData
@@ -361,9 +361,7 @@ def _meant(name: RowName, rows: Rows, placed: Placed) -> list[RequirementKey]:
     Raises:
         PartError: it selects none.
     """
-    subject = name.of or name.probe or name.check
-    wanted = (name.metric, subject, name.placement, name.versus)
-    alike = [key for key in rows if (key[0], key[1], key[3], key[4]) == wanted]
+    alike = _alike(name, rows)
     missing = [size for size in name.world_sizes if size not in [key[2] for key in alike]]
     if missing or not alike:
         there = ", ".join(str(key[2]) for key in alike)
@@ -371,5 +369,21 @@ def _meant(name: RowName, rows: Rows, placed: Placed) -> list[RequirementKey]:
             f"at world size {there}" if there else f"one of {', '.join(sorted({f'{k[0]} of {k[1]}' for k in rows}))}"
         )
         at = f" at world size {missing[0]}" if missing else ""
-        raise placed.wrong(f"there is no {name.metric} of {subject or 'nodes'}{at} to change; expected {expected}")
+        of = name.of or name.probe or name.check or "nodes"
+        raise placed.wrong(f"there is no {name.metric} of {of}{at} to change; expected {expected}")
     return [key for key in alike if not name.world_sizes or key[2] in name.world_sizes]
+
+
+def _alike(name: RowName, keys: Iterable[RequirementKey]) -> list[RequirementKey]:
+    """Those that a name selects, at any world size."""
+    wanted = (name.metric, name.of or name.probe or name.check, name.placement, name.versus)
+    return [key for key in keys if (key[0], key[1], key[3], key[4]) == wanted]
+
+
+def is_selected(one: Requirement, layer: Layer, sku: str, entries: Literal["change", "waivers"]) -> bool:
+    """Whether a valid SKU's `change` or `waivers` in one file select a requirement."""
+    form = Change if entries == "change" else WaiverRow
+    section = Placed(layer, ("skus", sku), layer.section("skus").get(sku, {}))
+    names: list[RowName] = [placed.checked(form) for placed in _entries(section, entries)]
+    alike = [name for name in names if _alike(name, [one.key()])]
+    return any(not name.world_sizes or one.world_size in name.world_sizes for name in alike)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,11 +15,13 @@ from pytest_ddpscale.thresholds.form import MOST_SKUS, SCHEMA_VERSION, FileForm,
 from pytest_ddpscale.thresholds.layer import Layer, YamlPath, dotted, read_layer, shown, what_next
 from pytest_ddpscale.thresholds.model import Requirement, Sku, Thresholds
 from pytest_ddpscale.thresholds.names import names_of
-from pytest_ddpscale.thresholds.nearest_skus import nearest_skus
 from pytest_ddpscale.thresholds.validating import PartError
 from pytest_ddpscale.util.packaged import packaged
 
 DEEPEST_EXTENSION = 4
+_NUMBER = re.compile("[a-z]*[0-9]+[a-z]*")  # with the letters around it, which tell a B200 from a GB200
+_LIKENESS = 0.75  # `a100-40gb` suggests `a100-sxm4-40gb`; `gpu` does not suggest `cpu`
+PACKAGED = "packaged"  # what `extends` calls the packaged file
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class ThresholdsFile:
         if wrong is not None:
             raise first_of(wrong)
         known = [*self.thresholds.skus, *(a for sku in self.thresholds.skus.values() for a in sku.aliases)]
-        near = " or ".join(f"--gpu-sku={one}" for one in nearest_skus(asked, self.thresholds.skus))
+        near = " or ".join(f"--gpu-sku={one}" for one in nearest_names(asked, known))
         hint = f"Did you mean {near}?" if near else ""
         raise SkuError(where, f"{self.path} has no SKU {asked!r}", f"one of {', '.join(sorted(known))}", hint)
 
@@ -98,6 +102,14 @@ class ThresholdsFile:
         aliases = [one.get("aliases") for one in sections if isinstance(one, dict)]
         named = [one for found in aliases if isinstance(found, list) for one in found if isinstance(one, str)]
         return {one.casefold() for one in (sku, *named)}
+
+
+def nearest_names(asked: str, known: Sequence[str]) -> list[str]:
+    """Up to three similar names that have all numbers of the requested one: h100 and gh200 do not suggest h200."""
+    folded = asked.strip().casefold()
+    numbers = set(_NUMBER.findall(folded))
+    of_same = {name.casefold(): name for name in known if numbers <= set(_NUMBER.findall(name.casefold()))}
+    return [of_same[one] for one in difflib.get_close_matches(folded, list(of_same), n=3, cutoff=_LIKENESS)]
 
 
 def first_of(problems: Sequence[ThresholdsError]) -> ThresholdsError:
@@ -228,8 +240,12 @@ def _layers(path: Path) -> tuple[Layer, ...]:
         if len(layers) > DEEPEST_EXTENSION:
             found = f"more than {DEEPEST_EXTENSION} files that extend each other"
             raise ThresholdsError(layers[0].where(("extends",)), found, "fewer", what_next(path))
-        layers.insert(0, _extended(layers[0]))
-        _check_top(layers[0])
+        below = _extended(layers[0])
+        if any(below.path.samefile(layer.path) for layer in layers):
+            found = f"extends {shown(layers[0].data['extends'])}, which extends this file"
+            raise ThresholdsError(layers[0].where(("extends",)), found, "no circle", what_next(path))
+        layers.insert(0, below)
+        _check_top(below)
     return tuple(layers)
 
 
@@ -238,7 +254,7 @@ def _extended(layer: Layer) -> Layer:
     target, where = layer.data["extends"], layer.where(("extends",))
     if not isinstance(target, str) or not target.strip():
         raise ThresholdsError(where, f"extends is {shown(target)}", "`packaged` or a path", what_next(layer.path))
-    path = packaged("thresholds.yaml") if target == "packaged" else layer.path.parent / target
+    path = packaged("thresholds.yaml") if target == PACKAGED else layer.path.parent / target
     try:
         path.stat()
     except (OSError, ValueError) as error:  # ValueError: a null character in the path

@@ -27,6 +27,7 @@ NAMES = (
         "launches",
         "live_page",
         "plugin_load",
+        "power",
     ),
     *(
         "profiled_exposure",

@@ -45,3 +45,8 @@ def test_a_result_that_is_no_number_is_refused(tmp_path: Path) -> None:
 def test_counts_start_at_one(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="from 1 up"):
         reporting.positive_int(text)
+
+
+def test_the_score_interval_is_that_of_the_tables() -> None:
+    assert list(reporting.Share(8, 10).interval) == pytest.approx([0.4902, 0.9433], abs=1e-4)
+    assert list(reporting.Share(0, 10).interval) == pytest.approx([0.0, 0.2775], abs=1e-4)

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from pytest_ddpscale.cli import main
+from pytest_ddpscale.thresholds.loading import load_thresholds
 from tests.builders.trusted import SKU, WORKLOAD, nodes, written
 
 THROUGHPUT = f"throughput_per_gpu[{WORKLOAD}-1gpu]"
@@ -39,30 +40,32 @@ def test_a_rehearsal_is_printed_and_marked(runs: list[str], capsys: pytest.Captu
     assert "SIMULATED" in yaml.safe_load(overlay)["sources"][next(iter(yaml.safe_load(overlay)["sources"]))]
 
 
-def test_an_overlay_is_written_once_and_its_comments_stay(
+def test_a_new_file_extends_the_thresholds_and_an_existing_one_is_never_changed(
     tmp_path: Path, runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    overlay = tmp_path / "overlay.yaml"
-    ours = "      - {memory_bandwidth_gbps: {1: 1}, probe: memory-copy, provisional: 'by hand'}  # to be replaced\n"
-    overlay.write_text(f"# Ours.\nschema_version: 2\nextends: packaged\nskus:\n  {SKU}:\n    requirements:\n{ours}")
-    assert calibrated(*runs, "--allow-simulated", "--write", overlay) == 0
-    said = capsys.readouterr().out
-    assert f"-{ours}" in said
-    assert f"+++ {overlay} (now)" in said
-    text = overlay.read_text()
-    assert text.startswith("# Ours.\nschema_version: 2\nextends: packaged\n")
-    assert "# to be replaced" in text
-    rows = yaml.safe_load(text)["skus"][SKU]["requirements"]
-    assert rows[0]["memory_bandwidth_gbps"][1] == pytest.approx(1056, rel=0.02)
-    assert calibrated(*runs, "--allow-simulated", "--write", overlay) == 0
-    assert "already has these bounds" in capsys.readouterr().err
-    assert overlay.read_text() == text
-    assert [path.name for path in tmp_path.iterdir()] == ["overlay.yaml"]
+    site, new = tmp_path / "site.yaml", tmp_path / "new.yaml"
+    ours = (
+        f"# Ours.\nschema_version: 2\nextends: packaged\nskus:\n  {SKU}:\n    requirements:\n"
+        "      - {memory_bandwidth_gbps: {1: 1}, probe: memory-copy, provisional: 'by hand'}\n"
+    )
+    site.write_text(ours)
+    assert calibrated(*runs, "--allow-simulated", "--thresholds", site, "--write", new) == 0
+    text = new.read_text()
+    said = capsys.readouterr()
+    assert text in said.out
+    assert f"Wrote {new}. Next: ddpscale thresholds check {new}" in said.err
+    assert yaml.safe_load(text)["extends"] == "site.yaml"
+    bounds = {one.metric: one.bound for one in load_thresholds(new).thresholds.skus[SKU].requirements}
+    assert bounds["memory_bandwidth_gbps"] == pytest.approx(1056, rel=0.05)
+    for file in (site, new):
+        assert f"--write: found {file}, which exists" in refused(capsys, *runs, "--allow-simulated", "--write", file)
+    assert (site.read_text(), new.read_text()) == (ours, text)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.yaml", "site.yaml"]
 
 
-def test_a_new_overlay_extends_the_packaged_file(tmp_path: Path, runs: list[str]) -> None:
+def test_without_a_file_of_the_site_the_packaged_one_is_extended(tmp_path: Path, runs: list[str]) -> None:
     assert calibrated(*runs, "--allow-simulated", "--write", tmp_path / "new.yaml", "--json") == 0
-    assert (tmp_path / "new.yaml").read_text().startswith("schema_version: 2\nextends: packaged\n")
+    assert "\nschema_version: 2\nextends: packaged\n" in (tmp_path / "new.yaml").read_text()
 
 
 def test_programs_get_json(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,6 +92,3 @@ def test_what_cannot_be_is_refused_in_words(
     assert "does not exist" in refused(capsys, *simulated, "--history", tmp_path / "none.sqlite")
     assert "nothing could be calibrated" in refused(capsys, runs[0], "--allow-simulated", "--write", overlay)
     assert not overlay.exists()
-    overlay.write_text("schema_version: 1\nskus: {}\n")
-    assert "schema_version is 1" in refused(capsys, *simulated, "--write", overlay)
-    assert overlay.read_text() == "schema_version: 1\nskus: {}\n"

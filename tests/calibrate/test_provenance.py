@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import date
+from pathlib import Path
 
 import pytest
 import yaml
 
 from pytest_ddpscale.calibrate.calibration import Calibration, calibrate
 from pytest_ddpscale.calibrate.calibration_text import calibration_json, calibration_lines
-from pytest_ddpscale.calibrate.provenance import overlay_changes, provenance_of, source_text
+from pytest_ddpscale.calibrate.provenance import overlay_of, provenance_of, source_text
 from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
 from pytest_ddpscale.results.strict_json import strict_json
-from pytest_ddpscale.thresholds.overlay_writing import overlay_with
+from pytest_ddpscale.thresholds.loading import load_thresholds
+from pytest_ddpscale.thresholds.model import Requirement
+from pytest_ddpscale.thresholds.overlay import write_overlay
 from tests.builders.clusters import thresholds
 from tests.builders.trusted import SKU, WORKLOAD, launches, nodes
 
@@ -52,8 +56,7 @@ def test_of_a_thousand_gpus_the_source_has_a_digest(calibration: Calibration, ru
 
 
 def test_rows_are_those_of_an_overlay(calibration: Calibration, runs: list[TrustedRun]) -> None:
-    changes = overlay_changes(calibration, provenance_of(calibration, runs))
-    text = overlay_with("", SKU, changes)
+    text = overlay_of(calibration, provenance_of(calibration, runs), thresholds()).text(Path())
     rows = yaml.safe_load(text)["skus"][SKU]["requirements"]
     by_name = {one.name: one for one in calibration.calibrated}
     one = by_name[f"throughput_per_gpu[{WORKLOAD}-1gpu]"]
@@ -74,13 +77,43 @@ def test_a_warning_of_its_own_right_stays_one(calibration: Calibration, runs: li
     first = calibration.calibrated[0]
     requirement = replace(first.requirement, provisional=False, severity="warn")
     warned = replace(calibration, calibrated=(replace(first, requirement=requirement),))
-    [row] = overlay_changes(warned, provenance_of(calibration, runs)).requirements
+    [row] = overlay_of(warned, provenance_of(calibration, runs), thresholds()).section["requirements"]
     assert row["severity"] == "warn"
 
 
-def test_nothing_calibrated_is_nothing_to_write(calibration: Calibration, runs: list[TrustedRun]) -> None:
-    changes = overlay_changes(replace(calibration, calibrated=()), provenance_of(calibration, runs))
-    assert (changes.sources, list(changes.requirements)) == ({}, [])
+def test_what_the_sites_file_changes_and_waives_holds_for_the_new_rows(
+    tmp_path: Path, runs: list[TrustedRun]
+) -> None:  # fmt: skip
+    """As it would if the rows were replaced in the site's own file."""
+    site, new, edited = (tmp_path / f"{name}.yaml" for name in ("site", "new", "edited"))
+    waived = {"throughput_per_gpu": "any", "of": WORKLOAD, "who": "Ada", "why": "fans", "until": date(2999, 1, 1)}
+    section = {
+        "requirements": [
+            {"throughput_per_gpu": {1: 700}, "of": WORKLOAD, "provisional": "our guess", "severity": "fail"}
+        ],
+        "change": [{"memory_bandwidth_gbps": [1], "probe": "memory-copy", "severity": "warn", "because": "slow"}],
+        "waivers": [waived],
+    }  # fmt: skip
+    content = {"schema_version": 2, "extends": "packaged", "skus": {SKU: section}}
+    site.write_text(yaml.safe_dump(content))
+    file = load_thresholds(site)
+    found = calibrate(file, SKU, runs, 0.01, 0.25)
+    overlay = overlay_of(found, provenance_of(found, runs), file)
+    write_overlay(new, overlay)
+    rows = overlay.section["requirements"]
+    unchanged = [{key: value for key, value in row.items() if "memory_bandwidth_gbps" not in row or key != "severity"}
+                 for row in rows]  # fmt: skip
+    assert unchanged != rows
+    assert overlay.section["waivers"] == [{**waived, "throughput_per_gpu": [1]}]
+    in_place = {"sources": dict(overlay.sources), "skus": {SKU: {**section, "requirements": unchanged}}}
+    edited.write_text(yaml.safe_dump({**content, **in_place}))
+
+    def requirements(path: Path) -> list[Requirement]:
+        every = load_thresholds(path).thresholds.skus[SKU].requirements
+        return sorted((replace(one, where="") for one in every), key=str)
+
+    assert requirements(new) == requirements(edited)
+    assert {one.waiver.who for one in requirements(new) if one.waiver} == {"Ada"}
 
 
 def test_people_are_told_in_a_table(calibration: Calibration, runs: list[TrustedRun]) -> None:
@@ -97,7 +130,7 @@ def test_people_are_told_in_a_table(calibration: Calibration, runs: list[Trusted
 
 def test_programs_get_all_of_it(calibration: Calibration, runs: list[TrustedRun]) -> None:
     provenance = provenance_of(calibration, runs)
-    rows = overlay_changes(calibration, provenance).requirements
+    rows = overlay_of(calibration, provenance, thresholds()).section["requirements"]
     found = json.loads(strict_json(calibration_json(calibration, provenance, rows)))
     assert found["provenance"]["gpus"]["simulated-0"] == ["GPU-simulated-0-0", "GPU-simulated-0-1"]
     assert found["calibrated"][0]["old_bound"] == 750

@@ -55,7 +55,7 @@ def test_a_mistake_is_found(parsers: Parsers, line: str, problem: str) -> None:
     ("program", "arguments", "problem"),
     [
         ("ddpscale", ["threshold", "check"], "no subcommand 'threshold'"),
-        ("ddpscale", ["thresholds", "power", "FILE", "--fault", "x"], "no option --fault"),
+        ("ddpscale", ["thresholds", "check", "FILE", "--fault", "x"], "no option --fault"),
         ("pytest", ["--ddp-lunches", "3"], "no option --ddp-lunches"),
         ("ddpscale", ["…"], ""),
         ("ddpscale", ["compare", "A", "B"], ""),

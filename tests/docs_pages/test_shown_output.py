@@ -20,12 +20,12 @@ SHOWING = ("docs/tutorial.md", "README.md")
 # Of how-tos without output: what runs beside simulated runs, within seconds.
 RUN = {
     "docs/how-to/compare.md": r"ddpscale compare ddpscale-runs/before",
-    "docs/how-to/forecast.md": r"ddpscale (forecast|scaling) RUN_DIR",
+    "docs/how-to/scaling.md": r"ddpscale scaling RUN_DIR",
     "docs/how-to/site-thresholds.md": r"ddpscale thresholds show",
 }
 PREPARED = ("ddpscale-runs/before", "ddpscale-runs/after", "RUN_DIR")
 NEEDS_NOTHING = re.compile(
-    r"ddpscale (simulate|thresholds (show|check)|report|compare|scaling|forecast|runs|init)\b"
+    r"ddpscale (simulate|thresholds (show|check)|report|compare|scaling|runs|init)\b"
     r"|pytest .*(--ddp-judge|--collect-only)"
 )
 COLUMNS = "100"

@@ -16,6 +16,7 @@ from pytest_ddpscale.find_batch.batch_trial import BatchTrial
 from pytest_ddpscale.find_batch.memory_limit import MemoryCgroup
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.sku.detection import Gpu
+from pytest_ddpscale.thresholds.loading import load_thresholds
 
 GIB = 2**30
 FITTING = 40
@@ -141,43 +142,35 @@ def test_a_cgroup_that_ends_as_one_is_refused(
 
 
 class TestOverlays:
-    def test_the_change_is_shown_and_written(
+    def test_a_new_file_extends_the_thresholds(
         self, tried: list[Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        overlay = tmp_path / "site.yaml"
-        before = (
-            "schema_version: 2\nextends: packaged  # ours\nskus:\n  cpu:\n    batch: {resnet18-fp32: {per_gpu: 8}}\n"
-        )
-        overlay.write_text(before)
-        assert run("--gpu-sku=cpu", "--workload", "resnet18-fp32", "--ranks=1", "--write", str(overlay)) == 0
-        assert overlay.read_text() == before.replace("per_gpu: 8", "per_gpu: 40")
+        site, new = tmp_path / "site.yaml", tmp_path / "new.yaml"
+        ours = "schema_version: 2\nextends: packaged\nskus:\n  cpu:\n    batch: {resnet18-fp32: {per_gpu: 8}}\n"
+        site.write_text(ours)
+        given = "--gpu-sku=cpu", "--workload", "resnet18-fp32", "--ranks=1"
+        assert run(*given, "--thresholds", str(site), "--write", str(new)) == 0
+        assert site.read_text() == ours
+        assert "extends: site.yaml\n" in new.read_text()
+        assert load_thresholds(new).thresholds.skus["cpu"].workloads["resnet18-fp32"].batch_size == 40
         said = capsys.readouterr().out
-        assert "-    batch: {resnet18-fp32: {per_gpu: 8}}\n+    batch: {resnet18-fp32: {per_gpu: 40}}\n" in said
-        assert f"Wrote {overlay}." in said
-        assert run("--gpu-sku=cpu", "--workload", "resnet18-fp32", "--ranks=1", "--write", str(overlay)) == 0
-        assert f"{overlay} already has these batches" in capsys.readouterr().out
-
-    def test_a_new_one_is_made(self, tried: list[Plan], tmp_path: Path) -> None:
-        overlay = tmp_path / "site.yaml"
-        assert run("--gpu-sku=cpu", "--workload", "resnet18-fp32", "--ranks=1", "--write", str(overlay)) == 0
-        assert "extends: packaged\n" in overlay.read_text()
-        assert "resnet18-fp32: {per_gpu: 40}" in overlay.read_text()
+        assert new.read_text() in said
+        assert f"Wrote {new}." in said
+        assert run(*given, "--write", str(tmp_path / "third.yaml")) == 0
+        assert "extends: packaged\n" in (tmp_path / "third.yaml").read_text()
 
     def test_what_does_not_fit_is_not_written(self, tried: list[Plan], tmp_path: Path) -> None:
         overlay = tmp_path / "site.yaml"
         assert run("--gpu-sku=cpu", "--ranks=1", "--least=48", "--write", str(overlay)) == 1
         assert not overlay.exists()
 
-    @pytest.mark.parametrize("text", ["schema_version: 1\nskus: {}\n", "[1, 2]\n", "a: [\n", "\udcff"])
-    def test_one_that_cannot_be_written_into_is_told_before_anything_is_tried(
-        self, tried: list[Plan], tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+    def test_an_existing_file_is_refused_before_anything_is_tried(
+        self, tried: list[Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        overlay = tmp_path / "site.yaml"
-        overlay.write_bytes(text.encode("utf-8", "surrogateescape"))
-        before = overlay.read_bytes()
-        assert run("--gpu-sku=cpu", "--ranks=1", "--write", str(overlay)) == 4
-        assert capsys.readouterr().err.startswith(f"ddpscale: {overlay}:")
-        assert (tried, overlay.read_bytes()) == ([], before)
+        (tmp_path / "site.yaml").write_text("# ours\n")
+        assert run("--gpu-sku=cpu", "--ranks=1", "--write", str(tmp_path / "site.yaml")) == 4
+        assert f"--write: found {tmp_path / 'site.yaml'}, which exists" in capsys.readouterr().err
+        assert (tried, (tmp_path / "site.yaml").read_text()) == ([], "# ours\n")
 
     @pytest.mark.parametrize("option", ["--write", "--json"])
     def test_a_folder_that_is_not_there_is_told_before_anything_is_tried(

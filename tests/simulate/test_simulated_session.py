@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.simulated_session import DecidedStudy, decide
 from pytest_ddpscale.thresholds.cases import training_cases
+from tests.benchmarks.scripts import benchmark
 from tests.builders.clusters import a100, faults
 
+decide = benchmark("simulated_session").decide
 CLUSTER = a100()
 
 
-def decided(*texts: str, rounds: int = 32, seed: int = 1) -> dict[str, DecidedStudy]:
+def decided(*texts: str, rounds: int = 32, seed: int = 1) -> dict[str, Any]:
     plan = CLUSTER.plan(rounds=rounds, short_blocks=True)
     studies = decide(SimulatedRun(plan, CLUSTER.performance, faults(*texts), seed), CLUSTER.cases, 0.95)
     return {study.study.scaling: study for study in studies}

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.simulated_session import decide
+from tests.benchmarks.scripts import benchmark
 from tests.builders.clusters import a100, faults
 from tests.builders.judged import CONFIDENCE
 
+decide = benchmark("simulated_session").decide
 GPUS = 8
 CLUSTER = a100(GPUS)
 CASES = [case for case in CLUSTER.cases if case.id == "weak_scaling_efficiency[resnet152-fp16-8gpu]"]

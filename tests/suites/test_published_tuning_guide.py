@@ -9,8 +9,7 @@ import math
 
 import pytest
 
-from pytest_ddpscale.forecast.measured_sizes import MeasuredSize
-from pytest_ddpscale.forecast.scaling_facts import TrainingJob, scaling_facts, sweet_spots
+from pytest_ddpscale.metrics.scaling_facts import MeasuredSize, TrainingJob, scaling_facts, sweet_spots
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.suites.tune_candidates import Candidate, candidates, snippet
 

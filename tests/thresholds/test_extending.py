@@ -187,8 +187,29 @@ def test_files_may_extend_each_other_in_a_chain_but_in_no_circle(path: Path) -> 
     old = load_thresholds(nearest).thresholds.skus["old"]
     assert (old.description, old.requirements[0].source.reference) == ("ours", "site")
     (path.parent / "base.yaml").write_text("schema_version: 2\nextends: rack.yaml\n")
-    with pytest.raises(ThresholdsError, match=r"yaml:2: more than 4 files that extend each other; expected fewer"):
+    circle = r"base.yaml:2: extends 'rack.yaml', which extends this file; expected no circle"
+    with pytest.raises(ThresholdsError, match=circle):
         load_thresholds(nearest)
+    path.write_text("schema_version: 2\nextends: ./site.yaml\n")
+    with pytest.raises(ThresholdsError, match=r"site.yaml:2: extends './site.yaml', which extends this file"):
+        load_thresholds(path)
+
+
+def test_a_mistake_in_the_middle_of_a_chain_is_told_with_its_line(path: Path) -> None:
+    path.write_text(f"{HEAD}\nskus: {{old: {{alias: [o]}}}}\n")
+    nearest = path.parent / "rack.yaml"
+    nearest.write_text("schema_version: 2\nextends: site.yaml\nskus: {old: {description: ours}}\n")
+    assert first_problem(nearest).where == f"{path}:4"
+
+
+def test_a_chain_has_an_end(path: Path) -> None:
+    below = "base.yaml"
+    for name in ("a", "b", "c", "d", "e"):
+        (path.parent / f"{name}.yaml").write_text(f"schema_version: 2\nextends: {below}\n")
+        below = f"{name}.yaml"
+    assert len(load_thresholds(path.parent / "d.yaml").layers) == 5
+    with pytest.raises(ThresholdsError, match=r"a.yaml:2: more than 4 files that extend each other; expected fewer"):
+        load_thresholds(path.parent / "e.yaml")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`ddpscale forecast` and `ddpscale scaling`, as they are typed."""
+"""`ddpscale scaling`, as it is typed, and its table in the report."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.cli import USER_ERROR, main
+from pytest_ddpscale.evidence.evidence import read_evidence
+from pytest_ddpscale.report.html_page import render_html
+from pytest_ddpscale.report.scaling_table import scaling_tables
+from pytest_ddpscale.results.run_directory import RunDirectory
+from tests.builders.judgements import JUDGEMENT, RUN
+from tests.report.page_text import page_text
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "paik_a100_80gb"
 Printed = pytest.CaptureFixture[str]
@@ -30,64 +36,24 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_a_study_that_is_refused_keeps_no_other_from_a_forecast(two_nodes: str, capsys: Printed) -> None:
-    assert main(["forecast", two_nodes, "--gpus", "8,16,32"]) == 0
-    printed = capsys.readouterr().out
-    weak, strong = printed.split("strong/vit-b-16-fp16")
-    assert "2x the largest measured" in weak
-    assert "no forecast" not in weak
-    assert "  no forecast: --gpus: found 16, but no arm of vit-b-16-fp16 was measured across nodes" in strong
-    assert "measured" in next(line for line in strong.splitlines() if line.split()[:1] == ["8"])
-
-
 def test_columns_stand_under_their_heads(two_nodes: str, capsys: Printed) -> None:
-    main(["forecast", two_nodes, "--gpus", "16,32,1000000"])
-    head, *rows = capsys.readouterr().out.split("strong/")[0].splitlines()[2:]
-    assert len(rows) == 3
-    for title in ("GPUs", "img/s", "efficiency"):
+    main(["scaling", two_nodes])
+    head, *rows = capsys.readouterr().out.split("strong/")[0].splitlines()[2:8]
+    assert len(rows) == 5
+    for title in ("GPUs", "img/s", "speed-up", "efficiency", "gain"):
         end = head.index(title) + len(title)
         assert all(row[end - 1] != " " and row[end : end + 2] == "  " for row in rows)
 
 
-def test_measured_sizes_have_what_was_measured(two_nodes: str, capsys: Printed) -> None:
-    main(["forecast", two_nodes, "--gpus", "16,32", "--format", "json"])
-    weak = json.loads(capsys.readouterr().out)[0]
-    assert weak["forecasts"][0]["img_per_s"] == weak["sizes"][-1]["img_per_s"]
-    assert weak["forecasts"][0]["interval"] is None
-    low, high = weak["forecasts"][1]["interval"]
-    assert low < weak["forecasts"][1]["img_per_s"] < high
-    assert weak["refused"] is None
-    assert all(0 < size["error"] < 0.01 for size in weak["sizes"])
-
-
-def test_an_imported_run_is_forecast_by_what_is_assumed(imported: str, capsys: Printed) -> None:
-    assert main(["forecast", imported, "--gpus", "6", "--format", "json"]) == 0
-    for one in json.loads(capsys.readouterr().out):
-        assert {size["error"] for size in one["sizes"]} == {None}
-        assert one["forecasts"][0]["interval"][0] > 0
-
-
-def test_where_every_study_is_refused_the_first_says_why(imported: str, capsys: Printed) -> None:
-    assert main(["forecast", imported, "--gpus", "16"]) == USER_ERROR
-    assert "expected at most 8, the GPUs of one node" in capsys.readouterr().err
-
-
-def test_a_run_of_one_size_is_told_what_to_measure(tmp_path: Path, capsys: Printed) -> None:
+def test_a_run_of_one_size_is_its_own_sweet_spot(tmp_path: Path, capsys: Printed) -> None:
     alone = tmp_path / "alone"
     alone.mkdir()
     for one in PUBLISHED.glob("1gpu_weak_*"):
         (alone / one.name).write_bytes(one.read_bytes())
     main(["import", "paik", str(alone), "--out", str(tmp_path / "run")])
-    assert main(["forecast", str(tmp_path / "run"), "--gpus", "8"]) == USER_ERROR
-    assert "at one world size only; expected at least two. Measure ddp at another" in capsys.readouterr().err
     assert main(["scaling", str(tmp_path / "run")]) == 0
     assert "sweet spot for efficiency of 90 %: 1 GPU\n" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("gpus", ["", "0", "8,x", "-4", "2000000"])
-def test_sizes_that_are_none_are_refused(two_nodes: str, gpus: str, capsys: Printed) -> None:
-    assert main(["forecast", two_nodes, f"--gpus={gpus}"]) == USER_ERROR
-    assert "--gpus: found" in capsys.readouterr().err
+    assert scaling_tables(read_evidence(RunDirectory.open(tmp_path / "run"))) == []
 
 
 def test_scaling_tells_sweet_spots_of_measured_sizes(two_nodes: str, capsys: Printed) -> None:
@@ -118,15 +84,30 @@ def test_no_images_are_no_job(tmp_path: Path, capsys: Printed) -> None:
     assert "--images: found 0; expected a number above 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["forecast", "--gpus", "8"], ["scaling"]])
-def test_what_no_machine_did_says_so(two_nodes: str, imported: str, command: list[str], capsys: Printed) -> None:
-    main([*command, two_nodes])
+def test_what_no_machine_did_says_so(two_nodes: str, imported: str, capsys: Printed) -> None:
+    main(["scaling", two_nodes])
     assert capsys.readouterr().out.startswith("SIMULATED: no machine was measured\n")
-    main([*command, imported])
+    main(["scaling", imported])
     assert "SIMULATED" not in capsys.readouterr().out
-    main([*command, two_nodes, "--format", "json"])
+    main(["scaling", two_nodes, "--format", "json"])
     assert all(one["simulated"] for one in json.loads(capsys.readouterr().out))
 
 
 def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    assert main(["forecast", str(tmp_path), "--gpus", "8"]) == USER_ERROR
+    assert main(["scaling", str(tmp_path)]) == USER_ERROR
+
+
+def test_the_report_has_the_table_in_gpu_hours_and_kwh(two_nodes: str, capsys: Printed) -> None:
+    evidence = read_evidence(RunDirectory.open(Path(two_nodes)))
+    weak, strong = scaling_tables(evidence)
+    assert (weak.study, strong.study) == ("weak/vit-b-16-fp16", "strong/vit-b-16-fp16")
+    main(["scaling", two_nodes, "--gpu-hour-price", "1", "--kwh-price", "1"])
+    printed = capsys.readouterr().out.splitlines()
+    assert [" ".join(row) for row in weak.rows] == [" ".join(line.split()) for line in printed[3 : 3 + len(weak.rows)]]
+    assert weak.headings[0] == "GPUs"
+    assert weak.headings[-2:] == ("GPU-hours", "kWh")
+    assert "sweet spot for GPU-hours: 1 GPU" in weak.remarks
+    assert "sweet spot for efficiency of 90 %: 16 GPUs" in weak.remarks
+    page = page_text(render_html(JUDGEMENT, RUN, evidence))
+    assert all(f"| {' | '.join(row)} |" in page for row in (weak.headings, *weak.rows, *strong.rows))
+    assert "\nScaling\n" not in page_text(render_html(JUDGEMENT, RUN, evidence, goes_on=True))

@@ -1,22 +1,36 @@
-"""Which faults a thresholds file catches, by judging simulated runs like real ones."""
+"""Which faults the requirements of a thresholds file catch, by judging simulated runs like real ones.
+
+    python benchmarks/power.py thresholds.yaml --gpu-sku a100 --gpus 8 --trials 20
+    python benchmarks/power.py thresholds.yaml --gpu-sku b200 --gpus 16 --workloads resnet50-fp16 --faults slow-link:0.2
+
+For authors of thresholds files. Every run simulates another node and puts one fault at a random place. Caught: a
+requirement failed, was inconclusive or not measured. Rejected: a requirement that can reject failed. The row `none`
+shows false alarms and false accusations. Brackets hold 95 % score intervals. No machine is measured.
+"""
 
 from __future__ import annotations
 
+import argparse
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from statistics import NormalDist
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from pytest_ddpscale.errors import OptionError
+from reporting import Share, argument_parser, keep, positive_int
+from simulated_session import decide_all
+
+from pytest_ddpscale.errors import BadInput, OptionError
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.simulate.faults import ALL, COMMON_FAULTS, FORMS, NODE_FAULTS, Faults, InjectedFault, parse_fault
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
+from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.simulated_nodes import host_name
-from pytest_ddpscale.simulate.simulated_session import decide_all
+from pytest_ddpscale.simulate.spread import NodeSpread
+from pytest_ddpscale.thresholds.loading import load_thresholds
 
 DEFAULT_FAULTS = (
     "slow-gpu:1.02", "slow-gpu:1.05", "slow-gpu:1.1", "slow-gpu:1.2", "slow-link:0.5", "slow-link:0.25",
@@ -26,32 +40,58 @@ DEFAULT_FAULTS = (
 )  # fmt: skip
 _HEADER = ("fault", "size", "caught", "rejected", "right one named", "mostly by")
 _MOST_METRICS = 2
+CONFIDENCE = 0.95
 
 
-@dataclass(frozen=True)
-class Share:
-    """Share of runs in which something happened."""
+def main() -> None:
+    """Simulate, judge and print."""
+    parser = argument_parser(__doc__)
+    add = parser.add_argument
+    add("thresholds", type=Path, metavar="FILE")
+    add("--gpu-sku", required=True, metavar="SKU", help="a name or alias in the file")
+    add("--gpus", type=int, metavar="N", help="size of the cluster; default: that of the largest requirement")
+    add("--workloads", type=_words, metavar="NAME,…", help="only these workloads; default: all")
+    add("--faults", type=_words, default=DEFAULT_FAULTS, metavar="KIND:SIZE,…",
+        help="default: a few sizes of every kind")  # fmt: skip
+    add("--trials", type=positive_int, default=15, metavar="N", help="runs for each fault; default: %(default)s")
+    add("--rounds", type=positive_int, metavar="N", help="rounds of every study; default: the most of a real run")
+    add("--noise", type=float, metavar="SD", help="relative, of a round; default: 0.003 on GPU, 0.02 on CPU")
+    add("--gpu-spread", type=float, default=0.0, metavar="SD", help="relative, between the GPUs of a node; default: 0")
+    add("--correlation", type=float, default=0.0, metavar="R", help="between successive rounds (AR(1)); default: 0")
+    add("--hiccups", type=float, default=0.0, metavar="SHARE",
+        help="share of blocks that take up to 10 standard deviations longer; default: 0")  # fmt: skip
+    add("--seed", type=int, default=0, metavar="S")
+    arguments = parser.parse_args()
+    try:
+        found = _measured(arguments)
+    except BadInput as error:
+        parser.error(str(error))
+    print("\n".join(power_lines(found)))
+    set_aside = [verdict.id for verdict in found.set_aside]
+    keep(arguments.json, "power", {"catches": [asdict(one) for one in found.catches], "set_aside": set_aside})
 
-    count: int
-    runs: int
 
-    @property
-    def value(self) -> float:
-        """The share, 0 … 1."""
-        return self.count / self.runs
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
 
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % score interval: Wilson (1927), J. Am. Stat. Assoc. 22."""
-        z = NormalDist().inv_cdf(0.975)
-        weight = 1 + z * z / self.runs
-        centre = (self.value + z * z / (2 * self.runs)) / weight
-        reach = z / weight * (self.value * (1 - self.value) / self.runs + z * z / (4 * self.runs**2)) ** 0.5
-        return max(0.0, centre - reach), min(1.0, centre + reach)
 
-    def __str__(self) -> str:
-        low, high = self.interval
-        return f"{self.value:4.0%} [{low:.0%}, {high:.0%}]"
+def _measured(arguments: argparse.Namespace) -> Power:
+    options = ClusterOptions(
+        sku=arguments.gpu_sku,
+        gpus=arguments.gpus,
+        round_noise=arguments.noise,
+        workloads=arguments.workloads,
+        spread=NodeSpread(gpu_sd=arguments.gpu_spread),
+        correlation=arguments.correlation,
+        hiccups=arguments.hiccups,
+    )
+    cluster = open_cluster(load_thresholds(arguments.thresholds), options)
+    plan = cluster.plan(arguments.rounds, short_blocks=True)
+
+    def progress(fault: str) -> None:
+        print(f"simulating {fault} …", file=sys.stderr)
+
+    return measure_power(cluster, plan, arguments.faults, arguments.trials, arguments.seed, progress)
 
 
 @dataclass(frozen=True)
@@ -89,7 +129,6 @@ def measure_power(
     plan: Plan,
     faults: Sequence[str],
     trials: int,
-    confidence: float,
     seed: int,
     progress: Callable[[str], None] = lambda fault: None,
 ) -> Power:
@@ -99,16 +138,14 @@ def measure_power(
     runs.
 
     Raises:
-        OptionError: a fault is invalid, or `trials` is below 1.
+        OptionError: a fault is invalid.
     """
-    if trials < 1:
-        raise OptionError("--trials", f"found {trials}", "a whole number from 1 up")
     for text in faults:
-        place_fault(text, plan.layout, random.Random(seed))  # noqa: S311 (only checks it before the first run)
+        place_fault(text, plan.layout, random.Random(seed))
     runs: dict[str, list[_Trial]] = {}
     for text in ("none", *dict.fromkeys(faults)):
         progress(text)
-        runs[text] = [_trial(cluster, plan, text, confidence, f"{seed}/{text}/{number}") for number in range(trials)]
+        runs[text] = [_trial(cluster, plan, text, f"{seed}/{text}/{number}") for number in range(trials)]
     set_aside = _never_kept(runs["none"])
     ignored = {verdict.id for verdict in set_aside}
     return Power(tuple(_catch(text, found, ignored) for text, found in runs.items()), set_aside)
@@ -151,15 +188,14 @@ class _Trial:
         return any((culprit.host, culprit.gpu_index) == (host_name(node), index) for culprit in blamed)
 
 
-def _trial(cluster: SimulatedCluster, plan: Plan, text: str, confidence: float, seed: str) -> _Trial:
-    chance = random.Random(seed)  # noqa: S311 (not for secrets)
+def _trial(cluster: SimulatedCluster, plan: Plan, text: str, seed: str) -> _Trial:
+    chance = random.Random(seed)
     fault = None if text == "none" else place_fault(text, plan.layout, chance)
     faults = Faults((fault,) if fault else (), plan.layout)
     seed_of_run = chance.getrandbits(64)
     performance = cluster.performance.of_cluster(seed_of_run)
-    return _Trial(
-        fault, plan.layout, decide_all(SimulatedRun(plan, performance, faults, seed_of_run), cluster, confidence)
-    )
+    run = SimulatedRun(plan, performance, faults, seed_of_run)
+    return _Trial(fault, plan.layout, decide_all(run, cluster, CONFIDENCE))
 
 
 def _never_kept(sound: Sequence[_Trial]) -> tuple[Verdict, ...]:
@@ -189,9 +225,7 @@ def power_lines(power: Power) -> Iterator[str]:
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
     yield ""
-    yield f"{power.catches[0].caught.runs} simulated runs of each, with 95 % score intervals: no machine was measured."
-    yield "Caught: a requirement failed, was inconclusive or not measured. Rejected: one that can reject failed."
-    yield "The row none shows false alarms and false accusations."
+    yield f"{power.catches[0].caught.runs} simulated runs of each: no machine was measured."
     for verdict in power.set_aside:
         yield f"Not counted, because a sound simulated machine does not meet it: {verdict.id}: {verdict.reason}"
 
@@ -201,3 +235,7 @@ def _row(catch: Catch) -> tuple[str, ...]:
     # A fault of all ranks has no culprit.
     named = "–" if kind == "drift" or size.startswith(f"{ALL}:") else str(catch.named)
     return kind, size, str(catch.caught), str(catch.rejected), named, ", ".join(catch.metrics[:_MOST_METRICS])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""How throughput scales with GPUs: measured sizes, and forecasts of others."""
