@@ -14,8 +14,6 @@ import pytest
 from pytest_ddpscale import cli
 from tests.docs_pages.commands import ROOT, blocks
 
-pytestmark = pytest.mark.slow
-
 NEEDS_NOTHING = re.compile(
     r"ddpscale (simulate|thresholds (show|check)|report|compare|runs|init)\b"
     r"|pytest .*(--ddp-judge|--collect-only)"
