@@ -1,0 +1,158 @@
+"""Pages about metrics, options and the keys of thresholds.yaml, written from their declarations.
+
+`python -m docs_pages.declared` writes the first two into docs/; the third is only on the site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpscale.plan.metric import Metric
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.settings import OPTIONS, Option
+from pytest_ddpscale.thresholds.form import (
+    BatchForm,
+    Change,
+    CheckRow,
+    FileForm,
+    Removal,
+    Row,
+    SkuForm,
+    WaiverRow,
+    WorkloadForm,
+)
+from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak, Strict
+
+DOCS = Path(__file__).parents[1] / "docs"
+_METRICS_HEAD = """\
+# Metrics
+
+Every metric that a requirement can use. In formulas t is the throughput per GPU of an arm in one round, and k the
+number of ranks. A bound outside the range is refused, because every value would pass or fail it.
+`python -m docs_pages.declared` writes this page from `pytest_ddpscale/plan/metric_catalogue.py`. To add a metric:
+[how-to/metric.md](how-to/metric.md).
+
+| metric | meaning | in one round | bound | range |
+| --- | --- | --- | --- | --- |
+"""
+_OPTIONS_HEAD = """\
+# Options of `pytest`
+
+Each option is also an ini key; those that the job scripts in `slurm/` set are environment variables too. The command
+line wins over the environment, and the environment over the ini file. `python -m docs_pages.declared` writes this page
+from `pytest_ddpscale/settings.py`.
+
+| option | ini key, environment variable | |
+| --- | --- | --- |
+"""
+_KEYS_HEAD = """\
+# Keys of thresholds.yaml
+
+[Read and change thresholds.yaml](thresholds.md) explains the file. `thresholds.schema.json` lets editors check it.
+"""
+# The mappings of the file, and the place of each.
+MAPPINGS: dict[str, tuple[type[Strict], str]] = {
+    "File": (FileForm, "the top of the file"),
+    "Workload": (WorkloadForm, "`workloads.NAME`"),
+    "SKU": (SkuForm, "`skus.NAME`"),
+    "Detect": (Detect, "`skus.NAME.detect`"),
+    "Peak": (Peak, "`skus.NAME.peak`"),
+    "Node": (Node, "`skus.NAME.node`"),
+    "Batch": (BatchForm, "`skus.NAME.batch.WORKLOAD`"),
+    "Row": (Row, "a row under `skus.NAME.requirements` or `families.NAME`"),
+    "Row of checks": (CheckRow, "a row of checks under `skus.NAME.requirements` or `families.NAME`"),
+    "Remove": (Removal, "`skus.NAME.remove`, in a file that extends another"),
+    "Change": (Change, "`skus.NAME.change`, in a file that extends another"),
+    "Waiver": (WaiverRow, "`skus.NAME.waivers`"),
+}
+
+
+def metrics_page() -> str:
+    """A row for each metric."""
+    return _METRICS_HEAD + "".join(map(_metric, METRICS.values()))
+
+
+def options_page() -> str:
+    """A row for each option of pytest."""
+    return _OPTIONS_HEAD + "".join(map(_option, OPTIONS.values()))
+
+
+def keys_page() -> str:
+    """A table of keys for each mapping of thresholds.yaml, from the models that read the file."""
+    tables = (
+        f"## {title}\n\nAt {where}.\n\n| key | type | default | |\n| --- | --- | --- | --- |\n{''.join(_keys(model))}"
+        for title, (model, where) in MAPPINGS.items()
+    )
+    return "\n".join([_KEYS_HEAD, *tables])
+
+
+def _metric(metric: Metric) -> str:
+    least, most = metric.range_at(1)
+    ends = f"{least:g} … {most:g}{' per rank' if metric.grows_with_ranks else ''}"
+    unit = "" if metric.unit == "fraction" else f" {metric.unit}"
+    meaning = f"{metric.title}. {metric.meaning}"
+    return _row(f"`{metric.name}`", meaning, metric.formula, f"`{metric.bound_key}`", f"{ends}{unit}")
+
+
+def _option(option: Option) -> str:
+    flag = f"{option.flag} {option.metavar}" if option.metavar else option.flag
+    names = [option.name, *[option.variable] * option.in_environment]
+    return _row(f"`{flag}`", ", ".join(f"`{name}`" for name in names), option.help)
+
+
+def _keys(model: type[Strict]) -> Iterator[str]:
+    schema = model.model_json_schema(by_alias=True)
+    for key, one in schema["properties"].items():
+        if key == "world_sizes":  # written as the value of the metric's key
+            continue
+        name = "METRIC" if key in ("metrics", "metric") else key  # a metric's own name is the key
+        default = one.get("default")
+        shown = f"`{default}`" if default not in (None, "", [], {}) else "none"
+        required = key in schema.get("required", ())
+        yield _row(f"`{name}`", _type_text(one), "required" if required else shown, one["description"])
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", r"\|").replace("<", "&lt;") for cell in cells) + " |\n"
+
+
+def _type_text(schema: dict[str, Any]) -> str:
+    """A JSON schema in words: ``whole number, 1 … 64``, ``one of `fail`, `warn```."""
+    if "$ref" in schema:
+        return "mapping"
+    if "enum" in schema or "const" in schema:
+        return ", ".join(f"`{word}`" for word in schema.get("enum", [schema.get("const")]))
+    if options := schema.get("anyOf") or schema.get("oneOf"):
+        return _either(_type_text(one) for one in options if one.get("type") != "null")
+    match schema.get("type"):
+        case "array":
+            return f"list; each {_type_text(schema.get('items', {}))}"
+        case "object":
+            inner = schema.get("additionalProperties")
+            return f"mapping by name; each {_type_text(inner)}" if isinstance(inner, dict) else "mapping"
+        case "string":
+            return "a day, such as `2026-12-31`" if schema.get("format") == "date" else "text"
+        case "boolean":
+            return "`true` or `false`"
+        case kind:
+            return {"integer": "whole number", "number": "number"}.get(str(kind), "any value") + _limits(schema)
+
+
+def _either(texts: Iterable[str]) -> str:
+    return " or ".join(dict.fromkeys(texts))
+
+
+def _limits(schema: dict[str, Any]) -> str:
+    least, most, above = (schema.get(key) for key in ("minimum", "maximum", "exclusiveMinimum"))
+    if above is not None:
+        return f" above {above:g}"
+    if least is None:
+        return ""
+    return f", at least {least:g}" if most is None else f", {least:g} … {most:g}"
+
+
+if __name__ == "__main__":
+    (DOCS / "metrics.md").write_text(metrics_page(), encoding="utf-8")
+    (DOCS / "options.md").write_text(options_page(), encoding="utf-8")
