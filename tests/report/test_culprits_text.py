@@ -55,21 +55,6 @@ def test_nodes_and_the_hosts_of_gpus_that_made_a_run_fail_are_drained(tmp_path: 
     assert said(run) == [("drain", "n1"), ("drain", "n3")]
 
 
-def test_a_culprit_of_several_requirements_is_said_once(tmp_path: Path) -> None:
-    verdicts = [failed(gpu("n1")), failed(gpu("n1"), metric="exposed_communication"), failed(gpu("n1", index=4))]
-    [found] = read_findings(write_judged_run(tmp_path / "r", "rejected", NODES, verdicts)).findings
-    assert found.evidence.count("GPU 3") == 1
-    assert found.evidence.count("GPU 4") == 1
-
-
-def test_of_many_requirements_that_name_one_host_the_first_is_told_and_how_many_more(tmp_path: Path) -> None:
-    metrics = ("weak_scaling_efficiency", "exposed_communication", "throughput_per_gpu")
-    verdicts = [failed(gpu("n2"), metric=metric, outcome="inconclusive") for metric in metrics]
-    (_, found) = read_findings(write_judged_run(tmp_path / "r", "incomplete", NODES, verdicts)).findings
-    assert found.evidence.count("GPU 3") == 1
-    assert found.evidence.endswith(f"(INCONCLUSIVE {verdicts[0].id} and 2 more)")
-
-
 def test_who_is_rejected_is_not_to_be_inspected_for_the_same(tmp_path: Path) -> None:
     verdicts = [failed(gpu("n2")), failed(gpu("n2"), metric="exposed_communication", outcome="inconclusive")]
     assert said(write_judged_run(tmp_path / "r", "rejected", NODES, verdicts)) == [("drain", "n2")]
@@ -283,12 +268,6 @@ def test_a_run_that_was_not_judged_is_refused(tmp_path: Path) -> None:
     (run / "verdicts.json").unlink()
     with pytest.raises(RunDirectoryError, match=r"verdicts\.json: cannot be read"):
         read_findings(run)
-
-
-def test_the_reason_names_the_run_and_is_plain_ascii() -> None:
-    assert finding("GPU 3 on n7: 1.31× the median, ≥ 96.0 %").reason == (
-        "ddpscale: GPU 3 on n7: 1.31x the median, at least 96.0 % [2026-01-31/n7]"
-    )
 
 
 @given(st.text(max_size=400), st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=200))

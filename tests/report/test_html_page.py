@@ -16,7 +16,7 @@ from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.report.html_page import key_numbers, render_html, topologies
 from pytest_ddpscale.report.live_progress import LIVE
 from pytest_ddpscale.results.coverage import Coverage, NodeCoverage
-from pytest_ddpscale.results.run_json import Resumed, RunRecord
+from pytest_ddpscale.results.run_json import RunRecord
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
@@ -122,19 +122,6 @@ def test_a_node_that_is_only_suspected_is_not_counted_as_failed() -> None:
     assert nodes_number(check_of("ecc", culprits=(certain, suspect))) == ("≤ 50.0%", "FAIL")
 
 
-def test_whoever_measured_resumed_and_judged_is_on_the_first_page() -> None:
-    resumed = Resumed(
-        at="2026-03-01T11:00:00+00:00", argv=(), status_before="interrupted", thresholds_digests="", measured_anew={},
-        operator="Bob",
-    )  # fmt: skip
-    run = with_fields(RUN, operator="Ann", resumed=(resumed, resumed))
-    page = render_html(replace(JUDGEMENT, basis={"judged_by": "Eve"}), run, NOTHING)
-    assert "<dt>By</dt><dd>Ann, Bob</dd>" in page
-    assert "<dt>Resumed</dt><dd>2026-03-01 11:00 UTC by Bob; the session before was interrupted</dd>" in page
-    assert "<dt>Judged by</dt><dd>Eve</dd>" in page
-    assert "Judged by" not in PAGE
-
-
 def test_a_topology_unlike_most_is_marked() -> None:
     surveys = [Survey(host=host, unix_s=1.0, topology=matrix) for host, matrix in zip("abc", "YXX", strict=True)]
     assert [(one.hosts, one.differs) for one in topologies(surveys)] == [("b, c", False), ("a", True)]
@@ -163,17 +150,6 @@ def test_only_a_run_of_a_machine_that_is_over_has_lines_to_sign() -> None:
 
 def test_a_run_without_an_earlier_acceptance_says_so() -> None:
     assert "<dt>Before</dt><dd>no earlier acceptance of these nodes to compare with</dd>" in PAGE
-
-
-def test_what_the_reason_says_of_a_culprit_is_not_said_again() -> None:
-    culprit = replace(FAILED.culprits[0], evidence="1.04× the median")
-    told = replace(FAILED, reason="GPU 3 is slow (1.04× the median)", culprits=(culprit,))
-    requirements = render_html(judgement_with(told), RUN, NOTHING).split('id="requirements"')[1]
-    assert requirements.count("1.04× the median") == 1
-    untold = replace(told, reason="it is slow")
-    assert f"at fault: GPU 3 ({culprit.gpu_uuid}) on node7: 1.04× the median" in render_html(
-        judgement_with(untold), RUN, NOTHING
-    )
 
 
 def test_while_it_goes_on_only_failures_are_causes() -> None:

@@ -9,7 +9,6 @@ import pytest
 from pytest_ddpscale.plan.estimate import (
     PAIRS_ROUND_S,
     estimate,
-    probes_seconds,
     round_seconds,
     study_seconds,
     warm_up_seconds,
@@ -19,7 +18,7 @@ from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.progress import Progress, load_warning
-from pytest_ddpscale.results.notices import Idle, Notice, Queued, Unfit
+from pytest_ddpscale.results.notices import Idle, Notice, Queued
 from pytest_ddpscale.results.pair_record import PairRound
 from pytest_ddpscale.results.probe_record import ProbeBlock
 from pytest_ddpscale.results.record_lines import AnyRecord
@@ -86,21 +85,6 @@ def test_a_host_that_others_work_on_is_warned_of() -> None:
 def test_a_line_is_not_repeated(terminal: Terminal) -> None:
     terminal.feed(Idle(), Idle(), Idle())
     assert len(terminal.shown) == 1
-
-
-def test_ranks_that_are_up_are_announced_once_and_stay(terminal: Terminal) -> None:
-    terminal.feed(STARTUP, STARTUP)
-    assert terminal.shown == [("ranks are up: 2 on torch 2.9.0", False)]
-
-
-def test_a_study_that_compiles_says_so() -> None:
-    compiled = tuple(replace(one, workload=replace(one.workload, compile=True)) for one in PLAN.studies)
-    terminal = Terminal(replace(PLAN, studies=compiled))
-    assert terminal.feed(BEGIN) == ("weak/r: compiling and warming up", True)
-
-
-def test_a_study_begins_by_warming_up(terminal: Terminal) -> None:
-    assert terminal.feed(BEGIN) == ("weak/r: warming up", True)
 
 
 def percent(done_s: float) -> str:
@@ -174,11 +158,6 @@ def test_the_end_of_a_study_stays(terminal: Terminal, reason: EndReason, message
     assert line == ("strong/r: not started: the job was preempted", False)
 
 
-def test_a_study_for_which_there_was_no_time_did_not_begin(terminal: Terminal) -> None:
-    terminal.feed(BEGIN, block("alone", 5), StudyEnd("weak/r", "rounds"))
-    assert terminal.feed(StudyEnd("strong/r", "budget")) == ("strong/r: not started: time limit reached", False)
-
-
 def test_a_settled_study_takes_no_more_time(terminal: Terminal) -> None:
     terminal.feed(BEGIN, StudyEnd("weak/r", "error", "x"), StudyStart(study="strong/r", unix_s=1.7e9))
     terminal.seconds += WARM_UP_S + BLOCK_S
@@ -186,26 +165,11 @@ def test_a_settled_study_takes_no_more_time(terminal: Terminal) -> None:
     assert f"  {clock(study_seconds(STRONG) - WARM_UP_S - BLOCK_S)} left ] " in line
 
 
-def test_after_the_first_study_waiting_is_silent(terminal: Terminal) -> None:
-    terminal.feed(BEGIN, StudyEnd("weak/r", "rounds"))
-    shown = len(terminal.shown)
-    terminal.progress(Idle())
-    assert len(terminal.shown) == shown
-
-
 def test_unknown_records_and_studies_do_no_harm(terminal: Terminal) -> None:
     terminal.progress(Survey("n", 1.0))
     terminal.progress(StudyStart(study="weak/unknown", unix_s=1.7e9))
     terminal.progress(block("alone", 0))
     assert terminal.shown == [("weak/unknown: warming up", True)]
-
-
-def test_unfit_nodes_are_told_each_and_stay(terminal: Terminal) -> None:
-    terminal.feed(Unfit({"n2": "gpus: GPU 3: lost", "n4": "disk: 0.1 GiB are free"}))
-    assert terminal.shown == [
-        ("n2 is unfit: gpus: GPU 3: lost", False),
-        ("n4 is unfit: disk: 0.1 GiB are free", False),
-    ]
 
 
 class TestProbes:
@@ -230,26 +194,6 @@ class TestProbes:
         later = terminal.feed(self.probe("all-reduce-1mib", 2))
         assert later[0].endswith(" ] probes: round 3/6  all-reduce-1mib")
         assert terminal.feed(self.probe("all-reduce-1mib", 0)) == later
-
-    def test_show_per_cent_and_time_left_at_their_own_pace(self, terminal: Terminal) -> None:
-        probes = self.PLAN.probes
-        assert probes is not None
-        planned_s = probes_seconds(probes)
-        terminal.feed(self.BEGIN)
-        terminal.seconds += planned_s  # twice as long as half of the rounds should take
-        line, _ = terminal.feed(self.probe("matmul-fp32", 2))
-        done = int(100 * (planned_s / 2) / (planned_s + WHOLE_S))
-        assert line.startswith(f"[ {done:2d} %  {clock(2 * (planned_s / 2 + WHOLE_S))} left ] ")
-
-    def test_are_no_start_while_nothing_is_recorded(self, terminal: Terminal) -> None:
-        line = terminal.feed(self.BEGIN, self.probe("matmul-fp32", 0))
-        assert terminal.feed(Idle()) == line
-
-    def test_end_with_their_rounds_and_are_followed_by_the_studies(self, terminal: Terminal) -> None:
-        terminal.feed(self.BEGIN, self.probe("matmul-fp32", 4))
-        terminal.seconds += 65
-        assert terminal.feed(StudyEnd("probes", "decided")) == ("probes: decided after 5 rounds in 1:05", False)
-        assert terminal.feed(BEGIN, block("alone", 0))[0].endswith("weak/r: round 1/6  alone 20 img/s per rank")
 
     def test_of_no_plan_do_no_harm(self) -> None:
         terminal = Terminal()
@@ -282,15 +226,6 @@ class TestPairsOfNodes:
         done = int(100 * (1 - 2 * PAIRS_ROUND_S / whole_s))
         assert terminal.feed(self.round_of(0)) == (f"[ {done} %  0:04 left ] pairs of nodes: round 1/3", True)
         assert terminal.feed(self.round_of(2))[0].startswith("[ 99 %  0:00 left ] pairs of nodes: round 3/3")
-
-    def test_say_that_slow_ones_are_measured_once_more(self, terminal: Terminal) -> None:
-        terminal.feed(STARTUP, self.BEGIN)
-        assert terminal.feed(self.round_of(3))[0].endswith("pairs of nodes: round 4, slow pairs again")
-
-    def test_keep_their_rounds_at_the_end(self, terminal: Terminal) -> None:
-        terminal.feed(STARTUP, self.BEGIN, self.round_of(0), self.round_of(1))
-        terminal.seconds += 3
-        assert terminal.feed(StudyEnd("pairs", "decided")) == ("pairs: decided after 2 rounds in 0:03", False)
 
 
 def test_a_whole_run_shows_its_epochs_and_promises_no_time() -> None:
