@@ -69,12 +69,6 @@ def test_waiting_for_ranks_says_how_long_it_all_will_take(terminal: Terminal) ->
     assert terminal.feed(Idle()) == (f"starting ranks, {clock(estimate(PLAN).seconds)} estimated", True)
 
 
-def test_the_wait_for_slurms_nodes_is_shown_with_its_time_so_far(terminal: Terminal) -> None:
-    waiting = Queued("job 17 queued and waiting for resources")
-    assert terminal.feed(Idle(), waiting) == ("waiting for nodes: job 17 queued and waiting for resources", False)
-    terminal.seconds += 65
-    assert terminal.feed(waiting) == ("waiting for nodes: 1:05", True)
-    assert len(terminal.shown) == 3
 
 
 def test_a_host_that_others_work_on_is_warned_of() -> None:
@@ -228,12 +222,3 @@ class TestPairsOfNodes:
         assert terminal.feed(self.round_of(2))[0].startswith("[ 99 %  0:00 left ] pairs of nodes: round 3/3")
 
 
-def test_a_whole_run_shows_its_epochs_and_promises_no_time() -> None:
-    run = training_run(2)
-    terminal = Terminal(plan_of([run]))
-    assert terminal.feed(Idle()) == ("starting ranks", True)
-    begin = StudyStart(study=run.id, unix_s=1.7e9)
-    shown = terminal.feed(begin, epoch_of(run, 0), epoch_of(run, 1))
-    assert shown == ("train/small@2: epoch 2/3  32 img/s  loss 1.5  accuracy 50.0%", True)
-    terminal.seconds += 65
-    assert terminal.feed(StudyEnd(study=run.id, reason="rounds")) == ("train/small@2: 2 epochs in 1:05", False)

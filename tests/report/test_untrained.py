@@ -31,9 +31,6 @@ class TestNumbers:
         unit = {"fraction": " %", "x": "×"}.get(METRICS[metric].unit, f" {METRICS[metric].unit}")
         assert text.number_text(0.5, METRICS[metric].unit).endswith(unit)
 
-    def test_nodes_are_counted_without_an_interval_or_rounds(self) -> None:
-        assert (text.has_interval(CHECK), text.limits_text(CHECK), text.rounds_text(CHECK)) == (False, "–", "–")
-        assert (text.has_interval(MATMUL), text.rounds_text(MATMUL)) == (True, "8")
 
     def test_a_check_is_not_provisional_and_a_probe_may_be(self) -> None:
         assert CHECK.provisional
@@ -50,10 +47,6 @@ class TestSubject:
         assert text.requirement_text(one) == f"{name}: {NODE_CHECKS[name].meaning}"
 
 
-def test_plots_of_what_was_trained_ignore_the_others(tmp_path: Any) -> None:
-    both = replace(TRAINED, verdicts=(*TRAINED.verdicts, *JUDGEMENT.verdicts))
-    assert len(write_plots(columns_of(MEASUREMENTS), TRAINED_PLAN, both, tmp_path / "both")) > 0
-    assert write_plots(columns_of([]), PLAN, JUDGEMENT, tmp_path / "none") == []
 
 
 class TestPlan:
