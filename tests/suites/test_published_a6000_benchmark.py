@@ -36,8 +36,6 @@ def test_the_three_sizes_of_vgg16_are_hidden_layers_of_4096_2048_and_1024(hidden
     assert trained_parameters(replace(VGG16, classifier_hidden=hidden)) == PUBLISHED_BY_HIDDEN[hidden]
 
 
-
-
 def test_the_default_sweep_is_its_experiment() -> None:
     plan = planned(Factors())
     centre, *others = (study.workload for study in plan.studies)
@@ -60,13 +58,3 @@ def test_data_moved_at_its_centre_by_its_formula() -> None:
     assert EPOCH_IMAGES == MNIST
     assert data.document_parameters == pytest.approx(60_000 / (1024 * 4) * 119_586_826)
     assert data.document_bytes == pytest.approx(7.007e9, rel=1e-3)
-
-
-
-
-
-
-
-
-
-
