@@ -11,10 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.report import plots
 from pytest_ddpscale.report.plots import write_plots
-from pytest_ddpscale.report.plotted_series import EFFICIENCY, THROUGHPUT, throughput_series
 from tests.builders.judgements import (
     ACCEPTED,
     FAILED,
@@ -85,8 +82,6 @@ def test_many_workloads_with_hostile_names_fit(tmp_path: Path) -> None:
     assert len(write_plots(columns_of(measurements), make_plan(*studies), judgement, tmp_path)) == 3
 
 
-
-
 def test_the_overview_shows_pictures_as_they_are_on_their_own(tmp_path: Path) -> None:
     write_plots(columns_of(MEASUREMENTS), PLAN, JUDGEMENT, tmp_path)
     overview, throughput, efficiency, speedup = (
@@ -99,12 +94,6 @@ def test_the_overview_shows_pictures_as_they_are_on_their_own(tmp_path: Path) ->
     np.testing.assert_array_equal(overview[:height, width:], efficiency)
     np.testing.assert_array_equal(overview[height:, :width], speedup)
     assert (overview[height:, width:] == 1).all()  # utilization, which was not measured
-
-
-
-
-
-
 
 
 def _modules_after(code: str) -> set[str]:

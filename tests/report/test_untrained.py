@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -11,14 +10,8 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.plan_text import plan_lines
-from pytest_ddpscale.report.plots import write_plots
-from tests.builders.judgements import JUDGEMENT as TRAINED
-from tests.builders.judgements import MEASUREMENTS
-from tests.builders.judgements import PLAN as TRAINED_PLAN
-from tests.builders.rounds import columns_of
 from tests.builders.untrained import (
     CHECK,
-    JUDGEMENT,
     MATMUL,
     PAIRS,
     PLAN,
@@ -30,7 +23,6 @@ class TestNumbers:
     def test_every_metric_has_its_unit(self, metric: str) -> None:
         unit = {"fraction": " %", "x": "×"}.get(METRICS[metric].unit, f" {METRICS[metric].unit}")
         assert text.number_text(0.5, METRICS[metric].unit).endswith(unit)
-
 
     def test_a_check_is_not_provisional_and_a_probe_may_be(self) -> None:
         assert CHECK.provisional
@@ -45,8 +37,6 @@ class TestSubject:
         one = replace(CHECK, id=f"node_check[{name}]", workload=name)
         assert text.check_text(one) == f"{NODE_CHECKS[name].title}: a node passes if {NODE_CHECKS[name].meaning}"
         assert text.requirement_text(one) == f"{name}: {NODE_CHECKS[name].meaning}"
-
-
 
 
 class TestPlan:
