@@ -69,7 +69,6 @@ class TestOneSlowRank:
             ),
         )  # fmt: skip
 
-
     @pytest.mark.parametrize(
         ("metric", "bound"),
         [
@@ -224,7 +223,6 @@ class TestNobodySlow:
         assert (verdict.outcome, verdict.culprits) == ("failed", ())
         assert verdict.notes == (NOBODY_SLOW,)
         assert verdict.reason == "the whole interval misses the bound"
-
 
     def test_is_not_said_of_ranks_that_were_hardly_compared(self) -> None:
         case = make_case("weak_scaling_efficiency", 1.1, world_size=2)

@@ -140,8 +140,6 @@ def test_the_evidence_on_a_link_names_both_ends() -> None:
     assert [end.devices for end in fault.ends] == [("GPU-1",), ("GPU-2",)]
 
 
-
-
 @pytest.mark.parametrize("count", range(4))
 def test_what_was_not_measured_often_enough_accuses_nobody(count: int) -> None:
     assert find_link_faults(BAD_FIRST[:count], "cpu") == []

@@ -27,9 +27,8 @@ def test_healthy_nodes_pass() -> None:
         assert (result.outcome, result.share, result.culprits) == ("passed", 1.0, ())
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "text"),
-    [
+def test_a_gpu_that_is_not_as_expected_fails_its_node_and_is_named() -> None:
+    for name, changes, text in [
         ("gpus", {"name": "NVIDIA A100-SXM4-40GB"}, "is a NVIDIA A100-SXM4-40GB; expected a name like"),
         ("gpus", {"pci_device_id": "20b0"}, "PCI device id 20b0; expected 20b2"),
         ("gpus", {"memory_bytes": 40 * GIB}, "has 40.0 GiB; expected 72.0 to 88.0"),
@@ -51,24 +50,19 @@ def test_healthy_nodes_pass() -> None:
         ("nvlink", {"nvlinks_active": 11}, "11 NVLinks are up; expected 12"),
         ("kernels", {"compute_capability": "7.0"}, "no kernels for compute capability 7.0; it has sm_75"),
         ("bf16", {"compute_capability": "7.5"}, "no native bf16"),
-    ],
-)
-def test_a_gpu_that_is_not_as_expected_fails_its_node_and_is_named(
-    name: str, changes: dict[str, Any], text: str
-) -> None:
-    result = judged(name, survey("n0"), with_gpu(host="n1", **changes), survey("n2"), survey("n3"))
-    assert (result.outcome, result.share) == ("failed", 0.75)
-    assert text in result.reason
-    assert result.reason.startswith("1 of 4 nodes not as expected: n1: GPU 3 (GPU-n1-3): ")
-    (culprit,) = result.culprits
-    assert (culprit.kind, culprit.host, culprit.gpu_index, culprit.gpu_uuid) == ("gpu", "n1", 3, "GPU-n1-3")
-    assert text in culprit.evidence
-    assert culprit.is_certain
+    ]:
+        result = judged(name, survey("n0"), with_gpu(host="n1", **changes), survey("n2"), survey("n3"))
+        assert (result.outcome, result.share) == ("failed", 0.75)
+        assert text in result.reason
+        assert result.reason.startswith("1 of 4 nodes not as expected: n1: GPU 3 (GPU-n1-3): ")
+        (culprit,) = result.culprits
+        assert (culprit.kind, culprit.host, culprit.gpu_index, culprit.gpu_uuid) == ("gpu", "n1", 3, "GPU-n1-3")
+        assert text in culprit.evidence
+        assert culprit.is_certain
 
 
-@pytest.mark.parametrize(
-    ("name", "reading"),
-    [
+def test_what_cannot_be_read_is_never_passed() -> None:
+    for name, reading in [
         ("gpus", "memory_bytes"),
         ("processes", "processes"),
         ("mig", "mig_enabled"),
@@ -81,13 +75,11 @@ def test_a_gpu_that_is_not_as_expected_fails_its_node_and_is_named(
         ("nvlink", "nvlinks_active"),
         ("kernels", "compute_capability"),
         ("bf16", "compute_capability"),
-    ],
-)
-def test_what_cannot_be_read_is_never_passed(name: str, reading: str) -> None:
-    result = judged(name, survey("n0"), unread(reading, "Unknown Error"))
-    assert (result.outcome, result.share) == ("not_measured", 0.5)
-    assert f"n1: GPU 3 (GPU-n1-3): {reading} cannot be read (Unknown Error)" in result.reason
-    assert result.culprits == ()
+    ]:
+        result = judged(name, survey("n0"), unread(reading, "Unknown Error"))
+        assert (result.outcome, result.share) == ("not_measured", 0.5)
+        assert f"n1: GPU 3 (GPU-n1-3): {reading} cannot be read (Unknown Error)" in result.reason
+        assert result.culprits == ()
 
 
 @pytest.mark.parametrize(

@@ -42,14 +42,12 @@ class TestKilled:
         one.exit(0, [1, -11, 101, True], oom_kills=1)
         assert describe(one.roll, 1, []) == f"rank 1 on n1 was killed by SIGSEGV in {PLACE}"
 
-
     def test_its_last_lines_are_quoted(self, one: News) -> None:
         one.gone(1)
         one.say("words", 0, local_rank=1, lines=["E1121 19:37:51.123000 4711 a/api.py:874] double free"])
         one.say("words", 0, local_rank=0, lines=["of the other rank"])
         one.exit(0, [1, -6, 101, True])
         assert describe(one.roll, 1, []).endswith(f"SIGABRT in {PLACE}; its last output:\n  double free")
-
 
 
 class TestAborted:
@@ -138,7 +136,6 @@ class TestFailed:
         assert describe(two.roll, 1, []).startswith("rank 3 on n2 failed")
 
 
-
 class TestNobodySaidAnything:
     def test_the_last_output_speaks(self, one: News) -> None:
         lines = [f"line {number}" for number in range(20)] + ["W1121 19:37:51.1 47 a/run.py:7] [default0]:slow"]
@@ -150,13 +147,11 @@ class TestNobodySaidAnything:
         assert describe(one.roll, 1, ["\x1b[31mred\x07"]).endswith("\n  [31mred")
 
 
-
 class TestStandstill:
     def test_a_stopped_rank_is_named_even_if_another_is_further_behind(self, two: News) -> None:
         for rank in range(4):
             two.rank(rank, steps=rank, state="T" if rank == 3 else "S")
         assert describe_standstill(two.roll) == f"rank 3 on n2 is stopped (SIGSTOP, or a debugger) in {PLACE}"
-
 
     def test_one_rank_that_is_behind_is_named_with_its_last_lines(self, two: News) -> None:
         for rank in range(4):
@@ -166,7 +161,6 @@ class TestStandstill:
             f"rank 1 on n1, computing, is furthest behind of 4 ranks, in {PLACE}; its last output:\n"
             "  Current thread 0x1 (most recent call first):"
         )
-
 
     def test_a_rank_that_has_not_come_into_the_block_is_behind_those_that_train(self, two: News) -> None:
         for rank in range(4):
@@ -183,13 +177,10 @@ class TestStandstill:
             describe_standstill(news.roll) == f"rank 0 on n1, rank 1 on n1 are furthest behind of 3 ranks, in {PLACE}"
         )
 
-
     def test_if_all_have_come_as_far_nobody_is_accused(self, two: News) -> None:
         for rank in range(4):
             two.rank(rank)
         assert describe_standstill(two.roll) == "all ranks are stuck in timed block"
-
-
 
 
 class TestNccl:

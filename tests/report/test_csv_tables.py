@@ -6,17 +6,15 @@ import csv
 import io
 from dataclasses import replace
 
-import pytest
-
 from pytest_ddpscale.report.csv_tables import render_requirements
 from tests.builders.judgements import FAILED, PASSED, hostile_judgement, judgement_with
 
 
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t=", "\n@", "＝"])
-def test_text_is_no_formula(start: str) -> None:
-    verdict = replace(PASSED, reason=f"{start}HYPERLINK(1)")
-    (row,) = csv.DictReader(io.StringIO(render_requirements(judgement_with(verdict))))
-    assert row["reason"].startswith("'")
+def test_text_is_no_formula() -> None:
+    for start in ["=", "+", "-", "@", "\t=", "\n@", "＝"]:
+        verdict = replace(PASSED, reason=f"{start}HYPERLINK(1)")
+        (row,) = csv.DictReader(io.StringIO(render_requirements(judgement_with(verdict))))
+        assert row["reason"].startswith("'")
 
 
 def test_negative_numbers_stay_numbers() -> None:

@@ -80,9 +80,8 @@ def test_one_testcase_per_verdict_named_after_it() -> None:
     assert suite.find("properties/property[@name='outcome']").get("value") == "rejected"  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    ("verdict", "expected"),
-    [
+def test_each_outcome_has_its_element() -> None:
+    for verdict, expected in [
         (PASSED, []),
         (FAILED, [("failure", "failed")]),
         (INCONCLUSIVE, [("failure", "inconclusive")]),
@@ -92,10 +91,8 @@ def test_one_testcase_per_verdict_named_after_it() -> None:
         (replace(INCONCLUSIVE, severity="warn"), [("skipped", "warn")]),
         (replace(ERROR, severity="warn"), [("error", "error")]),
         (replace(NOT_MEASURED, severity="warn"), [("failure", "inconclusive")]),
-    ],
-)
-def test_each_outcome_has_its_element(verdict: Verdict, expected: list[tuple[str, str]]) -> None:
-    assert _results(verdict) == expected
+    ]:
+        assert _results(verdict) == expected
 
 
 BLOCKED_BY_A_TEST = replace(ACCEPTED, outcome="rejected", blockers=(Blocker("test", "test_own", "failed"),))

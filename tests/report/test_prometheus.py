@@ -58,10 +58,10 @@ def named(name: str, judgement: Judgement = JUDGEMENT, run: RunRecord = RUN) -> 
     return {"/".join(one.labels.values()): one.value for one in samples(judgement, run) if one.name == name}
 
 
-@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
-def test_every_metric_has_a_bound_in_a_base_unit(metric: Any) -> None:
-    verdict = Verdict("m[w]", metric.name, "w", 8, "fail", {"at_least": 1.0}, "not_measured")
-    assert sum("_bound_" in one.name for one in samples(judgement_with(verdict))) == 1
+def test_every_metric_has_a_bound_in_a_base_unit() -> None:
+    for metric in METRICS.values():
+        verdict = Verdict("m[w]", metric.name, "w", 8, "fail", {"at_least": 1.0}, "not_measured")
+        assert sum("_bound_" in one.name for one in samples(judgement_with(verdict))) == 1
 
 
 def test_hostile_text_stays_text() -> None:

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.metric import Unit
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
-from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
+from pytest_ddpscale.results.verdicts import Verdict
 from tests.builders.judgements import ALL, HOSTILE, MEMORY, PASSED, WARNED
 
 
@@ -25,9 +24,8 @@ def _numbers(shown: str) -> Decimal:
     return Decimal(match.group().replace("−", "-"))
 
 
-@pytest.mark.parametrize(
-    ("value", "unit", "expected"),
-    [
+def test_each_unit_is_shown_with_its_sensible_digits() -> None:
+    for value, unit, expected in [
         (0.9745, "fraction", "97.4 %"),
         (1.0, "fraction", "100.0 %"),
         (-0.0001, "fraction", "0.0 %"),
@@ -40,10 +38,8 @@ def _numbers(shown: str) -> Decimal:
         (9.314, "ms", "9.31 ms"),
         (math.inf, "img/s", "∞ img/s"),
         (math.nan, "x", "not a number×"),
-    ],
-)
-def test_each_unit_is_shown_with_its_sensible_digits(value: float, unit: Unit, expected: str) -> None:
-    assert text.number_text(value, unit) == expected
+    ]:
+        assert text.number_text(value, unit) == expected
 
 
 AT_MOST = replace(PASSED, metric="rank_uniformity", bound={"at_most": 1.08}, value=1.02, interval=(1.01, 1.05))
@@ -127,9 +123,8 @@ def test_shown_value_is_on_the_same_side_of_the_shown_bound(
     assert text.margin_text(verdict).startswith("−" if margin < 0 else "+")
 
 
-@pytest.mark.parametrize(
-    ("outcome", "severity", "word", "style"),
-    [
+def test_verdict_has_one_word_and_one_style() -> None:
+    for outcome, severity, word, style in [
         ("passed", "fail", "PASS", "passed"),
         ("passed", "warn", "PASS", "passed"),
         ("failed", "fail", "FAIL", "failed"),
@@ -139,11 +134,9 @@ def test_shown_value_is_on_the_same_side_of_the_shown_bound(
         ("not_measured", "fail", "NOT MEASURED", "undecided"),
         ("not_measured", "warn", "NOT MEASURED", "undecided"),
         ("error", "fail", "ERROR", "failed"),
-    ],
-)
-def test_verdict_has_one_word_and_one_style(outcome: VerdictOutcome, severity: str, word: str, style: str) -> None:
-    verdict = replace(PASSED, outcome=outcome, severity="warn" if severity == "warn" else "fail")
-    assert (text.verdict_word(verdict), text.verdict_style(verdict)) == (word, style)
+    ]:
+        verdict = replace(PASSED, outcome=outcome, severity="warn" if severity == "warn" else "fail")
+        assert (text.verdict_word(verdict), text.verdict_style(verdict)) == (word, style)
 
 
 def test_reason_is_never_empty() -> None:

@@ -68,11 +68,11 @@ def test_sizes_are_a_range_in_the_units_that_people_write() -> None:
     assert sizes_of("512 KiB:1MB") == (512 * KIB, MIB)
 
 
-@pytest.mark.parametrize("text", ["", "1KiB", "1KiB:", "1:2", "2MiB:1MiB", "1KiB:1GiB:1", "1KiB:1GiB:x", "1KiB:1TiB",
-                                  "0KiB:1MiB", "1KiB:1GiB:4:4", "9999KiB:9999MiB:7"])  # fmt: skip
-def test_other_ranges_are_refused_with_what_is_expected(text: str) -> None:
-    with pytest.raises(ValueError, match="BEGIN:END or BEGIN:END:FACTOR, with whole KiB, MiB or GiB"):
-        sizes_of(text)
+def test_other_ranges_are_refused_with_what_is_expected() -> None:
+    for text in ["", "1KiB", "1KiB:", "1:2", "2MiB:1MiB", "1KiB:1GiB:1", "1KiB:1GiB:x", "1KiB:1TiB",
+                                  "0KiB:1MiB", "1KiB:1GiB:4:4", "9999KiB:9999MiB:7"]:  # fmt: skip
+        with pytest.raises(ValueError, match="BEGIN:END or BEGIN:END:FACTOR, with whole KiB, MiB or GiB"):
+            sizes_of(text)
 
 
 def test_operations_are_named_as_here_or_as_torch_has_them() -> None:

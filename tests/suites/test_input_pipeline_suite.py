@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from pytest_ddpscale.plan.image_folder import ImageFolderData
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
@@ -69,9 +67,8 @@ def arm_of(workers: int, *limits: float) -> LoadedArm:
     )
 
 
-@pytest.mark.parametrize(
-    ("efficiencies", "answer"),
-    [
+def test_loading_is_to_blame_only_as_far_as_the_intervals_say() -> None:
+    for efficiencies, answer in [
         ([(0.951, 0.99), (0.90, 0.94)], "is not"),
         ([(0.90, 0.949), (0.91, 0.94)], "is"),
         ([(0.90, 0.949), (0.91, 0.96)], "may be"),  # another setting may keep up
@@ -79,12 +76,8 @@ def arm_of(workers: int, *limits: float) -> LoadedArm:
         ([(0.96, 1.01)], "is not"),
         ([(0.5,)], "may be"),
         ([], "may be"),
-    ],
-)
-def test_loading_is_to_blame_only_as_far_as_the_intervals_say(
-    efficiencies: list[tuple[float, ...]], answer: str
-) -> None:
-    assert bottleneck([arm_of(workers, *limits) for workers, limits in enumerate(efficiencies)]) == answer
+    ]:
+        assert bottleneck([arm_of(workers, *limits) for workers, limits in enumerate(efficiencies)]) == answer
 
 
 def test_the_report_says_what_was_waited_and_what_to_set() -> None:
