@@ -37,7 +37,8 @@ def test_what_ranks_rely_on_is_passed() -> None:
 
 
 def test_what_nobody_knows_stays_behind() -> None:
-    for name in ("RANKED", "MASTER", "HTTP_PROXY", "AWS_SECRET_ACCESS_KEY", "MY_NCCL_DEBUG", "PATHS", "NCCL", "nccl_d"):
+    unknown = "RANKED", "MASTER", "HTTP_PROXY", "AWS_SECRET_ACCESS_KEY", "MY_NCCL_DEBUG", "PATHS", "NCCL", "nccl_debug"
+    for name in unknown:
         assert worker_environment({name: "7"}, "cuda") == worker_environment({}, "cuda")
 
 
