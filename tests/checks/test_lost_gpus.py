@@ -49,9 +49,8 @@ def test_one_is_named_once_however_often_it_was_found_to_be_lost() -> None:
 def test_only_what_nvml_calls_lost_after_the_survey_is_lost() -> None:
     unreadable = {"device": "NVMLError_Unknown: Unknown Error"}
     for lost, outcome in ((LOST, "failed"), ("GPU requires restart", "failed"), ("", "passed")):
-        telemetry = windows(
-            change=lambda one, lost=lost: {"unreadable": unreadable, "lost": lost} if one.local_rank == 3 else {}
-        )
+        changes: dict[str, Any] = {"unreadable": unreadable, "lost": lost}
+        telemetry = [replace(one, **changes) if one.local_rank == 3 else one for one in windows()]
         assert judged("gpus", survey(), telemetry=telemetry).outcome == outcome
     mended = windows(change=lambda one: {"lost": LOST})  # as in a run that is resumed
     assert judged("gpus", survey(unix_s=1.8e9), telemetry=mended).outcome == "passed"

@@ -61,12 +61,13 @@ def test_a_detour_within_a_node_fails_unless_it_has_no_nvlinks() -> None:
         assert f"reaches GPUs of its own node through {detour}; expected NVLink or P2P" in result.reason
         assert result.culprits[0].kind == "gpu"
     anywhere = [altered(one, channels={"NET/Socket": 2}, channels_within_node={}) for one in ranks("n1", {}, {})]
-    for transports, changes, outcome in (
+    rows: list[tuple[list[Transport], dict[str, Any], str]] = [
         (ranks("n1", {"SHM/direct/direct": 4}, {}), {"nvlinks": 0}, "passed"),
         (anywhere, {}, "failed"),  # wherever it leads
         (ranks("n1", {}, {}, nvls=True), {}, "passed"),  # channels in the switch
         (ranks("n1", {}, {})[:1], {"gpus_per_node": 1}, "passed"),  # nobody to connect with
-    ):
+    ]
+    for transports, changes, outcome in rows:
         expectation = replace(A100, **changes)
         assert judged("transport", survey("n1"), transports=transports, expectation=expectation).outcome == outcome
 

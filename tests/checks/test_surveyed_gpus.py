@@ -28,7 +28,7 @@ def test_healthy_nodes_pass() -> None:
 
 
 def test_a_gpu_that_is_not_as_expected_fails_its_node_and_is_named() -> None:
-    for name, changes, text in [
+    rows: list[tuple[str, dict[str, Any], str]] = [
         ("gpus", {"name": "NVIDIA A100-SXM4-40GB"}, "is a NVIDIA A100-SXM4-40GB; expected a name like"),
         ("gpus", {"pci_device_id": "20b0"}, "PCI device id 20b0; expected 20b2"),
         ("gpus", {"memory_bytes": 40 * GIB}, "has 40.0 GiB; expected 72.0 to 88.0"),
@@ -50,7 +50,8 @@ def test_a_gpu_that_is_not_as_expected_fails_its_node_and_is_named() -> None:
         ("nvlink", {"nvlinks_active": 11}, "11 NVLinks are up; expected 12"),
         ("kernels", {"compute_capability": "7.0"}, "no kernels for compute capability 7.0; it has sm_75"),
         ("bf16", {"compute_capability": "7.5"}, "no native bf16"),
-    ]:
+    ]
+    for name, changes, text in rows:
         result = judged(name, survey("n0"), with_gpu(host="n1", **changes), survey("n2"), survey("n3"))
         assert (result.outcome, result.share) == ("failed", 0.75)
         assert text in result.reason

@@ -12,9 +12,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.plan.metric import Unit
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
-from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
+from pytest_ddpscale.thresholds.model import Severity
 from tests.builders.judgements import ALL, HOSTILE, MEMORY, PASSED, WARNED
 
 
@@ -25,7 +27,7 @@ def _numbers(shown: str) -> Decimal:
 
 
 def test_each_unit_is_shown_with_its_sensible_digits() -> None:
-    for value, unit, expected in [
+    rows: list[tuple[float, Unit, str]] = [
         (0.9745, "fraction", "97.4 %"),
         (1.0, "fraction", "100.0 %"),
         (-0.0001, "fraction", "0.0 %"),
@@ -38,7 +40,8 @@ def test_each_unit_is_shown_with_its_sensible_digits() -> None:
         (9.314, "ms", "9.31 ms"),
         (math.inf, "img/s", "∞ img/s"),
         (math.nan, "x", "not a number×"),
-    ]:
+    ]
+    for value, unit, expected in rows:
         assert text.number_text(value, unit) == expected
 
 
@@ -124,7 +127,7 @@ def test_shown_value_is_on_the_same_side_of_the_shown_bound(
 
 
 def test_verdict_has_one_word_and_one_style() -> None:
-    for outcome, severity, word, style in [
+    rows: list[tuple[VerdictOutcome, Severity, str, str]] = [
         ("passed", "fail", "PASS", "passed"),
         ("passed", "warn", "PASS", "passed"),
         ("failed", "fail", "FAIL", "failed"),
@@ -134,8 +137,9 @@ def test_verdict_has_one_word_and_one_style() -> None:
         ("not_measured", "fail", "NOT MEASURED", "undecided"),
         ("not_measured", "warn", "NOT MEASURED", "undecided"),
         ("error", "fail", "ERROR", "failed"),
-    ]:
-        verdict = replace(PASSED, outcome=outcome, severity="warn" if severity == "warn" else "fail")
+    ]
+    for outcome, severity, word, style in rows:
+        verdict = replace(PASSED, outcome=outcome, severity=severity)
         assert (text.verdict_word(verdict), text.verdict_style(verdict)) == (word, style)
 
 

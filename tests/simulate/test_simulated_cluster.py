@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pytest_ddpscale.errors import OptionError, SkuError
@@ -76,7 +78,7 @@ def test_noise_as_it_is_asked_for_is_kept_with_the_parameters() -> None:
 
 
 def test_numbers_that_make_no_sense_are_refused() -> None:
-    for options, where, found in [
+    rows: list[tuple[dict[str, Any], str, str]] = [
         ({"gpus": 0}, "--gpus", "found 0"),
         ({"gpus": 10**7}, "--gpus", "found 10000000"),
         ({"gpus_per_node": 0}, "--gpus-per-node", "found 0"),
@@ -91,7 +93,8 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
         ({"hiccups": 5.0}, "--hiccups", "found 5"),
         ({"workloads": ("resnet152",)}, "--workloads", "found 'resnet152'"),
         ({"workloads": ()}, "--workloads", "found no name"),
-    ]:
+    ]
+    for options, where, found in rows:
         with pytest.raises(OptionError) as refused:
             a100(**options)
         assert str(refused.value).startswith(f"{where}: {found}; expected ")

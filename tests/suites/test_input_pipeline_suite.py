@@ -68,7 +68,7 @@ def arm_of(workers: int, *limits: float) -> LoadedArm:
 
 
 def test_loading_is_to_blame_only_as_far_as_the_intervals_say() -> None:
-    for efficiencies, answer in [
+    rows: list[tuple[list[tuple[float, ...]], str]] = [
         ([(0.951, 0.99), (0.90, 0.94)], "is not"),
         ([(0.90, 0.949), (0.91, 0.94)], "is"),
         ([(0.90, 0.949), (0.91, 0.96)], "may be"),  # another setting may keep up
@@ -76,7 +76,8 @@ def test_loading_is_to_blame_only_as_far_as_the_intervals_say() -> None:
         ([(0.96, 1.01)], "is not"),
         ([(0.5,)], "may be"),
         ([], "may be"),
-    ]:
+    ]
+    for efficiencies, answer in rows:
         assert bottleneck([arm_of(workers, *limits) for workers, limits in enumerate(efficiencies)]) == answer
 
 
