@@ -140,12 +140,6 @@ def test_the_evidence_on_a_link_names_both_ends() -> None:
     assert [end.devices for end in fault.ends] == [("GPU-1",), ("GPU-2",)]
 
 
-def test_of_many_partners_some_are_shown() -> None:
-    (fault,) = find_link_faults(measured(Network(12, {0}, factor=0.1, noise=0.0).search()), "cuda")
-    expected = "1 GB/s with n0002, n0003, n0004 and 8 more, which reach 10 GB/s with each other (13 measurements)"
-    assert fault.evidence == expected
-
-
 @pytest.mark.parametrize("count", range(4))
 def test_what_was_not_measured_often_enough_accuses_nobody(count: int) -> None:
     assert find_link_faults(BAD_FIRST[:count], "cpu") == []

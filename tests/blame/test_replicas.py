@@ -98,10 +98,10 @@ def verdict_on(metric: str, evidence: Evidence) -> Verdict:
     return judge(ask(metric), evidence, CONFIDENCE)
 
 
-@pytest.mark.parametrize("metric", ASKED)
-def test_everything_passes_where_all_ranks_agree(metric: str) -> None:
-    verdict = verdict_on(metric, run_of_four())
-    assert (verdict.outcome, verdict.culprits) == ("passed", ())
+def test_everything_passes_where_all_ranks_agree() -> None:
+    for metric in ASKED:
+        verdict = verdict_on(metric, run_of_four())
+        assert (verdict.outcome, verdict.culprits) == ("passed", ())
 
 
 class TestAgreement:
@@ -144,10 +144,6 @@ class TestAgreement:
         assert verdict_on("throughput_per_gpu", early).outcome == "inconclusive"
         assert verdict_on(METRIC, early).outcome == "failed"
 
-    def test_tells_of_one_rank_everything_that_differs(self) -> None:
-        (culprit,) = verdict_on(METRIC, run_of_four({3: [0, 5]}, odd_seeded=[3])).culprits
-        assert culprit.evidence == f"parameters differ from most of 4 ranks in 2 of {ROUNDS} rounds; {UNLIKE_MOST}"
-
     def test_names_every_rank_that_differs(self) -> None:
         evidence = run_of_four({1: [2], 3: [5]})
         assert [odd.rank for odd in disagreements(evidence.plan.studies[0], evidence)] == [1, 3]
@@ -155,11 +151,6 @@ class TestAgreement:
             verdict_on(METRIC, evidence).reason
             == "rank 1 on node0, rank 3 on node1: results differ from those of other ranks"
         )
-
-    def test_names_three_and_says_that_there_are_others(self) -> None:
-        verdict = verdict_on(METRIC, run_of_four(odd_seeded=[0, 1, 2, 3]))
-        assert verdict.reason.startswith("rank 0 on node0, rank 1 on node0, rank 2 on node1 and others: ")
-        assert len(verdict.culprits) == 4
 
 
 class TestTwoRanksThatDiffer:
@@ -207,21 +198,16 @@ class TestTwoRanksThatDiffer:
 
 
 class TestOtherRequirements:
-    @pytest.mark.parametrize("metric", OTHERS)
-    def test_that_would_pass_become_errors_that_name_the_rank(self, metric: str) -> None:
-        verdict = verdict_on(metric, run_of_four({2: [3]}))
-        assert verdict.outcome == "error"
-        assert verdict.reason == (
-            "rank 2 on node1: results differ from those of other ranks (see replica_agreement); speed does not count"
-        )
-        assert [culprit.gpu_uuid for culprit in verdict.culprits] == ["GPU-2"]
-        assert verdict.value is not None
-
-    @pytest.mark.parametrize("metric", OTHERS)
-    def test_become_errors_for_a_seeded_step_too(self, metric: str) -> None:
-        verdict = verdict_on(metric, run_of_four(odd_seeded=[0]))
-        assert verdict.outcome == "error"
-        assert verdict.reason.startswith("rank 0 on node0: ")
+    def test_that_would_pass_become_errors_that_name_the_rank(self) -> None:
+        for metric in OTHERS:
+            verdict = verdict_on(metric, run_of_four({2: [3]}))
+            assert verdict.outcome == "error"
+            assert verdict.reason == (
+                "rank 2 on node1: results differ from those of other ranks (see replica_agreement); "
+                "speed does not count"
+            )
+            assert [culprit.gpu_uuid for culprit in verdict.culprits] == ["GPU-2"]
+            assert verdict.value is not None
 
     def test_that_fail_stay_failures(self) -> None:
         case = make_case("throughput_per_gpu", 1000.0, world_size=4)

@@ -190,14 +190,6 @@ class TestWhenItIsSlow:
         (found,) = find_stragglers(slow_in(range(12, 24), 24))
         assert found.evidence == "1.10× the median of 7 peers in the last 12 of 24 rounds"
 
-    def test_is_told_with_the_share_of_one_that_is_slow_again_and_again(self) -> None:
-        (found,) = find_stragglers(slow_in([number for number in range(20) if number % 5 < 3], 20))
-        assert found.evidence == "1.10× the median of 7 peers in 12 of 20 rounds (60%)"
-
-    def test_is_no_word_worth_if_it_is_slow_throughout(self) -> None:
-        (found,) = find_stragglers(slow_in(range(16), 16))
-        assert found.evidence == "1.10× the median of 7 peers in 16 of 16 rounds"
-
     def test_may_be_more_and_more(self) -> None:
         rows = [[0.1 * (1 + 0.001 * ((rank * number) % 3)) for rank in range(8)] for number in range(16)]
         for number, row in enumerate(rows):
@@ -241,10 +233,6 @@ class TestWatched:
     @pytest.mark.parametrize(("slower_by", "watched"), [(0.025, False), (0.035, True), (0.045, True), (0.06, False)])
     def test_are_those_that_stand_out_by_less_than_the_gap(self, slower_by: float, watched: bool) -> None:
         assert bool(watched_in(slow_in(range(16), 16, 1 + slower_by))) == watched
-
-    def test_are_told_with_ratio_and_interval(self) -> None:
-        (found,) = watched_in(slow_in(range(16), 16, 1.04))
-        assert found.measured == "1.04× (1.03 … 1.04×) the median of 7 peers"
 
     def test_are_not_those_that_ordinarily_differ(self) -> None:
         assert watched_in(noisy([1 + 0.015 * rank for rank in range(4)], GPU_NOISE, seed=1)) == []

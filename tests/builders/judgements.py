@@ -22,19 +22,10 @@ RESNET = Workload("resnet152-fp16", "resnet152", "fp16", 512, global_batch_size=
 VIT = Workload("vit-b16-bf16", "vit_b_16", "bf16", 1024, global_batch_size=512)
 
 PASSED = Verdict(
-    id="weak_scaling_efficiency[resnet152-fp16-8gpu]",
-    metric="weak_scaling_efficiency",
-    workload="resnet152-fp16",
-    world_size=8,
-    severity="fail",
-    bound={"at_least": 0.96},
-    outcome="passed",
-    value=0.9745,
-    interval=(0.9712, 0.9771),
-    rounds=12,
-    reason="the interval lies above the bound",
-    source=REFERENCE,
-)
+    id="weak_scaling_efficiency[resnet152-fp16-8gpu]", metric="weak_scaling_efficiency", workload="resnet152-fp16",
+    world_size=8, severity="fail", bound={"at_least": 0.96}, outcome="passed", value=0.9745,
+    interval=(0.9712, 0.9771), rounds=12, reason="the interval lies above the bound", source=REFERENCE,
+)  # fmt: skip
 FAILED = replace(
     PASSED,
     id="throughput_per_gpu[resnet152-fp16-8gpu]",
@@ -53,45 +44,21 @@ FAILED = replace(
     ),
 )
 WARNED = replace(
-    PASSED,
-    id="strong_scaling_speedup[vit-b16-bf16-8gpu]",
-    metric="strong_scaling_speedup",
-    workload="vit-b16-bf16",
-    severity="warn",
-    bound={"at_least": 6.5},
-    outcome="failed",
-    value=6.42,
-    interval=(6.38, 6.47),
-    reason="the interval lies below the bound",
-    provisional=True,
+    PASSED, id="strong_scaling_speedup[vit-b16-bf16-8gpu]", metric="strong_scaling_speedup",
+    workload="vit-b16-bf16", severity="warn", bound={"at_least": 6.5}, outcome="failed", value=6.42,
+    interval=(6.38, 6.47), reason="the interval lies below the bound", provisional=True,
     source="vendor's slide; nobody published a measurement",
-)
+)  # fmt: skip
 INCONCLUSIVE = replace(
-    PASSED,
-    id="weak_scaling_efficiency[vit-b16-bf16-8gpu]",
-    workload="vit-b16-bf16",
-    bound={"at_least": 0.98},
-    outcome="inconclusive",
-    value=0.9812,
-    interval=(0.9741, 0.9880),
-    rounds=5,
+    PASSED, id="weak_scaling_efficiency[vit-b16-bf16-8gpu]", workload="vit-b16-bf16", bound={"at_least": 0.98},
+    outcome="inconclusive", value=0.9812, interval=(0.9741, 0.9880), rounds=5,
     reason="the interval reaches across the bound after 5 rounds, when the budget of 10 min was spent",
-)
+)  # fmt: skip
 NOT_MEASURED = replace(
-    PASSED,
-    id="strong_scaling_efficiency[vit-b16-bf16-64gpu]",
-    metric="strong_scaling_efficiency",
-    workload="vit-b16-bf16",
-    world_size=64,
-    bound={"at_least": 0.7},
-    outcome="not_measured",
-    value=None,
-    interval=None,
-    rounds=0,
-    reason="it needs 64 ranks and the allocation has 8",
-    provisional=True,
-    source="",
-)
+    PASSED, id="strong_scaling_efficiency[vit-b16-bf16-64gpu]", metric="strong_scaling_efficiency",
+    workload="vit-b16-bf16", world_size=64, bound={"at_least": 0.7}, outcome="not_measured", value=None,
+    interval=None, rounds=0, reason="it needs 64 ranks and the allocation has 8", provisional=True, source="",
+)  # fmt: skip
 ERROR = replace(
     PASSED,
     id="device_utilization[resnet152-fp16-8gpu]",
@@ -105,34 +72,20 @@ ERROR = replace(
     "Tried to allocate 1.53 GiB; 79.1 GiB of 79.2 GiB are in use",
 )
 MEMORY = replace(
-    PASSED,
-    id="peak_memory_gib[resnet152-fp16-8gpu]",
-    metric="peak_memory_gib",
-    bound={"at_most": 70.0},
-    value=44.1,
-    interval=None,
-    rounds=12,
-    reason="below the bound",
-    notes=("host-bound",),
-)
+    PASSED, id="peak_memory_gib[resnet152-fp16-8gpu]", metric="peak_memory_gib", bound={"at_most": 70.0},
+    value=44.1, interval=None, rounds=12, reason="below the bound", notes=("host-bound",),
+)  # fmt: skip
 RATIO = replace(
-    PASSED,
-    id="generation_ratio[resnet152-fp16-1gpu-vs-v100-sxm2-16gb]",
-    metric="generation_ratio",
-    world_size=1,
-    bound={"at_least": 2.2},
-    value=2.36,
-    interval=(2.35, 2.37),
-)
+    PASSED, id="generation_ratio[resnet152-fp16-1gpu-vs-v100-sxm2-16gb]", metric="generation_ratio", world_size=1,
+    bound={"at_least": 2.2}, value=2.36, interval=(2.35, 2.37),
+)  # fmt: skip
 ALL = (PASSED, FAILED, WARNED, INCONCLUSIVE, NOT_MEASURED, ERROR, MEMORY, RATIO)
 
 JUDGEMENT = Judgement(
-    sku="a100-sxm4-80gb",
-    outcome="rejected",
-    reason="1 requirement failed: throughput_per_gpu[resnet152-fp16-8gpu]",
-    verdicts=ALL,
+    sku="a100-sxm4-80gb", outcome="rejected",
+    reason="1 requirement failed: throughput_per_gpu[resnet152-fp16-8gpu]", verdicts=ALL,
     notes=("torch 2.12.0+cu130, but the bounds were measured with 2.11",),
-)
+)  # fmt: skip
 ACCEPTED = Judgement("a100-sxm4-80gb", "accepted", "all 3 requirements are kept", (PASSED, MEMORY, RATIO))
 
 RUN = run_record(

@@ -129,3 +129,8 @@ def windows(
     """All GPUs of a node in all rounds."""
     healthy = [window(host, local_rank, number) for number in range(rounds) for local_rank in range(gpus)]
     return [replace(one, **change(one)) for one in healthy]
+
+
+def blamed(result: CheckResult) -> tuple[str, list[tuple[str, bool]]]:
+    """The outcome, and the hosts of those at fault with whether that is certain."""
+    return result.outcome, [(culprit.host, culprit.is_certain) for culprit in result.culprits]

@@ -24,11 +24,6 @@ def with_lost_gpu() -> Survey:
     return afterwards(*(GONE if gpu.index == 3 else gpu for gpu in gpus()))
 
 
-def test_gpus_that_still_answer_after_a_failure_are_not_to_blame() -> None:
-    found = judged("gpus", survey(), post_mortems=[afterwards()])
-    assert (found.outcome, found.culprits) == ("passed", ())
-
-
 def test_one_that_does_not_answer_any_more_is_named_with_what_it_said_before() -> None:
     found = judged("gpus", survey(), survey("n2"), post_mortems=[with_lost_gpu(), afterwards(host="n2")])
     assert found.outcome == "failed"
@@ -42,9 +37,7 @@ def test_one_that_does_not_answer_any_more_is_named_with_what_it_said_before() -
 def test_one_that_the_driver_no_longer_lists_is_named() -> None:
     left = [replace(gpu, index=number) for number, gpu in enumerate(gpu for gpu in gpus() if gpu.index != 3)]
     found = judged("gpus", survey(), post_mortems=[afterwards(*left)])
-    assert [(one.gpu_index, one.evidence) for one in found.culprits] == [
-        (3, "lost after ranks failed: the driver no longer lists it")
-    ]
+    assert [one.gpu_index for one in found.culprits] == [3]
 
 
 def test_one_is_named_once_however_often_it_was_found_to_be_lost() -> None:
@@ -53,24 +46,14 @@ def test_one_is_named_once_however_often_it_was_found_to_be_lost() -> None:
     assert [(one.gpu_index, one.evidence) for one in found.culprits] == [(3, "lost under load: GPU is lost")]
 
 
-@pytest.mark.parametrize(
-    ("lost", "outcome"),
-    [
-        (LOST, "failed"),
-        ("GPU requires restart", "failed"),
-        ("", "passed"),  # whatever could not be read: checks under load cannot do without
-    ],
-)
-def test_only_what_nvml_calls_lost_is_lost(lost: str, outcome: str) -> None:
+def test_only_what_nvml_calls_lost_after_the_survey_is_lost() -> None:
     unreadable = {"device": "NVMLError_Unknown: Unknown Error"}
-    telemetry = windows(change=lambda one: {"unreadable": unreadable, "lost": lost} if one.local_rank == 3 else {})
-    assert judged("gpus", survey(), telemetry=telemetry).outcome == outcome
-
-
-def test_what_was_lost_before_the_node_was_looked_at_anew_may_have_been_mended() -> None:
-    """As in a run that is resumed."""
-    telemetry = windows(change=lambda one: {"lost": LOST})
-    assert judged("gpus", survey(unix_s=1.8e9), telemetry=telemetry).outcome == "passed"
+    for lost, outcome in ((LOST, "failed"), ("GPU requires restart", "failed"), ("", "passed")):
+        changes: dict[str, Any] = {"unreadable": unreadable, "lost": lost}
+        telemetry = [replace(one, **changes) if one.local_rank == 3 else one for one in windows()]
+        assert judged("gpus", survey(), telemetry=telemetry).outcome == outcome
+    mended = windows(change=lambda one: {"lost": LOST})  # as in a run that is resumed
+    assert judged("gpus", survey(unix_s=1.8e9), telemetry=mended).outcome == "passed"
 
 
 def test_a_gpu_that_has_another_trouble_is_named_and_not_accused() -> None:
@@ -80,23 +63,23 @@ def test_a_gpu_that_has_another_trouble_is_named_and_not_accused() -> None:
     assert "GPU 3 (GPU-n1-3) did not answer after ranks failed: Unknown Error" in found.reason
 
 
-def test_other_gpus_than_were_surveyed_accuse_nobody() -> None:
-    found = judged("gpus", survey(), post_mortems=[afterwards(*gpus("n1-later-step"))])
-    assert (found.outcome, found.culprits) == ("passed", ())
-    assert found.notes == ("n1: after ranks failed the node showed other GPUs than before launch",)
+def test_what_shows_no_lost_gpu_accuses_nobody_and_says_why_it_tells_little() -> None:
+    late = replace(afterwards(), gpus=(), has_driver=False, problem="the survey was not done within 12 s")
+    for after, note in (
+        (afterwards(), ""),
+        (afterwards(*gpus("n1-later-step")), "other GPUs than before launch"),
+        (late, "the survey was not done within 12 s"),
+    ):
+        found = judged("gpus", survey(), post_mortems=[after])
+        assert (found.outcome, found.culprits) == ("passed", ())
+        assert note in "".join(found.notes)
+    assert judged("gpus", cpu_survey(), expectation=CPU, post_mortems=[afterwards()]).outcome == "passed"
 
 
 def test_one_that_was_lost_before_is_not_told_twice() -> None:
     before = with_gpu(problem="GPU is lost", uuid="", name="")
     found = judged("gpus", before, post_mortems=[with_lost_gpu()])
     assert [one.evidence for one in found.culprits] == ["lost: GPU is lost"]
-
-
-def test_a_look_that_took_too_long_is_told_and_leaves_the_rest_as_it_is() -> None:
-    after = replace(afterwards(), gpus=(), has_driver=False, problem="the survey was not done within 12 s")
-    found = judged("gpus", survey(), post_mortems=[after])
-    assert found.outcome == "passed"
-    assert found.notes == ("n1: after ranks failed: the survey was not done within 12 s",)
 
 
 @pytest.mark.parametrize(
@@ -116,10 +99,6 @@ def test_a_driver_that_does_not_answer_any_more_is_no_pass(changes: dict[str, An
 def test_of_a_node_that_nobody_looked_at_before_nothing_can_be_said() -> None:
     found = judged("gpus", replace(survey(), problem="it hung", gpus=()), post_mortems=[with_lost_gpu()])
     assert (found.outcome, found.culprits) == ("not_measured", ())
-
-
-def test_no_gpu_is_missed_on_a_cpu() -> None:
-    assert judged("gpus", cpu_survey(), expectation=CPU, post_mortems=[afterwards()]).outcome == "passed"
 
 
 @pytest.mark.parametrize(

@@ -2,64 +2,46 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from tests.builders.nodes_checked import CPU, VERSIONS, cpu_survey, gpus, judged, survey
+from pytest_ddpscale.results.survey_record import Survey
+from tests.builders.nodes_checked import CPU, VERSIONS, blamed, cpu_survey, judged, survey
 
 COMPARED = [name for name in VERSIONS if name != "kernel"]
 
 
-@pytest.mark.parametrize("name", COMPARED)
-def test_the_odd_one_out_is_named_with_what_it_has_and_what_most_have(name: str) -> None:
-    odd = survey("n3", versions=VERSIONS | {name: "0.9"})
-    result = judged("versions", survey("n1"), survey("n2"), odd, survey("n4"))
-    assert (result.outcome, result.share) == ("failed", 0.75)
-    (culprit,) = result.culprits
-    assert (culprit.kind, culprit.host, culprit.is_certain) == ("node", "n3", True)
-    assert culprit.evidence == f"{name} 0.9; 3 of 4 nodes have {VERSIONS[name]}"
+def node(host: str, **versions: Any) -> Survey:
+    return survey(host, versions=VERSIONS | versions)
 
 
-def test_of_two_nodes_that_differ_neither_is_certain() -> None:
-    result = judged("versions", survey("n1"), survey("n2", versions=VERSIONS | {"nccl": "2.26.2"}))
-    assert (result.outcome, result.share) == ("failed", 0.0)
-    assert [(culprit.host, culprit.is_certain) for culprit in result.culprits] == [("n1", False), ("n2", False)]
+def test_the_odd_one_out_is_named_with_what_it_has_and_what_most_have() -> None:
+    for name in COMPARED:
+        result = judged("versions", node("n1"), node("n2"), node("n3", **{name: "0.9"}), node("n4"))
+        assert (*blamed(result), result.share) == ("failed", [("n3", True)], 0.75)
+        assert result.culprits[0].evidence == f"{name} 0.9; 3 of 4 nodes have {VERSIONS[name]}"
 
 
-def test_of_two_halves_that_differ_none_is_certain() -> None:
-    old = VERSIONS | {"driver": "570.1"}
-    result = judged("versions", survey("n1"), survey("n2"), survey("n3", versions=old), survey("n4", versions=old))
-    assert [culprit.is_certain for culprit in result.culprits] == [False] * 4
-    assert "no majority" in result.reason
+def test_without_a_majority_nobody_is_certain_and_one_node_agrees_with_itself() -> None:
+    assert blamed(judged("versions", node("n1"))) == ("passed", [])
+    two = judged("versions", node("n1"), node("n2", nccl="2.26.2"))
+    assert (*blamed(two), two.share) == ("failed", [("n1", False), ("n2", False)], 0.0)
+    halves = judged("versions", node("n1"), node("n2"), node("n3", driver="570.1"), node("n4", driver="570.1"))
+    assert [culprit.is_certain for culprit in halves.culprits] == [False] * 4
 
 
-def test_other_kernels_are_noted_only() -> None:
-    result = judged("versions", survey("n1"), survey("n2"), survey("n3", versions=VERSIONS | {"kernel": "5.15"}))
-    assert result.outcome == "passed"
-    assert result.notes == ("n3: kernel 5.15; 2 of 3 nodes have 6.8.0-60-generic",)
+def test_other_kernels_and_a_torch_that_was_not_tried_are_noted_once_and_fail_nobody() -> None:
+    kernel = judged("versions", node("n1"), node("n2"), node("n3", kernel="5.15"))
+    torch = judged("versions", *(node(f"n{number}", torch="2.99.0+cu150") for number in range(1, 5)))
+    for result in (kernel, torch):
+        assert (result.outcome, len(result.notes)) == ("passed", 1)
 
 
-@pytest.mark.parametrize("name", COMPARED)
-def test_a_version_that_is_not_known_is_never_the_same(name: str) -> None:
-    result = judged("versions", survey("n1"), survey("n2", versions=VERSIONS | {name: None}, torch_problem="too slow"))
-    assert result.outcome == "not_measured"
-    assert f"n2: no version of {name} (too slow)" in result.reason
-
-
-def test_one_node_agrees_with_itself() -> None:
-    assert judged("versions", survey("n1")).outcome == "passed"
-
-
-def test_a_torch_that_was_not_tried_is_noted_once_and_fails_nobody() -> None:
-    newer = VERSIONS | {"torch": "2.99.0+cu150"}
-    result = judged("versions", *(survey(f"n{number}", versions=newer) for number in range(1, 5)))
-    assert result.outcome == "passed"
-    assert result.notes == ("n1: torch 2.99.0+cu150 has not been tested with this package; 2.6 to 2.15 have",)
-
-
-def test_a_gpu_that_torch_has_no_code_for_is_told_the_last_wheel_that_has() -> None:
-    v100 = survey("n1", gpus=gpus("n1", which=range(8), compute_capability="7.0"))
-    reason = judged("kernels", v100).reason
-    assert "it has sm_75 sm_80 sm_86 sm_90 compute_90; the last wheel with code for it is torch 2.14 of CUDA" in reason
+def test_a_version_that_is_not_known_is_never_the_same() -> None:
+    for name in COMPARED:
+        other = survey("n2", versions=VERSIONS | {name: None}, torch_problem="too slow")
+        result = judged("versions", node("n1"), other)
+        assert result.outcome == "not_measured"
+        assert f"n2: no version of {name} (too slow)" in result.reason
 
 
 def test_nodes_without_gpus_are_compared_by_what_they_have() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_ddpscale.checks.topology import connections
-from tests.builders.nodes_checked import TOPOLOGY, judged, survey
+from tests.builders.nodes_checked import TOPOLOGY, blamed, judged, survey
 
 ODD = TOPOLOGY.replace("GPU0\t X \tNV12", "GPU0\t X \tSYS").replace("GPU1\tNV12", "GPU1\tSYS")
 WITHOUT_A_CARD = "\n".join(
@@ -13,40 +13,27 @@ WITHOUT_A_CARD = "\n".join(
 ).replace("NIC0\tPXB\tPXB\tSYS\tSYS\t X \tSYS", "NIC0\tPXB\tPXB\tSYS\tSYS\t X")
 
 
-def test_a_matrix_is_read_without_affinities_and_legend() -> None:
+def test_a_matrix_is_read_without_affinities_and_legend_and_what_is_none_has_no_connections() -> None:
     found = connections(TOPOLOGY)
     assert len(found) == 6 * 5
     assert (found["GPU0", "GPU3"], found["GPU2", "NIC1"], found["NIC0", "NIC1"]) == ("NV12", "PXB", "SYS")
-
-
-def test_what_is_no_matrix_has_no_connections() -> None:
     assert connections("") == connections("Failed to initialize NVML: Driver/library version mismatch") == {}
 
 
-def test_nodes_that_are_alike_pass() -> None:
-    assert judged("topology", survey("n1"), survey("n2"), survey("n3")).outcome == "passed"
-
-
 def test_the_node_that_differs_is_named_with_the_pair() -> None:
-    result = judged("topology", survey("n1"), survey("n2", topology=ODD), survey("n3"))
-    assert result.outcome == "failed"
-    (culprit,) = result.culprits
-    assert (culprit.host, culprit.is_certain) == ("n2", True)
-    assert culprit.evidence == "GPU0–GPU1 SYS instead of NV12; 2 of 3 nodes agree"
+    for odd, evidence in (
+        (ODD, "GPU0–GPU1 SYS instead of NV12"),
+        (WITHOUT_A_CARD, "GPU0–NIC1 missing instead of SYS, GPU1–NIC1 missing"),
+    ):
+        result = judged("topology", survey("n1"), survey("n2", topology=odd), survey("n3"))
+        assert blamed(result) == ("failed", [("n2", True)])
+        assert result.culprits[0].evidence.startswith(evidence)
 
 
-def test_a_card_that_is_missing_is_told() -> None:
-    result = judged("topology", survey("n1"), survey("n2"), survey("n3", topology=WITHOUT_A_CARD))
-    (culprit,) = result.culprits
-    assert culprit.evidence.startswith("GPU0–NIC1 missing instead of SYS, GPU1–NIC1 missing")
-
-
-def test_of_two_nodes_that_differ_neither_is_certain() -> None:
-    result = judged("topology", survey("n1"), survey("n2", topology=ODD))
-    assert [culprit.is_certain for culprit in result.culprits] == [False, False]
-
-
-def test_a_node_that_tells_no_topology_is_not_passed() -> None:
-    result = judged("topology", survey("n1"), survey("n2", topology=""))
-    assert result.outcome == "not_measured"
-    assert "nvidia-smi topo -m printed no topology" in result.reason
+def test_alike_nodes_pass_of_two_that_differ_neither_is_certain_and_silence_is_no_pass() -> None:
+    for topology, expected in (
+        (TOPOLOGY, ("passed", [])),
+        (ODD, ("failed", [("n1", False), ("n2", False)])),
+        ("", ("not_measured", [])),
+    ):
+        assert blamed(judged("topology", survey("n1"), survey("n2", topology=topology))) == expected

@@ -24,10 +24,10 @@ def on_gpu(which: int, rounds: int = 99, **changes: Any) -> Change:
     return lambda one: changes if one.local_rank == which and one.round < rounds else {}
 
 
-@pytest.mark.parametrize("name", UNDER_LOAD)
-def test_healthy_nodes_pass(name: str) -> None:
-    result = judged(name, survey("n1"), survey("n2"), telemetry=windows("n1") + windows("n2"))
-    assert (result.outcome, result.share) == ("passed", 1.0)
+def test_healthy_nodes_pass() -> None:
+    for name in UNDER_LOAD:
+        result = judged(name, survey("n1"), survey("n2"), telemetry=windows("n1") + windows("n2"))
+        assert (result.outcome, result.share) == ("passed", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,8 @@ def test_a_gpu_that_does_not_bear_load_is_named(name: str, change: Change, text:
     assert text in culprit.evidence
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
+def test_what_passes_by_is_no_fault() -> None:
+    for name, change in [
         ("throttling_under_load", on_gpu(5, 1, throttle_reasons={"hw_slowdown": 1.0})),  # one window of four
         ("throttling_under_load", on_gpu(5, throttle_reasons={"hw_slowdown": 0.09})),  # in passing
         ("throttling_under_load", on_gpu(5, throttle_reasons={"sw_power_cap": 1.0, "sync_boost": 1.0})),
@@ -64,10 +63,8 @@ def test_a_gpu_that_does_not_bear_load_is_named(name: str, change: Change, text:
         ("ecc_under_load", on_gpu(5, ecc_corrected=3)),
         ("throttling_under_load", on_gpu(5, 3, polls=0, throttle_reasons=None)),  # shorter than the time between polls
         ("pcie_under_load", on_gpu(5, 3, polls=0, pcie_generation=None, pcie_width=None)),
-    ],
-)
-def test_what_passes_by_is_no_fault(name: str, change: Change) -> None:
-    assert judged(name, survey("n1"), telemetry=windows(change=change)).outcome == "passed"
+    ]:
+        assert judged(name, survey("n1"), telemetry=windows(change=change)).outcome == "passed"
 
 
 def test_corrected_errors_are_noted() -> None:
@@ -75,9 +72,8 @@ def test_corrected_errors_are_noted() -> None:
     assert result.notes == ("n1: GPU 5 (GPU-n1-5): 12 new corrected memory errors under load",)
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "text"),
-    [
+def test_what_cannot_be_read_is_never_passed() -> None:
+    for name, change, text in [
         ("ecc_under_load", on_gpu(5, 1, ecc_uncorrected=None, unreadable={"ecc_uncorrected": "lost"}), "(lost)"),
         ("ecc_under_load", on_gpu(5, ecc_uncorrected=None), "the driver gives no reason"),
         ("throttling_under_load", on_gpu(5, 2, throttle_reasons=None), "throttle_reasons cannot be read in 2 of 4"),
@@ -88,13 +84,11 @@ def test_corrected_errors_are_noted() -> None:
         ("pcie_under_load", on_gpu(5, pcie_width=None), "PCIe cannot be read in 4 of 4"),
         ("pcie_under_load", on_gpu(5, utilization=None, pcie_generation=1), "PCIe cannot be read"),
         ("pcie_under_load", on_gpu(5, utilization=spread(0.1)), "utilization never reached 50 %"),
-    ],
-)
-def test_what_cannot_be_read_is_never_passed(name: str, change: Change, text: str) -> None:
-    result = judged(name, survey("n1"), survey("n2"), telemetry=windows("n1", change=change) + windows("n2"))
-    assert (result.outcome, result.share) == ("not_measured", 0.5)
-    assert text in result.reason
-    assert "n1: GPU 5" in result.reason
+    ]:
+        result = judged(name, survey("n1"), survey("n2"), telemetry=windows("n1", change=change) + windows("n2"))
+        assert (result.outcome, result.share) == ("not_measured", 0.5)
+        assert text in result.reason
+        assert "n1: GPU 5" in result.reason
 
 
 def test_a_gpu_without_ecc_has_no_errors_to_read_unless_it_should_have() -> None:
@@ -105,14 +99,14 @@ def test_a_gpu_without_ecc_has_no_errors_to_read_unless_it_should_have() -> None
     assert judged("ecc_under_load", survey(), telemetry=telemetry, expectation=expectation).outcome == "passed"
 
 
-@pytest.mark.parametrize("name", UNDER_LOAD)
-def test_a_node_or_a_gpu_that_nobody_watched_does_not_pass(name: str) -> None:
-    nodes = (survey("n1"), survey("n2"))
-    assert judged(name, *nodes).outcome == "not_measured"
-    assert judged(name, *nodes, telemetry=windows("n1")).share == 0.5
-    result = judged(name, *nodes, telemetry=windows("n1") + windows("n2", gpus=7))
-    assert result.outcome == "not_measured"
-    assert "n2: telemetry of only 7 of 8 GPUs" in result.reason
+def test_a_node_or_a_gpu_that_nobody_watched_does_not_pass() -> None:
+    for name in UNDER_LOAD:
+        nodes = (survey("n1"), survey("n2"))
+        assert judged(name, *nodes).outcome == "not_measured"
+        assert judged(name, *nodes, telemetry=windows("n1")).share == 0.5
+        result = judged(name, *nodes, telemetry=windows("n1") + windows("n2", gpus=7))
+        assert result.outcome == "not_measured"
+        assert "n2: telemetry of only 7 of 8 GPUs" in result.reason
 
 
 @given(answers=st.lists(st.sampled_from(["held", "free", "untold"]), min_size=1, max_size=12))

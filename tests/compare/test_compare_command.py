@@ -12,7 +12,7 @@ import pytest
 from pytest_ddpscale.cli import USER_ERROR, main
 from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.verdicts import Judgement, Verdict
+from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
 from tests.builders.json_types import run_record
 from tests.builders.nights import SKU, at, judged_run, run_json, verdict
 
@@ -26,33 +26,37 @@ def pair(tmp_path: Path, pace: float = 100.0) -> list[str]:
     return [str(first.path), str(second.path)]
 
 
-def test_a_slower_run_fails_below_and_is_named(tmp_path: Path, capsys: Printed) -> None:
-    assert main(["compare", *pair(tmp_path, 90.0), "--fail-below", "5%"]) == 1
-    printed = capsys.readouterr().out
-    assert "FAIL: worse by more than 5 %: 1: throughput_per_gpu[r-2gpu]" in printed
-    assert "These two launches only" in printed
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Nights of one node; the others reach that pace, were rejected, or simulated."""
+    folder = tmp_path_factory.mktemp("runs")
+    paces = {"first": 100.0, "90": 90.0, "97": 97.0, "rejected": 99.0, "simulated": 99.0}
+    found = {}
+    for night, (name, pace) in enumerate(paces.items()):
+        outcome: RunOutcome = "rejected" if name == "rejected" else "accepted"
+        run = judged_run(folder / name, night, {"n1": [pace] * 2}, outcome=outcome)
+        if name == "simulated":
+            run.write_json(run.run_json, run_record(run_json(night), simulated=True))
+        found[name] = str(run.path)
+    return found
 
 
-def test_a_run_that_is_worse_by_less_passes(tmp_path: Path, capsys: Printed) -> None:
-    assert main(["compare", *pair(tmp_path, 97.0), "--fail-below", "5 %"]) == 0
-    printed = capsys.readouterr().out
-    assert "slower" in printed
-    assert "Nothing is certainly worse by more than 5 %." in printed
-
-
-def test_json_has_what_the_text_says(tmp_path: Path, capsys: Printed) -> None:
-    assert main(["compare", *pair(tmp_path, 90.0), "--format", "json", "--fail-below", "0.05"]) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert said["worse"] == ["throughput_per_gpu[r-2gpu]"]
-    (one,) = said["requirements"]
-    assert one["difference"] == "slower"
-    assert one["change"]["size"] == pytest.approx(-0.1)
-
-
-def test_a_rejected_run_says_so(tmp_path: Path, capsys: Printed) -> None:
-    other = judged_run(tmp_path / "c", 2, {"n1": [99.0] * 2}, outcome="rejected")
-    main(["compare", pair(tmp_path)[0], str(other.path)])
-    assert f"B  {tmp_path / 'c'}: REJECTED" in capsys.readouterr().out
+def test_a_slower_run_fails_below_and_is_named_and_one_that_is_worse_by_less_passes(
+    runs: dict[str, str], capsys: Printed
+) -> None:
+    for other, code, said in (
+        ("90", 1, "FAIL: worse by more than 5 %: 1: throughput_per_gpu[r-2gpu]"),
+        ("97", 0, "Nothing is certainly worse by more than 5 %."),
+        ("rejected", 0, f"B  {runs['rejected']}: REJECTED"),
+        ("simulated", 0, "One run was simulated: the difference says nothing about a machine."),
+    ):
+        assert main(["compare", runs["first"], runs[other], "--fail-below", "5 %"]) == code
+        assert said in capsys.readouterr().out
+    assert main(["compare", runs["first"], runs["90"], "--format", "json", "--fail-below", "0.05"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["worse"] == ["throughput_per_gpu[r-2gpu]"]
+    (one,) = found["requirements"]
+    assert (one["difference"], one["change"]["size"]) == ("slower", pytest.approx(-0.1))
 
 
 def test_another_driver_and_torch_come_first(tmp_path: Path, capsys: Printed) -> None:
@@ -66,23 +70,13 @@ def test_another_driver_and_torch_come_first(tmp_path: Path, capsys: Printed) ->
     assert "590.2" in printed
 
 
-def test_a_simulated_run_beside_a_real_one_says_so(tmp_path: Path, capsys: Printed) -> None:
-    run = judged_run(tmp_path / "s", 3, {"n1": [99.0] * 2})
-    run.write_json(run.run_json, run_record(run_json(3), simulated=True))
-    main(["compare", pair(tmp_path)[0], str(run.path)])
-    assert "One run was simulated: the difference says nothing about a machine." in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("share", ["5 percent", "-1%", "100%", "nan"])
-def test_a_share_that_is_none_is_refused(tmp_path: Path, capsys: Printed, share: str) -> None:
-    assert main(["compare", *pair(tmp_path), f"--fail-below={share}"]) == USER_ERROR
-    assert "--fail-below" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("number", [1, 3])
-def test_it_takes_two_runs(tmp_path: Path, capsys: Printed, number: int) -> None:
-    assert main(["compare", *[pair(tmp_path)[0]] * number]) == USER_ERROR
-    assert "two runs, or one and --history FILE" in capsys.readouterr().err
+def test_what_is_no_share_or_not_two_runs_is_refused(runs: dict[str, str], capsys: Printed) -> None:
+    for share in ("5 percent", "-1%", "100%", "nan"):
+        assert main(["compare", runs["first"], runs["90"], f"--fail-below={share}"]) == USER_ERROR
+        assert "--fail-below" in capsys.readouterr().err
+    for number in (1, 3):
+        assert main(["compare", *[runs["first"]] * number]) == USER_ERROR
+        assert "two runs, or one and --history FILE" in capsys.readouterr().err
 
 
 def test_runs_without_a_common_requirement_say_so_in_a_sentence(tmp_path: Path, capsys: Printed) -> None:
@@ -112,25 +106,17 @@ def write_verdicts(path: Path, *verdicts: Verdict) -> None:
     RunDirectory.open(path).write_json(path / "verdicts.json", judgement)
 
 
-def test_a_requirement_that_vanished_fails_the_gate(vanished: list[str], capsys: Printed) -> None:
-    assert main(["compare", *vanished, "--fail-below", "5%"]) == 1
-    printed = capsys.readouterr().out
-    assert LOST in printed
-    assert "Nothing is certainly worse" not in printed
-
-
-def test_one_that_only_the_second_run_has_fails_nothing(vanished: list[str]) -> None:
-    assert main(["compare", *reversed(vanished), "--fail-below", "5%"]) == 0
-
-
-def test_what_vanished_may_be_allowed_and_is_counted(vanished: list[str], capsys: Printed) -> None:
-    assert main(["compare", *vanished, "--fail-below", "5%", "--allow-missing"]) == 0
-    assert "; 1 measured before but not now: allowed." in capsys.readouterr().out
-
-
-def test_without_a_gate_nothing_fails(vanished: list[str], capsys: Printed) -> None:
-    assert main(["compare", *vanished]) == 0
-    assert "FAIL" not in capsys.readouterr().out
+def test_a_requirement_that_vanished_fails_the_gate_unless_it_is_allowed(vanished: list[str], capsys: Printed) -> None:
+    for arguments, code, said in (
+        ([*vanished, "--fail-below", "5%"], 1, LOST),
+        ([*vanished, "--fail-below", "5%", "--allow-missing"], 0, "; 1 measured before but not now: allowed."),
+        ([*reversed(vanished), "--fail-below", "5%"], 0, ""),  # only the second run has it
+        (vanished, 0, ""),  # without a gate
+    ):
+        assert main(["compare", *arguments]) == code
+        printed = capsys.readouterr().out
+        assert said in printed
+        assert ("FAIL" in printed) == (code == 1)
     assert main(["compare", *vanished, "--allow-missing"]) == USER_ERROR
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,9 +21,8 @@ def tried(largest: int, least: int, most: int) -> tuple[int | None, list[int]]:
     return largest_fitting(fits, least, most), asked
 
 
-@pytest.mark.parametrize(
-    ("largest", "least", "most", "asked"),
-    [
+def test_batches_are_doubled_and_then_halved_between() -> None:
+    for largest, least, most, asked in [
         (83, 8, 1024, [8, 16, 32, 64, 128, 96, 80, 88]),
         (64, 8, 1024, [8, 16, 32, 64, 128, 96, 80, 72]),
         (8, 8, 1024, [8, 16]),
@@ -32,10 +30,8 @@ def tried(largest: int, least: int, most: int) -> tuple[int | None, list[int]]:
         (9999, 8, 24, [8, 16, 24]),
         (30, 24, 24, [24]),
         (100, 24, 1024, [24, 48, 96, 192, 144, 120, 104]),
-    ],
-)
-def test_batches_are_doubled_and_then_halved_between(largest: int, least: int, most: int, asked: list[int]) -> None:
-    assert tried(largest, least, most)[1] == asked
+    ]:
+        assert tried(largest, least, most)[1] == asked
 
 
 @given(largest=st.integers(0, 2500), least=multiples, most=multiples)

@@ -6,6 +6,7 @@ from pytest_ddpscale.find_batch.batch_text import HEADER, as_json, conclusion, h
 from pytest_ddpscale.find_batch.batch_trial import BatchTrial
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
+from tests.approved import assert_approved
 
 GIB = 2**30
 ARMS = Arm("alone", 1, 8), Arm("ddp", 4, 8)
@@ -20,44 +21,13 @@ def fitting(batch: int, gib: float, img_per_s: float) -> BatchTrial:
 TRIALS = (fitting(8, 2, 90.0), fitting(16, 4, 120.0), BatchTrial(32, False, WHY), fitting(24, 6, 100.0))
 
 
-def test_rows_stand_below_their_header() -> None:
-    assert HEADER == "   batch  fits  peak GiB   share  img/s per GPU"
-    assert row(fitting(16, 4, 120.0)) == "      16  yes       4.00    40 %          120.0"
-    assert row(TRIALS[2]) == f"      32  no           -       -              -  {WHY}"
-
-
-def test_what_is_tried_is_said_first() -> None:
-    assert heading(PLAN, 0.9, "of each GPU") == (
-        "r18 (resnet18, bf16, 224 px, channels_last) on 4 ranks, arms alone, ddp@4: within 90 % "
-        "of the memory of each GPU"
-    )
-
-
-def test_the_largest_and_that_it_is_not_the_fastest() -> None:
-    assert conclusion(24, TRIALS, 8, 1024) == [
-        f"The largest batch is 24 images per GPU (6.00 GiB, 60 %); the next, 32, does not fit: {WHY}.",
-        "The fastest batch was 16: 120.0 img/s per GPU, against 100.0 with 24. The largest is not the fastest.",
-    ]
-
-
-def test_one_per_cent_of_a_few_steps_is_no_difference() -> None:
-    near = (fitting(8, 2, 100.5), fitting(16, 4, 100.0))
-    assert conclusion(16, near, 8, 16) == [
-        "The largest batch is 16 images per GPU (4.00 GiB, 40 %); no larger one was tried (--most 16)."
-    ]
-
-
-def test_what_takes_too_large_a_share() -> None:
+def test_people_are_told_what_was_approved() -> None:
+    near = (fitting(8, 2, 100.5), fitting(16, 4, 100.0))  # one per cent of a few steps is no difference
     over = BatchTrial(16, False, "more than 90% of the memory", round(9.5 * GIB), 10 * GIB, 100.0)
-    assert conclusion(8, [fitting(8, 2, 90.0), over], 8, 16) == [
-        "The largest batch is 8 images per GPU (2.00 GiB, 20 %); the next, 16, does not fit: it took 95 %."
-    ]
-
-
-def test_nothing_fits() -> None:
-    assert conclusion(None, [BatchTrial(8, False, WHY)], 8, 16) == [
-        f"No batch fits: with the smallest, 8 images per GPU, {WHY}."
-    ]
+    lines = [heading(PLAN, 0.9, "of each GPU"), HEADER, *map(row, TRIALS), *conclusion(24, TRIALS, 8, 1024)]
+    lines += conclusion(16, near, 8, 16) + conclusion(8, [fitting(8, 2, 90.0), over], 8, 16)
+    lines += conclusion(None, [BatchTrial(8, False, WHY)], 8, 16)
+    assert_approved("find-max-batch.txt", "\n".join(lines) + "\n")
 
 
 def test_for_programs() -> None:

@@ -17,9 +17,8 @@ def ended(*ranks: RankEnd, oom_kills: int = 0) -> GangEnd:
     return GangEnd(1, "something", rank_ends=ranks, oom_kills=oom_kills)
 
 
-@pytest.mark.parametrize(
-    ("type_", "message"),
-    [
+def test_one_rank_that_says_so_is_enough() -> None:
+    for type_, message in [
         ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 MiB."),
         ("MemoryError", ""),
         ("RuntimeError", "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes."),
@@ -29,17 +28,14 @@ def ended(*ranks: RankEnd, oom_kills: int = 0) -> GangEnd:
         ("RuntimeError", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         ("DistBackendError", "ncclUnhandledCudaError: …\nLast error:\nCuda failure 2 'out of memory'"),
         ("DistBackendError", "ncclUnhandledCudaError: …\nLast error:\nFailed to CUDA calloc async 4194304 bytes"),
-    ],
-)
-def test_one_rank_that_says_so_is_enough(type_: str, message: str) -> None:
-    partner = failed(0, "DistBackendError", "Connection closed by peer [127.0.0.1]:1")
-    end = GangEnd(1, "something", failures=(partner, failed(1, type_, message)))
-    assert why_out_of_memory(end, 0) == f"{type_} on rank 1 in warm-up"
+    ]:
+        partner = failed(0, "DistBackendError", "Connection closed by peer [127.0.0.1]:1")
+        end = GangEnd(1, "something", failures=(partner, failed(1, type_, message)))
+        assert why_out_of_memory(end, 0) == f"{type_} on rank 1 in warm-up"
 
 
-@pytest.mark.parametrize(
-    ("rank", "oom_kills", "counted", "why"),
-    [
+def test_a_killed_rank() -> None:
+    for rank, oom_kills, counted, why in [
         (RankEnd("rank 1 on n1", -9), 0, 1, "the kernel ended rank 1 on n1 for lack of memory"),
         (RankEnd("rank 1 on n1", -9), 1, None, "the kernel ended rank 1 on n1 for lack of memory"),
         # The cgroup's own count is worth more than the machine's, where somebody else's processes count too.
@@ -48,10 +44,8 @@ def test_one_rank_that_says_so_is_enough(type_: str, message: str) -> None:
         (RankEnd("rank 1 on n1", None), 0, 0, ""),
         (RankEnd("rank 1 on n1", -11), 0, 0, ""),
         (RankEnd("rank 1 on n1", 1), 1, None, ""),
-    ],
-)
-def test_a_killed_rank(rank: RankEnd, oom_kills: int, counted: int | None, why: str) -> None:
-    assert why_out_of_memory(ended(rank, oom_kills=oom_kills), counted) == why
+    ]:
+        assert why_out_of_memory(ended(rank, oom_kills=oom_kills), counted) == why
 
 
 def test_an_agent_that_the_kernel_ended() -> None:

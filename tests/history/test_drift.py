@@ -53,9 +53,8 @@ def test_a_tenth_less_is_found_among_many_values(number: int, sd: float, seed: i
 PAST = (99.0, 100.0, 101.0, 100.0, 100.5, 99.5)
 
 
-@pytest.mark.parametrize(
-    ("metric", "value", "standing", "loss"),
-    [
+def test_what_is_worse_depends_on_the_metric() -> None:
+    for metric, value, standing, loss in [
         ("throughput_per_gpu", 90.0, "worse", 0.1),
         ("throughput_per_gpu", 110.0, "better", -0.1),
         ("throughput_per_gpu", 100.2, "usual", -0.002),
@@ -63,15 +62,13 @@ PAST = (99.0, 100.0, 101.0, 100.0, 100.5, 99.5)
         ("step_time_p95", 90.0, "better", 1 - 100 / 90),
         ("peak_memory_gib", 110.0, "worse", 1 - 100 / 110),
         ("busbw_gbps", 90.0, "worse", 0.1),
-    ],
-)
-def test_what_is_worse_depends_on_the_metric(metric: str, value: float, standing: str, loss: float) -> None:
-    [drift] = drifts_of([Observed(key_value(value, metric), ROUND_THE_CLOCK, PAST)])
-    assert drift.past is not None
-    assert drift.past.standing == standing
-    assert drift.loss == pytest.approx(loss)
-    assert drift.is_worse == (standing == "worse")
-    assert drift.past.ratio == pytest.approx(value / 100)
+    ]:
+        [drift] = drifts_of([Observed(key_value(value, metric), ROUND_THE_CLOCK, PAST)])
+        assert drift.past is not None
+        assert drift.past.standing == standing
+        assert drift.loss == pytest.approx(loss)
+        assert drift.is_worse == (standing == "worse")
+        assert drift.past.ratio == pytest.approx(value / 100)
 
 
 def test_fewer_than_five_others_are_told_and_not_judged() -> None:

@@ -10,6 +10,7 @@ import pytest
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.report.history_text import TSV_HEADER
+from tests.approved import assert_approved, masked
 from tests.builders.nights import SKU, at, judged_run
 
 pytestmark = pytest.mark.slow
@@ -46,37 +47,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     return captured.err
 
 
-@pytest.mark.usefixtures("history")
-def test_without_a_node_there_is_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
-    header, *lines = said(capsys).splitlines()
-    assert header.split() == ["NODE", "SKU", "RUNS", "LAST", "RUN", "OUTCOME", "WORST", "DRIFT"]
-    assert [line.split()[0] for line in lines] == HOSTS
-    assert lines[2].split()[:5] == ["n3", SKU, "7", at(6), "rejected"]
-    assert "−10.0 % from its own past WORSE, −10.0 % from its peers WORSE" in lines[2]
-    assert sum("WORSE" in line for line in lines) == 1
-
-
-def test_a_node_is_told_with_its_runs_its_software_and_what_fell(
-    capsys: pytest.CaptureFixture[str], history: Path
+def test_nodes_and_one_node_are_told_to_people_and_programs(
+    capsys: pytest.CaptureFixture[str], history: Path, tmp_path: Path
 ) -> None:
-    text = said(capsys, "n3", "--history", history)
-    assert f"n3, {SKU}: 7 runs" in text
-    assert f"  {at(6)}  rejected, failed: throughput_per_gpu[r-2gpu]  [" in text
-    assert "Software changed since the earlier runs: driver 575 before, 580 now." in text
-    assert "2 of 4 values worse than predicted" in text
-    table = text[text.index("VALUE") :].splitlines()
-    assert {line.split("  ")[0] for line in table[1:3]} == {
-        "throughput_per_gpu r (2 at once, batch 4)",
-        "throughput_per_gpu r (DDP of 2, batch 4)",
-    }
-    fell = next(line for line in table if "GPU 1" in line)
-    assert "90 img/s" in fell
-    assert "−10.0 % from 100 ± 0.0 % of 6 runs WORSE  −10.0 % from 100 ± 0.0 % of 6 nodes WORSE" in fell
-    assert "WORSE" not in "\n".join(table[3:])
-
-
-@pytest.mark.usefixtures("history")
-def test_tab_separated_values_have_a_line_for_each_value(capsys: pytest.CaptureFixture[str]) -> None:
+    told = [said(capsys), said(capsys, "n3", "--history", history)]
+    assert_approved("history.txt", masked("\n".join(told), tmp_path))
     header, *lines = said(capsys, "--format", "tsv").splitlines()
     assert tuple(header.split("\t")) == TSV_HEADER
     rows = [dict(zip(TSV_HEADER, line.split("\t"), strict=True)) for line in lines]
@@ -85,10 +60,6 @@ def test_tab_separated_values_have_a_line_for_each_value(capsys: pytest.CaptureF
     assert (gpu["past_standing"], gpu["past_runs"], gpu["past_ratio"]) == ("worse", "6", "0.900000")
     assert (gpu["peers_standing"], gpu["peers_hosts"], gpu["at"]) == ("worse", "6", at(6))
     assert [row["gpu_index"] for row in rows[:4]].count("-") == 1, "that of the node"
-
-
-@pytest.mark.usefixtures("history")
-def test_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     [node] = json.loads(said(capsys, "n3", "--format", "json", "--gpu-sku", SKU))
     assert (node["sku"], node["host"], node["changes"]) == (SKU, "n3", ["driver 575 before, 580 now"])
     assert [run["started_at"] for run in node["runs"]] == [at(night) for night in range(7)]

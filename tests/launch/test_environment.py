@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from pytest_ddpscale.launch.environment import worker_environment
 
 INHERITED = {"PATH": "/bin", "NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "1", "PYTHONPATH": "src"}
@@ -24,28 +22,24 @@ STEP_AROUND_US = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*LEFTOVERS, *STEP_AROUND_US])
-def test_what_would_change_torchrun_or_srun_in_silence_is_scrubbed(name: str) -> None:
-    assert worker_environment({name: "7"}, "cuda") == worker_environment({}, "cuda")
+def test_what_would_change_torchrun_or_srun_in_silence_is_scrubbed() -> None:
+    for name in [*LEFTOVERS, *STEP_AROUND_US]:
+        assert worker_environment({name: "7"}, "cuda") == worker_environment({}, "cuda")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_what_ranks_rely_on_is_passed() -> None:
+    for name in [
         "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_TLS", "FI_PROVIDER", "TORCH_NCCL_BLOCKING_WAIT",
         "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NODELIST", "SLURM_CONF", "LD_LIBRARY_PATH", "HOME", "TMPDIR",
         "LC_ALL", "CONDA_PREFIX", "CUBLASLT_WORKSPACE_SIZE", "APPTAINER_BIND", "ENROOT_DATA_PATH",
-    ],
-)  # fmt: skip
-def test_what_ranks_rely_on_is_passed(name: str) -> None:
-    assert worker_environment({name: "7"}, "cuda")[name] == "7"
+    ]:  # fmt: skip
+        assert worker_environment({name: "7"}, "cuda")[name] == "7"
 
 
-@pytest.mark.parametrize(
-    "name", ["RANKED", "MASTER", "HTTP_PROXY", "AWS_SECRET_ACCESS_KEY", "MY_NCCL_DEBUG", "PATHS", "NCCL", "nccl_debug"]
-)
-def test_what_nobody_knows_stays_behind(name: str) -> None:
-    assert worker_environment({name: "7"}, "cuda") == worker_environment({}, "cuda")
+def test_what_nobody_knows_stays_behind() -> None:
+    unknown = "RANKED", "MASTER", "HTTP_PROXY", "AWS_SECRET_ACCESS_KEY", "MY_NCCL_DEBUG", "PATHS", "NCCL", "nccl_debug"
+    for name in unknown:
+        assert worker_environment({name: "7"}, "cuda") == worker_environment({}, "cuda")
 
 
 def test_what_the_user_names_is_passed_even_if_it_is_scrubbed_else() -> None:

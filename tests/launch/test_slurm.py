@@ -61,9 +61,8 @@ def test_whole_nodes_are_asked_for_with_an_allocation_and_not_within_it(exclusiv
     assert exclusive not in within
 
 
-@pytest.mark.parametrize(
-    ("asked", "arguments"),
-    [
+def test_a_job_to_be_made_has_gpus_unless_the_user_names_them() -> None:
+    for asked, arguments in [
         ("--partition=gpu", ["--gpus-per-node=8", "--partition=gpu"]),
         ("--gpu-bind=none", ["--gpus-per-node=8", "--gpu-bind=none"]),
         ("--gres-flags=x", ["--gpus-per-node=8", "--gres-flags=x"]),
@@ -72,14 +71,12 @@ def test_whole_nodes_are_asked_for_with_an_allocation_and_not_within_it(exclusiv
         ("-G8", ["-G8"]),
         ("--gres=gpu:8", ["--gres=gpu:8"]),
         ("--tres-per-task=gres/gpu:8", ["--tres-per-task=gres/gpu:8"]),
-    ],
-)
-def test_a_job_to_be_made_has_gpus_unless_the_user_names_them(asked: str, arguments: list[str]) -> None:
-    launcher = slurm(slurm_args=asked, gpus_per_node="8")
-    start = [*SRUN, "--nodes=2", "--ntasks=2"]
-    assert command(launcher, device_type="cuda") == [*start, *arguments, sys.executable, *AGENT]
-    assert "--gpus-per-node=8" not in command(launcher, device_type="cpu")
-    assert "--gpus-per-node=8" not in command(launcher, "n1", "n2", device_type="cuda")
+    ]:
+        launcher = slurm(slurm_args=asked, gpus_per_node="8")
+        start = [*SRUN, "--nodes=2", "--ntasks=2"]
+        assert command(launcher, device_type="cuda") == [*start, *arguments, sys.executable, *AGENT]
+        assert "--gpus-per-node=8" not in command(launcher, device_type="cpu")
+        assert "--gpus-per-node=8" not in command(launcher, "n1", "n2", device_type="cuda")
 
 
 def test_each_gang_has_a_job_or_step_name_of_its_own() -> None:
@@ -102,9 +99,9 @@ def test_apptainer_is_started_by_srun() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("said", "complaint", "of_a_step"),
-    [
+def test_what_srun_or_slurm_never_accepts_is_told_from_what_may_change() -> None:
+    """The texts are of Slurm 22.05's `srun --test-only`."""
+    for said, complaint, of_a_step in [
         ("srun: error: --exclusive and --overlap are mutually exclusive", "--exclusive and --overlap are mutually "
          "exclusive", True),
         ('srun: unrecognized option \'--bogus\'\nTry "srun --help" for more information',
@@ -122,14 +119,9 @@ def test_apptainer_is_started_by_srun() -> None:
         ("allocation failure: Unable to contact slurm controller (connect failure)", "", False),
         ("srun: lua: Invalid comment ignored\nallocation failure: Requested nodes are busy", "", False),
         ("", "", False),
-    ],
-)  # fmt: skip
-def test_what_srun_or_slurm_never_accepts_is_told_from_what_may_change(
-    said: str, complaint: str, of_a_step: bool
-) -> None:
-    """The texts are of Slurm 22.05's `srun --test-only`."""
-    assert complaint_in(said, is_step=False) == complaint
-    assert complaint_in(said, is_step=True) == (complaint if of_a_step else "")
+    ]:  # fmt: skip
+        assert complaint_in(said, is_step=False) == complaint
+        assert complaint_in(said, is_step=True) == (complaint if of_a_step else "")
 
 
 def srun(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -195,9 +187,8 @@ def job(
     return JOB.format(state=f"JobState={state}", end=end, limit=limit, preempted=preempted)
 
 
-@pytest.mark.parametrize(
-    ("described", "reason"),
-    [
+def test_the_reason_for_a_signal() -> None:
+    for described, reason in [
         (job(), ""),
         (job(end="Unknown", limit="UNLIMITED"), ""),
         (job(end="2026-11-21T19:43:00", limit="00:10:00"), ""),
@@ -218,10 +209,8 @@ def job(
         (job(preempted="2026-11-21T19:37:49"), "the job was preempted"),
         ("", ""),
         ("slurm_load_jobs error: Invalid job id specified", ""),
-    ],
-)  # fmt: skip
-def test_the_reason_for_a_signal(described: str, reason: str) -> None:
-    assert reason_of(described, NOW) == reason
+    ]:  # fmt: skip
+        assert reason_of(described, NOW) == reason
 
 
 SAID = "slurmstepd-n1: error: *** {what} ON n1 CANCELLED AT 2026-11-21T19:37:51{why} ***"
@@ -247,16 +236,13 @@ def test_the_reason_for_a_steps_end(what: str, why: str, reason: str) -> None:
     assert slurm().why_ended(lines) == reason
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
+def test_what_ends_by_itself_was_not_ended_by_slurm() -> None:
+    for lines in [
         [],
         ["srun: error: n1: task 0: Killed", "srun: Force Terminated StepId=2.0"],
         ["srun: error: Node failure on n2", "*** n1 says: CANCELLED ***"],
-    ],
-)
-def test_what_ends_by_itself_was_not_ended_by_slurm(lines: list[str]) -> None:
-    assert slurm().why_ended(lines) == ""
+    ]:
+        assert slurm().why_ended(lines) == ""
 
 
 def test_nodes_that_slurm_gave_up_are_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,9 +254,8 @@ def test_nodes_that_slurm_gave_up_are_named_once(tmp_path: Path, monkeypatch: py
     assert slurm().given_up(["srun: error: Node failure on n[4-6]"]) == (), "nobody can tell"
 
 
-@pytest.mark.parametrize(
-    ("lines", "state"),
-    [
+def test_what_srun_says_of_its_wait() -> None:
+    for lines, state in [
         ([], ""),
         (["module load: ok"], ""),
         (["srun: job 4 queued and waiting for resources"], "job 4 queued and waiting for resources"),
@@ -278,10 +263,8 @@ def test_nodes_that_slurm_gave_up_are_named_once(tmp_path: Path, monkeypatch: py
             ["x", "srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)", "y"],
             "Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)",
         ),
-    ],
-)
-def test_what_srun_says_of_its_wait(lines: list[str], state: str) -> None:
-    assert slurm().queue_state(lines) == state
+    ]:
+        assert slurm().queue_state(lines) == state
 
 
 def scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:

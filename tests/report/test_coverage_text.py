@@ -33,15 +33,6 @@ def report_of(coverage: Coverage) -> str:
     return page_text(render_html(replace(ACCEPTED, coverage=coverage), RUN, Evidence(PLAN, Columns(), {})))
 
 
-def test_a_machine_that_was_tested_whole_is_told_in_one_line_for_each_thing() -> None:
-    assert summary(coverage_of(3)) == [
-        "Tested: 3 of 3 nodes, 6 of 6 GPUs.",
-        f"All nodes together: {TOGETHER}.",
-        "3 of 3 paths between nodes measured directly.",
-    ]
-    assert summary(replace(coverage_of(1), over_all_nodes=())) == ["Tested: 1 of 1 node, 2 of 2 GPUs."]
-
-
 def test_what_was_not_tested_is_named_first() -> None:
     sound, lost = node("n0"), GpuCoverage(None, "GPU-x", (), "GPU is lost")
     nodes = (sound, replace(node("n1", 1), gpus=(*node("n1", 1).gpus, lost)), NodeCoverage("n2", (), "disk: full"))
@@ -58,13 +49,6 @@ def test_what_was_not_tested_is_named_first() -> None:
         ["n2", "nothing", "–", "left out: disk: full"],
         ["n0", "survey, training, node pairs", "2 of 2", "–"],
     ]
-
-
-def test_paths_that_were_tested_by_collectives_only_are_counted_and_some_named() -> None:
-    coverage = replace(coverage_of(20), paths=coverage_of(20).paths[:100])
-    told = summary(coverage)[-1]
-    assert told.startswith("The others were tested within the requirements of all nodes together: n06 – n08, ")
-    assert told.endswith(" and 85 more.")
 
 
 def test_the_slowest_path_comes_first_in_the_report() -> None:
@@ -88,7 +72,3 @@ def test_names_from_anywhere_break_no_table() -> None:
     table = rendered.split("\nCoverage\n")[-1].split("\nHow it was measured\n")[0]
     assert {line.count(" | ") for line in table.splitlines() if line.startswith("| ")} == {3}
     assert "<script" in rendered, "as text"
-
-
-def test_reports_of_before_it_was_kept_have_no_such_section() -> None:
-    assert "\nCoverage\n" not in page_text(render_html(ACCEPTED, RUN, Evidence(PLAN, Columns(), {})))

@@ -162,17 +162,6 @@ def test_a_run_without_an_earlier_acceptance_says_so() -> None:
     assert "<dt>Before</dt><dd>no earlier acceptance of these nodes to compare with</dd>" in PAGE
 
 
-def test_what_the_reason_says_of_a_culprit_is_not_said_again() -> None:
-    culprit = replace(FAILED.culprits[0], evidence="1.04× the median")
-    told = replace(FAILED, reason="GPU 3 is slow (1.04× the median)", culprits=(culprit,))
-    requirements = render_html(judgement_with(told), RUN, NOTHING).split('id="requirements"')[1]
-    assert requirements.count("1.04× the median") == 1
-    untold = replace(told, reason="it is slow")
-    assert f"at fault: GPU 3 ({culprit.gpu_uuid}) on node7: 1.04× the median" in render_html(
-        judgement_with(untold), RUN, NOTHING
-    )
-
-
 def test_while_it_goes_on_only_failures_are_causes() -> None:
     page = render_html(judgement_with(NOT_MEASURED, FAILED), RUN, NOTHING, goes_on=True)
     assert "MEASURING: 0 of 2 requirements passed so far, 1 failed</h1>" in page

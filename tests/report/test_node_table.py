@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_ddpscale.report.node_table import MOST_REMARKS, node_table
+from pytest_ddpscale.report.node_table import node_table
 from pytest_ddpscale.results.coverage import Coverage, NodeCoverage
 from pytest_ddpscale.results.verdicts import Culprit
 from tests.builders.judgements import ACCEPTED, FAILED, NOT_MEASURED, RUN, WARNED, judgement_with
@@ -34,18 +34,6 @@ def test_a_row_names_every_gpu_and_link_of_its_node_once_those_at_fault_first() 
     assert row.remarks == (
         "GPU 2 (GPU-2) on node7: slow", "GPU 3 (GPU-3) on node7: hot", "suspected: GPU 1 (GPU-1) on node7: odd",
     )  # fmt: skip
-
-
-def test_of_many_things_that_are_named_the_row_shows_a_few() -> None:
-    named = replace(FAILED, culprits=tuple(of_gpu(index, "slow") for index in range(MOST_REMARKS + 2)))
-    (row,) = node_table(judgement_with(named), RUN).rows
-    assert len(row.remarks) == MOST_REMARKS + 1
-    assert row.remarks[-1] == "2 more: culprits.csv lists all"
-
-
-def test_a_metric_that_names_no_node_has_no_column() -> None:
-    table = node_table(judgement_with(FAILED, NOT_MEASURED), RUN)
-    assert table.metrics == ("Throughput per GPU",)
 
 
 def test_nodes_that_nothing_names_stand_in_one_row() -> None:

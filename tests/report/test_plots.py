@@ -11,10 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.report import plots
 from pytest_ddpscale.report.plots import write_plots
-from pytest_ddpscale.report.plotted_series import EFFICIENCY, THROUGHPUT, throughput_series
 from tests.builders.judgements import (
     ACCEPTED,
     FAILED,
@@ -85,13 +82,6 @@ def test_many_workloads_with_hostile_names_fit(tmp_path: Path) -> None:
     assert len(write_plots(columns_of(measurements), make_plan(*studies), judgement, tmp_path)) == 3
 
 
-def test_efficiency_far_above_or_below_one_stays_inside_the_axes(tmp_path: Path) -> None:
-    study = make_study("strong", RESNET, (1, 2, 4))
-    for loss in (-0.9, 0.95):
-        measurements = make_measurements(study, 1000.0, loss, rounds=2)
-        assert len(write_plots(columns_of(measurements), make_plan(study), ACCEPTED, tmp_path)) == 4
-
-
 def test_the_overview_shows_pictures_as_they_are_on_their_own(tmp_path: Path) -> None:
     write_plots(columns_of(MEASUREMENTS), PLAN, JUDGEMENT, tmp_path)
     overview, throughput, efficiency, speedup = (
@@ -104,32 +94,6 @@ def test_the_overview_shows_pictures_as_they_are_on_their_own(tmp_path: Path) ->
     np.testing.assert_array_equal(overview[:height, width:], efficiency)
     np.testing.assert_array_equal(overview[height:, :width], speedup)
     assert (overview[height:, width:] == 1).all()  # utilization, which was not measured
-
-
-def _weak_axes(plan: Plan) -> tuple[list[str], str, str, list[float]]:
-    series = [s for s in throughput_series(columns_of(MEASUREMENTS), plan) if s.scaling == "weak"]
-    figure = plots._draw("weak", EFFICIENCY, series, JUDGEMENT, "GPU")
-    (axes,) = figure.axes
-    ticks = [label.get_text() for label in axes.get_xticklabels()]
-    # Only bounds are drawn this thick.
-    bounds = [float(np.asarray(line.get_ydata())[0]) for line in axes.lines if line.get_linewidth() > 2]
-    return ticks, axes.get_xlabel(), axes.get_ylabel(), bounds
-
-
-def test_axes_have_units_integer_ticks_and_the_bounds() -> None:
-    ticks, x_label, y_label, bounds = _weak_axes(PLAN)
-    assert ticks == ["2", "4", "8"]
-    assert x_label == "world size (GPUs)"
-    assert y_label == "scaling efficiency (%)"
-    assert bounds == [pytest.approx(96.0), pytest.approx(98.0)]
-
-
-def test_legend_covers_no_data() -> None:
-    series = [s for s in throughput_series(columns_of(MEASUREMENTS), PLAN) if s.scaling == "weak"]
-    figure = plots._draw("weak", THROUGHPUT, series, JUDGEMENT, "GPU")
-    figure.draw_without_rendering()
-    (legend,) = figure.legends
-    assert legend.get_window_extent().x0 >= figure.axes[0].get_window_extent().x1
 
 
 def _modules_after(code: str) -> set[str]:

@@ -11,8 +11,7 @@ from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.markdown import render_markdown
-from pytest_ddpscale.report.profile_text import exposed_rows, largest_profiles, part_rows
-from pytest_ddpscale.report.svg_figures import figures
+from pytest_ddpscale.report.profile_text import exposed_rows, part_rows
 from pytest_ddpscale.report.svg_timeline import exposed_parts, step_timeline
 from pytest_ddpscale.results.profile_record import ArmProfile, ProfiledKernel, ProfileSpan
 from tests.builders.judgements import ACCEPTED, HOSTILE, RUN
@@ -93,14 +92,6 @@ def test_names_of_kernels_stay_text() -> None:
 
 def _with(one: ArmProfile, **changes: object) -> ArmProfile:
     return ArmProfile(**{name: getattr(one, name) for name in one.__struct_fields__} | changes)
-
-
-def test_details_are_of_the_largest_arm_under_ddp() -> None:
-    small = profile(STUDY.id, "ddp@1", [(50, 50, 0)])
-    assert largest_profiles([small, DDP, NO_SYNC]) == [DDP]
-    assert largest_profiles([LOST]) == []
-    [figure] = [one for one in figures(timed(0.6), PLAN, ACCEPTED, RUN, evidence(DDP)) if one.id.startswith("profile")]
-    assert figure.title == "One step of weak/r, ddp@2"
 
 
 def test_the_timeline_paints_what_is_exposed_fully() -> None:

@@ -7,9 +7,6 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.plan.estimate import (
-    PAIRS_ROUND_S,
-    estimate,
-    probes_seconds,
     round_seconds,
     study_seconds,
     warm_up_seconds,
@@ -23,8 +20,9 @@ from pytest_ddpscale.results.notices import Idle, Notice, Queued, Unfit
 from pytest_ddpscale.results.pair_record import PairRound
 from pytest_ddpscale.results.probe_record import ProbeBlock
 from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import Block, EndReason, GangRecord, StudyEnd, StudyStart
+from pytest_ddpscale.results.records import Block, GangRecord, StudyEnd, StudyStart
 from pytest_ddpscale.results.survey_record import Survey
+from tests.approved import assert_approved
 from tests.builders.whole_runs import epoch_of, plan_of, training_run
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=8)
@@ -66,61 +64,8 @@ def terminal() -> Terminal:
     return Terminal()
 
 
-def test_waiting_for_ranks_says_how_long_it_all_will_take(terminal: Terminal) -> None:
-    assert terminal.feed(Idle()) == (f"starting ranks, {clock(estimate(PLAN).seconds)} estimated", True)
-
-
-def test_the_wait_for_slurms_nodes_is_shown_with_its_time_so_far(terminal: Terminal) -> None:
-    waiting = Queued("job 17 queued and waiting for resources")
-    assert terminal.feed(Idle(), waiting) == ("waiting for nodes: job 17 queued and waiting for resources", False)
-    terminal.seconds += 65
-    assert terminal.feed(waiting) == ("waiting for nodes: 1:05", True)
-    assert len(terminal.shown) == 3
-
-
-def test_a_host_that_others_work_on_is_warned_of() -> None:
-    assert load_warning(8.0, 8) == ""
-    assert load_warning(9.24, 8).startswith("WARNING: load average 9.2 on 8 cores before measuring starts")
-
-
-def test_a_line_is_not_repeated(terminal: Terminal) -> None:
-    terminal.feed(Idle(), Idle(), Idle())
-    assert len(terminal.shown) == 1
-
-
-def test_ranks_that_are_up_are_announced_once_and_stay(terminal: Terminal) -> None:
-    terminal.feed(STARTUP, STARTUP)
-    assert terminal.shown == [("ranks are up: 2 on torch 2.9.0", False)]
-
-
-def test_a_study_that_compiles_says_so() -> None:
-    compiled = tuple(replace(one, workload=replace(one.workload, compile=True)) for one in PLAN.studies)
-    terminal = Terminal(replace(PLAN, studies=compiled))
-    assert terminal.feed(BEGIN) == ("weak/r: compiling and warming up", True)
-
-
-def test_a_study_begins_by_warming_up(terminal: Terminal) -> None:
-    assert terminal.feed(BEGIN) == ("weak/r: warming up", True)
-
-
-def percent(done_s: float) -> str:
-    return f"{int(100 * done_s / WHOLE_S):2d}"
-
-
 WARM_UP_S, BLOCK_S = warm_up_seconds(WEAK), round_seconds(WEAK, WEAK.arms) / 2
 WHOLE_S = study_seconds(WEAK) + study_seconds(STRONG)
-
-
-def test_a_round_shows_every_arms_speed_and_the_time_left(terminal: Terminal) -> None:
-    terminal.feed(BEGIN)
-    terminal.seconds += WARM_UP_S + BLOCK_S
-    left = clock(WHOLE_S - WARM_UP_S - BLOCK_S)
-    line = f"[ {percent(WARM_UP_S + BLOCK_S)} %  {left} left ] weak/r: round 1/6  alone 20 img/s per rank"
-    assert terminal.feed(block("alone", 0)) == (line, True)
-    terminal.seconds += BLOCK_S
-    left = clock(WHOLE_S - WARM_UP_S - 2 * BLOCK_S)
-    line = f"[ {percent(WARM_UP_S + 2 * BLOCK_S)} %  {left} left ] weak/r: round 2/6  alone 20  ddp@2 40 img/s per rank"
-    assert terminal.feed(block("ddp@2", 1, block_s=2.0)) == (line, True)
 
 
 def test_the_time_left_follows_the_pace_of_what_was_timed(terminal: Terminal) -> None:
@@ -152,33 +97,6 @@ def test_time_left_is_never_negative(terminal: Terminal) -> None:
     assert f"  {clock(study_seconds(STRONG))} left ] " in line
 
 
-@pytest.mark.parametrize(
-    ("reason", "message", "shown"),
-    [
-        ("rounds", "", "6 rounds in 1:05"),
-        ("decided", "", "decided after 6 rounds in 1:05"),
-        ("budget", "", "time limit reached after 6 rounds in 1:05"),
-        ("interrupted", "the job was preempted", "interrupted after 6 rounds: the job was preempted"),
-        (
-            "error",
-            "rank 1 on node7 failed in warm-up: no memory",
-            "ERROR: rank 1 on node7 failed in warm-up: no memory",
-        ),
-    ],
-)
-def test_the_end_of_a_study_stays(terminal: Terminal, reason: EndReason, message: str, shown: str) -> None:
-    terminal.feed(BEGIN, block("alone", 0), block("alone", 5))
-    terminal.seconds += 65
-    assert terminal.feed(StudyEnd("weak/r", reason, message)) == (f"weak/r: {shown}", False)
-    line = terminal.feed(StudyEnd("strong/r", "interrupted", "the job was preempted"))
-    assert line == ("strong/r: not started: the job was preempted", False)
-
-
-def test_a_study_for_which_there_was_no_time_did_not_begin(terminal: Terminal) -> None:
-    terminal.feed(BEGIN, block("alone", 5), StudyEnd("weak/r", "rounds"))
-    assert terminal.feed(StudyEnd("strong/r", "budget")) == ("strong/r: not started: time limit reached", False)
-
-
 def test_a_settled_study_takes_no_more_time(terminal: Terminal) -> None:
     terminal.feed(BEGIN, StudyEnd("weak/r", "error", "x"), StudyStart(study="strong/r", unix_s=1.7e9))
     terminal.seconds += WARM_UP_S + BLOCK_S
@@ -186,119 +104,57 @@ def test_a_settled_study_takes_no_more_time(terminal: Terminal) -> None:
     assert f"  {clock(study_seconds(STRONG) - WARM_UP_S - BLOCK_S)} left ] " in line
 
 
-def test_after_the_first_study_waiting_is_silent(terminal: Terminal) -> None:
-    terminal.feed(BEGIN, StudyEnd("weak/r", "rounds"))
-    shown = len(terminal.shown)
-    terminal.progress(Idle())
-    assert len(terminal.shown) == shown
-
-
 def test_unknown_records_and_studies_do_no_harm(terminal: Terminal) -> None:
     terminal.progress(Survey("n", 1.0))
     terminal.progress(StudyStart(study="weak/unknown", unix_s=1.7e9))
     terminal.progress(block("alone", 0))
     assert terminal.shown == [("weak/unknown: warming up", True)]
+    nothing = Terminal()
+    nothing.progress(probe("matmul-fp32", 0))
+    assert nothing.shown == []
 
 
-def test_unfit_nodes_are_told_each_and_stay(terminal: Terminal) -> None:
-    terminal.feed(Unfit({"n2": "gpus: GPU 3: lost", "n4": "disk: 0.1 GiB are free"}))
-    assert terminal.shown == [
-        ("n2 is unfit: gpus: GPU 3: lost", False),
-        ("n4 is unfit: disk: 0.1 GiB are free", False),
-    ]
+def probe(name: str, round_: int) -> ProbeBlock:
+    size = 1 if name == "matmul-fp32" else 2
+    return ProbeBlock(
+        study="probes", probe=name, world_size=size, round=round_, gang=0, iterations=1, ranks=(0,), work=1.0,
+        seconds=1.0, started_unix_s=1.0, is_correct=True,
+    )  # fmt: skip
 
 
-class TestProbes:
-    PLAN = replace(PLAN, probes=ProbeStudy((Probe("matmul-fp32"), Probe("all-reduce-1mib", 2)), 6, 0.5), survey=True)
-    BEGIN = StudyStart(study="probes", unix_s=1.7e9)
-
-    @pytest.fixture
-    def terminal(self) -> Terminal:
-        return Terminal(self.PLAN)
-
-    def probe(self, name: str, round_: int) -> ProbeBlock:
-        size = 1 if name == "matmul-fp32" else 2
-        return ProbeBlock(
-            study="probes", probe=name, world_size=size, round=round_, gang=0, iterations=1, ranks=(0,), work=1.0,
-            seconds=1.0, started_unix_s=1.0, is_correct=True,
-        )  # fmt: skip
-
-    def test_show_their_round_which_never_goes_back(self, terminal: Terminal) -> None:
-        assert terminal.feed(self.BEGIN) == ("probes: warming up", True)
-        line, passing = terminal.feed(self.probe("matmul-fp32", 0))
-        assert (line.split(" ] ")[1], passing) == ("probes: round 1/6  matmul-fp32", True)
-        later = terminal.feed(self.probe("all-reduce-1mib", 2))
-        assert later[0].endswith(" ] probes: round 3/6  all-reduce-1mib")
-        assert terminal.feed(self.probe("all-reduce-1mib", 0)) == later
-
-    def test_show_per_cent_and_time_left_at_their_own_pace(self, terminal: Terminal) -> None:
-        probes = self.PLAN.probes
-        assert probes is not None
-        planned_s = probes_seconds(probes)
-        terminal.feed(self.BEGIN)
-        terminal.seconds += planned_s  # twice as long as half of the rounds should take
-        line, _ = terminal.feed(self.probe("matmul-fp32", 2))
-        done = int(100 * (planned_s / 2) / (planned_s + WHOLE_S))
-        assert line.startswith(f"[ {done:2d} %  {clock(2 * (planned_s / 2 + WHOLE_S))} left ] ")
-
-    def test_are_no_start_while_nothing_is_recorded(self, terminal: Terminal) -> None:
-        line = terminal.feed(self.BEGIN, self.probe("matmul-fp32", 0))
-        assert terminal.feed(Idle()) == line
-
-    def test_end_with_their_rounds_and_are_followed_by_the_studies(self, terminal: Terminal) -> None:
-        terminal.feed(self.BEGIN, self.probe("matmul-fp32", 4))
-        terminal.seconds += 65
-        assert terminal.feed(StudyEnd("probes", "decided")) == ("probes: decided after 5 rounds in 1:05", False)
-        assert terminal.feed(BEGIN, block("alone", 0))[0].endswith("weak/r: round 1/6  alone 20 img/s per rank")
-
-    def test_of_no_plan_do_no_harm(self) -> None:
-        terminal = Terminal()
-        terminal.progress(self.probe("matmul-fp32", 0))
-        assert terminal.shown == []
+def pair_round(number: int) -> PairRound:
+    return PairRound(
+        study="pairs", round=number, gang=0, message_bytes=1, iterations=1, ranks=((0, 1),), busbw_gbps=1.0
+    )
 
 
-class TestPairsOfNodes:
-    """Four nodes: three rounds, and more where a pair was slow."""
-
-    BEGIN = StudyStart(study="pairs", unix_s=1.7e9)
-
-    @pytest.fixture
-    def terminal(self) -> Terminal:
-        return Terminal(replace(PLAN, studies=(WEAK,), nodes=4, ranks_per_node=1, pairs=pair_study("cpu")))
-
-    @staticmethod
-    def round_of(number: int) -> PairRound:
-        return PairRound(
-            study="pairs", round=number, gang=0, message_bytes=1, iterations=1, ranks=((0, 1),), busbw_gbps=1.0
-        )
-
-    def test_show_per_cent_and_time_left(self, terminal: Terminal) -> None:
-        terminal.feed(STARTUP, BEGIN)
-        terminal.seconds += study_seconds(WEAK)
-        terminal.feed(*(block(arm, number) for number in range(6) for arm in ("alone", "ddp")))
-        terminal.feed(StudyEnd("weak/r", "rounds"), self.BEGIN)
-        terminal.seconds += 2
-        whole_s = study_seconds(WEAK) + 3 * PAIRS_ROUND_S
-        done = int(100 * (1 - 2 * PAIRS_ROUND_S / whole_s))
-        assert terminal.feed(self.round_of(0)) == (f"[ {done} %  0:04 left ] pairs of nodes: round 1/3", True)
-        assert terminal.feed(self.round_of(2))[0].startswith("[ 99 %  0:00 left ] pairs of nodes: round 3/3")
-
-    def test_say_that_slow_ones_are_measured_once_more(self, terminal: Terminal) -> None:
-        terminal.feed(STARTUP, self.BEGIN)
-        assert terminal.feed(self.round_of(3))[0].endswith("pairs of nodes: round 4, slow pairs again")
-
-    def test_keep_their_rounds_at_the_end(self, terminal: Terminal) -> None:
-        terminal.feed(STARTUP, self.BEGIN, self.round_of(0), self.round_of(1))
-        terminal.seconds += 3
-        assert terminal.feed(StudyEnd("pairs", "decided")) == ("pairs: decided after 2 rounds in 0:03", False)
-
-
-def test_a_whole_run_shows_its_epochs_and_promises_no_time() -> None:
+def test_a_session_shows_what_was_approved() -> None:
+    """Each line with whether it passes; ten seconds go by from record to record."""
+    compiled = replace(STRONG, workload=replace(WORKLOAD, compile=True))
+    probes = ProbeStudy((Probe("matmul-fp32"), Probe("all-reduce-1mib", 2)), 6, 0.5)
+    terminal = Terminal(
+        replace(PLAN, studies=(WEAK, compiled), nodes=4, ranks_per_node=1, probes=probes, pairs=pair_study("cpu"))
+    )
+    waiting = Queued("job 17 queued and waiting for resources")
+    steps: list[AnyRecord | Notice] = [
+        Idle(), Idle(), waiting, waiting, Unfit({"n2": "gpus: GPU 3: lost", "n4": "disk: 0.1 GiB are free"}),
+        STARTUP, STARTUP, StudyStart(study="probes", unix_s=1.7e9), Idle(), probe("matmul-fp32", 0),
+        probe("all-reduce-1mib", 2), probe("all-reduce-1mib", 0), StudyEnd("probes", "decided"),
+        BEGIN, block("alone", 0), block("ddp@2", 1, block_s=2.0), StudyEnd("weak/r", "rounds"), Idle(),
+        StudyStart(study="strong/r", unix_s=1.7e9), StudyEnd("strong/r", "error", "rank 1 on node7 failed: no memory"),
+        StudyStart(study="pairs", unix_s=1.7e9), pair_round(0), pair_round(2), pair_round(3),
+        StudyEnd("pairs", "interrupted", "the job was preempted"),
+    ]  # fmt: skip
+    for step in steps:
+        terminal.progress(step)
+        terminal.seconds += 10
+    for reason in ("budget", "interrupted"):  # of studies that did not begin
+        other = Terminal()
+        other.feed(StudyEnd("strong/r", reason, "the job was preempted" if reason == "interrupted" else ""))
+        terminal.shown += other.shown
     run = training_run(2)
-    terminal = Terminal(plan_of([run]))
-    assert terminal.feed(Idle()) == ("starting ranks", True)
-    begin = StudyStart(study=run.id, unix_s=1.7e9)
-    shown = terminal.feed(begin, epoch_of(run, 0), epoch_of(run, 1))
-    assert shown == ("train/small@2: epoch 2/3  32 img/s  loss 1.5  accuracy 50.0%", True)
-    terminal.seconds += 65
-    assert terminal.feed(StudyEnd(study=run.id, reason="rounds")) == ("train/small@2: 2 epochs in 1:05", False)
+    whole = Terminal(plan_of([run]))
+    whole.feed(Idle(), StudyStart(study=run.id, unix_s=1.7e9), epoch_of(run, 0), epoch_of(run, 1))
+    whole.feed(StudyEnd(study=run.id, reason="rounds"))
+    lines = [f"{'passes' if passes else 'stays '} {line}" for line, passes in terminal.shown + whole.shown]
+    assert_approved("progress.txt", "\n".join([*lines, load_warning(8.0, 8), load_warning(9.24, 8)]) + "\n")

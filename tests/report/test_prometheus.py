@@ -58,24 +58,10 @@ def named(name: str, judgement: Judgement = JUDGEMENT, run: RunRecord = RUN) -> 
     return {"/".join(one.labels.values()): one.value for one in samples(judgement, run) if one.name == name}
 
 
-def test_it_is_what_was_looked_at_before() -> None:
-    golden = ROOT / "tests" / "data" / "exports" / "metrics.prom"
-    assert render_prometheus(JUDGEMENT, RUN) == golden.read_text(encoding="utf-8")
-
-
-def test_exactly_one_outcome_is_on() -> None:
-    on = [name for name, value in named("ddpscale_run_outcome").items() if value]
-    assert on == ["a100-sxm4-80gb/rejected"]
-
-
-def test_memory_is_in_bytes() -> None:
-    assert list(named("ddpscale_requirement_value_bytes").values()) == [44.1 * 2**30]
-
-
-@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
-def test_every_metric_has_a_bound_in_a_base_unit(metric: Any) -> None:
-    verdict = Verdict("m[w]", metric.name, "w", 8, "fail", {"at_least": 1.0}, "not_measured")
-    assert sum("_bound_" in one.name for one in samples(judgement_with(verdict))) == 1
+def test_every_metric_has_a_bound_in_a_base_unit() -> None:
+    for metric in METRICS.values():
+        verdict = Verdict("m[w]", metric.name, "w", 8, "fail", {"at_least": 1.0}, "not_measured")
+        assert sum("_bound_" in one.name for one in samples(judgement_with(verdict))) == 1
 
 
 def test_hostile_text_stays_text() -> None:

@@ -13,18 +13,17 @@ from tests.builders.clusters import faults, layout_of
 START, LATER, END = Moment(0, 0, 20), Moment(3, 9, 20), Moment(9, 19, 20)
 
 
-@pytest.mark.parametrize("kind", FORMS)
-def test_the_example_of_every_kind_is_read_and_written_back(kind: str) -> None:
-    example = FORMS[kind].example
-    fault = parse_fault(example, layout_of(8))
-    assert fault.kind == kind
-    assert parse_fault(str(fault), layout_of(8)) == fault
-    assert FORMS[kind].written(kind) in fault_help()
+def test_the_example_of_every_kind_is_read_and_written_back() -> None:
+    for kind in FORMS:
+        example = FORMS[kind].example
+        fault = parse_fault(example, layout_of(8))
+        assert fault.kind == kind
+        assert parse_fault(str(fault), layout_of(8)) == fault
+        assert FORMS[kind].written(kind) in fault_help()
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_what_is_no_fault_is_refused_with_what_was_expected() -> None:
+    for text, expected in [
         ("", "one of slow-gpu:RANK|all:FACTOR"),
         ("slow", "one of slow-gpu:RANK|all:FACTOR"),
         ("slow-gpu", "slow-gpu:RANK|all:FACTOR"),
@@ -58,26 +57,24 @@ def test_the_example_of_every_kind_is_read_and_written_back(kind: str) -> None:
         ("slow-probe:3:0.5", "slow-probe:RANK:PROBE:SHARE"),
         ("slow-probe:3:copy:0.5", "for example slow-probe:3:memory-copy:0.7"),
         ("slow-probe:3:memory-copy:2", "SHARE (above 0, to 1)"),
-    ],
-)
-def test_what_is_no_fault_is_refused_with_what_was_expected(text: str, expected: str) -> None:
-    with pytest.raises(OptionError) as refused:
-        parse_fault(text, layout_of(8))
-    assert f"found {text!r}" in str(refused.value)
-    assert expected in str(refused.value)
-    assert str(refused.value).startswith("--fault")
+    ]:
+        with pytest.raises(OptionError) as refused:
+            parse_fault(text, layout_of(8))
+        assert f"found {text!r}" in str(refused.value)
+        assert expected in str(refused.value)
+        assert str(refused.value).startswith("--fault")
 
 
 def test_a_slow_gpu_is_the_only_slow_one() -> None:
     assert faults("slow-gpu:3:1.1").slowdowns(START) == {3: 1.1}
 
 
-@pytest.mark.parametrize("text", ["slow-gpu:all:1.02", "ramp:all:1.05", "step:all:1.05:8"])
-def test_a_fault_of_all_ranks_is_read_and_written_back_and_sets_nobody_apart(text: str) -> None:
-    fault = parse_fault(text, layout_of(8))
-    assert str(fault) == text
-    assert faults(text).slowdowns(END) == {}
-    assert faults(text).common_slowdown(END) == pytest.approx(fault.size)
+def test_a_fault_of_all_ranks_is_read_and_written_back_and_sets_nobody_apart() -> None:
+    for text in ["slow-gpu:all:1.02", "ramp:all:1.05", "step:all:1.05:8"]:
+        fault = parse_fault(text, layout_of(8))
+        assert str(fault) == text
+        assert faults(text).slowdowns(END) == {}
+        assert faults(text).common_slowdown(END) == pytest.approx(fault.size)
 
 
 def test_a_fault_of_one_rank_slows_not_all() -> None:

@@ -77,9 +77,8 @@ def test_noise_as_it_is_asked_for_is_kept_with_the_parameters() -> None:
     assert found["spread"]["gpu_sd"] == 0.01
 
 
-@pytest.mark.parametrize(
-    ("options", "where", "found"),
-    [
+def test_numbers_that_make_no_sense_are_refused() -> None:
+    rows: list[tuple[dict[str, Any], str, str]] = [
         ({"gpus": 0}, "--gpus", "found 0"),
         ({"gpus": 10**7}, "--gpus", "found 10000000"),
         ({"gpus_per_node": 0}, "--gpus-per-node", "found 0"),
@@ -94,12 +93,11 @@ def test_noise_as_it_is_asked_for_is_kept_with_the_parameters() -> None:
         ({"hiccups": 5.0}, "--hiccups", "found 5"),
         ({"workloads": ("resnet152",)}, "--workloads", "found 'resnet152'"),
         ({"workloads": ()}, "--workloads", "found no name"),
-    ],
-)
-def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any], where: str, found: str) -> None:
-    with pytest.raises(OptionError) as refused:
-        a100(**options)
-    assert str(refused.value).startswith(f"{where}: {found}; expected ")
+    ]
+    for options, where, found in rows:
+        with pytest.raises(OptionError) as refused:
+            a100(**options)
+        assert str(refused.value).startswith(f"{where}: {found}; expected ")
 
 
 def test_an_unknown_sku_is_refused_with_those_that_are_known() -> None:

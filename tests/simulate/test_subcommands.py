@@ -80,15 +80,6 @@ def test_a_sound_simulated_machine_keeps_everything_and_is_never_accepted(tmp_pa
     assert (run / "plots" / "weak-efficiency.png").stat().st_size > 10_000
 
 
-def test_a_faulty_simulated_machine_is_rejected_by_name(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert simulate(run, "--fault", "slow-gpu:6:1.3") == 0
-    told = judged(run)
-    assert told.returncode == 1
-    assert "REJECTED" in told.stdout
-    assert "GPU 6 (SIM-6) on simulated-0" in told.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

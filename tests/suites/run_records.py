@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from pytest_ddpscale.results.run_json import RunRecord, ThresholdsUsed
+from pytest_ddpscale.suites.suite_report import SuiteReport
+from pytest_ddpscale.suites.suite_views import text_lines
 
 SUITE_RECORD = RunRecord(
     sku="cpu", status="finished", started_at="2026-11-22T10:00:00+00:00", argv=("ddpscale", "suite", "<b>"),
     thresholds=ThresholdsUsed(str(Path("thresholds.yaml")), "0" * 64), versions={"torch": "2.15"},
 )  # fmt: skip
+
+
+def text_of(report: SuiteReport) -> str:
+    """What a terminal shows of it, and how much each figure draws."""
+    figures = [len(re.findall("<(?:polyline|rect|circle)", one)) for part in report.sections for one in part.figures]
+    return "\n".join([*text_lines(report), f"marks in each figure: {figures}"]) + "\n"

@@ -145,13 +145,12 @@ def test_rounds_that_were_added_to_decide_a_bound_are_none_of_the_rows() -> None
     assert row.busbw_gbps == pytest.approx(100)
 
 
-@pytest.mark.parametrize(
-    ("value", "width", "text"),
-    [(12.345, 7, "12.35"), (12345.678, 7, "12345.7"), (1234567.8, 7, "1234568"), (123456789.0, 7, "1.2e+08"),
-     (0.004, 6, "0.00"), (480.249, 6, "480.25"), (1480.249, 6, "1480.2"), (12345678.0, 6, "1e+07")],
-)  # fmt: skip
-def test_numbers_take_the_width_that_nccl_tests_give_them(value: float, width: int, text: str) -> None:
-    assert number_in_width(value, width) == text
+def test_numbers_take_the_width_that_nccl_tests_give_them() -> None:
+    for value, width, text in [
+        (12.345, 7, "12.35"), (12345.678, 7, "12345.7"), (1234567.8, 7, "1234568"), (123456789.0, 7, "1.2e+08"),
+        (0.004, 6, "0.00"), (480.249, 6, "480.25"), (1480.249, 6, "1480.2"), (12345678.0, 6, "1e+07"),
+    ]:  # fmt: skip
+        assert number_in_width(value, width) == text
 
 
 def test_lines_are_those_of_nccl_tests_with_the_interval_behind_them() -> None:

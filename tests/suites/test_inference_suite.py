@@ -17,10 +17,11 @@ from pytest_ddpscale.suites.inference_suite import inference_arms
 from pytest_ddpscale.suites.inference_values import InferredArm, InferredBatch, Saturation, inferred_batches, saturation
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.verdict.estimating import Found
+from tests.approved import assert_approved
 from tests.builders.judged import WORKLOAD, evidence_of_plan, make_measurement
 from tests.builders.measurements import Measurement
 from tests.suites.conftest import NEEDS_REFUSED_MEMORY, MeasuredAndTold
-from tests.suites.run_records import SUITE_RECORD
+from tests.suites.run_records import SUITE_RECORD, text_of
 
 SMALL = ("suite", "inference", "--gpu-sku=cpu", "--model=shufflenet_v2_x0_5", "--image-size=224", "--ddp-block=0.01s")
 RANKS = 4
@@ -102,17 +103,9 @@ def test_saturation_is_as_sure_as_the_intervals(limits: Sequence[tuple[float, fl
 def test_the_report_has_all_batches_and_says_why_one_is_missing() -> None:
     paces = {32: shared(1000, 1.0), 64: shared(2000, 0.95), 128: shared(2010, 0.9)}
     report = inference_report(suite_of(paces, {256: "rank 0 on n1 failed: OutOfMemoryError: CUDA out of memory"}))
-    assert report.headline == (
-        "Inference of resnet18 in fp32: 1902 img/s per GPU (4 at once, batch 64); 95.0% of one alone; "
-        "saturated from batch 64 on; 1 of 4 batches not measured"
-    )
-    assert report.problems == ["batch 256: rank 0 on n1 failed: OutOfMemoryError: CUDA out of memory"]
-    throughput, latency = report.sections
-    assert [row[0] for row in throughput.tables[0].rows] == ["32", "64", "128"]
-    assert "90.0%" in throughput.tables[0].rows[2]
-    assert [row[:2] for row in latency.tables[0].rows] == [[str(b), r] for b in paces for r in ("1", "4")]
-    assert throughput.figures[0].count("<circle") == len(paces) + 1, "alone, and its key"
+    assert len(report.problems) == 1
     assert report.values["saturating_batch"] == 64
+    assert_approved("suite-inference.txt", text_of(report))
 
 
 def test_a_loss_at_once_that_may_be_none_is_not_claimed() -> None:

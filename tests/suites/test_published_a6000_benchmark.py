@@ -36,12 +36,6 @@ def test_the_three_sizes_of_vgg16_are_hidden_layers_of_4096_2048_and_1024(hidden
     assert trained_parameters(replace(VGG16, classifier_hidden=hidden)) == PUBLISHED_BY_HIDDEN[hidden]
 
 
-def test_the_models_with_5130_parameters_cannot_have_the_classifier_that_it_describes() -> None:
-    for model in ("squeezenet1_0", "resnet18"):
-        described = trained_parameters(replace(VGG16, model=model, classifier_hidden=4096))
-        assert described == 18_923_530 != PUBLISHED[model]
-
-
 def test_the_default_sweep_is_its_experiment() -> None:
     plan = planned(Factors())
     centre, *others = (study.workload for study in plan.studies)
@@ -64,41 +58,3 @@ def test_data_moved_at_its_centre_by_its_formula() -> None:
     assert EPOCH_IMAGES == MNIST
     assert data.document_parameters == pytest.approx(60_000 / (1024 * 4) * 119_586_826)
     assert data.document_bytes == pytest.approx(7.007e9, rel=1e-3)
-
-
-def test_its_formula_counts_steps_and_not_what_is_sent_in_one() -> None:
-    """So that one GPU, which sends nothing, moves most."""
-    by_ranks = {k: DataMoved(PUBLISHED["vgg16"], BATCH, k) for k in (1, 2, 3, 4)}
-    formula = [one.document_parameters for one in by_ranks.values()]
-    assert formula == sorted(formula, reverse=True)
-    assert by_ranks[1].sent_bytes == 0
-    assert by_ranks[2].sent_bytes_per_step == 4 * PUBLISHED["vgg16"]
-
-
-def test_what_a_rank_sends_in_a_step_grows_with_the_ranks_although_communication_is_said_to_fall_with_the_data() -> (
-    None
-):
-    sent = [DataMoved(PUBLISHED["vgg16"], BATCH, k).sent_bytes_per_step for k in (1, 2, 3, 4)]
-    assert sent == sorted(sent)
-    assert sent[3] / sent[1] == pytest.approx(1.5)
-
-
-def test_a_larger_batch_sends_less_in_an_epoch_and_as_much_in_a_step_although_it_is_said_to_send_more() -> None:
-    by_batch = [DataMoved(PUBLISHED["vgg16"], batch, RANKS) for batch in sorted(BATCHES)]
-    formula = [one.document_parameters for one in by_batch]
-    assert formula == sorted(formula, reverse=True)
-    assert formula[0] / formula[-1] == 16
-    assert len({one.sent_bytes_per_step for one in by_batch}) == 1
-
-
-def test_500_epochs_are_more_than_the_several_thousand_iterations_that_it_averages_over() -> None:
-    steps = DataMoved(PUBLISHED["vgg16"], BATCH, RANKS).steps
-    assert steps == 15
-    assert 500 * steps == 7_500
-
-
-@pytest.mark.slow
-def test_densenet_computes_a_fifth_of_vgg16_and_so_is_slow_for_another_reason_than_its_computation() -> None:
-    models = pytest.importorskip("torchvision.models")
-    published = {name: models.get_model_weights(name).DEFAULT.meta["_ops"] for name in ("densenet121", "vgg16")}
-    assert published["densenet121"] / published["vgg16"] == pytest.approx(0.183, abs=0.001)
