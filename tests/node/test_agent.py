@@ -37,6 +37,7 @@ from pytest_ddpscale.node.protocol import (
 )
 from tests.builders.launches import task
 from tests.node.fake_torch import CPU_BUILD, write_torch
+from tests.rows import rows
 
 Run = Callable[..., "subprocess.Popen[bytes]"]
 SLURMS = ("--node-from=SLURM_PROCID", "--host-from=SLURMD_NODENAME")
@@ -240,7 +241,7 @@ class TestUnwanted:
             assert agent._is_unwanted() is unwanted
 
 
-@pytest.mark.parametrize(
+@rows(
     ("orders", "is_input_open", "hurried"),
     [
         ([], True, False),  # a rank failed here, and nobody said anything yet

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import pytest
-
 from pytest_ddpscale.blame.slow_links import slow_links
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.planner import Pace, build_plan
@@ -22,6 +20,7 @@ from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.run_outcome import RunCaveats, conclude, other_blockers, qualified
 from tests.builders.json_types import as_json
 from tests.builders.judged import ALONE_IMG_PER_S, CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
+from tests.rows import rows
 from tests.verdict.nodes import Slowness, equal, measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
 
 # Two GPUs a node; what all devices of a node keep, and what two nodes keep together.
@@ -155,7 +154,7 @@ class TestBetweenNodes:
         assert f"between nodes 1 are inconclusive: {close.id}" in found.reason
         assert found.coverage.over_all_nodes == (PROVISIONAL.id,)
 
-    @pytest.mark.parametrize(("metric", "bound"), [("peak_memory_gib", 1000.0), ("replica_agreement", 1.0)])
+    @rows(("metric", "bound"), [("peak_memory_gib", 1000.0), ("replica_agreement", 1.0)])
     def test_what_says_nothing_of_speed_is_not_enough(self, metric: str, bound: float) -> None:
         other = make_case(metric, bound, world_size=4)
         found = concluded([ON_EACH, other], evidence_of([ON_EACH, other]))
@@ -198,7 +197,7 @@ class TestWhatTookNoPart:
         assert found.outcome == "partial"
         assert "2 of 6 GPUs were tested by none of them: GPU 2 on n0, GPU 2 on n1" in found.reason
 
-    @pytest.mark.parametrize(("from_round", "rounds"), [(0, 9), (3, 6)])
+    @rows(("from_round", "rounds"), [(0, 9), (3, 6)])
     def test_a_gpu_that_its_peers_were_measured_without_says_in_what(self, from_round: int, rounds: int) -> None:
         plan = plan_of_nodes(self.CASES, 2, 2)
         measured = [one for one in measure_nodes(plan) if one.rank != 3 or one.round < from_round]
@@ -212,7 +211,7 @@ class TestWhatTookNoPart:
         found = concluded(self.CASES, evidence_of(self.CASES, without=[1], pairs=())).coverage
         assert not any(gpu.rounds_missing or gpu.missing_in for _, gpu in found.gpus)
 
-    @pytest.mark.parametrize(("is_imported", "missing"), [(False, 1), (True, 0)])
+    @rows(("is_imported", "missing"), [(False, 1), (True, 0)])
     def test_of_an_imported_run_that_kept_one_rank_nobody_is_missing(self, is_imported: bool, missing: int) -> None:
         case = make_case("rank_uniformity", 1.5, world_size=2)
         plan = plan_of_nodes([case], 1, 2)
@@ -317,7 +316,7 @@ class TestPaths:
         assert once.outcome == "accepted", "slow once is not slow for certain"
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@rows("nodes", [1, 2])
 def test_it_comes_back_from_verdicts_json(nodes: int) -> None:
     found = concluded([ON_EACH], evidence_of([ON_EACH], nodes), left_out={"n9": "disk: full"})
     judgement = Judgement("a100", "incomplete", found.reason, found.verdicts, coverage=found.coverage)

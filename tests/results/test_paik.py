@@ -19,6 +19,7 @@ from pytest_ddpscale.results.run_json import RunDevice
 from pytest_ddpscale.thresholds.hardware import Detect
 from pytest_ddpscale.thresholds.model import Sku, Thresholds
 from tests.builders.measurements import measurements_in
+from tests.rows import rows
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "paik_a100_80gb"
 ONE_GPU = "1gpu_weak_resnet152_fp16_132-145-197-242.json"
@@ -246,7 +247,7 @@ class TestSku:
         with pytest.raises(SkuError, match=r"names v100-sxm2-16gb.*A100-SXM4-80GB.*a100-sxm4-80gb"):
             import_paik(PUBLISHED, tmp_path / "run", "v100-sxm2-16gb", thresholds())
 
-    @pytest.mark.parametrize("sku", [None, "a100"])
+    @rows("sku", [None, "a100"])
     def test_two_skus_in_one_directory_are_refused(self, tmp_path: Path, sku: str | None) -> None:
         source = write(tmp_path / "results", published(), edited(TWO_GPUS, device_name=V100))
         with pytest.raises(ResultFileError) as caught:
@@ -313,7 +314,7 @@ REFUSED: dict[str, tuple[Edit, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("edit", "complaint"), REFUSED.values(), ids=REFUSED.keys())
+@rows(("edit", "complaint"), REFUSED.values(), ids=REFUSED.keys())
 def test_an_unsound_file_is_refused_by_file_and_key(tmp_path: Path, edit: Edit, complaint: str) -> None:
     result = published(TWO_GPUS)
     edit(result)
@@ -324,7 +325,7 @@ def test_an_unsound_file_is_refused_by_file_and_key(tmp_path: Path, edit: Edit, 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
+@rows(
     "content",
     [
         b"", b"{", b"\xff\xfe", b"not json", b'{"scaling_mode": NaN}', b'{"nodes": 1e999}',
@@ -339,7 +340,7 @@ def test_what_is_not_strict_json_is_refused(tmp_path: Path, content: bytes) -> N
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("content", [[], 3, None, "text", {}, {"schema_version": 1, "sku": "cpu"}])
+@rows("content", [[], 3, None, "text", {}, {"schema_version": 1, "sku": "cpu"}])
 def test_other_json_is_refused_with_what_to_do(tmp_path: Path, content: Any) -> None:
     shutil.copy(PUBLISHED / ONE_GPU, tmp_path)
     (tmp_path / "other.json").write_text(json.dumps(content))

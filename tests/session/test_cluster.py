@@ -15,6 +15,7 @@ from pytest_ddpscale.launch.torchrun import TorchrunLauncher
 from pytest_ddpscale.session.measure import launch_on
 from pytest_ddpscale.session.sources import THIS_MACHINE
 from pytest_ddpscale.settings import Settings, settings_from
+from tests.rows import rows
 
 HERE = {"SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n4"}
 ONE_NODE = HERE | {"SLURM_JOB_NODELIST": "n4"}
@@ -170,6 +171,6 @@ class TestWithout:
     def test_a_name_that_is_none_of_them_leaves_out_nobody(self) -> None:
         assert self.FOUR.without(["n3.cluster"]) is None
 
-    @pytest.mark.parametrize("cluster", [THIS_MACHINE, ELSEWHERE])
+    @rows("cluster", [THIS_MACHINE, ELSEWHERE])
     def test_nodes_that_slurm_chooses_cannot_be_left_out(self, cluster: Cluster) -> None:
         assert cluster.without(["n1"]) is None

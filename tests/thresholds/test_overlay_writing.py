@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.thresholds.flow_style import WIDTH, flow, flow_lines
 from pytest_ddpscale.thresholds.overlay_writing import OverlayChanges, overlay_with
+from tests.rows import rows
 
 SKU = "rtx-pro-6000-server"
 ROW = {"throughput_per_gpu": {1: 812.3, "node": 790.0}, "of": "resnet152-bf16", "published": "new", "margin": "3.1 %"}
@@ -95,7 +96,7 @@ def test_writing_again_changes_nothing() -> None:
         assert overlay_with(once, SKU, CHANGES) == once
 
 
-@pytest.mark.parametrize(
+@rows(
     ("row", "expected"),
     [
         # Entry by entry out of a flow mapping: the first, the last, all of them.
@@ -132,7 +133,7 @@ def test_several_rows_take_the_place_of_one_and_one_of_several() -> None:
     assert overlay_with(commented, SKU, OverlayChanges(requirements=[ROW])) == one + "      # twice\n"
 
 
-@pytest.mark.parametrize(
+@rows(
     "text",
     [
         "schema_version: 2\nskus:\n",
@@ -161,7 +162,7 @@ def test_wherever_there_is_nothing_yet(text: str) -> None:
     assert overlay_with(found, SKU, CHANGES) == found
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "said"),
     [
         ("schema_version: 1\nskus: {}\n", "has schema_version 1; expected schema_version 2"),

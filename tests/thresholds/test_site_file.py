@@ -16,6 +16,7 @@ from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.schema import json_schema_text
 from pytest_ddpscale.thresholds.site_file import site_example, site_file, site_row
 from tests.builders.clusters import WHOLE_RUNS_ONLY, thresholds
+from tests.rows import rows
 
 SKUS = [name for name, sku in thresholds().thresholds.skus.items() if sku.detect.device != "none"]
 
@@ -68,7 +69,7 @@ def test_an_example_row_gives_the_bound_that_there_is(sku: str, tmp_path: Path) 
     assert "published: site" in site_row(was)
 
 
-@pytest.mark.parametrize("text", [text_for(""), text_for("b200"), used(text_for("b200"))])
+@rows("text", [text_for(""), text_for("b200"), used(text_for("b200"))])
 def test_editors_take_it(text: str) -> None:
     """The schema, which says so to an editor, takes sections that have only comments."""
     jsonschema.validate(_named(yaml.safe_load(text)), json.loads(json_schema_text()))

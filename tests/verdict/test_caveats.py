@@ -18,6 +18,7 @@ from tests.builders.judged import (
     make_evidence,
     make_measurements,
 )
+from tests.rows import rows
 
 GOOD = (0.98, 0.981, 0.979, 0.98, 0.98, 0.981, 0.979, 0.98, 0.98, 0.981)
 STRONG = tuple(name for name in METRICS if METRICS[name].scaling == "strong")
@@ -29,7 +30,7 @@ NO_TIME = "--ddp-budget ran out before this was decided"
 class TestSpentBudget:
     """Who gave too little time learns that this is all that was wrong."""
 
-    @pytest.mark.parametrize(("rounds", "outcome"), [(0, "not_measured"), (3, "inconclusive"), (len(GOOD), "passed")])
+    @rows(("rounds", "outcome"), [(0, "not_measured"), (3, "inconclusive"), (len(GOOD), "passed")])
     def test_is_told_of_what_stays_open(self, rounds: int, outcome: str) -> None:
         case = make_case("weak_scaling_efficiency", 0.9)
         evidence = make_evidence(case, make_measurements(case, GOOD[:rounds]))
@@ -60,7 +61,7 @@ class TestMissingRounds:
         kept = [m for m in make_measurements(case, GOOD) if not (m.rank == 1 and m.round >= FEWEST_ROUNDS)]
         assert judge(case, make_evidence(case, kept), CONFIDENCE).outcome == "inconclusive"
 
-    @pytest.mark.parametrize(("metric", "baseline"), [
+    @rows(("metric", "baseline"), [
         ("weak_scaling_efficiency", "alone"), ("strong_scaling_efficiency", "alone"),
     ])  # fmt: skip
     def test_of_the_baseline_decide_nothing(self, metric: str, baseline: str) -> None:
@@ -90,7 +91,7 @@ class TestMissingRounds:
 
 
 class TestPlausibility:
-    @pytest.mark.parametrize(
+    @rows(
         ("metric", "most"),
         [("weak_scaling_efficiency", 1.1), ("model_flops_utilization", 1.0), ("device_utilization", 1.0)],
     )
@@ -107,7 +108,7 @@ class TestPlausibility:
     def test_does_not_let_an_implausible_measurement_fail_either(self) -> None:
         assert judge_values("weak_scaling_efficiency", 1.1, [1.3] * FEWEST_ROUNDS).outcome == "inconclusive"
 
-    @pytest.mark.parametrize(("device_type", "outcome"), [("cuda", "inconclusive"), ("cpu", "passed")])
+    @rows(("device_type", "outcome"), [("cuda", "inconclusive"), ("cpu", "passed")])
     def test_lets_a_cpu_have_threads_to_spare(self, device_type: DeviceType, outcome: str) -> None:
         case = make_case("device_utilization", 0.9)
         busy = [replace(m, utilization=1.02) for m in make_measurements(case, GOOD)]
@@ -120,8 +121,8 @@ class TestHostBound:
         found = [replace(one, utilization=busy) for one in make_measurements(case, [0.9] * FEWEST_ROUNDS)]
         return judge(case, make_evidence(case, found, device_type), CONFIDENCE)
 
-    @pytest.mark.parametrize("metric", STRONG)
-    @pytest.mark.parametrize("bound", [0.5, 1.05])
+    @rows("metric", STRONG)
+    @rows("bound", [0.5, 1.05])
     def test_strong_scaling_on_gpus_that_wait_for_their_host_is_inconclusive(self, metric: str, bound: float) -> None:
         verdict = self.judge_busy(metric, 0.6, "cuda", bound)
         assert verdict.outcome == "inconclusive"
@@ -133,12 +134,12 @@ class TestHostBound:
         assert "host-bound" in verdict.notes
         assert "host-bound" in verdict.flags
 
-    @pytest.mark.parametrize("metric", STRONG)
+    @rows("metric", STRONG)
     def test_on_cpu_there_is_no_host_to_wait_for(self, metric: str) -> None:
         assert self.judge_busy(metric, 0.6, "cpu").outcome == "passed"
         assert self.judge_busy(metric, 0.6, "cpu", 1.05).outcome == "failed"
 
-    @pytest.mark.parametrize("busy", [0.9, 1.0])
+    @rows("busy", [0.9, 1.0])
     def test_busy_gpus_are_judged(self, busy: float) -> None:
         verdict = self.judge_busy("strong_scaling_speedup", busy, "cuda")
         assert (verdict.outcome, verdict.notes) == ("passed", ())

@@ -18,6 +18,7 @@ from pytest_ddpscale.verdict.judge import judge
 from tests.builders.judged import CONFIDENCE, make_case, make_evidence, make_measurements
 from tests.builders.measurements import Measurement
 from tests.builders.telemetry import Telemetry, columns_of_telemetry
+from tests.rows import rows
 from tests.verdict.nodes import measure_nodes, nodes_evidence, plan_of_nodes
 
 CASE = make_case("device_utilization", 0.9)
@@ -119,7 +120,7 @@ class TestStalledDevice:
         verdict = judged(lambda one: STALLED)
         assert [culprit.gpu_uuid for culprit in verdict.culprits] == ["GPU-0", "GPU-1"]
 
-    @pytest.mark.parametrize(("rounds", "outcome"), [(2, "passed"), (3, "passed"), (4, "inconclusive")])
+    @rows(("rounds", "outcome"), [(2, "passed"), (3, "passed"), (4, "inconclusive")])
     def test_is_none_in_a_few_rounds_only(self, rounds: int, outcome: str) -> None:
         verdict = judged(rank_1(STALLED, rounds))
         assert (verdict.outcome, len(verdict.culprits)) == (outcome, int(outcome != "passed"))
@@ -129,11 +130,11 @@ class TestStalledDevice:
         other = replace(evidence(), telemetry=columns_of_telemetry(telemetry_of(measured, rank_1(STALLED))))
         assert judge(CASE, other, CONFIDENCE).outcome == "passed"
 
-    @pytest.mark.parametrize("change", [{}, THROTTLED, {"power_w": None}, {"utilization": None}])
+    @rows("change", [{}, THROTTLED, {"power_w": None}, {"utilization": None}])
     def test_a_pass_of_devices_that_do_not_stall_or_do_not_tell_stays(self, change: dict[str, Any]) -> None:
         assert judged(rank_1(change)).outcome == "passed"
 
-    @pytest.mark.parametrize(
+    @rows(
         ("changes", "rounds", "is_told"),
         [
             ({}, ROUNDS, False),

@@ -17,6 +17,7 @@ from pytest_ddpscale.verdict.judge import judge
 from tests.builders.judged import CONFIDENCE, OTHER_CHECKSUM, make_case
 from tests.builders.measurements import Measurement
 from tests.builders.records import lines_of
+from tests.rows import rows
 from tests.verdict.nodes import (
     ROUNDS,
     Slowness,
@@ -51,7 +52,7 @@ def judge_changed(case: Case, change: dict[str, object], host: str = "n1") -> Ve
 
 
 class TestAllNodesGood:
-    @pytest.mark.parametrize("case", [THROUGHPUT, EFFICIENCY], ids=lambda case: case.id)
+    @rows("case", [THROUGHPUT, EFFICIENCY], ids=lambda case: case.id)
     def test_passes_on_the_rounds_of_each(self, case: Case) -> None:
         verdict = judge_nodes(case)
         assert verdict.outcome == "passed"
@@ -73,7 +74,7 @@ class TestAllNodesGood:
 
 
 class TestOneSlowNodeOfSixteen:
-    @pytest.mark.parametrize("which", [0, 7, 15])
+    @rows("which", [0, 7, 15])
     def test_is_named_and_no_other(self, which: int) -> None:
         verdict = judge_nodes(THROUGHPUT, slow_node(which), nodes=16)
         assert verdict.outcome == "failed"

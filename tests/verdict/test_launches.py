@@ -24,6 +24,7 @@ from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.launches import LaunchEstimates, over_launches
 from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case, measure
 from tests.builders.measurements import Measurement
+from tests.rows import rows
 from tests.verdict.nodes import equal, measure_nodes, nodes_evidence, slow_node
 
 LAUNCHES = 3
@@ -94,7 +95,7 @@ class TestTheInterval:
         assert found.estimate.interval == pytest.approx(fallen.estimate.interval)
         assert found.note.startswith("launch 1: not steady")
 
-    @pytest.mark.parametrize("launches", [3, 5])
+    @rows("launches", [3, 5])
     def test_holds_where_launches_differ_by_twice_what_rounds_do(self, launches: int) -> None:
         """And that of a single launch does not: that is why there are several."""
         runs, round_sd, chance = 1000, 0.02, np.random.default_rng(launches)
@@ -195,7 +196,7 @@ class TestOneLaunch:
 
 
 class TestCulprits:
-    @pytest.mark.parametrize(("launches", "is_certain"), [(1, False), (2, True)])
+    @rows(("launches", "is_certain"), [(1, False), (2, True)])
     def test_are_told_with_the_launches_in_which_they_were_slow(self, launches: int, is_certain: bool) -> None:
         """Who was slow in one of three launches may be the launch's fault: nobody is drained for that."""
         plan = plan_of(UNIFORMITY)
@@ -213,7 +214,7 @@ class TestCulprits:
         assert verdict.outcome == "failed"
         assert [(one.host, one.is_certain) for one in verdict.culprits] == [("node2", True)]
 
-    @pytest.mark.parametrize(("rounds_slow", "named"), [(4, ["node2"]), (3, [])])
+    @rows(("rounds_slow", "named"), [(4, ["node2"]), (3, [])])
     def test_slow_in_half_of_the_rounds_are_named_by_those_of_all_launches(
         self, rounds_slow: int, named: list[str]
     ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.results.pair_record import PairMeasurement
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
+from tests.rows import rows
 from tests.verdict.probed import (
     ALL_REDUCE,
     MATMUL,
@@ -84,7 +85,7 @@ def test_one_node_by_itself_is_not_certain_to_be_at_fault() -> None:
     assert not verdict.notes
 
 
-@pytest.mark.parametrize("bad", [5, 8])
+@rows("bad", [5, 8])
 def test_a_bound_that_most_miss_drains_nobody(bad: int) -> None:
     verdict = judge_steady(MATMUL, BOUND, steady(120.0, {(rank,): 90.0 for rank in range(bad)}))
     assert verdict.outcome == "failed"
@@ -111,7 +112,7 @@ def test_one_slow_pair_is_a_slow_link_with_both_ends() -> None:
     assert verdict.reason.startswith("GPUs 2 and 5 of n0, one of 28 pairs")
 
 
-@pytest.mark.parametrize("gpus", [(3,), (2, 5)])
+@rows("gpus", [(3,), (2, 5)])
 def test_a_gpu_that_is_slow_with_everybody_is_the_culprit_and_not_its_links(gpus: tuple[int, ...]) -> None:
     verdict = judge_pairs(slow_pairs(*pairs_with(*gpus)))
     assert [(c.kind, c.gpu_index, c.is_certain) for c in verdict.culprits] == [("gpu", gpu, True) for gpu in gpus]
@@ -213,7 +214,7 @@ class TestBetweenNodes:
     def named(self, verdict: Verdict) -> list[tuple[str, str, int | None, str | None, bool]]:
         return [(c.kind, c.host, c.gpu_index, c.peer_host, c.is_certain) for c in verdict.culprits]
 
-    @pytest.mark.parametrize("nodes", [2, 3, 4, 5, 16])
+    @rows("nodes", [2, 3, 4, 5, 16])
     def test_a_sound_ring_passes_whatever_the_number_of_nodes(self, nodes: int) -> None:
         verdict = self.judge(nodes)
         assert (verdict.outcome, verdict.culprits) == ("passed", ())

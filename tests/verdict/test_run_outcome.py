@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import date
 from typing import Literal
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from pytest_ddpscale.results.coverage import Coverage, NodeCoverage
 from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.waiver import Waiver
 from pytest_ddpscale.verdict.run_outcome import ONE_NODE, RunCaveats, conclude, other_blockers, qualified
+from tests.rows import rows
 
 PASSED = Verdict("m[a]", "throughput_per_gpu", "a", 1, "fail", {"at_least": 1.0}, "passed", 2.0, (1.5, 2.5), rounds=5)
 UNDECIDED: tuple[VerdictOutcome, ...] = ("inconclusive", "not_measured", "error")
@@ -34,15 +34,15 @@ def test_one_failure_rejects_and_is_named() -> None:
     assert conclude([PASSED, verdict("failed")], 2) == ("rejected", "1 of 2 requirements failed: m[b]")
 
 
-@pytest.mark.parametrize("other", UNDECIDED)
-@pytest.mark.parametrize("interrupted", [False, True])
+@rows("other", UNDECIDED)
+@rows("interrupted", [False, True])
 def test_a_failure_rejects_whatever_else_is_undecided(other: VerdictOutcome, interrupted: bool) -> None:
     outcome, reason = conclude([verdict(other, name="x"), verdict("failed")], 9, interrupted)
     assert (outcome, reason) == ("rejected", "1 of 2 requirements failed: m[b]")
 
 
-@pytest.mark.parametrize("outcome", ["not_measured", "error"])
-@pytest.mark.parametrize("severity", ["fail", "warn"])
+@rows("outcome", ["not_measured", "error"])
+@rows("severity", ["fail", "warn"])
 def test_what_was_not_measured_leaves_the_run_incomplete_even_if_it_only_warns(
     outcome: VerdictOutcome, severity: Literal["fail", "warn"]
 ) -> None:
@@ -68,7 +68,7 @@ def test_gpus_that_are_missing_keep_the_others_from_being_accepted() -> None:
     assert qualified("rejected", "one failed", caveats) == ("rejected", "one failed")
 
 
-@pytest.mark.parametrize("outcome", ["failed", "inconclusive"])
+@rows("outcome", ["failed", "inconclusive"])
 def test_a_warning_does_not_stand_in_the_way_but_is_counted(outcome: VerdictOutcome) -> None:
     assert conclude([PASSED, verdict(outcome, "warn")], 2) == ("accepted", "1 of 2 requirements passed, 1 warned")
 
@@ -88,7 +88,7 @@ def test_an_interrupted_run_is_incomplete_although_all_so_far_passed() -> None:
     assert conclude([PASSED], 1, interrupted=True)[0] == "incomplete"
 
 
-@pytest.mark.parametrize("required", [0, 4])
+@rows("required", [0, 4])
 def test_no_verdicts_at_all_accept_nothing(required: int) -> None:
     assert conclude([], required) == ("incomplete", "no requirement was judged")
 
@@ -193,7 +193,7 @@ def test_a_selection_of_which_nothing_passed_is_not_partial() -> None:
     assert conclude([verdict("failed", "warn")], 9)[0] == "incomplete"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("others", "expected"),
     [
         ([verdict("not_measured")], True),
@@ -217,7 +217,7 @@ def test_nothing_published_or_nothing_measured_is_never_allowed() -> None:
 TWO_NODES = Coverage((NodeCoverage("n0", ("training",)), NodeCoverage("n1", ("training",))), ranks=1)
 
 
-@pytest.mark.parametrize(
+@rows(
     "caveats",
     [
         RunCaveats(spoiled=["test_x"]),
