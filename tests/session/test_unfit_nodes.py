@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,10 @@ class Stage:
 
 @pytest.fixture
 def stage(opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "srun").symlink_to("/bin/true")  # which a machine without Slurm lacks; nothing is started with it
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
     (tmp_path / "thresholds.yaml").write_text(CHECKED, encoding="utf-8")
     gangs: list[SurveyedGang] = []
     monkeypatch.setattr(SurveyedGang, "launches", gangs)
