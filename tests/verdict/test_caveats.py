@@ -47,40 +47,12 @@ class TestSpentBudget:
 class TestMissingRounds:
     """They may be the very ones that would have failed."""
 
-    def test_of_one_rank_decide_nothing(self) -> None:
-        case = make_case("weak_scaling_efficiency", 0.9)
-        measurements = make_measurements(case, GOOD)
-        kept = [m for m in measurements if not (m.arm == "ddp@2" and m.rank == 1 and m.round >= FEWEST_ROUNDS)]
-        assert judge(case, make_evidence(case, measurements), CONFIDENCE).passed
-        verdict = judge(case, make_evidence(case, kept), CONFIDENCE)
-        assert verdict.outcome == "inconclusive"
-        assert verdict.reason.startswith("only 8 of 10 rounds are complete")
-
-    def test_of_a_failure_decide_nothing_either(self) -> None:
-        case = make_case("weak_scaling_efficiency", 1.05)
-        kept = [m for m in make_measurements(case, GOOD) if not (m.rank == 1 and m.round >= FEWEST_ROUNDS)]
-        assert judge(case, make_evidence(case, kept), CONFIDENCE).outcome == "inconclusive"
-
-    @rows(("metric", "baseline"), [
-        ("weak_scaling_efficiency", "alone"), ("strong_scaling_efficiency", "alone"),
-    ])  # fmt: skip
-    def test_of_the_baseline_decide_nothing(self, metric: str, baseline: str) -> None:
-        case = make_case(metric, 0.9)
-        kept = [m for m in make_measurements(case, GOOD) if not (m.arm == baseline and m.round == 3)]
-        assert judge(case, make_evidence(case, kept), CONFIDENCE).outcome == "inconclusive"
-
     def test_of_the_baseline_without_communication_decide_nothing(self) -> None:
         case = make_case("exposed_communication", 0.1)
         whole = make_measurements(case, [0.02] * FEWEST_ROUNDS)
         kept = [m for m in whole if not (m.arm == "no_sync@2" and m.round == 3)]
         outcomes = [judge(case, make_evidence(case, some), CONFIDENCE).outcome for some in (whole, kept)]
         assert outcomes == ["passed", "inconclusive"]
-
-    def test_of_a_reading_decide_nothing(self) -> None:
-        case = make_case("device_utilization", 0.9)
-        measurements = make_measurements(case, GOOD)
-        blind = [replace(m, utilization=None) if m.round == 2 else m for m in measurements]
-        assert judge(case, make_evidence(case, blind), CONFIDENCE).outcome == "inconclusive"
 
     def test_of_a_checksum_decide_nothing(self) -> None:
         case = make_case("replica_agreement", 1.0)
