@@ -143,6 +143,7 @@ HARDER = asks("device_utilization: {8: 1}, of: resnet152-fp16, published: paper,
 # A new row of a bound that everything keeps accepts a machine of which the file below knows nothing for sure.
 EASY = asks("throughput_per_gpu: {8: 1}, of: resnet152-fp16, published: paper, margin: 5 %")
 UNSURE = asked(thresholds_text(["{weak_scaling_efficiency: {8: 0.9}, of: resnet152-fp16, provisional: x}"]))
+LINK = file("acceptance/test_link.py", "def test_link(): assert 0")
 OUTER = file("outer.yaml", "schema_version: 2\nextends: own.yaml\n")
 OWN, OUTERMOST = "--thresholds=own.yaml", "--thresholds=outer.yaml"
 SLOWER = asks("throughput_per_gpu: {1: 250}, of: resnet152-fp16, published: paper, margin: 5 %")
@@ -220,10 +221,17 @@ SITUATIONS = {
     ),
     "a sound baseline is no obstacle": Situation(0, "accepted", "ACCEPTED: 8 of 8", (with_a_sound_baseline,)),
     "a test of the site's own fails": Situation(
-        1, "incomplete", "INCOMPLETE: ", (file("acceptance/test_link.py", "def test_link(): assert 0"),)
+        1, "incomplete", "INCOMPLETE: ", (LINK,)
+    ),
+    "one fails beside a miss": Situation(
+        2, "rejected", "REJECTED: ", (bound("bound: 1.05"), LINK)
+    ),
+    "one fails in a selection": Situation(
+        1, "incomplete", "INCOMPLETE: ", (LINK,),
+        "-k 'link or vit and weak'", judged=1, counts={"passed": 1, "failed": 1},
     ),
     "it is not selected": Situation(
-        0, "accepted", "ACCEPTED: 8 of 8", (file("acceptance/test_link.py", "def test_link(): assert 0"),),
+        0, "accepted", "ACCEPTED: 8 of 8", (LINK,),
         "-m requirement", counts={"passed": ALL, "deselected": 1},
     ),
     "items are skipped": Situation(

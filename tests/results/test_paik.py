@@ -192,42 +192,43 @@ def test_several_torch_versions_are_noted(tmp_path: Path) -> None:
     assert any("several versions of torch" in note for note in run.notes)
 
 
-class TestWorkloadNames:
-    def test_the_name_in_the_thresholds_is_preferred(self, tmp_path: Path) -> None:
-        named = {"big-resnet": {"model": "resnet152", "precision": "fp16", "batch_size": 512}}
-        run = import_results(tmp_path, published(), workloads=named)
-        assert study_ids(run) == {"weak/big-resnet"}
-        assert not any("thresholds have" in note for note in run.read_run().notes)
+def named(name: str, batch_size: int, **fields: Any) -> dict[str, Any]:
+    """A workload of the thresholds file."""
+    return {name: {"model": "resnet152", "precision": "fp16", "batch_size": batch_size, **fields}}
 
-    def test_another_image_size_does_not_get_the_name_in_the_thresholds(self, tmp_path: Path) -> None:
-        named = {"resnet152-fp16": {"model": "resnet152", "precision": "fp16", "batch_size": 512, "image_size": 128}}
-        assert study_ids(import_results(tmp_path, published(), workloads=named)) == {"weak/resnet152-fp16-bs512"}
 
-    def test_another_batch_alone_keeps_the_name_and_is_noted(self, tmp_path: Path) -> None:
-        named = {"big-resnet": {"model": "resnet152", "precision": "fp16", "batch_size": 256}}
-        run = import_results(tmp_path, published(), workloads=named)
-        assert study_ids(run) == {"weak/big-resnet"}
-        assert "weak/big-resnet: measured with batch_size 512; the thresholds have 256" in run.read_run().notes
+# Results, workloads of the thresholds file if not the packaged ones, and the studies that they become.
+NAMES: dict[str, tuple[list[Result], dict[str, Any] | None, set[str]]] = {
+    "the name in the thresholds": ([published()], named("big", 512), {"weak/big"}),
+    "another image size": ([published()], named("resnet152-fp16", 512, image_size=128), {"weak/resnet152-fp16-bs512"}),
+    "another batch": ([published()], named("big", 256), {"weak/big"}),
+    "two batches": ([published(), with_batch(256)], None, {"weak/resnet152-fp16-bs256", "weak/resnet152-fp16-bs512"}),
+    "two, one of the thresholds": (
+        [published(), with_batch(256)], named("big", 512), {"weak/big", "weak/big-bs256"}
+    ),
+    "weak and strong": (
+        [published(), edited(scaling_mode="strong")], None, {"weak/resnet152-fp16", "strong/resnet152-fp16"}
+    ),
+}  # fmt: skip
 
-    def test_two_batches_are_told_apart(self, tmp_path: Path) -> None:
-        run = import_results(tmp_path, published(), with_batch(256))
-        assert study_ids(run) == {"weak/resnet152-fp16-bs256", "weak/resnet152-fp16-bs512"}
 
-    def test_of_two_batches_the_one_in_the_thresholds_keeps_the_name(self, tmp_path: Path) -> None:
-        named = {"big-resnet": {"model": "resnet152", "precision": "fp16", "batch_size": 512}}
-        run = import_results(tmp_path, published(), with_batch(256), workloads=named)
-        assert study_ids(run) == {"weak/big-resnet", "weak/big-resnet-bs256"}
-        assert study_of(run, "weak/big-resnet").workload.batch_size == 512
+@pytest.mark.parametrize("case", NAMES.values(), ids=NAMES)
+def test_studies_are_named_as_the_thresholds_name_what_they_train(
+    tmp_path: Path, case: tuple[list[Result], dict[str, Any] | None, set[str]]
+) -> None:
+    results, workloads, expected = case
+    run = import_results(tmp_path, *results, workloads=workloads)
+    assert study_ids(run) == expected
+    notes = [note for note in run.read_run().notes if "thresholds have" in note]
+    other = case is NAMES["another batch"]
+    assert notes == (["weak/big: measured with batch_size 512; the thresholds have 256"] if other else [])
 
-    @pytest.mark.parametrize("change", [{"image_size": 192}, {"channels_last": False}, {"compile": True}])
-    def test_two_settings_of_one_batch_are_told_apart(self, tmp_path: Path, change: dict[str, Any]) -> None:
-        run = import_results(tmp_path, published(), edited(**change))
-        assert len(study_ids(run)) == len(run.read_plan().studies) == 2
-        assert len({m.study for m in measurements_in(run)}) == 2
 
-    def test_one_batch_may_be_both_weak_and_strong(self, tmp_path: Path) -> None:
-        run = import_results(tmp_path, published(), edited(scaling_mode="strong"))
-        assert study_ids(run) == {"weak/resnet152-fp16", "strong/resnet152-fp16"}
+@pytest.mark.parametrize("change", [{"image_size": 192}, {"channels_last": False}, {"compile": True}])
+def test_two_settings_of_one_batch_are_told_apart(tmp_path: Path, change: dict[str, Any]) -> None:
+    run = import_results(tmp_path, published(), edited(**change))
+    assert len(study_ids(run)) == len(run.read_plan().studies) == 2
+    assert len({m.study for m in measurements_in(run)}) == 2
 
 
 class TestSku:
