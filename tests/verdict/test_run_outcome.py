@@ -80,7 +80,11 @@ CONCLUDED: list[tuple[list[Verdict], int, RunOutcome, str]] = [
 ]  # fmt: skip
 
 
-@rows(("verdicts", "left_out", "outcome", "reason"), CONCLUDED)
+@rows(
+    ("verdicts", "left_out", "outcome", "reason"),
+    CONCLUDED,
+    ids=[f"{[f'{one.id} {one.outcome}' for one in row[0]]}, {row[1]} left out" for row in CONCLUDED],
+)
 def test_a_run_comes_to(verdicts: list[Verdict], left_out: int, outcome: RunOutcome, reason: str) -> None:
     found = conclude(verdicts, len(verdicts) + left_out)
     assert found[0] == outcome

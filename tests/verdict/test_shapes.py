@@ -171,7 +171,7 @@ def test_a_fault_of_one_rank_forbids_the_same_verdicts_in_every_shape() -> None:
                 expected = "failed"
             if verdict.outcome != expected or (verdict.value is None) != (expected in ("not_measured", "error")):
                 wrong.append(f"{name}, {fault_name}: {verdict.outcome} at {verdict.bound} instead of {expected}")
-    assert wrong == []
+    assert not wrong, "\n".join(wrong)
 
 
 def test_what_spoils_a_study_spoils_it_in_every_shape() -> None:
@@ -197,7 +197,7 @@ def test_what_spoils_a_study_spoils_it_in_every_shape() -> None:
             wrong.append(f"{name}: {found}")
         if not any(NO_TIME in note for note in outcomes["no time"].notes):
             wrong.append(f"{name}: the budget is not told: {outcomes['no time'].notes}")
-    assert wrong == []
+    assert not wrong, "\n".join(wrong)
 
 
 def test_a_slow_node_is_named_by_every_shape_that_has_another_one() -> None:
@@ -211,4 +211,4 @@ def test_a_slow_node_is_named_by_every_shape_that_has_another_one() -> None:
         expected = ("failed", {"n1"}) if shape.nodes > 1 else ("passed", set())
         if (verdict.outcome, named) != expected:
             wrong.append(f"{name}: {verdict.outcome}, {named}")
-    assert wrong == []
+    assert not wrong, "\n".join(wrong)
