@@ -19,7 +19,6 @@ from pytest_ddpscale.results.strict_json import parse_strict_json
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from tests.plugin.prepared import DRAWS
 from tests.plugin.site import (
-    MEASURED_RUN,
     REQUIREMENTS,
     ROUNDS,
     SKU,
@@ -28,10 +27,8 @@ from tests.plugin.site import (
     assert_no_crash,
     contents,
     output_of,
-    thresholds_text,
     thresholds_with,
 )
-from tests.plugin.test_refusals import old_run
 from tests.rows import rows
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "paik_a100_80gb"
@@ -267,24 +264,6 @@ def test_a_hostile_name_breaks_no_view(site: Site) -> None:
     assert_no_crash(result)
     assert "\x1b[31m`" not in output_of(result)
     ElementTree.parse(run.path / "junit.xml")
-
-
-def test_both_throughputs_of_a_generation_ratio_and_their_sources_are_shown(site: Site) -> None:
-    row = "{generation_ratio: {1: 1.9}, of: resnet152-fp16, versus: 'run:old', provisional: made up}"
-    site.write("thresholds.yaml", thresholds_text([*REQUIREMENTS.values(), row]))
-    site.measured()
-    old_run(batch_size=128)(site)
-    result = site.judge("-k", "generation_ratio", "-v")
-    result.assert_outcomes(passed=2)
-    said = " ".join(output_of(result).split())
-    assert "1190 img/s per GPU here, 500 of reference-gpu" in said
-    assert re.search(r"1190 img/s per GPU here, 59\d\.\d of run-old", said)
-    report = (site.path / "measured" / "report.html").read_text(encoding="utf-8")
-    assert "500 of reference-gpu (a paper, table 1)" in report
-    assert re.search(r"59\d\.\d of run-old \(tested-gpu, median of 9 rounds measured ", report)
-    (of_run,) = [one for one in site.verdicts()["verdicts"] if one["id"].endswith("vs-run-old]")]
-    assert of_run["compared"]["reference_img_per_s"] == pytest.approx(MEASURED_RUN[0].img_per_s / 2, rel=0.001)
-    assert of_run["value"] == pytest.approx(2, rel=0.001)
 
 
 class TestPytestReport:

@@ -6,9 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from shlex import split
-from shutil import copytree
 from typing import Any
 
 from pytest_ddpscale.plan.study import Arm, Plan, Study
@@ -17,14 +15,11 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_lock import RunLock
 from pytest_ddpscale.results.run_record import start_run
 from tests.plugin.site import (
-    MEASURED_RUN,
-    REQUIREMENTS,
     WEAK_8,
     Site,
     assert_refused,
     edit_json,
     output_of,
-    thresholds_text,
     thresholds_with,
 )
 from tests.rows import rows
@@ -86,31 +81,6 @@ def with_thresholds(old: str, new: str) -> Arrange:
 
 def own_test(mark: str, arguments: str) -> Arrange:
     return with_file("acceptance/test_own.py", f"import pytest\n\n{mark}\ndef test_own({arguments}):\n    pass\n")
-
-
-def compared_with_a_run(old: Arrange) -> Arrange:
-    """Nearly twice what a run of the site's own reached is asked for."""
-    row = "{generation_ratio: {1: 1.9}, of: resnet152-fp16, versus: 'run:old', provisional: made up}"
-
-    def arrange(site: Site) -> None:
-        site.write("thresholds.yaml", thresholds_text([*REQUIREMENTS.values(), row]))
-        site.measured()
-        old(site)
-
-    return arrange
-
-
-def old_run(**workload: object) -> Arrange:
-    """Half as fast as the run under test, on one GPU."""
-    alone = replace(MEASURED_RUN[0], img_per_s=MEASURED_RUN[0].img_per_s / 2)
-    trained = replace(alone.workload, **workload)  # type: ignore[arg-type]
-    arm = replace(alone.arm, batch_size=trained.batch_size)
-    return lambda site: site.measured("old", (replace(alone, workload=trained, arm=arm),))
-
-
-def simulated_old_run(site: Site) -> None:
-    old_run()(site)
-    edit_json(site.path / "old" / "run.json", simulated=True)
 
 
 def overlay(line: str, *others: str) -> Arrange:
@@ -220,27 +190,6 @@ REFUSED: dict[str, tuple[Arrange, str, tuple[str, ...]]] = {
     "a list of metrics": (
         own_test("@pytest.mark.requirement(['throughput_per_gpu'])", "requirement, run"), JUDGE,
         (NO_SUCH_METRIC.format("['throughput_per_gpu']"),),
-    ),
-    "a reference of another image size": (
-        compared_with_a_run(old_run(image_size=192)), JUDGE,
-        ("thresholds.yaml:", "generation_ratio versus run ", "differs there in image_size"),
-    ),
-    "a reference of another memory format": (
-        compared_with_a_run(old_run(memory_format="contiguous")), JUDGE, ("differs there in memory_format",),
-    ),
-    "a reference of another model": (
-        compared_with_a_run(old_run(name="other", model="resnet50")), JUDGE,
-        ("it did not train resnet152-fp16, but other",),
-    ),
-    "a reference that is not there": (
-        compared_with_a_run(as_it_is), JUDGE, ("generation_ratio versus run ", "/old: "),
-    ),
-    "a simulated reference": (
-        compared_with_a_run(simulated_old_run), JUDGE, ("it was simulated, not measured",),
-    ),
-    "a copy as its own reference": (
-        compared_with_a_run(lambda site: copytree(site.path / "measured", site.path / "old")), JUDGE,
-        ("thresholds.yaml:", "it has the same measurements as measured"),
     ),
     "a file where the run should go": (
         with_file("precious.txt", "in the way"), "--gpu-sku=cpu --ddp-world-sizes=1 --ddp-run-dir=precious.txt/run",
