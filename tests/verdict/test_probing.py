@@ -272,12 +272,3 @@ def test_an_implausible_value_beside_a_failure_needs_no_further_rounds() -> None
     assert "GPU 2 of n0: implausible" in verdict.notes
     assert plan.probes is not None
     assert probes_needed(plan.probes, [case], evidence, CONFIDENCE) == []
-
-
-def test_a_blank_verdict_says_what_its_line_says() -> None:
-    verdict = judge_steady(MATMUL, BOUND, steady(110.0))
-    assert (verdict.id, verdict.unit, verdict.bound) == (
-        "matmul_tflops[matmul-bf16-1gpu]",
-        "TFLOPS",
-        {"at_least": BOUND},
-    )
