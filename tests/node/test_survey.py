@@ -194,11 +194,7 @@ def test_a_gpu_that_a_cgroup_withholds_has_no_number_of_cudas() -> None:
 
 @rows(
     ("visible_devices", "ranks"),
-    [
-        (None, [0, 1, 2, 3]),
-        ("3,1", [None, 1, None, 0]),
-        (f"{uuid_of(1)},{uuid_of(0)}", [1, 0, None, None]),
-    ],
+    [(None, [0, 1, 2, 3]), ("3,1", [None, 1, None, 0]), (f"{uuid_of(1)},{uuid_of(0)}", [1, 0, None, None])],
 )
 def test_local_ranks_are_in_the_order_of_cuda_visible_devices(
     visible_devices: str | None, ranks: list[int | None]

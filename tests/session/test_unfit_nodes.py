@@ -32,10 +32,7 @@ CHECK, PACE, TOGETHER = "node_check[gpus]", "throughput_per_gpu[r-1rank]", "thro
 WEAK = "weak_scaling_efficiency[r-2rank]"
 CHECKED = THRESHOLDS.replace(
     "    detect: {device: cpu}\n", "    detect: {device: cpu}\n    checks: {gpus: fail}\n"
-).replace(
-    "    - {strong_scaling_speedup: {8: 6.5}",
-    "    - {throughput_per_gpu: {6: 500}",
-)
+).replace("    - {strong_scaling_speedup: {8: 6.5}", "    - {throughput_per_gpu: {6: 500}")
 
 
 class SurveyedGang:

@@ -10,12 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.stats.intervals import (
-    geometric_mean_estimate,
-    mean_estimate,
-    single_sample_estimate,
-    t_quantile,
-)
+from pytest_ddpscale.stats.intervals import geometric_mean_estimate, mean_estimate, single_sample_estimate, t_quantile
 from tests.rows import rows
 
 RATES = st.lists(st.floats(1e-3, 1e5), min_size=2, max_size=12)

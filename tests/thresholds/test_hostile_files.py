@@ -11,16 +11,7 @@ import pytest
 from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from tests.rows import rows
-from tests.thresholds.conftest import (
-    BATCH_LINE,
-    LINES,
-    VALID,
-    WEAK_LINE,
-    Refusal,
-    changed,
-    weak_changed,
-    with_row,
-)
+from tests.thresholds.conftest import BATCH_LINE, LINES, VALID, WEAK_LINE, Refusal, changed, weak_changed, with_row
 
 LAST = len(LINES) + 1
 MOST_S = 5.0  # generous, as other work may share the cores

@@ -302,10 +302,7 @@ def test_an_a100_is_as_many_times_a_v100_as_published(workload: str, ratio: floa
     assert alone.source.measured / reference == pytest.approx(ratio, abs=0.01)
 
 
-@rows(
-    ("sku", "versus", "ratio"),
-    [("h100", "a100-sxm4-80gb", 1.76), ("h200", "h100", 1.10), ("b200", "h200", 1.00)],
-)
+@rows(("sku", "versus", "ratio"), [("h100", "a100-sxm4-80gb", 1.76), ("h200", "h100", 1.10), ("b200", "h200", 1.00)])
 def test_newer_generations_are_compared_by_the_one_workload_published_for_both(
     sku: str, versus: str, ratio: float
 ) -> None:

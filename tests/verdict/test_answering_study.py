@@ -89,10 +89,7 @@ class TestWhatWasTrained:
     def test_under_weak_scaling_says_nothing_about_strong_scaling(self) -> None:
         weak, strong = make_case("weak_scaling_efficiency", 0.5), make_case("strong_scaling_efficiency", 0.5)
         verdict = judge(strong, make_evidence(weak, make_measurements(weak, STEADY)), CONFIDENCE)
-        assert (verdict.outcome, verdict.reason) == (
-            "not_measured",
-            "strong scaling of r was not measured in this run",
-        )
+        assert (verdict.outcome, verdict.reason) == ("not_measured", "strong scaling of r was not measured in this run")
 
 
 class TestStudiesThatBroke:

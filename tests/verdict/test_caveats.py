@@ -11,13 +11,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import DeviceType
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.verdict.judge import judge
-from tests.builders.judged import (
-    CONFIDENCE,
-    judge_values,
-    make_case,
-    make_evidence,
-    make_measurements,
-)
+from tests.builders.judged import CONFIDENCE, judge_values, make_case, make_evidence, make_measurements
 from tests.rows import rows
 
 GOOD = (0.98, 0.981, 0.979, 0.98, 0.98, 0.981, 0.979, 0.98, 0.98, 0.981)

@@ -34,12 +34,7 @@ EFFICIENCY = make_case("weak_scaling_efficiency", 0.9, world_size=2)
 
 
 def judge_nodes(
-    case: Case,
-    slowness: Slowness = equal,
-    nodes: int = 3,
-    *,
-    without: Sequence[int] = (),
-    hosts: Sequence[str] = (),
+    case: Case, slowness: Slowness = equal, nodes: int = 3, *, without: Sequence[int] = (), hosts: Sequence[str] = ()
 ) -> Verdict:
     plan = plan_of_nodes([case], nodes, 2)
     return judge(case, nodes_evidence(plan, measure_nodes(plan, slowness, without=without), hosts), CONFIDENCE)
