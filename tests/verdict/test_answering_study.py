@@ -93,14 +93,6 @@ class TestWhatWasTrained:
 
 
 class TestStudiesThatBroke:
-    @rows("values", [(), STEADY])
-    def test_are_errors_whatever_they_had_measured(self, values: tuple[float, ...]) -> None:
-        case = make_case("weak_scaling_efficiency", 0.5)
-        errors = {"weak/r": "rank 1 on node1 failed in warm-up: OutOfMemoryError: …"}
-        verdict = judge(case, make_evidence(case, make_measurements(case, values), errors=errors), CONFIDENCE)
-        assert (verdict.outcome, verdict.reason) == ("error", errors["weak/r"])
-        assert not verdict.passed
-
     @rows("metric", sorted(TRAINING_METRICS))
     def test_are_errors_for_every_metric(self, metric: str) -> None:
         case = make_case(metric, easy_bound(metric))

@@ -71,9 +71,6 @@ class TestPlausibility:
             f"implausible: {most + 0.01:.3g} is more than {most:g}; the measurement or its baseline was disturbed"
         )
 
-    def test_does_not_let_an_implausible_measurement_fail_either(self) -> None:
-        assert judge_values("weak_scaling_efficiency", 1.1, [1.3] * FEWEST_ROUNDS).outcome == "inconclusive"
-
     @rows(("device_type", "outcome"), [("cuda", "inconclusive"), ("cpu", "passed")])
     def test_lets_a_cpu_have_threads_to_spare(self, device_type: DeviceType, outcome: str) -> None:
         case = make_case("device_utilization", 0.9)

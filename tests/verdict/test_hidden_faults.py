@@ -70,13 +70,6 @@ def test_training_that_skips_its_steps_does_not_pass(skipped: int, outcome: str)
     assert bool(verdict.notes) == (skipped > 0)
 
 
-def test_a_ramp_is_judged_as_if_it_went_on() -> None:
-    assert judge_values("weak_scaling_efficiency", 0.95, [0.99] * FEWEST_ROUNDS).passed
-    verdict = judge_values("weak_scaling_efficiency", 0.95, [1.0 - 0.01 * number for number in range(FEWEST_ROUNDS)])
-    assert verdict.outcome == "inconclusive"
-    assert verdict.notes[0].startswith("not steady: -6.0%")
-
-
 def test_rounds_that_only_another_arm_has_count_as_missing() -> None:
     case = make_case("throughput_per_gpu", 0.5)
     study = make_study(case)
