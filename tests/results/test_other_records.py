@@ -186,6 +186,7 @@ class TestTelemetryFile:
 
     @rows("damage", ["", "{", "[]", '{"study": NaN}', json.dumps(TELEMETRY | {"speed": 1})])
     def test_a_broken_line_is_refused_with_its_number(self, run: RunDirectory, damage: str) -> None:
+        run.telemetry_jsonl.unlink(missing_ok=True)
         run.append_telemetry([read(TELEMETRY)])
         with run.telemetry_jsonl.open("a", encoding="utf-8") as file:
             file.write(damage + "\n")

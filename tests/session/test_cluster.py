@@ -48,7 +48,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
+@rows(
     ("options", "environ", "expected"),
     [
         ({}, {}, THIS_MACHINE),
@@ -75,7 +75,7 @@ def test_the_nodes_follow_from_options_and_allocation(
     assert find_cluster(options, environ) == expected
 
 
-@pytest.mark.parametrize(
+@rows(
     ("options", "environ", "message"),
     [
         ({"nodes": "4"}, THREE_NODES, r"^--ddp-nodes: found 4, but Slurm job 17 has 3; expected at most 3\."),
@@ -100,7 +100,7 @@ def test_without_srun_it_is_refused(programs: Path, options: dict[str, str], env
         find_cluster(options, environ)
 
 
-@pytest.mark.parametrize("scontrol", [None, "#!/bin/sh\necho no controller >&2; exit 1\n"])
+@rows("scontrol", [None, "#!/bin/sh\necho no controller >&2; exit 1\n"])
 def test_an_allocation_whose_nodes_slurm_does_not_name_is_refused(programs: Path, scontrol: str | None) -> None:
     (programs / "scontrol").unlink() if scontrol is None else (programs / "scontrol").write_text(scontrol)
     with pytest.raises(OptionError, match=r"^Slurm job 17: `scontrol show hostnames n\[4-5,9\]` does not answer"):

@@ -11,6 +11,7 @@ from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.model import Sku
 from tests.builders.clusters import thresholds as packaged_thresholds
+from tests.rows import rows
 from tests.thresholds.conftest import VALID, first_problem
 
 HEAD = "schema_version: 2\nextends: base.yaml\n"
@@ -128,7 +129,7 @@ def test_names_of_the_nearest_file_hold_for_rows_below(path: Path) -> None:
     assert (throughput.bound, throughput.source.reference) == (90, "our own runs")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("section", "line", "complaint"),
     [
         ("    remove: [{weak_scaling_efficiency: 4, of: r}]\n", 5,
@@ -191,7 +192,7 @@ def test_files_may_extend_each_other_in_a_chain_but_in_no_circle(path: Path) -> 
         load_thresholds(nearest)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("extends", "complaint"),
     [
         ("packged", r"site.yaml:2: extends 'packged': .*cannot be read .*; expected `packaged` or the path of a file"),
