@@ -177,7 +177,6 @@ def test_the_fastest_throughput_that_may_be_is_taken() -> None:
 @rows(
     "line",
     [b"", b"[]", b"3", b"null", b'"block"', b"{", b"\xff", b'{"kind":"block"', b"[" * 100_000, b'{"a":' * 100_000],
-    ids=range(10),
 )
 def test_a_line_that_is_no_record_is_refused(line: bytes) -> None:
     assert refusal(line)

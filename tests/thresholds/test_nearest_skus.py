@@ -9,7 +9,6 @@ import pytest
 from pytest_ddpscale.errors import SkuError
 from pytest_ddpscale.thresholds.nearest_skus import MOST_HINTS, nearest_skus, read_gpu_name
 from tests.builders.clusters import thresholds
-from tests.rows import rows
 
 A100_80, A100_40 = ["a100-sxm4-80gb", "a100-pcie-80gb"], ["a100-sxm4-40gb", "a100-pcie-40gb"]
 
@@ -65,17 +64,17 @@ NOT_MEANT = (
 )  # fmt: skip
 
 
-@rows(("asked", "meant"), MEANT.items())
+@pytest.mark.parametrize(("asked", "meant"), MEANT.items())
 def test_what_was_meant_is_suggested_the_nearest_first(asked: str, meant: list[str]) -> None:
     assert nearest_skus(asked, thresholds().thresholds.skus) == meant
 
 
-@rows("asked", NOT_MEANT)
+@pytest.mark.parametrize("asked", NOT_MEANT)
 def test_another_gpu_is_never_suggested(asked: str) -> None:
     assert nearest_skus(asked, thresholds().thresholds.skus) == []
 
 
-@rows("asked", ["rtx pro 6000", "RTXPRO6000", "RTX 6000 Pro", "rtx-pro-6000-96gb"])
+@pytest.mark.parametrize("asked", ["rtx pro 6000", "RTXPRO6000", "RTX 6000 Pro", "rtx-pro-6000-96gb"])
 def test_several_that_it_may_be_are_all_suggested(asked: str) -> None:
     editions = {"rtx-pro-6000-server", "rtx-pro-6000-workstation", "rtx-pro-6000-max-q"}
     assert set(nearest_skus(asked, thresholds().thresholds.skus)) == editions
@@ -89,7 +88,7 @@ def test_a_sites_own_names_are_suggested_too() -> None:
     assert nearest_skus("rack8", skus) == ["rack7"]
 
 
-@rows("sku", list(thresholds().thresholds.skus))
+@pytest.mark.parametrize("sku", list(thresholds().thresholds.skus))
 def test_every_gpu_is_found_by_its_own_name(sku: str) -> None:
     """What the parser reads of a name contradicts nothing of the SKU that has it."""
     found = nearest_skus(f" {sku} ", thresholds().thresholds.skus)

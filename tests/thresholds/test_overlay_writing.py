@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.thresholds.flow_style import WIDTH, flow, flow_lines
 from pytest_ddpscale.thresholds.overlay_writing import OverlayChanges, overlay_with
-from tests.rows import rows
 
 SKU = "rtx-pro-6000-server"
 ROW = {"throughput_per_gpu": {1: 812.3, "node": 790.0}, "of": "resnet152-bf16", "published": "new", "margin": "3.1 %"}
@@ -96,7 +95,7 @@ def test_writing_again_changes_nothing() -> None:
         assert overlay_with(once, SKU, CHANGES) == once
 
 
-@rows(
+@pytest.mark.parametrize(
     ("row", "expected"),
     [
         # Entry by entry out of a flow mapping: the first, the last, all of them.
@@ -133,7 +132,7 @@ def test_several_rows_take_the_place_of_one_and_one_of_several() -> None:
     assert overlay_with(commented, SKU, OverlayChanges(requirements=[ROW])) == one + "      # twice\n"
 
 
-@rows(
+@pytest.mark.parametrize(
     "text",
     [
         "schema_version: 2\nskus:\n",
@@ -162,7 +161,7 @@ def test_wherever_there_is_nothing_yet(text: str) -> None:
     assert overlay_with(found, SKU, CHANGES) == found
 
 
-@rows(
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("schema_version: 1\nskus: {}\n", "has schema_version 1; expected schema_version 2"),

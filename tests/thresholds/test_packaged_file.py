@@ -137,10 +137,7 @@ def test_every_gpu_can_be_asked_for_all_models_in_its_precisions(sku: Sku) -> No
 
 @rows("sku", GPUS.values(), ids=GPUS)
 def test_workloads_are_trained_as_the_published_runs_were(sku: Sku) -> None:
-    from torchvision.models import list_models
-
     for workload in sku.workloads.values():
-        assert workload.model in list_models()
         contiguous = workload.model == "vit_b_16" or "nchw" in workload.name or workload.precision == "fp32"
         assert workload.memory_format == ("contiguous" if contiguous else "channels_last")
         short = workload.model.replace("_32x4d", "").replace("_32x8d", "").replace("_", "-")

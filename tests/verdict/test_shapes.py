@@ -58,6 +58,8 @@ BOUNDS = {
     "device_utilization": (0.9, 0.999),
     "peak_memory_gib": (2.0, 0.5),
 }
+IN_EVERY_SHAPE = ("throughput_per_gpu", "weak_scaling_efficiency")
+OF_EVERY_METRIC = ("two GPUs of one node", "two GPUs of each node")
 Change = Callable[[Measurement], Measurement | None]
 
 
@@ -153,10 +155,14 @@ def _both(fault: Fault, one: Measurement) -> Measurement | None:
 
 
 def combinations(metrics: Sequence[str]) -> list[tuple[str, Shape, str]]:
-    """Names of shapes, shapes and metrics; a ratio to one GPU says nothing of one."""
+    """Names of shapes, shapes and metrics: a rate and a ratio in every shape, the others in two of them.
+
+    A ratio to one GPU says nothing of one.
+    """
     return [
         (f"{name}, {metric}", shape, metric)
         for (name, shape), metric in product(SHAPES.items(), metrics)
+        if metric in IN_EVERY_SHAPE or name in OF_EVERY_METRIC
         if shape.world_size > 1 or metric != "weak_scaling_efficiency"
     ]
 
