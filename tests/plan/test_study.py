@@ -17,7 +17,6 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.strict_json import parse_strict_json, read_as, strict_json
 from tests.builders.json_types import as_json
 from tests.builders.plans import PLANS, STUDIES
-from tests.rows import rows
 
 WORKLOAD = Workload("r18", "resnet18", "fp32", 8, global_batch_size=16)
 STUDY = Study("strong", WORKLOAD, (Arm("alone", 1, 16), Arm("ddp", 4, 4)), rounds=5, block_s=1.0, warmup_s=2.0)
@@ -75,7 +74,7 @@ def test_a_study_in_a_launch_that_nobody_asked_for_is_refused() -> None:
         launched(1, 2, 3, asked=2)
 
 
-@rows("launches", [0, -3, 11, 10**6])
+@pytest.mark.parametrize("launches", [0, -3, 11, 10**6])
 def test_a_plan_for_more_launches_than_anybody_can_ask_for_is_refused(launches: int) -> None:
     """A judge would look for each of them."""
     with pytest.raises(ValueError, match=f"a plan is for {launches} launches; expected 1 to 10"):
@@ -92,14 +91,16 @@ def test_plan_json_says_its_version_and_the_ids_that_measurements_use() -> None:
     assert [study["id"] for study in data["studies"]] == ["strong/r18"]
 
 
-@rows("key", ["sku", "device_type", "studies", "seed", "schema_version"])
+@pytest.mark.parametrize("key", ["sku", "device_type", "studies", "seed", "schema_version"])
 def test_a_plan_without_one_of_its_keys_is_refused(key: str) -> None:
     whole = parse_strict_json(strict_json(Plan("cpu", "cpu", (STUDY,))))
     with pytest.raises(ValueError, match=f"{key}"):
         read_as(Plan, {name: value for name, value in whole.items() if name != key})
 
 
-@rows("change", [{"colour": "red"}, {"gpus_asked": "x"}, {"survey": 1}, {"seed": None}, {"nodes": True}])
+@pytest.mark.parametrize(
+    "change", [{"colour": "red"}, {"gpus_asked": "x"}, {"survey": 1}, {"seed": None}, {"nodes": True}]
+)
 def test_a_plan_with_another_field_or_type_is_refused(change: dict[str, object]) -> None:
     whole = parse_strict_json(strict_json(Plan("cpu", "cpu", (STUDY,))))
     with pytest.raises(ValueError):
@@ -114,7 +115,7 @@ def test_a_plan_with_an_unknown_field_deep_in_it_is_refused() -> None:
         read_as(Plan, whole)
 
 
-@rows("precision", [0.0, -0.01, 0.51, math.nan])
+@pytest.mark.parametrize("precision", [0.0, -0.01, 0.51, math.nan])
 def test_a_plan_with_a_precision_that_nobody_can_ask_for_is_refused(precision: float) -> None:
     with pytest.raises(ValueError, match="a plan asks for a precision of"):
         Plan("a100", "cuda", (), precision=precision)

@@ -11,7 +11,6 @@ from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
 from pytest_ddpscale.verdict.family import ANY_P_VALUE, is_open, rejection_level, with_family_confidence
 from tests.builders.judged import make_case
-from tests.rows import rows
 from tests.verdict.test_run_outcome import PASSED
 
 GPU = Culprit("gpu", "n1", 3, "GPU-3", "1.06× the median")
@@ -62,7 +61,7 @@ def test_what_counts_stays_as_it_is() -> None:
     assert with_family_confidence([verdict, PASSED], 0.95)[0] is verdict
 
 
-@rows(
+@pytest.mark.parametrize(
     "fact",
     [
         failed("a", None),

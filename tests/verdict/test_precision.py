@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import pytest
+
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
 from pytest_ddpscale.plan.study import Arm, Plan
 from pytest_ddpscale.results.records import RoundEnd
@@ -15,7 +17,6 @@ from pytest_ddpscale.verdict.deciding import Decider
 from pytest_ddpscale.verdict.judge import judge
 from tests.builders.judged import ALONE_IMG_PER_S, CONFIDENCE, easy_bound, evidence_of_plan, make_case, measure
 from tests.builders.records import blocks_of, gang_of
-from tests.rows import rows
 
 LIMIT = 32
 THROUGHPUT = make_case("throughput_per_gpu", 90.0)
@@ -113,7 +114,7 @@ def test_nothing_is_said_of_an_interval_that_is_narrow_enough() -> None:
     assert (verdict.precision, verdict.notes) == (0.05, ())
 
 
-@rows("metric", ["ddp_overhead", "exposed_communication", "step_time_p95", "rank_uniformity"])
+@pytest.mark.parametrize("metric", ["ddp_overhead", "exposed_communication", "step_time_p95", "rank_uniformity"])
 def test_costs_and_extremes_are_not_asked(metric: str) -> None:
     case = make_case(metric, easy_bound(metric))
     plan = asked([case], 0.0001)
