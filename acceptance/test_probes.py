@@ -25,14 +25,12 @@ def test_host_bandwidth(verdict: ItemVerdict) -> None:
     verdict.check()
 
 
-@pytest.mark.collectives
 @pytest.mark.requirement("busbw_gbps")
 def test_bus_bandwidth(verdict: ItemVerdict) -> None:
     """Collectives are as fast as the links between GPUs allow."""
     verdict.check()
 
 
-@pytest.mark.collectives
 @pytest.mark.requirement("pair_bandwidth_gbps")
 def test_pair_bandwidth(verdict: ItemVerdict) -> None:
     """Every pair of GPUs of a node communicates at full speed."""

@@ -296,7 +296,7 @@ def _options() -> Iterator[Case]:
     bad = {
         "--ddp-nodes": counts, "--ddp-gpus-per-node": counts, "--ddp-world-sizes": (*counts, "1,,2", ","),
         "--ddp-rounds": (*counts, "4"), "--ddp-block": (*times, "0.001", "1h"), "--ddp-budget": times,
-        "--ddp-inactivity-limit": times, "--ddp-total-limit": times, "--ddp-queue-limit": times,
+        "--ddp-inactivity-limit": times,
         "--ddp-confidence": ("0", "1", "95", "nan", "inf", "-1", "high", "9" * 400), "--ddp-unfit": ("drain", "STOP"),
         "--ddp-launcher": ("mpi", "Slurm"), "--ddp-pass-env": ("A B", "*", "1A", "A=1"), "--gpu-sku": ("nope", "../x", "\x1b[2J", "x" * 3000),
         "--ddp-slurm-args": ("gpu", "--nodes=3", "--x='"), "--ddp-judge": ("nowhere", "/dev/zero", "~nobody-here"),
@@ -310,19 +310,20 @@ def _options() -> Iterator[Case]:
             says = f"({flag}|{variable}|{re.escape(value[:100])})" if "\x1b" not in value else flag
             yield Case("option", what, (*PLAN, *asked, f"{flag}={value}"), says=says)
             if flag.startswith("--ddp-") and flag not in ("--ddp-judge", "--ddp-resume"):
-                yield Case("variable", f"{variable}={value[:16]!r}", (*PLAN, *asked), environment={variable: value}, says=variable)  # fmt: skip
+                yield Case("ini", f"{flag.removeprefix('--')}={value[:16]!r}", (*PLAN, *asked, "-o", f"{flag.removeprefix('--').replace('-', '_')}={value}"), says=f"(ini option ddp_|{flag})")  # fmt: skip
+        yield Case("variable", f"{variable}=1", (*PLAN, "--gpu-sku=cpu"), environment={variable: "1"}, says=variable)
         yield Case("option", f"{flag}= (empty)", (*PLAN, f"{flag}="), says=flag)
     for first, second in (
-        ("--ddp-judge=run", "--ddp-rounds=9"), ("--ddp-judge=run", "--ddp-nodes=2"), ("--ddp-judge=run", "--ddp-isolate"),
+        ("--ddp-judge=run", "--ddp-rounds=9"), ("--ddp-judge=run", "--ddp-nodes=2"), ("--ddp-judge=run", "--ddp-nvtx"),
         ("--ddp-judge=run", "--ddp-budget=1m"), ("--ddp-judge=run", "--ddp-block=1s"), ("--ddp-judge=run", "--ddp-launcher=slurm"),
         ("--ddp-judge=run", "--ddp-resume=run"), ("--ddp-resume=run", "--ddp-run-dir=other"),
-        ("--ddp-inactivity-limit=2h", "--ddp-total-limit=1h"), ("--ddp-block=40s", "--ddp-inactivity-limit=60s"),
+        ("--ddp-block=40s", "--ddp-inactivity-limit=60s"),
     ):  # fmt: skip
         yield Case(
             "contradiction", f"{first} {second}", (*PLAN, "--gpu-sku=cpu", first, second), says=first.partition("=")[0]
         )
-    yield Case("option", "--ddp-isolate in the environment: maybe", (*PLAN, "--gpu-sku=cpu"),
-               environment={"DDPSCALE_ISOLATE": "maybe"}, says="DDPSCALE_ISOLATE")  # fmt: skip
+    yield Case("option", "--ddp-nvtx in the ini file: maybe", (*PLAN, "--gpu-sku=cpu", "-o", "ddp_nvtx=maybe"),
+               says="ini option ddp_nvtx")  # fmt: skip
     for sound in (
         "--ddp-rounds=9",
         "--ddp-block=0.5s",

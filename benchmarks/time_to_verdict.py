@@ -1,13 +1,11 @@
 """How long a sound 8x A100 node is measured until everything published about it is decided, by simulation.
 
     python benchmarks/time_to_verdict.py --json time_to_verdict.json
-    python benchmarks/time_to_verdict.py --precision 0.5%
 
 The published matrix: ResNet-152 and ViT-B/16 in fp16 and bf16, weak scaling on 1, 2, 4 and 8 GPUs, strong scaling on
 1 and 8: 24 configurations. Every requirement of the thresholds file with a published figure for one of them is
 judged, on a simulated node that is as fast as published. A study ends when all its requirements are decided, after at
-least 8 rounds, or at its limit; an arm that only decided requirements need is no longer timed. With --precision a study
-continues until the intervals of throughput and efficiency are that narrow, as with --ddp-precision. Machine time is
+least 8 rounds, or at its limit; an arm that only decided requirements need is no longer timed. Machine time is
 counted like in `pytest --collect-only`: warm-up, timed blocks, untimed steps before each, the overhead of each block;
 the start-up of the gang once. The published procedure is shown for comparison: 60 s of warm-up and 600 s for each
 configuration.
@@ -25,7 +23,6 @@ from typing import Any
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.plan.estimate import STARTUP_S, round_seconds, warm_up_seconds
-from pytest_ddpscale.settings import read_value, relative_precision
 from pytest_ddpscale.simulate.faults import Faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
@@ -63,7 +60,6 @@ class StudyTime:
         host_bound: requirements that no number of rounds would decide.
         open: requirements that were undecided at the limit.
         failed: requirements that a sound node failed.
-        too_wide: requirements whose interval was wider at the limit than was asked for.
     """
 
     study: str
@@ -74,7 +70,6 @@ class StudyTime:
     host_bound: int
     open: int
     failed: int
-    too_wide: int
 
 
 def published_cluster(thresholds: Path, noise: float | None) -> SimulatedCluster:
@@ -89,9 +84,9 @@ def is_published(case: AnyCase) -> bool:
     return case.requirement.metric in METRICS and case.requirement.source.measured is not None
 
 
-def one_run(cluster: SimulatedCluster, seed: int, precision: float | None = None) -> list[StudyTime]:
+def one_run(cluster: SimulatedCluster, seed: int) -> list[StudyTime]:
     """Measure and judge every study once."""
-    plan = cluster.plan(seed=seed, precision=precision)
+    plan = cluster.plan(seed=seed)
     faults = Faults((), plan.layout)
     decided = decide(SimulatedRun(plan, cluster.performance, faults, seed), cluster.cases, CONFIDENCE)
     return [study_time(cluster, study) for study in decided]
@@ -115,7 +110,6 @@ def study_time(cluster: SimulatedCluster, decided: DecidedStudy) -> StudyTime:
         host_bound=len(decided.verdicts) - passed - failed - open_,
         open=open_,
         failed=failed,
-        too_wide=sum(verdict.is_too_wide for verdict in decided.verdicts),
     )
 
 
@@ -141,11 +135,11 @@ def _mean(studies: Sequence[StudyTime]) -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> None:
     """Print the table."""
-    columns = ("rounds", "minutes", "to name stragglers", "passed", "host-bound", "open", "failed", "too wide")
+    columns = ("rounds", "minutes", "to name stragglers", "passed", "host-bound", "open", "failed")
     rows = [
         (
             study["study"], f"{study['rounds']:.1f}", _minutes(study["seconds"]), _minutes(study["naming_s"]),
-            *(f"{study[name]:.1f}" for name in ("passed", "host_bound", "open", "failed", "too_wide")),
+            *(f"{study[name]:.1f}" for name in ("passed", "host_bound", "open", "failed")),
         )
         for study in result["studies"]
     ]  # fmt: skip
@@ -168,11 +162,9 @@ def main() -> int:
     parser.add_argument("--runs", type=positive_int, default=20, help="simulated runs (%(default)s)")
     parser.add_argument("--thresholds", type=Path, default=packaged("thresholds.yaml"), metavar="FILE")
     parser.add_argument("--noise", type=float, help="relative standard deviation of a round (0.003)")
-    parser.add_argument("--precision", help="half-width of intervals relative to the value, such as 0.5%%")
     arguments = parser.parse_args()
-    precision = read_value("--precision", arguments.precision, relative_precision) if arguments.precision else None
     cluster = published_cluster(arguments.thresholds, arguments.noise)
-    result = summary([one_run(cluster, seed, precision) for seed in range(arguments.runs)])
+    result = summary([one_run(cluster, seed) for seed in range(arguments.runs)])
     show(result)
     keep(arguments.json, "time_to_verdict", result)
     return 0

@@ -40,7 +40,7 @@ def slow_sends(folder: Path) -> dict[str, str]:
     library = (folder / "slow_sends.so").resolve()
     source = Path(__file__).with_name("slow_sends.c")
     subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"], check=True)
-    return {"LD_PRELOAD": str(library), "SLOW_SENDS_US": str(LATENCY_US), "DDPSCALE_PASS_ENV": "SLOW_SENDS_US"}
+    return {"LD_PRELOAD": str(library), "SLOW_SENDS_US": str(LATENCY_US)}
 
 
 def tune(
@@ -48,7 +48,7 @@ def tune(
 ) -> dict[str, dict[str, object]]:
     """One run in a network namespace whose loopback is shaped so. Returns suite.json's settings by name."""
     ddpscale = str(Path(sys.executable).with_name("ddpscale"))
-    ranks = ("--gpu-sku=cpu", "--ddp-gpus-per-node=2")
+    ranks = ("--gpu-sku=cpu", "--ddp-gpus-per-node=2", "--ddp-pass-env=SLOW_SENDS_US")
     command = [ddpscale, "tune", *ranks, *WORKLOAD, f"--try={tried}", f"--ddp-run-dir={out}", *more]
     script = f'ip link set lo up && {shape or "true"} && exec "$@"'
     done = subprocess.run(["unshare", "--net", "sh", "-c", script, "sh", *command], check=False, text=True,

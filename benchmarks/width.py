@@ -4,13 +4,11 @@
     python benchmarks/width.py --runs 200
 
 First table: half of the interval after a number of rounds: its median over the runs and the half-width that 80 % of
-them reach, in standard deviations of a round, and the median relative to the value. `plan/estimate.HALF_WIDTHS_SD` is
-the column of 80 %.
+them reach, in standard deviations of a round, and the median relative to the value.
 
 Second table: the interval printed at the end of a run. A run is judged after each round from the eighth to the limit
-and stops once the bound is decided and, with --ddp-precision, the interval is narrow enough. The truth lies a margin
-above the bound. Covered: share of runs whose printed interval contains the truth. Lost: share of runs that had decided,
-continued for precision, and ended undecided; turned: that ended on the other side.
+and stops once the bound is decided. The truth lies a margin above the bound. Covered: share of runs whose printed
+interval contains the truth.
 """
 
 from __future__ import annotations
@@ -38,7 +36,6 @@ ROUNDS = (5, 8, 10, 12, 14, 16, 18, 20, 24, 28, 32)
 NOISES = (0.003, 0.006, 0.02)
 MARGINS = (0.01, 0.02, 0.05)
 CORRELATIONS = (0.0, 0.5)
-PRECISIONS = (None, 0.01, 0.005)
 
 
 @dataclass(frozen=True)
@@ -58,35 +55,27 @@ class Width:
 
 @dataclass(frozen=True)
 class Stop:
-    """Printed results of runs that end by one rule.
+    """Printed results of runs that end with the decision.
 
     Attributes:
         correlation: of successive rounds.
         noise: relative standard deviation of a round.
         margin: of the truth over the bound, relative.
-        precision: requested half-width, relative; None for decisions only.
         rounds: mean.
         half_width: of the printed interval, relative to the value; median.
-        precise: share of runs that reached the requested precision.
         decided: share of runs that ended with a decision.
         covered: share of runs whose interval contains the truth.
         covered_interval: of that share, 95 %.
-        lost: share of runs that had decided and ended undecided.
-        turned: share of runs that had decided and ended on the other side.
     """
 
     correlation: float
     noise: float
     margin: float
-    precision: float | None
     rounds: float
     half_width: float
-    precise: float
     decided: float
     covered: float
     covered_interval: tuple[float, float]
-    lost: float
-    turned: float
 
 
 @dataclass(frozen=True)
@@ -137,44 +126,25 @@ def looks(logs: Sequence[float]) -> Iterator[Look]:
             yield Look(rounds, estimate)
 
 
-def last_look(seen: Sequence[Look], precision: float | None) -> Look:
-    """The look at which a run stops."""
-    return next((one for one in seen if one.decision and one.half_width <= (precision or math.inf)), seen[-1])
-
-
-def stops(correlation: float, noise: float, margin: float, runs: int, limit: int, seed: int) -> list[Stop]:
-    """Results of the same runs for each precision."""
+def stop(correlation: float, noise: float, margin: float, runs: int, limit: int, seed: int) -> Stop:
+    """Results of runs that stop at the first look with a decision, or at the limit."""
     chance = random.Random(f"{seed}/{correlation}/{noise}/{margin}")
-    narrowest = min(filter(None, PRECISIONS))
-    seen = []
+    ends = []
     for _ in range(runs):
         logs = [math.log1p(margin) + noise * value for value in noise_of(chance, correlation, limit)]
-        of_run = []
         for look in looks(logs):
-            of_run.append(look)
-            if look.decision and look.half_width <= narrowest:
+            if look.decision:
                 break
-        seen.append(of_run)
-    found = []
-    for precision in PRECISIONS:
-        ends = [last_look(of_run, precision) for of_run in seen]
-        first = [last_look(of_run, None).decision for of_run in seen]
-        covered = sum(end.estimate.interval[0] <= 1 + margin <= end.estimate.interval[1] for end in ends)
-        pairs = [(before, end.decision) for before, end in zip(first, ends, strict=True)]
-        found.append(
-            Stop(
-                correlation, noise, margin, precision,
-                rounds=statistics.fmean(end.rounds for end in ends),
-                half_width=statistics.median(end.half_width for end in ends),
-                precise=sum(end.half_width <= (precision or math.inf) for end in ends) / runs,
-                decided=sum(end.decision != 0 for end in ends) / runs,
-                covered=covered / runs,
-                covered_interval=Share(covered, runs).interval,
-                lost=sum(before != 0 and after == 0 for before, after in pairs) / runs,
-                turned=sum(before * after < 0 for before, after in pairs) / runs,
-            )
-        )  # fmt: skip
-    return found
+        ends.append(look)
+    covered = sum(end.estimate.interval[0] <= 1 + margin <= end.estimate.interval[1] for end in ends)
+    return Stop(
+        correlation, noise, margin,
+        rounds=statistics.fmean(end.rounds for end in ends),
+        half_width=statistics.median(end.half_width for end in ends),
+        decided=sum(end.decision != 0 for end in ends) / runs,
+        covered=covered / runs,
+        covered_interval=Share(covered, runs).interval,
+    )  # fmt: skip
 
 
 def show_widths(found: Sequence[Width]) -> None:
@@ -191,18 +161,13 @@ def show_stops(found: Sequence[Stop]) -> None:
     """Print the second table."""
     rows = [
         (
-            f"{one.correlation:.1f}", f"{one.noise:.1%}", f"{one.margin:.0%}",
-            "–" if one.precision is None else f"{one.precision:.1%}",
-            f"{one.rounds:.1f}", f"± {one.half_width:.2%}", f"{one.half_width / one.noise:.2f}",
-            "–" if one.precision is None else f"{one.precise:.0%}", f"{one.decided:.0%}", f"{one.covered:.1%}",
-            f"{one.covered_interval[0]:.1%} … {one.covered_interval[1]:.1%}", f"{one.lost:.1%}", f"{one.turned:.1%}",
+            f"{one.correlation:.1f}", f"{one.noise:.1%}", f"{one.margin:.0%}", f"{one.rounds:.1f}",
+            f"± {one.half_width:.2%}", f"{one.half_width / one.noise:.2f}", f"{one.decided:.0%}", f"{one.covered:.1%}",
+            f"{one.covered_interval[0]:.1%} … {one.covered_interval[1]:.1%}",
         )
         for one in found
     ]  # fmt: skip
-    columns = (
-        "ρ", "noise", "margin", "asked", "rounds", "half-width", "σ", "precise", "decided", "covered", "95 % interval",
-        "lost", "turned",
-    )  # fmt: skip
+    columns = ("ρ", "noise", "margin", "rounds", "half-width", "σ", "decided", "covered", "95 % interval")
     print(table(columns, rows))
 
 
@@ -217,11 +182,10 @@ def main() -> int:
     show_widths(by_rounds)
     print()
     at_stop = [
-        stop
+        stop(correlation, noise, margin, arguments.runs, arguments.limit, arguments.seed)
         for correlation in CORRELATIONS
         for noise in NOISES
         for margin in MARGINS
-        for stop in stops(correlation, noise, margin, arguments.runs, arguments.limit, arguments.seed)
     ]
     show_stops(at_stop)
     print(f"\nexpected: at least {CONFIDENCE:.0%} covered in each row")

@@ -27,9 +27,10 @@ def _page(option: Option) -> str:
     rows = [
         ("command line", f"`{flag}`"),
         ("ini key", f"`{option.name}`"),
-        ("environment variable", f"`{option.variable}`"),
         ("default", f"`{option.default}`" if option.default else "none" if option.metavar else "off"),
     ]
+    if option.in_environment:
+        rows.insert(2, ("environment variable", f"`{option.variable}`, which wins over the ini key"))
     if option.alone:
         rows.append(("without a value", f"`{option.alone}`"))
     table = "".join(f"| {name} | {text.replace('|', chr(92) + '|')} |\n" for name, text in rows)
@@ -39,7 +40,7 @@ def _page(option: Option) -> str:
         f"{explanation[0].upper()}{explanation[1:]}.",
         f"| | |\n| --- | --- |\n{table.rstrip()}",
         _ABOUT[option.about],
-        "The command line wins over the environment variable, which wins over the ini key:",
+        "The command line wins over the ini key:",
         f"```ini\n[pytest]\n{option.name} = {_in_a_file(option)}\n```",
         f"On the command line: `pytest {typed}`",
         _MORE,

@@ -1,8 +1,8 @@
-"""Options, environment and ini file, combined into one typed value.
+"""Options and ini file, combined into one typed value.
 
 Each option is declared once, as a field of `Settings`: its flag, its parser, its default and its help. Everything else
-derives from that: pytest's options, ini keys, environment variables, messages and docs/options.md. The command line
-overrides the environment, which overrides the ini file.
+derives from that: pytest's options, ini keys, messages and docs/options.md. The command line overrides the ini file. A
+few options are environment variables too, which override the ini file: those that the scripts in slurm/ take.
 
 Every pytest session imports this module, so a parser imports what it needs only when its option is given.
 """
@@ -43,15 +43,17 @@ About = Literal["one run", "measuring", "judging"]
 
 
 class Option(NamedTuple):
-    """One option, under its three names.
+    """One option, on the command line and in the ini file.
 
     Attributes:
-        flag: on the command line; the ini key and ``DDPSCALE_…`` variable are derived from it.
+        flag: on the command line; the ini key is derived from it.
         metavar: placeholder of its value; None for a switch.
         parse: reads a value; raises ValueError with what it expected.
         default: as typed by a user; empty for none.
         explanation: one line, without the default.
         alone: the value of the bare flag; empty if the flag needs a value.
+        repeats: whether it may be given several times, in the ini file one value a line.
+        in_environment: whether `variable` is read too, because slurm/ has it among its scripts' site settings.
     """
 
     flag: str
@@ -61,6 +63,8 @@ class Option(NamedTuple):
     explanation: str
     about: About
     alone: str = ""
+    repeats: bool = False
+    in_environment: bool = False
 
     @property
     def name(self) -> str:
@@ -69,7 +73,7 @@ class Option(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """``DDPSCALE_GPU_SKU``: the environment variable."""
+        """``DDPSCALE_GPU_SKU``: the environment variable; refused unless `in_environment`."""
         return "DDPSCALE_" + self.name.removeprefix("ddp_").upper()
 
     @property
@@ -106,6 +110,15 @@ def path(text: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         raise ValueError("a path of an existing user") from None
+
+
+def hosts_or_file(text: str) -> str | Path:
+    """A list of hosts, which launchers read; or the path of a host file, ``@FILE``."""
+    if not text.startswith("@"):
+        return text
+    if len(text) == 1:
+        raise ValueError("hosts such as n1,n[2-4], or a file of hosts such as @FILE")
+    return path(text[1:])
 
 
 def one_of(*words: str) -> Callable[[str], str]:
@@ -201,17 +214,6 @@ def confidence_level(text: str) -> float:
     return confidence
 
 
-def relative_precision(text: str) -> float:
-    """Half-width of an interval relative to its value: ``1%`` or ``0.01``."""
-    from pytest_ddpscale.plan.study import WIDEST_PRECISION
-
-    match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?) ?(%)?", text)
-    precision = float(match[1]) / (100 if match[2] else 1) if match else 0.0
-    if not 0 < precision <= WIDEST_PRECISION:
-        raise ValueError(f"a share of the value such as 1% or 0.01, more than 0 and at most {WIDEST_PRECISION:.0%}")
-    return precision
-
-
 def arguments_of_srun(text: str) -> tuple[str, ...]:
     """Split as a shell does; refuse arguments that this package sets itself."""
     arguments = words_of_command(text, "arguments of srun")
@@ -233,6 +235,14 @@ def words_of_command(text: str, what: str = "a command") -> tuple[str, ...]:
         raise ValueError(f"{what}, quoted as in a shell ({error})") from None
 
 
+def note_of_run(text: str) -> tuple[str, str]:
+    """A note of who measures what, where or why: ``ticket=OPS-7``."""
+    key, _, value = text.partition("=")
+    if not re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,39}", key) or not value.strip():
+        raise ValueError("KEY=VALUE such as ticket=OPS-7, the key a word of letters, digits, _ and -")
+    return key, value.strip()
+
+
 def names_of_variables(text: str) -> tuple[str, ...]:
     """Names of environment variables; a trailing ``*`` matches any ending."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
@@ -250,11 +260,12 @@ def on_or_off(text: str) -> bool:
 
 def _option(
     flag: str, metavar: str | None, parse: Callable[[str], Any], about: About, explanation: str,
-    default: str | None = None, alone: str = "",
+    default: str | None = None, alone: str = "", repeats: bool = False, in_environment: bool = False,
 ) -> Any:  # fmt: skip
     """Declare a field of `Settings` as an option; its value is None if not given and without default."""
-    option = Option(flag, metavar, parse, default or "", explanation, about, alone)
-    return field(default=None if default is None else parse(default), metadata={"option": option})
+    option = Option(flag, metavar, parse, default or "", explanation, about, alone, repeats, in_environment)
+    value = () if repeats else None if default is None else parse(default)
+    return field(default=value, metadata={"option": option})
 
 
 def _switch(flag: str, about: About, explanation: str) -> Any:
@@ -270,7 +281,7 @@ class Settings:
     gpu_sku: str = _option("--gpu-sku", "SKU", str, "one run",
         "GPU model to judge by, a name or alias in the thresholds file, or auto (from NVML)", default=AUTO)
     thresholds: Path | None = _option("--thresholds", "FILE", path, "one run",
-        "thresholds file; default: thresholds.yaml here, else in rootdir, else the packaged copy")
+        "thresholds file; default: thresholds.yaml here, else in rootdir, else the packaged copy", in_environment=True)
     run_dir: Path | None = _option("--ddp-run-dir", "DIR", path, "one run",
         "directory for measurements, verdicts and reports; default: ddpscale-runs/<UTC time>-<sku>")
     judge: Path | None = _option("--ddp-judge", "RUN_DIR", path, "one run",
@@ -278,12 +289,11 @@ class Settings:
     resume: Path | None = _option("--ddp-resume", "RUN_DIR", path, "one run",
         "continue an interrupted run: measure only what is missing")
     launcher: str = _option("--ddp-launcher", "NAME", str, "measuring",
-        f"how ranks start: {', '.join(LAUNCHERS)} or a site's own; auto: ssh with --ddp-hosts or --ddp-hostfile, exec "
-        "with --ddp-exec, slurm with several nodes or --ddp-slurm-args, else torchrun", default=AUTO)
-    hosts: str | None = _option("--ddp-hosts", "n1,n[2-4]", str, "measuring",
-        "machines to use, reached by ssh or --ddp-exec")
-    hostfile: Path | None = _option("--ddp-hostfile", "FILE", path, "measuring",
-        "the same, from an OpenMPI or MPICH hostfile with slots, or a file with one name per line")
+        f"how ranks start: {', '.join(LAUNCHERS)} or a site's own; auto: ssh with --ddp-hosts, exec with "
+        "--ddp-exec, slurm with several nodes or --ddp-slurm-args, else torchrun", default=AUTO)
+    hosts: str | Path | None = _option("--ddp-hosts", "n1,n[2-4]|@FILE", hosts_or_file, "measuring",
+        "machines to use, reached by ssh or --ddp-exec; or @ and a file with one name per line, or an OpenMPI or MPICH "
+        "hostfile with slots")
     exec: tuple[str, ...] = _option("--ddp-exec", '"COMMAND {host}"', words_of_command, "measuring",
         'command that reaches a host instead of ssh, such as "kubectl exec -i {host} --"', default="")
     remote_python: str | None = _option("--ddp-remote-python", "PATH", str, "measuring",
@@ -296,28 +306,22 @@ class Settings:
         "test only requirements of these world sizes")
     slurm_args: tuple[str, ...] = _option("--ddp-slurm-args", '"ARGS"', arguments_of_srun, "measuring",
         "extra srun arguments, such as --partition=gpu --exclusive", default="")
-    queue_limit_s: float = _option("--ddp-queue-limit", "1h", duration_s, "measuring",
-        "longest wait for a Slurm allocation", default="1h")
     container: str | None = _option("--ddp-container", "IMAGE", str, "measuring",
-        "run ranks in a container: Pyxis/Enroot, or Apptainer/Singularity for .sif")
+        "run ranks in a container: Pyxis/Enroot, or Apptainer/Singularity for .sif", in_environment=True)
     pass_env: tuple[str, ...] = _option("--ddp-pass-env", "NAME,PREFIX*", names_of_variables, "measuring",
         "extra environment variables to pass to ranks", default="")
     budget_s: float | None = _option("--ddp-budget", "10m", duration_s, "measuring",
         "wall time for measuring; requirements undecided by then are inconclusive")
     inactivity_limit_s: float = _option("--ddp-inactivity-limit", "10m", duration_s, "measuring",
         "end a gang of ranks that has recorded nothing for this long", default="10m")
-    total_limit_s: float | None = _option("--ddp-total-limit", "2h", duration_s, "measuring",
-        "end a gang of ranks that runs longer than this; default: from the plan")
     unfit: str = _option("--ddp-unfit", "|".join(UNFIT), one_of(*UNFIT), "measuring",
         "nodes that fail a check before launch: measure them anyway, leave them out, or stop without measuring",
         default=MEASURE)
     history: Path | None = _option("--ddp-history", "FILE", path, "judging",
-        "SQLite file with earlier results of this site's nodes; default: history.sqlite beside runs in ddpscale-runs")
+        "SQLite file with earlier results of this site's nodes; default: history.sqlite beside runs in ddpscale-runs",
+        in_environment=True)
     confidence: float = _option("--ddp-confidence", "0.95", confidence_level, "judging",
         "confidence of the intervals", default="0.95")
-    family_confidence: float | None = _option("--ddp-family-confidence", "0.95", confidence_level, "judging",
-        "confidence that a machine that meets all bounds is not rejected: failures are corrected for the number of "
-        "requirements; default: no correction")
     rounds: int | None = _option("--ddp-rounds", "N", number_of_rounds, "measuring",
         "most rounds of a study, at least 8; default: 32 (probes: 16); a study ends early once all is decided")
     launches: int = _option("--ddp-launches", "N", number_of_launches, "measuring",
@@ -325,42 +329,75 @@ class Settings:
         "launches, each with 8 rounds or --ddp-rounds", default="1")
     block_s: float | None = _option("--ddp-block", "3s", block_length_s, "measuring",
         "length of a timed block; default: 2s on GPU, 0.75s on CPU")
-    precision: float | None = _option("--ddp-precision", "1%", relative_precision, "measuring",
-        "continue after the decision until the interval of each throughput and scaling efficiency is within this share "
-        "of its value, or until the most rounds are reached")
     profile_steps: int | None = _option("--ddp-profile", "N", number_of_profiled_steps, "measuring",
         "profile N steps of each arm with torch.profiler after a study's timed rounds, each study in a fresh gang; 5 "
         "if N is omitted", alone="5")
     nvtx: bool = _switch("--ddp-nvtx", "measuring",
         "add NVTX ranges for nsys around every step, forward, backward and optimizer, in timed rounds too")
-    isolate: bool = _switch("--ddp-isolate", "measuring",
-        "start a fresh torchrun for each study instead of one warm gang")
     allow_incomplete: bool = _switch("--ddp-allow-incomplete", "judging",
         "exit 0 even if a selected requirement was not measured")
-    operator: str = _option("--ddp-operator", "NAME", str, "one run",
-        "name of who measures, resumes or judges the run, for the signed report", default="")
-    site: str = _option("--ddp-site", "NAME", str, "one run",
-        "location of the machine, for the report; with --ddp-judge for the new report only", default="")
-    ticket: str = _option("--ddp-ticket", "ID", str, "one run",
-        "ticket that the run belongs to, for the report; with --ddp-judge for the new report only", default="")
+    note: tuple[tuple[str, str], ...] = _option("--ddp-note", "KEY=VALUE", note_of_run, "one run",
+        "note for the report, repeatable: operator=NAME (who measures, resumes or judges the run), site=PLACE, "
+        "ticket=ID or a key of your own; with --ddp-judge for the new report only", repeats=True)
     sku_was_given: bool = False
 # fmt: on
 
     @property
     def is_isolated(self) -> bool:
-        """Whether each study has its own gang; profiling requires it, so that no profiled process times a round."""
-        return self.isolate or self.profile_steps is not None
+        """Whether each study has its own gang: when profiling, so that no profiled process times a round."""
+        return self.profile_steps is not None
 
 
 # By attribute of `Settings`.
 OPTIONS: dict[str, Option] = {one.name: one.metadata["option"] for one in fields(Settings) if one.metadata}
+# Those that have an effect whatever is measured: where it runs, for how long, and what is kept of it.
+OF_ANY_RUN = (
+    "gpu_sku", "thresholds", "run_dir", "launcher", "hosts", "exec", "remote_python", "nodes", "gpus_per_node",
+    "slurm_args", "container", "pass_env", "budget_s", "inactivity_limit_s", "note",
+)  # fmt: skip
+
+
+# Variables of options that are gone, and what to do instead.
+_FORMER_VARIABLES = {
+    "DDPSCALE_PRECISION": "no such variable; --ddp-launches=3 --ddp-rounds=16 measures a fixed number of rounds",
+    "DDPSCALE_FAMILY_CONFIDENCE": "no such variable; each requirement is judged at --ddp-confidence",
+    "DDPSCALE_ISOLATE": "no such variable; --ddp-profile gives each study a fresh gang",
+    "DDPSCALE_TOTAL_LIMIT": "no such variable; the limit follows from the plan",
+    "DDPSCALE_QUEUE_LIMIT": "--ddp-slurm-args=--immediate=SECONDS on the command line",
+    "DDPSCALE_HOSTFILE": "--ddp-hosts=@FILE on the command line",
+    "DDPSCALE_OPERATOR": "--ddp-note=operator=NAME on the command line",
+    "DDPSCALE_SITE": "--ddp-note=site=PLACE on the command line",
+    "DDPSCALE_TICKET": "--ddp-note=ticket=ID on the command line",
+}
+
+
+def refuse_unread_variables(environ: Mapping[str, str]) -> None:
+    """Refuse variables that look like options but are not read: an ignored setting could change what is judged.
+
+    Raises:
+        OptionError: one is set; the message says what to write instead.
+    """
+    instead = dict(_FORMER_VARIABLES)
+    for option in OPTIONS.values():
+        if not option.in_environment:
+            typed = f"{option.flag}={option.metavar}" if option.metavar else option.flag
+            instead[option.variable] = f"{typed} on the command line, or {option.name} in the ini file"
+    for name, expected in instead.items():
+        if environ.get(name):
+            raise OptionError(name, "is set, but not read from the environment", expected, f"Unset {name}.")
 
 
 class _Given(NamedTuple):
-    """The text of a setting and where it was found."""
+    """The text of a setting and where it was found; one line for each value of an option that repeats."""
 
     text: str
     where: str
+
+    def read(self, option: Option) -> Any:
+        """The value, or all values of an option that repeats. Raises OptionError."""
+        if not option.repeats:
+            return read_value(self.where, self.text, option.parse)
+        return tuple(read_value(self.where, line, option.parse) for line in self.text.splitlines() if line.strip())
 
 
 def settings_from(
@@ -373,14 +410,11 @@ def settings_from(
     """
     given = {attribute: _find(option, options, ini, environ) for attribute, option in OPTIONS.items()}
     _refuse_two_runs(given)
-    values = {
-        attribute: read_value(one.where, one.text, OPTIONS[attribute].parse)
-        for attribute, one in given.items()
-        if one.text
-    }
+    values = {attribute: one.read(OPTIONS[attribute]) for attribute, one in given.items() if one.text}
     settings = Settings(**values, sku_was_given=bool(given["gpu_sku"].text))
     _refuse_measuring_beside_judging(given)
-    _refuse_limits_that_cannot_be_kept(settings, given)
+    _refuse_blocks_beyond_inactivity(settings, given)
+    _refuse_double_notes(settings, given)
     return settings
 
 
@@ -389,10 +423,11 @@ def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], en
     if given is True:
         return _Given("true", option.flag)
     if given not in (None, False):
-        if not str(given):  # --ddp-judge=$RUN with RUN unset must not start a measurement
+        texts = [str(one) for one in (given if option.repeats else [given])]
+        if not all(texts):  # --ddp-judge=$RUN with RUN unset must not start a measurement
             raise OptionError(option.flag, "found no value", f"{option.flag}={option.metavar}")
-        return _Given(str(given), option.flag)
-    if environ.get(option.variable):
+        return _Given("\n".join(texts), option.flag)
+    if option.in_environment and environ.get(option.variable):
         return _Given(environ[option.variable], option.variable)
     return _Given(ini.get(option.name, ""), f"ini option {option.name}")
 
@@ -407,7 +442,7 @@ def _refuse_two_runs(given: Mapping[str, _Given]) -> None:
 
 
 def _refuse_measuring_beside_judging(given: Mapping[str, _Given]) -> None:
-    """Only on the command line: a site's environment and ini file serve measuring and judging runs alike."""
+    """Only on the command line: a site's ini file and environment serve measuring and judging runs alike."""
     judge = given["judge"]
     of_measuring = [given[name] for name, option in OPTIONS.items() if option.about == "measuring"]
     typed = next((one for one in of_measuring if one.where.startswith("--")), None)
@@ -416,11 +451,15 @@ def _refuse_measuring_beside_judging(given: Mapping[str, _Given]) -> None:
         raise OptionError(typed.where, found, f"one of {typed.where} and {judge.where}")
 
 
-def _refuse_limits_that_cannot_be_kept(settings: Settings, given: Mapping[str, _Given]) -> None:
-    inactivity, total, block = given["inactivity_limit_s"], given["total_limit_s"], given["block_s"]
-    if inactivity.text and settings.total_limit_s is not None and settings.inactivity_limit_s > settings.total_limit_s:
-        raise _refused(inactivity.where, inactivity.text, f"no more than {total.where}={total.text}")
-    limit_s = min(settings.inactivity_limit_s, settings.total_limit_s or settings.inactivity_limit_s)
+def _refuse_blocks_beyond_inactivity(settings: Settings, given: Mapping[str, _Given]) -> None:
+    block, limit_s = given["block_s"], settings.inactivity_limit_s
     if settings.block_s is not None and settings.block_s > limit_s / 2:
         expected = f"at most half of the {limit_s:g} s after which inactive ranks are ended"
         raise _refused(block.where, block.text, expected)
+
+
+def _refuse_double_notes(settings: Settings, given: Mapping[str, _Given]) -> None:
+    keys = [key for key, _ in settings.note]
+    double = next((key for key in keys if keys.count(key) > 1), None)
+    if double is not None:
+        raise OptionError(given["note"].where, f"found {double} twice", "each key once")

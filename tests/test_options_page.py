@@ -15,9 +15,10 @@ PAGE = ROOT / "docs" / "options.md"
 HEAD = """\
 # Options of `pytest`
 
-Each option is also an ini key and an environment variable. The command line wins over the environment, and the
-environment over the ini file. The site has a page for each option. `python -m tests.test_options_page` writes this page
-from `pytest_ddpscale/settings.py`.
+Each option is also an ini key; the command line wins over it. Three are environment variables too, for the scripts in
+slurm/; they win over the ini key. Any other variable of that kind (`DDPSCALE_ROUNDS`) is refused, so that none is
+ignored silently. The site has a page for each option. `python -m tests.test_options_page` writes this page from
+`pytest_ddpscale/settings.py`.
 
 | option | ini key, environment variable | |
 | --- | --- | --- |
@@ -28,7 +29,8 @@ FLAG = re.compile(r"--(?:ddp-[a-z]+(?:-[a-z]+)*|gpu-sku|thresholds)(?![a-z-])")
 
 def row(option: Option) -> str:
     flag = f"{option.flag} {option.metavar}" if option.metavar else option.flag
-    cells = [f"`{flag}`", f"`{option.name}`, `{option.variable}`", option.help]
+    names = f"`{option.name}`, `{option.variable}`" if option.in_environment else f"`{option.name}`"
+    cells = [f"`{flag}`", names, option.help]
     return "| " + " | ".join(cell.replace("|", r"\|").replace("<", "&lt;") for cell in cells) + " |\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.settings import OPTIONS, Option, Settings, settings_from
+from pytest_ddpscale.settings import OPTIONS, Option, Settings, refuse_unread_variables, settings_from
 
 BY_NAME = {option.name: option for option in OPTIONS.values()}
 # Two values of each option, and the attribute they are read into.
@@ -22,8 +23,7 @@ VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
     "ddp_judge": ("judge", "runs/a", "runs/b", Path("runs/a"), Path("runs/b")),
     "ddp_resume": ("resume", "runs/a", "runs/b", Path("runs/a"), Path("runs/b")),
     "ddp_launcher": ("launcher", "slurm", "torchrun", "slurm", "torchrun"),
-    "ddp_hosts": ("hosts", "n1,n2", "n[1-8]", "n1,n2", "n[1-8]"),
-    "ddp_hostfile": ("hostfile", "hosts", "b.txt", Path("hosts"), Path("b.txt")),
+    "ddp_hosts": ("hosts", "n1,n[2-8]", "@b.txt", "n1,n[2-8]", Path("b.txt")),
     "ddp_exec": (
         "exec",
         "docker exec -i {host}",
@@ -32,36 +32,29 @@ VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
         ("rsh", "{host} a"),
     ),
     "ddp_remote_python": ("remote_python", "python3", "/opt/bin/python", "python3", "/opt/bin/python"),
-    "ddp_operator": ("operator", "A. Name", "B. Name", "A. Name", "B. Name"),
-    "ddp_site": ("site", "hall 1", "hall 2", "hall 1", "hall 2"),
-    "ddp_ticket": ("ticket", "OPS-1", "OPS-2", "OPS-1", "OPS-2"),
     "ddp_nodes": ("nodes", "2", "16", 2, 16),
     "ddp_slurm_args": ("slurm_args", "-p gpu --mem=0", "--exclusive", ("-p", "gpu", "--mem=0"), ("--exclusive",)),
-    "ddp_queue_limit": ("queue_limit_s", "30m", "2h", 1800.0, 7200.0),
     "ddp_container": ("container", "a.sif", "pyxis:b", "a.sif", "pyxis:b"),
     "ddp_pass_env": ("pass_env", "MY_SITE,UCX_*", "_X", ("MY_SITE", "UCX_*"), ("_X",)),
     "ddp_gpus_per_node": ("gpus_per_node", "4", "8", 4, 8),
     "ddp_world_sizes": ("world_sizes", "1,2", "4", (1, 2), (4,)),
     "ddp_budget": ("budget_s", "10m", "90s", 600.0, 90.0),
     "ddp_inactivity_limit": ("inactivity_limit_s", "2m", "1h", 120.0, 3600.0),
-    "ddp_total_limit": ("total_limit_s", "2h", "90", 7200.0, 90.0),
     "ddp_unfit": ("unfit", "leave-out", "stop", "leave-out", "stop"),
     "ddp_history": ("history", "site/a.sqlite", "b.sqlite", Path("site/a.sqlite"), Path("b.sqlite")),
     "ddp_confidence": ("confidence", "0.9", "0.99", 0.9, 0.99),
-    "ddp_family_confidence": ("family_confidence", "0.95", "0.99", 0.95, 0.99),
     "ddp_rounds": ("rounds", "8", "20", 8, 20),
     "ddp_launches": ("launches", "3", "10", 3, 10),
     "ddp_block": ("block_s", "1.5s", "3", 1.5, 3.0),
-    "ddp_precision": ("precision", "0.5%", "0.01", 0.005, 0.01),
     "ddp_profile": ("profile_steps", "1", "100", 1, 100),
 }
 MEASURING = (
-    "ddp_launcher", "ddp_nodes", "ddp_gpus_per_node", "ddp_slurm_args", "ddp_queue_limit", "ddp_container",
-    "ddp_pass_env", "ddp_budget", "ddp_inactivity_limit", "ddp_total_limit", "ddp_unfit", "ddp_rounds", "ddp_block",
-    "ddp_launches", "ddp_precision", "ddp_isolate", "ddp_hosts", "ddp_hostfile", "ddp_exec", "ddp_remote_python",
+    "ddp_launcher", "ddp_nodes", "ddp_gpus_per_node", "ddp_slurm_args", "ddp_container",
+    "ddp_pass_env", "ddp_budget", "ddp_inactivity_limit", "ddp_unfit", "ddp_rounds", "ddp_block",
+    "ddp_launches", "ddp_hosts", "ddp_exec", "ddp_remote_python",
     "ddp_profile", "ddp_nvtx",
 )  # fmt: skip
-SWITCHES = {"ddp_isolate": "isolate", "ddp_allow_incomplete": "allow_incomplete", "ddp_nvtx": "nvtx"}
+SWITCHES = {"ddp_allow_incomplete": "allow_incomplete", "ddp_nvtx": "nvtx"}
 
 
 def read(
@@ -85,18 +78,21 @@ def test_a_refusal_quotes_no_secret(text: str) -> None:
 def test_nothing_asked_for() -> None:
     assert read() == Settings(
         gpu_sku="auto", sku_was_given=False, thresholds=None, run_dir=None, judge=None, resume=None,
-        launcher="auto", hosts=None, hostfile=None, exec=(), remote_python=None,
-        nodes=None, slurm_args=(), queue_limit_s=3600.0, container=None, pass_env=(),
-        gpus_per_node=None, world_sizes=None, budget_s=None, inactivity_limit_s=600.0, total_limit_s=None,
+        launcher="auto", hosts=None, exec=(), remote_python=None,
+        nodes=None, slurm_args=(), container=None, pass_env=(),
+        gpus_per_node=None, world_sizes=None, budget_s=None, inactivity_limit_s=600.0,
         unfit="measure", history=None,
-        confidence=0.95, family_confidence=None, rounds=None, launches=1, block_s=None, precision=None, isolate=False,
+        confidence=0.95, rounds=None, launches=1, block_s=None,
         allow_incomplete=False, profile_steps=None, nvtx=False,
     )  # fmt: skip
 
 
 def test_every_option_is_tested_here() -> None:
-    assert set(VALUES) | set(SWITCHES) == set(BY_NAME)
+    assert set(VALUES) | set(SWITCHES) | {"ddp_note"} == set(BY_NAME)
     assert {option.name for option in OPTIONS.values() if option.about == "measuring"} == set(MEASURING)
+
+
+IN_ENVIRONMENT = {option.name for option in OPTIONS.values() if option.in_environment}
 
 
 @pytest.mark.parametrize(
@@ -107,13 +103,20 @@ def test_every_option_is_tested_here() -> None:
         ("--ddp-run-dir", "ddp_run_dir", "DDPSCALE_RUN_DIR"),
     ],
 )
-def test_the_three_names_of_an_option(flag: str, name: str, variable: str) -> None:
+def test_the_names_of_an_option(flag: str, name: str, variable: str) -> None:
     option = Option(flag, "X", str, "", "", "judging")
     assert (option.name, option.variable) == (name, variable)
 
 
 def test_no_two_options_share_a_name() -> None:
     assert len({option.variable for option in OPTIONS.values()}) == len(BY_NAME) == len(OPTIONS)
+
+
+def test_the_environment_has_what_the_slurm_scripts_take_and_no_more() -> None:
+    scripts = [path.read_text("utf-8") for path in (Path(__file__).parents[1] / "slurm").iterdir()]
+    taken = set(re.findall(r"DDPSCALE_[A-Z_]+", "".join(scripts)))
+    assert {BY_NAME[name].variable for name in IN_ENVIRONMENT} == taken & {one.variable for one in BY_NAME.values()}
+    assert {"thresholds", "ddp_history", "ddp_container"} == IN_ENVIRONMENT
 
 
 @pytest.mark.parametrize("name", sorted(VALUES))
@@ -124,22 +127,38 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_ini_file(n
         read({name: one}, {variable: other}, {name: other}),
         read({name: None}, {variable: one}, {name: other}),
         read({}, {}, {name: one}),
-        read({}, {variable: other}, {name: one}),
     ]
-    assert [getattr(settings, attribute) for settings in found] == [one_read, one_read, one_read, other_read]
+    second = one_read if name in IN_ENVIRONMENT else other_read
+    assert [getattr(settings, attribute) for settings in found] == [one_read, second, one_read]
+
+
+@pytest.mark.parametrize("name", sorted(set(BY_NAME) - IN_ENVIRONMENT))
+def test_a_variable_that_is_not_read_is_refused_with_what_to_write(name: str) -> None:
+    option = BY_NAME[name]
+    refuse_unread_variables({option.variable: ""})
+    with pytest.raises(OptionError) as raised:
+        refuse_unread_variables({option.variable: "0"})
+    assert str(raised.value).startswith(
+        f"{option.variable}: is set, but not read from the environment; expected {option.flag}"
+    )
+    assert f"or {name} in the ini file. Unset {option.variable}." in str(raised.value)
+
+
+def test_a_variable_of_a_former_option_is_refused_too() -> None:
+    with pytest.raises(OptionError, match=r"^DDPSCALE_TICKET: .* expected --ddp-note=ticket=ID on the command line\."):
+        refuse_unread_variables({"DDPSCALE_TICKET": "OPS-7"})
+
+
+def test_other_variables_are_left_alone() -> None:
+    others = "THRESHOLDS", "HISTORY", "CONTAINER", "SKU", "RUNS", "ARGS", "LAB", "HOST", "GANG", "NOBODY"
+    refuse_unread_variables({f"DDPSCALE_{name}": "x" for name in others})
 
 
 @pytest.mark.parametrize("name", sorted(SWITCHES))
-def test_a_switch_may_be_set_anywhere_and_unset_in_the_environment(name: str) -> None:
-    variable, attribute = BY_NAME[name].variable, SWITCHES[name]
-    found = [
-        read({name: True}, {variable: "0"}),
-        read({name: False}, {variable: "yes"}),
-        read({name: False}, {}, {name: "On"}),
-        read({name: False}, {variable: "off"}, {name: "true"}),
-        read({name: False}, {variable: ""}, {name: "1"}),
-    ]
-    assert [getattr(settings, attribute) for settings in found] == [True, True, True, False, True]
+def test_a_switch_may_be_set_anywhere_and_unset_in_the_ini_file(name: str) -> None:
+    attribute = SWITCHES[name]
+    found = [read({name: True}), read({name: False}, {}, {name: "On"}), read({name: False}, {}, {name: "off"})]
+    assert [getattr(settings, attribute) for settings in found] == [True, True, False]
 
 
 @pytest.mark.parametrize("name", sorted(VALUES))
@@ -156,7 +175,7 @@ def test_an_empty_value_on_the_command_line_is_refused(name: str) -> None:
 @pytest.mark.parametrize("given", [{"gpu_sku": "auto"}, {"gpu_sku": "cpu"}])
 def test_whether_a_sku_was_given_counts_auto(given: dict[str, str]) -> None:
     assert read(given).sku_was_given
-    assert read({}, {"DDPSCALE_GPU_SKU": given["gpu_sku"]}).sku_was_given
+    assert read({}, {}, given).sku_was_given
 
 
 def test_a_home_directory_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,11 +190,28 @@ def test_times_are_seconds_minutes_or_hours(text: str, seconds: float) -> None:
     assert read({"ddp_budget": text}).budget_s == seconds
 
 
+def test_notes_have_keys_of_the_users_own_and_one_a_line_in_the_ini_file() -> None:
+    notes = (("operator", "A. Name"), ("rack-2", "B = 7"))
+    assert read({"ddp_note": ["operator=A. Name", "rack-2= B = 7 "]}).note == notes
+    assert read({}, {}, {"ddp_note": "\noperator=A. Name\n  \nrack-2=B = 7"}).note == notes
+    assert read({"ddp_note": ["ticket=OPS-7"]}, {}, {"ddp_note": "operator=A. Name"}).note == (("ticket", "OPS-7"),)
+
+
 @pytest.mark.parametrize(
-    ("text", "share"), [("1%", 0.01), ("0.5%", 0.005), ("0.5 %", 0.005), ("0.01", 0.01), ("50%", 0.5)]
+    "text", ["ticket", "=OPS-7", "ticket=", "ticket= ", "2nd=x", "my ticket=OPS-7", "k" * 41 + "=x"]
 )
-def test_a_precision_is_a_share_or_per_cent(text: str, share: float) -> None:
-    assert read({"ddp_precision": text}).precision == pytest.approx(share)
+def test_a_note_without_key_or_value_is_refused(text: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        read({"ddp_note": ["site=Hall 1", text]})
+    expected = "KEY=VALUE such as ticket=OPS-7, the key a word of letters, digits, _ and -"
+    assert str(raised.value) == f"--ddp-note: found {text!r}; expected {expected}."
+
+
+def test_a_note_is_given_once() -> None:
+    with pytest.raises(OptionError, match=r"^--ddp-note: found site twice; expected each key once\.$"):
+        read({"ddp_note": ["site=Hall 1", "ticket=OPS-7", "site=Hall 2"]})
+    with pytest.raises(OptionError, match=r"^--ddp-note: found no value; expected --ddp-note=KEY=VALUE\.$"):
+        read({"ddp_note": ["site=Hall 1", ""]})
 
 
 def test_world_sizes_are_sorted_and_counted_once() -> None:
@@ -207,8 +243,6 @@ def test_world_sizes_are_sorted_and_counted_once() -> None:
             "plugin finds leftover job steps by a name of its own)",
         ),
         ("ddp_slurm_args", ["--x='a"], "arguments of srun, quoted as in a shell (No closing quotation)"),
-        ("ddp_queue_limit", ["0", "never"], "a time such as 90s, 10m or 1h"),
-        ("ddp_total_limit", ["0", "2 h"], "a time such as 90s, 10m or 1h"),
         (
             "ddp_pass_env",
             ["A B", "1A", "A=1", "*", "A,B-C", "A*B"],
@@ -232,13 +266,10 @@ def test_world_sizes_are_sorted_and_counted_once() -> None:
         ("ddp_budget", ["0", "0s", "-1m", "10 m", "10d", "m", "1e3", "nan", "inf"], "a time such as 90s, 10m or 1h"),
         ("ddp_inactivity_limit", ["0", "soon"], "a time such as 90s, 10m or 1h"),
         ("ddp_block", ["0.0s", "3 s"], "a time such as 90s, 10m or 1h"),
+        ("ddp_hosts", ["@"], "hosts such as n1,n[2-4], or a file of hosts such as @FILE"),
+        ("ddp_hosts", ["@~nobody-by-this-name/hosts"], "a path of an existing user"),
         ("thresholds", ["~nobody-by-this-name/a.yaml"], "a path of an existing user"),
         ("ddp_confidence", ["high", "95%"], "a number such as 0.95"),
-        (
-            "ddp_precision",
-            ["0", "0%", "0.0", "51%", "0.51", "1", "-1%", "1%%", "narrow", "1e-2", "nan", "inf", "%", "1 percent"],
-            "a share of the value such as 1% or 0.01, more than 0 and at most 50%",
-        ),
         ("ddp_confidence", ["95", "1", "1.0", "0.49", "0", "-0.95", "nan", "inf"], "a number from 0.5 to 0.9999"),
     ],
 )
@@ -269,7 +300,7 @@ def test_a_run_is_resumed_in_its_own_directory_and_not_judged_only(other: str) -
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [(name, VALUES[name][1]) for name in MEASURING if name in VALUES] + [("ddp_isolate", True)]
+    ("name", "text"), [(name, VALUES[name][1]) for name in MEASURING if name in VALUES] + [("ddp_nvtx", True)]
 )
 def test_judging_takes_no_option_that_says_how_to_measure(name: str, text: Any) -> None:
     with pytest.raises(OptionError) as raised:
@@ -277,22 +308,13 @@ def test_judging_takes_no_option_that_says_how_to_measure(name: str, text: Any) 
     flag = BY_NAME[name].flag
     assert (raised.value.where, raised.value.expected) == (flag, f"one of {flag} and --ddp-judge")
     with pytest.raises(OptionError):
-        read({name: text}, {"DDPSCALE_JUDGE": "runs/a"})
+        read({name: text}, {}, {"ddp_judge": "runs/a"})
 
 
 @pytest.mark.parametrize("name", MEASURING)
 def test_what_a_site_sets_for_measuring_does_not_keep_anybody_from_judging(name: str) -> None:
     text = "true" if name in SWITCHES else VALUES[name][1]
-    assert read({"ddp_judge": "runs/a"}, {BY_NAME[name].variable: text}).judge == Path("runs/a")
     assert read({"ddp_judge": "runs/a"}, {}, {name: text}).judge == Path("runs/a")
-
-
-def test_ranks_may_not_be_silent_for_longer_than_they_may_live() -> None:
-    with pytest.raises(OptionError) as raised:
-        read({"ddp_inactivity_limit": "2h", "ddp_total_limit": "1h"})
-    assert str(raised.value) == "--ddp-inactivity-limit: found '2h'; expected no more than --ddp-total-limit=1h."
-    assert read({"ddp_inactivity_limit": "1h", "ddp_total_limit": "1h"}).total_limit_s == 3600
-    assert read({"ddp_total_limit": "5m"}).total_limit_s == 300
 
 
 def test_a_block_has_to_end_before_its_ranks_are_ended_for_silence() -> None:
@@ -309,8 +331,8 @@ def test_a_switch_is_neither_true_nor_false(name: str) -> None:
 def test_a_refusal_says_where_the_value_came_from() -> None:
     with pytest.raises(OptionError, match=rf"^--ddp-rounds: found '4'; expected at least {FEWEST_ROUNDS} rounds"):
         read({"ddp_rounds": "4"})
-    with pytest.raises(OptionError, match=r"^DDPSCALE_ROUNDS: found '4'"):
-        read({}, {"DDPSCALE_ROUNDS": "4"})
+    with pytest.raises(OptionError, match=r"^DDPSCALE_THRESHOLDS: found '~nobody-by-this-name"):
+        read({}, {"DDPSCALE_THRESHOLDS": "~nobody-by-this-name/a.yaml"})
     with pytest.raises(OptionError, match=r"^ini option ddp_rounds: found '4'"):
         read({}, {}, {"ddp_rounds": "4"})
 

@@ -42,7 +42,6 @@ def _pairs(a: ComparedRun, b: ComparedRun) -> Iterator[tuple[str, str, str]]:
         yield name, _version(a, name), _version(b, name)
     yield from _topology(a, b)
     yield "launches", str(a.evidence.plan.launches), str(b.evidence.plan.launches)
-    yield "precision", _precision(a), _precision(b)
     yield from _of_studies(a, b)
     for name in sorted({*a.record.environment, *b.record.environment}):
         yield name, a.record.environment.get(name, "not set"), b.record.environment.get(name, "not set")
@@ -75,11 +74,6 @@ def _topology(a: ComparedRun, b: ComparedRun) -> Iterator[tuple[str, str, str]]:
     others = [host for host in sorted(set(texts[0]) & set(texts[1])) if texts[0][host] != texts[1][host]]
     if others:
         yield "topology", f"nvidia-smi topo -m of {first_few(others)}", "differs there"
-
-
-def _precision(run: ComparedRun) -> str:
-    precision = run.evidence.plan.precision
-    return "not asked" if precision is None else f"{precision:.3g}"
 
 
 def _of_studies(a: ComparedRun, b: ComparedRun) -> Iterator[tuple[str, str, str]]:

@@ -30,7 +30,7 @@ class PerHostLauncher(Launcher):
     """Starts one local process per node, which carries the standard input and output of its agent."""
 
     shares_environment = False
-    options: ClassVar[tuple[str, ...]] = ("hosts", "hostfile", "remote_python")
+    options: ClassVar[tuple[str, ...]] = ("hosts", "remote_python")
     calls_itself = "this machine"
 
     @abstractmethod
@@ -78,12 +78,10 @@ class PerHostLauncher(Launcher):
 
     def named_hosts(self) -> tuple[tuple[str, ...], int | None]:
         """The requested hosts, and the ranks per host, None if not given. Raises OptionError."""
-        settings = self.settings
-        if settings.hosts and settings.hostfile:
-            raise OptionError("--ddp-hosts", f"found {settings.hosts} together with --ddp-hostfile", "one of them")
-        if settings.hostfile:
-            return read_hostfile(settings.hostfile)
-        hosts = expanded("--ddp-hosts", settings.hosts or "")
+        asked = self.settings.hosts
+        if isinstance(asked, Path):
+            return read_hostfile(asked)
+        hosts = expanded("--ddp-hosts", asked or "")
         twice = next((host for host, count in Counter(hosts).items() if count > 1), None)
         if twice:
             raise OptionError("--ddp-hosts", f"found {twice} twice", "each host once")
@@ -105,9 +103,7 @@ def read_hostfile(path: Path) -> tuple[tuple[str, ...], int | None]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise OptionError(
-            "--ddp-hostfile", f"{path} cannot be read ({reason})", "a file with one host per line"
-        ) from None
+        raise OptionError("--ddp-hosts", f"{path} cannot be read ({reason})", "a file with one host per line") from None
     slots: dict[str, int | None] = {}
     for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()
@@ -120,7 +116,7 @@ def read_hostfile(path: Path) -> tuple[tuple[str, ...], int | None]:
             again = host in slots
             slots[host] = (before or 1) + int(said or 1) if again else int(said) if said else None
     if not slots:
-        raise OptionError("--ddp-hostfile", f"found no host in {path}", "one host per line")
+        raise OptionError("--ddp-hosts", f"found no host in {path}", "one host per line")
     (first, of_first), *others = slots.items()
     other = next(((host, count) for host, count in others if (count or 1) != (of_first or 1)), None)
     if other is not None or of_first == 0:

@@ -128,8 +128,7 @@ class SlurmLauncher(Launcher):
             )  # fmt: skip
         if not hosts and settings.is_isolated:
             raise OptionError(
-                "--ddp-isolate" if settings.isolate else "--ddp-profile",
-                "each study would be its own Slurm job, possibly on other nodes", "one allocation",
+                "--ddp-profile", "each study would be its own Slurm job, possibly on other nodes", "one allocation",
                 "Start pytest with sbatch or within salloc.",
             )  # fmt: skip
         return Cluster(nodes, hosts[:nodes], self.name, is_elsewhere=not _is_one_of(hosts, self.environ))

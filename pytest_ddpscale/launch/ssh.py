@@ -35,7 +35,7 @@ class SshLauncher(PerHostLauncher):
     @classmethod
     def is_meant(cls, settings: Settings, environ: Mapping[str, str]) -> bool:
         """Whether hosts are named without --ddp-exec."""
-        return bool(settings.hosts or settings.hostfile) and not settings.exec
+        return bool(settings.hosts) and not settings.exec
 
     def cluster(self, *, plans_only: bool) -> Cluster:
         """As in `PerHostLauncher`. Also raises OptionError if ssh is not installed here."""

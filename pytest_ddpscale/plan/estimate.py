@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,9 +17,6 @@ TYPICAL_ROUNDS = 11
 # Relative standard deviation of a round: for GPUs from published runs, whose steps vary by 0.1 to 0.6 %; for CPUs from
 # a shared machine.
 ROUND_SD: dict[DeviceType, float] = {"cuda": 0.003, "cpu": 0.02}
-# Rounds → half-width of the 95 % interval that four of five series reach, in standard deviations of a round
-# (benchmarks/width.py).
-HALF_WIDTHS_SD = {8: 3.18, 10: 2.60, 12: 2.23, 14: 2.00, 16: 1.81, 18: 1.66, 20: 1.53, 24: 1.33, 28: 1.18, 32: 1.06}
 # Setup of one probe: allocate buffers, verify the result, create a communicator if needed.
 PROBE_SETUP_S = 2.0
 # One round of node pairs: a communicator of two ranks each, and twenty all-reduces.
@@ -35,7 +31,7 @@ class TimeEstimate:
     """Estimated wall time.
 
     Attributes:
-        seconds: if studies are decided and precise after the typical number of rounds.
+        seconds: if studies are decided after the typical number of rounds.
         most_seconds: if studies need all rounds.
         device_hours: devices times hours for `seconds`.
     """
@@ -57,34 +53,9 @@ def study_seconds(study: Study, img_per_s: Mapping[str, float] = UNKNOWN, rounds
     return warm_up_seconds(study, img_per_s) + min(study.rounds, rounds or study.rounds) * per_round
 
 
-def precise_rounds(study: Study, device_type: DeviceType, precision: float) -> int:
-    """Rounds after which a typical interval's half-width is `precision` times its value, ignoring the limit.
-
-    Assumes the device type's typical noise, of both arms in a comparison with one GPU. Beyond the table the width is
-    assumed to fall with the square root of the rounds; in reality it falls slightly faster.
-    """
-    is_ratio = any(arm.world_size == 1 for arm in study.arms) and len(study.arms) > 1
-    half_width_sd = precision / (ROUND_SD[device_type] * (math.sqrt(2) if is_ratio else 1.0))
-    for rounds, reached in HALF_WIDTHS_SD.items():
-        if reached <= half_width_sd:
-            return rounds
-    most, narrowest = max(HALF_WIDTHS_SD), min(HALF_WIDTHS_SD.values())
-    return math.ceil(most * (narrowest / half_width_sd) ** 2)
-
-
 def usual_seconds(plan: Plan, study: Study, img_per_s: Mapping[str, float] = UNKNOWN) -> float:
-    """`study_seconds`, plus the extra rounds if the plan requests a precision.
-
-    The extra rounds time only the arms of throughput and efficiency. With several launches, each has all its rounds.
-    """
-    if plan.launches > 1:
-        return study_seconds(study, img_per_s, rounds=None)
-    decided_s = study_seconds(study, img_per_s)
-    if plan.precision is None:
-        return decided_s
-    more = min(precise_rounds(study, plan.device_type, plan.precision), study.rounds) - TYPICAL_ROUNDS
-    arms = [arm for arm in study.arms if arm.kind in ("alone", "ddp")]
-    return decided_s + max(more, 0) * round_seconds(study, arms, img_per_s)
+    """`study_seconds` of the usual number of rounds; with several launches, each has all its rounds."""
+    return study_seconds(study, img_per_s, TYPICAL_ROUNDS if plan.launches == 1 else None)
 
 
 def warm_up_seconds(study: Study, img_per_s: Mapping[str, float] = UNKNOWN) -> float:

@@ -228,8 +228,8 @@ class Metric:
         return self.scale == "factors" and (self.carries_acceptance or self.subject == "probe")
 
     @property
-    def takes_precision(self) -> bool:
-        """Whether --ddp-precision applies to it: throughput, and its multiples and ratios."""
+    def is_rate(self) -> bool:
+        """Whether it is the throughput of training, or a multiple or ratio of it."""
         return self.tells_speed and self.subject == "workload" and not self.upper_bound
 
     @property

@@ -114,10 +114,8 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
     if layout is not None:
         ranks_per_node = layout.ranks_per_node
     turns = _turns(arms, asked, ranks_per_node or asked)
-    # A requested precision needs the full number of rounds.
-    study_pace = pace if empty.precision is None else replace(pace, uncompared_rounds=pace.rounds)
     in_order = sorted(arms.items(), key=lambda item: _compared(item[1]), reverse=True)
-    once = [_study(scaling, workload, wanted, study_pace, turns) for (scaling, workload), wanted in in_order]
+    once = [_study(scaling, workload, wanted, pace, turns) for (scaling, workload), wanted in in_order]
     studies = tuple(replace(study, launch=launch) for launch in range(1, pace.launches + 1) for study in once)
     return replace(
         empty,

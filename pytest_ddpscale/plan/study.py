@@ -29,7 +29,6 @@ PLAN_SCHEMA_VERSION: Literal[5] = 5
 # second step, is done in the warm-up.
 STEPS_BEFORE_TIMING = 1
 FEWEST_STEPS_PER_BLOCK = 3
-WIDEST_PRECISION = 0.5
 MOST_LAUNCHES = 10
 MOST_PROFILED_STEPS = 100  # of an arm
 MOST_RANKS = 10**6  # of a gang: more than any machine has, and few enough to list
@@ -177,8 +176,6 @@ class Plan:
         gpus_asked: requested GPUs per node, if more than there are; otherwise None.
         launches: how often every study is measured, each time by a gang of new processes and for a fixed number of
             rounds; probes and pairs are measured in the first launch.
-        precision: largest half-width of an interval relative to its value, once everything is decided; None if not
-            requested.
         training_runs: whole runs over data sets, each by its own gang.
         schema_version: of plan.json.
     """
@@ -194,7 +191,6 @@ class Plan:
     survey: bool = False
     gpus_asked: int | None = None
     launches: int = 1
-    precision: float | None = None
     training_runs: tuple[TrainingRun, ...] = ()
     schema_version: Literal[5] = PLAN_SCHEMA_VERSION
 
@@ -204,8 +200,6 @@ class Plan:
                 raise ValueError(f"a plan for {self.nodes!r} nodes does not say how many ranks each has")
         elif self._most_ranks > Layout(self.nodes, self.ranks_per_node).world_size:
             raise ValueError(f"a plan for {self.nodes} x {self.ranks_per_node} ranks needs {self._most_ranks}")
-        if self.precision is not None and not 0 < self.precision <= WIDEST_PRECISION:
-            raise ValueError(f"a plan asks for a precision of {self.precision}; expected 0 to {WIDEST_PRECISION}")
         if self.layout.world_size > MOST_RANKS:
             raise ValueError(f"a plan is for {self.layout.world_size} ranks; expected at most {MOST_RANKS}")
         if not 1 <= self.launches <= MOST_LAUNCHES:

@@ -25,10 +25,6 @@ from pytest_ddpscale.plugin.active import (
 )
 from pytest_ddpscale.plugin.fixtures import requirement, run, verdict  # noqa: F401 (pytest finds fixtures here)
 from pytest_ddpscale.plugin.selection import asks_for_requirement, case_of, is_empty, marked_metrics
-from pytest_ddpscale.plugin.sweep_fixture import (  # noqa: F401 (pytest finds the fixture here)
-    collective_sweep,
-    is_unasked,
-)
 from pytest_ddpscale.settings import OPTIONS, settings_from
 
 if TYPE_CHECKING:
@@ -45,8 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         if option.metavar is None:
             group.addoption(option.flag, action="store_true", default=False, help=option.help)
         else:
-            bare = {"nargs": "?", "const": option.alone} if option.alone else {}
-            group.addoption(option.flag, metavar=option.metavar, default=None, help=option.help, **bare)
+            more = {"nargs": "?", "const": option.alone} if option.alone else {}
+            more |= {"action": "append"} if option.repeats else {}
+            group.addoption(option.flag, metavar=option.metavar, default=None, help=option.help, **more)
         parser.addini(option.name, option.help, default="")
 
 
@@ -54,7 +51,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Read the settings; if a SKU but no test is named, run the acceptance tests."""
     config.addinivalue_line("markers", "requirement(metric): one item per requirement of that metric")
     config.addinivalue_line("markers", "node_health: tests for a nightly check of one node, in minutes")
-    config.addinivalue_line("markers", "collectives: bandwidth of collectives and pairs, with a sweep over all sizes")
     try:
         ini = {option.name: config.getini(option.name) for option in OPTIONS.values()}
         settings = settings_from(vars(config.option), ini)
@@ -96,10 +92,10 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Drop tests of metrics without requirements, and a sweep that was not requested, before pytest counts them."""
+    """Drop tests of metrics without requirements before pytest counts them."""
     report = yield
     if report.passed:
-        report.result = [one for one in report.result if not (is_empty(one) or is_unasked(one))]
+        report.result = [one for one in report.result if not is_empty(one)]
     return report
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,6 +50,7 @@ def source_of(config: pytest.Config) -> EvidenceSource:
         from pytest_ddpscale.plugin.selection import asked_again, paths_again
         from pytest_ddpscale.session.open import find_source
         from pytest_ddpscale.session.sources import Site
+        from pytest_ddpscale.settings import refuse_unread_variables
 
         refuse_xdist(config)
         site = Site(
@@ -61,6 +63,7 @@ def source_of(config: pytest.Config) -> EvidenceSource:
             paths_again(config),
         )
         try:
+            refuse_unread_variables(os.environ)
             config.stash[SOURCE] = find_source(site)
         except BadInput as error:
             raise pytest.UsageError(str(error)) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ from pytest_ddpscale.report.progress import Progress, load_warning
 from pytest_ddpscale.report.terminal import brief_lines, table_lines
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.plan.study import Plan
     from pytest_ddpscale.results.notices import Listener
     from pytest_ddpscale.results.verdicts import Judgement
 
@@ -28,18 +27,12 @@ _COLOURS: dict[str, dict[str, bool]] = {
 
 
 def progress_listener(config: pytest.Config) -> Listener:
-    """A listener that shows the progress of the session's run on the terminal."""
+    """A listener that shows the progress of the session's run on the terminal, bypassing pytest's capturing."""
     source = source_of(config)
-    if source.plan_to_measure is None:
-        return lambda record: None
-    return progress_of(config, source.plan_to_measure, source.expected_img_per_s)
-
-
-def progress_of(config: pytest.Config, plan: Plan, img_per_s: Mapping[str, float]) -> Listener:
-    """A listener that shows the progress of a plan on the terminal, bypassing pytest's capturing."""
+    plan = source.plan_to_measure
     reporter: Any = config.pluginmanager.getplugin("terminalreporter")
     capture: Any = config.pluginmanager.getplugin("capturemanager")
-    if reporter is None or capture is None:
+    if plan is None or reporter is None or capture is None:
         return lambda record: None
 
     last_shown_s = 0.0
@@ -59,7 +52,7 @@ def progress_of(config: pytest.Config, plan: Plan, img_per_s: Mapping[str, float
     warning = load_warning(os.getloadavg()[0], os.cpu_count() or 1)
     if warning:
         show(warning, False)
-    return Progress(plan, show, img_per_s=img_per_s)
+    return Progress(plan, show, img_per_s=source.expected_img_per_s)
 
 
 def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judgement: Judgement) -> None:

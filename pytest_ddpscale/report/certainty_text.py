@@ -29,20 +29,14 @@ def certainty_lines(judgement: Judgement) -> Iterator[str]:
             f"if its noise is steady. Each requirement is judged with {_percent(level)} confidence, and acceptance "
             "needs all of them."
         )
-        yield _rejected_by_mistake(judgement, members, level)
+        yield _rejected_by_mistake(members, level)
     loss = uniform_loss_text(judgement)
     if loss:
         yield loss
 
 
-def _rejected_by_mistake(judgement: Judgement, members: Sequence[Verdict], level: float) -> str:
+def _rejected_by_mistake(members: Sequence[Verdict], level: float) -> str:
     counted = text.count_text(len(members), "requirement")
-    if judgement.family_confidence is not None:
-        return (
-            f"Rejected by mistake: a machine that meets all bounds is rejected in at most "
-            f"{_percent(1 - judgement.family_confidence)} of runs. {counted} can reject by chance; a failure counts "
-            "only if it is significant among all of them (--ddp-family-confidence)."
-        )
     has_launches = any(one.launches > 1 for one in members)
     shares = [_WRONG_FAILURES_OF_LAUNCHES if one.launches > 1 else _WRONG_FAILURES for one in members]
     together = max(shares) * (1 - level)
@@ -53,8 +47,7 @@ def _rejected_by_mistake(judgement: Judgement, members: Sequence[Verdict], level
     return (
         f"Rejected by mistake: {counted} can reject by chance. A machine exactly on all their bounds would be rejected "
         f"in {_percent(together)} of runs if their errors coincide, and in {_percent(apart)} if they are independent "
-        f"({how}). A margin makes that rare; "
-        "--ddp-family-confidence=0.95 keeps it below 5 %."
+        f"({how}). A margin makes that rare."
     )
 
 

@@ -12,7 +12,7 @@ from pytest_ddpscale.errors import WritingError
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.report.live_progress import LIVE
 from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically
-from pytest_ddpscale.results.run_json import RunRecord, ThresholdsUsed
+from pytest_ddpscale.results.run_json import OPERATOR, RunRecord, ThresholdsUsed
 from pytest_ddpscale.results.verdicts import Judgement
 
 
@@ -78,15 +78,14 @@ def page_of(judgement: Judgement, record: RunRecord, evidence: Evidence, *, goes
 
 
 def _as_judged(record: RunRecord, judgement: Judgement) -> RunRecord:
-    """Replace thresholds, site and ticket by those of the judgement: judging again leaves run.json unchanged."""
+    """Replace thresholds and notes by those of the judgement: judging again leaves run.json unchanged."""
     basis = judgement.basis
     if not basis:
         return record
     return replace(
         record,
         thresholds=ThresholdsUsed(basis["thresholds_path"], basis["thresholds_sha256"], judgement.extends),
-        site=basis.get("site", record.site),
-        ticket=basis.get("ticket", record.ticket),
+        noted=record.noted | {key: said for key, said in judgement.notes_of_judging.items() if key != OPERATOR},
     )
 
 

@@ -36,7 +36,7 @@ from pytest_ddpscale.report.not_tested_text import not_tested_lines
 from pytest_ddpscale.report.software_text import software_line, software_versions
 from pytest_ddpscale.report.svg_figures import figures
 from pytest_ddpscale.report.unmet import counts_text, explained_text
-from pytest_ddpscale.results.run_json import WATERMARK, Resumed, RunRecord
+from pytest_ddpscale.results.run_json import OPERATOR, WATERMARK, Resumed, RunRecord
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.listing import first_few
@@ -257,7 +257,7 @@ def _when(run: RunRecord, *, has_gpus: bool) -> str:
 def _resumed_text(resumed: Resumed) -> str:
     """``2026-03-01 11:00 UTC by Bob; the session before was interrupted; measured again: weak/resnet50``."""
     at = datetime.fromisoformat(resumed.at).astimezone(timezone.utc)
-    who = f" by {resumed.operator}" if resumed.operator else ""
+    who = f" by {resumed.noted[OPERATOR]}" if OPERATOR in resumed.noted else ""
     again = f"; measured again: {first_few(list(resumed.measured_anew))}" if resumed.measured_anew else ""
     before = _ENDINGS.get(resumed.status_before, resumed.status_before)
     return f"{at:%Y-%m-%d %H:%M} UTC{who}; the session before was {before}{again}"

@@ -33,7 +33,7 @@ def launches_sentence(verdicts: Sequence[Verdict]) -> str:
         return _UNKNOWN
     said = f"training values are means of {count} launches"
     # A relative spread says little about values near zero, such as the cost of DDP on one GPU.
-    rates = [one for one in trained if METRICS[one.metric].takes_precision]
+    rates = [one for one in trained if METRICS[one.metric].is_rate]
     spreads = [one.launch_sd for one in rates if one.launch_sd is not None]
     if not spreads:
         return said

@@ -23,7 +23,7 @@ from pytest_ddpscale.report.launches_text import interval_mark
 from pytest_ddpscale.report.not_tested_text import not_tested_lines
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.report.unmet import counts_text, explained_text
-from pytest_ddpscale.results.run_json import WATERMARK, RunDevice, RunRecord
+from pytest_ddpscale.results.run_json import OPERATOR, SITE, TICKET, WATERMARK, RunDevice, RunRecord
 from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -164,11 +164,12 @@ def _cause_of(verdict: Verdict, shown: Sequence[cause.Cause]) -> str:
 def _facts(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:
     """Site, people and times of a run, and the hashes to check it by."""
     facts = [
-        ("Site", run.site),
+        ("Site", run.noted.get(SITE, "")),
         ("Measured by", ", ".join(run.operators)),
-        ("Ticket", run.ticket),
+        ("Ticket", run.noted.get(TICKET, "")),
+        *run.further_notes.items(),
         ("Judged", _time(judgement.basis.get("judged_at"))),
-        *([("Judged by", judgement.basis["judged_by"])] if "judged_by" in judgement.basis else []),
+        *([("Judged by", judgement.notes_of_judging[OPERATOR])] if OPERATOR in judgement.notes_of_judging else []),
         ("Measurements, SHA-256", judgement.basis.get("measurements_sha256", "")),
     ]
     if run.thresholds:

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from pytest_ddpscale.plan.estimate import (
-    ROUND_SD,
-    UNKNOWN,
-    estimate,
-    pairs_seconds,
-    precise_rounds,
-    probes_seconds,
-    usual_seconds,
-)
+from pytest_ddpscale.plan.estimate import UNKNOWN, estimate, pairs_seconds, probes_seconds, usual_seconds
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.text import count_text
@@ -55,13 +46,6 @@ def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mappi
         rows.append(
             (plan.pairs.id, pairs_seconds(plan.nodes), f"at least {count_text(rounds, 'round')} of pairs of nodes")
         )
-    if plan.precision is not None and plan.studies and plan.launches > 1:
-        rows.append((_precision_text(plan.precision), 0.0, "included: launches have a fixed number of rounds"))
-    elif plan.precision is not None and plan.studies:
-        without = estimate(replace(plan, precision=None), isolate=isolate, img_per_s=img_per_s)
-        noise = f"at the usual noise of {100 * ROUND_SD[plan.device_type]:.3g} % a round"
-        more_s = whole.seconds - without.seconds
-        rows.append((_precision_text(plan.precision), more_s, f"included for intervals this narrow, {noise}"))
     width = max((len(name) for name, *_ in rows), default=0)
     return [head, *(f"  {name:<{width}}  {seconds / 60:4.1f} min  {what}" for name, seconds, what in rows)]
 
@@ -73,16 +57,6 @@ def shortened(lines: Sequence[str], most: int = 5) -> list[str]:
 
 
 def _rounds_text(plan: Plan, study: Study) -> str:
-    """The most rounds of a study, and about how many narrow the half interval to the plan's precision."""
     if plan.launches > 1:
         return f"{plan.launches} launches of {study.rounds} rounds"
-    limit = f"at most {study.rounds} rounds"
-    if plan.precision is None:
-        return limit
-    rounds = precise_rounds(study, plan.device_type, plan.precision)
-    usual = f"about {rounds}" if rounds <= study.rounds else "too few"
-    return f"{limit} ({usual} for {_precision_text(plan.precision)})"
-
-
-def _precision_text(precision: float) -> str:
-    return f"± {100 * precision:.3g} %"
+    return f"at most {study.rounds} rounds"

@@ -186,9 +186,9 @@ def point_text(verdict: Verdict) -> str:
 def limits_text(verdict: Verdict, *, nearer_end: bool = False) -> str:
     """Limits of the value, at the confidence of its interval.
 
-    ``at least 97.1 %`` or ``at most 95.2 %`` if that end of the interval decides; ``± 0.3 %`` if the interval is as
-    narrow as requested; otherwise both ends, ``95.1 … 97.2 %``, or with `nearer_end` only the end that would have to
-    meet the bound. Ends are rounded outwards, so that they claim no more than the interval.
+    ``at least 97.1 %`` or ``at most 95.2 %`` if that end of the interval decides; otherwise
+    both ends, ``95.1 … 97.2 %``, or with `nearer_end` only the end that would have to meet the bound. Ends are rounded
+    outwards, so that they claim no more than the interval.
     """
     limits = _limits(verdict, nearer_end)
     return limits + _SUFFIX[verdict.unit] if limits else ABSENT
@@ -199,8 +199,6 @@ def _limits(verdict: Verdict, nearer_end: bool = False) -> str:
     if not verdict.half_width or verdict.interval is None or not has_interval(verdict):
         return ""
     unit, decimals = verdict.unit, _decimals(verdict)
-    if verdict.is_precise:
-        return f"± {_digits(verdict.half_width, unit, decimals)}"
     low, high = verdict.interval
     is_lower_bound = "at_least" in verdict.bound
     is_kept = low >= verdict.bound_value if is_lower_bound else high <= verdict.bound_value

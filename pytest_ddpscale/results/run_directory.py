@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from pytest_ddpscale.errors import RunDirectoryError, WritingError
 from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
+from pytest_ddpscale.results.former_keys import plan_without_former, run_without_former
 from pytest_ddpscale.results.profile_record import ArmProfile
 from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader, checked_line
 from pytest_ddpscale.results.run_json import RUN_SCHEMA_VERSION, RunRecord
@@ -173,11 +174,11 @@ class RunDirectory:
 
     def read_run(self) -> RunRecord:
         """The content of run.json. Raises RunDirectoryError."""
-        return read_file(self.run_json, RunRecord, RUN_SCHEMA_VERSION)
+        return read_file(self.run_json, RunRecord, RUN_SCHEMA_VERSION, run_without_former)
 
     def read_plan(self) -> Plan:
         """The content of plan.json. Raises RunDirectoryError."""
-        return read_file(self.plan_json, Plan, PLAN_SCHEMA_VERSION)
+        return read_file(self.plan_json, Plan, PLAN_SCHEMA_VERSION, plan_without_former)
 
     def read_records(self) -> list[AnyRecord]:
         """All records of measurements.jsonl, in order, without a torn last line; cached until the file changes.
@@ -349,8 +350,8 @@ def _records(path: Path, read: Callable[[bytes], T]) -> Iterator[T]:
         raise broken_file(path, f"cannot be read ({error.strerror})") from None
 
 
-def read_file(path: Path, kind: type[T], supported: int) -> T:
-    """The content of a JSON file with a supported `schema_version`.
+def read_file(path: Path, kind: type[T], supported: int, amend: Callable[[dict[str, Any]], None] | None = None) -> T:
+    """The content of a JSON file with a supported `schema_version`; `amend` removes keys of earlier versions.
 
     Raises:
         RunDirectoryError: the file is missing or broken, or a newer or older version wrote it.
@@ -369,6 +370,8 @@ def read_file(path: Path, kind: type[T], supported: int) -> T:
             else "An older pytest-ddpscale wrote it: measure, import or simulate again with this one."
         )
         raise RunDirectoryError(str(path), f"has schema_version {version}", str(supported), what_next)
+    if amend is not None:
+        amend(data)
     try:
         return read_as(kind, data)
     except ValueError as error:

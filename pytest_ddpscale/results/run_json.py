@@ -13,6 +13,9 @@ from pytest_ddpscale.results.strict_json import Count, Record
 RUN_SCHEMA_VERSION = 2
 WATERMARK = "SIMULATED: no machine was measured"  # on every report of a simulated run
 Ending = Literal["finished", "interrupted"]
+OPERATOR = "operator"  # key of the note that names the person responsible for a session
+JUDGED_NOTE = "note_"  # in the basis of verdicts, before the keys of a judging session's notes
+SITE, TICKET = "site", "ticket"  # keys of notes that reports show even if they are missing
 SIMULATED_DEVICE = "SIM-"  # prefix of simulated devices, instead of GPU-
 
 
@@ -64,7 +67,7 @@ class Simulation(Record, frozen=True, kw_only=True):
 class Resumed(Record, frozen=True, kw_only=True):
     """A session that resumed the run; `measured_anew` has the earlier ends of studies measured again, by id.
 
-    `operator` as in `RunRecord`: who is responsible for this session.
+    `noted` as in `RunRecord`: of this session.
     """
 
     at: str
@@ -72,7 +75,7 @@ class Resumed(Record, frozen=True, kw_only=True):
     status_before: str
     thresholds_digests: str
     measured_anew: dict[str, str]
-    operator: str = ""
+    noted: dict[str, str] = field(default_factory=dict)
 
 
 class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", tag=RUN_SCHEMA_VERSION):
@@ -94,7 +97,7 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
         notes: for readers of an imported or simulated run.
         source: the tool of an imported run; `imported_from` is the name of its directory.
         nccl_topology: described by that tool.
-        operator: person responsible for the run; empty if not given, like `site` and `ticket`.
+        noted: the user's notes by key, such as `OPERATOR`, of the first session; the others' replace all but that one.
     """
 
     sku: str
@@ -117,9 +120,7 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
     source: str = ""
     imported_from: str = ""
     nccl_topology: str | None = None
-    operator: str = ""
-    site: str = ""
-    ticket: str = ""
+    noted: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for moment in filter(None, (self.started_at, self.finished_at)):
@@ -139,8 +140,13 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
     @property
     def operators(self) -> tuple[str, ...]:
         """Persons responsible for its sessions, in order; empty if not given."""
-        named = (self.operator, *(one.operator for one in self.resumed))
+        named = [one.get(OPERATOR) for one in (self.noted, *(resumed.noted for resumed in self.resumed))]
         return tuple(dict.fromkeys(filter(None, named)))
+
+    @property
+    def further_notes(self) -> dict[str, str]:
+        """Notes other than operator, site and ticket, by key."""
+        return {key: said for key, said in self.noted.items() if key not in (OPERATOR, SITE, TICKET)}
 
     @property
     def is_imported(self) -> bool:

@@ -15,7 +15,16 @@ from pytest_ddpscale.results.gangs import versions_of
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import GangRecord, StudyEnd, WarmUp, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_json import Ending, Resumed, RunDevice, RunHost, RunRecord, Startup, ThresholdsUsed
+from pytest_ddpscale.results.run_json import (
+    OPERATOR,
+    Ending,
+    Resumed,
+    RunDevice,
+    RunHost,
+    RunRecord,
+    Startup,
+    ThresholdsUsed,
+)
 from pytest_ddpscale.results.strict_json import each
 from pytest_ddpscale.util.masking import masked_arguments
 
@@ -30,13 +39,11 @@ def start_run(
     extends: Sequence[ThresholdsUsed] = (),
     *,
     again: Sequence[str] = (),
-    operator: str = "",
-    site: str = "",
-    ticket: str = "",
+    noted: Mapping[str, str] | None = None,
 ) -> None:
     """Write run.json before the run begins.
 
-    `devices_present` is the number of usable GPUs, whether the run uses them or not.
+    `devices_present` is the number of usable GPUs, whether the run uses them or not; `noted` are the user's notes.
     """
     record = RunRecord(
         sku=sku,
@@ -47,9 +54,7 @@ def start_run(
         versions={"python": platform.python_version(), "pytest": version("pytest"), "pytest_ddpscale": __version__},
         devices_present=devices_present,
         again=tuple(again),
-        operator=operator,
-        site=site,
-        ticket=ticket,
+        noted=dict(noted or {}),
     )
     run.write_json(run.run_json, record)
 
@@ -65,14 +70,11 @@ def resume_run(
     argv: Sequence[str],
     thresholds_digests: str,
     measured_anew: Mapping[str, str],
-    *,
-    operator: str = "",
-    site: str = "",
-    ticket: str = "",
+    noted: Mapping[str, str] | None = None,
 ) -> None:
     """Record that an earlier run is resumed; `measured_anew` has the earlier ends of studies measured again, by id.
 
-    Site and ticket stay unchanged unless given; the operator is added to earlier ones.
+    The user's notes replace the run's with the same key, except that an operator is added to earlier ones.
 
     Raises:
         RunDirectoryError: run.json is broken or cannot be written.
@@ -80,13 +82,12 @@ def resume_run(
     record = run.read_run()
     began = Resumed(
         at=now_iso(), argv=tuple(masked_arguments(argv)), status_before=record.status,
-        thresholds_digests=thresholds_digests, measured_anew=dict(measured_anew),
-        operator=operator,
+        thresholds_digests=thresholds_digests, measured_anew=dict(measured_anew), noted=dict(noted or {}),
     )  # fmt: skip
+    others = {key: said for key, said in began.noted.items() if key != OPERATOR}
     record = replace(
-        record, status="running", finished_at=None, resumed=(*record.resumed, began),
-        site=site or record.site, ticket=ticket or record.ticket,
-    )  # fmt: skip
+        record, status="running", finished_at=None, resumed=(*record.resumed, began), noted=record.noted | others
+    )
     run.write_json(run.run_json, record)
 
 

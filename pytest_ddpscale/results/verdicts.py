@@ -11,8 +11,9 @@ from pytest_ddpscale.plan.metric import Unit
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.study import OneGpu, Placement
 from pytest_ddpscale.results.coverage import Coverage
+from pytest_ddpscale.results.former_keys import judgement_without_former
 from pytest_ddpscale.results.run_directory import read_file
-from pytest_ddpscale.results.run_json import ThresholdsUsed
+from pytest_ddpscale.results.run_json import JUDGED_NOTE, ThresholdsUsed
 from pytest_ddpscale.thresholds.waiver import Waiver
 
 VerdictOutcome = Literal["passed", "failed", "inconclusive", "not_measured", "error"]
@@ -107,7 +108,6 @@ class Verdict:
         notes: for the reader, such as ``host-bound``.
         flags: for code.
         compared: both sides of a ratio; None for other metrics, or if not measured.
-        precision: requested half-width of the interval, relative to the value; None if not requested.
         one_gpu: whether the single GPU that the metric times or compares with was trained without DDP (``alone``) or
             under it; None if there is no such GPU, or both ways are used.
         waiver: the waiver by which this failure does not reject; else None.
@@ -138,7 +138,6 @@ class Verdict:
     flags: tuple[Flag, ...] = ()
     placement: Placement = "packed"
     compared: GenerationComparison | None = None
-    precision: float | None = None
     waiver: Waiver | None = None
     launches: int = 1
     launch_sd: float | None = None
@@ -209,19 +208,6 @@ class Verdict:
             return None
         low, high = self.interval
         return max(self.value - low, high - self.value)
-
-    @property
-    def is_precise(self) -> bool:
-        """Whether the interval is as narrow as requested."""
-        if self.precision is None or self.half_width is None or self.value is None:
-            return False
-        return self.half_width <= self.precision * self.value
-
-    @property
-    def is_too_wide(self) -> bool:
-        """Whether the interval is wider than requested, and further rounds may narrow it."""
-        is_asked = self.precision is not None and self.half_width is not None
-        return is_asked and not self.is_precise and not self._is_beyond_rounds
 
     @property
     def _is_beyond_rounds(self) -> bool:
@@ -318,7 +304,7 @@ class Judgement:
         verdicts: in the order of the thresholds file.
         notes: for the reader, on the whole run, such as where it was imported from.
         basis: thresholds file, measurements and time of the judgement, with digests; for an earlier run also
-            `judged_by`, `site` and `ticket`, if given.
+            the notes of who judged it, their keys after `JUDGED_NOTE`.
         coverage: tested parts of the machine; None if nothing could be tested.
         allows_unmeasured: whether requirements may stay unmeasured (--ddp-allow-incomplete).
         simulated: whether no machine was measured.
@@ -326,7 +312,6 @@ class Judgement:
         lowered: requirements that it makes weaker.
         altered: other changes to the SKU, described.
         uniform_loss: upper limit of a loss common to all GPUs; None if no requirement on published throughput passed.
-        family_confidence: confidence of the correction of failures for the number of requirements; None without it.
         last_acceptance: of the same nodes; None if the history has none.
         blockers: all reasons against acceptance, which items, reports and the exit code show as failures. Those on
             requirements are added here; the caller passes the others.
@@ -346,7 +331,6 @@ class Judgement:
     lowered: tuple[LoweredBound, ...] = ()
     altered: tuple[str, ...] = ()
     uniform_loss: UniformLoss | None = None
-    family_confidence: float | None = None
     last_acceptance: LastAcceptance | None = None
     schema_version: Literal[5] = VERDICTS_SCHEMA_VERSION
 
@@ -359,6 +343,12 @@ class Judgement:
     def accepts(self) -> bool:
         """Whether the machine is accepted, with waivers or without."""
         return self.outcome in ACCEPTING
+
+    @property
+    def notes_of_judging(self) -> dict[str, str]:
+        """Notes by key of the session that judged an earlier run, such as who did."""
+        noted = ((key.partition(JUDGED_NOTE), said) for key, said in self.basis.items())
+        return {key: said for (before, prefix, key), said in noted if prefix and not before}
 
     @property
     def waived(self) -> list[Verdict]:
@@ -381,4 +371,4 @@ def read_judgement(path: Path) -> Judgement:
     Raises:
         RunDirectoryError: it is missing or broken, contradicts itself, or a newer version wrote it.
     """
-    return read_file(path, Judgement, VERDICTS_SCHEMA_VERSION)
+    return read_file(path, Judgement, VERDICTS_SCHEMA_VERSION, judgement_without_former)

@@ -49,11 +49,6 @@ class MeasureSource(EvidenceSource):
         self._was_refused = False  # the nodes are unfit, so nothing may run on them
 
     @property
-    def was_refused(self) -> bool:
-        """Whether nodes were found unfit, so that nothing was launched."""
-        return self._was_refused
-
-    @property
     def named(self) -> str:
         """Name of its run directory, after the time."""
         return self.subject.sku
@@ -63,7 +58,7 @@ class MeasureSource(EvidenceSource):
         from pytest_ddpscale.verdict.deciding import Decider
 
         settings = self.subject.settings
-        return Decider(plan, self.selected, settings.confidence, settings.family_confidence)
+        return Decider(plan, self.selected, settings.confidence)
 
     def unfit_of(self, plan: Plan, surveys: Sequence[Survey]) -> dict[str, str]:
         """Unfit nodes and reasons, from the surveys taken before launch."""
@@ -85,7 +80,7 @@ class MeasureSource(EvidenceSource):
         start_run(
             run, self.subject.sku, self.subject.site.argv, thresholds.path, thresholds.sha256, self.machine.devices,
             self.subject.extends, again=command_again(self.subject, self.machine),
-            operator=settings.operator, site=settings.site, ticket=settings.ticket,
+            noted=dict(settings.note),
         )  # fmt: skip
         run.write_json(run.plan_json, self.plan)
         self.run = self.measured_run = run
@@ -113,7 +108,6 @@ class MeasureSource(EvidenceSource):
         empty = Plan(
             subject.sku, subject.device_type, (),
             nodes=nodes, ranks_per_node=machine.per_node, gpus_asked=machine.gpus_asked,
-            precision=subject.settings.precision,
         )  # fmt: skip
         return plan_of_cases(empty, measurable, self._pace(), more)
 
@@ -209,15 +203,13 @@ class MeasureSource(EvidenceSource):
     def _limits(self, plan: Plan) -> Limits:
         settings = self.subject.settings
         expected_s = estimate(plan, isolate=settings.is_isolated, img_per_s=self.expected_img_per_s).most_seconds
-        # Several times the expected time, so that a slow machine is measured and not cut off. The time of a whole
-        # training run is unknown.
-        expected_limit_s = None if plan.training_runs else 5 * expected_s + settings.inactivity_limit_s
         return Limits(
             budget_s=settings.budget_s,
             inactivity_s=settings.inactivity_limit_s,
             startup_s=settings.inactivity_limit_s,
-            total_s=settings.total_limit_s or expected_limit_s,
-            queue_s=settings.queue_limit_s,
+            # Several times the expected time, so that a slow machine is measured and not cut off. The time of a whole
+            # training run is unknown.
+            total_s=None if plan.training_runs else 5 * expected_s + settings.inactivity_limit_s,
         )
 
     def _launch_on_nodes(self) -> Launch:

@@ -12,20 +12,30 @@ from pytest_ddpscale.errors import BadInput, ThresholdsError
 from pytest_ddpscale.evidence.evidence import Evidence, read_evidence
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.workload import Workload, incomparable_fields
+from pytest_ddpscale.results.judged_run import open_judged
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_json import RunRecord
+from pytest_ddpscale.results.verdicts import Judgement, read_judgement
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.verdict.answering_rounds import samples_of
 
 
-def with_measured_references(cases: Iterable[AnyCase]) -> list[AnyCase]:
+def with_measured_references(cases: Iterable[AnyCase], *, rehearses: bool) -> list[AnyCase]:
     """The cases, with the reference throughput added to those that are compared with a run.
 
+    Args:
+        cases: of the run to judge.
+        rehearses: whether that run is simulated, and so may be compared with a simulated one.
+
     Raises:
-        ThresholdsError: a run cannot be read, was simulated, or lacks a comparable measurement.
+        ThresholdsError: a run cannot be read, was not accepted, was cut short or simulated, or lacks a comparable
+            measurement.
     """
-    return [_with_reference(case) if isinstance(case, Case) and _names_a_run(case) else case for case in cases]
+    return [
+        _with_reference(case, rehearses=rehearses) if isinstance(case, Case) and _names_a_run(case) else case
+        for case in cases
+    ]
 
 
 def refuse_itself(cases: Iterable[AnyCase], run: RunDirectory) -> None:
@@ -36,7 +46,7 @@ def refuse_itself(cases: Iterable[AnyCase], run: RunDirectory) -> None:
     """
     for case in cases:
         if isinstance(case, Case) and _names_a_run(case):
-            other = RunDirectory.open(Path(case.requirement.versus_run))
+            other = open_judged(Path(case.requirement.versus_run)).measured
             if other.measurements_sha256() == run.measurements_sha256():
                 raise _refused(case, f"it has the same measurements as {run.path}, so it would be compared with itself")
 
@@ -45,13 +55,15 @@ def _names_a_run(case: Case) -> bool:
     return case.requirement.versus_run != "" and not case.missing
 
 
-def _with_reference(case: Case) -> Case:
+def _with_reference(case: Case, *, rehearses: bool) -> Case:
     path = case.requirement.versus_run
     try:
-        record, evidence = _read(path)
+        record, evidence, judgement = _read(path)
     except BadInput as error:
         raise _refused(case, str(error)) from None
-    if record.is_simulated(evidence.columns.devices):
+    if not record.is_simulated(evidence.columns.devices):
+        _refuse_unaccepted(case, record, judgement)
+    elif not rehearses:
         raise _refused(case, "it was simulated, not measured")
     asked = replace(case.question, metric=THROUGHPUT_PER_GPU, workload=_comparable(case, evidence))
     values = [one.value for one in samples_of(asked, evidence)]
@@ -62,9 +74,23 @@ def _with_reference(case: Case) -> Case:
 
 
 @cache
-def _read(path: str) -> tuple[RunRecord, Evidence]:
-    run = RunDirectory.open(Path(path))
-    return run.read_run(), read_evidence(run)
+def _read(path: str) -> tuple[RunRecord, Evidence, Judgement | None]:
+    """A run, or one with verdicts in another directory, such as ``RUN/judged-2``."""
+    run, judged = open_judged(Path(path))
+    judgement = read_judgement(judged.verdicts_json) if judged.verdicts_json.exists() else None
+    return run.read_run(), read_evidence(run), judgement
+
+
+def _refuse_unaccepted(case: Case, record: RunRecord, judgement: Judgement | None) -> None:
+    """Refuse a reference that may be slow or incomplete: nearly any machine is fast beside a faulty one."""
+    path = case.requirement.versus_run
+    if record.status in ("running", "interrupted"):
+        found = "was interrupted" if record.status == "interrupted" else "has not ended, or was killed"
+        raise _refused(case, f"it {found}", f"Finish it with `pytest --ddp-resume={path}`, or name another run.")
+    if judgement is None:
+        raise _refused(case, "it was never judged", f"Judge it with `pytest --ddp-judge={path}`.")
+    if judgement.outcome in ("rejected", "incomplete"):
+        raise _refused(case, f"it was {judgement.outcome}: {judgement.reason}")
 
 
 def _comparable(case: Case, evidence: Evidence) -> Workload:
@@ -80,8 +106,8 @@ def _comparable(case: Case, evidence: Evidence) -> Workload:
     raise _refused(case, f"it did not train {case.workload.name}, but {first_few([one.name for one in trained])}")
 
 
-def _refused(case: Case, why: str) -> ThresholdsError:
+def _refused(case: Case, why: str, action: str = "Name another run, or a SKU.") -> ThresholdsError:
     return ThresholdsError(
         case.where, f"{case.requirement.metric} versus run {case.requirement.versus_run}: {why}",
-        "a run that measured the same model, image size, format and precision", "Name another run, or a SKU.",
+        "an accepted run that measured the same model, image size, format and precision", action,
     )  # fmt: skip

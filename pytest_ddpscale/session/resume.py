@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -77,9 +77,8 @@ class ResumeSource(MeasureSource):
         run, self._lock = reopened(self._resumption.run.path)
         evidence = self._read_earlier(run)  # refuses a broken run before anything is changed
         self._go_on_with(read_resumption(run))
-        settings = self.subject.settings
-        said = {"operator": settings.operator, "site": settings.site, "ticket": settings.ticket}
-        self._resumption.begin(self.subject.site.argv, self.subject.thresholds.digests, **said)
+        noted = dict(self.subject.settings.note)
+        self._resumption.begin(self.subject.site.argv, self.subject.thresholds.digests, noted)
         self.run = self.measured_run = run
         self.evidence = None if self._resumption.missing else evidence
 
@@ -104,10 +103,8 @@ class Resumption:
         per_node = self.plan.layout.ranks_per_node
         return replace(self.plan, studies=studies, pairs=pairs, probes=probes, ranks_per_node=per_node)
 
-    def begin(self, argv: Sequence[str], thresholds_digests: str, **said: str) -> None:
+    def begin(self, argv: Sequence[str], thresholds_digests: str, noted: Mapping[str, str]) -> None:
         """Move earlier conclusions aside, and record the session's start. The run must be locked.
-
-        `said` is passed to `resume_run`: operator, site and ticket.
 
         Raises:
             RunDirectoryError: the directory is broken or cannot be written.
@@ -117,7 +114,7 @@ class Resumption:
         except OSError as error:
             raise not_writable(self.run.path, error) from None
         self.run.cut_torn_line()
-        resume_run(self.run, argv, thresholds_digests, self.missing, **said)
+        resume_run(self.run, argv, thresholds_digests, self.missing, noted)
 
     def set_aside(self) -> None:
         """Move the records of studies to be measured again to superseded.jsonl. No rank may be writing.

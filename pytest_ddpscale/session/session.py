@@ -29,7 +29,6 @@ from pytest_ddpscale.thresholds.waiver import today
 from pytest_ddpscale.verdict.answering_rounds import samples_of
 from pytest_ddpscale.verdict.bounds import blank_verdict
 from pytest_ddpscale.verdict.covering import coverage_of
-from pytest_ddpscale.verdict.family import with_family_confidence
 from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.run_outcome import (
     ONE_NODE,
@@ -76,17 +75,7 @@ class AcceptanceSession:
         """The verdict on one requirement, measured first if necessary."""
         if case.id not in self.verdicts:
             self.verdicts[case.id] = self._verdict(case, Interim(self, listener))
-            if self.subject.settings.family_confidence is not None:  # the correction needs all other verdicts
-                others = [one for one in self.source.selected if one.id not in self.verdicts]
-                self.verdicts |= {one.id: self._verdict(one, listener) for one in others}
-                self._correct_failures()
         return self.verdicts[case.id]
-
-    def _correct_failures(self) -> None:
-        family_confidence = self.subject.settings.family_confidence
-        if family_confidence is not None:
-            corrected = with_family_confidence(tuple(self.verdicts.values()), family_confidence)
-            self.verdicts |= {one.id: one for one in corrected}
 
     def samples(self, metric: str, workload: str, world_size: int, listener: Listener) -> list[float]:
         """Per-round values of a metric, in its unit, with or without a requirement on it.
@@ -107,7 +96,6 @@ class AcceptanceSession:
             if case.id not in self.verdicts:
                 late = self._judged(case, measured) if measured else self._judged_without_data(case, why_not_asked)
                 self.verdicts[case.id] = late
-        self._correct_failures()
         verdicts = tuple(self.verdicts[case.id] for case in source.cases if case.id in self.verdicts)
         coverage, slow = self._coverage(evidence), slow_links(evidence)
         not_one_machine = why_not_one_machine(source.measured_run.read_records())
@@ -132,7 +120,7 @@ class AcceptanceSession:
         return Judgement(
             self.sku, outcome, reason, verdicts, notes, self._basis(), coverage, allows, caveats.is_simulated, others,
             self.subject.extends, self.subject.lowered, self._altered(outcome, verdicts, coverage),
-            self._uniform_loss(verdicts, evidence), self.subject.settings.family_confidence,
+            self._uniform_loss(verdicts, evidence),
             acceptance_before(source.measured_run, self.history_file, self.sku, evidence, verdicts),
         )  # fmt: skip
 
@@ -157,13 +145,9 @@ class AcceptanceSession:
             reason: the judgement's reason.
         """
         verdicts = tuple(self._verdict_so_far(case, evidence, why) for case in self.source.selected)
-        family_confidence = self.subject.settings.family_confidence
-        if family_confidence is not None:
-            verdicts = with_family_confidence(verdicts, family_confidence)
         return Judgement(
             self.sku, "incomplete", reason, verdicts, self.source.notes(), self._basis(),
             extends=self.subject.extends, lowered=self.subject.lowered, altered=self.subject.altered,
-            family_confidence=family_confidence,
         )  # fmt: skip
 
     def _verdict_so_far(self, case: AnyCase, evidence: Evidence, why: str) -> Verdict:
@@ -229,7 +213,7 @@ class AcceptanceSession:
         return coverage_of(evidence, self.source.selected, self.verdicts, record.left_out, per_node)
 
     def _basis(self) -> dict[str, str]:
-        """Thresholds, measurements and time of this judgement; for an earlier run also operator, site and ticket."""
+        """Thresholds, measurements and time of this judgement; for an earlier run also this session's notes."""
         measured, thresholds = self.source.measured_run, self.subject.thresholds
         return {
             "judged_at": now_iso(),

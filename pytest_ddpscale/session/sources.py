@@ -23,7 +23,7 @@ from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.results.notices import Listener
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_json import Ending, ThresholdsUsed
+from pytest_ddpscale.results.run_json import JUDGED_NOTE, Ending, ThresholdsUsed
 from pytest_ddpscale.results.run_lock import RunLock
 from pytest_ddpscale.results.run_opening import judging_directory
 from pytest_ddpscale.results.run_record import binding_notes
@@ -101,9 +101,9 @@ class Subject:
         own = own_bounds(self.thresholds, self.sku)
         return {case.id for case in cases if case.requirement.key() in own}
 
-    def cases(self, layout: Layout) -> list[AnyCase]:
-        """All requirements of the SKU for that number of nodes and GPUs."""
-        return with_measured_references(cases_for(self.thresholds, self.sku, layout))
+    def cases(self, layout: Layout, *, rehearses: bool = False) -> list[AnyCase]:
+        """All requirements of the SKU for that number of nodes and GPUs; `rehearses` if they judge a simulated run."""
+        return with_measured_references(cases_for(self.thresholds, self.sku, layout), rehearses=rehearses)
 
     def evidence_of_nothing(self, plan: Plan | None = None) -> Evidence:
         """Evidence of a run, planned or not, of which nothing was measured."""
@@ -168,10 +168,10 @@ class EvidenceSource(ABC):
     announcement = ""
     measured_run: RunDirectory
 
-    def __init__(self, subject: Subject, machine: Machine, layout: Layout) -> None:
+    def __init__(self, subject: Subject, machine: Machine, layout: Layout, *, rehearses: bool = False) -> None:
         self.subject = subject
         self.machine = machine
-        self.cases = subject.cases(layout)
+        self.cases = subject.cases(layout, rehearses=rehearses)
         self.selected: list[AnyCase] = []
         self.plan: Plan | None = None
         self.plan_to_measure: Plan | None = None
@@ -239,7 +239,7 @@ class EvidenceSource(ABC):
         """Record how the session ended."""
 
     def judged_for(self) -> dict[str, str]:
-        """Operator, site and ticket of judging an earlier run; a measured run has its own in run.json."""
+        """Notes of who judges an earlier run, as in a judgement's basis; a measured run has its own in run.json."""
         return {}
 
     def remember(self, judgement: Judgement, history_file: Path | None) -> str:
@@ -334,7 +334,7 @@ class JudgeSource(EvidenceSource):
     """An earlier run as it is; nothing is measured."""
 
     def __init__(self, subject: Subject, earlier: RunDirectory, layout: Layout) -> None:
-        super().__init__(subject, Machine(), layout)
+        super().__init__(subject, Machine(), layout, rehearses=earlier.read_run().is_simulated())
         self.measured_run = earlier
         self.announcement = f"; evidence from {earlier.path} (no new measurement)"
 
@@ -349,10 +349,8 @@ class JudgeSource(EvidenceSource):
         self.run, self._lock = judging_directory(self.measured_run, self.subject.settings.run_dir)
 
     def judged_for(self) -> dict[str, str]:
-        """Operator, site and ticket of this session; the measured run keeps its own."""
-        settings = self.subject.settings
-        told = {"judged_by": settings.operator, "site": settings.site, "ticket": settings.ticket}
-        return {name: given for name, given in told.items() if given}
+        """Notes of this session; the measured run keeps its own."""
+        return {JUDGED_NOTE + key: said for key, said in self.subject.settings.note}
 
     def why_not(self, case: AnyCase) -> str | None:
         """What the thresholds declare missing; the measurements show the rest."""

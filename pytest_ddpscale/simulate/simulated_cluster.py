@@ -87,7 +87,6 @@ class SimulatedCluster:
         *,
         short_blocks: bool = False,
         launches: int = 1,
-        precision: float | None = None,
     ) -> Plan:
         """Plan what a session would measure here, and weak scaling of every workload at further world sizes.
 
@@ -98,7 +97,6 @@ class SimulatedCluster:
             seed: of the plan.
             short_blocks: blocks with the fewest steps, as always on very large clusters.
             launches: as --ddp-launches.
-            precision: as --ddp-precision.
         """
         workloads = dict.fromkeys(case.workload for case in training_cases(self.cases))
         # Weak scaling shows the loss at a world size, rank uniformity the slow rank.
@@ -106,7 +104,7 @@ class SimulatedCluster:
         sizes = [size for size in world_sizes if size > 1]
         more = [Question(metric, w, size) for w in workloads for size in sizes for metric in metrics]
         layout = self.layout
-        empty = Plan(self.sku, self.device_type, (), seed, layout.nodes, layout.ranks_per_node, precision=precision)
+        empty = Plan(self.sku, self.device_type, (), seed, layout.nodes, layout.ranks_per_node)
         pace = replace(self._pace(rounds, short_blocks=short_blocks), launches=launches)
         return plan_of_cases(empty, self.cases, pace, more)
 

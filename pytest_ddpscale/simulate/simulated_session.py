@@ -32,12 +32,10 @@ class DecidedStudy:
     verdicts: tuple[Verdict, ...]
 
 
-def decide(
-    run: SimulatedRun, cases: Sequence[AnyCase], confidence: float, family_confidence: float | None = None
-) -> list[DecidedStudy]:
+def decide(run: SimulatedRun, cases: Sequence[AnyCase], confidence: float) -> list[DecidedStudy]:
     """Simulate a session that stops each study once all training requirements on it are decided."""
     plan, records = run.plan, list[AnyRecord]()
-    rounds = _train(run, Decider(plan, cases, confidence, family_confidence), records)
+    rounds = _train(run, Decider(plan, cases, confidence), records)
     evidence = _evidence_of(plan, records)
     verdicts: dict[str, list[Verdict]] = {study.id: [] for study in plan.studies}
     for case in training_cases(cases):

@@ -17,7 +17,6 @@ from pytest_ddpscale.settings import (
     number_of_launches,
     number_of_rounds,
     read_value,
-    relative_precision,
     world_sizes,
 )
 from pytest_ddpscale.simulate.allreduce import NIC_GBPS
@@ -56,7 +55,6 @@ def add_simulate(commands: Commands) -> None:
     command.add_argument("--launches", default="1", metavar="N", help="as --ddp-launches; default: %(default)s")
     command.add_argument("--launch-spread", type=float, default=0.0, metavar="SD",
         help="relative standard deviation of each node from launch to launch; default: %(default)g")  # fmt: skip
-    command.add_argument("--precision", metavar="1%", help="as --ddp-precision, for judging; rounds do not end early")
     command.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
     command.set_defaults(run=_simulate)
 
@@ -108,12 +106,9 @@ def _simulate(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.simulate.writing import write_simulated_run
 
     launches = read_value("--launches", arguments.launches, number_of_launches)
-    precision = None
-    if arguments.precision is not None:
-        precision = read_value("--precision", arguments.precision, relative_precision)
     cluster = _cluster(arguments, arguments.launch_spread)
     sizes = _world_sizes(arguments, cluster)
-    plan = cluster.plan(_rounds(arguments), sizes, arguments.seed, launches=launches, precision=precision)
+    plan = cluster.plan(_rounds(arguments), sizes, arguments.seed, launches=launches)
     faults = parse_faults(arguments.fault, plan.layout)
     run = RunDirectory.create(arguments.out)
     write_simulated_run(run, cluster, SimulatedRun(plan, cluster.performance, faults, arguments.seed), sys.argv)

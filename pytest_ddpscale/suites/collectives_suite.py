@@ -25,7 +25,7 @@ from pytest_ddpscale.plan.collective_sweep import (
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import COLLECTIVES, Probe, ProbeKind
 from pytest_ddpscale.settings import duration_s, read_value
-from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
+from pytest_ddpscale.suites.suite import IN_ROUNDS, MeasuredSuite, Suite, SuiteNodes
 
 if TYPE_CHECKING:
     from pytest_ddpscale.launch.supervisor import Judge
@@ -43,6 +43,7 @@ class Collectives(Suite):
 
     name = "collectives"
     help = "all-reduce, all-gather, reduce-scatter, broadcast, reduce and all-to-all over message sizes, as nccl-tests"
+    takes = IN_ROUNDS
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for operations, sizes and their time limit."""
@@ -84,10 +85,10 @@ class Collectives(Suite):
 
 def sweep_plan(
     nodes: SuiteNodes,
-    sizes: tuple[int, ...] = message_sizes(SMALLEST_BYTES, LARGEST_BYTES),
-    kinds: tuple[ProbeKind, ...] = COLLECTIVES,
-    within: tuple[int, int] | None = None,
-    iteration_limit_s: float | None = None,
+    sizes: tuple[int, ...],
+    kinds: tuple[ProbeKind, ...],
+    within: tuple[int, int] | None,
+    iteration_limit_s: float | None,
 ) -> Plan:
     """The plan of a sweep.
 

@@ -15,7 +15,7 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Study
 from pytest_ddpscale.settings import count_up_to, read_value
 from pytest_ddpscale.suites.inference_suite import BATCHES, add_inferred_model, batches_of, inferred_workloads
-from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
+from pytest_ddpscale.suites.suite import OF_STEPS, MeasuredSuite, Suite, SuiteNodes
 
 if TYPE_CHECKING:
     from pytest_ddpscale.suites.suite_report import SuiteReport
@@ -26,6 +26,7 @@ class DataParallelSuite(Suite):
 
     name = "data-parallel"
     help = "inference: one process on several GPUs (nn.DataParallel, and ours) against one GPU and a rank on each"
+    takes = OF_STEPS
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for model, batches and devices."""

@@ -18,7 +18,7 @@ from pytest_ddpscale.plan.frozen_features import FEATURES
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import MOST_HIDDEN, Precision, Workload
 from pytest_ddpscale.settings import count_up_to, read_value
-from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
+from pytest_ddpscale.suites.suite import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
 
 if TYPE_CHECKING:
     from pytest_ddpscale.suites.suite_report import SuiteReport
@@ -39,6 +39,7 @@ class Factors(Suite):
 
     name = "factors"
     help = "computation and communication time by batch, world size, model and trained parameters (frozen features)"
+    takes = OF_TRAINING
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for the centre and the values swept around it."""

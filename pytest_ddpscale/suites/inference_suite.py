@@ -15,7 +15,7 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Study
 from pytest_ddpscale.plan.workload import Precision, Workload
 from pytest_ddpscale.settings import count_up_to, read_value
-from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
+from pytest_ddpscale.suites.suite import OF_STEPS, MeasuredSuite, Suite, SuiteNodes
 
 if TYPE_CHECKING:
     from pytest_ddpscale.suites.suite_report import SuiteReport
@@ -31,6 +31,7 @@ class InferenceSuite(Suite):
 
     name = "inference"
     help = "forward passes: throughput and latency by batch, alone and on all GPUs of a node at once"
+    takes = OF_STEPS
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for model, batches and ranks."""

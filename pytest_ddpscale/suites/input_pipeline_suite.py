@@ -19,7 +19,7 @@ from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.plan.workload import Precision, Workload
 from pytest_ddpscale.settings import count_up_to, read_value
 from pytest_ddpscale.suites.inference_suite import classification_model
-from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
+from pytest_ddpscale.suites.suite import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
 
 if TYPE_CHECKING:
     from pytest_ddpscale.results.dataset_record import DatasetRecord
@@ -35,6 +35,7 @@ class InputPipeline(Suite):
 
     name = "input-pipeline"
     help = "training on images from a folder, compared with synthetic ones: which loader settings keep up"
+    takes = OF_TRAINING
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for folder, loader and training."""

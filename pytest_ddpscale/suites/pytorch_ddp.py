@@ -16,7 +16,7 @@ from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.variant import USUAL_BUCKET_CAP_MB, Variant
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.settings import count_up_to, read_value
-from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
+from pytest_ddpscale.suites.suite import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
 
 if TYPE_CHECKING:
     from pytest_ddpscale.results.survey_record import Survey
@@ -33,6 +33,7 @@ class PytorchDdp(Suite):
 
     name = "pytorch-ddp"
     help = "PyTorch's DDP benchmark: four models, sec/iter and ex/sec by number of GPUs, sweep of bucket sizes"
+    takes = OF_TRAINING
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for models, batch and buckets, so that it also runs on small machines."""

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from pytest_ddpscale.suites.suite_report import SuiteReport
 
 
+# Options of pytest, by attribute of `Settings`, that have an effect on suites …
+IN_ROUNDS = ("rounds", "block_s", "confidence")  # … that time blocks in rounds and report intervals
+OF_STEPS = (*IN_ROUNDS, "nvtx")  # … whose blocks are steps of a model
+OF_TRAINING = (*OF_STEPS, "profile_steps")  # … whose steps train
+
+
 @dataclass(frozen=True)
 class SuiteNodes:
     """The nodes and the SKU for which a suite is planned."""
@@ -76,10 +82,12 @@ class Suite(ABC):
     Attributes:
         name: of the command.
         help: one line, for the list of commands.
+        takes: further options of pytest that have an effect on it, beside `OF_ANY_RUN`; all others are refused.
     """
 
     name: ClassVar[str]
     help: ClassVar[str]
+    takes: ClassVar[tuple[str, ...]] = ()
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:  # noqa: B027 (a suite may have none)
         """Add the suite's own options to the common ones."""

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from pytest_ddpscale.settings import OPTIONS, Option, confidence_level
+from pytest_ddpscale.settings import OF_ANY_RUN, OPTIONS, confidence_level
 from pytest_ddpscale.suites.suite import Suite
 
 if TYPE_CHECKING:
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 NOT_ALL_WELL = 1  # exit code if something failed or could not be measured
-# Options of pytest that suites do not use, because they plan their own studies and no threshold judges them.
-_NOT_OURS = ("judge", "resume", "world_sizes", "history", "family_confidence", "allow_incomplete", "unfit", "launches",
-             "precision")  # fmt: skip
 _LOG_EVERY_S = 60.0
 
 
@@ -60,21 +57,26 @@ def add_suite(commands: Commands) -> None:
 
 
 def add_measuring_command(commands: Commands, suite: Suite) -> None:
-    """Add the command of one suite, with its own options and pytest's measuring options."""
+    """Add the command of one suite, with its own options and those of pytest's that it takes."""
     parser = commands.add_parser(suite.name, help=suite.help)
     suite.add_options(parser)
     common = parser.add_argument_group("as in pytest --gpu-sku=SKU")
-    for option in common_options():
-        if option.metavar is None:
+    for name, option in OPTIONS.items():
+        if name not in (*OF_ANY_RUN, *suite.takes):
+            parser.add_argument(option.flag, action=_Refused, nargs="?", help=argparse.SUPPRESS)
+        elif option.metavar is None:
             common.add_argument(option.flag, dest=option.name, action="store_true", help=option.help)
         else:
-            common.add_argument(option.flag, dest=option.name, metavar=option.metavar, help=option.help)
+            action = "append" if option.repeats else "store"
+            common.add_argument(option.flag, dest=option.name, metavar=option.metavar, help=option.help, action=action)
     parser.set_defaults(run=lambda arguments: run_suite(suite, arguments))
 
 
-def common_options() -> list[Option]:
-    """The options of pytest that every suite has."""
-    return [option for name, option in OPTIONS.items() if name not in _NOT_OURS]
+class _Refused(argparse.Action):
+    """An option of pytest that the suite would ignore."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        parser.error(f"{self.option_strings[0]} has no effect on this suite; leave it out")
 
 
 def run_suite(suite: Suite, arguments: argparse.Namespace) -> int:
@@ -139,10 +141,11 @@ def nodes_of(arguments: argparse.Namespace) -> SuiteNodes:
     """The nodes to measure, from options. Raises BadInput."""
     from pytest_ddpscale.session.open import look, thresholds_path
     from pytest_ddpscale.session.sources import Site
-    from pytest_ddpscale.settings import settings_from
+    from pytest_ddpscale.settings import refuse_unread_variables, settings_from
     from pytest_ddpscale.suites.suite import SuiteNodes
     from pytest_ddpscale.thresholds.loading import load_thresholds
 
+    refuse_unread_variables(os.environ)
     settings = replace(settings_from(vars(arguments), {}), unfit="stop")  # a suite never measures unfit nodes
     site = Site(settings, Path.cwd(), Path.cwd(), tuple(sys.argv))
     thresholds = load_thresholds(thresholds_path(site))

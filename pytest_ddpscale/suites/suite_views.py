@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from pytest_ddpscale.report.html_page import page_template, printable
 from pytest_ddpscale.report.text import one_line
 from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically
-from pytest_ddpscale.results.run_json import RunRecord
+from pytest_ddpscale.results.run_json import SITE, TICKET, RunRecord
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteTable
 
 SUITE_SCHEMA_VERSION = 1
@@ -89,7 +89,11 @@ def _aligned(table: SuiteTable, columns: int) -> Iterator[str]:
 
 def markdown_of(suite: str, report: SuiteReport, record: RunRecord) -> str:
     """A suite's report.md, for a ticket."""
-    lines = [f"# {_cell(report.headline)}", "", *(f"- {name}: {_cell(said)}" for name, said in _facts(suite, record))]
+    lines = [
+        f"# {_cell(report.headline)}",
+        "",
+        *(f"- {_cell(name)}: {_cell(said)}" for name, said in _facts(suite, record)),
+    ]
     for section in report.sections:
         lines += ["", f"## {_cell(section.title)}"]
         for paragraph in section.paragraphs:
@@ -141,7 +145,8 @@ def _facts(suite: str, record: RunRecord) -> Sequence[tuple[str, str]]:
         ("Imported" if record.is_imported else "Began", f"{record.began:%Y-%m-%d %H:%M} UTC"),
         ("Measured by", ": ".join(filter(None, (record.source, record.imported_from)))),
         ("Notes", "; ".join(record.notes)),
-        ("Site", record.site), ("By", ", ".join(record.operators)), ("Ticket", record.ticket), ("Versions", versions),
+        ("Site", record.noted.get(SITE, "")), ("By", ", ".join(record.operators)),
+        ("Ticket", record.noted.get(TICKET, "")), *record.further_notes.items(), ("Versions", versions),
         ("Command", shlex.join(record.argv)),
     )  # fmt: skip
     return [(name, said) for name, said in facts if said]

@@ -15,7 +15,7 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.settings import count_up_to, read_value
-from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
+from pytest_ddpscale.suites.suite import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
 from pytest_ddpscale.suites.tune_candidates import USUAL_SETTINGS, Candidate, candidates
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Tune(Suite):
 
     name = "tune"
     help = "find settings of DDP, the trainer and NCCL that train a workload faster on these nodes"
+    takes = OF_TRAINING
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for the workload and the settings to try."""

@@ -36,6 +36,7 @@ class WholeRun(Suite):
 
     name = "whole-run"
     help = "whole training runs by world size: complete time and its parts, throughput, accuracy, sweet spots"
+    takes = ("confidence",)
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add options for model, data, training and bounds."""

@@ -32,18 +32,6 @@ def with_spent_budget(verdict: Verdict, study_id: str, out_of_time: Collection[s
     return replace(verdict, notes=(*verdict.notes, note))
 
 
-def with_precision(verdict: Verdict, plan: Plan) -> Verdict:
-    """Record the requested precision, and note an interval that is wider; the outcome does not change."""
-    if plan.precision is None or verdict.half_width is None or not METRICS[verdict.metric].takes_precision:
-        return verdict
-    verdict = replace(verdict, precision=plan.precision)
-    if not verdict.is_too_wide or verdict.value is None or verdict.half_width is None:
-        return verdict
-    reached, asked = 100 * verdict.half_width / verdict.value, 100 * plan.precision
-    note = f"half-width {reached:.3g} % of the value, requested {asked:.3g} %"
-    return replace(verdict, notes=(*verdict.notes, note))
-
-
 def with_missing_rounds(verdict: Verdict, begun: int) -> Verdict:
     """Make a verdict inconclusive if rounds are incomplete: those may be the ones that would have failed."""
     if verdict.outcome not in ("passed", "failed") or verdict.rounds >= begun:

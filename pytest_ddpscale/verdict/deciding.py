@@ -19,7 +19,6 @@ from pytest_ddpscale.results.records import Block, GangRecord, Lost
 from pytest_ddpscale.results.survey_record import PostMortem, Survey
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, training_cases
 from pytest_ddpscale.verdict.answering_study import matching_study
-from pytest_ddpscale.verdict.family import ANY_P_VALUE, is_open, rejection_level
 from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.probing import probes_needed
 
@@ -34,14 +33,9 @@ class Decider:
         plan: of the measurement.
         cases: requirements that will be judged.
         confidence: of the intervals, 0 … 1.
-        family_confidence: level at which failures will be corrected for the number of requirements; None without
-            correction. A requirement that fails alone is then measured until it also fails with the correction, or
-            to the limit of rounds.
     """
 
-    def __init__(
-        self, plan: Plan, cases: Sequence[AnyCase], confidence: float, family_confidence: float | None = None
-    ) -> None:
+    def __init__(self, plan: Plan, cases: Sequence[AnyCase], confidence: float) -> None:
         self._plan = plan
         self._cases: dict[str, list[Case]] = defaultdict(list)
         self._probed = [case for case in cases if isinstance(case, NodeCase) and case.probe is not None]
@@ -50,7 +44,6 @@ class Decider:
             if study is not None:
                 self._cases[study.id].append(case)
         self._confidence = confidence
-        self._rejection_level = rejection_level(cases, family_confidence)
         self._gangs: dict[int, GangRecord] = {}
         self._columns = GrowingColumns()
         self._each = {(study.id, arm.name) for study in plan.studies for arm in study.arms if arm.compares_ranks}
@@ -76,7 +69,7 @@ class Decider:
             self._records[record.study].append(record)
 
     def needed_arms(self, study_id: str) -> list[str]:
-        """Names of the arms that need more rounds, to decide a requirement or to narrow an interval.
+        """Names of the arms that need more rounds to decide a requirement.
 
         Empty once the study needs no more rounds.
         """
@@ -97,9 +90,9 @@ class Decider:
         columns = self._columns.columns({(study.id, arm.name) for arm in study.arms} | self._each)
         evidence = evidence_of(self._plan_of_those_there(study, columns), columns, records)
         asked, everything = self._open.get(study_id) or self._cases[study_id], self._cases[study_id]
-        found = still_open(asked, evidence, self._confidence, self._rejection_level)
+        found = still_open(asked, evidence, self._confidence)
         if len(asked) < len(everything) and arms_needed(study, found) != arms_needed(study, asked):
-            found = still_open(everything, evidence, self._confidence, self._rejection_level)
+            found = still_open(everything, evidence, self._confidence)
         self._open[study_id] = found
         return arms_needed(study, found)
 
@@ -117,7 +110,7 @@ class Decider:
         measured = {probe: 0 if found is None else int(found.present.sum()) for probe, found in of.items()}
         told = {probe for probe, count in measured.items() if self._told.get(probe) == count}
         asked = [case for case in self._probed if case.probe not in told]
-        needed = probes_needed(study, asked, evidence, self._confidence, self._rejection_level)
+        needed = probes_needed(study, asked, evidence, self._confidence)
         self._told |= {probe: count for probe, count in measured.items() if probe.id not in needed}
         return needed
 
@@ -135,13 +128,8 @@ class Decider:
         return replace(self._plan, studies=(study,), nodes=nodes, probes=None, pairs=None)
 
 
-def still_open(
-    cases: Sequence[Case], evidence: Evidence, confidence: float, rejection_level: float = ANY_P_VALUE
-) -> list[Case]:
-    """Requirements that more rounds may decide, or make as precise as the plan requests.
-
-    Both share the same rounds: precision cannot wait until other requirements are decided, because these may take all
-    rounds.
+def still_open(cases: Sequence[Case], evidence: Evidence, confidence: float) -> list[Case]:
+    """Requirements that more rounds may decide.
 
     A decided requirement stays decided: its arms get no new rounds, so the judge sees the same data again.
 
@@ -149,10 +137,8 @@ def still_open(
         cases: requirements on one study.
         evidence: of the study so far.
         confidence: of the intervals.
-        rejection_level: largest p value at which a failure is decided.
     """
-    judged = ((case, judge(case, evidence, confidence)) for case in cases)
-    return [case for case, verdict in judged if is_open(verdict, rejection_level) or verdict.is_too_wide]
+    return [case for case in cases if judge(case, evidence, confidence).is_open]
 
 
 def arms_needed(study: Study, cases: Sequence[Case]) -> list[str]:

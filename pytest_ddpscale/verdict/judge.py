@@ -28,7 +28,6 @@ from pytest_ddpscale.verdict.caveats import (
     with_host_bound,
     with_missing_rounds,
     with_plausibility,
-    with_precision,
     with_skipped_steps,
     with_slow_node,
     with_spent_budget,
@@ -69,7 +68,7 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
             return replace(blank, reason=why_no_study(one.plan, case.question))
         launches.append(_Asked(blank, case, study, one))
     verdict = _judge_launches(launches, confidence) if len(launches) > 1 else _judge_launch(launches[0], confidence)
-    return _with_both_throughputs(with_precision(_with_only_launch(verdict, evidence), evidence.plan), case)
+    return _with_both_throughputs(_with_only_launch(verdict, evidence), case)
 
 
 def _judge_launches(launches: Sequence[_Asked], confidence: float) -> Verdict:

@@ -17,7 +17,6 @@ from pytest_ddpscale.verdict.bounds import against_bound, blank_verdict
 from pytest_ddpscale.verdict.caveats import with_missing_rounds
 from pytest_ddpscale.verdict.each import combined, judge_each
 from pytest_ddpscale.verdict.estimating import Estimates
-from pytest_ddpscale.verdict.family import ANY_P_VALUE, is_open
 from pytest_ddpscale.verdict.probe_culprits import ProbeVerdict, with_probe_culprits
 from pytest_ddpscale.verdict.wrong_data import with_wrong_data
 
@@ -53,13 +52,7 @@ def judge_probe(
     return with_wrong_data(verdict, probe, measured) if measured is not None else verdict
 
 
-def probes_needed(
-    study: ProbeStudy,
-    cases: Sequence[NodeCase],
-    evidence: Evidence,
-    confidence: float,
-    rejection_level: float = ANY_P_VALUE,
-) -> list[str]:
+def probes_needed(study: ProbeStudy, cases: Sequence[NodeCase], evidence: Evidence, confidence: float) -> list[str]:
     """Ids of the probes that need more rounds to decide a requirement, in the study's order.
 
     A decided requirement stays decided: its probe gets no new rounds, so the judge sees the same data again.
@@ -69,12 +62,11 @@ def probes_needed(
         cases: requirements that they answer.
         evidence: of the study so far.
         confidence: of the intervals.
-        rejection_level: largest p value at which a failure is decided.
     """
     needed = {
         _probe_of(case).id
         for case in cases
-        if is_open(judge_probe(blank_verdict(case, confidence), case, evidence, confidence, case.peak), rejection_level)
+        if judge_probe(blank_verdict(case, confidence), case, evidence, confidence, case.peak).is_open
     }
     return [probe.id for probe in study.probes if probe.id in needed]
 

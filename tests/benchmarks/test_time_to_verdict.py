@@ -44,14 +44,6 @@ def test_the_total_is_all_studies_and_one_start_up(run: list[object]) -> None:
     assert result["total_s"] < result["published_procedure_s"] / 8
 
 
-def test_narrower_intervals_take_longer(run: list[object]) -> None:
-    cluster = script.published_cluster(packaged("thresholds.yaml"), None)
-    usual, precise = script.summary([run]), script.summary([script.one_run(cluster, 0, 0.007)])
-    assert precise["total_s"] > usual["total_s"]
-    assert [study["failed"] + study["open"] for study in precise["studies"]] == [0] * 8
-    assert sum(study["too_wide"] for study in usual["studies"]) == 0, "nobody asked"
-
-
 def test_the_table_compares_with_what_is_expected(run: list[object], capsys: pytest.CaptureFixture[str]) -> None:
     script.show(script.summary([run]))
     said = capsys.readouterr().out

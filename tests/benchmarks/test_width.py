@@ -26,17 +26,16 @@ def test_noise_has_variance_one_and_the_correlation_asked_for(correlation: float
     assert sum(products) / len(products) == pytest.approx(correlation, abs=0.05)
 
 
-def test_who_asks_for_more_precision_gets_narrower_intervals_after_more_rounds_that_hold() -> None:
-    decided, wide, narrow = width.stops(0.0, 0.003, 0.02, runs=60, limit=32, seed=3)
-    assert (decided.precision, wide.precision, narrow.precision) == (None, 0.01, 0.005)
-    assert FEWEST_ROUNDS <= decided.rounds <= wide.rounds < narrow.rounds
-    assert narrow.half_width <= 0.005 < decided.half_width
-    assert all(one.covered >= 0.95 and one.lost == one.turned == 0 for one in (decided, wide, narrow))
+def test_a_run_ends_with_its_decision_and_its_interval_holds() -> None:
+    near, far = (width.stop(0.0, 0.006, margin, runs=60, limit=32, seed=3) for margin in (0.01, 0.05))
+    assert FEWEST_ROUNDS == far.rounds < near.rounds < 32
+    assert near.half_width < far.half_width
+    assert all(one.covered >= 0.95 and one.decided == 1 for one in (near, far))
 
 
 def test_both_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     width.show_widths(width.widths(runs=40, seed=1))
-    width.show_stops(width.stops(0.0, 0.003, 0.05, runs=5, limit=10, seed=1))
+    width.show_stops([width.stop(0.0, 0.003, 0.05, runs=5, limit=10, seed=1)])
     said = capsys.readouterr().out.splitlines()
-    assert len(said) == 1 + len(width.ROUNDS) + 1 + len(width.PRECISIONS)
+    assert len(said) == 1 + len(width.ROUNDS) + 2
     assert said[0].startswith("rounds  median, σ")

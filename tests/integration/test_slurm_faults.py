@@ -163,9 +163,9 @@ def test_a_run_from_a_login_node_that_is_interrupted_leaves_no_job(lab: SlurmLab
 def test_the_wait_for_nodes_is_bounded_and_shown(lab: SlurmLab, tmp_path: Path) -> None:
     lab.submit("sleep 300", "--nodes=6", "--exclusive")
     run = RunDirectory(tmp_path / "run")
-    command = pytest_command(run.path, two_studies(tmp_path), "--ddp-nodes=2", "--ddp-queue-limit=5s")
+    command = pytest_command(run.path, two_studies(tmp_path), "--ddp-nodes=2", "--ddp-slurm-args=--immediate=5")
     result = lab.run(command, check=False, cwd=tmp_path)
     assert result.returncode == pytest.ExitCode.TESTS_FAILED, result.stdout
-    assert "Slurm allocated no nodes within 5 s (--ddp-queue-limit)" in result.stdout
+    assert "Unable to allocate resources" in result.stdout
     assert "queued and waiting for resources" in result.stdout
     wait_until(lambda: "ddpscale" not in lab.run(["squeue", "--noheader"]).stdout, GONE_S, "no job in the queue")

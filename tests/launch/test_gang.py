@@ -17,7 +17,7 @@ from msgspec import to_builtins
 from pytest_ddpscale import __version__
 from pytest_ddpscale.launch import gang as gang_module
 from pytest_ddpscale.launch.gang_owner import GangEnd
-from pytest_ddpscale.results.notices import Queued
+from pytest_ddpscale.results.notices import Idle, Queued
 from pytest_ddpscale.results.rank_folder import WantedArms
 from pytest_ddpscale.results.survey_record import PostMortem, Survey
 from tests.builders.launches import scripted
@@ -127,11 +127,20 @@ def test_a_node_that_does_not_come_up_is_named(run: Run) -> None:
     assert end == GangEnd(None, "1 of 2 nodes came up within 0.5 s: n2 did not")
 
 
-def test_the_wait_for_slurms_nodes_is_told_and_has_its_own_limit(run: Run, heard: list[Any]) -> None:
-    said = "srun: job 4 queued and waiting for resources"
-    end = run(f"print({said!r}, file=sys.stderr, flush=True); order()", name="slurm", startup_s=0.01, queue_s=1)
-    assert end == GangEnd(None, "Slurm allocated no nodes within 1 s (--ddp-queue-limit)")
+def test_the_wait_for_slurms_nodes_is_told_and_has_no_limit(run: Run, heard: list[Any]) -> None:
+    queued = "print('srun: job 4 queued and waiting for resources', file=sys.stderr, flush=True); time.sleep(0.6)"
+    assert run(f"{queued}; serve()", name="slurm", startup_s=0.3) == GangEnd(0)
     assert Queued("job 4 queued and waiting for resources") in heard
+
+
+def test_the_wait_is_told_although_slurm_says_nothing(
+    run: Run, heard: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gang_module, "QUIET_QUEUE_S", 0.3)
+    assert run("time.sleep(0.8); serve()", name="slurm", startup_s=0.1) == GangEnd(0)
+    waited = [record for record in heard if isinstance(record, Idle | Queued)]
+    assert isinstance(waited[0], Idle), "not at once: an allocation may come in a moment"
+    assert Queued("Slurm has allocated none yet") in waited
 
 
 def test_a_launcher_that_ends_before_any_node_is_up_has_its_last_words_told(run: Run) -> None:
@@ -171,7 +180,7 @@ def test_ranks_that_move_are_not_ended_although_they_record_nothing(run: Run) ->
 
 def test_a_gang_that_is_not_done_in_time_is_ended(run: Run) -> None:
     end = run("serve(); beat_until_stop(0)", total_s=0.7)
-    assert end == GangEnd(None, "the gang ran longer than 0.7 s (--ddp-total-limit), so it was ended.")
+    assert end == GangEnd(None, "the gang ran longer than 0.7 s, the limit for its plan, so it was ended.")
 
 
 def test_records_that_were_lost_on_the_way_end_the_gang(run: Run, owner: Owner) -> None:

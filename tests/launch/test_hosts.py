@@ -66,8 +66,8 @@ def test_host_files_are_openmpis_and_mpichs(tmp_path: Path, text: str, hosts: st
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"^--ddp-hostfile: found no host in "),
-        ("# none\n", r"^--ddp-hostfile: found no host in "),
+        ("", r"^--ddp-hosts: found no host in "),
+        ("# none\n", r"^--ddp-hosts: found no host in "),
         (
             "n1 slots=4\nn2 slots=2\n",
             r"hosts: n1 has 4 slots, n2 has 2; expected the same number on every host\. Every node",
@@ -85,7 +85,7 @@ def test_host_files_that_make_no_sense_are_refused(tmp_path: Path, text: str, me
 
 
 def test_a_host_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"^--ddp-hostfile: .*none cannot be read \(No such file or directory\)"):
+    with pytest.raises(OptionError, match=r"^--ddp-hosts: .*none cannot be read \(No such file or directory\)"):
         read_hostfile(tmp_path / "none")
 
 
@@ -96,7 +96,7 @@ def test_the_cluster_is_the_hosts_that_are_named(tmp_path: Path) -> None:
     here = SshLauncher(settings(hosts=f"n1,{socket.gethostname()}.cluster"), {})
     assert not here.cluster(plans_only=False).is_elsewhere
     (tmp_path / "hosts").write_text("n1:8\nn2:8\n")
-    from_file = SshLauncher(settings(hostfile=str(tmp_path / "hosts")), {})
+    from_file = SshLauncher(settings(hosts=f"@{tmp_path / 'hosts'}"), {})
     assert from_file.cluster(plans_only=False) == Cluster(2, ("n1", "n2"), "ssh", is_elsewhere=True, slots=8)
 
 
@@ -106,7 +106,7 @@ def test_the_cluster_is_the_hosts_that_are_named(tmp_path: Path) -> None:
         ({}, r"^--ddp-hosts: found no host for --ddp-launcher=ssh; expected such as n1,n2 or n\[1-8\]"),
         ({"hosts": "n1,n2,n1"}, r"^--ddp-hosts: found n1 twice; expected each host once"),
         ({"hosts": "n1", "nodes": "2"}, r"^--ddp-nodes: found 2, but 1 hosts are named; expected at most 1"),
-        ({"hosts": "n1", "hostfile": "x"}, r"^--ddp-hosts: found n1 together with --ddp-hostfile"),
+        ({"hosts": "@nowhere"}, r"^--ddp-hosts: nowhere cannot be read \(No such file or directory\); expected a file"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, str], message: str) -> None:
@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_refused(options: dict[str, str], message: str) -> 
 
 def test_more_ranks_than_a_file_has_slots_are_refused(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("n1:4\n")
-    asked = settings(hostfile=str(tmp_path / "hosts"), gpus_per_node="8")
+    asked = settings(hosts=f"@{tmp_path / 'hosts'}", gpus_per_node="8")
     with pytest.raises(OptionError, match=r"^--ddp-gpus-per-node: found 8, but the host file has 4 slots"):
         SshLauncher(asked, {}).cluster(plans_only=False)
 

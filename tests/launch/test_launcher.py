@@ -57,7 +57,7 @@ def test_all_that_are_there_are_known_by_name() -> None:
     [
         ({}, "torchrun"),
         ({"hosts": "n1"}, "ssh"),
-        ({"hostfile": "hosts"}, "ssh"),
+        ({"hosts": "@hosts"}, "ssh"),
         ({"hosts": "n1", "exec": "docker exec -i {host}"}, "exec"),
         ({"nodes": "2"}, "slurm"),
         ({"slurm_args": "-p gpu"}, "slurm"),

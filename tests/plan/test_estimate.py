@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.estimate import (
-    HALF_WIDTHS_SD,
     OVERHEAD_PER_BLOCK_S,
-    ROUND_SD,
     STARTUP_S,
     TYPICAL_ROUNDS,
     TimeEstimate,
     estimate,
-    precise_rounds,
-    round_seconds,
     study_seconds,
-    usual_seconds,
 )
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.stats.sequential import EProcesses
 from tests.builders.plans import PLANS, STUDIES
 from tests.rows import rows
 
@@ -88,46 +81,3 @@ def test_studies_add_up_and_share_one_start_up(plan: Plan, speed: float) -> None
     shared = STARTUP_S * max(0, len(parts) - 1)
     assert estimate(plan, img_per_s=img_per_s).seconds == pytest.approx(sum(parts) - shared)
     assert estimate(plan, isolate=True, img_per_s=img_per_s).seconds == pytest.approx(sum(parts))
-
-
-class TestPrecision:
-    """What a narrow interval costs."""
-
-    LONG = replace(STUDY, rounds=32)
-
-    def test_half_widths_are_those_of_the_judges_intervals(self) -> None:
-        series = np.random.default_rng(3).standard_normal((1500, 32))
-        for rounds, half_width in HALF_WIDTHS_SD.items():
-            low, high = EProcesses(series[:, :rounds]).intervals(0.95).T
-            assert np.quantile((high - low) / 2, 0.8) == pytest.approx(half_width, rel=0.06)
-
-    def test_takes_more_rounds_the_narrower_it_is(self) -> None:
-        asked = [precise_rounds(self.LONG, "cuda", precision) for precision in (0.02, 0.01, 0.005, 0.002)]
-        assert asked[0] == min(HALF_WIDTHS_SD)
-        assert asked == sorted(set(asked))
-        assert asked[-1] > max(HALF_WIDTHS_SD)
-
-    def test_takes_more_rounds_of_a_ratio_and_on_a_noisier_device(self) -> None:
-        one_arm = replace(self.LONG, arms=self.LONG.arms[1:])
-        precision = 2 * ROUND_SD["cuda"]
-        assert precise_rounds(one_arm, "cuda", precision) < precise_rounds(self.LONG, "cuda", precision)
-        assert precise_rounds(self.LONG, "cuda", precision) < precise_rounds(self.LONG, "cpu", precision)
-
-    def test_takes_as_many_of_a_ratio_to_one_gpu_under_ddp_as_to_one_alone(self) -> None:
-        under_ddp = replace(self.LONG, arms=(Arm("ddp", 1, 8), *self.LONG.arms[1:]))
-        assert precise_rounds(under_ddp, "cuda", 0.005) == precise_rounds(self.LONG, "cuda", 0.005)
-
-    def test_adds_rounds_of_the_arms_that_tell_speed(self) -> None:
-        study = replace(self.LONG, arms=(*self.LONG.arms, Arm("each", 4, 8)))
-        plan = Plan("a100", "cuda", (study,), precision=0.007)
-        more = precise_rounds(study, "cuda", 0.007) - TYPICAL_ROUNDS
-        assert 0 < more < 32 - TYPICAL_ROUNDS
-        expected_s = study_seconds(study) + more * round_seconds(study, study.arms[:2])
-        assert usual_seconds(plan, study) == pytest.approx(expected_s)
-        assert estimate(plan).seconds == pytest.approx(STARTUP_S + expected_s)
-
-    def test_costs_no_more_than_all_rounds_and_nothing_where_nobody_asks(self) -> None:
-        plan = Plan("a100", "cuda", (self.LONG,), precision=0.0001)
-        assert usual_seconds(plan, self.LONG) == pytest.approx(study_seconds(self.LONG, rounds=None))
-        assert usual_seconds(replace(plan, precision=None), self.LONG) == study_seconds(self.LONG)
-        assert estimate(plan).most_seconds == estimate(replace(plan, precision=None)).most_seconds

@@ -178,8 +178,8 @@ def test_a_machine_that_is_evenly_slow_is_not_accepted_for_being_even() -> None:
     }  # fmt: skip
 
 
-def test_a_precision_is_asked_of_throughput_and_what_is_a_multiple_or_ratio_of_it() -> None:
-    assert {name for name, metric in METRICS.items() if metric.takes_precision} == {
+def test_rates_are_throughput_and_what_is_a_multiple_or_ratio_of_it() -> None:
+    assert {name for name, metric in METRICS.items() if metric.is_rate} == {
         "throughput_per_gpu", "weak_scaling_efficiency", "strong_scaling_speedup", "strong_scaling_efficiency",
         "model_flops_utilization", "generation_ratio",
     }  # fmt: skip

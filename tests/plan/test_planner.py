@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from pytest_ddpscale.plan.image_folder import ImageFolderData
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question, build_plan
-from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Arm, Plan
 from pytest_ddpscale.plan.workload import Workload
 
@@ -142,13 +141,3 @@ def test_the_order_of_questions_changes_no_study(questions: list[Question], shuf
     plans = [build_plan(EMPTY, some, PACE) for some in (questions, shuffled)]
     first, second = ({study.id: study for study in plan.studies} for plan in plans)
     assert first == second
-
-
-def test_who_asks_for_narrow_intervals_gives_all_rounds_to_studies_without_a_rank_alone() -> None:
-    pace, asked = Pace(32, 1.0, 1.0, uncompared_rounds=16), [question("throughput_per_gpu", ONE, 4)]
-    probe = Probe("matmul-fp16")
-    (usual,) = build_plan(EMPTY, asked, pace).studies
-    plan = build_plan(replace(EMPTY, precision=0.005), asked, pace, [probe])
-    assert (usual.rounds, plan.studies[0].rounds, plan.precision) == (16, 32, 0.005)
-    assert plan.probes is not None
-    assert plan.probes.rounds == 16

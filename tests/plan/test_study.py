@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import msgspec
@@ -113,12 +112,6 @@ def test_a_plan_with_an_unknown_field_deep_in_it_is_refused() -> None:
     whole["studies"][0]["arms"][0]["colour"] = "red"
     with pytest.raises(ValueError, match=r"studies\[0\].arms\[0\].colour is 'red'; expected no such field"):
         read_as(Plan, whole)
-
-
-@pytest.mark.parametrize("precision", [0.0, -0.01, 0.51, math.nan])
-def test_a_plan_with_a_precision_that_nobody_can_ask_for_is_refused(precision: float) -> None:
-    with pytest.raises(ValueError, match="a plan asks for a precision of"):
-        Plan("a100", "cuda", (), precision=precision)
 
 
 def test_an_arm_that_infers_has_no_settings_of_training() -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from shutil import copytree
+from typing import Any
 
 import pytest
 
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.verdicts import Judgement, RunOutcome
 from tests.plugin.site import (
     MEASURED_RUN,
     REQUIREMENTS,
+    SKU,
     Series,
     Site,
     assert_refused,
@@ -31,6 +35,13 @@ def old_cluster(**workload: object) -> tuple[Series, ...]:
     return (replace(alone, workload=trained, arm=replace(alone.arm, batch_size=trained.batch_size), img_per_s=OLD),)
 
 
+def reference(site: Site, outcome: RunOutcome = "accepted", **workload: Any) -> RunDirectory:
+    """The run that the ratio is to, judged."""
+    run = site.measured("old", old_cluster(**workload))
+    run.write_json(run.verdicts_json, Judgement(SKU, outcome, f"it is {outcome}", ()))
+    return run
+
+
 @pytest.fixture
 def compared(site: Site) -> Site:
     """A site that asks for nearly twice what a run of its own reached."""
@@ -40,7 +51,7 @@ def compared(site: Site) -> Site:
 
 
 def test_both_throughputs_and_their_sources_are_shown(compared: Site) -> None:
-    compared.measured("old", old_cluster(batch_size=128))
+    reference(compared, batch_size=128)
     result = compared.judge("-k", "generation_ratio", "-v")
     result.assert_outcomes(passed=2)
     said = " ".join(output_of(result).split())
@@ -63,8 +74,8 @@ def test_both_throughputs_and_their_sources_are_shown(compared: Site) -> None:
     ],
     ids=["image size", "memory format", "model"],
 )
-def test_a_run_of_something_else_is_refused(compared: Site, workload: dict[str, object], said: str) -> None:
-    compared.measured("old", old_cluster(**workload))
+def test_a_run_of_something_else_is_refused(compared: Site, workload: dict[str, Any], said: str) -> None:
+    reference(compared, **workload)
     assert_refused(compared.judge(), "thresholds.yaml:", "generation_ratio versus run ", said)
 
 
@@ -72,12 +83,54 @@ def test_a_run_that_is_not_there_is_refused(compared: Site) -> None:
     assert_refused(compared.judge(), "generation_ratio versus run ", "/old: ")
 
 
-def test_a_simulated_run_is_no_reference(compared: Site) -> None:
+@pytest.mark.parametrize("outcome", ["accepted_with_waivers", "partial"])
+def test_a_run_that_nothing_speaks_against_is_a_reference(compared: Site, outcome: RunOutcome) -> None:
+    reference(compared, outcome)
+    compared.judge("-k", "generation_ratio").assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize("outcome", ["rejected", "incomplete"])
+def test_a_run_that_was_not_accepted_is_no_reference(compared: Site, outcome: RunOutcome) -> None:
+    reference(compared, outcome)
+    said = f"/old: it was {outcome}: it is {outcome}; expected an accepted run that measured the same model"
+    assert_refused(compared.judge(), "thresholds.yaml:", said, "Name another run, or a SKU.")
+
+
+def test_verdicts_in_another_directory_count_if_that_is_named(compared: Site) -> None:
+    run = reference(compared, "rejected")
+    again = RunDirectory.create(run.path / "judged-1")
+    basis = {"measurements_path": str(run.measurements_jsonl), "measurements_sha256": run.measurements_sha256()}
+    again.write_json(again.verdicts_json, Judgement(SKU, "accepted", "all is well now", (), basis=basis))
+    ratio = RUN_RATIO.replace("run:old", "run:old/judged-1")
+    compared.write("thresholds.yaml", thresholds_text([*REQUIREMENTS.values(), ratio]))
+    compared.judge("-k", "generation_ratio").assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "todo"),
+    [
+        ("interrupted", "it was interrupted", "Finish it with `pytest --ddp-resume="),
+        ("running", "it has not ended, or was killed", "Finish it with `pytest --ddp-resume="),
+        ("finished", "it was never judged", "Judge it with `pytest --ddp-judge="),
+    ],
+)
+def test_a_run_that_was_cut_or_never_judged_is_no_reference(compared: Site, status: str, said: str, todo: str) -> None:
+    run = compared.measured("old", old_cluster())
+    edit_json(run.run_json, status=status)
+    assert_refused(compared.judge(), f"/old: {said}; expected an accepted run", todo)
+
+
+def test_a_simulated_run_is_a_reference_in_a_rehearsal_only(compared: Site) -> None:
     run = compared.measured("old", old_cluster())
     edit_json(run.run_json, simulated=True)
     assert_refused(compared.judge(), "it was simulated, not measured")
+    edit_json(compared.path / "measured" / "run.json", simulated=True)
+    compared.judge("-k", "generation_ratio").assert_outcomes(passed=2, failed=1)
+    assert compared.outcome() == "incomplete", "a simulated run accepts nothing"
 
 
 def test_a_copy_of_a_run_is_no_reference_for_it(compared: Site) -> None:
     copytree(compared.path / "measured", compared.path / "old")
+    run = RunDirectory(compared.path / "old")
+    run.write_json(run.verdicts_json, Judgement(SKU, "accepted", "", ()))
     assert_refused(compared.judge(), "thresholds.yaml:", "it has the same measurements as measured")

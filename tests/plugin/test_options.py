@@ -30,29 +30,30 @@ def test_an_empty_value_is_refused(site: Site) -> None:
     assert not (site.path / "ddpscale-runs").exists()
 
 
-def test_switches_work_from_the_environment_and_the_ini_file(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switches_work_from_the_ini_file(site: Site) -> None:
     site.write("thresholds.yaml", site.thresholds.read_text(encoding="utf-8").replace("per_gpu: 1024", "per_gpu: 8"))
     site.measured()
     assert site.judge().ret == pytest.ExitCode.TESTS_FAILED, "the ViT was measured with another batch"
-    monkeypatch.setenv("DDPSCALE_ALLOW_INCOMPLETE", "yes")
-    assert site.judge().ret == pytest.ExitCode.OK
-    monkeypatch.delenv("DDPSCALE_ALLOW_INCOMPLETE")
     site.configure(ddp_allow_incomplete="on")
     assert site.judge().ret == pytest.ExitCode.OK
 
 
-def test_the_command_line_wins_over_the_environment_and_that_over_the_ini_file(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_line_wins_over_the_ini_file(site: Site) -> None:
     def asked(*arguments: str) -> list[str]:
         result = site.run("--collect-only", "-q", "--gpu-sku=tested", *arguments)
         return [line.partition("::")[2] for line in result.outlines if "::" in line]
 
     site.configure(ddp_world_sizes="2")
     assert asked() == ["test_weak_scaling_efficiency[resnet152-fp16-2gpu]"]
-    monkeypatch.setenv("DDPSCALE_WORLD_SIZES", "1")
-    assert sorted(asked()) == sorted(item for item in REQUIREMENTS if "-1gpu" in item)
     assert sorted(asked("--ddp-world-sizes=8")) == sorted(item for item in REQUIREMENTS if "-8gpu" in item)
+
+
+def test_a_variable_that_nothing_reads_is_refused_before_anything_is_judged(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.measured()
+    monkeypatch.setenv("DDPSCALE_CONFIDENCE", "0.999")
+    assert_refused(site.judge(), "DDPSCALE_CONFIDENCE: is set, but not read from the environment; expected --ddp-conf")
 
 
 def test_a_confidence_other_than_the_usual_widens_the_intervals(site: Site) -> None:

@@ -99,7 +99,6 @@ class Planning:
 
 PLANNED = {
     "an alias": Planning("--gpu-sku=tested", items=REQUIREMENTS, said=[PLAN]),
-    "the environment names it": Planning("", items=REQUIREMENTS, environment={"DDPSCALE_GPU_SKU": "tested"}),
     "the ini file names it": Planning("", items=REQUIREMENTS, said=[PLAN], ini={"gpu_sku": "tested"}),
     # Exported for a whole site, it must not replace a project's own tests by acceptance tests.
     "the environment leaves another project alone": Planning(
@@ -170,6 +169,13 @@ def test_what_is_selected_is_planned(site: Site, planning: Planning, monkeypatch
     assert [words for words in planning.said if words not in output_of(result)] == []
     assert [words for words in planning.unsaid if words in output_of(result).partition("ddpscale plan")[2]] == []
     assert site.files() == before
+
+
+def test_a_variable_that_names_a_sku_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDPSCALE_GPU_SKU", "tested")
+    result = site.run("--collect-only")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "DDPSCALE_GPU_SKU: is set, but not read" in result.stderr.str()
 
 
 def plan_head(result: pytest.RunResult) -> re.Match[str]:

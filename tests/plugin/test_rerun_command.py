@@ -32,7 +32,7 @@ def test_on_one_machine_nothing_is_added() -> None:
 def test_launcher_nodes_and_options_are_carried_along() -> None:
     options = {
         "ddp_nodes": "2", "ddp_gpus_per_node": "8", "ddp_slurm_args": "--partition=gpu --exclusive",
-        "ddp_block": "3s", "ddp_isolate": False, "ddp_allow_incomplete": True, "ddp_run_dir": "mine",
+        "ddp_block": "3s", "ddp_nvtx": False, "ddp_allow_incomplete": True, "ddp_run_dir": "mine",
     }  # fmt: skip
     assert command(Cluster(2, launcher="slurm", is_elsewhere=True), 16, **options) == (
         "pytest --gpu-sku=b200 --ddp-launcher=slurm --ddp-nodes=2 --ddp-gpus-per-node=8 "

@@ -16,7 +16,7 @@ from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.report.html_page import key_numbers, render_html, topologies
 from pytest_ddpscale.report.live_progress import LIVE
 from pytest_ddpscale.results.coverage import Coverage, NodeCoverage
-from pytest_ddpscale.results.run_json import Resumed, RunRecord
+from pytest_ddpscale.results.run_json import Resumed
 from pytest_ddpscale.results.survey_record import Survey
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
@@ -40,7 +40,7 @@ PAGE = render_html(JUDGEMENT, RUN, NOTHING)
 
 def test_text_from_outside_stays_text() -> None:
     surveys = {ATTACK: Survey(host=ATTACK, unix_s=1.0, topology=f"GPU0 {ATTACK}")}
-    run = replace_run(operator=ATTACK, site=ATTACK, ticket=ATTACK)
+    run = with_fields(hostile_run(), noted=dict.fromkeys(("operator", "site", "ticket", ATTACK), ATTACK))
     page = render_html(
         replace(hostile_judgement(), notes=(ATTACK,), reason=ATTACK), run, replace(NOTHING, surveys=surveys)
     )
@@ -48,10 +48,6 @@ def test_text_from_outside_stays_text() -> None:
     assert "<img" not in page
     assert "&lt;/script&gt;&lt;img" in page
     assert not re.search("[\u202a-\u202e\u2066-\u2069\x00-\x08\x0b-\x1f\x7f]", page)
-
-
-def replace_run(**changes: str) -> RunRecord:
-    return with_fields(hostile_run(), **changes)
 
 
 def test_nothing_is_asked_of_the_network_and_only_the_pages_own_script_runs() -> None:
@@ -125,13 +121,14 @@ def test_a_node_that_is_only_suspected_is_not_counted_as_failed() -> None:
 def test_whoever_measured_resumed_and_judged_is_on_the_first_page() -> None:
     resumed = Resumed(
         at="2026-03-01T11:00:00+00:00", argv=(), status_before="interrupted", thresholds_digests="", measured_anew={},
-        operator="Bob",
+        noted={"operator": "Bob"},
     )  # fmt: skip
-    run = with_fields(RUN, operator="Ann", resumed=(resumed, resumed))
-    page = render_html(replace(JUDGEMENT, basis={"judged_by": "Eve"}), run, NOTHING)
+    run = with_fields(RUN, noted={"rack": "B 7", "operator": "Ann"}, resumed=(resumed, resumed))
+    page = render_html(replace(JUDGEMENT, basis={"note_operator": "Eve"}), run, NOTHING)
     assert "<dt>By</dt><dd>Ann, Bob</dd>" in page
     assert "<dt>Resumed</dt><dd>2026-03-01 11:00 UTC by Bob; the session before was interrupted</dd>" in page
     assert "<dt>Judged by</dt><dd>Eve</dd>" in page
+    assert "<dt>rack</dt><dd>B 7</dd>" in page
     assert "Judged by" not in PAGE
 
 

@@ -69,13 +69,14 @@ def test_summary_counts_and_names_the_machine() -> None:
 
 
 def test_by_whom_and_where_stands_there() -> None:
-    basis = {"measurements_sha256": "cd" * 32, "judged_at": "2026-03-02T08:30:00+00:00", "judged_by": "B. Name"}
-    run = with_fields(RUN, operator="A. Name", site="Hall 2", ticket="OPS-7")
+    basis = {"measurements_sha256": "cd" * 32, "judged_at": "2026-03-02T08:30:00+00:00", "note_operator": "B. Name"}
+    run = with_fields(RUN, noted={"operator": "A. Name", "site": "Hall 2", "rack": "B 7", "ticket": "OPS-7"})
     rendered = render_markdown(replace(JUDGEMENT, basis=basis), run)
     for row in (
         "| Site | Hall 2 |",
         "| Measured by | A. Name |",
         "| Ticket | OPS-7 |",
+        "| rack | B 7 |",
         "| Judged | 2026-03-02 08:30 UTC |",
         "| Judged by | B. Name |",
         f"| Measurements, SHA-256 | {'cd' * 32} |",
@@ -212,7 +213,7 @@ def test_large_machine_stays_readable() -> None:
 
 
 def test_hostile_text_breaks_no_table_and_starts_no_html() -> None:
-    run = with_fields(hostile_run(), operator=HOSTILE, site=HOSTILE, ticket=HOSTILE)
+    run = with_fields(hostile_run(), noted=dict.fromkeys(("operator", "site", "ticket", HOSTILE), HOSTILE))
     rendered = render_markdown(hostile_judgement(), run, [f"plots/{HOSTILE[:-1]}.png"])
     rendered.encode("utf-8")
     _assert_tables_are_whole(rendered)

@@ -101,28 +101,6 @@ def test_pairs_of_nodes_come_last_with_the_rounds_that_they_take_at_least() -> N
     assert estimate(plan).most_seconds == pytest.approx(without.most_seconds + 11 * PAIRS_ROUND_S)
 
 
-@pytest.mark.parametrize(("precision", "said"), [(0.007, "about 20 for ± 0.7 %"), (0.001, "too few for ± 0.1 %")])
-def test_the_rounds_that_a_precision_takes_are_said(precision: float, said: str) -> None:
-    plan = replace(PLAN, precision=precision, studies=(replace(WEAK, rounds=32),))
-    assert f"min  at most 32 rounds ({said}) of alone (batch 512)" in plan_lines(plan, 5, isolate=False)[1]
-
-
-def test_a_precision_asks_for_no_more_rounds_of_launches() -> None:
-    plan = replace(PLAN, precision=0.005, studies=(WEAK,), launches=3)
-    last = plan_lines(plan, 5, isolate=False)[-1]
-    assert last.split(maxsplit=2)[2].endswith("0.0 min  included: launches have a fixed number of rounds")
-    assert last.strip().startswith("± 0.5 %")
-
-
-def test_the_time_that_a_precision_takes_is_said() -> None:
-    plan = replace(PLAN, precision=0.007, studies=(replace(WEAK, rounds=32),))
-    more_s = estimate(plan).seconds - estimate(replace(plan, precision=None)).seconds
-    noise = "at the usual noise of 0.3 % a round"
-    said = f"  ± 0.7 %    {more_s / 60:4.1f} min  included for intervals this narrow, {noise}"
-    assert plan_lines(plan, 5, isolate=False)[-1] == said
-    assert more_s > 0
-
-
 def test_a_long_plan_is_cut_short_where_an_outcome_follows() -> None:
     lines = [f"line {number}" for number in range(8)]
     assert shortened(lines) == [*lines[:5], "  and 3 more (-v, or --collect-only)"]

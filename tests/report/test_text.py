@@ -82,13 +82,6 @@ def test_limits_are_rounded_outwards() -> None:
     assert text.limits_text(both) == "95.9 … 98.1 %"
 
 
-def test_an_interval_as_narrow_as_was_asked_is_shown_as_its_larger_half() -> None:
-    precise = replace(PASSED, value=0.97, interval=(0.965, 0.978), precision=0.01)
-    assert (text.value_text(precise), text.limits_text(precise)) == ("97.0 ± 0.8 %", "± 0.8 %")
-    wider = replace(precise, precision=0.005)
-    assert text.limits_text(wider) == "at least 96.5 %"
-
-
 def test_limit_that_misses_the_bound_does_not_look_like_it() -> None:
     verdict = replace(PASSED, outcome="failed", value=0.95, interval=(0.94, 0.95998))
     assert (text.limits_text(verdict), text.bound_text(verdict)) == ("at most 95.998 %", "≥ 96.0 %")

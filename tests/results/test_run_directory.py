@@ -148,6 +148,13 @@ class TestPlan:
         with pytest.raises(RunDirectoryError, match=r"plan\.json: cannot be read"):
             run.read_plan()
 
+    @pytest.mark.parametrize("precision", [None, 0.005])
+    def test_of_an_earlier_version_is_read_without_the_precision_that_it_asked(
+        self, run: RunDirectory, precision: float | None
+    ) -> None:
+        run.write_json(run.plan_json, as_json(PLAN) | {"precision": precision})
+        assert run.read_plan() == PLAN
+
 
 class TestMeasurements:
     def test_none_yet_is_an_empty_list(self, run: RunDirectory) -> None:

@@ -178,11 +178,27 @@ class TestResumed:
         )
 
     def test_who_resumes_is_added_and_a_ticket_stays_unless_there_is_another(self, run: RunDirectory) -> None:
-        start_run(run, "a100", (), Path("thresholds.yaml"), "ab" * 32, operator="Ann", site="Hall 1", ticket="T-1")
-        resume_run(run, (), "ab" * 32, {}, operator="Bob", ticket="T-2")
-        resume_run(run, (), "ab" * 32, {}, operator="Ann")
+        noted = {"operator": "Ann", "site": "Hall 1", "ticket": "T-1"}
+        start_run(run, "a100", (), Path("thresholds.yaml"), "ab" * 32, noted=noted)
+        resume_run(run, (), "ab" * 32, {}, {"operator": "Bob", "ticket": "T-2", "rack": "B 7"})
+        resume_run(run, (), "ab" * 32, {}, {"operator": "Ann"})
         record = run.read_run()
-        assert (record.operators, record.site, record.ticket) == (("Ann", "Bob"), "Hall 1", "T-2")
+        assert record.operators == ("Ann", "Bob")
+        assert record.noted == {"operator": "Ann", "site": "Hall 1", "ticket": "T-2", "rack": "B 7"}
+        assert record.further_notes == {"rack": "B 7"}
+
+    def test_operator_site_and_ticket_of_an_earlier_version_are_notes(self, run: RunDirectory) -> None:
+        resume_run(run, (), "ab" * 32, {})
+        said = as_json(run.read_run())
+        said |= {"operator": "Ann", "site": "Hall 1", "ticket": "T-1"}
+        said["resumed"][0]["operator"] = "Bob"
+        run.write_json(run.run_json, said)
+        record = run.read_run()
+        assert record.operators == ("Ann", "Bob")
+        assert record.noted == {"operator": "Ann", "site": "Hall 1", "ticket": "T-1"}
+        run.write_json(run.run_json, said | {"noted": {}})
+        with pytest.raises(RunDirectoryError, match="unknown field `operator`"):
+            run.read_run()
 
     def test_each_time_is_recorded(self, run: RunDirectory) -> None:
         for _ in range(3):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -11,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.results.strict_json import read_as
-from pytest_ddpscale.results.verdicts import Blocker, Culprit, Judgement, Verdict, VerdictOutcome
+from pytest_ddpscale.results.strict_json import read_as, strict_json
+from pytest_ddpscale.results.verdicts import Blocker, Culprit, Judgement, Verdict, VerdictOutcome, read_judgement
 from tests.builders.json_types import as_json
 from tests.rows import rows
 
@@ -69,6 +70,17 @@ def test_json_says_unit_and_margin_beside_the_value() -> None:
     data = as_json(make_verdict({"at_least": 100.0}, 110.0))
     assert (data["unit"], data["value"], data["bound"]) == ("img/s", 110.0, {"at_least": 100.0})
     assert data["margin"] == pytest.approx(0.1)
+
+
+def test_verdicts_of_an_earlier_version_are_read_without_what_nothing_uses_any_more(tmp_path: Path) -> None:
+    basis = {"judged_at": "today", "note_operator": "Eve", "note_ticket": "T-2"}
+    judgement = Judgement("cpu", "partial", "", (make_verdict({"at_least": 100.0}, 110.0),), basis=basis)
+    data = as_json(judgement)
+    data["basis"] = {"judged_at": "today", "judged_by": "Eve", "ticket": "T-2"}
+    data["family_confidence"] = data["verdicts"][0]["precision"] = None
+    file = tmp_path / "verdicts.json"
+    file.write_text(strict_json(data), encoding="utf-8")
+    assert read_judgement(file) == judgement
 
 
 def test_json_has_a_schema_version() -> None:

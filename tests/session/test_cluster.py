@@ -60,7 +60,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"nodes": "1", "launcher": "slurm"}, THREE_NODES, Cluster(1, THREE[:1], launcher="slurm")),
         ({"launcher": "slurm"}, ONE_NODE, Cluster(1, ("n4",), launcher="slurm")),
         ({"slurm_args": "--mem=0"}, ONE_NODE, Cluster(1, ("n4",), launcher="slurm")),
-        ({"isolate": "1"}, THREE_NODES, Cluster(3, THREE, launcher="slurm")),
+        ({"profile": "5"}, THREE_NODES, Cluster(3, THREE, launcher="slurm")),
         ({"launcher": "torchrun"}, THREE_NODES, THIS_MACHINE),
         ({"nodes": "2"}, {}, Cluster(2, launcher="slurm", is_elsewhere=True)),
         ({"launcher": "slurm"}, {}, Cluster(1, launcher="slurm", is_elsewhere=True)),
@@ -80,7 +80,7 @@ def test_the_nodes_follow_from_options_and_allocation(
     [
         ({"nodes": "4"}, THREE_NODES, r"^--ddp-nodes: found 4, but Slurm job 17 has 3; expected at most 3\."),
         ({"nodes": "2"}, ONE_NODE, r"^--ddp-nodes: found 2, but Slurm job 17 has 1; expected at most 1\."),
-        ({"nodes": "2", "isolate": "1"}, {}, r"^--ddp-isolate: each study would be its own Slurm job"),
+        ({"nodes": "2", "profile": "5"}, {}, r"^--ddp-profile: each study would be its own Slurm job"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -114,7 +114,7 @@ def test_an_allocation_whose_nodes_slurm_does_not_name_is_refused(programs: Path
         ({"nodes": "1"}, Cluster()),
         ({"nodes": "64"}, Cluster(64, launcher="slurm", is_elsewhere=True)),
         ({"launcher": "slurm", "nodes": "4"}, Cluster(4, launcher="slurm", is_elsewhere=True)),
-        ({"launcher": "slurm", "nodes": "4", "isolate": "1"}, Cluster(4, launcher="slurm", is_elsewhere=True)),
+        ({"launcher": "slurm", "nodes": "4", "profile": "5"}, Cluster(4, launcher="slurm", is_elsewhere=True)),
     ],
 )
 def test_planning_needs_no_slurm(

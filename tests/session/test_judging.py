@@ -48,12 +48,12 @@ class TestJudging:
         self, opened: Open, old: RunDirectory
     ) -> None:
         record = old.run_json.read_bytes()
-        session = self.judged(opened, old, ddp_operator="Eve", ddp_ticket="T-2")
+        session = self.judged(opened, old, ddp_note=["operator=Eve", "ticket=T-2", "thresholds_path=none"])
         judgement = session.conclude(interrupted=False, spoiled=())
-        assert {"judged_by": "Eve", "ticket": "T-2"}.items() <= judgement.basis.items()
-        assert "site" not in judgement.basis
+        assert judgement.notes_of_judging == {"operator": "Eve", "ticket": "T-2", "thresholds_path": "none"}
+        assert Path(judgement.basis["thresholds_path"]).is_file(), "no note hides what it was judged by"
         assert session.run is not None
-        measured = with_fields(old.read_run(), site="Hall 1", ticket="T-1")
+        measured = with_fields(old.read_run(), noted={"site": "Hall 1", "ticket": "T-1"})
         evidence = session.source.measured_so_far()
         assert evidence is not None
         assert write_page(session.run, judgement, measured, evidence) == ""
@@ -63,7 +63,7 @@ class TestJudging:
         assert old.run_json.read_bytes() == record
 
     def test_who_resumes_is_added_to_the_run(self, opened: Open, old: RunDirectory) -> None:
-        source = opened(ddp_resume=str(old.path), ddp_run_dir=None, ddp_operator="Bob").source
+        source = opened(ddp_resume=str(old.path), ddp_run_dir=None, ddp_note=["operator=Bob"]).source
         source.select(source.cases)
         source.open_run()
         assert old.read_run().operators == ("Bob",)

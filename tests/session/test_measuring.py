@@ -61,7 +61,7 @@ class TestMeasuring:
         assert (verdict.outcome, verdict.reason) == ("error", "rank 1 on here failed in warm-up: no memory")
 
     def test_limits_and_isolation_are_passed_on(self, opened: Open, gangs: list[InstantGang]) -> None:
-        session = opened(ddp_budget="10m", ddp_inactivity_limit="90s", ddp_isolate=True)
+        session = opened(ddp_budget="10m", ddp_inactivity_limit="90s", ddp_profile="5")
         session.source.select(session.source.cases)
         session.source.open_run()
         session.judge(session.source.cases[0], nothing)

@@ -137,10 +137,6 @@ class TestPlan:
         (study,) = planning(ddp_rounds="9", ddp_block="7s").plan_for([training(8)]).studies
         assert (study.rounds, study.block_s) == (9, 7.0)
 
-    def test_says_how_precise_values_are_to_become(self) -> None:
-        assert planning(ddp_precision="0.5%").plan_for([training(8)]).precision == 0.005
-        assert planning().plan_for([training(8)]).precision is None
-
 
 class TestLoad:
     """Checks under load need every GPU to work, and that of transports every rank to communicate."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_session import DecidedStudy, decide
@@ -14,8 +13,8 @@ from tests.builders.clusters import a100, faults
 CLUSTER = a100()
 
 
-def decided(*texts: str, rounds: int = 32, seed: int = 1, precision: float | None = None) -> dict[str, DecidedStudy]:
-    plan = CLUSTER.plan(rounds=rounds, short_blocks=True, precision=precision)
+def decided(*texts: str, rounds: int = 32, seed: int = 1) -> dict[str, DecidedStudy]:
+    plan = CLUSTER.plan(rounds=rounds, short_blocks=True)
     studies = decide(SimulatedRun(plan, CLUSTER.performance, faults(*texts), seed), CLUSTER.cases, 0.95)
     return {study.study.scaling: study for study in studies}
 
@@ -42,16 +41,6 @@ def test_arms_that_nothing_open_needs_are_left_out() -> None:
     assert len(rounds) > FEWEST_ROUNDS
     assert "ddp@8" in {arm.name for arm in rounds[0]}
     assert [arm.name for arm in rounds[-1]] == ["ddp@1", "ddp@2", "ddp@4"]
-
-
-def test_a_study_goes_on_until_values_are_as_precise_as_was_asked() -> None:
-    usual, precise = decided()["weak"], decided(precision=0.006)["weak"]
-    assert len(usual.rounds) < len(precise.rounds) <= 32
-    asked = [verdict for verdict in precise.verdicts if METRICS[verdict.metric].takes_precision]
-    assert asked
-    assert all(verdict.is_precise for verdict in asked)
-    assert {verdict.outcome for verdict in precise.verdicts} == {"passed"}
-    assert {arm.kind for arm in precise.rounds[-1]} <= {"alone", "ddp"}
 
 
 def test_what_is_never_decided_ends_at_the_limit() -> None:

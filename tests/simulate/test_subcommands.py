@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.util.packaged import packaged
-from tests.report.page_text import page_text
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +97,6 @@ def test_a_faulty_simulated_machine_is_rejected_by_name(tmp_path: Path) -> None:
     [
         (("--fault", "slow-gpu:8:1.1"), ("--fault", "slow-gpu:8:1.1", "a rank from 0 to 7")),
         (("--rounds", "4"), ("--rounds", f"at least {FEWEST_ROUNDS}")),
-        (("--precision", "0"), ("--precision", "found '0'", "such as 1% or 0.01")),
         (("--world-sizes", "16"), ("--world-sizes", "found '16'", "1 to 8")),
         (("--world-sizes", "two"), ("--world-sizes", "found 'two'")),
         (("--thresholds", "/nowhere.yaml"), ("/nowhere.yaml",)),
@@ -113,16 +110,6 @@ def test_mistakes_are_sentences_and_leave_nothing_behind(
     for word in words:
         assert word in said
     assert not (tmp_path / "run").exists()
-
-
-def test_a_run_is_judged_by_the_precision_that_was_asked(tmp_path: Path) -> None:
-    assert simulate(tmp_path / "run", "--precision", "0.5%") == 0
-    judged(tmp_path / "run", "--gpu-sku=a100")
-    verdicts = json.loads((tmp_path / "run" / "verdicts.json").read_text())["verdicts"]
-    [throughput] = [one for one in verdicts if one["id"] == "throughput_per_gpu[resnet152-fp16-1gpu]"]
-    assert throughput["precision"] == 0.005
-    page = page_text((tmp_path / "run" / "report.html").read_text("utf-8"))
-    assert re.search(r"resnet152-fp16-1gpu \| \w+ \| [0-9.]+ img/s \| ± [0-9.]+ img/s \|", page)
 
 
 def test_a_run_is_never_written_over_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

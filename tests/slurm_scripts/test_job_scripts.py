@@ -81,19 +81,10 @@ def test_acceptance_makes_a_run_named_after_its_job(job: Stage) -> None:
 
 
 def test_acceptance_takes_the_sites_thresholds_and_arguments(job: Stage) -> None:
-    settings = {"DDPSCALE_THRESHOLDS": "our thresholds.yaml", "DDPSCALE_ARGS": "--ddp-container=a.sif  --ddp-isolate"}
+    settings = {"DDPSCALE_THRESHOLDS": "our thresholds.yaml", "DDPSCALE_ARGS": "--ddp-container=a.sif  --ddp-nvtx"}
     job.run("acceptance.sbatch", settings=JOB | settings)
     [arguments] = job.calls("pytest")
-    assert arguments[2:5] == ["--ddp-container=a.sif", "--ddp-isolate", "--thresholds=our thresholds.yaml"]
-
-
-@pytest.mark.parametrize(("settings", "precision"), [({}, "0.5%"), ({"DDPSCALE_PRECISION": ""}, "")])
-def test_acceptance_asks_for_precise_values_unless_told_not_to(
-    job: Stage, settings: dict[str, str], precision: str
-) -> None:
-    job.provide("pytest", 'printf %s "$DDPSCALE_PRECISION" >precision')
-    job.run("acceptance.sbatch", settings=JOB | settings)
-    assert (job.path / "precision").read_text(encoding="utf-8") == precision
+    assert arguments[2:5] == ["--ddp-container=a.sif", "--ddp-nvtx", "--thresholds=our thresholds.yaml"]
 
 
 def test_acceptance_goes_on_where_a_requeued_job_was(job: Stage) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 
 from pytest_ddpscale.cli import USER_ERROR, main
+from pytest_ddpscale.settings import OPTIONS
+from pytest_ddpscale.suites.suite_command import suites
 from tests.builders.image_folder import image_folder
 
 COMMON = "--gpu-sku=cpu --ddp-gpus-per-node=2 --image-size=32 --ddp-block=0.01s"
@@ -111,3 +114,38 @@ def test_a_wrong_option_is_refused_in_one_sentence(
     assert expected in told
     assert len(told.splitlines()) == 1
     assert sorted(directory.iterdir()) == before
+
+
+EFFECT = {
+    "collectives": "rounds block confidence",
+    "inference": "rounds block confidence nvtx",
+    "data-parallel": "rounds block confidence nvtx",
+    "whole-run": "confidence",
+    "convergence": "",
+}
+NOWHERE = {"--ddp-judge", "--ddp-resume", "--ddp-world-sizes", "--ddp-history", "--ddp-allow-incomplete",
+           "--ddp-unfit", "--ddp-launches"}  # fmt: skip
+OF_SOME = {f"--ddp-{name}" for name in ("rounds", "block", "confidence", "nvtx", "profile")}
+
+
+@pytest.mark.parametrize("name", suites())
+def test_a_suite_refuses_options_that_it_would_ignore(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    refused = NOWHERE | (OF_SOME - {f"--ddp-{one}" for one in EFFECT[name].split()} if name in EFFECT else set())
+    for flag in sorted(refused):
+        with pytest.raises(SystemExit):
+            main(["suite", name, "--gpu-sku=cpu", flag, "8"])
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said == f"ddpscale suite {name}: error: {flag} has no effect on this suite; leave it out"
+    with pytest.raises(SystemExit):
+        main(["suite", name, "--help"])
+    told = set(re.findall(r"^  (--(?:ddp-[a-z-]+|gpu-sku|thresholds))\b", capsys.readouterr().out, re.MULTILINE))
+    assert {option.flag for option in OPTIONS.values()} - refused <= told
+    assert not told & NOWHERE
+
+
+def test_a_variable_that_nothing_reads_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DDPSCALE_ROUNDS", "32")
+    assert main(["suite", "inference", "--gpu-sku=cpu"]) == USER_ERROR
+    assert "DDPSCALE_ROUNDS: is set, but not read" in capsys.readouterr().err

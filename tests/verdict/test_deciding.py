@@ -84,20 +84,6 @@ class TestDecidedStudies:
         plan = plan_of([case])
         assert told(Decider(plan, [case], CONFIDENCE), plan, WEAK, FEWEST_ROUNDS)[-1]
 
-    def test_that_fail_go_on_until_they_fail_among_all_if_that_is_asked_for(self) -> None:
-        case = make_case("throughput_per_gpu", 115.0)
-        cases = [case, *(make_case("throughput_per_gpu", 1.0 + number) for number in range(60))]
-        plan = plan_of([case])
-
-        def pace(arm: Arm, number: int, rank: int) -> float:
-            return ALONE_IMG_PER_S + (3.0 if number % 4 in (1, 2) else -3.0)
-
-        by_itself = told(Decider(plan, cases, CONFIDENCE), plan, WEAK, ROUNDS, pace)
-        among_all = told(Decider(plan, cases, CONFIDENCE, 0.999), plan, WEAK, ROUNDS, pace)
-        assert by_itself[FEWEST_ROUNDS - 1]
-        assert not among_all[FEWEST_ROUNDS - 1]
-        assert among_all[-1]
-
     def test_need_more_rounds_at_more_confidence(self) -> None:
         plan = plan_of([EFFICIENCY])
         words = told(Decider(plan, [EFFICIENCY], 1 - 1e-9), plan, WEAK, ROUNDS)

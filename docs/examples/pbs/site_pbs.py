@@ -21,7 +21,7 @@ class PbsLauncher(SshLauncher):
     @classmethod
     def is_meant(cls, settings: Settings, environ: Mapping[str, str]) -> bool:
         """True within a job, unless hosts are named."""
-        return "PBS_NODEFILE" in environ and not (settings.hosts or settings.hostfile)
+        return "PBS_NODEFILE" in environ and not settings.hosts
 
     def named_hosts(self) -> tuple[tuple[str, ...], int | None]:
         """The nodes of the job, and the number of ranks on each."""
