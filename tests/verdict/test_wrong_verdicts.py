@@ -19,7 +19,6 @@ from pytest_ddpscale.stats.intervals import t_quantile
 from pytest_ddpscale.stats.sequential import EProcess
 from pytest_ddpscale.verdict.judge import judge
 from tests.builders.judged import CONFIDENCE, make_case, make_evidence, make_measurements
-from tests.rows import rows
 
 pytestmark = pytest.mark.slow
 
@@ -128,12 +127,12 @@ def wrong_on_the_bound(design: Design, tail: str, correlation: float, runs: int)
     return Share(runs - found.count(0), runs)
 
 
-@rows(("tail", "correlation"), NOISES)
+@pytest.mark.parametrize(("tail", "correlation"), NOISES)
 def test_runs_on_the_bound_seldom_come_to_a_verdict(tail: str, correlation: float) -> None:
     assert wrong_on_the_bound(e_process, tail, correlation, RUNS).high <= ALPHA
 
 
-@rows("tail", TAILS)
+@pytest.mark.parametrize("tail", TAILS)
 def test_a_naive_design_fails_the_same_proof(tail: str) -> None:
     """So the proof can tell, and the noise is as correlated as it says."""
     assert wrong_on_the_bound(naive, tail, 0.5, RUNS).low > 2 * ALPHA
@@ -143,13 +142,13 @@ def test_a_naive_design_is_right_about_the_noise_it_was_made_for() -> None:
     assert wrong_on_the_bound(naive, "Gaussian", 0.0, RUNS).low <= ALPHA
 
 
-@rows("tail", TAILS)
+@pytest.mark.parametrize("tail", TAILS)
 def test_runs_just_below_the_bound_seldom_pass(tail: str) -> None:
     found = decisions(e_process, tail, 0.3, math.log(0.999), RUNS)
     assert Share(found.count(1), RUNS).high <= ALPHA / 2
 
 
-@rows("margin", [0.05, -0.05])
+@pytest.mark.parametrize("margin", [0.05, -0.05])
 def test_runs_off_the_bound_are_decided_rightly(margin: float) -> None:
     """Or a design that never decides would pass this proof."""
     found = decisions(verdict, "Gaussian", 0.0, math.log1p(margin), 100)
@@ -158,7 +157,7 @@ def test_runs_off_the_bound_are_decided_rightly(margin: float) -> None:
     assert Share(found.count(right), 100).low > 0.9
 
 
-@rows("tail", TAILS)
+@pytest.mark.parametrize("tail", TAILS)
 def test_no_verdict_comes_without_the_evidence(tail: str) -> None:
     """From measurements all the way, so that what is proven of the evidence holds for verdicts."""
     chance = random.Random(f"20260302/{tail}")
