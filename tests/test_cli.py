@@ -17,6 +17,7 @@ from pytest_ddpscale.results.records import Lost
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import start_run
 from tests.report.judged import failed, write_judged_run
+from tests.rows import rows
 
 pytestmark = pytest.mark.slow
 
@@ -181,7 +182,7 @@ def offered(line: str) -> set[str]:
         return {word.strip() for word in answer.read().split("\n")}
 
 
-@pytest.mark.parametrize(
+@rows(
     ("line", "words"),
     [
         ("ddpscale ru", {"runs"}),

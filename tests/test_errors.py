@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pickle
 
-import pytest
-
 from pytest_ddpscale.errors import (
     BadInput,
     DdpscaleError,
@@ -18,6 +16,7 @@ from pytest_ddpscale.errors import (
     ThresholdsError,
     WritingError,
 )
+from tests.rows import rows
 
 LEAVES = (ThresholdsError, SkuError, OptionError, RunDirectoryError, WritingError, ResultFileError, HistoryError)
 
@@ -30,7 +29,7 @@ def test_all_four_parts_are_sentences() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@rows(
     ("parts", "text"),
     [
         (("here", "nothing"), "here: nothing."),
@@ -42,7 +41,7 @@ def test_parts_may_be_left_out(parts: tuple[str, ...], text: str) -> None:
     assert str(DdpscaleError(*parts)) == text
 
 
-@pytest.mark.parametrize("leaf", LEAVES)
+@rows("leaf", LEAVES)
 def test_a_users_mistake_is_bad_input(leaf: type[DdpscaleError]) -> None:
     assert issubclass(leaf, BadInput)
     assert issubclass(leaf, DdpscaleError)
@@ -53,7 +52,7 @@ def test_a_dead_gang_is_no_mistake_of_the_user() -> None:
     assert issubclass(GangError, DdpscaleError)
 
 
-@pytest.mark.parametrize("leaf", [*LEAVES, GangError])
+@rows("leaf", [*LEAVES, GangError])
 def test_an_error_survives_being_copied(leaf: type[DdpscaleError]) -> None:
     error = leaf("here", "nothing", "something", "Look again.")
     copied = pickle.loads(pickle.dumps(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, TypeVar
 
 import msgspec
@@ -96,7 +97,8 @@ def read(
     is_watched: bool = True,
 ) -> Evidence:
     """The evidence of the run after a change to its records."""
-    run = RunDirectory.create(folder / "run")
+    folder.mkdir(exist_ok=True)
+    run = RunDirectory.create(Path(mkdtemp(dir=folder)) / "run")
     start_run(run, plan.sku, (), folder, "ab" * 32)
     run.write_json(run.run_json, as_json(run.read_run()) | (run_json or {}))
     run.write_json(run.plan_json, plan)

@@ -25,6 +25,7 @@ from tests.builders.whole_runs import (
     records_of,
     training_run,
 )
+from tests.rows import rows
 
 RUN = training_run()
 
@@ -88,7 +89,7 @@ def changed(place: int, **fields: object) -> Change:
     return change
 
 
-@pytest.mark.parametrize(
+@rows(
     ("change", "message"),
     [
         (lambda lines: lines.pop(2), "line 3 is of epoch 2 of train/small@2; expected epoch 1 of 3"),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from msgspec.structs import replace as altered
 
 from pytest_ddpscale.evidence.evidence import read_evidence
@@ -46,6 +45,7 @@ from tests.evidence.sound_run import (
     refusal,
     without,
 )
+from tests.rows import rows
 from tests.verdict.nodes import measure_nodes
 
 LAST_ARM = ARMS[-1]
@@ -82,7 +82,7 @@ def test_published_results_are_evidence(tmp_path: Path) -> None:
 
 
 class TestOneLine:
-    @pytest.mark.parametrize(
+    @rows(
         ("change", "found"),
         [
             (again(Block, is_ddp), f"is another block 0 of weak/r, {LAST_ARM} than line"),
@@ -94,7 +94,7 @@ class TestOneLine:
             (again(WorkloadFlops, flops_per_image=1.0), "is another WorkloadFlops 0 of weak/r than line"),
         ],
     )  # fmt: skip
-    @pytest.mark.parametrize("order", [1, -1])
+    @rows("order", [1, -1])
     def test_tells_of_each_block(self, tmp_path: Path, change: Change, found: str, order: int) -> None:
         """Whichever of two comes first, neither counts."""
         assert found in refusal(tmp_path, lambda records: [records[0], *change(records)[1:][::order]])
@@ -104,7 +104,7 @@ class TestOneLine:
 
 
 class TestPlan:
-    @pytest.mark.parametrize(
+    @rows(
         ("change", "found"),
         [
             (changed(Block, study="weak/other"), "of weak/other, which plan.json does not plan"),
@@ -133,7 +133,7 @@ class TestPlan:
 
 
 class TestSteps:
-    @pytest.mark.parametrize(
+    @rows(
         ("changes", "found"),
         [
             ({"block_s": 0.38}, "has steps of 0.4 s in all (step_s) of rank 0 in a block of 0.38 s"),
@@ -150,7 +150,7 @@ class TestSteps:
     def test_that_cannot_be_are_refused(self, tmp_path: Path, changes: dict[str, Any], found: str) -> None:
         assert found in refusal(tmp_path, changed(Block, is_ddp, **{"block_s": 0.4, "step_s": steps()} | changes))
 
-    @pytest.mark.parametrize("block_s", [0.385, 0.42])
+    @rows("block_s", [0.385, 0.42])
     def test_may_differ_from_their_block_by_less_than_a_twentieth(self, tmp_path: Path, block_s: float) -> None:
         assert read(tmp_path, changed(Block, is_ddp, block_s=block_s, step_s=steps())).errors == {}
 
@@ -188,7 +188,7 @@ class TestRounds:
     def test_that_leave_out_what_is_decided_are_fine(self, tmp_path: Path) -> None:
         assert read(tmp_path).timed_arms[STUDY.id][ROUNDS - 1] == set(FEWER)
 
-    @pytest.mark.parametrize(
+    @rows(
         ("number", "arms", "found"),
         [
             (2, (), "times nothing after"),
@@ -217,8 +217,8 @@ class TestRounds:
 
 
 class TestRanks:
-    @pytest.mark.parametrize("kind", [Block, ProbeBlock, SeededSteps])
-    @pytest.mark.parametrize("rank", [0, RANKS - 1])
+    @rows("kind", [Block, ProbeBlock, SeededSteps])
+    @rows("rank", [0, RANKS - 1])
     def test_that_are_left_out_of_all_columns_are_missed(self, tmp_path: Path, kind: type, rank: int) -> None:
         """A slow or a corrupt one would not be seen."""
 
@@ -255,14 +255,14 @@ class TestRanks:
         assert found in refusal(tmp_path, changed(Block, is_ddp, parameters_checksum=f"{1:016x}" * 3 + NO_CHECKSUM))
         assert found in refusal(tmp_path / "all", changed(Block, is_ddp, parameters_checksum=None))
 
-    @pytest.mark.parametrize("trace", [{"parameters_checksum": f"{1:016x}" * RANKS}, {"skipped_steps": 1}])
+    @rows("trace", [{"parameters_checksum": f"{1:016x}" * RANKS}, {"skipped_steps": 1}])
     def test_that_only_infer_have_trained_nothing(self, tmp_path: Path, trace: dict[str, Any]) -> None:
         change = changed(Block, lambda block: block.arm == f"infer@{PER_NODE}", **trace)
         assert "has traces of training in forward passes" in refusal(tmp_path, change)
 
 
 class TestGangs:
-    @pytest.mark.parametrize(
+    @rows(
         ("changes", "found"),
         [
             ({"devices": ("GPU-0", "GPU-1", "GPU-1", "GPU-3")}, "line 1 has rank 2 on GPU-1, as rank 1; expected"),
@@ -290,7 +290,7 @@ class TestGangs:
         no_pairs = without(PairRound)
         assert "line 1 has ranks on 2 hosts, but plan.json plans for 1" in refusal(tmp_path, no_pairs, plan)
 
-    @pytest.mark.parametrize(
+    @rows(
         "hosts", [[], [("n0", 0), ("n0", 1)], [("n0", 0), ("n0", 1), ("n1", 2), ("n7", 3)]], ids=len
     )  # fmt: skip
     def test_elsewhere_than_run_json_says_are_refused(self, tmp_path: Path, hosts: list[tuple[str, int]]) -> None:
@@ -301,7 +301,7 @@ class TestGangs:
         else:
             assert read(tmp_path, run_json={"hosts": said, **ended}).errors == {}
 
-    @pytest.mark.parametrize("hosts", [5, [5], [{"host": "n0"}], [{"host": 1, "devices": []}], {"n0": []}])
+    @rows("hosts", [5, [5], [{"host": "n0"}], [{"host": 1, "devices": []}], {"n0": []}])
     def test_beside_hosts_that_are_none_are_refused(self, tmp_path: Path, hosts: object) -> None:
         ended = {"status": "finished", "finished_at": "2026-01-01T00:00:00+00:00", "hosts": hosts}
         assert "run.json: has invalid content" in refusal(tmp_path, run_json=ended)
@@ -337,7 +337,7 @@ class TestTelemetry:
 
         assert "which was not measured" in refusal(tmp_path, cut)
 
-    @pytest.mark.parametrize("changes", [{"started_unix_s": 1.0}, {"gang": 1}])
+    @rows("changes", [{"started_unix_s": 1.0}, {"gang": 1}])
     def test_of_another_time_or_gang_is_refused(self, tmp_path: Path, changes: dict[str, Any]) -> None:
         def moved(records: Records) -> Records:
             return [records[0], altered(records[0], gang=1), *changed(Block, is_ddp, **changes)(records)[1:]]

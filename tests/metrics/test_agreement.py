@@ -16,6 +16,7 @@ from pytest_ddpscale.metrics.agreement import agreeing_share, disagreeing_ranks,
 from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import rounds_of
+from tests.rows import rows
 
 
 def ranks_of(number: int, checksums: Sequence[str | None]) -> list[Measurement]:
@@ -49,7 +50,7 @@ def test_ranks_without_a_complete_round_differ_in_none() -> None:
     assert disagreeing_ranks(none, seeded("ssss")) == []
 
 
-@pytest.mark.parametrize(
+@rows(
     ("parameters", "steps", "share"),
     [
         ("aaaa", "ssss", 1.0),
@@ -79,7 +80,7 @@ def test_the_share_does_not_depend_on_who_is_which_rank(parameters: str, steps: 
     assert 1 / len(pairs) <= shares[0] <= 1
 
 
-@pytest.mark.parametrize(
+@rows(
     ("parameters", "steps"),
     [((None, None), "ss"), (("a", None), "ss"), (("a", ""), "ss"), (("a", "a"), "s"), (("a", "a"), "")],
 )
@@ -115,7 +116,7 @@ def test_both_are_said_of_one_rank_and_several_ranks_come_in_order() -> None:
     )
 
 
-@pytest.mark.parametrize(("parameters", "steps"), [("ab", "ss"), ("aabb", "ssss"), ("aa", "st"), ("abcd", "ssss")])
+@rows(("parameters", "steps"), [("ab", "ss"), ("aabb", "ssss"), ("aa", "st"), ("abcd", "ssss")])
 def test_where_nobody_is_the_majority_all_are_named_and_it_is_said(parameters: str, steps: str) -> None:
     found = disagreeing_ranks(measured(parameters), seeded(steps))
     assert [one.rank for one in found] == list(range(len(parameters)))

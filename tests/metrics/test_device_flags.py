@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from pytest_ddpscale.metrics.device_flags import mean_power_w
 from pytest_ddpscale.results.telemetry_record import Spread
 from tests.builders.telemetry import Telemetry, columns_of_telemetry, flags_of
+from tests.rows import rows
 
 
 def steady(value: float) -> Spread:
@@ -40,12 +40,12 @@ def test_what_cannot_be_read_raises_no_flag() -> None:
     assert flags_of(replace(NOTHING, utilization=steady(1.0))) == ()
 
 
-@pytest.mark.parametrize(("power_w", "expected"), [(130.0, ("stalled",)), (220.0, ("stalled",)), (235.0, ())])
+@rows(("power_w", "expected"), [(130.0, ("stalled",)), (220.0, ("stalled",)), (235.0, ())])
 def test_busy_at_nearly_idle_power_is_stalled(power_w: float, expected: tuple[str, ...]) -> None:
     assert flags_with(utilization=steady(1.0), power_w=steady(power_w)) == expected
 
 
-@pytest.mark.parametrize(("power_w", "expected"), [(205.0, ("stalled",)), (215.0, ())])
+@rows(("power_w", "expected"), [(205.0, ("stalled",)), (215.0, ())])
 def test_without_a_known_idle_power_the_limit_decides(power_w: float, expected: tuple[str, ...]) -> None:
     assert flags_with(power_w=steady(power_w), idle_power_w=None) == expected
 
@@ -71,7 +71,7 @@ def test_power_comes_from_the_energy_counter_where_there_is_one() -> None:
     assert power_of(replace(lagging, sources={"energy_j": "power"})) == 150.0
 
 
-@pytest.mark.parametrize(("utilization", "expected"), [(0.79, ("idle",)), (0.8, ()), (0.0, ("idle",))])
+@rows(("utilization", "expected"), [(0.79, ("idle",)), (0.8, ()), (0.0, ("idle",))])
 def test_under_80_per_cent_is_idle(utilization: float, expected: tuple[str, ...]) -> None:
     assert flags_with(utilization=steady(utilization)) == expected
 
@@ -80,20 +80,18 @@ def test_a_gpu_that_idles_is_not_said_to_stall_or_to_be_slow() -> None:
     assert flags_with(utilization=steady(0.1), power_w=steady(72.0), sm_clock_mhz=steady(345.0)) == ("idle",)
 
 
-@pytest.mark.parametrize(
-    "reason", ["hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown"]
-)
+@rows("reason", ["hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown"])
 def test_hardware_and_heat_throttle(reason: str) -> None:
     assert flags_with(throttle_reasons={reason: 0.1}) == ("throttled",)
     assert flags_with(throttle_reasons={reason: 0.05}) == ()
 
 
-@pytest.mark.parametrize("reason", ["sw_power_cap", "gpu_idle", "applications_clocks_setting", "sync_boost"])
+@rows("reason", ["sw_power_cap", "gpu_idle", "applications_clocks_setting", "sync_boost"])
 def test_other_reasons_are_no_fault(reason: str) -> None:
     assert flags_with(throttle_reasons={reason: 1.0}) == ()
 
 
-@pytest.mark.parametrize(("clock_mhz", "expected"), [(980.0, ("slow_clock",)), (1000.0, ())])
+@rows(("clock_mhz", "expected"), [(980.0, ("slow_clock",)), (1000.0, ())])
 def test_half_the_clock_under_load_is_slow(clock_mhz: float, expected: tuple[str, ...]) -> None:
     assert flags_with(sm_clock_mhz=steady(clock_mhz)) == expected
 

@@ -13,6 +13,7 @@ from pytest_ddpscale.metrics.peers import MAD_TO_STDEV, medians_of_others, slowe
 from pytest_ddpscale.metrics.rounds import ArmRounds
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import rounds_of
+from tests.rows import rows
 
 # Few different values, so that ties are common.
 TIMES = st.lists(st.floats(0.5, 2.0) | st.sampled_from([1.0, 1.25, 1.5]), min_size=2, max_size=12)
@@ -45,7 +46,7 @@ def test_their_deviation_is_that_of_all_others(times: list[float]) -> None:
         assert stdevs[rank] >= MAD_TO_STDEV * mad or stdevs[rank] == pytest.approx(MAD_TO_STDEV * mad)
 
 
-@pytest.mark.parametrize("ranks", [4, 8, 12])
+@rows("ranks", [4, 8, 12])
 def test_their_deviation_is_right_on_average_however_few_they_are(ranks: int) -> None:
     found = [stdevs_of_others(values).mean() for values in np.random.default_rng(1).standard_normal((2000, ranks))]
     assert np.mean(found) == pytest.approx(1.0, abs=0.04)

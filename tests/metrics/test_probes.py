@@ -18,6 +18,7 @@ from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.results.probe_record import ProbeMeasurement
 from tests.builders.probes import probe_columns_of
 from tests.builders.records import gang_of, probe_blocks_of
+from tests.rows import rows
 
 MIB = 2**20
 
@@ -39,7 +40,7 @@ def measured(
     return replace(one, **keys)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("probe", "work", "seconds", "value"),
     [
         # nccl-tests on 8 GPUs: an algorithm bandwidth of 8 GiB / 62.46 ms is a bus bandwidth of 7/4 of it.
@@ -95,7 +96,7 @@ def test_a_pair_is_one_place_whoever_reports() -> None:
     assert found[place].values[0] == pytest.approx(33.554432 / 2)
 
 
-@pytest.mark.parametrize(("probe", "ranks"), [(Probe("all-reduce-32mib", 4), 3), (Probe("send-recv-32mib", 2), 1)])
+@rows(("probe", "ranks"), [(Probe("all-reduce-32mib", 4), 3), (Probe("send-recv-32mib", 2), 1)])
 def test_a_round_in_which_a_rank_is_missing_has_no_value(probe: Probe, ranks: int) -> None:
     assert not places([measured(probe, rank) for rank in range(ranks)], probe, Layout(1, 4))
 

@@ -29,6 +29,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Arm
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import columns_of, rounds_of
+from tests.rows import rows
 
 ARM = Arm("ddp", 3, batch_size=8)
 
@@ -75,8 +76,8 @@ def test_images_per_joule_are_those_of_the_gpu_that_got_fewest() -> None:
     assert measured.images_per_joule.tolist() == pytest.approx([8 * 10 / 50.0])
 
 
-@pytest.mark.parametrize("unread", [None, 0.0])  # nobody trains for nothing
-@pytest.mark.parametrize("rank", [0, 1, 2])
+@rows("unread", [None, 0.0])  # nobody trains for nothing
+@rows("rank", [0, 1, 2])
 def test_images_per_joule_are_unknown_while_the_energy_of_one_gpu_is(unread: float | None, rank: int) -> None:
     measured = rounds_of([block(r, energy_j=unread if r == rank else 40.0) for r in range(3)])
     assert math.isnan(measured.images_per_joule[0])
@@ -115,7 +116,7 @@ def test_a_round_with_a_rank_too_many_is_left_out() -> None:
     assert complete([block(rank) for rank in (0, 1, 3)]) == {}
 
 
-@pytest.mark.parametrize("change", [{"study": "weak/s"}, {"arm": "ddp@2"}, {"batch_size": 16}])
+@rows("change", [{"study": "weak/s"}, {"arm": "ddp@2"}, {"batch_size": 16}])
 def test_what_belongs_elsewhere_is_left_out(change: dict[str, Any]) -> None:
     assert complete([block(rank, **change) for rank in range(3)]) == {}
 

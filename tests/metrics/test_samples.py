@@ -17,6 +17,7 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.per_round import Sample
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import rounds_of
+from tests.rows import rows
 
 RATES = st.lists(st.floats(1.0, 1e4), min_size=2, max_size=2)
 
@@ -131,14 +132,14 @@ def test_ddp_overhead_is_the_time_a_step_takes_longer_than_without() -> None:
     assert values(of("ddp_overhead", rounds([100]), rounds([80]))) == pytest.approx([-0.2])
 
 
-@pytest.mark.parametrize("metric", ["exposed_communication", "communication_time", "ddp_overhead"])
+@rows("metric", ["exposed_communication", "communication_time", "ddp_overhead"])
 def test_differences_are_of_rounds_that_both_arms_have(metric: str) -> None:
     many, other = rounds([80], [50]), rounds([100], [100], [100])
     assert len(of(metric, without(many, 0), other)) == 1
     assert of(metric, many) == of(metric, NO_ROUNDS, other) == []
 
 
-@pytest.mark.parametrize("metric", ["exposed_communication", "communication_time", "ddp_overhead"])
+@rows("metric", ["exposed_communication", "communication_time", "ddp_overhead"])
 def test_imported_samples_say_too_little_about_a_difference(metric: str) -> None:
     one, other = (rounds([speed], step_stdev_s=0.01, single_sample=True) for speed in (64, 80))
     assert of(metric, one, other) == []
@@ -160,7 +161,7 @@ def test_model_flops_utilization_is_what_the_model_needs_of_the_peak() -> None:
     assert values(samples) == pytest.approx([0.2558], abs=0.0001)
 
 
-@pytest.mark.parametrize("metric", ["step_time_p95", "step_time_cv"])
+@rows("metric", ["step_time_p95", "step_time_cv"])
 def test_a_round_of_which_a_rank_kept_no_steps_is_left_out(metric: str) -> None:
     first, *others = blocks([100, 100], [100, 100], steps=2, step_s=(0.08, 0.08))
     assert len(of(metric, rounds_of([replace(first, step_s=()), *others]))) == 1

@@ -22,6 +22,7 @@ from pytest_ddpscale.metrics.step_times import (
 )
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import rounds_of
+from tests.rows import rows
 
 TIMES = st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=40)
 
@@ -50,7 +51,7 @@ def test_half_of_the_values_lie_below_the_median() -> None:
     assert percentile([7.0], 95) == 7.0
 
 
-@pytest.mark.parametrize(("values", "percent"), [([], 50), ([1.0], -1), ([1.0], 101), ([1.0], float("nan"))])
+@rows(("values", "percent"), [([], 50), ([1.0], -1), ([1.0], 101), ([1.0], float("nan"))])
 def test_there_is_no_such_percentile(values: list[float], percent: float) -> None:
     with pytest.raises(ValueError, match="expected 0 to 100 of at least 1"):
         percentile(values, percent)

@@ -37,6 +37,7 @@ from pytest_ddpscale.node.protocol import (
 )
 from tests.builders.launches import task
 from tests.node.fake_torch import CPU_BUILD, write_torch
+from tests.rows import rows
 
 Run = Callable[..., "subprocess.Popen[bytes]"]
 SLURMS = ("--node-from=SLURM_PROCID", "--host-from=SLURMD_NODENAME")
@@ -108,10 +109,7 @@ def test_or_names_the_variables_that_do(start: Run) -> None:
     assert next_message(start(*SLURMS, SLURM_PROCID="3")).host == socket.gethostname()
 
 
-@pytest.mark.parametrize(
-    ("peer", "expected"),
-    [("127.0.0.1", r"127\.0\.0\.1:2\d{4}"), ("nobody.invalid", r"[\w ]+")],
-)
+@pytest.mark.parametrize(("peer", "expected"), [("127.0.0.1", r"127\.0\.0\.1:2\d{4}"), ("nobody.invalid", r"[\w ]+")])
 def test_the_first_one_says_where_ranks_meet_and_the_others_say_nothing(start: Run, peer: str, expected: str) -> None:
     orders = encode_order(task(nodes=2)) + encode_order(Meet(peer)) + LET_GO
     _, answer, _ = rest(start("--node=0"), orders)
@@ -240,7 +238,7 @@ class TestUnwanted:
             assert agent._is_unwanted() is unwanted
 
 
-@pytest.mark.parametrize(
+@rows(
     ("orders", "is_input_open", "hurried"),
     [
         ([], True, False),  # a rank failed here, and nobody said anything yet

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -33,6 +32,7 @@ from pytest_ddpscale.node.protocol import (
 )
 from pytest_ddpscale.results.rank_folder import WantedArms
 from tests.builders.launches import task
+from tests.rows import rows
 
 TEXT = st.text(max_size=3000) | st.sampled_from(
     ["ä" * 5000, "\N{COLLISION SYMBOL}" * 5000, '"\\' * 5000, "\x00" * 5000]
@@ -84,13 +84,13 @@ def test_what_is_not_all_there_is_nothing_and_spoils_nothing() -> None:
     assert heard([lines[0], lines[0], *lines[1:]]) == [news]
 
 
-@pytest.mark.parametrize("data", ["", "AAAA", "%%%%", "eJyrVkosSi5RslIwrgUAF4oDOg=="])
+@rows("data", ["", "AAAA", "%%%%", "eJyrVkosSi5RslIwrgUAF4oDOg=="])
 def test_pieces_that_no_agent_cuts_are_no_message(data: str) -> None:
     piece = {"say": "piece", **WHERE, "part": 0, "parts": 1, "data": data}
     assert heard([MARK + json.dumps(piece).encode()]) == []
 
 
-@pytest.mark.parametrize(
+@rows(
     "order",
     [
         task(environment={"NCCL_IB_HCA": "mlx5 \n\"'"}), Start("10.0.0.1:20000", 1.5), Start(),
@@ -103,7 +103,7 @@ def test_orders_come_as_they_were_said(order: Any) -> None:
     assert decode_order(line) == order
 
 
-@pytest.mark.parametrize(
+@rows(
     "message",
     [
         {"say": "rank"},
@@ -145,7 +145,7 @@ def test_garbage_is_no_message(line: bytes) -> None:
         assert decode(MARK + line) is None or b'"say"' in line
 
 
-@pytest.mark.parametrize("cut", range(1, 60))
+@rows("cut", range(1, 60))
 def test_half_a_line_is_no_message(cut: int) -> None:
     [line] = encode_news(RankSeen(**WHERE, local_rank=0, rank=3, phase="warm-up"))
     assert decode_news(line[:cut]) is None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.node.rank_logs import HEAD_BYTES, LogRelay, last_words, rank_log
+from tests.rows import rows
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_of_a_large_file_only_the_end_is_read(log: Path) -> None:
     assert sum(map(len, last_words(log))) <= 65_536
 
 
-@pytest.mark.parametrize("exists", [True, False])
+@rows("exists", [False, True])
 def test_a_rank_that_said_nothing(log: Path, exists: bool) -> None:
     if exists:
         log.touch()

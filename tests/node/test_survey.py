@@ -25,6 +25,7 @@ from tests.node.fake_torch import CUDA_BUILD, write_torch
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
 from tests.nvml_stand_in.gpus import ANY_FUNCTION, GPU_IS_LOST
 from tests.nvml_stand_in.machine import A100, HANG, UNKNOWN_ERROR, PlayedMachine, node_of, uuid_of
+from tests.rows import rows
 
 __all__ = ["machine", "nvml_library_directory"]
 TOPOLOGY = "\tGPU0\tGPU1\nGPU0\t X \tNV12"
@@ -136,7 +137,7 @@ class TestProcess:
         left.kill()
         left.wait()
 
-    @pytest.mark.parametrize(
+    @rows(
         ("source", "problem"),
         [
             ("import sys; sys.exit('oh')", "the survey ended with code 1; its last message: oh"),
@@ -165,7 +166,7 @@ def gpu(index: int, uuid: str | None = None, **fields: Any) -> SurveyedGpu:
     return SurveyedGpu(index, uuid_of(index) if uuid is None else uuid, A100.name, "", "20b2", **fields)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("visible_devices", "visible"),
     [
         (None, [0, 1, 2]),
@@ -191,13 +192,9 @@ def test_a_gpu_that_a_cgroup_withholds_has_no_number_of_cudas() -> None:
         assert unsaid == [structs.replace(one, is_visible=True) for one in gpus]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("visible_devices", "ranks"),
-    [
-        (None, [0, 1, 2, 3]),
-        ("3,1", [None, 1, None, 0]),
-        (f"{uuid_of(1)},{uuid_of(0)}", [1, 0, None, None]),
-    ],
+    [(None, [0, 1, 2, 3]), ("3,1", [None, 1, None, 0]), (f"{uuid_of(1)},{uuid_of(0)}", [1, 0, None, None])],
 )
 def test_local_ranks_are_in_the_order_of_cuda_visible_devices(
     visible_devices: str | None, ranks: list[int | None]

@@ -5,15 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
-
 from pytest_ddpscale.node.protocol import ProcessExit
-from pytest_ddpscale.node.torchrun_command import (
-    ended_pids,
-    interfaces,
-    rank_exits,
-    torchrun_command,
-)
+from pytest_ddpscale.node.torchrun_command import ended_pids, interfaces, rank_exits, torchrun_command
+from tests.rows import rows
 
 # As torch prints it at its end.
 SUMMARY = """\
@@ -87,6 +81,6 @@ def test_ranks_that_torchrun_ended_itself_are_told_apart() -> None:
     assert ended_pids(SUMMARY) == [8023]
 
 
-@pytest.mark.parametrize("output", ["", "Killed", SUMMARY[:200], "rank : 1 (local_rank: x)"])
+@rows("output", ["", "Killed", SUMMARY[:200], "rank : 1 (local_rank: x)"])
 def test_output_that_says_nothing_of_failures(output: str) -> None:
     assert rank_exits(output) == []

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from pytest_ddpscale.plan.architectures import has_kernels, parse_capability
+from tests.rows import rows
 
 
-@pytest.mark.parametrize(
+@rows(
     ("architectures", "capability", "expected"),
     [
         (["sm_70", "sm_80"], (7, 0), True),  # V100 on an old build
@@ -36,6 +35,6 @@ def test_an_architecture_that_nobody_knows_counts_for_nothing() -> None:
     assert has_kernels(["gfx942", "sm_90"], (9, 0))
 
 
-@pytest.mark.parametrize(("text", "expected"), [("9.0", (9, 0)), ("12.1", (12, 1)), ("9", None), ("", None)])
+@rows(("text", "expected"), [("9.0", (9, 0)), ("12.1", (12, 1)), ("9", None), ("", None)])
 def test_a_capability_is_read_from_its_text(text: str, expected: tuple[int, int] | None) -> None:
     assert parse_capability(text) == expected

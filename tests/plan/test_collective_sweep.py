@@ -20,6 +20,7 @@ from pytest_ddpscale.plan.collective_sweep import (
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import COLLECTIVES, Probe, ProbeStudy
 from tests.builders.json_types import as_json
+from tests.rows import rows
 
 TO_1_MIB = (KIB, 32 * KIB, MIB)
 
@@ -34,13 +35,13 @@ def test_the_last_size_is_there_also_where_the_factor_misses_it() -> None:
     assert message_sizes(MIB, MIB) == (MIB,)
 
 
-@pytest.mark.parametrize(("first", "last", "factor"), [(0, KIB, 4), (2 * KIB, KIB, 4), (KIB, MIB, 1)])
+@rows(("first", "last", "factor"), [(0, KIB, 4), (2 * KIB, KIB, 4), (KIB, MIB, 1)])
 def test_sizes_that_never_arrive_are_refused(first: int, last: int, factor: int) -> None:
     with pytest.raises(ValueError, match=f"found {first} to {last} bytes by {factor}; expected ascending sizes"):
         message_sizes(first, last, factor)
 
 
-@pytest.mark.parametrize("size", message_sizes(KIB, 8 * GIB, 2))
+@rows("size", message_sizes(KIB, 8 * GIB, 2))
 def test_a_size_is_what_its_probe_sends(size: int) -> None:
     assert Probe(f"broadcast-{probe_size(size)}", 2).message_bytes == size
 
@@ -49,7 +50,7 @@ def test_a_size_reads_in_its_largest_unit() -> None:
     assert [size_text(size) for size in (KIB, 1536 * KIB, 32 * MIB, GIB)] == ["1 KiB", "1536 KiB", "32 MiB", "1 GiB"]
 
 
-@pytest.mark.parametrize("size", [1, 1023, 1025, 10_000 * GIB])
+@rows("size", [1, 1023, 1025, 10_000 * GIB])
 def test_a_size_that_no_probe_has_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match=f"{size} bytes; expected 1 to 9999 whole KiB"):
         probe_size(size)

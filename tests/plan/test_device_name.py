@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 
-import pytest
-
 from pytest_ddpscale.plan.device_name import LONGEST_NAME, is_named, why_no_name_pattern
+from tests.rows import rows
 
 
-@pytest.mark.parametrize(
+@rows(
     ("pattern", "complaint"),
     [
         ("A100", "is not anchored"),
@@ -35,7 +34,7 @@ def test_a_pattern_that_might_never_end_or_is_none_is_refused(pattern: str, comp
     assert complaint in why_no_name_pattern(pattern)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("pattern", "name", "expected"),
     [
         ("^(NVIDIA )?A100(-PCIE-80GB| 80GB PCIe)$", "NVIDIA A100 80GB PCIe", True),
@@ -52,7 +51,7 @@ def test_a_usual_pattern_matches_whole_names(pattern: str, name: str, expected: 
     assert is_named(name, pattern) is expected
 
 
-@pytest.mark.parametrize(
+@rows(
     "pattern",
     [
         "^.*.*" + "a?" * 10 + "b$",

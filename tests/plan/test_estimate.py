@@ -19,6 +19,7 @@ from pytest_ddpscale.plan.estimate import (
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from tests.builders.plans import PLANS, STUDIES
+from tests.rows import rows
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 8)
 STUDY = Study("weak", WORKLOAD, (Arm("alone", 1, 8), Arm("ddp", 4, 8)), rounds=5, block_s=1.5, warmup_s=10.0)
@@ -40,7 +41,7 @@ def test_quick_steps_cost_no_more_than_the_untimed_ones() -> None:
     assert study_seconds(STUDY, {"r": 800.0, "another": 0.001}) == pytest.approx(expected_s)
 
 
-@pytest.mark.parametrize("img_per_s", [{}, {"another": 0.001}, {"r": 0.0}])
+@rows("img_per_s", [{}, {"another": 0.001}, {"r": 0.0}])
 def test_an_unknown_speed_leaves_the_blocks_as_long_as_they_aim_at(img_per_s: dict[str, float]) -> None:
     assert study_seconds(STUDY, img_per_s) == study_seconds(STUDY)
 

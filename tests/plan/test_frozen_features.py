@@ -9,6 +9,7 @@ import pytest
 from pytest_ddpscale.plan.frozen_features import FEATURES, classifier_parameters, trained_parameters
 from pytest_ddpscale.plan.torchvision_models import TORCHVISION_MODELS
 from pytest_ddpscale.plan.workload import Workload
+from tests.rows import rows
 
 FROZEN = Workload("frozen", "vgg16", "fp32", 8, num_classes=10, classifier_hidden=4096)
 
@@ -28,7 +29,7 @@ def test_all_models_with_known_features_are_torchvisions() -> None:
     assert set(FEATURES) <= TORCHVISION_MODELS
 
 
-@pytest.mark.parametrize(
+@rows(
     ("change", "told"),
     [
         (

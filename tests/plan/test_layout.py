@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Arm, ArmKind, Placement
+from tests.rows import rows
 
 LAYOUTS = st.builds(Layout, st.integers(1, 12), st.integers(1, 12))
 KINDS = st.sampled_from(["each", "no_sync", "ddp"])
@@ -91,7 +92,7 @@ def test_an_arm_that_is_too_large_is_refused() -> None:
         Layout(2, 4).groups(ddp(9))
 
 
-@pytest.mark.parametrize("size", [(0, 1), (1, 0), (-1, 8)])
+@rows("size", [(0, 1), (1, 0), (-1, 8)])
 def test_a_layout_of_nothing_is_refused(size: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="expected a whole number from 1 up"):
         Layout(*size)
@@ -103,7 +104,7 @@ def test_a_number_of_ranks_is_that_number_and_a_node_is_all_of_its_ranks(layout:
     assert layout.ranks_in("node") == layout.ranks_per_node
 
 
-@pytest.mark.parametrize(
+@rows(
     ("nodes", "two", "four", "every"),
     [(1, None, None, None), (2, 16, None, 16), (3, 16, None, 24), (4, 16, 32, 32), (16, 16, 32, 128)],
 )

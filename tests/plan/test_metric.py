@@ -17,12 +17,13 @@ from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.probe import COLLECTIVES, SINGLE_DEVICE, ProbeKind
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.plan.workload import Workload
+from tests.rows import rows
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=16)
 IMAGES = ImageFolderData("/images")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("metric", "world_size", "arms"),
     [
         ("throughput_per_gpu", 1, [Arm("alone", 1, 8)]),
@@ -52,7 +53,7 @@ def test_arms_of_a_metric(metric: str, world_size: int, arms: list[Arm]) -> None
     assert measured_arm(METRICS[metric], WORKLOAD, world_size) == arms[-1]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("metric", "world_size", "arms"),
     [
         ("throughput_per_gpu", 1, [Arm("ddp", 1, 8)]),
@@ -69,13 +70,13 @@ def test_arms_of_a_metric_whose_source_wrapped_one_gpu_in_ddp(metric: str, world
     assert Question(METRICS[metric], WORKLOAD, world_size, one_gpu="ddp").arms == arms
 
 
-@pytest.mark.parametrize("world_size", [3, 5, 32])
+@rows("world_size", [3, 5, 32])
 def test_a_global_batch_that_ranks_cannot_share_evenly_is_refused(world_size: int) -> None:
     with pytest.raises(ValueError, match=f"^global_batch_size 16 of r cannot be shared evenly by {world_size} ranks$"):
         measured_arm(METRICS["strong_scaling_speedup"], WORKLOAD, world_size)
 
 
-@pytest.mark.parametrize("arm_of", [measured_arm, baseline_arm])
+@rows("arm_of", [measured_arm, baseline_arm])
 def test_strong_scaling_without_a_global_batch_is_refused(arm_of: Callable[..., object]) -> None:
     workload = replace(WORKLOAD, global_batch_size=None)
     with pytest.raises(ValueError, match=r"^workload r has no global_batch_size, which strong scaling divides$"):
@@ -131,7 +132,7 @@ def test_what_is_no_training_accepts_no_machine() -> None:
     assert not any(metric.carries_acceptance for name, metric in METRICS.items() if name not in TRAINING_METRICS)
 
 
-@pytest.mark.parametrize("metric", TRAINING_METRICS.values(), ids=TRAINING_METRICS)
+@rows("metric", TRAINING_METRICS.values(), ids=TRAINING_METRICS)
 def test_a_metric_compares_different_arms_of_the_same_batch_or_global_batch(metric: Metric) -> None:
     for world_size in range(metric.minimum_world_size, (metric.maximum_world_size or 4) + 1):
         if WORKLOAD.global_batch_size is not None and WORKLOAD.global_batch_size % world_size == 0:
@@ -142,7 +143,7 @@ def test_a_metric_compares_different_arms_of_the_same_batch_or_global_batch(metr
             assert len(images) == 1
 
 
-@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+@rows("metric", METRICS.values(), ids=METRICS)
 def test_what_can_be_zero_or_less_does_not_err_by_factors(metric: Metric) -> None:
     can_be_zero = {
         "exposed_communication",
@@ -184,7 +185,7 @@ def test_rates_are_throughput_and_what_is_a_multiple_or_ratio_of_it() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
+@rows("metric", METRICS.values(), ids=lambda metric: metric.name)
 def test_every_bound_that_judges_anything_is_possible(metric: Metric) -> None:
     low, high = metric.possible_at(8)
     least, most = metric.range_at(8)

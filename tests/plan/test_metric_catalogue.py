@@ -6,12 +6,11 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.variant import USUAL
 from pytest_ddpscale.util.packaged import packaged
+from tests.rows import rows
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pytest_ddpscale"
@@ -22,7 +21,7 @@ NAMESAKES = {
     ("simulate/performance.py", "ddp_overhead"),
 }
 
-of_every_metric = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+of_every_metric = rows("metric", METRICS.values(), ids=METRICS)
 
 
 @of_every_metric

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeCheck
+from tests.rows import rows
 
 
-@pytest.mark.parametrize("check", NODE_CHECKS.values(), ids=NODE_CHECKS)
+@rows("check", NODE_CHECKS.values(), ids=NODE_CHECKS)
 def test_a_check_is_named_and_explained(check: NodeCheck) -> None:
     assert re.fullmatch("[a-z][a-z0-9_]*", check.name)
     assert NODE_CHECKS[check.name] is check

@@ -17,6 +17,7 @@ from pytest_ddpscale.plan.study import Arm, Placement, Plan
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.strict_json import read_as
 from tests.builders.json_types import as_json
+from tests.rows import rows
 
 ONE = Workload("one", "resnet18", "fp32", 8, global_batch_size=96)
 TWO = replace(ONE, name="two", precision="bf16", data=ImageFolderData("/images"))
@@ -115,7 +116,7 @@ def test_what_a_further_launch_measures_joins_the_plan() -> None:
     assert here.joined(build_plan(EMPTY, [question("throughput_per_gpu", 4, TWO)], PACE)).world_size == 4
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "complaint"),
     [
         ({"nodes": 2, "ranks_per_node": None}, "does not say how many ranks each has"),
@@ -134,8 +135,8 @@ def test_a_plan_that_contradicts_itself_is_refused(fields: dict[str, object], co
         read_as(Plan, data)
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 3])
-@pytest.mark.parametrize("probe", [None, Probe("matmul-fp16"), Probe("all-reduce-1gib", 8)], ids=str)
+@rows("nodes", [1, 2, 3])
+@rows("probe", [None, Probe("matmul-fp16"), Probe("all-reduce-1gib", 8)], ids=str)
 def test_whatever_is_launched_on_several_nodes_pairs_of_them_are_measured(probe: Probe | None, nodes: int) -> None:
     questions, probes = ([], [probe]) if probe else ([question("throughput_per_gpu", 1)], [])
     plan = build_plan(Plan("a100", "cuda", (), nodes=nodes, ranks_per_node=8), questions, PACE, probes)

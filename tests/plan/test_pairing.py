@@ -28,6 +28,7 @@ from pytest_ddpscale.plan.pairing import (
 from pytest_ddpscale.results.strict_json import read_as
 from tests.builders.json_types import as_json
 from tests.plan.network import Network
+from tests.rows import rows
 
 SLOW_SHARE = 0.7
 
@@ -58,7 +59,7 @@ def test_first_rounds_pair_nodes_disjointly_and_no_two_twice(nodes: int) -> None
         seen.update(pairs)
 
 
-@pytest.mark.parametrize("nodes", range(2, ALL_PAIRS_UP_TO + 1))
+@rows("nodes", range(2, ALL_PAIRS_UP_TO + 1))
 def test_of_few_nodes_all_pairs_are_measured_in_the_fewest_rounds(nodes: int) -> None:
     measured = [pair for pairs in first_rounds(nodes) for pair in pairs]
     assert sorted(measured) == list(combinations(range(nodes), 2))
@@ -78,13 +79,13 @@ def test_of_many_nodes_those_that_collectives_pair_are_measured(nodes: int) -> N
             assert (min(node, other), max(node, other)) in measured
 
 
-@pytest.mark.parametrize("nodes", [17, 33, 63, 64, 100, 255, 1000, 1024, 4096])
+@rows("nodes", [17, 33, 63, 64, 100, 255, 1000, 1024, 4096])
 def test_rounds_grow_with_the_logarithm_of_the_nodes(nodes: int) -> None:
     assert len(first_rounds(nodes)) <= 2 * log2(nodes) + 2
     assert most_rounds(nodes) <= 4 * log2(nodes) + 6
 
 
-@pytest.mark.parametrize("nodes", [0, 1])
+@rows("nodes", [0, 1])
 def test_a_single_node_has_nobody_to_be_measured_with(nodes: int) -> None:
     assert next_round(nodes, [], SLOW_SHARE) == ()
     assert most_rounds(nodes) == 0
@@ -181,9 +182,7 @@ def test_how_ranks_are_measured_survives_json() -> None:
     assert as_json(study)["id"] == study.id == "pairs"
 
 
-@pytest.mark.parametrize(
-    "change", [{"iterations": 0}, {"iterations": True}, {"message_bytes": 0}, {"message_bytes": 6}]
-)
+@rows("change", [{"iterations": 0}, {"iterations": True}, {"message_bytes": 0}, {"message_bytes": 6}])
 def test_an_impossible_study_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):
         msgspec.convert({"message_bytes": 8, "iterations": 2} | change, PairStudy)

@@ -8,11 +8,12 @@ import pytest
 from pytest_ddpscale.plan.probe import Probe, ProbeKind, ProbeStudy
 from pytest_ddpscale.results.strict_json import read_as
 from tests.builders.json_types import as_json
+from tests.rows import rows
 
 STUDY = ProbeStudy((Probe("matmul-bf16"), Probe("all-reduce-32mib", 8), Probe("all-reduce-32mib", 4)), 16, 0.5)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("name", "world_size", "kind", "precision", "message_bytes"),
     [
         ("matmul-fp32", 1, "matmul", "fp32", None),
@@ -36,7 +37,7 @@ def test_a_name_tells_kind_precision_and_size(
     assert (probe.kind, probe.precision, probe.message_bytes) == (kind, precision, message_bytes)
 
 
-@pytest.mark.parametrize(
+@rows(
     "name",
     ["", "matmul", "matmul-int8", "memory-copy-1gib", "all-reduce", "all-reduce-0mib", "all-reduce-032mib",
      "all-reduce-10000mib", "all-reduce-1.5mib", "all-reduce-32mb", "All-Reduce-32mib", "send-recv-1mib\n"],
@@ -46,7 +47,7 @@ def test_another_name_is_refused_with_those_that_there_are(name: str) -> None:
         Probe(name, 2)
 
 
-@pytest.mark.parametrize("world_size", [0, -1])
+@rows("world_size", [0, -1])
 def test_a_world_size_is_a_whole_number_from_1_up(world_size: int) -> None:
     with pytest.raises(ValueError, match="expected a whole number from 1 up"):
         Probe("all-reduce-1mib", world_size)
@@ -77,7 +78,7 @@ def test_a_study_survives_json() -> None:
     assert msgspec.convert(data, ProbeStudy) == STUDY
 
 
-@pytest.mark.parametrize(
+@rows(
     ("key", "value", "message"),
     [
         ("rounds", 0, "rounds"),

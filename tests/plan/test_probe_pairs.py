@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.probe_pairs import expected_ranks, pair_turns, ring_turns
+from tests.rows import rows
 
 
-@pytest.mark.parametrize("ranks", range(2, 10))
+@rows("ranks", range(2, 10))
 def test_on_a_node_everybody_meets_everybody_once(ranks: int) -> None:
     turns = pair_turns(Probe("send-recv-1mib", ranks), Layout(2, 10))
     met = sorted(pair for turn in turns for pair in turn)
@@ -20,7 +21,7 @@ def test_on_a_node_everybody_meets_everybody_once(ranks: int) -> None:
     ]  # on both nodes
 
 
-@pytest.mark.parametrize("nodes", range(2, 10))
+@rows("nodes", range(2, 10))
 def test_in_a_ring_each_node_meets_the_next_once_and_the_last_the_first(nodes: int) -> None:
     turns = ring_turns(nodes)
     met = sorted(pair for turn in turns for pair in turn)

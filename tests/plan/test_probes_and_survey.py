@@ -25,6 +25,7 @@ from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.strict_json import read_as
 from tests.builders.json_types import as_json
+from tests.rows import rows
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=16)
 PACE = Pace(rounds=6, block_s=1.5, warmup_s=2.0)
@@ -60,16 +61,16 @@ def plan_for(
 
 
 class TestRanks:
-    @pytest.mark.parametrize("nodes", [1, 3])
-    @pytest.mark.parametrize(("probes", "survey"), [((MATMUL,), False), ((), True), ((all_reduce(4),), True)])
+    @rows("nodes", [1, 3])
+    @rows(("probes", "survey"), [((MATMUL,), False), ((), True), ((all_reduce(4),), True)])
     def test_every_gpu_of_a_node_is_there_where_it_is_probed_or_looked_at(
         self, nodes: int, probes: tuple[Probe, ...], survey: bool
     ) -> None:
         plan = plan_for(*probes, questions=(trained(2),), nodes=nodes, survey=survey)
         assert (plan.layout.ranks_per_node, plan.world_size) == (8, 8 * nodes)
 
-    @pytest.mark.parametrize("nodes", [1, 3])
-    @pytest.mark.parametrize(
+    @rows("nodes", [1, 3])
+    @rows(
         ("probes", "world_size"), [((MATMUL,), 2), ((all_reduce(4),), 4), ((MATMUL, all_reduce(2), all_reduce(6)), 6)]
     )
     def test_on_cpus_as_many_as_anything_needs(self, nodes: int, probes: tuple[Probe, ...], world_size: int) -> None:
@@ -91,7 +92,7 @@ class TestRanks:
         plan = plan_for(all_reduce(12), nodes=2, device_type="cpu")
         assert (plan.layout.ranks_per_node, plan.world_size) == (8, 16)
 
-    @pytest.mark.parametrize(("nodes", "world_size"), [(1, 9), (2, 17)])
+    @rows(("nodes", "world_size"), [(1, 9), (2, 17)])
     def test_a_probe_that_needs_more_than_there_are_is_refused(self, nodes: int, world_size: int) -> None:
         with pytest.raises(ValueError, match=rf"{nodes} x 8 ranks needs {world_size}"):
             plan_for(all_reduce(world_size), nodes=nodes)
@@ -121,11 +122,11 @@ class TestProbes:
         assert cpu is not None
         assert cpu.block_s == PROBE_BLOCKS_S["cpu"] < PROBE_BLOCKS_S["cuda"]
 
-    @pytest.mark.parametrize(("world_size", "fits"), [(8, True), (9, False)])
+    @rows(("world_size", "fits"), [(8, True), (9, False)])
     def test_fit_nodes_if_the_largest_does(self, world_size: int, fits: bool) -> None:
         assert plan_for(MATMUL, all_reduce(world_size), nodes=2).fits_nodes("probes") is fits
 
-    @pytest.mark.parametrize(
+    @rows(
         ("device_type", "ranks", "names"),
         [
             ("cuda", 8, ["matmul-fp16", "all-reduce-32mib@8"]),

@@ -5,20 +5,20 @@ from __future__ import annotations
 from importlib.metadata import requires
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 
 from pytest_ddpscale.plan.torch_versions import NEWEST_TRIED, OLDEST_TRIED, wheel_for, why_untried
+from tests.rows import rows
 
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence" / "torch-versions.md"
 
 
-@pytest.mark.parametrize("version", ["2.6.0+cu124", "2.6.1", "2.11.0", "2.15.0+cu132", "2.15.1a0+git12"])
+@rows("version", ["2.6.0+cu124", "2.6.1", "2.11.0", "2.15.0+cu132", "2.15.1a0+git12"])
 def test_versions_that_were_tried_and_those_between_are_nothing_to_tell(version: str) -> None:
     assert why_untried(version) == ""
 
 
-@pytest.mark.parametrize("version", ["2.5.1", "2.16.0", "3.0.0+cu140", "1.13.1", "unknown"])
+@rows("version", ["2.5.1", "2.16.0", "3.0.0+cu140", "1.13.1", "unknown"])
 def test_other_versions_are_told_with_those_that_were_tried(version: str) -> None:
     assert why_untried(version) == f"torch {version} has not been tested with this package; 2.6 to 2.15 have"
 
@@ -28,12 +28,12 @@ def test_the_oldest_version_that_can_be_installed_was_tried() -> None:
     assert str(torch.specifier) == f">={OLDEST_TRIED[0]}.{OLDEST_TRIED[1]}"
 
 
-@pytest.mark.parametrize("tried", [OLDEST_TRIED, NEWEST_TRIED])
+@rows("tried", [OLDEST_TRIED, NEWEST_TRIED])
 def test_the_evidence_has_what_was_tried(tried: tuple[int, int]) -> None:
     assert f"| {tried[0]}.{tried[1]}.0+cu" in EVIDENCE.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("capability", "words"),
     [
         ((7, 0), "the last wheel with code for it is torch 2.14 of CUDA 12.6 (cu126)"),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import get_args
 
-import pytest
-
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import PACES, Question, build_plan
@@ -14,6 +12,7 @@ from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.strict_json import read_as
 from tests.builders.json_types import as_json
+from tests.rows import rows
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 4, image_size=32)
 ALONE, DDP = Arm("alone", 1, 4), Arm("ddp", 8, 4)
@@ -23,7 +22,7 @@ def turn(ranks: int, seed: int, scaling: Scaling, number: int) -> int:
     return Study(scaling, WORKLOAD, (ALONE,), 8, 1.0, 1.0, turns=ranks).turn(seed, number)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@rows("ranks", [1, 2, 3, 8])
 def test_every_rank_has_one_turn_before_any_has_two(ranks: int) -> None:
     for cycle in range(4):
         taken = [turn(ranks, 0, "weak", number) for number in range(cycle * ranks, (cycle + 1) * ranks)]
@@ -59,7 +58,7 @@ def test_ranks_of_a_study_are_all_that_ever_train() -> None:
     assert study.world_size == 4
 
 
-@pytest.mark.parametrize(("nodes", "turns"), [(1, 4), (2, 8)])
+@rows(("nodes", "turns"), [(1, 4), (2, 8)])
 def test_as_many_ranks_take_turns_as_a_node_has_in_the_gang(nodes: int, turns: int) -> None:
     questions = [Question(METRICS["weak_scaling_efficiency"], WORKLOAD, 4 if nodes == 1 else 16)]
     plan = build_plan(Plan("a100", "cuda", (), nodes=nodes, ranks_per_node=8), questions, PACES["cuda"])
@@ -67,8 +66,8 @@ def test_as_many_ranks_take_turns_as_a_node_has_in_the_gang(nodes: int, turns: i
     assert read_as(Plan, as_json(plan)) == plan
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-@pytest.mark.parametrize(("sizes", "turns"), [((1,), 1), ((1, 4), 4), ((1, 4, 8), 8)])
+@rows("nodes", [1, 2])
+@rows(("sizes", "turns"), [((1,), 1), ((1, 4), 4), ((1, 4, 8), 8)])
 def test_ranks_that_train_nothing_larger_take_no_turns(sizes: tuple[int, ...], turns: int, nodes: int) -> None:
     questions = [Question(METRICS["throughput_per_gpu"], WORKLOAD, size) for size in sizes]
     plan = build_plan(Plan("a100", "cuda", (), nodes=nodes, ranks_per_node=8, survey=True), questions, PACES["cuda"])
@@ -83,13 +82,13 @@ def test_smaller_groups_of_a_node_take_turns_as_their_ranks_do() -> None:
     assert study.ranks([pairs], Layout(1, 8)) == tuple(range(8))
 
 
-@pytest.mark.parametrize("arm", [Arm("each", 2, 4), Arm("ddp", 3, 4), Arm("ddp", 2, 4, "spread"), Arm("ddp", 16, 4)])
+@rows("arm", [Arm("each", 2, 4), Arm("ddp", 3, 4), Arm("ddp", 2, 4, "spread"), Arm("ddp", 16, 4)])
 def test_what_a_node_cannot_be_dealt_to_takes_no_turns(arm: Arm) -> None:
     layout = Layout(2, 8)
     assert layout.groups(arm, 5) == layout.groups(arm)
 
 
-@pytest.mark.parametrize(("sizes", "turns"), [((2, 5), 4), ((2, 4, 6), 4), ((3, 5), 5), ((2, 4, 8), 8)])
+@rows(("sizes", "turns"), [((2, 5), 4), ((2, 4, 6), 4), ((3, 5), 5), ((2, 4, 8), 8)])
 def test_no_group_that_takes_its_turn_has_a_rank_that_nothing_larger_trains(sizes: tuple[int, ...], turns: int) -> None:
     questions = [Question(METRICS["throughput_per_gpu"], WORKLOAD, size) for size in sizes]
     plan = build_plan(Plan("a100", "cuda", (), ranks_per_node=8, survey=True), questions, PACES["cuda"])

@@ -11,6 +11,7 @@ from hypothesis import given
 from pytest_ddpscale.plan.workload import Workload, incomparable_fields
 from tests.builders.json_types import as_json
 from tests.builders.plans import WORKLOADS
+from tests.rows import rows
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=16)
 
@@ -20,8 +21,8 @@ def test_a_workload_survives_json(workload: Workload) -> None:
     assert msgspec.convert(as_json(workload), Workload) == workload
 
 
-@pytest.mark.parametrize("field", ["batch_size", "image_size", "num_classes", "global_batch_size"])
-@pytest.mark.parametrize("number", [0, -1])
+@rows("field", ["batch_size", "image_size", "num_classes", "global_batch_size"])
+@rows("number", [0, -1])
 def test_a_size_below_one_is_refused(field: str, number: int) -> None:
     with pytest.raises(ValueError, match=f"^{field} is {number}; expected at least 1"):
         replace(WORKLOAD, **{field: number})  # type: ignore[arg-type]

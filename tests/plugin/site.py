@@ -201,6 +201,18 @@ def assert_no_crash(result: pytest.RunResult) -> None:
     assert "INTERNALERROR" not in output_of(result)
 
 
+def items_of(result: pytest.RunResult) -> list[str]:
+    """What `--collect-only -q` lists, sorted."""
+    return sorted(line.partition("::")[2] for line in result.outlines if "::" in line)
+
+
+def outcome_line(result: pytest.RunResult) -> str:
+    """The line that says what the run comes to."""
+    words = ("ACCEPTED", "REJECTED", "INCOMPLETE", "PARTIAL")
+    (line,) = [line for line in result.outlines if line.startswith(words)]
+    return line
+
+
 def assert_refused(result: pytest.RunResult, *parts: str) -> None:
     """Bad input: exit code 4 and one sentence with all these parts, and nothing else to read."""
     assert_no_crash(result)
@@ -208,7 +220,7 @@ def assert_refused(result: pytest.RunResult, *parts: str) -> None:
     errors = [line for line in output_of(result).splitlines() if line.startswith("ERROR: ")]
     assert len(errors) == 1, errors
     for part in parts:
-        assert part in errors[0]
+        assert part in errors[0], f"{part!r} is not in {errors[0]}"
 
 
 class Site:
@@ -223,6 +235,12 @@ class Site:
         self._pytester, self._prepared = pytester, prepared
         self.path = pytester.path
         self.thresholds = self.path / "thresholds.yaml"
+        self.reset()
+
+    def reset(self) -> None:
+        """As it was before anything was written or run in it."""
+        for path in self.path.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         shutil.copytree(packaged("acceptance"), self.path / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
         self.thresholds.write_text(thresholds_text(), encoding="utf-8")
         self.configure()
@@ -239,6 +257,15 @@ class Site:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         return path
+
+    def files(self) -> dict[str, bytes]:
+        """Every file but those that starting pytest makes, with its bytes."""
+        made = ("stdout", "stderr", ".pytest_cache", "runpytest-")
+        return {
+            name: content
+            for name, content in contents(self.path).items()
+            if not name.partition("/")[2].startswith(made) and "/__pycache__/" not in name
+        }
 
     def judge_weak_scaling_by(self, test: str) -> None:
         """Have a test of the site's own judge weak scaling, in place of the one it comes with."""

@@ -12,6 +12,7 @@ from pytest_ddpscale.history.database import reading
 from pytest_ddpscale.history.reading import host_runs
 from pytest_ddpscale.history.recording import add_run
 from tests.plugin.site import Site, assert_no_crash, edit_json, output_of
+from tests.plugin.test_resume import GANG
 
 ON_CPU = ("--gpu-sku=cpu", "--ddp-gpus-per-node=2")
 NIGHTS = 6
@@ -36,7 +37,7 @@ REGRESSION = """\
 @pytest.fixture
 def site(site: Site) -> Site:
     """A site whose gang measures at once."""
-    site.write("conftest.py", Path(__file__).with_name("instant_gang.py").read_text(encoding="utf-8"))
+    site.write("conftest.py", GANG)
     site.write("thresholds.yaml", THRESHOLDS)
     return site
 
@@ -65,6 +66,7 @@ def outcome_of(site: Site, run: Path, metric: str) -> tuple[str, str]:
 def test_a_run_is_remembered_if_it_lies_with_the_sites_runs(site: Site, history: Path) -> None:
     assert site.run(*ON_CPU).ret == pytest.ExitCode.OK
     assert nights_in(history) == ["accepted"]
+    assert site.verdicts(str(latest(site)))["last_acceptance"] is None
     assert site.run(*ON_CPU, "--ddp-run-dir=elsewhere").ret == pytest.ExitCode.OK
     assert nights_in(history) == ["accepted"]
     assert list(site.path.rglob("*.sqlite")) == [history]
@@ -103,20 +105,6 @@ def remembered(site: Site, history: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     return remember
 
 
-def test_a_run_is_told_beside_the_last_acceptance_of_its_nodes(site: Site, remembered: Callable[[float], None]) -> None:
-    remembered(1.0)
-    assert site.run(*ON_CPU).ret == pytest.ExitCode.OK
-    last = site.verdicts(str(latest(site)))["last_acceptance"]
-    assert last["began"] == f"2026-01-0{NIGHTS}T02:00:00+00:00"
-    assert last["run"].endswith(f"night{NIGHTS}")
-    assert (last["compared"], last["worse"]) == (1, [])
-
-
-def test_without_an_earlier_run_there_is_no_last_acceptance(site: Site) -> None:
-    site.run(*ON_CPU)
-    assert site.verdicts(str(latest(site)))["last_acceptance"] is None
-
-
 def test_a_node_is_judged_by_its_past_and_again_by_what_was_kept_of_it(
     site: Site, history: Path, remembered: Callable[[float], None]
 ) -> None:
@@ -126,6 +114,10 @@ def test_a_node_is_judged_by_its_past_and_again_by_what_was_kept_of_it(
     run = latest(site)
     assert outcome_of(site, run, "no_regression") == ("passed", "every value with enough earlier runs meets the bound")
     assert len(nights_in(history)) == NIGHTS + 1
+    last = site.verdicts(str(run))["last_acceptance"]
+    assert last["began"] == f"2026-01-0{NIGHTS}T02:00:00+00:00"
+    assert last["run"].endswith(f"night{NIGHTS}")
+    assert (last["compared"], last["worse"]) == (1, [])
     history.write_text("lost", encoding="utf-8")
     assert site.judge(run=str(run)).ret == pytest.ExitCode.OK
     assert outcome_of(site, run / "judged-1", "no_regression")[0] == "passed"

@@ -1,75 +1,45 @@
-"""What a session comes to: exit code, the outcome and what is said about each requirement."""
+"""What a session comes to: exit code, first line and outcome; whoever counts what is in the way counts alike."""
 
 from __future__ import annotations
 
+import json
 import re
-import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from shlex import split
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
+from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.report.unmet import counts_text
+from pytest_ddpscale.results.records import StudyEnd
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.verdicts import read_judgement
+from pytest_ddpscale.thresholds.waiver import today
+from tests.builders.json_types import run_record
 from tests.plugin.site import (
+    MEASURED_RUN,
     REQUIREMENTS,
-    ROUNDS,
     WEAK_8,
+    WEAK_8_NODE_ID,
     Site,
     assert_no_crash,
+    outcome_line,
     output_of,
+    thresholds_text,
     thresholds_with,
 )
+from tests.rows import rows
 
 ALL = len(REQUIREMENTS)
-
-
-def outcome_line(result: pytest.RunResult) -> str:
-    """The line that says what the run comes to."""
-    words = ("ACCEPTED", "REJECTED", "INCOMPLETE", "PARTIAL")
-    lines = [line for line in result.outlines if line.startswith(words)]
-    assert len(lines) == 1, lines
-    return lines[0]
-
-
-def test_an_impossible_bound_rejects_for_exactly_that_requirement(site: Site) -> None:
-    site.write("thresholds.yaml", thresholds_with(WEAK_8, "bound: 0.96", "bound: 1.1"))
-    site.measured()
-    result = site.judge("-v")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.assert_outcomes(passed=ALL - 1, failed=1)
-    assert_no_crash(result)
-    assert outcome_line(result).startswith("REJECTED: weak_scaling_efficiency[resnet152-fp16-8gpu] is ")
-    output = output_of(result)
-    impossible = REQUIREMENTS[WEAK_8].replace("0.96", "1.1")
-    line = site.thresholds.read_text(encoding="utf-8").splitlines().index(f"      - {impossible}") + 1
-    assert "FAIL  weak_scaling_efficiency[resnet152-fp16-8gpu]" in output
-    assert re.search(r"value +97\.[45]", output)
-    assert re.search(rf"limits +at most 97\.6 %  \(95% confidence, {ROUNDS} rounds, correlation -?0\.\d\)", output)
-    assert re.search(rf"bound +≥ 110.* %  \(severity fail, {re.escape(str(site.thresholds))}:{line}\)", output)
-    verdicts = {verdict["id"]: verdict["outcome"] for verdict in site.verdicts()["verdicts"]}
-    assert [name for name, outcome in verdicts.items() if outcome != "passed"] == [
-        "weak_scaling_efficiency[resnet152-fp16-8gpu]"
-    ]
-    assert "assert False" not in output, "pytest's own words would hide the explanation"
-
-
-def test_the_rerun_command_selects_exactly_the_item_that_failed(site: Site) -> None:
-    site.write("thresholds.yaml", thresholds_with(WEAK_8, "bound: 0.96", "bound: 1.1"))
-    site.measured()
-    output = output_of(site.judge(f"--thresholds={site.thresholds}", "-v"))
-    # Where the environment says CI, pytest's short summary repeats the whole explanation.
-    (command,) = set(re.findall(r"rerun +(pytest .*)", output))
-    program, *arguments = shlex.split(command)
-    assert program == "pytest"
-    assert arguments[-2:] == ["-k", "weak_scaling_efficiency[resnet152-fp16-8gpu]"]
-    again = site.judge(*arguments)
-    again.assert_outcomes(failed=1)
-    assert again.ret == pytest.ExitCode.TESTS_FAILED
-    only = site.verdicts("measured/judged-1")["verdicts"]
-    assert [verdict["id"] for verdict in only] == ["weak_scaling_efficiency[resnet152-fp16-8gpu]"]
-
-
-class TestSomebodyElsesReasons:
-    """A requirement whose test did not get to the end has not been accepted, whatever was measured."""
-
-    OWN = """\
+# Something done to the site and the run before it is judged.
+Step = Callable[[Site, RunDirectory], object]
+WEAK_2 = "test_weak_scaling_efficiency[resnet152-fp16-2gpu]"
+WEAK = WEAK_8.removeprefix("test_")
+OWN_ITEM = """\
 import pytest
 
 @pytest.fixture
@@ -82,84 +52,365 @@ def breaks_afterwards():
     raise RuntimeError("the site's own clean-up")
 
 @pytest.mark.requirement("weak_scaling_efficiency")
-def test_weak_scaling_efficiency({arguments}):
-    verdict = requirement.judge(run)
-    {before}
-    verdict.check()
-    {after}
+{mark}
+def test_weak_scaling_efficiency(requirement, run{fixture}):
+    {body}
 """
-
-    def judge(self, site: Site, *, arguments: str = "", before: str = "", after: str = "") -> pytest.RunResult:
-        text = self.OWN.format(arguments=f"requirement, run{arguments}", before=before, after=after)
-        site.judge_weak_scaling_by(text)
-        site.measured()
-        return site.judge()
-
-    def assert_not_accepted(self, site: Site, result: pytest.RunResult) -> None:
-        assert result.ret == pytest.ExitCode.TESTS_FAILED
-        assert "INTERNALERROR" not in output_of(result)
-        assert site.outcome() == "incomplete"
-        assert "test_weak_scaling_efficiency[resnet152-fp16-2gpu]" in outcome_line(result)
-
-    def test_an_assertion_of_their_own_fails(self, site: Site) -> None:
-        result = self.judge(site, after="assert 2 + 2 == 5, 'the site has its own rules'")
-        self.assert_not_accepted(site, result)
-        result.assert_outcomes(passed=ALL - 3, failed=3)
-        assert "the site has its own rules" in output_of(result)
-
-    def test_an_assertion_of_their_own_is_not_forgiven_with_a_warning(self, site: Site) -> None:
-        """Only `check` ends an item by its verdict."""
-        text = thresholds_with(WEAK_8, "bound: 0.96", "bound: 1.1, severity: warn")
-        site.write("thresholds.yaml", text)
-        condition = "assert requirement.case.requirement.severity == 'fail', 'the site has its own rules'"
-        result = self.judge(site, before=condition)
-        assert result.ret == pytest.ExitCode.TESTS_FAILED
-        result.assert_outcomes(passed=ALL - 1, failed=1)
-        assert site.outcome() == "incomplete"
-
-    def test_a_fixture_of_theirs_breaks(self, site: Site) -> None:
-        result = self.judge(site, arguments=", broken")
-        self.assert_not_accepted(site, result)
-        result.assert_outcomes(passed=ALL - 3, errors=3)
-
-    def test_a_fixture_of_theirs_breaks_afterwards(self, site: Site) -> None:
-        result = self.judge(site, arguments=", breaks_afterwards")
-        self.assert_not_accepted(site, result)
-        result.assert_outcomes(passed=ALL, errors=3)
-
-    def test_a_module_cannot_be_imported(self, site: Site) -> None:
-        site.judge_weak_scaling_by("import no_such_module\n")
-        site.measured()
-        result = site.judge()
-        assert result.ret == pytest.ExitCode.INTERRUPTED
-        assert "INTERNALERROR" not in output_of(result)
-        assert "ddpscale::acceptance" not in result.stdout.str(), "an interrupted run is loud enough"
-        assert site.outcome() == "incomplete"
+CHECKED = "requirement.judge(run).check()"
+_PUBLISHED = re.compile(r"\{(\d): [\d.]+\}(.*), published: paper, bound: ([\d.]+), because: made up")
+PROVISIONAL = [_PUBLISHED.sub(r"{\1: \3}\2, provisional: nobody published one", line) for line in REQUIREMENTS.values()]
+WITHOUT_TWO_RANKS = tuple(one for one in MEASURED_RUN if one.arm != Arm("ddp", 2, 512))
 
 
-def test_samples_of_a_judged_run_serve_a_test_of_ones_own(site: Site) -> None:
-    site.write(
-        "acceptance/test_own.py",
-        "import pytest\n\n"
-        "def test_own(run):\n"
-        "    values = run.samples('weak_scaling_efficiency', 'resnet152-fp16', 8)\n"
-        f"    assert len(values) == {ROUNDS} and all(0.97 < value < 0.98 for value in values)\n"
-        "    assert run.samples('throughput_per_gpu', 'vit-b-16-fp16', 4) == []\n"
-        "    assert run.sku == 'tested-gpu' and (run.directory / 'run.json').is_file()\n",
-    )
-    site.measured()
-    result = site.judge()
-    assert result.ret == pytest.ExitCode.OK
-    result.assert_outcomes(passed=ALL + 1)
+def file(name: str, text: str) -> Step:
+    return lambda site, run: site.write(name, text)
 
 
-def test_verdicts_and_report_name_the_thresholds_that_judged(site: Site) -> None:
-    """Not those of the session that measured."""
-    site.measured()
-    site.judge()
-    basis = site.verdicts()["basis"]
-    assert basis["thresholds_path"] == str(site.path / "thresholds.yaml")
+def asked(text: str) -> Step:
+    """Judged by these thresholds."""
+    return file("thresholds.yaml", text)
+
+
+def bound(text: str) -> Step:
+    """The bound of one requirement, which is kept by 0.97, is another one."""
+    return asked(thresholds_with(WEAK_8, "bound: 0.96", text))
+
+
+def own_item(body: str = CHECKED, mark: str = "", fixture: str = "") -> Step:
+    """The test of three requirements as a site might have written it."""
+    text = OWN_ITEM.format(body=body, mark=mark, fixture=fixture)
+    return lambda site, run: site.judge_weak_scaling_by(text)
+
+
+def without_two_ranks(site: Site, run: RunDirectory) -> None:
+    """They were not measured."""
+    for path in sorted(run.path.rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    run.path.rmdir()
+    site.measured(series=WITHOUT_TWO_RANKS)
+
+
+def simulated(site: Site, run: RunDirectory) -> None:
+    run.write_json(run.run_json, run_record(run.read_run(), simulated=True))
+
+
+def broke(site: Site, run: RunDirectory) -> None:
+    run.append_record(StudyEnd("strong/vit-b-16-fp16", "error", "it broke"))
+
+
+def torn(site: Site, run: RunDirectory) -> None:
+    """What a kill leaves behind: every finished measurement counts."""
+    with run.measurements_jsonl.open("a", encoding="utf-8") as measurements:
+        measurements.write('{"kind":"measurement","study":"weak/resn')
+
+
+def killed_at_once(site: Site, run: RunDirectory) -> None:
+    run.measurements_jsonl.unlink()
+
+
+def with_a_sound_baseline(site: Site, run: RunDirectory) -> None:
+    sound = {"schema_version": 1, "sku": "tested-gpu", "before": "", "past": [], "versions": {}, "places": []}
+    run.baseline_json.write_text(json.dumps(sound), encoding="utf-8")
+
+
+def overlay(*lines: str, head: str = "skus:\n  tested-gpu:") -> Step:
+    """own.yaml: it extends the site's thresholds, of which one requirement is not kept."""
+
+    def write(site: Site, run: RunDirectory) -> None:
+        bound("bound: 0.98")(site, run)
+        own = ["schema_version: 2", "extends: thresholds.yaml", head, *(f"    {one}" for one in lines)]
+        site.write("own.yaml", "\n".join(own) + "\n")
+
+    return write
+
+
+def asks(row: str) -> str:
+    return f"requirements: [{{{row}}}]"
+
+
+def waiver(until: date) -> str:
+    """Of the requirement that is not kept."""
+    row = "weak_scaling_efficiency: 8, of: resnet152-fp16"
+    return f"waivers: [{{{row}, who: A. Name, why: the fan of GPU 3 is ordered, until: {until}}}]"
+
+
+ENDED, TOMORROW = today() - timedelta(1), today() + timedelta(1)
+WAIVED = overlay(waiver(TOMORROW))
+ENDS_TOMORROW = f"waived by A. Name until {TOMORROW}: the fan of GPU 3 is ordered"
+LOWER = asks("weak_scaling_efficiency: {8: 0.97}, of: resnet152-fp16, published: paper, bound: 0.96, because: x")
+HIGHER = asks("throughput_per_gpu: {1: 500}, of: resnet152-fp16, published: paper, bound: 1131, because: x")
+HARDER = asks("device_utilization: {8: 1}, of: resnet152-fp16, published: paper, bound: 0.99, because: x")
+# A new row of a bound that everything keeps accepts a machine of which the file below knows nothing for sure.
+EASY = asks("throughput_per_gpu: {8: 1}, of: resnet152-fp16, published: paper, margin: 5 %")
+UNSURE = asked(thresholds_text(["{weak_scaling_efficiency: {8: 0.9}, of: resnet152-fp16, provisional: x}"]))
+LINK = file("acceptance/test_link.py", "def test_link(): assert 0")
+OUTER = file("outer.yaml", "schema_version: 2\nextends: own.yaml\n")
+OWN, OUTERMOST = "--thresholds=own.yaml", "--thresholds=outer.yaml"
+SLOWER = asks("throughput_per_gpu: {1: 250}, of: resnet152-fp16, published: paper, margin: 5 %")
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A run and what becomes of it.
+
+    Attributes:
+        blockers: how many things keep the machine from being accepted.
+        outcome: what the run comes to.
+        first: how the first line begins.
+        steps: what was done to the site and the run.
+        arguments: of pytest.
+        judged: how many requirements.
+        said: elsewhere in the output.
+        counts: of items by their outcomes, as pytest tells them.
+    """
+
+    blockers: int
+    outcome: str
+    first: str
+    steps: tuple[Step, ...] = ()
+    arguments: str = ""
+    judged: int = ALL
+    said: tuple[str, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+ALLOWING = "--ddp-allow-incomplete"
+MISSED = f"REJECTED: {WEAK} is "
+MISSING = "INCOMPLETE: not measured: weak_scaling_efficiency[resnet152-fp16-2gpu]: no complete round of 2 ranks"
+NOT_JUDGED = "INCOMPLETE: tests test_weak_scaling_efficiency["
+ONE_NOT_JUDGED = f"INCOMPLETE: test {WEAK_8}"
+PARTIAL = f"PARTIAL: {{}} of {ALL} requirements passed; the others were not selected"
+MET = f"{ALL - 1} of {ALL} requirements met, 1 waived"
+OWN_RULES = "'the site has its own rules'"
+RATIO = "generation_ratio of resnet152-fp16 at world size 1"
+SITUATIONS = {
+    "all is kept": Situation(0, "accepted", "ACCEPTED: 8 of 8 requirements passed", counts={"passed": ALL}),
+    "a bound is missed": Situation(1, "rejected", MISSED, (bound("bound: 1.05"),)),
+    "a miss only warns": Situation(
+        0, "accepted", "ACCEPTED: 7 of 8 requirements passed, 1 warned", (bound("bound: 1.05, severity: warn"),)
+    ),
+    "one is inconclusive": Situation(1, "incomplete", f"INCOMPLETE: inconclusive: {WEAK}: ", (bound("bound: 0.9745"),)),
+    "an inconclusive one only warns": Situation(
+        0, "accepted", "ACCEPTED: 7 of 8", (bound("bound: 0.9745, severity: warn"),)
+    ),
+    "ranks are missing": Situation(1, "incomplete", MISSING, (without_two_ranks,)),
+    "what only warns is missing": Situation(
+        1, "incomplete", MISSING,
+        (asked(thresholds_with(WEAK_2, "0.974", "0.974, severity: warn")), without_two_ranks),
+    ),
+    "what is missing is allowed": Situation(
+        0, "incomplete", "INCOMPLETE: 1 of 8 requirements were not measured: ", (without_two_ranks,), ALLOWING
+    ),
+    "a miss beside what is allowed": Situation(
+        1, "rejected", MISSED, (bound("bound: 1.05"), without_two_ranks), ALLOWING
+    ),
+    "a study broke": Situation(
+        1, "incomplete", "INCOMPLETE: error: strong_scaling_speedup[vit-b-16-fp16-8gpu]: it broke", (broke,)
+    ),
+    "no bound is published": Situation(
+        1, "incomplete", "INCOMPLETE: 8 of 8 requirements passed, but none with a published bound",
+        (asked(thresholds_text(PROVISIONAL)),),
+    ),
+    "a simulated cluster": Situation(1, "incomplete", "INCOMPLETE: ", (simulated,)),
+    "a simulated one of which something is missing": Situation(
+        1, "incomplete", "INCOMPLETE: ", (without_two_ranks, simulated), ALLOWING
+    ),
+    "its last line is torn": Situation(0, "accepted", "ACCEPTED: 8 of 8", (torn,)),
+    "it was killed before it measured": Situation(
+        8, "incomplete", "INCOMPLETE: error: throughput_per_gpu[resnet152-fp16-1gpu], ", (killed_at_once,)
+    ),
+    "a sound baseline is no obstacle": Situation(0, "accepted", "ACCEPTED: 8 of 8", (with_a_sound_baseline,)),
+    "a test of the site's own fails": Situation(
+        1, "incomplete", "INCOMPLETE: ", (LINK,)
+    ),
+    "one fails beside a miss": Situation(
+        2, "rejected", "REJECTED: ", (bound("bound: 1.05"), LINK)
+    ),
+    "one fails in a selection": Situation(
+        1, "incomplete", "INCOMPLETE: ", (LINK,),
+        "-k 'link or vit and weak'", judged=1, counts={"passed": 1, "failed": 1},
+    ),
+    "it is not selected": Situation(
+        0, "accepted", "ACCEPTED: 8 of 8", (LINK,),
+        "-m requirement", counts={"passed": ALL, "deselected": 1},
+    ),
+    "items are skipped": Situation(
+        3, "incomplete", NOT_JUDGED, (own_item("pass", "@pytest.mark.skip(reason='not today')"),)
+    ),
+    "items raise": Situation(3, "incomplete", NOT_JUDGED, (own_item("raise KeyError('rack')"),)),
+    "an assertion of their own fails": Situation(
+        3, "incomplete", NOT_JUDGED, (own_item(f"{CHECKED}\n    assert 2 + 2 == 5, {OWN_RULES}"),),
+        said=("the site has its own rules",), counts={"passed": ALL - 3, "failed": 3},
+    ),
+    # Only `check` ends an item by its verdict.
+    "an assertion of their own is not forgiven with a warning": Situation(
+        1, "incomplete", ONE_NOT_JUDGED,
+        (bound("bound: 1.1, severity: warn"),
+         own_item(f"assert requirement.case.requirement.severity == 'fail', {OWN_RULES}\n    {CHECKED}")),
+        counts={"passed": ALL - 1, "failed": 1},
+    ),
+    "a fixture of theirs breaks": Situation(
+        3, "incomplete", NOT_JUDGED, (own_item(fixture=", broken"),), counts={"passed": ALL - 3, "errors": 3}
+    ),
+    "a fixture of theirs breaks afterwards": Situation(
+        3, "incomplete", NOT_JUDGED, (own_item(fixture=", breaks_afterwards"),), counts={"passed": ALL, "errors": 3}
+    ),
+    "a miss that is not asserted": Situation(
+        1, "rejected", MISSED, (bound("bound: 1.05"), own_item("requirement.judge(run)"))
+    ),
+    "nothing after the first failure": Situation(1, "rejected", MISSED, (bound("bound: 1.05"),), "-x"),
+    "a node id": Situation(0, "partial", PARTIAL.format(1), arguments=f"'{WEAK_8_NODE_ID}'", judged=1),
+    "a keyword": Situation(0, "partial", PARTIAL.format(1), arguments="-k 'vit and weak'", judged=1),
+    "the name that reports give it": Situation(
+        0, "partial", PARTIAL.format(1), arguments="-k 'peak_memory_gib[resnet152-fp16-8gpu]'", judged=1
+    ),
+    "a world size": Situation(
+        0, "partial", PARTIAL.format(1), arguments="--ddp-world-sizes=2", judged=1,
+        counts={"passed": 1, "deselected": ALL - 1},
+    ),
+    "another thresholds file is named": Situation(
+        1, "rejected", MISSED, (file("strict.yaml", thresholds_with(WEAK_8, "bound: 0.96", "bound: 0.99")),),
+        "--thresholds=strict.yaml -v",
+        said=("rerun     pytest --gpu-sku=tested-gpu --thresholds=strict.yaml -k '",),
+    ),
+    "a failure is waived": Situation(
+        0, "accepted_with_waivers", f"ACCEPTED WITH WAIVERS: {MET}", (WAIVED,), OWN,
+        counts={"passed": ALL - 1, "xfailed": 1},
+    ),
+    "another fails beside it": Situation(
+        1, "rejected", "REJECTED: GPU 7 (GPU-00000007) on node7: least busy of 8",
+        (overlay(waiver(TOMORROW), HARDER),), OWN, counts={"passed": ALL - 2, "xfailed": 1, "failed": 1},
+    ),
+    "a selection with a waiver": Situation(
+        0, "partial", f"PARTIAL: 2 of {ALL} requirements met, 1 waived; the others were not selected", (WAIVED,),
+        f"{OWN} -k weak_scaling", judged=3,
+    ),
+    "a waiver that has ended": Situation(
+        1, "rejected", MISSED, (overlay(waiver(ENDED)),), OWN, said=(f"note: waiver by A. Name ended {ENDED}",)
+    ),
+    "a site that asks for more has lowered nothing": Situation(
+        0, "accepted_with_waivers", f"ACCEPTED WITH WAIVERS: {MET}", (overlay(HIGHER, waiver(TOMORROW)),), OWN
+    ),
+    "the file in between asks for less": Situation(
+        0, "accepted", f"ACCEPTED: {ALL} of {ALL} requirements passed; 1 bound lowered by the site",
+        (overlay(LOWER), OUTER), OUTERMOST,
+    ),
+    "what else lets a machine keep its bounds": Situation(
+        0, "accepted",
+        "ACCEPTED: 7 of 7 requirements passed; 1 requirement not asked by the site; changed by the site: `detect`, "
+        f"`node`, `beyond_node`, throughput of reference-gpu that {RATIO} is relative to (500 → 250 img/s)",
+        (overlay(
+            "node: {nvlinks: 1}",
+            asks("weak_scaling_efficiency: {8: 0.97}, of: resnet152-fp16, published: paper, margin: 0 %"),
+            "remove: [{weak_scaling_efficiency: 8, of: resnet152-fp16}]",
+            "detect: {memory_gib: 40}", "beyond_node: dropped", "aliases: [another-name]", "batch: {resnet18-fp32: 4}",
+            head=f"skus:\n  reference-gpu:\n    {SLOWER}\n  tested-gpu:",
+        ),),
+        OWN, judged=7,
+    ),
+    "another model under the same name": Situation(
+        3, "rejected", MISSED,
+        (overlay(head="workloads: {vit-b-16-fp16: {model: resnet18, precision: fp16}}"),), OWN,
+        said=("changed by the site: what vit-b-16-fp16 trains (model vit_b_16 → resnet18)",),
+    ),
+    "a file below has names alone": Situation(
+        0, "accepted", f"ACCEPTED: {ALL} of {ALL} requirements passed",
+        (file("names.yaml", "schema_version: 2\nreasons: {measured: by us}\n"),
+         file("own.yaml", thresholds_text().replace("\n", "\nextends: names.yaml\n", 1))), OWN,
+    ),
+    "nothing below is sure": Situation(
+        1, "incomplete", "INCOMPLETE: 1 of 1 requirements passed, but none with a published bound", (UNSURE,), judged=1
+    ),
+    "bounds of the site alone": Situation(
+        0, "accepted", "ACCEPTED: 2 of 2 requirements passed; changed by the site: the bounds that it is accepted by",
+        (overlay(EASY), UNSURE), OWN, judged=2,
+    ),
+    "bounds of a site in between alone": Situation(
+        0, "accepted", "ACCEPTED: 2 of 2 requirements passed; changed by the site: the bounds that it is accepted by",
+        (overlay(EASY), OUTER, UNSURE), OUTERMOST, judged=2,
+    ),
+}  # fmt: skip
+# In `counts_text`: requirements that are not met, tests, and the run as a whole.
+UNMET = r"(\d+)(?= of \d+ requirements? (?!passed|met)| tests? failed| failure: the run)"
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_all_who_count_agree(site: Site, part: int) -> None:
+    @rows("situation", list(SITUATIONS.values())[part::4], ids=list(SITUATIONS)[part::4])
+    def check(situation: Situation) -> None:
+        site.reset()
+        run = site.measured()
+        for step in situation.steps:
+            step(site, run)
+        measured = run.measurements_jsonl.read_bytes() if run.measurements_jsonl.exists() else b""
+        result = site.judge("--junitxml=pytest.xml", *split(situation.arguments))
+        assert_agreement(site, situation, result)
+        assert (run.measurements_jsonl.read_bytes() if measured else b"") == measured
+
+    check()
+
+
+def assert_agreement(site: Site, situation: Situation, result: pytest.RunResult) -> None:
+    assert_no_crash(result)
+    assert result.ret == (pytest.ExitCode.TESTS_FAILED if situation.blockers else pytest.ExitCode.OK)
+    assert outcome_line(result).startswith(situation.first)
+    assert [words for words in situation.said if words not in output_of(result)] == []
+    verdicts, outcomes = site.verdicts(), result.parseoutcomes()
+    assert (verdicts["outcome"], len(verdicts["verdicts"])) == (situation.outcome, situation.judged)
+    assert {name: outcomes.get(name, 0) for name in situation.counts} == situation.counts
+    counts = counts_text(read_judgement(site.path / "measured" / "verdicts.json"))
+    assert {
+        "verdicts.json": len(verdicts["blockers"]),
+        "pytest": outcomes.get("failed", 0) + outcomes.get("errors", 0),
+        "pytest's JUnit": failures(site, "pytest.xml"),
+        "JUnit": failures(site, "measured/junit.xml"),
+        "in words": sum(map(int, re.findall(UNMET, counts))),
+    } == dict.fromkeys(("verdicts.json", "pytest", "pytest's JUnit", "JUnit", "in words"), situation.blockers)
+    assert f": {counts}." in (site.path / "measured" / "report.md").read_text(encoding="utf-8")
+    report: dict[str, Any] = json.loads((site.path / "measured" / "pytest-report.json").read_text(encoding="utf-8"))
+    assert report["exitcode"] == result.ret
+    assert report["summary"].get("failed", 0) + report["summary"].get("error", 0) == situation.blockers
+
+
+def failures(site: Site, path: str) -> int:
+    """Test cases of a JUnit file that failed or broke."""
+    root = ElementTree.parse(site.path / path).getroot()
+    return len(root.findall(".//testcase/failure")) + len(root.findall(".//testcase/error"))
+
+
+def test_a_waived_failure_is_signed_for(site: Site) -> None:
+    WAIVED(site, site.measured())
+    result = site.judge(OWN)
+    begins = result.outlines.index(outcome_line(result)) + 1
+    assert ENDS_TOMORROW in " ".join(line.strip() for line in result.outlines[begins : begins + 3])
+    [verdict] = [one for one in site.verdicts()["verdicts"] if one["outcome"] == "failed"]
+    assert verdict["waiver"] == {"who": "A. Name", "why": "the fan of GPU 3 is ordered", "until": str(TOMORROW)}
+    assert site.verdicts()["lowered"] == []
     report = (site.path / "measured" / "report.md").read_text(encoding="utf-8")
-    assert basis["thresholds_sha256"] in report
-    assert "ab" * 32 not in report
-    assert len(basis["measurements_sha256"]) == 64
+    assert report.startswith("# ACCEPTED WITH WAIVERS: tested-gpu\n")
+    waivers, signatures = report.split("## Waivers")[1].split("## Signatures")
+    assert f"| {WEAK} | 97.5 % | ≥ 98.0 % | A. Name | {TOMORROW} | the fan of GPU 3 is ordered |" in waivers
+    assert "its outcome is **ACCEPTED WITH WAIVERS**" in signatures
+    assert "only warns" not in report
+    [suite] = ElementTree.parse(site.path / "measured" / "junit.xml").getroot().iter("testsuite")
+    assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("0", "0", "1")
+    [skipped] = suite.iter("skipped")
+    assert skipped.get("type") == "waived"
+    assert (skipped.get("message") or "").startswith(f"{ENDS_TOMORROW}: the whole interval misses the bound")
+
+
+def test_the_headline_says_how_much_less_the_site_asks_for(site: Site) -> None:
+    removed = "remove: [{device_utilization: 8, of: resnet152-fp16}]"
+    warns = "change: [{peak_memory_gib: 8, of: resnet152-fp16, severity: warn, because: x}]"
+    overlay(LOWER.replace("0.96,", "0.97,"), removed, warns)(site, site.measured())
+    result = site.judge(OWN)
+    less = "1 bound lowered by the site, 1 requirement not asked, 1 requirement made a warning"
+    assert outcome_line(result) == f"ACCEPTED: {ALL - 1} of {ALL - 1} requirements passed; {less}"
+    weak = "weak_scaling_efficiency of resnet152-fp16 at world size 8"
+    assert f"lowered by the site: {weak}: ≥ 98.0 % → ≥ 97.0 %" in result.outlines
+    first_page = (site.path / "measured" / "report.md").read_text(encoding="utf-8").split("## The rest")[0]
+    assert less in first_page.splitlines()[2]
+    assert f"| {weak} | ≥ 98.0 % | ≥ 97.0 % |" in first_page
+    assert "| device_utilization of resnet152-fp16 at world size 8 | ≥ 95.0 % | not asked |" in first_page
+    assert "| peak_memory_gib of resnet152-fp16 at world size 8 | ≤ 46.3 GiB | ≤ 46.3 GiB, only warns |" in first_page
+    assert [one["now"] for one in site.verdicts()["lowered"]] == [0.97, None, 46.3]

@@ -6,16 +6,14 @@ import json
 import re
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_lock import RunLock
 from pytest_ddpscale.results.run_record import start_run
-from tests.plugin.site import Site, assert_no_crash, assert_refused, contents, edit_json, output_of
+from tests.plugin.site import Site, assert_no_crash, assert_refused, contents, output_of
+from tests.rows import rows
+from tests.small_disk import small_disk
 
 ON_CPU = ("--gpu-sku=cpu", "--ddp-gpus-per-node=2")
 NEW = (*ON_CPU, "--ddp-run-dir=run")
@@ -37,30 +35,31 @@ skus:
       - {strong_scaling_speedup: {2: 1.9}, of: tiny, published: paper, bound: 1.5, because: made up}
 """
 ALL = 3
+GANG = Path(__file__).with_name("instant_gang.py").read_text(encoding="utf-8")
 
 
-@pytest.fixture
-def site(site: Site) -> Site:
-    """A site whose gang measures at once."""
-    site.write("conftest.py", Path(__file__).with_name("instant_gang.py").read_text(encoding="utf-8"))
+def renew(site: Site) -> RunDirectory:
+    """The site, whose gang measures at once, without its run; where its run goes."""
+    site.reset()
+    site.write("conftest.py", GANG)
     site.write("thresholds.yaml", THRESHOLDS)
-    return site
+    return RunDirectory(site.path / "run")
 
 
 @pytest.fixture
 def run(site: Site) -> RunDirectory:
     """Where the site's run goes."""
-    return RunDirectory(site.path / "run")
+    return renew(site)
 
 
-def ends(monkeypatch: pytest.MonkeyPatch, **how: str) -> None:
-    """How the studies of the next session end, by their scaling."""
-    monkeypatch.setenv("GANG_ENDS", json.dumps({f"{scaling}/tiny": end for scaling, end in how.items()}))
+def ends(monkeypatch: pytest.MonkeyPatch, strong: str = "") -> None:
+    """How the last study of later sessions ends."""
+    monkeypatch.setenv("GANG_ENDS", json.dumps({LAST: strong} if strong else {}))
 
 
 def cut_short(site: Site, monkeypatch: pytest.MonkeyPatch, end: str) -> pytest.RunResult:
-    """A first session whose last study (strong scaling) did not come to its own end."""
-    ends(monkeypatch, strong=end)
+    """A first session whose last study did not come to its own end."""
+    ends(monkeypatch, end)
     result = site.run(*NEW)
     ends(monkeypatch)
     return result
@@ -76,116 +75,111 @@ def launches(run: RunDirectory) -> list[str]:
     return [log.read_text(encoding="utf-8").strip() for log in sorted(run.logs.glob("gang-*.log"))]
 
 
-def outcomes(site: Site) -> dict[str, str]:
-    """Outcome of each verdict, by its metric."""
-    return {verdict["metric"]: verdict["outcome"] for verdict in site.verdicts("run")["verdicts"]}
-
-
-def test_nodes_are_as_old_as_the_end_of_a_session_that_measured(site: Site, run: RunDirectory) -> None:
-    site.run(*NEW)
-    finished_at = run.read_run().finished_at
-    assert finished_at is not None
-    exposed = (run.path / "metrics.prom").read_text(encoding="utf-8")
-    stamps = re.findall(r"^ddpscale_(node|gpu)_last_verdict_timestamp_seconds{.*} (.*)$", exposed, re.MULTILINE)
-    assert {name for name, _ in stamps} == {"node", "gpu"}
-    assert {float(stamp) for _, stamp in stamps} == {datetime.fromisoformat(finished_at).timestamp()}
-
-
-class TestOnlyWhatIsMissing:
-    @pytest.mark.parametrize("end", ["killed", "interrupted"])
-    def test_is_measured_anew_and_then_accepted(
-        self, site: Site, run: RunDirectory, monkeypatch: pytest.MonkeyPatch, end: str
-    ) -> None:
-        first = cut_short(site, monkeypatch, end)
-        assert first.ret == (-9 if end == "killed" else pytest.ExitCode.TESTS_FAILED)
-        kept, begun = of_study(run.measurements_jsonl, FIRST), of_study(run.measurements_jsonl, LAST)
-        result = site.run(*RESUME)
-        assert_no_crash(result)
-        assert result.ret == pytest.ExitCode.OK
-        result.assert_outcomes(passed=ALL)
-        assert f"resumes {run.path.name}: 1 of 2 studies were measured and are kept" in output_of(result)
-        assert site.outcome("run") == "accepted"
-        assert launches(run) == ["2 studies", "1 studies"]
-        assert of_study(run.measurements_jsonl, FIRST) == kept
-        assert of_study(run.superseded_jsonl, LAST) == begun
-        assert of_study(run.superseded_jsonl, FIRST) == []
-
-    def test_is_recorded_and_told(self, site: Site, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-        cut_short(site, monkeypatch, "error")
-        site.run(*RESUME)
-        record = run.read_run()
-        assert record.status == "finished"
-        (resumed,) = record.resumed
-        assert resumed.status_before == "finished"
-        assert "--ddp-resume=run" in resumed.argv
-        assert resumed.measured_anew == {LAST: "error"}
-        report = (run.path / "report.md").read_text(encoding="utf-8")
-        for notes in (site.verdicts("run")["notes"], report):
-            assert any("measured in 2 sessions" in line for line in (notes if isinstance(notes, list) else [notes]))
-        assert f"superseded.jsonl): {LAST} (error)" in site.verdicts("run")["notes"][1]
-
-    def test_may_take_several_attempts(self, site: Site, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-        cut_short(site, monkeypatch, "killed")
-        ends(monkeypatch, strong="killed")
-        assert site.run(*RESUME).ret == -9
-        ends(monkeypatch)
-        assert site.run(*RESUME).ret == pytest.ExitCode.OK
-        assert launches(run) == ["2 studies", "1 studies", "1 studies"]
-        assert sum('"study_start"' in line for line in of_study(run.superseded_jsonl, LAST)) == 2
-        assert [one.status_before for one in run.read_run().resumed] == ["running", "running"]
-
-    def test_is_nothing_where_all_was_measured(self, site: Site, run: RunDirectory) -> None:
-        assert site.run(*NEW).ret == pytest.ExitCode.OK
-        measured = run.measurements_jsonl.read_bytes()
-        before = contents(run.path)
-        result = site.run(*RESUME)
-        assert result.ret == pytest.ExitCode.OK
-        assert "all 2 studies were measured, so nothing is" in output_of(result)
-        assert launches(run) == ["2 studies"]
-        assert run.measurements_jsonl.read_bytes() == measured
-        assert not run.superseded_jsonl.exists()
-        for name in ("verdicts.json", "report.md", "junit.xml", "pytest-report.json", "plots/weak-efficiency.png"):
-            assert (run.path / "before-resume-1" / name).read_bytes() == before[f"run/{name}"], "kept as it was signed"
-        assert site.outcome("run") == "accepted"
-        assert not (run.path / "run.lock").exists()
-
-    def test_is_all_of_it_where_a_kill_came_before_the_plan(self, site: Site, run: RunDirectory) -> None:
-        RunDirectory.create(run.path)
-        start_run(run, "cpu", ("pytest", "--gpu-sku=cpu"), site.thresholds, "ab" * 32, devices_present=2)
-        (run.path / ".plan.json.x1").write_text("torn", encoding="utf-8")
-        result = site.run(*RESUME)
-        assert_no_crash(result)
-        assert result.ret == pytest.ExitCode.OK
-        assert site.outcome("run") == "accepted"
-        assert launches(run) == ["2 studies"]
-        assert "--ddp-resume=run" in run.read_run().argv
-
-    def test_is_what_the_plan_did_not_foresee_either(self, site: Site, run: RunDirectory) -> None:
-        assert site.run(*NEW, "-k", "weak_scaling").ret == pytest.ExitCode.OK
-        result = site.run(*RESUME)
-        assert result.ret == pytest.ExitCode.OK
-        assert site.outcome("run") == "accepted"
-        assert launches(run) == ["1 studies", "1 studies"]
-        again = site.run(*RESUME)
-        assert again.ret == pytest.ExitCode.OK
-        assert launches(run) == ["1 studies", "1 studies"], "what was measured outside the plan is part of it now"
+@rows(("end", "before"), [("killed", "running"), ("interrupted", "finished"), ("error", "finished")])
+def test_what_is_missing_is_measured_anew_and_then_accepted(
+    site: Site, monkeypatch: pytest.MonkeyPatch, end: str, before: str
+) -> None:
+    run = renew(site)
+    first = cut_short(site, monkeypatch, end)
+    assert first.ret == (-9 if end == "killed" else pytest.ExitCode.TESTS_FAILED)
+    kept, begun = of_study(run.measurements_jsonl, FIRST), of_study(run.measurements_jsonl, LAST)
+    files = contents(run.path)
+    shown = site.run(*RESUME, "--collect-only")
+    assert shown.ret == pytest.ExitCode.OK
+    assert "1 of 2 studies were measured and are kept" in output_of(shown)
+    assert contents(run.path) == files
+    result = site.run(*RESUME)
+    assert_no_crash(result)
+    assert result.ret == pytest.ExitCode.OK
+    result.assert_outcomes(passed=ALL)
+    assert f"resumes {run.path.name}: 1 of 2 studies were measured and are kept" in output_of(result)
+    assert site.outcome("run") == "accepted"
+    assert launches(run) == ["2 studies", "1 studies"]
+    assert of_study(run.measurements_jsonl, FIRST) == kept
+    assert of_study(run.superseded_jsonl, LAST) == begun
+    assert of_study(run.superseded_jsonl, FIRST) == []
+    record = run.read_run()
+    (resumed,) = record.resumed
+    assert (record.status, resumed.status_before) == ("finished", before)
+    assert "--ddp-resume=run" in resumed.argv
+    assert [*resumed.measured_anew] == [LAST]
+    report = (run.path / "report.md").read_text(encoding="utf-8")
+    notes = site.verdicts("run")["notes"]
+    assert "measured in 2 sessions" in notes[0]
+    assert notes[0] in report
+    assert f"superseded.jsonl): {LAST} (" in notes[1]
 
 
 def test_an_interrupted_study_is_not_measured_and_says_what_finishes_it(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: Site, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Infrastructure is no failure of the machine, and no pass."""
     result = cut_short(site, monkeypatch, "interrupted")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert outcomes(site) == {
-        "throughput_per_gpu": "passed", "weak_scaling_efficiency": "passed",
-        "strong_scaling_speedup": "not_measured",
+    assert {verdict["metric"]: verdict["outcome"] for verdict in site.verdicts("run")["verdicts"]} == {
+        "throughput_per_gpu": "passed", "weak_scaling_efficiency": "passed", "strong_scaling_speedup": "not_measured",
     }  # fmt: skip
     assert site.outcome("run") == "incomplete"
     reason = "interrupted: the job reached its time limit; --ddp-resume=run finishes it"
     assert f"INCOMPLETE: not measured: strong_scaling_speedup[tiny-2rank]: {reason}" in output_of(result)
     assert site.judge(run="run").ret == pytest.ExitCode.TESTS_FAILED
     assert site.outcome("run/judged-1") == "incomplete"
+
+
+def test_several_attempts_may_be_needed_and_other_thresholds_are_told(
+    site: Site, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_short(site, monkeypatch, "killed")
+    ends(monkeypatch, "killed")
+    assert site.run(*RESUME).ret == -9
+    ends(monkeypatch)
+    site.write("thresholds.yaml", THRESHOLDS.replace("bound: 50", "bound: 40"))
+    assert site.run(*RESUME).ret == pytest.ExitCode.OK
+    assert launches(run) == ["2 studies", "1 studies", "1 studies"]
+    assert sum('"study_start"' in line for line in of_study(run.superseded_jsonl, LAST)) == 2
+    assert [one.status_before for one in run.read_run().resumed] == ["running", "running"]
+    assert any("another thresholds file" in note for note in site.verdicts("run")["notes"])
+
+
+def test_nothing_is_measured_where_all_was(site: Site, run: RunDirectory) -> None:
+    assert site.run(*NEW).ret == pytest.ExitCode.OK
+    # Nodes are as old as the end of the session that measured them.
+    finished_at = run.read_run().finished_at
+    assert finished_at is not None
+    exposed = (run.path / "metrics.prom").read_text(encoding="utf-8")
+    stamps = re.findall(r"^ddpscale_(node|gpu)_last_verdict_timestamp_seconds{.*} (.*)$", exposed, re.MULTILINE)
+    assert {name for name, _ in stamps} == {"node", "gpu"}
+    assert {float(stamp) for _, stamp in stamps} == {datetime.fromisoformat(finished_at).timestamp()}
+    before = contents(run.path)
+    result = site.run(*RESUME)
+    assert result.ret == pytest.ExitCode.OK
+    assert "all 2 studies were measured, so nothing is" in output_of(result)
+    assert launches(run) == ["2 studies"]
+    assert run.measurements_jsonl.read_bytes() == before["run/measurements.jsonl"]
+    assert not run.superseded_jsonl.exists()
+    for name in ("verdicts.json", "report.md", "junit.xml", "pytest-report.json", "plots/weak-efficiency.png"):
+        assert (run.path / "before-resume-1" / name).read_bytes() == before[f"run/{name}"], "kept as it was signed"
+    assert site.outcome("run") == "accepted"
+    assert not (run.path / "run.lock").exists()
+
+
+def test_all_is_measured_where_a_kill_came_before_the_plan(site: Site, run: RunDirectory) -> None:
+    RunDirectory.create(run.path)
+    start_run(run, "cpu", ("pytest", "--gpu-sku=cpu"), site.thresholds, "ab" * 32, devices_present=2)
+    (run.path / ".plan.json.x1").write_text("torn", encoding="utf-8")
+    result = site.run(*RESUME)
+    assert_no_crash(result)
+    assert result.ret == pytest.ExitCode.OK
+    assert site.outcome("run") == "accepted"
+    assert launches(run) == ["2 studies"]
+    assert "--ddp-resume=run" in run.read_run().argv
+
+
+def test_what_the_plan_did_not_foresee_is_measured_too(site: Site, run: RunDirectory) -> None:
+    assert site.run(*NEW, "-k", "weak_scaling").ret == pytest.ExitCode.OK
+    for _ in range(2):  # what was measured outside the plan is part of it the second time
+        assert site.run(*RESUME).ret == pytest.ExitCode.OK
+        assert launches(run) == ["1 studies", "1 studies"]
+        assert site.outcome("run") == "accepted"
 
 
 def test_studies_of_different_hosts_are_never_accepted_together(
@@ -202,67 +196,33 @@ def test_studies_of_different_hosts_are_never_accepted_together(
     assert site.verdicts("run/judged-1")["reason"] == why
 
 
-def test_other_thresholds_are_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_short(site, monkeypatch, "killed")
-    site.write("thresholds.yaml", THRESHOLDS.replace("bound: 50", "bound: 40"))
-    assert site.run(*RESUME).ret == pytest.ExitCode.OK
-    assert any("another thresholds file" in note for note in site.verdicts("run")["notes"])
-
-
-def test_collecting_shows_what_is_missing_and_changes_nothing(
+def test_a_full_disk_is_refused_and_one_that_fills_up_while_measuring_costs_what_was_not_measured(
     site: Site, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut_short(site, monkeypatch, "killed")
-    before = contents(run.path)
-    result = site.run(*RESUME, "--collect-only")
-    assert result.ret == pytest.ExitCode.OK
-    assert "1 of 2 studies were measured and are kept" in output_of(result)
-    assert contents(run.path) == before
-
-
-class TestRefused:
-    def refused_untouched(self, site: Site, run: RunDirectory, arguments: tuple[str, ...], *parts: str) -> None:
-        before = contents(run.path)
-        assert_refused(site.run(*arguments), *parts)
-        assert contents(run.path) == before
-
-    @pytest.fixture
-    def begun(self, site: Site) -> RunDirectory:
-        """A run that was killed before it measured anything."""
-        run = RunDirectory.create(site.path / "run")
-        arms = (Arm("alone", 1, 4), Arm("ddp", 2, 4))
-        study = Study("weak", Workload("tiny", "resnet18", "fp32", 4, image_size=32), arms, 7, 1.0, 1.0)
-        run.write_json(run.plan_json, Plan("cpu", "cpu", (study,), ranks_per_node=2))
-        start_run(run, "cpu", ("pytest", "--gpu-sku=cpu"), site.thresholds, "ab" * 32, devices_present=2)
-        return run
-
-    @pytest.mark.parametrize(
-        ("changes", "found"),
-        [
-            ({"status": "imported"}, "run: was imported and cannot be resumed; expected a measured run"),
-            ({"versions": None}, "run: was measured by pytest-ddpscale None"),
-            ({"sku": "b200"}, "run.json"),
-        ],
-    )
-    def test_a_run_that_others_cannot_go_on_with(
-        self, site: Site, begun: RunDirectory, changes: dict[str, Any], found: str
-    ) -> None:
-        edit_json(begun.run_json, **changes)
-        self.refused_untouched(site, begun, RESUME, found)
-
-    @pytest.mark.parametrize(
-        ("arguments", "found"),
-        [
-            ((*RESUME, "--gpu-sku=v100"), "--gpu-sku"),
-            (("--ddp-resume=run", "--ddp-gpus-per-node=1"), "1 devices on 1 nodes can be used here"),
-        ],
-    )
-    def test_options_that_do_not_fit(
-        self, site: Site, begun: RunDirectory, arguments: tuple[str, ...], found: str
-    ) -> None:
-        self.refused_untouched(site, begun, arguments, found)
-
-    def test_a_run_that_still_goes_on(self, site: Site, begun: RunDirectory) -> None:
-        lock = RunLock.acquire(begun.path)
-        self.refused_untouched(site, begun, RESUME, "run: is in use: process ", "Wait until that run has ended")
-        lock.release()
+    full, why = "disk/run", "No space left on device"
+    arguments = (*ON_CPU, f"--ddp-run-dir={full}", "-p", "no:cacheprovider", "-v")
+    with small_disk(site.path / "disk", kib=2048) as disk:
+        disk.fill()
+        assert_refused(site.run(*arguments), f"cannot be written ({why})")
+        disk.make_room()
+        assert not list(site.path.glob(f"{full}/logs/*")), "nothing was measured"
+        ends(monkeypatch, "full")
+        result = site.run(*arguments)
+        assert_no_crash(result)
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        result.assert_outcomes(passed=2, failed=1)
+        output = output_of(result)
+        found = (
+            f"{full}/measurements.jsonl: cannot be written ({why}); expected a writable file system with space left."
+        )
+        assert f"INCOMPLETE: error: strong_scaling_speedup[tiny-2rank]: {found}" in output
+        assert f"or repair the file system, then measure the rest with --ddp-resume={full}" in output
+        (table_line,) = [line for line in result.outlines if line.startswith("weak_scaling_efficiency[tiny-2rank]")]
+        assert table_line.endswith("PASS"), "the verdicts are on the terminal at least"
+        assert f"verdicts.json cannot be written ({why}). Earlier measurements are kept. " in output
+        assert "report: " not in output, "there is none"
+        assert not (site.path / full / "verdicts.json").exists()
+        disk.make_room()
+        ends(monkeypatch)
+        assert site.run(f"--ddp-resume={full}", "--ddp-gpus-per-node=2").ret == pytest.ExitCode.OK
+        assert site.outcome(full) == "accepted"

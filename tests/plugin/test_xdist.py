@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.site import REQUIREMENTS, Site, assert_refused, contents, output_of
+from tests.plugin.site import REQUIREMENTS, Site, assert_refused, output_of
+from tests.rows import rows
 
 pytestmark = pytest.mark.slow
 
 REFUSAL = ("pytest-xdist is active with workers; expected one pytest process", "Run without -n")
 
 
-@pytest.mark.parametrize(
+@rows(
     "arguments",
-    [
-        ("--gpu-sku=tested",),
-        ("--gpu-sku=tested", "acceptance"),
-        ("acceptance",),
-        ("--ddp-judge=measured",),
-        ("--ddp-resume=measured",),
-    ],
-    ids=["sku", "sku-and-tests", "tests", "judge", "resume"],
-)
-def test_workers_are_refused(site: Site, arguments: tuple[str, ...]) -> None:
-    run = site.measured()
-    before = contents(run.path)
-    assert_refused(site.run("-n", "2", *arguments), *REFUSAL)
-    assert contents(run.path) == before
-    assert not (site.path / "ddpscale-runs").exists()
-
-
-def test_workers_are_refused_beside_other_tests(site: Site) -> None:
+    ["--gpu-sku=tested", "--gpu-sku=tested acceptance", "acceptance", "--ddp-judge=measured", "--ddp-resume=measured",
+     "acceptance test_other.py"],
+)  # fmt: skip
+def test_workers_are_refused(site: Site, arguments: str) -> None:
+    site.reset()
     site.write("test_other.py", "def test_other():\n    pass\n")
-    assert_refused(site.run("-n", "2", "acceptance", "test_other.py"), *REFUSAL)
+    site.measured()
+    before = site.files()
+    assert_refused(site.run("-n", "2", *arguments.split()), *REFUSAL)
+    assert site.files() == before
 
 
-@pytest.mark.parametrize("arguments", [("-n", "0"), ("-p", "no:xdist")])
+@rows("arguments", [("-n", "0"), ("-p", "no:xdist")])
 def test_one_process_is_welcome(site: Site, arguments: tuple[str, ...]) -> None:
+    site.reset()
     site.measured()
     result = site.judge(*arguments)
     assert result.ret == pytest.ExitCode.OK

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import pytest
-
 from pytest_ddpscale.blame.slow_links import slow_links
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.planner import Pace, build_plan
@@ -22,6 +20,7 @@ from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.run_outcome import RunCaveats, conclude, other_blockers, qualified
 from tests.builders.json_types import as_json
 from tests.builders.judged import ALONE_IMG_PER_S, CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
+from tests.rows import rows
 from tests.verdict.nodes import Slowness, equal, measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
 
 # Two GPUs a node; what all devices of a node keep, and what two nodes keep together.
@@ -83,91 +82,79 @@ def concluded(
     return Judged(outcome, reason, coverage, found)
 
 
-class TestBetweenNodes:
-    def test_measured_and_kept_is_accepted(self) -> None:
-        found = concluded([ON_EACH, TOGETHER], evidence_of([ON_EACH, TOGETHER]))
-        assert (found.outcome, found.reason) == ("accepted", "2 of 2 requirements passed")
-        assert found.coverage.over_all_nodes == (TOGETHER.id,)
+UNPUBLISHED_EACH = make_case("throughput_per_gpu", 50.0, world_size=2, provisional=True)
+ON_ONE = make_case("throughput_per_gpu", 50.0, world_size=1)
+SPREAD = make_case("throughput_per_gpu", 50.0, world_size=2, placement="spread")
+CLOSE = make_case("throughput_per_gpu", ALONE_IMG_PER_S * 1.001, world_size=4, provisional=True)
+INFERENCE = [make_case("inference_throughput", 50.0, world_size=size) for size in (2, 4)]
+NOTHING_TOGETHER = "but none between nodes: no requirement on speed was met by all {} nodes together"
+NOT_ALL = "none with a published bound covers all devices"
+# Requirements, nodes of two GPUs, what the run comes to, why, and which requirements are between nodes and over all.
+BETWEEN: dict[str, tuple[list[Case], int, str, str, list[Case], list[Case]]] = {
+    "measured and kept": ([ON_EACH, TOGETHER], 2, "accepted", "2 of 2 requirements passed", [TOGETHER], [TOGETHER]),
+    "each node alone": ([ON_EACH], 2, "incomplete", NOTHING_TOGETHER.format(2), [], []),
+    "two of three nodes": ([ON_EACH, TOGETHER], 3, "incomplete", NOTHING_TOGETHER.format(3), [TOGETHER], []),
+    "a provisional bound is kept": (
+        [ON_EACH, PROVISIONAL], 2, "accepted", "2 of 2 requirements passed; between nodes: provisional bounds",
+        [PROVISIONAL], [PROVISIONAL],
+    ),
+    "a provisional bound is missed": (
+        [ON_EACH, TOO_HARD], 2, "incomplete", f"between nodes a provisional bound is missed: {TOO_HARD.id}",
+        [TOO_HARD], [TOO_HARD],
+    ),
+    "a provisional bound is undecided": (
+        [ON_EACH, PROVISIONAL, CLOSE], 2, "incomplete", f"between nodes 1 are inconclusive: {CLOSE.id}",
+        [PROVISIONAL, CLOSE], [PROVISIONAL],
+    ),
+    "provisional bounds alone": (
+        [UNPUBLISHED_EACH, PROVISIONAL], 2, "incomplete", NOT_ALL, [PROVISIONAL], [PROVISIONAL]
+    ),
+    "a published bound on some GPUs": ([ON_ONE, PROVISIONAL], 2, "incomplete", NOT_ALL, [PROVISIONAL], [PROVISIONAL]),
+    "a published bound on spread GPUs": (
+        [SPREAD, PROVISIONAL], 2, "incomplete", NOT_ALL, [SPREAD, PROVISIONAL], [SPREAD, PROVISIONAL]
+    ),
+    "inference alone": (INFERENCE, 2, "incomplete", NOT_ALL, [], []),
+}  # fmt: skip
 
-    def test_nothing_measured_accepts_no_nodes_however_good_each_is(self) -> None:
-        found = concluded([ON_EACH], evidence_of([ON_EACH]))
-        assert found.outcome == "incomplete"
-        assert found.reason == (
-            "1 of 1 requirements passed, but none between nodes: no requirement on speed was met by all 2 nodes "
-            "together"
-        )
 
-    def test_what_two_of_three_nodes_did_together_says_nothing_of_the_third(self) -> None:
-        found = concluded([ON_EACH, TOGETHER], evidence_of([ON_EACH, TOGETHER], nodes=3))
-        assert found.outcome == "incomplete"
-        assert "no requirement on speed was met by all 3 nodes together" in found.reason
-        assert (found.coverage.between_nodes, found.coverage.over_all_nodes) == ((TOGETHER.id,), ())
+@rows("case", BETWEEN.values(), ids=BETWEEN)
+def test_what_nodes_do_together_is_in_every_acceptance(
+    case: tuple[list[Case], int, str, str, list[Case], list[Case]],
+) -> None:
+    cases, nodes, outcome, reason, between, over_all = case
+    found = concluded(cases, evidence_of(cases, nodes))
+    assert (found.outcome, reason in found.reason) == (outcome, True), found.reason
+    assert found.coverage.between_nodes == tuple(one.id for one in between)
+    assert found.coverage.over_all_nodes == tuple(one.id for one in over_all)
+    assert found.coverage.idle_gpus == [] or cases == [SPREAD, PROVISIONAL]
 
-    def test_a_provisional_bound_that_is_kept_accepts_and_the_headline_says_so(self) -> None:
-        found = concluded([ON_EACH, PROVISIONAL], evidence_of([ON_EACH, PROVISIONAL]))
-        assert (found.outcome, found.reason) == (
-            "accepted", "2 of 2 requirements passed; between nodes: provisional bounds",
-        )  # fmt: skip
 
-    def test_a_provisional_bound_that_fails_has_to_be_calibrated_first(self) -> None:
-        found = concluded([ON_EACH, TOO_HARD], evidence_of([ON_EACH, TOO_HARD]))
-        assert found.outcome == "incomplete"
-        assert f"between nodes a provisional bound is missed: {TOO_HARD.id}" in found.reason
-        assert "calibrate the bound" in found.reason
+@rows(("metric", "bound"), [("peak_memory_gib", 1000.0), ("replica_agreement", 1.0)])
+def test_what_says_nothing_of_speed_is_not_enough(metric: str, bound: float) -> None:
+    other = make_case(metric, bound, world_size=4)
+    found = concluded([ON_EACH, other], evidence_of([ON_EACH, other]))
+    assert [verdict.outcome for verdict in found.verdicts] == ["passed", "passed"]
+    assert found.outcome == "incomplete"
+    assert NOTHING_TOGETHER.format(2) in found.reason
 
-    def test_provisional_bounds_alone_accept_nothing(self) -> None:
-        on_each = make_case("throughput_per_gpu", 50.0, world_size=2, provisional=True)
-        found = concluded([on_each, PROVISIONAL], evidence_of([on_each, PROVISIONAL]))
-        assert found.outcome == "incomplete"
-        assert "none with a published bound covers all devices" in found.reason
 
-    def test_a_published_bound_on_some_gpus_of_each_node_accepts_nothing(self) -> None:
-        on_one = make_case("throughput_per_gpu", 50.0, world_size=1)
-        found = concluded([on_one, PROVISIONAL], evidence_of([on_one, PROVISIONAL]))
-        assert "none with a published bound covers all devices" in found.reason
+def test_what_is_unmeasured_may_be_allowed_unless_that_is_all_there_was_between_nodes() -> None:
+    found = concluded([ON_EACH, PROVISIONAL], evidence_of([ON_EACH, PROVISIONAL]))
+    missing = replace(found.verdicts[0], id="m[not measured]", outcome="not_measured")
+    caveats = RunCaveats(coverage=found.coverage, allows_unmeasured=True)
+    assert other_blockers([*found.verdicts, missing], 3, False, found.coverage, caveats) == ()
+    verdicts = [found.verdicts[0], replace(found.verdicts[1], outcome="not_measured")]
+    coverage = replace(found.coverage, over_all_nodes=())
+    (blocker,) = other_blockers(verdicts, 2, False, coverage, replace(caveats, coverage=coverage))
+    assert (blocker.kind, blocker.name) == ("run", "acceptance")
+    assert "none between nodes" in blocker.reason
 
-    def test_a_bound_on_ranks_spread_over_nodes_is_none_of_each_node(self) -> None:
-        spread = make_case("throughput_per_gpu", 50.0, world_size=2, placement="spread")
-        found = concluded([spread, PROVISIONAL], evidence_of([spread, PROVISIONAL]))
-        assert "none with a published bound covers all devices" in found.reason
-        assert found.coverage.between_nodes == (spread.id, PROVISIONAL.id)
 
-    def test_what_is_unmeasured_may_be_allowed_where_each_node_keeps_a_published_bound(self) -> None:
-        found = concluded([ON_EACH, PROVISIONAL], evidence_of([ON_EACH, PROVISIONAL]))
-        missing = replace(found.verdicts[0], id="m[not measured]", outcome="not_measured")
-        caveats = RunCaveats(coverage=found.coverage, allows_unmeasured=True)
-        assert other_blockers([*found.verdicts, missing], 3, False, found.coverage, caveats) == ()
-
-    def test_not_if_that_is_all_there_was_between_nodes(self) -> None:
-        found = concluded([ON_EACH, PROVISIONAL], evidence_of([ON_EACH, PROVISIONAL]))
-        missing = [found.verdicts[0], replace(found.verdicts[1], outcome="not_measured")]
-        coverage = replace(found.coverage, over_all_nodes=())
-        caveats = RunCaveats(coverage=coverage, allows_unmeasured=True)
-        (blocker,) = other_blockers(missing, 2, False, coverage, caveats)
-        assert (blocker.kind, blocker.name) == ("run", "acceptance")
-        assert "none between nodes" in blocker.reason
-
-    def test_a_provisional_bound_that_is_undecided_stands_in_the_way(self) -> None:
-        close = make_case("throughput_per_gpu", ALONE_IMG_PER_S * 1.001, world_size=4, provisional=True)
-        found = concluded([ON_EACH, PROVISIONAL, close], evidence_of([ON_EACH, PROVISIONAL, close]))
-        assert [verdict.outcome for verdict in found.verdicts] == ["passed", "passed", "inconclusive"]
-        assert found.outcome == "incomplete"
-        assert f"between nodes 1 are inconclusive: {close.id}" in found.reason
-        assert found.coverage.over_all_nodes == (PROVISIONAL.id,)
-
-    @pytest.mark.parametrize(("metric", "bound"), [("peak_memory_gib", 1000.0), ("replica_agreement", 1.0)])
-    def test_what_says_nothing_of_speed_is_not_enough(self, metric: str, bound: float) -> None:
-        other = make_case(metric, bound, world_size=4)
-        found = concluded([ON_EACH, other], evidence_of([ON_EACH, other]))
-        assert [verdict.outcome for verdict in found.verdicts] == ["passed", "passed"]
-        assert found.outcome == "incomplete"
-        assert "no requirement on speed was met by all 2 nodes together" in found.reason
-
-    def test_an_imported_run_has_it_from_its_hosts(self) -> None:
-        plan = plan_of([TOGETHER])
-        evidence = evidence_of_plan(plan, measure(plan.studies[0], 8, ranks_per_host=2))
-        found = concluded([TOGETHER], evidence)
-        assert (found.outcome, found.coverage.over_all_nodes) == ("accepted", (TOGETHER.id,))
+def test_an_imported_run_has_what_is_between_nodes_from_its_hosts() -> None:
+    plan = plan_of([TOGETHER])
+    evidence = evidence_of_plan(plan, measure(plan.studies[0], 8, ranks_per_host=2))
+    found = concluded([TOGETHER], evidence)
+    assert (found.outcome, found.coverage.over_all_nodes) == ("accepted", (TOGETHER.id,))
 
 
 class TestWhatTookNoPart:
@@ -198,7 +185,7 @@ class TestWhatTookNoPart:
         assert found.outcome == "partial"
         assert "2 of 6 GPUs were tested by none of them: GPU 2 on n0, GPU 2 on n1" in found.reason
 
-    @pytest.mark.parametrize(("from_round", "rounds"), [(0, 9), (3, 6)])
+    @rows(("from_round", "rounds"), [(0, 9), (3, 6)])
     def test_a_gpu_that_its_peers_were_measured_without_says_in_what(self, from_round: int, rounds: int) -> None:
         plan = plan_of_nodes(self.CASES, 2, 2)
         measured = [one for one in measure_nodes(plan) if one.rank != 3 or one.round < from_round]
@@ -212,7 +199,7 @@ class TestWhatTookNoPart:
         found = concluded(self.CASES, evidence_of(self.CASES, without=[1], pairs=())).coverage
         assert not any(gpu.rounds_missing or gpu.missing_in for _, gpu in found.gpus)
 
-    @pytest.mark.parametrize(("is_imported", "missing"), [(False, 1), (True, 0)])
+    @rows(("is_imported", "missing"), [(False, 1), (True, 0)])
     def test_of_an_imported_run_that_kept_one_rank_nobody_is_missing(self, is_imported: bool, missing: int) -> None:
         case = make_case("rank_uniformity", 1.5, world_size=2)
         plan = plan_of_nodes([case], 1, 2)
@@ -266,14 +253,6 @@ class TestWhatTookNoPart:
         assert tested == [[("training", "inference"), ("inference",)]] * 2
         assert [gpu.index for _, gpu in coverage.idle_gpus] == [1, 1]
 
-    def test_inference_alone_tests_its_gpus_accepts_nothing_and_is_nothing_between_nodes(self) -> None:
-        cases = [make_case("inference_throughput", 50.0, world_size=size) for size in (2, 4)]
-        found = concluded(cases, evidence_of(cases))
-        assert found.coverage.idle_gpus == []
-        assert found.coverage.between_nodes == ()
-        assert found.outcome == "incomplete"
-        assert "none with a published bound covers all devices" in found.reason
-
 
 class TestPaths:
     CASES = (ON_EACH, TOGETHER)
@@ -317,7 +296,7 @@ class TestPaths:
         assert once.outcome == "accepted", "slow once is not slow for certain"
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@rows("nodes", [1, 2])
 def test_it_comes_back_from_verdicts_json(nodes: int) -> None:
     found = concluded([ON_EACH], evidence_of([ON_EACH], nodes), left_out={"n9": "disk: full"})
     judgement = Judgement("a100", "incomplete", found.reason, found.verdicts, coverage=found.coverage)

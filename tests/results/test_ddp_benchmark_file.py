@@ -12,6 +12,7 @@ import pytest
 
 from pytest_ddpscale.cli import USER_ERROR, main
 from pytest_ddpscale.results.ddp_benchmark_file import DdpBenchmarkResult, read_ddp_benchmark, size_name
+from tests.rows import rows
 
 SAID: dict[str, Any] = {
     "pytorch_version": "2.9.0", "cuda_version": None, "distributed_backend": "nccl", "bucket_size": 25,
@@ -52,9 +53,7 @@ def test_steps_of_ranks_that_wait_for_each_other_count_once() -> None:
     assert DdpBenchmarkResult((0, 1), result.measurements, (1, 2)).separate_s.tolist() == [2.0, 3.0]
 
 
-@pytest.mark.parametrize(
-    ("gpus", "per_machine", "name"), [(4, 8, "1M/4G"), (8, 8, "1M/8G"), (24, 8, "3M/8G"), (4, 2, "2M/2G")]
-)
+@rows(("gpus", "per_machine", "name"), [(4, 8, "1M/4G"), (8, 8, "1M/8G"), (24, 8, "3M/8G"), (4, 2, "2M/2G")])
 def test_sizes_are_named_by_machines(gpus: int, per_machine: int, name: str) -> None:
     assert size_name(gpus, per_machine) == name
 
@@ -96,8 +95,8 @@ BAD: list[tuple[str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "why"), BAD)
-@pytest.mark.parametrize("command", [("import", "pytorch-ddp"), ("compare",)])
+@rows(("text", "why"), BAD)
+@rows("command", [("import", "pytorch-ddp"), ("compare",)])
 def test_what_is_no_report_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...], text: str, why: str
 ) -> None:
@@ -112,7 +111,7 @@ def test_what_is_no_report_is_one_sentence(
     assert told.out == ""
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe{}", b"\0"])
+@rows("content", [b"\xff\xfe{}", b"\0"])
 def test_what_is_no_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes) -> None:
     path = tmp_path / "bad.json"
     path.write_bytes(content)

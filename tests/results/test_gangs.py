@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
-
 from pytest_ddpscale.results.gangs import gangs_of, why_not_one_machine
 from pytest_ddpscale.results.pair_record import PairRound
 from pytest_ddpscale.results.probe_record import ProbeBlock
 from pytest_ddpscale.results.record_lines import AnyRecord
 from pytest_ddpscale.results.records import Block, GangRecord, SeededSteps
 from pytest_ddpscale.results.survey_record import Survey
+from tests.rows import rows
 
 Records = list[AnyRecord]
 
@@ -50,7 +49,7 @@ def test_a_launch_with_fewer_ranks_on_the_same_hosts_is_no_contradiction() -> No
     assert why_not_one_machine(records) == ""
 
 
-@pytest.mark.parametrize(
+@rows(
     ("first", "second"),
     [(("a:0", "b:0"), ("a:0", "c:0")), (("a:0", "b:0"), ("a:0",)), (("a:0",), ("a:0", "b:0")), (("a:0",), ("b:0",))],
 )
@@ -75,7 +74,7 @@ def test_other_software_is_named() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["probe", "seeded_step", "pair"])
+@rows("kind", ["probe", "seeded_step", "pair"])
 def test_what_was_not_trained_is_of_the_machine_too(kind: str) -> None:
     """As probes of a run that was resumed elsewhere."""
     first = launch("a:0")
@@ -91,7 +90,7 @@ def test_what_was_not_trained_is_of_the_machine_too(kind: str) -> None:
     assert why_not_one_machine(records) == "studies were measured on different hosts: probes on a, weak/r on b"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("surveyed", "why"),
     [
         ("", ""),

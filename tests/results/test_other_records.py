@@ -19,6 +19,7 @@ from pytest_ddpscale.results.telemetry_record import GpuReadings, Spread, joined
 from pytest_ddpscale.results.transport_record import RankTransport, joined_transport, transports_of
 from tests.builders.records import probes_of
 from tests.builders.telemetry import telemetry_of
+from tests.rows import rows
 
 WHO = GangRecord(
     gang=0, hosts=("n1", "n1", "n2", "n2"), local_ranks=(0, 1, 0, 1), devices=tuple(f"GPU-{rank}" for rank in range(4))
@@ -108,7 +109,7 @@ def test_telemetry_comes_apart() -> None:
     assert (found[1].utilization, found[1].throttle_reasons, found[1].ecc_corrected) == (None, None, None), "never zero"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("data", "changes", "found"),
     [
         (PAIRS, {"ranks": [[0]]}, "Expected `array` of length 2"),
@@ -183,8 +184,9 @@ class TestTelemetryFile:
         run.append_telemetry([read(TELEMETRY | {"round": 1})])
         assert [one.round for one in run.read_telemetry()] == [0, 1]
 
-    @pytest.mark.parametrize("damage", ["", "{", "[]", '{"study": NaN}', json.dumps(TELEMETRY | {"speed": 1})])
+    @rows("damage", ["", "{", "[]", '{"study": NaN}', json.dumps(TELEMETRY | {"speed": 1})])
     def test_a_broken_line_is_refused_with_its_number(self, run: RunDirectory, damage: str) -> None:
+        run.telemetry_jsonl.unlink(missing_ok=True)
         run.append_telemetry([read(TELEMETRY)])
         with run.telemetry_jsonl.open("a", encoding="utf-8") as file:
             file.write(damage + "\n")

@@ -19,6 +19,7 @@ from pytest_ddpscale.results.run_json import RunDevice
 from pytest_ddpscale.thresholds.hardware import Detect
 from pytest_ddpscale.thresholds.model import Sku, Thresholds
 from tests.builders.measurements import measurements_in
+from tests.rows import rows
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "paik_a100_80gb"
 ONE_GPU = "1gpu_weak_resnet152_fp16_132-145-197-242.json"
@@ -191,42 +192,43 @@ def test_several_torch_versions_are_noted(tmp_path: Path) -> None:
     assert any("several versions of torch" in note for note in run.notes)
 
 
-class TestWorkloadNames:
-    def test_the_name_in_the_thresholds_is_preferred(self, tmp_path: Path) -> None:
-        named = {"big-resnet": {"model": "resnet152", "precision": "fp16", "batch_size": 512}}
-        run = import_results(tmp_path, published(), workloads=named)
-        assert study_ids(run) == {"weak/big-resnet"}
-        assert not any("thresholds have" in note for note in run.read_run().notes)
+def named(name: str, batch_size: int, **fields: Any) -> dict[str, Any]:
+    """A workload of the thresholds file."""
+    return {name: {"model": "resnet152", "precision": "fp16", "batch_size": batch_size, **fields}}
 
-    def test_another_image_size_does_not_get_the_name_in_the_thresholds(self, tmp_path: Path) -> None:
-        named = {"resnet152-fp16": {"model": "resnet152", "precision": "fp16", "batch_size": 512, "image_size": 128}}
-        assert study_ids(import_results(tmp_path, published(), workloads=named)) == {"weak/resnet152-fp16-bs512"}
 
-    def test_another_batch_alone_keeps_the_name_and_is_noted(self, tmp_path: Path) -> None:
-        named = {"big-resnet": {"model": "resnet152", "precision": "fp16", "batch_size": 256}}
-        run = import_results(tmp_path, published(), workloads=named)
-        assert study_ids(run) == {"weak/big-resnet"}
-        assert "weak/big-resnet: measured with batch_size 512; the thresholds have 256" in run.read_run().notes
+# Results, workloads of the thresholds file if not the packaged ones, and the studies that they become.
+NAMES: dict[str, tuple[list[Result], dict[str, Any] | None, set[str]]] = {
+    "the name in the thresholds": ([published()], named("big", 512), {"weak/big"}),
+    "another image size": ([published()], named("resnet152-fp16", 512, image_size=128), {"weak/resnet152-fp16-bs512"}),
+    "another batch": ([published()], named("big", 256), {"weak/big"}),
+    "two batches": ([published(), with_batch(256)], None, {"weak/resnet152-fp16-bs256", "weak/resnet152-fp16-bs512"}),
+    "two, one of the thresholds": (
+        [published(), with_batch(256)], named("big", 512), {"weak/big", "weak/big-bs256"}
+    ),
+    "weak and strong": (
+        [published(), edited(scaling_mode="strong")], None, {"weak/resnet152-fp16", "strong/resnet152-fp16"}
+    ),
+}  # fmt: skip
 
-    def test_two_batches_are_told_apart(self, tmp_path: Path) -> None:
-        run = import_results(tmp_path, published(), with_batch(256))
-        assert study_ids(run) == {"weak/resnet152-fp16-bs256", "weak/resnet152-fp16-bs512"}
 
-    def test_of_two_batches_the_one_in_the_thresholds_keeps_the_name(self, tmp_path: Path) -> None:
-        named = {"big-resnet": {"model": "resnet152", "precision": "fp16", "batch_size": 512}}
-        run = import_results(tmp_path, published(), with_batch(256), workloads=named)
-        assert study_ids(run) == {"weak/big-resnet", "weak/big-resnet-bs256"}
-        assert study_of(run, "weak/big-resnet").workload.batch_size == 512
+@pytest.mark.parametrize("case", NAMES.values(), ids=NAMES)
+def test_studies_are_named_as_the_thresholds_name_what_they_train(
+    tmp_path: Path, case: tuple[list[Result], dict[str, Any] | None, set[str]]
+) -> None:
+    results, workloads, expected = case
+    run = import_results(tmp_path, *results, workloads=workloads)
+    assert study_ids(run) == expected
+    notes = [note for note in run.read_run().notes if "thresholds have" in note]
+    other = case is NAMES["another batch"]
+    assert notes == (["weak/big: measured with batch_size 512; the thresholds have 256"] if other else [])
 
-    @pytest.mark.parametrize("change", [{"image_size": 192}, {"channels_last": False}, {"compile": True}])
-    def test_two_settings_of_one_batch_are_told_apart(self, tmp_path: Path, change: dict[str, Any]) -> None:
-        run = import_results(tmp_path, published(), edited(**change))
-        assert len(study_ids(run)) == len(run.read_plan().studies) == 2
-        assert len({m.study for m in measurements_in(run)}) == 2
 
-    def test_one_batch_may_be_both_weak_and_strong(self, tmp_path: Path) -> None:
-        run = import_results(tmp_path, published(), edited(scaling_mode="strong"))
-        assert study_ids(run) == {"weak/resnet152-fp16", "strong/resnet152-fp16"}
+@pytest.mark.parametrize("change", [{"image_size": 192}, {"channels_last": False}, {"compile": True}])
+def test_two_settings_of_one_batch_are_told_apart(tmp_path: Path, change: dict[str, Any]) -> None:
+    run = import_results(tmp_path, published(), edited(**change))
+    assert len(study_ids(run)) == len(run.read_plan().studies) == 2
+    assert len({m.study for m in measurements_in(run)}) == 2
 
 
 class TestSku:
@@ -246,7 +248,7 @@ class TestSku:
         with pytest.raises(SkuError, match=r"names v100-sxm2-16gb.*A100-SXM4-80GB.*a100-sxm4-80gb"):
             import_paik(PUBLISHED, tmp_path / "run", "v100-sxm2-16gb", thresholds())
 
-    @pytest.mark.parametrize("sku", [None, "a100"])
+    @rows("sku", [None, "a100"])
     def test_two_skus_in_one_directory_are_refused(self, tmp_path: Path, sku: str | None) -> None:
         source = write(tmp_path / "results", published(), edited(TWO_GPUS, device_name=V100))
         with pytest.raises(ResultFileError) as caught:
@@ -313,7 +315,7 @@ REFUSED: dict[str, tuple[Edit, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("edit", "complaint"), REFUSED.values(), ids=REFUSED.keys())
+@rows(("edit", "complaint"), REFUSED.values(), ids=REFUSED.keys())
 def test_an_unsound_file_is_refused_by_file_and_key(tmp_path: Path, edit: Edit, complaint: str) -> None:
     result = published(TWO_GPUS)
     edit(result)
@@ -324,7 +326,7 @@ def test_an_unsound_file_is_refused_by_file_and_key(tmp_path: Path, edit: Edit, 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
+@rows(
     "content",
     [
         b"", b"{", b"\xff\xfe", b"not json", b'{"scaling_mode": NaN}', b'{"nodes": 1e999}',
@@ -339,7 +341,7 @@ def test_what_is_not_strict_json_is_refused(tmp_path: Path, content: bytes) -> N
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("content", [[], 3, None, "text", {}, {"schema_version": 1, "sku": "cpu"}])
+@rows("content", [[], 3, None, "text", {}, {"schema_version": 1, "sku": "cpu"}])
 def test_other_json_is_refused_with_what_to_do(tmp_path: Path, content: Any) -> None:
     shutil.copy(PUBLISHED / ONE_GPU, tmp_path)
     (tmp_path / "other.json").write_text(json.dumps(content))

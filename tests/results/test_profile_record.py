@@ -15,6 +15,7 @@ from pytest_ddpscale.results.record_lines import line_of
 from pytest_ddpscale.results.run_directory import RunDirectory
 from tests.builders.profiles import profile
 from tests.builders.records import gang_on
+from tests.rows import rows
 
 DDP = profile("weak/r", "ddp@2", [(100, 60, 30)], [(40, 10)])
 LINE: dict[str, Any] = json.loads(line_of(DDP))
@@ -34,7 +35,7 @@ def test_profiles_lie_in_a_file_of_their_own(run: RunDirectory) -> None:
     assert lines_by_file(f"{PROFILES} ".encode() + line_of(DDP)) == {"profiles.jsonl": line_of(DDP)}
 
 
-@pytest.mark.parametrize(
+@rows(
     ("change", "why"),
     [
         ({"speed": 1}, "unknown field"),

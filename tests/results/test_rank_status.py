@@ -6,12 +6,12 @@ import tempfile
 from pathlib import Path
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pytest_ddpscale.results.rank_status import RankFailure, RankStatus, StatusWriter, read_failure, read_status
+from tests.rows import rows
 
 STATUS = RankStatus(
     pid=4711, rank=5, local_rank=1, phase="timed block", study="weak/r", arm="ddp@2", round=3, entered=12
@@ -78,14 +78,14 @@ def test_a_torn_file_says_nothing(cut: int) -> None:
         assert read_status(Path(name), 1) is None
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"7", b"{}", b"\xff", b'{"pid": 1}', b'{"mood": "good"}', b"null"])
+@rows("text", [b"", b"[]", b"7", b"{}", b"\xff", b'{"pid": 1}', b'{"mood": "good"}', b"null"])
 def test_another_file_says_nothing(tmp_path: Path, text: bytes) -> None:
     StatusWriter(tmp_path, 1)
     (tmp_path / "1.json").write_bytes(text)
     assert read_status(tmp_path, 1) is None
 
 
-@pytest.mark.parametrize("counter", [b"", b"1234567", b"123456789"])
+@rows("counter", [b"", b"1234567", b"123456789"])
 def test_a_torn_counter_says_nothing(tmp_path: Path, counter: bytes) -> None:
     StatusWriter(tmp_path, 1).tell(STATUS)
     (tmp_path / "1.steps").write_bytes(counter)

@@ -24,6 +24,7 @@ from pytest_ddpscale.results.records import (
     step_bytes,
 )
 from tests.builders.measurements import Measurement, measurements_of
+from tests.rows import rows
 
 # Half a surrogate pair cannot be written as UTF-8, and no host is called so.
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -108,7 +109,7 @@ def waits(seconds: float) -> str:
     return base64.b64encode(step_bytes([seconds] * 12)).decode()
 
 
-@pytest.mark.parametrize(
+@rows(
     ("changes", "found"),
     [
         ({"steps": 0}, "Expected `int` >= 1 - at `$.steps`"),
@@ -151,12 +152,12 @@ def test_a_value_that_cannot_be_is_refused(changes: dict[str, Any], found: str) 
 OPTIONAL = {"step_s", "utilization", "peak_memory_bytes", "energy_j", "parameters_checksum"}
 
 
-@pytest.mark.parametrize("key", sorted(set(SOUND) - OPTIONAL))
+@rows("key", sorted(set(SOUND) - OPTIONAL))
 def test_a_missing_field_is_refused(key: str) -> None:
     assert f"missing required field `{key}`" in refusal({name: value for name, value in SOUND.items() if name != key})
 
 
-@pytest.mark.parametrize(
+@rows(
     ("change", "found"),
     [
         ({"block_s": 5e-324}, "are inf img/s"),
@@ -173,21 +174,20 @@ def test_the_fastest_throughput_that_may_be_is_taken() -> None:
     assert isinstance(read(SOUND | {"batch_size": round(MOST_IMG_PER_S), "block_s": 4}), Block)
 
 
-@pytest.mark.parametrize(
+@rows(
     "line",
     [b"", b"[]", b"3", b"null", b'"block"', b"{", b"\xff", b'{"kind":"block"', b"[" * 100_000, b'{"a":' * 100_000],
-    ids=range(10),
 )
 def test_a_line_that_is_no_record_is_refused(line: bytes) -> None:
     assert refusal(line)
 
 
-@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 5000])
+@rows("word", ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 5000])
 def test_numbers_that_are_none_are_refused(word: str) -> None:
     assert refusal(json.dumps(SOUND | {"energy_j": "WORD"}).replace('"WORD"', word).encode())
 
 
-@pytest.mark.parametrize("reason", ["", "done", "Error", None, 3])
+@rows("reason", ["", "done", "Error", None, 3])
 def test_a_study_ends_for_a_reason_that_is_known(reason: Any) -> None:
     assert "at `$.reason`" in refusal({"kind": "study_end", "study": "weak/r", "reason": reason})
     assert "missing required field `reason`" in refusal({"kind": "study_end", "study": "weak/r"})

@@ -19,6 +19,7 @@ from pytest_ddpscale.results.strict_json import strict_json
 from tests.builders.json_types import as_json, run_record
 from tests.builders.measurements import Measurement, measurements_in, measurements_of
 from tests.builders.records import lines_of
+from tests.rows import rows
 
 PLAN = Plan(
     sku="cpu",
@@ -106,13 +107,13 @@ class TestOpen:
         with pytest.raises(RunDirectoryError, match=r"has schema_version 3; expected 2.*upgrade"):
             RunDirectory.open(run.path)
 
-    @pytest.mark.parametrize("content", ["{}", "[]", "3", '{"schema_version": "1"}', '{"schema_version": true}'])
+    @rows("content", ["{}", "[]", "3", '{"schema_version": "1"}', '{"schema_version": true}'])
     def test_refuses_a_run_without_a_version(self, run: RunDirectory, content: str) -> None:
         run.run_json.write_text(content)
         with pytest.raises(RunDirectoryError, match="has no schema_version"):
             RunDirectory.open(run.path)
 
-    @pytest.mark.parametrize("content", ["", "{", '{"schema_version": 2, "load": NaN}'])
+    @rows("content", ["", "{", '{"schema_version": 2, "load": NaN}'])
     def test_refuses_a_run_that_is_not_strict_json(self, run: RunDirectory, content: str) -> None:
         run.run_json.write_text(content)
         with pytest.raises(RunDirectoryError, match=r"run\.json: cannot be read"):
@@ -134,7 +135,7 @@ class TestPlan:
         with pytest.raises(RunDirectoryError, match="has schema_version 99"):
             run.read_plan()
 
-    @pytest.mark.parametrize(
+    @rows(
         "change",
         [{"studies": 3}, {"studies": [{}]}, {"studies": ["weak"]}, {"sku": None, "studies": [{"workload": 1}]}],
     )
@@ -212,9 +213,10 @@ class TestMeasurements:
             run.measurements_jsonl.write_bytes(kept)
             assert measurements_in(run) == made[: max(0, kept.count(b"\n") - 1)], "the first line is the gang's"
 
-    @pytest.mark.parametrize("damage", ["", "{", "\0\0\0", "3", "[]", '{"kind": NaN}', '{"kind":"measurement"'])
-    @pytest.mark.parametrize("number", [1, 2, 3])
+    @rows("damage", ["", "{", "\0\0\0", "3", "[]", '{"kind": NaN}', '{"kind":"measurement"'])
+    @rows("number", [1, 2, 3])
     def test_a_corrupted_line_is_refused_with_its_number(self, run: RunDirectory, damage: str, number: int) -> None:
+        run.measurements_jsonl.unlink(missing_ok=True)
         measured(run, 3)
         lines = run.measurements_jsonl.read_text(encoding="utf-8").splitlines()
         lines[number - 1] = damage

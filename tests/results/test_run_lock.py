@@ -14,6 +14,7 @@ import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.results.run_lock import RunLock
+from tests.rows import rows
 
 HOLDER = """
 import sys
@@ -70,7 +71,7 @@ def test_a_child_process_does_not_keep_the_lock(tmp_path: Path) -> None:
     child.communicate(timeout=30)
 
 
-@pytest.mark.parametrize("content", ["", "{", "3", '{"pid": 4}', "\udcff"])
+@rows("content", ["", "{", "3", '{"pid": 4}', "\udcff"])
 def test_a_holder_that_does_not_say_who_it_is_is_somebody(tmp_path: Path, content: str) -> None:
     lock = RunLock.acquire(tmp_path)
     lock.path.write_bytes(content.encode("utf-8", "surrogateescape"))

@@ -29,6 +29,7 @@ from pytest_ddpscale.results.run_record import (
     studies_out_of_time,
 )
 from tests.builders.json_types import as_json, run_record
+from tests.rows import rows
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ class TestRunJson:
             run.read_run()
 
 
-@pytest.mark.parametrize(
+@rows(
     "mark",
     [
         {"simulated": True}, {"status": "simulated"},
@@ -147,7 +148,7 @@ class TestEnds:
     def test_only_a_study_that_came_to_its_own_end_was_measured(self) -> None:
         assert studies_measured(self.ENDS) == {"decided", "rounds"}
 
-    @pytest.mark.parametrize("last", ["budget", "error", "interrupted"])
+    @rows("last", ["budget", "error", "interrupted"])
     def test_the_last_end_of_a_study_counts(self, last: EndReason) -> None:
         ends = [StudyEnd("a", "decided"), StudyEnd("a", last)]
         assert studies_measured(ends) == set()

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.results.strict_json import column, each, parse_strict_json, refuse_double_keys, strict_json
+from tests.rows import rows
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 JSON_VALUES = st.recursive(
@@ -27,19 +28,19 @@ def test_strict_json_is_one_line_that_reads_back_the_same(value: Any) -> None:
     assert parse_strict_json(text) == value == json.loads(text)
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@rows("number", [math.nan, math.inf, -math.inf])
 def test_what_json_has_no_word_for_is_not_written(number: float) -> None:
     with pytest.raises(ValueError):
         strict_json({"value": [number]})
 
 
-@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+@rows("word", ["NaN", "Infinity", "-Infinity"])
 def test_what_json_has_no_word_for_is_not_read(word: str) -> None:
     with pytest.raises(ValueError, match=f"{word} is not JSON"):
         parse_strict_json(f'{{"value": [{word}]}}')
 
 
-@pytest.mark.parametrize(
+@rows(
     "line",
     [
         '{"a":1,"a":1}',
@@ -62,7 +63,7 @@ def test_a_key_that_is_there_twice_is_refused(line: str) -> None:
         parse_strict_json(line)
 
 
-@pytest.mark.parametrize(
+@rows(
     "line",
     ['{"a":1,"b":"a"}', '{"a":{"a":1}}', '[{"a":1},{"a":2}]', '{"a":"\\"a\\":1"}', '{"a":["a","a"],"b":"\\\\"}', "[]"],
 )

@@ -22,6 +22,7 @@ from pytest_ddpscale.results.survey_record import (
     read_survey,
     surveys_of,
 )
+from tests.rows import rows
 
 GPU = SurveyedGpu(
     index=3, uuid="GPU-1", name="NVIDIA A100-SXM4-80GB", pci_bus_id="00000000:17:00.0", pci_device_id="20b2",
@@ -37,13 +38,13 @@ SURVEY = Survey(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("survey", [SURVEY, Survey("n1", 1.0, "the survey was not done within 60 s")])
+@rows("survey", [SURVEY, Survey("n1", 1.0, "the survey was not done within 60 s")])
 def test_what_is_written_is_read(survey: Survey) -> None:
     assert read_survey(line_of(survey)) == RecordReader().read(line_of(survey)) == survey
     assert RecordReader().read(line_of(PostMortem(survey))) == PostMortem(survey)
 
 
-@pytest.mark.parametrize(
+@rows(
     "changes",
     [
         {"host": 3}, {"has_driver": 1}, {"mood": "good"}, {"versions": {"driver": 570}}, {"gpus": [{"index": 1}]},

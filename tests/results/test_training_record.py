@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from pytest_ddpscale.results.record_lines import RecordReader, checked_line
 from pytest_ddpscale.results.training_record import RankEpoch, TrainedEpoch, joined_epoch
 from tests.builders.whole_runs import end_of, epoch_of, gang_of, records_of, training_run
+from tests.rows import rows
 
 RUN = training_run(2)
 
@@ -33,7 +34,7 @@ def test_what_all_ranks_have_alike_stands_there_once() -> None:
     assert found.of_ranks("trained").tolist() == [32, 32]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "message"),
     [
         ({"correct": (5, 9)}, "correct=9 of validated=8; expected at most as many"),
@@ -67,7 +68,7 @@ def test_a_line_of_a_gang_or_a_rank_that_is_not_there_is_refused() -> None:
         reader.read(line)
 
 
-@pytest.mark.parametrize("name", ["training_s", "waiting_s", "validation_s"])
+@rows("name", ["training_s", "waiting_s", "validation_s"])
 def test_time_does_not_run_backwards(name: str) -> None:
     broken = checked_line(epoch_of(RUN)).replace(f'"{name}":'.encode(), f'"{name}":-'.encode(), 1)
     reader = RecordReader()

@@ -15,6 +15,7 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.results.strict_json import read_as, strict_json
 from pytest_ddpscale.results.verdicts import Blocker, Culprit, Judgement, Verdict, VerdictOutcome, read_judgement
 from tests.builders.json_types import as_json
+from tests.rows import rows
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -86,7 +87,7 @@ def test_json_has_a_schema_version() -> None:
     assert as_json(Judgement("cpu", "partial", "", ()))["schema_version"] == 5
 
 
-@pytest.mark.parametrize(
+@rows(
     ("bound", "value", "margin"),
     [
         ({"at_least": 100.0}, 90.0, -0.1),
@@ -121,14 +122,14 @@ def test_an_unknown_key_is_refused() -> None:
         read_as(Verdict, {key: value for key, value in data.items() if key != "culprits"})
 
 
-@pytest.mark.parametrize("change", [{"margin": 9.0}, {"unit": "ms"}, {"margin": None}])
+@rows("change", [{"margin": 9.0}, {"unit": "ms"}, {"margin": None}])
 def test_what_follows_from_the_rest_has_to_be_right(change: dict[str, Any]) -> None:
     data = as_json(make_verdict({"at_least": 1.0}, 2.0)) | change
     with pytest.raises(ValueError, match=f"{next(iter(change))} is .*; expected "):
         read_as(Verdict, data)
 
 
-@pytest.mark.parametrize("change", [{"metric": "colour"}, {"bound": {}}, {"bound": {"at_least": 0.0}}])
+@rows("change", [{"metric": "colour"}, {"bound": {}}, {"bound": {"at_least": 0.0}}])
 def test_a_verdict_on_nothing_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected a metric and its bound"):
         read_as(Verdict, as_json(make_verdict({"at_least": 1.0}, 2.0)) | change)

@@ -15,6 +15,7 @@ from pytest_ddpscale.launch.torchrun import TorchrunLauncher
 from pytest_ddpscale.session.measure import launch_on
 from pytest_ddpscale.session.sources import THIS_MACHINE
 from pytest_ddpscale.settings import Settings, settings_from
+from tests.rows import rows
 
 HERE = {"SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n4"}
 ONE_NODE = HERE | {"SLURM_JOB_NODELIST": "n4"}
@@ -47,7 +48,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
+@rows(
     ("options", "environ", "expected"),
     [
         ({}, {}, THIS_MACHINE),
@@ -74,7 +75,7 @@ def test_the_nodes_follow_from_options_and_allocation(
     assert find_cluster(options, environ) == expected
 
 
-@pytest.mark.parametrize(
+@rows(
     ("options", "environ", "message"),
     [
         ({"nodes": "4"}, THREE_NODES, r"^--ddp-nodes: found 4, but Slurm job 17 has 3; expected at most 3\."),
@@ -99,7 +100,7 @@ def test_without_srun_it_is_refused(programs: Path, options: dict[str, str], env
         find_cluster(options, environ)
 
 
-@pytest.mark.parametrize("scontrol", [None, "#!/bin/sh\necho no controller >&2; exit 1\n"])
+@rows("scontrol", [None, "#!/bin/sh\necho no controller >&2; exit 1\n"])
 def test_an_allocation_whose_nodes_slurm_does_not_name_is_refused(programs: Path, scontrol: str | None) -> None:
     (programs / "scontrol").unlink() if scontrol is None else (programs / "scontrol").write_text(scontrol)
     with pytest.raises(OptionError, match=r"^Slurm job 17: `scontrol show hostnames n\[4-5,9\]` does not answer"):
@@ -170,6 +171,6 @@ class TestWithout:
     def test_a_name_that_is_none_of_them_leaves_out_nobody(self) -> None:
         assert self.FOUR.without(["n3.cluster"]) is None
 
-    @pytest.mark.parametrize("cluster", [THIS_MACHINE, ELSEWHERE])
+    @rows("cluster", [THIS_MACHINE, ELSEWHERE])
     def test_nodes_that_slurm_chooses_cannot_be_left_out(self, cluster: Cluster) -> None:
         assert cluster.without(["n1"]) is None

@@ -15,6 +15,7 @@ from pytest_ddpscale.session.sources import THIS_MACHINE
 from pytest_ddpscale.settings import settings_from
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
 from tests.nvml_stand_in.machine import A100, HANG, UNKNOWN_ERROR, PlayedMachine
+from tests.rows import rows
 
 __all__ = ["machine", "nvml_library_directory"]
 ELSEWHERE = Cluster(2, launcher="slurm", is_elsewhere=True)
@@ -33,7 +34,7 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
 
 
-@pytest.mark.parametrize("cluster", [THIS_MACHINE, ALLOCATED])
+@rows("cluster", [THIS_MACHINE, ALLOCATED])
 def test_what_is_here_is_used_and_the_other_nodes_of_a_job_are_like_it(cluster: Cluster) -> None:
     assert found("cuda", 8, cluster) == 8
     assert found("cuda", 8, cluster, gpus_per_node="4") == 4
@@ -41,7 +42,7 @@ def test_what_is_here_is_used_and_the_other_nodes_of_a_job_are_like_it(cluster: 
     assert found("cpu", 0, cluster, gpus_per_node="6") == 6
 
 
-@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+@rows("kind", ["cuda", "cpu"])
 def test_of_nodes_elsewhere_the_user_says_how_many_they_have(kind: str) -> None:
     assert found(kind, 0, ELSEWHERE, gpus_per_node="8") == 8
     assert found(kind, 2, ELSEWHERE, gpus_per_node="8") == 8, "the GPUs of a login node do not count"
@@ -61,7 +62,7 @@ def test_more_gpus_than_there_are_is_refused() -> None:
         found("cuda", 4, ALLOCATED, gpus_per_node="8")
 
 
-@pytest.mark.parametrize("cluster", [ALLOCATED, ELSEWHERE])
+@rows("cluster", [ALLOCATED, ELSEWHERE])
 def test_world_sizes_may_be_as_large_as_all_nodes_together(cluster: Cluster) -> None:
     assert found("cuda", 8, cluster, gpus_per_node="8", world_sizes="1,8,16") == 8
     message = r"^--ddp-world-sizes: found 32, but 2 nodes have room for 8 ranks each; expected at most 16\.$"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,14 +43,6 @@ class TestJudging:
         assert verdicts[2].reason == "strong scaling of r was not measured in this run"
         assert session.samples("strong_scaling_speedup", "r", 2, nothing) == []
         assert len(gangs) == 1, "the one that measured it"
-
-    def test_the_old_record_stays_and_the_judgement_says_what_it_is(self, opened: Open, old: RunDirectory) -> None:
-        record = old.run_json.read_bytes()
-        session = self.judged(opened, old)
-        session.source.close("finished")
-        assert old.run_json.read_bytes() == record
-        notes = session.conclude(interrupted=False, spoiled=()).notes
-        assert notes == (f"judged from {old.path} without a new measurement",)
 
     def test_who_judges_is_in_the_basis_and_the_measured_run_keeps_its_own(
         self, opened: Open, old: RunDirectory
@@ -114,28 +105,6 @@ class TestJudging:
             assert judgement.outcome == expected, judgement.reason
         assert judgement.reason.startswith("simulated: no machine was measured")
         assert judgement.simulated
-
-    def test_verdicts_that_somebody_may_have_signed_are_never_overwritten(
-        self, opened: Open, old: RunDirectory
-    ) -> None:
-        first = self.judged(opened, old)
-        assert first.run == old, "no verdicts are there yet"
-        first.source.release()
-        old.write_json(old.verdicts_json, {})
-        names = []
-        for _ in range(2):
-            session = self.judged(opened, old)
-            assert session.run is not None
-            session.run.write_json(session.run.verdicts_json, {})
-            names.append(session.run.path)
-        assert names == [old.path / "judged-1", old.path / "judged-2"]
-
-    def test_a_broken_line_is_refused_before_any_item_runs(self, opened: Open, old: RunDirectory) -> None:
-        lines = old.measurements_jsonl.read_text(encoding="utf-8").splitlines(keepends=True)
-        lines[2] = json.dumps({"kind": "measurement"}) + "\n"
-        old.measurements_jsonl.write_text("".join(lines), encoding="utf-8")
-        with pytest.raises(RunDirectoryError, match="line 3 is not a record"):
-            self.judged(opened, old)
 
 
 def test_gpus_that_took_no_part_are_not_accepted(

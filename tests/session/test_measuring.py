@@ -13,6 +13,7 @@ from pytest_ddpscale.session.measure import further_name
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.session.sources import Machine
 from tests.builders.sessions import IMG_PER_S, InstantGang, Open, nothing
+from tests.rows import rows
 
 
 class TestMeasuring:
@@ -110,7 +111,7 @@ class TestMeasuring:
                 measuring.samples(*question, nothing)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("taken", "name"),
     [((), "r-extra1"), (("r-extra1", "r-extra2"), "r-extra3"), (("r-extra2", "s-extra1"), "r-extra1")],
 )

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
@@ -21,6 +19,7 @@ from pytest_ddpscale.thresholds.cases import AnyCase, Case
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 from tests.builders.judged import WORKLOAD, make_case
+from tests.rows import rows
 from tests.verdict.probed import ALL_REDUCE, MATMUL, probe_case
 from tests.verdict.test_checking import check_case
 
@@ -142,7 +141,7 @@ class TestPlan:
 class TestLoad:
     """Checks under load need every GPU to work, and that of transports every rank to communicate."""
 
-    @pytest.mark.parametrize("check", [UNDER_LOAD, TRANSPORT])
+    @rows("check", [UNDER_LOAD, TRANSPORT])
     def test_is_added_where_nothing_else_is_measured(self, check: AnyCase) -> None:
         assert probes_of(planned([check])) == [LOAD, LINKS]
 
@@ -152,7 +151,7 @@ class TestLoad:
     def test_is_not_added_for_a_survey(self) -> None:
         assert probes_of(planned([GPUS, training(1)])) == []
 
-    @pytest.mark.parametrize("check", [UNDER_LOAD, TRANSPORT])
+    @rows("check", [UNDER_LOAD, TRANSPORT])
     def test_is_not_added_to_what_all_gpus_do_anyway(self, check: AnyCase) -> None:
         assert probes_of(planned([check, training(8)])) == []
         assert probes_of(planned([check, probe_case(ALL_REDUCE, 10.0)])) == [ALL_REDUCE.id]
@@ -161,8 +160,8 @@ class TestLoad:
         assert probes_of(planned([UNDER_LOAD, probe_case(MATMUL, 10.0)])) == [MATMUL.id]
         assert probes_of(planned([TRANSPORT, probe_case(MATMUL, 10.0)])) == [MATMUL.id, LOAD, LINKS]
 
-    @pytest.mark.parametrize("check", [UNDER_LOAD, TRANSPORT])
-    @pytest.mark.parametrize("some", [training(1), training(4), probe_case(Probe("all-reduce-1gib", 2), 10.0)])
+    @rows("check", [UNDER_LOAD, TRANSPORT])
+    @rows("some", [training(1), training(4), probe_case(Probe("all-reduce-1gib", 2), 10.0)])
     def test_is_added_to_what_leaves_gpus_idle(self, check: AnyCase, some: AnyCase) -> None:
         assert probes_of(planned([check, some]))[-2:] == [LOAD, LINKS]
 

@@ -23,7 +23,6 @@ from pytest_ddpscale.results.telemetry_record import GpuReadings, joined_telemet
 from pytest_ddpscale.results.transport_record import Transport, transports_of
 from pytest_ddpscale.session import resume as resuming
 from pytest_ddpscale.session.resume import read_resumption, refuse_other_devices
-from tests.builders.json_types import run_record
 from tests.builders.records import gang_on, steady_block, transport_line
 
 NAMES = ("decided", "rounds", "budget", "error", "interrupted", "unended", "unbegun")
@@ -263,8 +262,3 @@ class TestRefused:
     @pytest.mark.parametrize("devices", [None, 2])
     def test_not_the_same_devices_nor_a_laptop_that_only_plans(self, run: RunDirectory, devices: int | None) -> None:
         refuse_other_devices(run, devices, Plan("cpu", "cpu", (), ranks_per_node=devices))
-
-    def test_another_version(self, run: RunDirectory) -> None:
-        run.write_json(run.run_json, run_record(run.read_run(), versions={"pytest_ddpscale": "0.0.1"}))
-        with pytest.raises(RunDirectoryError, match=r"by pytest-ddpscale 0\.0\.1; .*install that version"):
-            read_resumption(run)

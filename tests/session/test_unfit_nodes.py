@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,7 @@ CHECK, PACE, TOGETHER = "node_check[gpus]", "throughput_per_gpu[r-1rank]", "thro
 WEAK = "weak_scaling_efficiency[r-2rank]"
 CHECKED = THRESHOLDS.replace(
     "    detect: {device: cpu}\n", "    detect: {device: cpu}\n    checks: {gpus: fail}\n"
-).replace(
-    "    - {strong_scaling_speedup: {8: 6.5}",
-    "    - {throughput_per_gpu: {6: 500}",
-)
+).replace("    - {strong_scaling_speedup: {8: 6.5}", "    - {throughput_per_gpu: {6: 500}")
 
 
 class SurveyedGang:
@@ -117,6 +115,10 @@ class Stage:
 
 @pytest.fixture
 def stage(opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "srun").symlink_to("/bin/true")  # which a machine without Slurm lacks; nothing is started with it
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
     (tmp_path / "thresholds.yaml").write_text(CHECKED, encoding="utf-8")
     gangs: list[SurveyedGang] = []
     monkeypatch.setattr(SurveyedGang, "launches", gangs)

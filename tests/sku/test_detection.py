@@ -24,6 +24,7 @@ from tests.nvml_stand_in.machine import (
     PlayedMachine,
     uuid_of,
 )
+from tests.rows import rows
 
 # Prints what visible_gpus gave or refused, and how many users NVML is left with.
 DETECT = """
@@ -145,7 +146,7 @@ def test_a_mig_slice_is_refused(machine: PlayedMachine, visible: str) -> None:
 UUIDS = ["GPU-aa11", "GPU-aa22", "GPU-bb33"]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("visible", "ordinals"),
     [
         (None, [0, 1, 2]),

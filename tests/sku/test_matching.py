@@ -16,6 +16,7 @@ from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.model import Sku, Thresholds
 from tests.nvml_stand_in.machine import V100 as PLAYED_V100
 from tests.nvml_stand_in.machine import PlayedMachine
+from tests.rows import rows
 
 TEXT = """\
 schema_version: 2
@@ -72,12 +73,12 @@ def refusal(thresholds_file: ThresholdsFile, asked: str, gpus: list[Gpu]) -> str
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("gpu", "sku"), [(V100, "v100"), (A100, "a100"), (B200, "b200"), (PRO_6000, "rtx-pro-6000")])
+@rows(("gpu", "sku"), [(V100, "v100"), (A100, "a100"), (B200, "b200"), (PRO_6000, "rtx-pro-6000")])
 def test_a_gpu_matches_its_sku_only(thresholds_file: ThresholdsFile, gpu: Gpu, sku: str) -> None:
     assert matching_skus(thresholds_file.thresholds, gpu) == [sku]
 
 
-@pytest.mark.parametrize(
+@rows(
     "gpu",
     [
         dataclasses.replace(A100, name="NVIDIA A100-SXM4-80GB MIG 1g.10gb"),  # the whole name, not a prefix
@@ -182,7 +183,7 @@ def test_auto_refuses_gpus_that_several_skus_match(tmp_path: Path) -> None:
     assert resolve_sku(thresholds_file, "b200-too", [B200]) == "b200-too"
 
 
-@pytest.mark.parametrize("asked", ["v100", "volta"])
+@rows("asked", ["v100", "volta"])
 def test_an_explicit_sku_that_the_gpus_are_is_canonicalised(thresholds_file: ThresholdsFile, asked: str) -> None:
     assert resolve_sku(thresholds_file, asked, numbered(V100, V100)) == "v100"
 
@@ -215,7 +216,7 @@ def test_a_gpu_sku_without_gpus_is_refused_with_both_ways_out(thresholds_file: T
     assert "--ddp-judge RUN_DIR" in message
 
 
-@pytest.mark.parametrize("gpus", [[], [V100], [H200], [V100, A100]])
+@rows("gpus", [[], [V100], [H200], [V100, A100]])
 def test_the_cpu_can_always_be_asked_for(thresholds_file: ThresholdsFile, gpus: list[Gpu]) -> None:
     assert resolve_sku(thresholds_file, "cpu", gpus) == "cpu"
 
@@ -228,7 +229,7 @@ def test_an_unknown_sku_is_refused(thresholds_file: ThresholdsFile) -> None:
     assert "'v1000'" in refusal(thresholds_file, "v1000", [V100])
 
 
-@pytest.mark.parametrize("gpus", [[], [A100], [V100, H200]])
+@rows("gpus", [[], [A100], [V100, H200]])
 def test_where_nothing_is_measured_an_explicit_sku_needs_no_gpus(
     thresholds_file: ThresholdsFile, gpus: list[Gpu]
 ) -> None:

@@ -7,13 +7,14 @@ import pytest
 
 from pytest_ddpscale.simulate.round_noise import RoundNoise
 from pytest_ddpscale.stats.correlation import are_beyond_the_method, lag_one_correlations
+from tests.rows import rows
 
 
 def series(correlation: float, rounds: int, count: int = 4000) -> np.ndarray:
     return RoundNoise(0.01, correlation).series(np.random.default_rng(5), rounds, count)
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.5])
+@rows("correlation", [0.0, 0.3, 0.5])
 def test_the_estimate_is_hardly_biased(correlation: float) -> None:
     assert lag_one_correlations(series(correlation, 32)).mean() == pytest.approx(correlation, abs=0.05)
 
@@ -34,8 +35,8 @@ def test_equal_values_and_straight_lines_have_none() -> None:
     assert not are_beyond_the_method(found, 12).any()
 
 
-@pytest.mark.parametrize("rounds", [8, 16, 32])
-@pytest.mark.parametrize(("correlation", "most"), [(0.0, 0.005), (0.3, 0.02), (0.5, 0.08)])
+@rows("rounds", [8, 16, 32])
+@rows(("correlation", "most"), [(0.0, 0.005), (0.3, 0.02), (0.5, 0.08)])
 def test_what_the_interval_allows_for_is_seldom_taken_for_more(rounds: int, correlation: float, most: float) -> None:
     assert are_beyond_the_method(lag_one_correlations(series(correlation, rounds)), rounds).mean() <= most
 

@@ -10,17 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.stats.intervals import (
-    geometric_mean_estimate,
-    mean_estimate,
-    single_sample_estimate,
-    t_quantile,
-)
+from pytest_ddpscale.stats.intervals import geometric_mean_estimate, mean_estimate, single_sample_estimate, t_quantile
+from tests.rows import rows
 
 RATES = st.lists(st.floats(1e-3, 1e5), min_size=2, max_size=12)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("probability", "degrees", "published"),
     [
         (0.95, 1, 6.314), (0.95, 2, 2.920), (0.95, 5, 2.015), (0.95, 10, 1.812), (0.95, 30, 1.697),
@@ -48,7 +44,7 @@ def test_t_quantile_falls_with_the_degrees_of_freedom(probability: float, degree
     assert t_quantile(probability, degrees) >= t_quantile(probability, degrees + 1) - 1e-9
 
 
-@pytest.mark.parametrize(("probability", "degrees"), [(0.49, 3), (1.0, 3), (math.nan, 3), (0.9, 0), (0.9, -1)])
+@rows(("probability", "degrees"), [(0.49, 3), (1.0, 3), (math.nan, 3), (0.9, 0), (0.9, -1)])
 def test_a_quantile_that_does_not_exist_is_refused(probability: float, degrees: int) -> None:
     with pytest.raises(ValueError, match=r"expected 0\.5 <= probability < 1, degrees >= 1"):
         t_quantile(probability, degrees)
@@ -65,13 +61,13 @@ def test_values_without_spread_leave_an_interval_of_no_width() -> None:
     assert mean_estimate([2.0] * 5, 0.95).interval == (2.0, 2.0)
 
 
-@pytest.mark.parametrize("values", [[], [1.0], [1.0, math.nan], [1.0, math.inf], [-math.inf, 1.0]])
+@rows("values", [[], [1.0], [1.0, math.nan], [1.0, math.inf], [-math.inf, 1.0]])
 def test_mean_of_too_little_or_of_no_numbers_is_refused(values: list[float]) -> None:
     with pytest.raises(ValueError, match="expected at least 2"):
         mean_estimate(values, 0.95)
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan])
+@rows("bad", [0.0, -1.0, math.nan])
 def test_geometric_mean_of_what_is_not_positive_is_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="expected positive values"):
         geometric_mean_estimate([1.0, bad, 2.0], 0.95)
@@ -110,7 +106,7 @@ def test_single_sample_has_the_normal_interval_of_its_logarithm() -> None:
     assert estimate.interval == pytest.approx((1000 * math.exp(-0.0195996), 1000 * math.exp(0.0195996)), rel=1e-6)
 
 
-@pytest.mark.parametrize(("rounds", "confidence"), [(5, 0.95), (8, 0.95), (5, 0.8)])
+@rows(("rounds", "confidence"), [(5, 0.95), (8, 0.95), (5, 0.8)])
 def test_the_interval_holds_the_truth_as_often_as_it_says(rounds: int, confidence: float) -> None:
     noise = random.Random(20260301)
     trials = 2000

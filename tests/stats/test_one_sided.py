@@ -9,6 +9,7 @@ import pytest
 
 from pytest_ddpscale.stats.one_sided import _least_ratios, largest_log_evidence
 from pytest_ddpscale.stats.sequential import EFFECT_SCALE, EProcess, FloatArray
+from tests.rows import rows
 
 FEWEST = 8
 
@@ -35,7 +36,7 @@ def least_evidence(values: FloatArray) -> float:
     return rounds / 2 * math.log(_least_ratios(values)[-1]) - 0.5 * math.log1p(rounds * EFFECT_SCALE**2)
 
 
-@pytest.mark.parametrize(
+@rows(
     "values",
     [
         *(noise(np.random.default_rng(1), 3, 9, 0.5) - 1.0),
@@ -56,7 +57,7 @@ def test_it_is_that_against_the_bound_itself_where_the_values_are_near_and_below
     assert after_all_rounds(values) == pytest.approx(EProcess(values.tolist()).log_evidence(0.0), rel=1e-9)
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0])
+@rows("value", [0.0, 1.0])
 def test_values_that_keep_the_bound_are_no_evidence_though_they_are_all_alike(value: float) -> None:
     assert largest_log_evidence(np.full(32, value), 0.0, 1.0, FEWEST) == 0.0
 
@@ -80,7 +81,7 @@ def test_before_the_first_look_there_is_none() -> None:
     assert largest_log_evidence(np.full(7, -9.0), 0.0, 1.0, FEWEST) == 0.0
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.5])
+@rows("correlation", [0.0, 0.5])
 def test_on_the_bound_it_ever_reaches_20_in_at_most_5_of_100_runs(correlation: float) -> None:
     series = noise(np.random.default_rng(5), 400, 32, correlation)
     reached = sum(largest_log_evidence(values, 0.0, 1.0, FEWEST) >= math.log(20) for values in series)

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_ddpscale.stats.intervals import t_quantile
 from pytest_ddpscale.stats.random_effects import NextValue, next_value
+from tests.rows import rows
 
 
 def drawn(
@@ -46,7 +47,7 @@ def test_parts_are_told_apart() -> None:
     assert statistics.fmean(one.launch_sd for one in found) == pytest.approx((0.3**2 + 0.1**2) ** 0.5, rel=0.15)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("nodes", "launches", "node_sd", "launch_sd", "rest_sd"),
     [
         (18, 3, 0.4, 0.0, 0.2),

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.stats.sequential import EProcess
+from tests.rows import rows
 
 MODERATE = st.floats(-100, 100, allow_nan=False).map(lambda value: round(value, 6))
 SERIES = st.lists(MODERATE, min_size=5, max_size=30)
@@ -136,7 +137,7 @@ class TestInterval:
             EProcess([chance.gauss(100, 1) for _ in range(8)]).interval(0.95)
         assert len(asked) < 100 * 40
 
-    @pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0, math.nan])
+    @rows("confidence", [0.0, 1.0, -1.0, math.nan])
     def test_refuses_a_confidence_that_is_none(self, confidence: float) -> None:
         with pytest.raises(ValueError, match="confidence"):
             EProcess([1.0, 2.0]).interval(confidence)

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from pytest_ddpscale.stats.steadiness import find_drift
+from tests.rows import rows
 
 
 def noisy(seed: int, rounds: int, correlation: float = 0.0) -> list[float]:
@@ -17,7 +18,7 @@ def noisy(seed: int, rounds: int, correlation: float = 0.0) -> list[float]:
     return values
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.5])
+@rows("correlation", [0.0, 0.5])
 def test_noise_is_seldom_taken_for_drift(correlation: float) -> None:
     found = sum(find_drift(noisy(seed, 12, correlation)) is not None for seed in range(500))
     assert found <= 20

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from pytest_ddpscale.stats.value_change import ComparedValue, ValueChange, change_between
+from tests.rows import rows
 
 
 def test_a_difference_has_the_root_of_both_squares_on_each_side() -> None:
@@ -27,7 +28,7 @@ def test_of_two_equal_values_without_an_interval_nothing_changed() -> None:
     assert change_between(one, one, by_factors=True) == (0.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("low", "high", "is_shown"),
     [(-0.1, 0.1, False), (0.0005, 0.01, False), (0.002, 0.01, True), (-0.01, -0.002, True), (-0.01, -0.0005, False)],
 )

@@ -13,15 +13,7 @@ import pytest
 
 from pytest_ddpscale.results.survey_record import GpuProcess, RemappedRows, SurveyedGpu
 from pytest_ddpscale.telemetry.gpu_state import command_of
-from tests.nvml_stand_in.gpus import (
-    HW_SLOWDOWN,
-    HW_THERMAL_SLOWDOWN,
-    Ecc,
-    Mig,
-    NvLink,
-    Process,
-    RetiredPages,
-)
+from tests.nvml_stand_in.gpus import HW_SLOWDOWN, HW_THERMAL_SLOWDOWN, Ecc, Mig, NvLink, Process, RetiredPages
 from tests.nvml_stand_in.gpus import RemappedRows as PlayedRows
 from tests.nvml_stand_in.machine import (
     A100,
@@ -126,10 +118,7 @@ def test_what_fails_is_unknown_and_never_zero(machine: PlayedMachine) -> None:
 
 
 def test_an_old_driver_is_asked_by_the_names_that_it_knows(machine: PlayedMachine) -> None:
-    renamed = (
-        "nvmlDeviceGetCurrentClocksEventReasons",
-        "nvmlSystemGetCudaDriverVersion_v2",
-    )
+    renamed = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlSystemGetCudaDriverVersion_v2")
     machine.play([V100], dict.fromkeys(renamed, FUNCTION_NOT_FOUND))
     state, [gpu] = read(machine)
     assert gpu.throttle_reasons == ("gpu_idle",)

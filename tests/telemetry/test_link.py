@@ -13,13 +13,7 @@ from contextlib import closing
 import pytest
 
 from pytest_ddpscale.telemetry.link import Sampler
-from tests.nvml_stand_in.machine import (
-    A100,
-    DRIVER_NOT_LOADED,
-    HANG,
-    PlayedMachine,
-    uuid_of,
-)
+from tests.nvml_stand_in.machine import A100, DRIVER_NOT_LOADED, HANG, PlayedMachine, uuid_of
 from tests.telemetry.sampled import cut, ends_within, is_running, sampler_on, wait_until
 
 HANGING = dataclasses.replace(A100, failures={"any": HANG})

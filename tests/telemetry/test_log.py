@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from pytest_ddpscale.telemetry.log import Intervals, TimedValues
+from tests.rows import rows
 
 
 def series(*items: tuple[float, float]) -> TimedValues:
@@ -42,9 +41,7 @@ def test_the_oldest_go_by_number() -> None:
     assert samples.newest_s == 0.999
 
 
-@pytest.mark.parametrize(
-    ("time_s", "value"), [(1, 10), (1.25, 15), (2, 30), (4, 50), (3, 40), (0.999, None), (4.001, None)]
-)
+@rows(("time_s", "value"), [(1, 10), (1.25, 15), (2, 30), (4, 50), (3, 40), (0.999, None), (4.001, None)])
 def test_between_neighbours_values_lie_on_a_line(time_s: float, value: float | None) -> None:
     assert series((1, 10), (2, 30), (4, 50)).at(time_s) == value
 

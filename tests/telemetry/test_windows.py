@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.telemetry.log import GpuLog, TimedValues
 from pytest_ddpscale.telemetry.windows import cut, integral, shares_of_reasons, weighted_spread
+from tests.rows import rows
 
 
 def fill(series: TimedValues, *items: tuple[float, float]) -> None:
@@ -78,7 +79,7 @@ def test_without_a_counter_energy_is_the_integral_of_power() -> None:
     assert telemetry.sources["energy_j"] == "power"
 
 
-@pytest.mark.parametrize("totals", [[(11, 5), (13, 9)], [(9, 5), (11, 9)], [(9, 5), (11, 9), (13, 2)]],
+@rows("totals", [[(11, 5), (13, 9)], [(9, 5), (11, 9)], [(9, 5), (11, 9), (13, 2)]],
                          ids=["begun in the window", "ended in it", "set back in it"])  # fmt: skip
 def test_a_counter_that_does_not_span_the_window_says_nothing(totals: list[tuple[float, float]]) -> None:
     log = GpuLog("GPU-a")
@@ -164,6 +165,6 @@ def test_the_integral_of_a_constant_is_value_times_time(times: list[float], valu
     assert integral([(time_s, value) for time_s in sorted(times)], 0, 1) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("items", [[], [(0.5, 100.0)], [(3.9, 100.0)], [(1.0, 100.0), (2.0, 100.0)]])
+@rows("items", [[], [(0.5, 100.0)], [(3.9, 100.0)], [(1.0, 100.0), (2.0, 100.0)]])
 def test_the_integral_over_a_gap_is_unknown(items: list[tuple[float, float]]) -> None:
     assert integral(items, 0, 4) is None

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from pytest_ddpscale.thresholds.asked_text import WIDTH, asked_lines, asked_markdown, listed_lines, listed_markdown
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.showing import asked_of
 from tests.builders.clusters import thresholds
+from tests.rows import rows
 from tests.thresholds.sites import HEAD, site
 
 SKUS = list(thresholds().thresholds.skus)
@@ -20,8 +19,8 @@ def has_a_path(line: str) -> bool:
     return str(thresholds().path) in line
 
 
-@pytest.mark.parametrize("verbose", [False, True])
-@pytest.mark.parametrize("sku", SKUS)
+@rows("verbose", [False, True])
+@rows("sku", SKUS)
 def test_text_fits_a_terminal(sku: str, verbose: bool) -> None:
     lines = list(asked_lines(asked_of(thresholds(), sku), verbose))
     assert [line for line in lines if len(line) > WIDTH and not has_a_path(line)] == []
@@ -80,7 +79,7 @@ def test_checks_are_told_in_words() -> None:
     assert re.search(r"nvlink +fail +all NVLinks are up", text)
 
 
-@pytest.mark.parametrize("sku", ["a100", "b200", "cpu"])
+@rows("sku", ["a100", "b200", "cpu"])
 def test_markdown_has_whole_sources_and_the_line_of_each_row(sku: str) -> None:
     asked = asked_of(thresholds(), sku)
     lines = list(asked_markdown(asked))

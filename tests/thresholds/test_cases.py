@@ -13,6 +13,7 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.thresholds.cases import cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from tests.builders.clusters import thresholds as packaged_thresholds
+from tests.rows import rows
 from tests.thresholds.conftest import ONE_NODE, RATIO_LINE, VALID, WEAK, WEAK_LINE, Load, changed
 
 
@@ -107,7 +108,7 @@ IN_WORDS = changed("{8: 0.97}", "{8: 0.97, node: 0.97, 2 nodes: 0.97, all: 0.97}
 )
 
 
-@pytest.mark.parametrize(
+@rows(
     ("layout", "expected"),
     [
         (Layout(1, 1), {"r-8gpu": 8}),
@@ -135,7 +136,7 @@ def test_what_comes_to_the_same_number_of_ranks_is_measured_once(load: Load) -> 
     assert [arm.name for arm in study.arms] == ["alone", "ddp@8", "ddp@16", "each@16"]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("beyond", "layout", "missing"),
     [
         ("", Layout(2, 4), {"r-8gpu": "needs 8 GPUs on one node; a node has 4 here"}),

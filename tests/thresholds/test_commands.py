@@ -10,6 +10,7 @@ from pytest_ddpscale.cli import main
 from pytest_ddpscale.results.strict_json import parse_strict_json
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from tests.builders.clusters import thresholds
+from tests.rows import rows
 from tests.thresholds.sites import write_site
 
 Captured = pytest.CaptureFixture[str]
@@ -43,9 +44,8 @@ def test_init_for_a_sku_makes_a_site_that_changes_nothing_yet(tmp_path: Path, ca
     assert said.endswith("site/thresholds.yaml: valid, 17 SKUs\n")
 
 
-@pytest.mark.parametrize(
-    ("sku", "words"),
-    [("a100-40gb", "Did you mean --gpu-sku=a100-sxm4-40gb"), ("cpu-reference", "published reference")],
+@rows(
+    ("sku", "words"), [("a100-40gb", "Did you mean --gpu-sku=a100-sxm4-40gb"), ("cpu-reference", "published reference")]
 )
 def test_init_for_what_cannot_be_measured_makes_nothing(sku: str, words: str, tmp_path: Path, capsys: Captured) -> None:
     assert main(["init", "--gpu-sku", sku, "site"]) == 4
@@ -101,7 +101,7 @@ def test_show_reads_the_file_that_pytest_would(
     assert file_of("--thresholds", str(thresholds().path)) == str(thresholds().path)
 
 
-@pytest.mark.parametrize("form", ["text", "json", "markdown"])
+@rows("form", ["text", "json", "markdown"])
 def test_show_answers_in_each_format(form: str, capsys: Captured) -> None:
     assert main(["thresholds", "show", "--gpu-sku=A100", "--metric=weak_scaling", f"--format={form}"]) == 0
     said = capsys.readouterr().out
@@ -111,7 +111,7 @@ def test_show_answers_in_each_format(form: str, capsys: Captured) -> None:
     assert "rtx-pro-6000-max-q" in capsys.readouterr().out.replace("\\", "")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("arguments", "words"),
     [
         (("--gpu-sku=v100-64gb",), "has no SKU 'v100-64gb'"),

@@ -11,6 +11,7 @@ from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.model import Sku
 from tests.builders.clusters import thresholds as packaged_thresholds
+from tests.rows import rows
 from tests.thresholds.conftest import VALID, first_problem
 
 HEAD = "schema_version: 2\nextends: base.yaml\n"
@@ -128,7 +129,7 @@ def test_names_of_the_nearest_file_hold_for_rows_below(path: Path) -> None:
     assert (throughput.bound, throughput.source.reference) == (90, "our own runs")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("section", "line", "complaint"),
     [
         ("    remove: [{weak_scaling_efficiency: 4, of: r}]\n", 5,
@@ -212,7 +213,7 @@ def test_a_chain_has_an_end(path: Path) -> None:
         load_thresholds(path.parent / "e.yaml")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("extends", "complaint"),
     [
         ("packged", r"site.yaml:2: extends 'packged': .*cannot be read .*; expected `packaged` or the path of a file"),

@@ -10,16 +10,8 @@ import pytest
 
 from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.thresholds.loading import load_thresholds
-from tests.thresholds.conftest import (
-    BATCH_LINE,
-    LINES,
-    VALID,
-    WEAK_LINE,
-    Refusal,
-    changed,
-    weak_changed,
-    with_row,
-)
+from tests.rows import rows
+from tests.thresholds.conftest import BATCH_LINE, LINES, VALID, WEAK_LINE, Refusal, changed, weak_changed, with_row
 
 LAST = len(LINES) + 1
 MOST_S = 5.0  # generous, as other work may share the cores
@@ -36,7 +28,7 @@ def bomb(kind: str) -> str:
     return "\n".join([*lines, VALID])
 
 
-@pytest.mark.parametrize("kind", ["list", "mapping", "merge"])
+@rows("kind", ["list", "mapping", "merge"])
 def test_aliases_that_would_explode_are_refused_before_they_do(kind: str, refusal: Refusal) -> None:
     began = time.process_time()
     line, message = refusal(bomb(kind))
@@ -56,7 +48,7 @@ FAMILY = "".join(
 )
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "complaint"),
     [
         (VALID + ROWS_OF_ALL, "is required twice"),
@@ -71,7 +63,7 @@ def test_rows_that_multiply_are_refused_before_they_do(text: str, complaint: str
     assert time.process_time() - began < MOST_S
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "line", "complaint"),
     [
         ("? [a, b]\n: 1\n" + VALID, 1, "a key of the file is a list or a mapping; expected text"),
@@ -111,7 +103,7 @@ def test_a_path_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
             load_thresholds(path)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "line", "complaint"),
     [
         (changed("  old:\n", "  ../old:\n"), 8, "'../old' is not a valid name; expected up to 64 letters, digits"),
@@ -146,7 +138,7 @@ def test_names_models_and_patterns_that_would_do_harm_are_refused(
     assert all(c.isprintable() for c in message)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "line", "complaint"),
     [
         (weak_changed("8: 0.97", "1000001: 0.97"), WEAK_LINE, "expected a whole number from 1 to 1000000"),

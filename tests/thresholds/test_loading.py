@@ -11,6 +11,7 @@ from pytest_ddpscale.errors import SkuError, ThresholdsError
 from pytest_ddpscale.thresholds.cases import cases_for
 from pytest_ddpscale.thresholds.layer import dotted
 from pytest_ddpscale.thresholds.loading import load_thresholds
+from tests.rows import rows
 from tests.thresholds.conftest import (
     BATCH_LINE,
     DETECT,
@@ -41,7 +42,7 @@ def test_a_byte_order_mark_does_no_harm(load: Load) -> None:
     assert load("\N{BOM}" + VALID).where("skus", "old").endswith(f":{OLD_LINE}")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("path", "line"),
     [
         (("skus", "old"), OLD_LINE),
@@ -62,7 +63,7 @@ def test_paths_are_written_as_the_reader_would() -> None:
     assert dotted(()) == "the file"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("content", "line", "complaint"),
     [
         (changed("model: resnet18", "model: resnet18, image: 9"), WORKLOAD_LINE,
@@ -118,7 +119,7 @@ def test_a_bad_file_is_refused_with_its_line(
     assert not any(word in message for word in ("[whole]", "[parts]", ".metrics"))
 
 
-@pytest.mark.parametrize(
+@rows(
     ("written", "line"),
     [
         (changed("description: the reference generation", "description: &a text"), 9),
@@ -139,7 +140,7 @@ PLACES = {"bound: 0.95": "bound: {}", "{8: 0.97}": "{{8: {}}}"}
 WHERE = {"bound: 0.95": "skus.new.requirements[0].bound", "{8: 0.97}": "requirements[0].weak_scaling_efficiency.8"}
 
 
-@pytest.mark.parametrize(
+@rows(
     ("written", "read"),
     [
         ("010", "8"), ("-010", "-8"), ("0_7", "7"), ("0b11", "3"), ("0x1f", "31"),
@@ -147,7 +148,7 @@ WHERE = {"bound: 0.95": "skus.new.requirements[0].bound", "{8: 0.97}": "requirem
         ("1_000", "1000"), ("0.9_5", "0.95"), ("1_0.5", "10.5"), ('!!int "010"', "8"), ("!!float 1:30", "90.0"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("place", PLACES)
+@rows("place", PLACES)
 def test_a_number_that_yaml_reads_as_another_is_refused(place: str, written: str, read: str, refusal: Refusal) -> None:
     line, message = refusal(weak_changed(place, PLACES[place].format(written)))
     found = written.rpartition(" ")[2].strip('"')
@@ -173,14 +174,14 @@ def test_such_text_in_quotes_is_text(load: Load) -> None:
     assert (sku.aliases, sku.description) == (("010", "1_000"), "12:30")
 
 
-@pytest.mark.parametrize("written", ["0.95", ".95", "+0.95", "00.95", "9.5e-1", "95.0e-2", "0.95E+0"])
+@rows("written", ["0.95", ".95", "+0.95", "00.95", "9.5e-1", "95.0e-2", "0.95E+0"])
 def test_a_decimal_number_is_what_it_looks_like(written: str, load: Load) -> None:
     requirement = load(weak_changed("bound: 0.95", f"bound: {written}")).thresholds.skus["new"].requirements[0]
     assert requirement.bound == 0.95
 
 
-@pytest.mark.parametrize("written", ["1e3", "1.5e3", "95e-2", "08", '"95"'])
-@pytest.mark.parametrize("place", PLACES)
+@rows("written", ["1e3", "1.5e3", "95e-2", "08", '"95"'])
+@rows("place", PLACES)
 def test_a_number_that_yaml_reads_as_text_is_refused(place: str, written: str, refusal: Refusal) -> None:
     found = written.strip('"')
     line, message = refusal(weak_changed(place, PLACES[place].format(written)))
@@ -188,7 +189,7 @@ def test_a_number_that_yaml_reads_as_text_is_refused(place: str, written: str, r
     assert f"{WHERE[place]} is the text '{found}'; expected a number. Write it as a plain decimal" in message
 
 
-@pytest.mark.parametrize(
+@rows(
     ("written", "complaint"),
     [
         ("!!int ''", "has '', which YAML 1.1 cannot read; expected a plain decimal number"),

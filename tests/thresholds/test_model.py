@@ -14,6 +14,7 @@ from pytest_ddpscale.thresholds.form import ROW_METRICS
 from pytest_ddpscale.thresholds.hardware import Detect
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement, Source
+from tests.rows import rows
 from tests.thresholds.conftest import (
     BATCH_LINE,
     DETECT,
@@ -47,7 +48,7 @@ def test_ranks_are_packed_unless_the_file_says_otherwise() -> None:
     assert requirement(placement="spread").key() != requirement().key(), "they measure two things"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "complaint"),
     [
         ({"bound": 95}, "looks like per cent; expected a fraction, for example 0.95"),
@@ -94,7 +95,7 @@ def test_a_requirement_that_says_nothing_sound_is_refused(fields: dict[str, Any]
 COSTS = ["exposed_communication", "ddp_overhead", "step_time_cv", "memory_spread"]
 
 
-@pytest.mark.parametrize("metric", COSTS)
+@rows("metric", COSTS)
 def test_a_cost_in_per_cent_is_refused_because_every_machine_would_keep_it(metric: str) -> None:
     world_size = METRICS[metric].maximum_world_size or 8
     for bound, meant in ((1, "0.01"), (2, "0.02"), (30, "0.3")):
@@ -103,7 +104,7 @@ def test_a_cost_in_per_cent_is_refused_because_every_machine_would_keep_it(metri
     assert requirement(metric=metric, world_size=world_size, bound=0.02).bound == 0.02
 
 
-@pytest.mark.parametrize(
+@rows(
     ("metric", "bound"),
     [("rank_uniformity", 1.08), ("rank_uniformity", 3), ("step_time_p95", 468.5), ("replica_agreement", 1)],
 )
@@ -115,12 +116,12 @@ def test_a_cost_of_nothing_may_have_been_measured() -> None:
     assert requirement(metric="memory_spread", bound=0.01, source=Source(0.0)).source.measured == 0
 
 
-@pytest.mark.parametrize("world_size", ["node", "2 nodes", "16 nodes", "all"])
+@rows("world_size", ["node", "2 nodes", "16 nodes", "all"])
 def test_a_world_size_may_be_a_word(world_size: str) -> None:
     assert str(requirement(world_size=world_size)) == f"weak_scaling_efficiency of r at world size {world_size}"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "complaint"),
     [
         ({}, "a GPU needs `name: '^…$'`"),
@@ -166,7 +167,7 @@ def test_a_warn_bound_may_be_tighter_than_the_fail_bound(load: Load) -> None:
     assert [(r.severity, r.bound) for r in requirements[:2]] == [("fail", 0.95), ("warn", 0.96)]
 
 
-@pytest.mark.parametrize("looser", ["0.95", "0.9"])
+@rows("looser", ["0.95", "0.9"])
 def test_a_warn_bound_no_tighter_than_the_fail_bound_is_refused(looser: str, refusal: Refusal) -> None:
     warn = changed("bound: 0.95", f"bound: {looser}, severity: warn", WEAK)
     line, message = refusal(VALID.replace(WEAK, f"{WEAK}\n{warn}"))
@@ -182,7 +183,7 @@ def test_a_looser_upper_warn_bound_is_refused_as_well(refusal: Refusal) -> None:
     assert "the warn bound is not stricter than the fail bound" in message
 
 
-@pytest.mark.parametrize(
+@rows(
     ("old", "new", "line", "complaint"),
     [
         ("aliases: [older]", "aliases: [new]", 10, "alias 'new' already names new"),
@@ -221,13 +222,13 @@ def with_utilization_and_peak(key: str, precision: str) -> str:
     return changed(DETECT, peak, with_row(MFU)).replace("precision: fp16", f"precision: {precision}")
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+@rows("precision", ["fp16", "bf16", "fp32"])
 def test_flops_utilization_is_of_the_peak_in_the_workloads_precision(precision: str, load: Load) -> None:
     sku = load(with_utilization_and_peak(f"{precision}_tflops", precision)).thresholds.skus["new"]
     assert sku.peak_tflops(sku.workloads["r"]) == 100
 
 
-@pytest.mark.parametrize(
+@rows(
     ("key", "precision", "tf32"),
     [
         ("fp16_tflops", "bf16", ""),
@@ -243,7 +244,7 @@ def test_flops_utilization_without_that_peak_is_refused(key: str, precision: str
     assert needs in message
 
 
-@pytest.mark.parametrize(
+@rows(
     ("batch", "ranks", "complaint"),
     [
         ("batch: {r: 16}", 8, "workload r has no global_batch_size"),

@@ -15,6 +15,7 @@ from pytest_ddpscale.thresholds.hardware import Detect, Node
 from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.thresholds.node_expectation import node_expectation
 from tests.builders.clusters import thresholds as packaged_thresholds
+from tests.rows import rows
 
 DETECT = {"name": "^A100$", "pci_device_ids": ["20b2", "20b5"], "memory_gib": 80}
 NODE = {
@@ -60,7 +61,7 @@ def test_any_memory_will_do_where_none_is_said() -> None:
     assert (found.memory_gib, found.pci_device_ids) == (None, ())
 
 
-@pytest.mark.parametrize(("nodes", "ranks_per_node", "gpus"), [(1, None, 4), (1, 8, 8), (3, 8, 8)])
+@rows(("nodes", "ranks_per_node", "gpus"), [(1, None, 4), (1, 8, 8), (3, 8, 8)])
 def test_a_node_has_to_have_as_many_gpus_as_the_gang_has_ranks_there(
     nodes: int, ranks_per_node: int | None, gpus: int
 ) -> None:
@@ -91,7 +92,7 @@ def test_on_a_cpu_there_is_no_gpu_to_recognize() -> None:
     assert (found.device_type, found.name_pattern, found.gpus_per_node) == ("cpu", None, 2)
 
 
-@pytest.mark.parametrize(("world_size", "crosses"), [(8, False), (16, True)])
+@rows(("world_size", "crosses"), [(8, False), (16, True)])
 def test_whether_ranks_of_different_nodes_talk_to_each_other(world_size: int, crosses: bool) -> None:
     plan = Plan("a100", "cuda", trained(BF16, world_size=world_size), nodes=2, ranks_per_node=8)
     assert node_expectation(sku(), plan).crosses_nodes is crosses
@@ -107,7 +108,7 @@ def test_every_packaged_sku_that_has_checks_says_what_they_need() -> None:
             assert check not in packaged_sku.checks or expected is not None, (name, check)
 
 
-@pytest.mark.parametrize(("in_file", "asked", "least"), [(None, None, None), (8, None, 8), (None, 8, 8), (4, 8, 8)])
+@rows(("in_file", "asked", "least"), [(None, None, None), (8, None, 8), (None, 8, 8), (4, 8, 8)])
 def test_gpus_that_should_be_there_are_those_of_the_file_or_those_asked_for(
     in_file: int | None, asked: int | None, least: int | None
 ) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
+from tests.rows import rows
 from tests.thresholds.conftest import DETECT, NEW_LINE, ONE_NODE, RATIO_LINE, VALID, Load, Refusal, changed
 
 CHECKS_LINE, PROBE_LINE = NEW_LINE + 4, RATIO_LINE + 3
@@ -65,7 +64,7 @@ def test_checks_may_be_a_line_of_their_own_and_come_first(load: Load) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@rows(
     ("peak", "probe", "expected"),
     [
         ("bf16_tflops: 300", "matmul_tflops: 100, probe: matmul-bf16, margin: 5 %", 300),
@@ -81,7 +80,7 @@ def test_a_probe_knows_the_peak_of_what_it_measures(peak: str, probe: str, expec
     assert [case.peak for case in node_cases(load(text)) if case.probe] == [expected]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("old", "new", "complaint"),
     [
         ("probe: all-reduce-32mib, ", "", "busbw_gbps needs `probe: NAME`"),
@@ -121,7 +120,7 @@ def test_a_line_that_asks_for_nothing_sound_is_refused(old: str, new: str, compl
     assert "ddpscale thresholds check" in message, "what to do"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("old", "new", "line", "complaint"),
     [
         ("gpus: fail", "gpu: fail", CHECKS_LINE, "skus.new.checks: there is no check 'gpu'; did you mean 'gpus'?"),
@@ -158,7 +157,7 @@ def test_a_file_without_checks_asks_for_none(load: Load) -> None:
     assert node_cases(load(VALID)) == []
 
 
-@pytest.mark.parametrize(("check", "refused"), [("ecc", True), ("pcie_under_load", True), ("disk", False)])
+@rows(("check", "refused"), [("ecc", True), ("pcie_under_load", True), ("disk", False)])
 def test_a_check_that_means_nothing_on_a_cpu_is_refused_there(
     check: str, refused: bool, load: Load, refusal: Refusal
 ) -> None:
@@ -178,7 +177,7 @@ def test_a_line_of_a_check_that_means_nothing_on_a_cpu_is_refused_there(refusal:
     assert "check 'ecc' does not apply without a GPU" in message
 
 
-@pytest.mark.parametrize("gpus", ["0", "8.0", "'8'"])
+@rows("gpus", ["0", "8.0", "'8'"])
 def test_how_many_gpus_a_node_has_is_a_whole_number(gpus: str, load: Load, refusal: Refusal) -> None:
     node = "    node: {{gpus: {}}}\n"
     assert refusal(changed(DETECT, DETECT + node.format(gpus)))[0] == NEW_LINE + 3

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from pytest_ddpscale.plan.estimate import TimeEstimate, estimate
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
@@ -17,6 +15,7 @@ from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, device_type, t
 from pytest_ddpscale.thresholds.model import Requirement, Sku
 from tests.builders.clusters import WHOLE_RUNS_ONLY
 from tests.builders.clusters import thresholds as packaged_thresholds
+from tests.rows import rows
 from tests.thresholds.conftest import ONE_NODE
 
 FILE = packaged_thresholds()
@@ -42,14 +41,14 @@ CROWD = "zzc0721/"
 LARGEST_SHARE_OF_MEMORY = 1 / 4
 
 
-@pytest.mark.parametrize("sku", MEASURED.values(), ids=MEASURED)
+@rows("sku", MEASURED.values(), ids=MEASURED)
 def test_checks_reject_except_those_that_can_be_wrong_without_harm(sku: Sku) -> None:
     assert sku.checks
     for name, severity in sku.checks.items():
         assert severity == ("warn" if name in ALWAYS_WARN else "fail"), name
 
 
-@pytest.mark.parametrize("sku", GPUS.values(), ids=GPUS)
+@rows("sku", GPUS.values(), ids=GPUS)
 def test_every_gpu_is_checked_for_all_that_it_has(sku: Sku) -> None:
     assert sku.node is not None
     lacks = set() if sku.node.nvlinks else {"nvlink"}
@@ -62,7 +61,7 @@ def test_a_cpu_is_checked_for_what_means_something_there() -> None:
     assert set(MEASURED["cpu"].checks) == {name for name, check in NODE_CHECKS.items() if check.on_cpu}
 
 
-@pytest.mark.parametrize(
+@rows(
     ("prefix", "generation", "nvlinks", "ecc"),
     [
         ("v100-sxm2", 3, 6, True), ("a100-sxm4", 4, 12, True), ("a100-pcie", 4, None, True),
@@ -89,7 +88,7 @@ def probes_of(sku: str, layout: Layout = ONE_NODE) -> list[Probe]:
     return [case.probe for case in cases if isinstance(case, NodeCase) and case.probe is not None]
 
 
-@pytest.mark.parametrize("sku", GPUS)
+@rows("sku", GPUS)
 def test_every_gpu_is_probed_for_computing_memory_host_and_links(sku: str) -> None:
     probes = probes_of(sku)
     assert len(probes) == len(set(probes)) <= MOST_PROBES
@@ -99,7 +98,7 @@ def test_every_gpu_is_probed_for_computing_memory_host_and_links(sku: str) -> No
     assert Probe("all-reduce-32mib", 8) in probes, "the size of DDP's buckets"
 
 
-@pytest.mark.parametrize("sku", GPUS)
+@rows("sku", GPUS)
 def test_messages_fit_the_memory(sku: str) -> None:
     memory_gib = GPUS[sku].detect.memory_gib
     assert memory_gib is not None
@@ -113,7 +112,7 @@ def test_only_the_newest_have_fp8_and_no_v100_bf16() -> None:
     assert not any(r.probe == "matmul-bf16" for name, r in PROBES if name.startswith("v100"))
 
 
-@pytest.mark.parametrize("sku", GPUS)
+@rows("sku", GPUS)
 def test_every_probe_says_where_its_number_comes_from(sku: str) -> None:
     for requirement in (requirement for name, requirement in PROBES if name == sku):
         source, published = requirement.source, requirement.source.reference or ""
@@ -148,14 +147,14 @@ def test_a_bound_lies_below_what_the_data_sheet_promises() -> None:
                 assert 0.4 * case.peak < case.requirement.bound < case.peak, case.id
 
 
-@pytest.mark.parametrize("sku", GPUS.values(), ids=GPUS)
+@rows("sku", GPUS.values(), ids=GPUS)
 def test_a_large_message_has_to_be_faster_than_a_bucket(sku: Sku) -> None:
     within = [r for r in sku.requirements if "all-reduce" in r.probe and is_on_one_node(r)]
     bounds = {Probe(r.probe, 8).message_bytes: r.bound for r in within}
     assert [bound for _, bound in sorted(bounds.items(), key=lambda item: item[0] or 0)] == sorted(bounds.values())
 
 
-@pytest.mark.parametrize(
+@rows(
     ("sku", "large", "bucket"),
     [
         ("v100-sxm2-32gb", 110, None), ("a100-sxm4-80gb", 228, 132.77), ("a100-sxm4-40gb", 228, None),
@@ -169,7 +168,7 @@ def test_published_bandwidths_stand_behind_the_bounds_and_reject(sku: str, large
             assert (lines[name].source.measured, lines[name].severity) == (measured, "fail")
 
 
-@pytest.mark.parametrize("sku", WITH_NVSWITCH)
+@rows("sku", WITH_NVSWITCH)
 def test_links_that_fell_back_to_pcie_keep_no_bound(sku: str) -> None:
     """8x A100 that had lost NVLink reached 20 GB/s; PCIe 5.0 carries 63."""
     pcie_gbps = 20 if sku.startswith("a100") else 63
@@ -178,7 +177,7 @@ def test_links_that_fell_back_to_pcie_keep_no_bound(sku: str) -> None:
             assert requirement.bound > 1.5 * pcie_gbps, requirement.probe
 
 
-@pytest.mark.parametrize("sku", MEASURED.values(), ids=MEASURED)
+@rows("sku", MEASURED.values(), ids=MEASURED)
 def test_every_sku_is_compared_with_its_own_past_which_only_warns(sku: Sku) -> None:
     [line] = [r for r in sku.requirements if r.metric == "no_regression"]
     assert (line.severity, line.provisional) == ("warn", True)
@@ -196,7 +195,7 @@ def node_health(name: str, ranks_per_node: int) -> TimeEstimate:
     return estimate(plan, img_per_s={r.workload: r.source.measured or r.bound for r in alone})
 
 
-@pytest.mark.parametrize("sku", GPUS)
+@rows("sku", GPUS)
 def test_a_node_of_8_gpus_is_decided_in_less_than_5_minutes_even_if_it_takes_all_rounds(sku: str) -> None:
     found = node_health(sku, 8)
     assert found.seconds < found.most_seconds <= MINUTES_5
@@ -224,7 +223,7 @@ BETWEEN = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("sku", GPUS)
+@rows("sku", GPUS)
 def test_every_gpu_is_asked_what_several_nodes_do_together(sku: str) -> None:
     asked = [r for r in GPUS[sku].requirements if not is_on_one_node(r)]
     assert all(r.severity == "warn" for r in asked), "networks differ"
@@ -251,8 +250,8 @@ def plan_of(sku: str, layout: Layout) -> tuple[list[str], Plan]:
     return [case.id for case in cases], plan
 
 
-@pytest.mark.parametrize("sku", [*GPUS, "cpu"])
-@pytest.mark.parametrize("nodes", [2, 3])
+@rows("sku", [*GPUS, "cpu"])
+@rows("nodes", [2, 3])
 def test_packets_go_between_all_nodes_of_a_run(sku: str, nodes: int) -> None:
     layout = Layout(nodes, 8)
     asked, plan = plan_of(sku, layout)
@@ -267,7 +266,7 @@ def test_packets_go_between_all_nodes_of_a_run(sku: str, nodes: int) -> None:
     assert len(set(asked)) == len(asked)
 
 
-@pytest.mark.parametrize("sku", [*GPUS, "cpu"])
+@rows("sku", [*GPUS, "cpu"])
 def test_on_one_node_nothing_between_nodes_is_asked_or_counted_as_missing(sku: str) -> None:
     for ranks in (1, 8):
         asked = [case.id for case in cases_for(FILE, sku, Layout(1, ranks))]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from pytest_ddpscale.thresholds.model import Requirement
+from tests.rows import rows
 from tests.thresholds.conftest import LINES, RATIO_LINE, VALID, WEAK, Load, Refusal, changed, with_row
 
 FAMILY = """\
@@ -17,18 +16,18 @@ skus:
 SHARING = changed("skus:\n", FAMILY).replace("    detect: {", "    families: [shared]\n    detect: {")
 
 
-def rows(text: str, load: Load, sku: str = "new") -> list[Requirement]:
+def rows_in(text: str, load: Load, sku: str = "new") -> list[Requirement]:
     """The requirements of the new generation but those of `VALID`."""
     found = load(text).thresholds.skus[sku].requirements
     return [one for one in found if one.metric not in ("weak_scaling_efficiency", "generation_ratio")]
 
 
 def told(text: str, load: Load) -> list[tuple[str, str, int | str, float]]:
-    return [(one.metric, one.subject, one.world_size, one.bound) for one in rows(text, load)]
+    return [(one.metric, one.subject, one.world_size, one.bound) for one in rows_in(text, load)]
 
 
 def test_a_row_is_a_requirement_for_each_metric_world_size_and_name_at_its_line(load: Load) -> None:
-    found = rows(
+    found = rows_in(
         with_row("throughput_per_gpu: {1: 100, 8: 80}, peak_memory_gib: {8: 10}, of: r, published: paper"), load
     )
     assert [(one.metric, one.world_size, one.bound) for one in found] == [
@@ -40,12 +39,12 @@ def test_a_row_is_a_requirement_for_each_metric_world_size_and_name_at_its_line(
 
 def test_a_row_says_how_its_source_trained_one_gpu(load: Load) -> None:
     text = with_row("throughput_per_gpu: {1: 100, 8: 80}, of: r, published: paper, baseline: ddp")
-    assert [(one.world_size, one.one_gpu) for one in rows(text, load)] == [(1, "ddp"), (8, "alone")]
-    (without,) = rows(with_row("throughput_per_gpu: {1: 100}, of: r, published: paper"), load)
+    assert [(one.world_size, one.one_gpu) for one in rows_in(text, load)] == [(1, "ddp"), (8, "alone")]
+    (without,) = rows_in(with_row("throughput_per_gpu: {1: 100}, of: r, published: paper"), load)
     assert without.one_gpu == "alone"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("row", "expected"),
     [
         ("busbw_gbps: {8: {all-reduce-1mib: 100, all-reduce-1gib: 200}, all: {all-reduce-1gib: 40}}",
@@ -68,7 +67,7 @@ def test_of_one_world_size_a_number_says_all(load: Load) -> None:
 
 
 def test_what_a_provisional_row_says_is_the_bound_which_only_warns(load: Load) -> None:
-    named, stated = rows(with_row(
+    named, stated = rows_in(with_row(
         "throughput_per_gpu: {1: 100}, of: r, provisional: few",
         "throughput_per_gpu: {8: 100}, of: r, provisional: half of what it was, severity: fail"), load)  # fmt: skip
     assert (named.bound, named.severity, named.provisional, named.source.measured) == (100, "warn", True, None)
@@ -76,7 +75,7 @@ def test_what_a_provisional_row_says_is_the_bound_which_only_warns(load: Load) -
     assert (stated.severity, stated.source.reasoning) == ("fail", "half of what it was")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("more", "bound", "margin_pct", "reasoning"),
     [
         ("", 95, 5, None),
@@ -93,7 +92,7 @@ def test_a_published_value_has_a_margin_or_a_bound(
     more: str, bound: float, margin_pct: float | None, reasoning: str | None, load: Load
 ) -> None:
     row = f"busbw_gbps: {{8: 100}}, probe: all-reduce-1mib, published: paper{more}"
-    (found,) = rows(with_row(row), load)
+    (found,) = rows_in(with_row(row), load)
     assert (found.bound, found.severity, found.provisional) == (bound, "fail", False)
     source = found.source
     assert (source.measured, source.margin_pct, source.reference, source.reasoning) == (
@@ -113,7 +112,7 @@ def test_a_margin_with_a_reason_may_be_of_several_metrics(load: Load) -> None:
 
 
 def test_only_agreement_needs_nobody_who_published_it(load: Load) -> None:
-    (found,) = rows(with_row("replica_agreement: {8: 1}, of: r, because: arithmetic"), load)
+    (found,) = rows_in(with_row("replica_agreement: {8: 1}, of: r, because: arithmetic"), load)
     assert (found.severity, found.provisional, found.source.measured) == ("fail", False, None)
 
 
@@ -137,7 +136,7 @@ def test_checks_of_a_sku_go_before_those_of_a_family(load: Load) -> None:
 PROBE = "busbw_gbps: {8: 100}, probe: all-reduce-1mib"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("row", "complaint"),
     [
         ("throughput_per_gp: {1: 100}, of: r, published: paper", "key 'throughput_per_gp'; did you mean 'throughput_p"),
@@ -199,7 +198,7 @@ def test_a_row_that_says_nothing_sound_is_refused(row: str, complaint: str, refu
     assert "ddpscale thresholds check" in message, "what to do"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("old", "new", "complaint"),
     [
         ("aliases: [older]", "alias: [older]", "unknown key skus.old.alias; did you mean 'aliases'? Remove it"),
@@ -224,7 +223,7 @@ def test_other_words_that_are_misspelt_are_told(old: str, new: str, complaint: s
     assert line == text[: text.index(new)].count("\n") + 1
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "complaint"),
     [
         (WEAK.replace("8: 0.97", ", ".join(f"{n}: 1" for n in range(2, 600))).replace("bound: 0.95", "margin: 5 %"),

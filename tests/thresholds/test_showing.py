@@ -11,13 +11,14 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.results.strict_json import parse_strict_json
 from pytest_ddpscale.thresholds.showing import asked_json, asked_of, listed_json, listed_skus
 from tests.builders.clusters import thresholds
+from tests.rows import rows
 from tests.thresholds.sites import site
 
 A100 = "a100-sxm4-80gb"
 WEAK = "weak_scaling_efficiency"
 
 
-@pytest.mark.parametrize("sku", list(thresholds().thresholds.skus))
+@rows("sku", list(thresholds().thresholds.skus))
 def test_every_requirement_of_a_sku_is_shown_once(sku: str) -> None:
     asked = asked_of(thresholds(), sku)
     shown = [row.requirement for row in asked.rows]
@@ -27,14 +28,14 @@ def test_every_requirement_of_a_sku_is_shown_once(sku: str) -> None:
     assert [order.index(one.metric) for one in shown] == sorted(order.index(one.metric) for one in shown)
 
 
-@pytest.mark.parametrize("asked", [WEAK, "Weak-Scaling Efficiency", "weak_scaling", "weak"])
+@rows("asked", [WEAK, "Weak-Scaling Efficiency", "weak_scaling", "weak"])
 def test_a_metric_is_found_by_a_part_of_its_name(asked: str) -> None:
     found = asked_of(thresholds(), "H200", asked)
     assert (found.name, found.metrics) == ("h200", (WEAK,))
     assert {row.requirement.metric for row in found.rows} == {WEAK}
 
 
-@pytest.mark.parametrize(
+@rows(
     ("asked", "words"),
     [("weak_scalng_efficiency", "Did you mean .weak_scaling_efficiency"), ("", "one of"), ("x y", "no metric .x y")],
 )

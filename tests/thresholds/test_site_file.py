@@ -16,6 +16,7 @@ from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.schema import json_schema_text
 from pytest_ddpscale.thresholds.site_file import site_example, site_file, site_row
 from tests.builders.clusters import WHOLE_RUNS_ONLY, thresholds
+from tests.rows import rows
 
 SKUS = [name for name, sku in thresholds().thresholds.skus.items() if sku.detect.device != "none"]
 
@@ -37,7 +38,7 @@ def load(directory: Path, text: str) -> ThresholdsFile:
     return file
 
 
-@pytest.mark.parametrize("sku", ["", *SKUS])
+@rows("sku", ["", *SKUS])
 def test_it_is_small_and_valid_and_changes_nothing(sku: str, tmp_path: Path) -> None:
     text = text_for(sku)
     assert len(text.splitlines()) <= 40
@@ -47,7 +48,7 @@ def test_it_is_small_and_valid_and_changes_nothing(sku: str, tmp_path: Path) -> 
     assert file.thresholds.skus == thresholds().thresholds.skus
 
 
-@pytest.mark.parametrize("sku", [sku for sku in SKUS if sku not in WHOLE_RUNS_ONLY])  # of which there is one row
+@rows("sku", [sku for sku in SKUS if sku not in WHOLE_RUNS_ONLY])  # of which there is one row
 def test_its_examples_replace_remove_and_change_one_row_each(sku: str, tmp_path: Path) -> None:
     (change,) = all_changes(load(tmp_path, used(text_for(sku))))
     assert change.sku == sku
@@ -58,7 +59,7 @@ def test_its_examples_replace_remove_and_change_one_row_each(sku: str, tmp_path:
     assert "added" not in kinds
 
 
-@pytest.mark.parametrize("sku", ["b200", "cpu", "a100-sxm4-80gb"])
+@rows("sku", ["b200", "cpu", "a100-sxm4-80gb"])
 def test_an_example_row_gives_the_bound_that_there_is(sku: str, tmp_path: Path) -> None:
     was = next(one for one in thresholds().thresholds.skus[sku].requirements if one.metric == "peak_memory_gib")
     file = load(tmp_path, "\n".join(site_example(sku, was)))
@@ -68,7 +69,7 @@ def test_an_example_row_gives_the_bound_that_there_is(sku: str, tmp_path: Path) 
     assert "published: site" in site_row(was)
 
 
-@pytest.mark.parametrize("text", [text_for(""), text_for("b200"), used(text_for("b200"))])
+@rows("text", [text_for(""), text_for("b200"), used(text_for("b200"))])
 def test_editors_take_it(text: str) -> None:
     """The schema, which says so to an editor, takes sections that have only comments."""
     jsonschema.validate(_named(yaml.safe_load(text)), json.loads(json_schema_text()))

@@ -13,6 +13,7 @@ from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.thresholds.waiver import Waiver
 from pytest_ddpscale.util.packaged import packaged
+from tests.rows import rows
 
 BASE = """\
 schema_version: 2
@@ -69,7 +70,7 @@ def test_check_names_each_waiver_with_its_end(tmp_path: Path) -> None:
     assert str(change).endswith("node_check of nvlink at world size 1 (waiver by A. Name until 2026-12-31)")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("row", "found"),
     [
         (f"{{check: nvlink, {BY}}}", "until is missing"),
@@ -88,7 +89,7 @@ def test_a_waiver_without_a_name_a_reason_or_an_end_breaks_its_sku(tmp_path: Pat
     assert str(caught.value).startswith(f"{tmp_path / 'site.yaml'}:6: skus.tested.waivers[0]")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("row", "why"),
     [
         ("throughput_per_gpu: 2 nodes, of: resnet", "it covers links between nodes"),

@@ -13,6 +13,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.whole_run_bounds import WholeRunBound, read_whole_run_bounds
 from pytest_ddpscale.util.packaged import usual_thresholds
+from tests.rows import rows
 from tests.suites.published_whole_runs import MICRO, TINY
 
 Published = dict[int, tuple[int, int, int]]
@@ -26,7 +27,7 @@ def rows_about(run: TrainingRun, sku: str = "h100-64gb") -> list[WholeRunBound]:
     return [row for row in read_whole_run_bounds() if row.is_about(sku, run)]
 
 
-@pytest.mark.parametrize(("name", "table"), [("micro-224", MICRO), ("tiny-224", TINY)])
+@rows(("name", "table"), [("micro-224", MICRO), ("tiny-224", TINY)])
 def test_the_packaged_rows_are_the_published_times_and_a_tenth_more(
     name: str, table: dict[int, tuple[int, int, int]]
 ) -> None:
@@ -56,7 +57,7 @@ def test_a_row_is_about_runs_that_are_just_as_it_says_and_no_others() -> None:
 ROW = "{sku: cpu, model: m, precision: fp32, batch: 1, epochs: 1, data: d, validation_accuracy: {1: 0.5}%s}"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("row", "message"),
     [
         (ROW % "", "no source of its numbers; expected `published`, a key of sources, or `provisional`"),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from pytest_ddpscale.util.listing import first_few
+from tests.rows import rows
 
 
-@pytest.mark.parametrize(
+@rows(
     ("number", "expected"),
     [(0, ""), (1, "n0"), (3, "n0, n1, n2"), (4, "n0, n1, n2 and 1 more"), (9, "n0, n1, n2 and 6 more")],
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.util.masking import MASK, masked_arguments, masked_environment, masked_text
+from tests.rows import rows
 
 MARK = "S3CR3T"  # begins and ends every secret of these tests
 SECRET = st.text(max_size=12).map(lambda middle: f"{MARK}{middle}{MARK}")
@@ -44,7 +44,7 @@ def test_a_variable_named_like_a_secret_keeps_only_its_name(name: str, secret: s
     assert masked_environment({name: secret}) == {name: MASK}
 
 
-@pytest.mark.parametrize(
+@rows(
     ("name", "value"),
     [
         ("NCCL_DEBUG", "INFO"),
@@ -97,7 +97,7 @@ def test_text_without_a_secret_stays_as_it_is(text: str) -> None:
     assert masked_text(harmless) == harmless
 
 
-@pytest.mark.parametrize(
+@rows(
     ("argument", "expected"),
     [
         ("--ddp-slurm-args=--password hunter2 --partition=gpu", f"--ddp-slurm-args=--password {MASK} --partition=gpu"),

@@ -8,7 +8,8 @@ import sys
 import time
 
 import psutil
-import pytest
+
+from tests.rows import rows
 
 CHILD = """
 from pytest_ddpscale.util.orphans import die_with_parent
@@ -34,7 +35,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("is_stopped", [False, True])
+@rows("is_stopped", [False, True])
 def test_a_killed_parent_leaves_no_child(is_stopped: bool) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE)
     assert parent.stdout is not None

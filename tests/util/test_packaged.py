@@ -8,9 +8,10 @@ import pytest
 
 import pytest_ddpscale.util.packaged
 from pytest_ddpscale.util.packaged import packaged
+from tests.rows import rows
 
 
-@pytest.mark.parametrize("name", ["thresholds.yaml", "thresholds.schema.json", "acceptance", "slurm"])
+@rows("name", ["thresholds.yaml", "thresholds.schema.json", "acceptance", "slurm"])
 def test_what_ships_is_there(name: str) -> None:
     assert packaged(name).exists()
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from pytest_ddpscale.blame.culprits import peers_of
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.results.verdicts import Verdict
@@ -13,6 +11,7 @@ from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.deciding import arms_needed, still_open
 from pytest_ddpscale.verdict.judge import judge
 from tests.builders.judged import CONFIDENCE, OTHER_CHECKSUM, evidence_of_plan, make_case, measure, plan_of
+from tests.rows import rows
 from tests.verdict.nodes import (
     ROUNDS,
     Slowness,
@@ -35,11 +34,6 @@ def judge_across(case: Case, slowness: Slowness = equal, nodes: int = 3) -> Verd
     return judge(case, nodes_evidence(plan, measure_nodes(plan, slowness)), CONFIDENCE)
 
 
-def test_it_passes_on_sound_nodes() -> None:
-    assert judge_across(EFFICIENCY).passed
-    assert judge_across(SPREAD).passed
-
-
 def test_the_baseline_is_the_first_node_and_not_what_others_did_alone() -> None:
     plan = plan_of_nodes([EFFICIENCY], 3, 2)
     found = measure_nodes(plan)
@@ -52,7 +46,7 @@ def test_the_baseline_is_the_first_node_and_not_what_others_did_alone() -> None:
     assert (verdict.value, verdict.outcome) == (expected.value, "passed")
 
 
-@pytest.mark.parametrize("case", [EFFICIENCY, THROUGHPUT], ids=lambda case: case.id)
+@rows("case", [EFFICIENCY, THROUGHPUT], ids=lambda case: case.id)
 def test_a_slow_node_is_named(case: Case) -> None:
     verdict = judge_across(case, slow_node(1))
     assert verdict.outcome == "failed"
@@ -76,7 +70,7 @@ def test_a_slow_node_that_took_no_part_is_not_blamed() -> None:
     assert verdict.culprits == ()
 
 
-@pytest.mark.parametrize("which", range(3))
+@rows("which", range(3))
 def test_a_slow_node_fails_an_efficiency_of_all_wherever_it_is(which: int) -> None:
     verdict = judge_across(SPREAD, slow_node(which))
     assert verdict.outcome == "failed"
@@ -93,14 +87,6 @@ def test_peers_are_those_of_the_nodes_that_are_left() -> None:
     plan = plan_of_nodes([make_case("throughput_per_gpu", 90.0, world_size=2)], 3, 2)
     peers = peers_of(plan.studies[0], nodes_evidence(plan, measure_nodes(plan, without=[1])))
     assert peers.rounds.present.sum(axis=1).tolist() == [4] * ROUNDS
-
-
-@pytest.mark.parametrize("rank", [0, 2, 4])
-def test_a_spread_rank_that_is_missing_leaves_nothing_to_judge(rank: int) -> None:
-    plan = plan_of_nodes([SPREAD], 3, 2)
-    found = [one for one in measure_nodes(plan) if (one.arm, one.rank) != ("ddp@3-spread", rank)]
-    verdict = judge(SPREAD, nodes_evidence(plan, found), CONFIDENCE)
-    assert (verdict.outcome, verdict.reason) == ("not_measured", "no complete round of 3 ranks in weak/r")
 
 
 def test_packed_ranks_do_not_stand_in_for_spread_ones() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Question
@@ -25,6 +23,7 @@ from tests.builders.judged import (
     world_size_of,
 )
 from tests.builders.rounds import columns_of
+from tests.rows import rows
 
 STEADY = (0.9,) * FEWEST_ROUNDS
 SCALED_WORKLOADS: dict[str, dict[str, Any]] = {
@@ -47,8 +46,8 @@ def judge_against(metric: str, **trained: Any) -> Verdict:
 
 
 class TestWhatWasTrained:
-    @pytest.mark.parametrize("field", sorted(SCALED_WORKLOADS))
-    @pytest.mark.parametrize("metric", ["weak_scaling_efficiency", "strong_scaling_speedup"])
+    @rows("field", sorted(SCALED_WORKLOADS))
+    @rows("metric", ["weak_scaling_efficiency", "strong_scaling_speedup"])
     def test_if_something_else_is_not_measured_and_said(self, metric: str, field: str) -> None:
         change = SCALED_WORKLOADS[field]
         verdict = judge_against(metric, **change)
@@ -56,7 +55,7 @@ class TestWhatWasTrained:
         required = getattr(WORKLOAD, field)
         assert verdict.reason == f"measured differently: {field} {change[field]}, required {required}"
 
-    @pytest.mark.parametrize(
+    @rows(
         ("metric", "measured", "required"),
         [
             ("weak_scaling_efficiency", {"batch_size": 2}, "batch_size 2, required 4"),
@@ -90,22 +89,11 @@ class TestWhatWasTrained:
     def test_under_weak_scaling_says_nothing_about_strong_scaling(self) -> None:
         weak, strong = make_case("weak_scaling_efficiency", 0.5), make_case("strong_scaling_efficiency", 0.5)
         verdict = judge(strong, make_evidence(weak, make_measurements(weak, STEADY)), CONFIDENCE)
-        assert (verdict.outcome, verdict.reason) == (
-            "not_measured",
-            "strong scaling of r was not measured in this run",
-        )
+        assert (verdict.outcome, verdict.reason) == ("not_measured", "strong scaling of r was not measured in this run")
 
 
 class TestStudiesThatBroke:
-    @pytest.mark.parametrize("values", [(), STEADY])
-    def test_are_errors_whatever_they_had_measured(self, values: tuple[float, ...]) -> None:
-        case = make_case("weak_scaling_efficiency", 0.5)
-        errors = {"weak/r": "rank 1 on node1 failed in warm-up: OutOfMemoryError: …"}
-        verdict = judge(case, make_evidence(case, make_measurements(case, values), errors=errors), CONFIDENCE)
-        assert (verdict.outcome, verdict.reason) == ("error", errors["weak/r"])
-        assert not verdict.passed
-
-    @pytest.mark.parametrize("metric", sorted(TRAINING_METRICS))
+    @rows("metric", sorted(TRAINING_METRICS))
     def test_are_errors_for_every_metric(self, metric: str) -> None:
         case = make_case(metric, easy_bound(metric))
         evidence = make_evidence(case, make_measurements(case, STEADY), errors={make_study(case).id: "broke"})
@@ -136,7 +124,7 @@ class TestMatchingStudy:
 
 
 class TestCovers:
-    @pytest.mark.parametrize("metric", sorted(TRAINING_METRICS))
+    @rows("metric", sorted(TRAINING_METRICS))
     def test_needs_every_arm(self, metric: str) -> None:
         case = make_case(metric, easy_bound(metric))
         study = make_study(case)
@@ -145,7 +133,7 @@ class TestCovers:
             rest = tuple(other for other in study.arms if other != arm)
             assert not covers(Plan("a100", "cuda", (replace(study, arms=rest),)), case.question)
 
-    @pytest.mark.parametrize("metric", sorted(TRAINING_METRICS))
+    @rows("metric", sorted(TRAINING_METRICS))
     def test_is_not_so_without_a_study(self, metric: str) -> None:
         assert not covers(Plan("a100", "cuda", ()), make_case(metric, easy_bound(metric)).question)
 
@@ -155,7 +143,7 @@ class TestCovers:
         assert not covers(Plan("a100", "cuda", (study,)), question)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("metric", "names"),
     [
         ("throughput_per_gpu", ["ddp@2"]),

@@ -13,6 +13,7 @@ from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.verdict.judge import judge
 from tests.builders.judged import CONFIDENCE, OTHER_CHECKSUM, at_pace, make_case
+from tests.rows import rows
 from tests.verdict.nodes import Slowness, equal, measure_nodes, nodes_evidence, plan_of_nodes, slow_node, slow_rank
 
 EXPLAINS_NOTHING = "too little to explain the failure"
@@ -81,7 +82,7 @@ class TestSlownessOfSeveralNodes:
         assert named(verdict) == [("node", "n1", True)]
         assert verdict.reason.endswith("; DDP waits for it")
 
-    @pytest.mark.parametrize("slowness", [slow_node(1, 1.07), slow_rank(1, 1, 1.07)], ids=["node", "rank"])
+    @rows("slowness", [slow_node(1, 1.07), slow_rank(1, 1, 1.07)], ids=["node", "rank"])
     def test_that_is_too_little_for_it_is_not(self, slowness: Slowness) -> None:
         verdict = judge_all(scaling(), slowness, network=0.6)
         assert verdict.outcome == "failed"
@@ -90,7 +91,7 @@ class TestSlownessOfSeveralNodes:
         assert "slow all ranks" not in verdict.reason
         assert verdict.culprits[0].evidence.endswith(EXPLAINS_NOTHING)
 
-    @pytest.mark.parametrize("slowness", [slow_node(1, 1.07), slow_rank(1, 1, 1.07)], ids=["node", "rank"])
+    @rows("slowness", [slow_node(1, 1.07), slow_rank(1, 1, 1.07)], ids=["node", "rank"])
     def test_below_the_floor_is_to_blame_whatever_else_is_wrong(self, slowness: Slowness) -> None:
         verdict = judge_all(scaling(floor_img_per_s=95.0), slowness, network=0.6)
         assert [(host, certain) for _, host, certain in named(verdict)] == [("n1", True)]
@@ -103,7 +104,7 @@ class TestSlownessOfSeveralNodes:
         assert named(verdict) == [("gpu", "n1", True), ("gpu", "n2", True), ("gpu", "n3", False)]
         assert "rank 2 on n1 and 2 more" in verdict.reason
 
-    @pytest.mark.parametrize(("node", "is_enough"), [(1.2, True), (1.06, False)])
+    @rows(("node", "is_enough"), [(1.2, True), (1.06, False)])
     def test_of_a_gpu_that_is_slower_than_its_slow_node_names_both(self, node: float, is_enough: bool) -> None:
         """The node is to blame only if it would be without that GPU."""
 
@@ -162,7 +163,7 @@ class TestHalfOfTheNodes:
     def slow_half(node: int, local_rank: int) -> float:
         return (1.0, 1.03, 1.12, 1.15)[node]
 
-    @pytest.mark.parametrize("case", [scaling(), make_case("rank_uniformity", 1.05, world_size=8)])
+    @rows("case", [scaling(), make_case("rank_uniformity", 1.05, world_size=8)])
     def test_that_are_slow_are_named_beside_the_others_and_nobody_is_certain(self, case: Case) -> None:
         verdict = judge_all(case, self.slow_half, network=0.8)
         assert verdict.outcome == "failed"
@@ -177,7 +178,7 @@ class TestHalfOfTheNodes:
 
 
 class TestASlowLink:
-    @pytest.mark.parametrize("which", [0, 1], ids=["of the slightly slow node", "of another"])
+    @rows("which", [0, 1], ids=["of the slightly slow node", "of another"])
     def test_is_found_beside_slowness_that_explains_nothing(self, which: int) -> None:
         verdict = judge_all(scaling(), slow_rank(0, 0, 1.06), network=0.4, slow_links_at=[which])
         assert named(verdict) == [("gpu", "n0", False), ("node", f"n{which}", True)]
@@ -194,15 +195,15 @@ class TestMostNodesFail:
         plan = plan_of_nodes([case, make_case("rank_uniformity", 9.0, world_size=2)], nodes, 2)
         return judge(case, nodes_evidence(plan, measure_nodes(plan, slowness)), CONFIDENCE)
 
-    @pytest.mark.parametrize("slowness", [equal, slow_node(1, 1.2)], ids=["alike", "one slower"])
-    @pytest.mark.parametrize("ranks", [1, 2])
+    @rows("slowness", [equal, slow_node(1, 1.2)], ids=["alike", "one slower"])
+    @rows("ranks", [1, 2])
     def test_for_a_wrong_bound_and_none_is_certain_to_be_at_fault(self, slowness: Slowness, ranks: int) -> None:
         verdict = self.judge_by_node(900.0, slowness, ranks=ranks)
         assert verdict.outcome == "failed"
         assert {(host, certain) for _, host, certain in named(verdict)} == {(f"n{i}", False) for i in range(4)}
         assert verdict.notes[-1] == ("4 of 4 nodes fail alike: is the bound right? No node is certain to be at fault")
 
-    @pytest.mark.parametrize("slow", [1, 2])
+    @rows("slow", [1, 2])
     def test_is_not_so_up_to_half_of_them(self, slow: int) -> None:
         verdict = self.judge_by_node(90.0, lambda node, local_rank: 1.3 if node < slow else 1.0)
         assert named(verdict) == [("node", f"n{i}", True) for i in range(slow)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from pytest_ddpscale.stats.intervals import Estimate
 from pytest_ddpscale.verdict.bounds import against_bound, blank_verdict
 from pytest_ddpscale.verdict.estimating import Found
 from tests.builders.judged import judge_values, make_case
+from tests.rows import rows
 
 
 def noisy(mean: float, sd: float, rounds: int = 8) -> list[float]:
@@ -21,7 +21,7 @@ def noisy(mean: float, sd: float, rounds: int = 8) -> list[float]:
     return [mean + sd * chance.gauss(0, 1) for _ in range(rounds)]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("metric", "bound", "values", "possible"),
     [
         ("weak_scaling_efficiency", 0.6, noisy(0.7, 0.2), (0.0, 1.1)),

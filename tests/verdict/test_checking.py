@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import date, timedelta
 from typing import Any
 
-import pytest
 from msgspec.structs import replace as altered
 
 from pytest_ddpscale.evidence.columns import Columns
@@ -29,6 +28,7 @@ from tests.builders.nodes_checked import by_host, cpu_survey, gpus, survey, unre
 from tests.builders.probes import probe_columns_of
 from tests.builders.rounds import columns_of
 from tests.builders.telemetry import Telemetry, columns_of_telemetry
+from tests.rows import rows
 from tests.verdict.probed import probe_case
 
 A100 = Sku(
@@ -68,7 +68,7 @@ def probed(one: Telemetry) -> ProbeMeasurement:
 
 
 class TestVerdict:
-    @pytest.mark.parametrize("name", ["gpus", "processes", "mig", "ecc", "throttling", "pcie", "nvlink", "versions"])
+    @rows("name", ["gpus", "processes", "mig", "ecc", "throttling", "pcie", "nvlink", "versions"])
     def test_healthy_nodes_pass_with_a_share_of_one_that_has_no_error(self, name: str) -> None:
         verdict = judged(name, survey("n1"), survey("n2"))
         assert (verdict.outcome, verdict.value, verdict.interval, verdict.rounds) == ("passed", 1.0, (1.0, 1.0), 1)
@@ -151,7 +151,7 @@ class TestUnfitNodes:
         assert self.of(check_case("gpus"), check_case("ecc", "warn")) == {}
         assert self.of(check_case("gpus")) == {}
 
-    @pytest.mark.parametrize(("days_left", "expected"), [(1, set()), (0, set()), (-1, {"n2"})])
+    @rows(("days_left", "expected"), [(1, set()), (0, set()), (-1, {"n2"})])
     def test_are_not_those_of_a_waived_check_as_long_as_it_is_waived(self, days_left: int, expected: set[str]) -> None:
         narrow = (survey("n1"), with_gpu((3,), "n2", pcie_width_max=8), survey("n3"))
         case, waiver = check_case("pcie"), Waiver("A. Name", "a riser is ordered", DAY + timedelta(days_left))

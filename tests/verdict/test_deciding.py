@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from msgspec.structs import replace as altered
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
@@ -31,6 +30,7 @@ from tests.builders.judged import (
     seeded_steps,
 )
 from tests.builders.records import blocks_of, gang_of, seeded_line
+from tests.rows import rows
 
 ROUNDS = 16
 WEAK, STRONG = "weak/r", "strong/r"
@@ -201,7 +201,7 @@ class TestMoreRoundsWouldNotHelp:
         decider.hear(StudyEnd(WEAK, "error", "rank 1 died"))
         assert not decider.needed_arms(WEAK)
 
-    @pytest.mark.parametrize(
+    @rows(
         ("outcome", "flags", "may"),
         [
             ("inconclusive", (), True),
@@ -225,7 +225,7 @@ class TestMoreRoundsWouldNotHelp:
 class TestStudiesWithoutRequirements:
     """Made for a test of the site's own, which wants samples and no verdict."""
 
-    @pytest.mark.parametrize("pace", [steady, restless])
+    @rows("pace", [steady, restless])
     def test_stop_at_a_fixed_number_of_rounds(self, pace: Pace) -> None:
         plan = plan_of([THROUGHPUT])
         words = told(Decider(plan, [], CONFIDENCE), plan, WEAK, ROUNDS_WITHOUT_REQUIREMENTS + 1, pace)

@@ -14,6 +14,7 @@ from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.stats.sequential import EProcess
 from pytest_ddpscale.verdict.estimating import SINGLE_SAMPLE_NOTE, SINGLE_VALUE_NOTE, Estimates, estimate_of
+from tests.rows import rows
 
 FALLING = [1.0 - 0.01 * i for i in range(9)]
 WAVES = [1 + 0.03 * math.sin(2 * math.pi * i / 16) for i in range(32)]
@@ -79,8 +80,8 @@ def test_an_imported_value_without_spread_stands_for_itself() -> None:
     assert found.note == SINGLE_VALUE_NOTE
 
 
-@pytest.mark.parametrize("scale", ["factors", "differences"])
-@pytest.mark.parametrize("values", [[2.5] * 9, VALUES, FALLING, WAVES, [0.0, *VALUES[1:]]])
+@rows("scale", ["factors", "differences"])
+@rows("values", [[2.5] * 9, VALUES, FALLING, WAVES, [0.0, *VALUES[1:]]])
 def test_of_many_places_each_comes_to_what_it_comes_to_alone(scale: Scale, values: list[float]) -> None:
     if min(values) == 0 and scale == "factors":
         return

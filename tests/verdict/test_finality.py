@@ -14,6 +14,7 @@ from pytest_ddpscale.verdict.bounds import against_bound, blank_verdict
 from pytest_ddpscale.verdict.estimating import estimate_of
 from pytest_ddpscale.verdict.finality import stretched_interval
 from tests.builders.judged import CONFIDENCE, make_case
+from tests.rows import rows
 
 RAMP = [100.0 * 0.999**number for number in range(8)]
 # Of eight rounds: 31 with an interval of 16 … 63, correlation 0.95. So a busy CPU looks.
@@ -27,9 +28,7 @@ def judged(values: list[float], bound: float, limit: int, metric: str = "through
     return against_bound(blank_verdict(case, CONFIDENCE), case.requirement, np.array(values), lambda: found)
 
 
-@pytest.mark.parametrize(
-    ("bound", "limit", "outcome"), [(98.5, 32, "inconclusive"), (98.5, 8, "passed"), (95.0, 32, "passed")]
-)
+@rows(("bound", "limit", "outcome"), [(98.5, 32, "inconclusive"), (98.5, 8, "passed"), (95.0, 32, "passed")])
 def test_a_ramp_towards_the_bound_is_watched_to_the_limit_of_rounds(bound: float, limit: int, outcome: str) -> None:
     verdict = judged(RAMP, bound, limit)
     assert verdict.outcome == outcome
@@ -46,7 +45,7 @@ def test_a_ramp_upwards_is_not_failed_before_it_ends() -> None:
     assert judged(rising, 105.0, 32).outcome == "failed"
 
 
-@pytest.mark.parametrize("bound", [93.0, 100.0, 107.0])
+@rows("bound", [93.0, 100.0, 107.0])
 def test_rounds_that_hang_together_too_much_decide_nothing(bound: float) -> None:
     verdict = judged(WAVES, bound, 32)
     assert verdict.outcome == "inconclusive"
@@ -81,7 +80,7 @@ def test_a_ratio_and_its_inverse_are_stretched_alike() -> None:
     assert stretched_interval(inverse, inverse.estimate) == pytest.approx((1 / high, 1 / low))
 
 
-@pytest.mark.parametrize(("rho", "most"), [(0.7, 0.05), (0.9, 0.10)])
+@rows(("rho", "most"), [(0.7, 0.05), (0.9, 0.10)])
 def test_factors_that_vary_much_are_covered_as_those_that_vary_little(rho: float, most: float) -> None:
     """Of 300 runs of 32 rounds; that 0.9 is beyond what the interval allows for costs the same at any noise."""
     missed = []

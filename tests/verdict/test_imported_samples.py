@@ -25,6 +25,7 @@ from tests.builders.judged import (
     make_measurements,
 )
 from tests.builders.measurements import Measurement
+from tests.rows import rows
 
 # Of differences between arms, and of the slowest of many, one long sample tells no error.
 OF_OWN_ROUNDS = ("rank_uniformity", "exposed_communication", "communication_time", "ddp_overhead")
@@ -59,14 +60,14 @@ def test_a_wide_sample_does_not_decide() -> None:
     assert judge_single("throughput_per_gpu", 0.89, stdev=0.5).outcome == "inconclusive"
 
 
-@pytest.mark.parametrize("metric", [name for name in OF_A_PACE if name not in OF_OWN_ROUNDS])
+@rows("metric", [name for name in OF_A_PACE if name not in OF_OWN_ROUNDS])
 def test_without_a_standard_deviation_one_sample_never_decides(metric: str) -> None:
     for bound in (0.01, easy_bound(metric), hard_bound(metric)):
         verdict = judge_single(metric, bound, stdev=None)
         assert (verdict.outcome, verdict.interval) == ("inconclusive", None)
 
 
-@pytest.mark.parametrize("metric", [name for name in READINGS if name != "images_per_joule"])
+@rows("metric", [name for name in READINGS if name != "images_per_joule"])
 def test_an_imported_reading_stands_for_itself_and_says_so(metric: str) -> None:
     verdict = judge_single(metric, 0.91 if METRICS[metric].upper_bound else 0.89, stdev=0.05)
     assert verdict.notes == (SINGLE_VALUE_NOTE,)
@@ -74,7 +75,7 @@ def test_an_imported_reading_stands_for_itself_and_says_so(metric: str) -> None:
     assert verdict.outcome == "passed"
 
 
-@pytest.mark.parametrize("stdev", [None, 0.05])
+@rows("stdev", [None, 0.05])
 def test_the_energy_of_one_block_never_decides(stdev: float | None) -> None:
     for bound in (0.01, 0.89, 2.0):
         verdict = judge_single("images_per_joule", bound, stdev)
@@ -82,7 +83,7 @@ def test_the_energy_of_one_block_never_decides(stdev: float | None) -> None:
         assert verdict.value == pytest.approx(0.9)
 
 
-@pytest.mark.parametrize("metric", WITHOUT_RAW_STEPS)
+@rows("metric", WITHOUT_RAW_STEPS)
 def test_several_imported_rounds_are_too_few_like_any_others(metric: str) -> None:
     case = make_case(metric, easy_bound(metric))
     values = [least_value(metric) + value for value in (0.9, 0.91)]

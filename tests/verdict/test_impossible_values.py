@@ -18,13 +18,14 @@ from tests.builders.judged import (
     make_evidence,
     make_measurements,
 )
+from tests.rows import rows
 
 # What a difference of two times may be, a reading may not: less than nothing.
 SIGNED = ("exposed_communication", "ddp_overhead")
 
 
-@pytest.mark.parametrize("reading", [math.nan, None])
-@pytest.mark.parametrize("rank", [0, 1])
+@rows("reading", [math.nan, None])
+@rows("rank", [0, 1])
 def test_one_rank_without_a_utilization_never_passes(reading: float | None, rank: int) -> None:
     verdict = judge_changed(
         "device_utilization", lambda one: replace(one, utilization=reading) if one.rank == rank else one
@@ -32,7 +33,7 @@ def test_one_rank_without_a_utilization_never_passes(reading: float | None, rank
     assert verdict.outcome == "not_measured"
 
 
-@pytest.mark.parametrize("reading", [-0.1, -1e9, math.inf, -math.inf])
+@rows("reading", [-0.1, -1e9, math.inf, -math.inf])
 def test_an_impossible_utilization_is_an_error(reading: float) -> None:
     verdict = judge_changed("device_utilization", lambda one: replace(one, utilization=reading))
     assert verdict.outcome == "error"
@@ -50,14 +51,14 @@ def test_a_device_that_idled_all_the_time_fails() -> None:
     assert (verdict.outcome, verdict.value, verdict.interval) == ("failed", 0.0, (0.0, 0.0))
 
 
-@pytest.mark.parametrize("metric", [*SIGNED, "communication_time", "memory_spread", "step_time_cv"])
+@rows("metric", [*SIGNED, "communication_time", "memory_spread", "step_time_cv"])
 def test_no_difference_at_all_is_as_good_as_can_be(metric: str) -> None:
     verdict = judge_values(metric, 0.01, [0.0] * FEWEST_ROUNDS)
     assert verdict.outcome == "passed"
     assert verdict.interval == pytest.approx((0.0, 0.0), abs=1e-9)
 
 
-@pytest.mark.parametrize("metric", SIGNED)
+@rows("metric", SIGNED)
 def test_noise_may_make_a_difference_of_times_negative(metric: str) -> None:
     verdict = judge_values(metric, 0.01, [-0.001, 0.0012, -0.0004, 0.0007, -0.0011, 0.0002, -0.0006, 0.0009])
     assert verdict.outcome == "passed"
@@ -69,27 +70,24 @@ def test_a_value_too_small_for_a_number_is_an_error() -> None:
     case = replace(make_case("generation_ratio", 0.5), reference_img_per_s=1e300)
     found = [replace(one, block_s=1e300) for one in make_measurements(case, [0.9] * 5)]
     verdict = judge(case, make_evidence(case, found), CONFIDENCE)
-    assert (verdict.outcome, verdict.reason) == (
-        "error",
-        "an impossible value was measured: [0.0, 0.0, 0.0, 0.0, 0.0]",
-    )
+    assert (verdict.outcome, verdict.reason) == ("error", "an impossible value was measured: [0.0, 0.0, 0.0, 0.0, 0.0]")
 
 
-@pytest.mark.parametrize("metric", ["peak_memory_gib", "memory_spread"])
-@pytest.mark.parametrize("reading", [0, -1])
+@rows("metric", ["peak_memory_gib", "memory_spread"])
+@rows("reading", [0, -1])
 def test_training_in_no_memory_never_passes(metric: str, reading: int) -> None:
     both = judge_changed(metric, lambda one: replace(one, peak_memory_bytes=reading))
     assert both.outcome in ("not_measured", "error")
 
 
-@pytest.mark.parametrize("metric", ["peak_memory_gib", "memory_spread"])
+@rows("metric", ["peak_memory_gib", "memory_spread"])
 def test_no_memory_on_one_rank_never_passes(metric: str) -> None:
     one_of_two = judge_changed(metric, lambda one: replace(one, peak_memory_bytes=0) if one.rank == 1 else one)
     assert one_of_two.outcome == "not_measured"
 
 
-@pytest.mark.parametrize("metric", OF_A_PACE)
-@pytest.mark.parametrize("batch_size", [0, -4, 8])
+@rows("metric", OF_A_PACE)
+@rows("batch_size", [0, -4, 8])
 def test_another_batch_than_the_arms_does_not_count(metric: str, batch_size: int) -> None:
     verdict = judge_changed(metric, lambda one: replace(one, batch_size=batch_size))
     assert (verdict.outcome, verdict.value) == ("not_measured", None)

@@ -10,6 +10,7 @@ from pytest_ddpscale.plan.study import Arm, OneGpu
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.verdict.judge import judge
 from tests.builders.judged import ALONE_IMG_PER_S, CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
+from tests.rows import rows
 
 ROUNDS = 9
 
@@ -30,27 +31,27 @@ def judge_wrapped(metric: str, bound: float, one_gpu: OneGpu, world_size: int = 
     return judge(case, evidence_of_plan(plan, measurements), CONFIDENCE)
 
 
-@pytest.mark.parametrize(("one_gpu", "outcome", "value"), [("alone", "failed", WRAPPED), ("ddp", "passed", 1.0)])
+@rows(("one_gpu", "outcome", "value"), [("alone", "failed", WRAPPED), ("ddp", "passed", 1.0)])
 def test_what_ddp_costs_on_one_gpu_counts_only_against_one_without(one_gpu: OneGpu, outcome: str, value: float) -> None:
     verdict = judge_wrapped("weak_scaling_efficiency", 0.98, one_gpu)
     assert (verdict.outcome, verdict.one_gpu) == (outcome, one_gpu)
     assert verdict.value == pytest.approx(value)
 
 
-@pytest.mark.parametrize("place", range(4))
+@rows("place", range(4))
 def test_a_slow_rank_costs_the_same_wherever_it_is(place: int) -> None:
     verdict = judge_wrapped("weak_scaling_efficiency", 0.98, "ddp", slow=place)
     assert verdict.outcome == "failed"
     assert verdict.value == pytest.approx(1 / 1.03, rel=1e-6)
 
 
-@pytest.mark.parametrize(("one_gpu", "speed"), [("alone", 1.0), ("ddp", WRAPPED)])
+@rows(("one_gpu", "speed"), [("alone", 1.0), ("ddp", WRAPPED)])
 def test_the_throughput_of_one_gpu_is_measured_as_its_source_had_it(one_gpu: OneGpu, speed: float) -> None:
     verdict = judge_wrapped("throughput_per_gpu", ALONE_IMG_PER_S / 2, one_gpu, world_size=1)
     assert verdict.value == pytest.approx(ALONE_IMG_PER_S * speed)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("metric", "world_size", "one_gpu", "words"),
     [
         ("weak_scaling_efficiency", 4, "ddp", "relative to ddp@1, one GPU under DDP"),

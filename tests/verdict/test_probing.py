@@ -14,6 +14,7 @@ from pytest_ddpscale.results.probe_record import ProbeMeasurement
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.probing import probes_needed
+from tests.rows import rows
 from tests.verdict.probed import (
     ALL_REDUCE,
     CONFIDENCE,
@@ -32,8 +33,8 @@ ALL = (MATMUL, Probe("memory-copy"), Probe("host-to-device"), ALL_REDUCE, Probe(
 BOUND = 100.0
 
 
-@pytest.mark.parametrize("probe", ALL, ids=lambda probe: str(probe.id))
-@pytest.mark.parametrize("nodes", [1, 2])
+@rows("probe", ALL, ids=lambda probe: str(probe.id))
+@rows("nodes", [1, 2])
 def test_a_probe_passes_if_every_place_keeps_the_bound(probe: Probe, nodes: int) -> None:
     verdict = judge_steady(probe, BOUND, steady(110.0), nodes=nodes)
     assert verdict.outcome == "passed", verdict.reason
@@ -41,7 +42,7 @@ def test_a_probe_passes_if_every_place_keeps_the_bound(probe: Probe, nodes: int)
     assert verdict.workload == probe.name
 
 
-@pytest.mark.parametrize("probe", ALL, ids=lambda probe: str(probe.id))
+@rows("probe", ALL, ids=lambda probe: str(probe.id))
 def test_a_probe_fails_if_any_place_misses_it(probe: Probe) -> None:
     ranks = expected_ranks(probe, probe_plan(probe, nodes=4).layout)[-1]
     verdict = judge_steady(probe, BOUND, steady(110.0, {ranks: 90.0}), nodes=4)
@@ -58,7 +59,7 @@ def test_the_verdict_shows_the_worst_place() -> None:
     assert verdict.reason == "the whole interval keeps the bound on each of 16 GPUs; GPU 5 of n0 is nearest to it"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("probe", "missing"),
     [
         (MATMUL, "measured on 15 of 16 GPUs; local rank 3 of n1 is missing"),
@@ -95,7 +96,7 @@ def test_nothing_measured_is_no_pass() -> None:
     assert (verdict.outcome, verdict.reason) == ("not_measured", "no complete round of matmul-bf16")
 
 
-@pytest.mark.parametrize("probes", [None, ProbeStudy((Probe("matmul-fp16"),), 8, 0.5)])
+@rows("probes", [None, ProbeStudy((Probe("matmul-fp16"),), 8, 0.5)])
 def test_what_was_not_planned_was_not_measured(probes: ProbeStudy | None) -> None:
     plan = replace(probe_plan(MATMUL), probes=probes)
     verdict = judge_evidence(probe_case(MATMUL, BOUND), probe_evidence(plan, []))
@@ -119,7 +120,7 @@ def test_an_interrupted_study_measured_nothing() -> None:
     assert (verdict.outcome, verdict.reason) == ("not_measured", "interrupted: by the user")
 
 
-@pytest.mark.parametrize(("rounds", "outcome"), [(0, "not_measured"), (3, "inconclusive")])
+@rows(("rounds", "outcome"), [(0, "not_measured"), (3, "inconclusive")])
 def test_what_there_was_no_time_for_says_so(rounds: int, outcome: str) -> None:
     plan = probe_plan(MATMUL)
     measured = measure_probe(plan, MATMUL, steady(110.0), rounds)
@@ -157,7 +158,7 @@ def test_a_round_that_is_missing_on_one_gpu_decides_nothing() -> None:
     assert verdict.reason.startswith("GPU 4 of n0, one of 8 GPUs: only 8 of 9 rounds are complete")
 
 
-@pytest.mark.parametrize(("timed", "outcome"), [(["memory-copy"], "passed"), (["matmul-bf16"], "inconclusive")])
+@rows(("timed", "outcome"), [(["memory-copy"], "passed"), (["matmul-bf16"], "inconclusive")])
 def test_a_round_that_left_the_probe_out_is_not_missed(timed: list[str], outcome: str) -> None:
     plan = probe_plan(MATMUL)
     measured = measure_probe(plan, MATMUL, steady(110.0))
@@ -172,7 +173,7 @@ def test_too_few_rounds_decide_nothing() -> None:
     assert judge_evidence(probe_case(MATMUL, BOUND), evidence).outcome == "inconclusive"
 
 
-@pytest.mark.parametrize(("value", "outcome"), [(104.0, "passed"), (106.0, "inconclusive")])
+@rows(("value", "outcome"), [(104.0, "passed"), (106.0, "inconclusive")])
 def test_more_than_the_data_sheet_promises_is_implausible(value: float, outcome: str) -> None:
     plan = probe_plan(MATMUL)
     measured = measure_probe(plan, MATMUL, steady(95.0, {(6,): value}))
@@ -271,12 +272,3 @@ def test_an_implausible_value_beside_a_failure_needs_no_further_rounds() -> None
     assert "GPU 2 of n0: implausible" in verdict.notes
     assert plan.probes is not None
     assert probes_needed(plan.probes, [case], evidence, CONFIDENCE) == []
-
-
-def test_a_blank_verdict_says_what_its_line_says() -> None:
-    verdict = judge_steady(MATMUL, BOUND, steady(110.0))
-    assert (verdict.id, verdict.unit, verdict.bound) == (
-        "matmul_tflops[matmul-bf16-1gpu]",
-        "TFLOPS",
-        {"at_least": BOUND},
-    )

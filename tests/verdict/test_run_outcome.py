@@ -6,15 +6,15 @@ from dataclasses import replace
 from datetime import date
 from typing import Literal
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.report.text import verdict_word
 from pytest_ddpscale.results.coverage import Coverage, NodeCoverage
-from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
+from pytest_ddpscale.results.verdicts import RunOutcome, Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.waiver import Waiver
 from pytest_ddpscale.verdict.run_outcome import ONE_NODE, RunCaveats, conclude, other_blockers, qualified
+from tests.rows import rows
 
 PASSED = Verdict("m[a]", "throughput_per_gpu", "a", 1, "fail", {"at_least": 1.0}, "passed", 2.0, (1.5, 2.5), rounds=5)
 UNDECIDED: tuple[VerdictOutcome, ...] = ("inconclusive", "not_measured", "error")
@@ -26,124 +26,88 @@ def verdict(
     return replace(PASSED, id=f"m[{name}]", outcome=outcome, severity=severity, provisional=provisional)
 
 
-def test_all_passed_is_accepted() -> None:
-    assert conclude([PASSED, verdict("passed")], 2) == ("accepted", "2 of 2 requirements passed")
-
-
-def test_one_failure_rejects_and_is_named() -> None:
-    assert conclude([PASSED, verdict("failed")], 2) == ("rejected", "1 of 2 requirements failed: m[b]")
-
-
-@pytest.mark.parametrize("other", UNDECIDED)
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_a_failure_rejects_whatever_else_is_undecided(other: VerdictOutcome, interrupted: bool) -> None:
-    outcome, reason = conclude([verdict(other, name="x"), verdict("failed")], 9, interrupted)
-    assert (outcome, reason) == ("rejected", "1 of 2 requirements failed: m[b]")
-
-
-@pytest.mark.parametrize("outcome", ["not_measured", "error"])
-@pytest.mark.parametrize("severity", ["fail", "warn"])
-def test_what_was_not_measured_leaves_the_run_incomplete_even_if_it_only_warns(
-    outcome: VerdictOutcome, severity: Literal["fail", "warn"]
-) -> None:
-    concluded = conclude([PASSED, verdict(outcome, severity)], 2)
-    assert concluded == ("incomplete", "1 of 2 requirements were not measured: m[b]")
-
-
-def test_an_inconclusive_requirement_leaves_the_run_incomplete() -> None:
-    concluded = conclude([PASSED, verdict("inconclusive")], 2)
-    assert concluded == ("incomplete", "1 of 2 requirements are inconclusive: m[b]")
-
-
-def test_a_check_that_could_reject_nothing_is_not_waited_for() -> None:
-    looked = replace(verdict("not_measured", "warn"), metric="node_check")
-    assert conclude([PASSED, looked], 2) == ("accepted", "1 of 2 requirements passed, 1 warned")
-    assert conclude([PASSED, replace(looked, severity="fail")], 2)[0] == "incomplete"
-    assert conclude([PASSED, replace(looked, outcome="error")], 2)[0] == "incomplete"
-
-
-def test_gpus_that_are_missing_keep_the_others_from_being_accepted() -> None:
-    caveats = RunCaveats(silent=("GPU 1: GPU is lost",))
-    assert qualified("accepted", "all passed", caveats) == ("incomplete", "GPU 1: GPU is lost (all passed)")
-    assert qualified("rejected", "one failed", caveats) == ("rejected", "one failed")
-
-
-@pytest.mark.parametrize("outcome", ["failed", "inconclusive"])
-def test_a_warning_does_not_stand_in_the_way_but_is_counted(outcome: VerdictOutcome) -> None:
-    assert conclude([PASSED, verdict(outcome, "warn")], 2) == ("accepted", "1 of 2 requirements passed, 1 warned")
-
-
-def test_incomplete_comes_before_partial() -> None:
-    assert conclude([PASSED, verdict("not_measured")], 7)[0] == "incomplete"
-    assert conclude([PASSED, verdict("inconclusive")], 7)[0] == "incomplete"
-
-
-def test_a_selection_is_partial() -> None:
-    concluded = conclude([PASSED], 3)
-    assert concluded == ("partial", "1 of 3 requirements passed; the others were not selected")
-
-
-def test_an_interrupted_run_is_incomplete_although_all_so_far_passed() -> None:
-    assert conclude([PASSED], 3, interrupted=True) == ("incomplete", "interrupted after 1 of 3 requirements")
-    assert conclude([PASSED], 1, interrupted=True)[0] == "incomplete"
-
-
-@pytest.mark.parametrize("required", [0, 4])
-def test_no_verdicts_at_all_accept_nothing(required: int) -> None:
-    assert conclude([], required) == ("incomplete", "no requirement was judged")
-
-
-def test_provisional_bounds_alone_cannot_accept() -> None:
-    outcome, reason = conclude([verdict("passed", provisional=True), verdict("passed", name="c", provisional=True)], 2)
-    assert outcome == "incomplete"
-    assert "2 of 2 requirements passed, but none with a published bound" in reason
-    assert "Put measured numbers with their source into the thresholds file" in reason
-
-
-def test_a_selection_of_provisional_bounds_is_partial_too() -> None:
-    assert conclude([verdict("passed", provisional=True)], 2)[0] == "partial"
-
-
-def test_provisional_bounds_beside_a_published_one_accept() -> None:
-    assert conclude([PASSED, verdict("passed", provisional=True)], 2)[0] == "accepted"
-
-
-def test_a_published_bound_that_only_warns_cannot_accept() -> None:
-    assert conclude([verdict("passed", "warn"), verdict("passed", provisional=True)], 2)[0] == "incomplete"
-
-
-def test_a_provisional_failure_of_severity_fail_rejects() -> None:
-    assert conclude([PASSED, verdict("failed", provisional=True)], 2)[0] == "rejected"
-
-
 WAIVED = replace(verdict("failed", name="w"), waiver=Waiver("A. Name", "a fan is ordered", date(2026, 12, 31)))
+WARNED, FAILED = verdict("failed", "warn", "c"), verdict("failed")
+UNPUBLISHED = verdict("passed", name="p", provisional=True)
+CHECK = replace(verdict("not_measured", "warn"), metric="node_check")
+AGREEMENT = replace(verdict("passed"), metric="replica_agreement")
+# Seven slow GPUs of eight leave a bound at world size 1 untouched.
+SLOW_EIGHT = replace(verdict("failed", "warn", provisional=True), world_size=8)
+SOUND_EIGHT = replace(verdict("passed", name="e"), world_size=8)
+WRONG = replace(verdict("failed", "warn", provisional=True), flags=("wrong-data",))
+# Verdicts, how many requirements were not selected, the outcome, and what the reason has in it.
+CONCLUDED: list[tuple[list[Verdict], int, RunOutcome, str]] = [
+    ([PASSED, verdict("passed")], 0, "accepted", "2 of 2 requirements passed"),
+    ([PASSED, FAILED], 0, "rejected", "1 of 2 requirements failed: m[b]"),
+    *(([verdict(other, name="x"), FAILED], 7, "rejected", "1 of 2 requirements failed: m[b]") for other in UNDECIDED),
+    *(
+        ([PASSED, verdict(other, severity)], 0, "incomplete", "1 of 2 requirements were not measured: m[b]")
+        for other in ("not_measured", "error") for severity in ("fail", "warn")
+    ),
+    ([PASSED, verdict("inconclusive")], 0, "incomplete", "1 of 2 requirements are inconclusive: m[b]"),
+    # A check that could reject nothing is not waited for.
+    ([PASSED, CHECK], 0, "accepted", "1 of 2 requirements passed, 1 warned"),
+    ([PASSED, replace(CHECK, severity="fail")], 0, "incomplete", ""),
+    ([PASSED, replace(CHECK, outcome="error")], 0, "incomplete", ""),
+    ([PASSED, WARNED], 0, "accepted", "1 of 2 requirements passed, 1 warned"),
+    ([PASSED, verdict("inconclusive", "warn")], 0, "accepted", "1 of 2 requirements passed, 1 warned"),
+    ([PASSED, verdict("not_measured")], 5, "incomplete", ""),
+    ([PASSED, verdict("inconclusive")], 5, "incomplete", ""),
+    ([PASSED], 2, "partial", "1 of 3 requirements passed; the others were not selected"),
+    ([WARNED], 8, "incomplete", ""),
+    ([], 0, "incomplete", "no requirement was judged"),
+    ([], 4, "incomplete", "no requirement was judged"),
+    ([UNPUBLISHED, UNPUBLISHED], 0, "incomplete", "2 of 2 requirements passed, but none with a published bound"),
+    ([UNPUBLISHED], 1, "partial", ""),
+    ([PASSED, UNPUBLISHED], 0, "accepted", ""),
+    ([verdict("passed", "warn"), UNPUBLISHED], 0, "incomplete", ""),
+    ([PASSED, verdict("failed", provisional=True)], 0, "rejected", ""),
+    ([PASSED, WAIVED], 0, "accepted_with_waivers", "1 of 2 requirements met, 1 waived"),
+    ([PASSED, WAIVED, WARNED], 0, "accepted_with_waivers", "1 of 3 requirements met, 1 waived, 1 warned"),
+    ([PASSED, WAIVED, FAILED], 0, "rejected", "1 of 3 requirements failed: m[b]"),
+    ([PASSED, WAIVED, verdict("inconclusive")], 0, "incomplete", ""),
+    ([PASSED, WAIVED], 1, "partial", ""),
+    # What is waived carries no acceptance.
+    ([WAIVED, UNPUBLISHED], 0, "incomplete", ""),
+    ([WAIVED], 0, "incomplete", ""),
+    ([PASSED, SLOW_EIGHT], 0, "incomplete", "none with a published bound covers all devices"),
+    ([PASSED, SLOW_EIGHT, SOUND_EIGHT], 0, "accepted", ""),
+    # That replicas agree accepts no machine whose speed nobody has judged.
+    ([AGREEMENT], 0, "incomplete", ""),
+    ([AGREEMENT, PASSED], 0, "accepted", ""),
+    ([PASSED, WRONG], 0, "rejected", "1 of 2 requirements failed: m[b]"),
+    ([verdict("failed", name=str(i)) for i in range(5)], 0, "rejected", "failed: m[0], m[1], m[2] and 2 more"),
+]  # fmt: skip
 
 
-def test_a_waived_failure_is_accepted_by_another_name_and_counted_apart() -> None:
-    warned = verdict("failed", "warn", "c")
-    assert conclude([PASSED, WAIVED], 2) == ("accepted_with_waivers", "1 of 2 requirements met, 1 waived")
-    assert conclude([PASSED, WAIVED, warned], 3)[1] == "1 of 3 requirements met, 1 waived, 1 warned"
-    assert conclude([PASSED, WAIVED, verdict("failed")], 3) == ("rejected", "1 of 3 requirements failed: m[b]")
-    assert conclude([PASSED, WAIVED, verdict("inconclusive")], 3)[0] == "incomplete"
-    assert conclude([PASSED, WAIVED], 3)[0] == "partial"
-    assert other_blockers([PASSED, WAIVED], 2, False, ONE_NODE, RunCaveats()) == ()
+@rows(
+    ("verdicts", "left_out", "outcome", "reason"),
+    CONCLUDED,
+    ids=[f"{[f'{one.id} {one.outcome}' for one in row[0]]}, {row[1]} left out" for row in CONCLUDED],
+)
+def test_a_run_comes_to(verdicts: list[Verdict], left_out: int, outcome: RunOutcome, reason: str) -> None:
+    found = conclude(verdicts, len(verdicts) + left_out)
+    assert found[0] == outcome
+    assert reason in found[1]
+    # Infrastructure is no failure of the machine, and no pass.
+    interrupted, _ = conclude(verdicts, len(verdicts) + left_out, interrupted=True)
+    assert interrupted == ("rejected" if outcome == "rejected" else "incomplete")
 
 
-def test_what_is_waived_carries_no_acceptance() -> None:
-    assert conclude([WAIVED, verdict("passed", provisional=True)], 2)[0] == "incomplete"
-    assert conclude([WAIVED], 1)[0] == "incomplete"
+def test_wrong_data_blocks_whatever_the_severity() -> None:
+    assert WRONG.blocks(allows_unmeasured=True)
+    assert verdict_word(WRONG) == "FAIL"
 
 
-def test_waivers_do_not_cover_what_was_not_tested() -> None:
+def test_what_was_not_tested_keeps_the_rest_from_being_accepted() -> None:
+    silent = RunCaveats(silent=("GPU 1: GPU is lost",))
+    assert qualified("accepted", "all passed", silent) == ("incomplete", "GPU 1: GPU is lost (all passed)")
+    assert qualified("rejected", "one failed", silent) == ("rejected", "one failed")
     absent = RunCaveats(coverage=Coverage((NodeCoverage("n0", (), left_out="disk: full"),)))
-    assert qualified("accepted_with_waivers", "all passed", absent)[0] == "incomplete"
+    for caveats in (absent, RunCaveats(is_simulated=True)):
+        assert qualified("accepted_with_waivers", "all passed", caveats)[0] == "incomplete"
     assert qualified("accepted_with_waivers", "why", RunCaveats()) == ("accepted_with_waivers", "why")
-    assert qualified("accepted_with_waivers", "why", RunCaveats(is_simulated=True))[0] == "incomplete"
-
-
-def test_many_names_are_counted_rather_than_listed() -> None:
-    _, reason = conclude([verdict("failed", name=str(i)) for i in range(5)], 5)
-    assert reason == "5 of 5 requirements failed: m[0], m[1], m[2] and 2 more"
+    assert other_blockers([PASSED, WAIVED], 2, False, ONE_NODE, RunCaveats()) == ()
 
 
 OUTCOMES = st.sampled_from(["passed", "failed", "inconclusive", "not_measured", "error"])
@@ -174,26 +138,7 @@ def test_the_order_of_verdicts_does_not_change_the_outcome(verdicts: list[Verdic
     assert conclude(verdicts[::-1], len(verdicts), interrupted)[0] == forwards
 
 
-def test_a_published_bound_on_few_devices_accepts_no_more_of_them() -> None:
-    """Seven slow GPUs of eight leave a bound at world size 1 untouched."""
-    slow = replace(verdict("failed", "warn", provisional=True), world_size=8)
-    outcome, reason = conclude([PASSED, slow], 2)
-    assert outcome == "incomplete"
-    assert "none with a published bound covers all devices" in reason
-    assert conclude([PASSED, slow, replace(verdict("passed", name="c"), world_size=8)], 3)[0] == "accepted"
-
-
-def test_that_replicas_agree_accepts_no_machine_whose_speed_nobody_has_judged() -> None:
-    agreement = replace(verdict("passed"), metric="replica_agreement")
-    assert conclude([agreement], 1)[0] == "incomplete"
-    assert conclude([agreement, PASSED], 2)[0] == "accepted"
-
-
-def test_a_selection_of_which_nothing_passed_is_not_partial() -> None:
-    assert conclude([verdict("failed", "warn")], 9)[0] == "incomplete"
-
-
-@pytest.mark.parametrize(
+@rows(
     ("others", "expected"),
     [
         ([verdict("not_measured")], True),
@@ -217,7 +162,7 @@ def test_nothing_published_or_nothing_measured_is_never_allowed() -> None:
 TWO_NODES = Coverage((NodeCoverage("n0", ("training",)), NodeCoverage("n1", ("training",))), ranks=1)
 
 
-@pytest.mark.parametrize(
+@rows(
     "caveats",
     [
         RunCaveats(spoiled=["test_x"]),
@@ -253,10 +198,3 @@ def may_be_allowed(
     allowing = replace(caveats, allows_unmeasured=True)
     others = other_blockers(verdicts, len(verdicts), interrupted, coverage, allowing)
     return not others and not any(one.blocks(allows_unmeasured=True) for one in verdicts)
-
-
-def test_wrong_data_rejects_whatever_the_severity() -> None:
-    wrong = replace(verdict("failed", "warn", provisional=True), flags=("wrong-data",))
-    assert conclude([PASSED, wrong], 2) == ("rejected", "1 of 2 requirements failed: m[b]")
-    assert wrong.blocks(allows_unmeasured=True)
-    assert verdict_word(wrong) == "FAIL"

@@ -8,6 +8,7 @@ import pytest
 
 from pytest_ddpscale.results.verdicts import UniformLoss, Verdict, VerdictOutcome
 from pytest_ddpscale.verdict.uniform_loss import uniform_loss
+from tests.rows import rows
 from tests.verdict.test_run_outcome import PASSED
 
 
@@ -65,7 +66,7 @@ def test_machines_that_beat_the_published_value_lose_nothing() -> None:
     assert found.fraction == 0.0
 
 
-@pytest.mark.parametrize(
+@rows(
     "verdict",
     [
         throughput("a", 94.0, outcome="failed"),

@@ -14,6 +14,7 @@ from pytest_ddpscale.thresholds.waiver import Waiver
 from pytest_ddpscale.verdict.judge import judge
 from pytest_ddpscale.verdict.waiving import with_waiver
 from tests.builders.judged import CONFIDENCE, make_case
+from tests.rows import rows
 from tests.verdict.nodes import equal, measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
 from tests.verdict.probed import MATMUL, measure_probe, probe_case, probe_evidence, probe_plan, steady
 
@@ -67,7 +68,7 @@ def test_what_passes_needs_none() -> None:
     assert verdict.notes[-1] == "waiver by A. Name until 2026-10-01: not needed"
 
 
-@pytest.mark.parametrize("outcome", ["inconclusive", "not_measured", "error"])
+@rows("outcome", ["inconclusive", "not_measured", "error"])
 def test_what_is_not_known_is_not_waived(outcome: VerdictOutcome) -> None:
     evidence, case = slow_gpu(WITHIN), with_a_waiver(WITHIN)
     verdict = with_waiver(replace(judge(case, evidence, CONFIDENCE), outcome=outcome), case, evidence, DAY)
@@ -102,7 +103,7 @@ def test_slow_training_whose_replicas_differ_is_not_waived() -> None:
     assert verdict.notes[-1].endswith("wrong data cannot be waived")
 
 
-@pytest.mark.parametrize("change", [{"outcome": "error"}, {"flags": ("wrong-data",)}, {"flags": ("partly-known",)}])
+@rows("change", [{"outcome": "error"}, {"flags": ("wrong-data",)}, {"flags": ("partly-known",)}])
 def test_no_verdict_can_say_that_such_a_thing_is_waived(change: dict[str, object]) -> None:
     verdict = judged(WITHIN, slow_gpu(WITHIN))
     with pytest.raises(ValueError, match="is waived; expected a failure"):

@@ -1,0 +1,243 @@
+"""Bad input of every kind: exit code 4, one sentence that names it, and every file as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from shlex import split
+from typing import Any
+
+from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_lock import RunLock
+from pytest_ddpscale.results.run_record import start_run
+from tests.plugin.site import WEAK_8, Site, assert_refused, edit_json, output_of, thresholds_with
+from tests.rows import rows
+
+Arrange = Callable[[Site], object]
+CORES = len(os.sched_getaffinity(0))
+WEAK_8_LINE = 1 + thresholds_with(WEAK_8, "0.96", "0.961").partition("0.961")[0].count("\n")
+
+
+def as_it_is(site: Site) -> None:
+    """Nothing was measured."""
+
+
+def measured(site: Site) -> RunDirectory:
+    return site.measured()
+
+
+def shipped(site: Site) -> None:
+    """No thresholds of its own."""
+    site.thresholds.unlink()
+
+
+def without_acceptance_tests(path: str, **ini: str) -> Arrange:
+    """A test that judges nothing is all that is there."""
+
+    def arrange(site: Site) -> None:
+        site.measured()
+        (site.path / "acceptance").rename(site.path / "elsewhere")
+        site.write(f"{path}/test_login.py", "def test_login():\n    pass\n")
+        site.configure(**ini)
+
+    return arrange
+
+
+def with_file(name: str, text: str) -> Arrange:
+    """One file of a measured run, or beside it, has this in it."""
+
+    def arrange(site: Site) -> None:
+        site.measured()
+        site.write(name, text)
+
+    return arrange
+
+
+def of_schema(name: str, version: int) -> Arrange:
+    return lambda site: edit_json(site.measured().path / name, schema_version=version)
+
+
+def with_an_impossible_measurement(site: Site) -> None:
+    run = site.measured()
+    lines = run.measurements_jsonl.read_text(encoding="utf-8").splitlines()
+    lines[41] = json.dumps(json.loads(lines[41]) | {"block_s": -1.0})
+    run.measurements_jsonl.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def with_thresholds(old: str, new: str) -> Arrange:
+    return with_file("thresholds.yaml", thresholds_with(WEAK_8, old, new))
+
+
+def own_test(mark: str, arguments: str) -> Arrange:
+    return with_file("acceptance/test_own.py", f"import pytest\n\n{mark}\ndef test_own({arguments}):\n    pass\n")
+
+
+def overlay(line: str, *others: str) -> Arrange:
+    """A site's file that extends the thresholds."""
+    text = [
+        "schema_version: 2",
+        "extends: thresholds.yaml",
+        "skus:",
+        "  tested-gpu:",
+        *(f"    {one}" for one in others),
+    ]
+    return with_file("own.yaml", "\n".join([*text, f"    waivers: [{{{line}, who: A. Name, why: a fan}}]"]) + "\n")
+
+
+def begun(**changes: Any) -> Arrange:
+    """A run on the CPU that was killed before it measured anything."""
+
+    def arrange(site: Site) -> None:
+        run = RunDirectory.create(site.path / "run")
+        arms = (Arm("alone", 1, 4), Arm("ddp", 2, 4))
+        study = Study("weak", Workload("resnet18-fp32", "resnet18", "fp32", 4, image_size=32), arms, 7, 1.0, 1.0)
+        run.write_json(run.plan_json, Plan("cpu", "cpu", (study,), ranks_per_node=2))
+        start_run(run, "cpu", ("pytest", "--gpu-sku=cpu"), site.thresholds, "ab" * 32, devices_present=2)
+        edit_json(run.run_json, **changes)
+
+    return arrange
+
+
+BROKEN = "Restore it from a copy, or measure again."
+NO_METRIC = (
+    "ERROR: acceptance/test_own.py::test_own uses `requirement` without naming a metric; expected ",
+    "@pytest.mark.requirement(METRIC) with one of throughput_per_gpu, weak_scaling_efficiency,",
+)
+NO_SUCH_METRIC = "acceptance/test_own.py::test_own is marked requirement({}); expected "
+JUDGE, RESUME = "--ddp-judge=measured", "--ddp-resume=run --ddp-gpus-per-node=2"
+# How the site is arranged, the command line, and parts of the sentence.
+REFUSED: dict[str, tuple[Arrange, str, tuple[str, ...]]] = {
+    "an unknown SKU": (
+        as_it_is, "--gpu-sku=tested-gpus --collect-only",
+        ("--gpu-sku: ", "thresholds.yaml has no SKU 'tested-gpus'; expected one of cpu, reference-gpu, tested",
+         "Did you mean --gpu-sku=tested-gpu?"),
+    ),
+    "a SKU that is not here": (
+        shipped, "--gpu-sku=b200",
+        ("--gpu-sku=b200: no NVIDIA GPU is visible here", "expected GPUs of SKU b200", "--gpu-sku=cpu", "--ddp-judge"),
+    ),
+    "a published reference": (
+        as_it_is, "--gpu-sku=reference-gpu", ("--gpu-sku=reference-gpu", "published reference", "Use --gpu-sku=auto."),
+    ),
+    "no test that judges": (
+        without_acceptance_tests("acceptance"), "--gpu-sku=tested",
+        ("no test here uses `requirement`", "ddpscale init DIR"),
+    ),
+    "no such test in testpaths": (
+        without_acceptance_tests("tests", testpaths="tests"), JUDGE,
+        ("no test here uses `requirement`", "ddpscale init DIR"),
+    ),
+    "no run": (as_it_is, "--ddp-judge=nowhere", ("ERROR: nowhere: has no run.json; expected a run directory",)),
+    "a file as a run": (as_it_is, "--ddp-judge=thresholds.yaml", ("thresholds.yaml: has no run.json",)),
+    "an empty run.json": (with_file("measured/run.json", ""), JUDGE, ("ERROR: measured/run.json: ", BROKEN)),
+    "a broken plan.json": (
+        with_file("measured/plan.json", '{"schema_version": 5, "studies": 3}'), JUDGE,
+        ("ERROR: measured/plan.json: ", BROKEN),
+    ),
+    "an older run": (
+        of_schema("run.json", 1), JUDGE,
+        ("measured/run.json: has schema_version 1; expected 2", "measure, import or simulate again"),
+    ),
+    "a newer plan": (
+        of_schema("plan.json", 6), JUDGE, ("measured/plan.json: has schema_version 6; expected 5", "upgrade"),
+    ),
+    "an impossible measurement": (
+        with_an_impossible_measurement, JUDGE, ("measured/measurements.jsonl: line 42 is not a record",),
+    ),
+    "a broken baseline": (with_file("measured/baseline.json", "[" * 100_000), JUDGE, ("measured/baseline.json: ",)),
+    "malformed thresholds": (
+        with_thresholds("bound: 0.96", "bound: [0.96"), JUDGE,
+        (f"/thresholds.yaml:{WEAK_8_LINE}: ", "not valid YAML"),
+    ),
+    "an unknown key": (
+        with_thresholds("bound: 0.96", "buond: 0.96"), JUDGE,
+        (f"/thresholds.yaml:{WEAK_8_LINE}: ", "unknown key", "did you mean 'bound'"),
+    ),
+    "a folder of thresholds": (
+        as_it_is, "--gpu-sku=tested --thresholds=acceptance",
+        ("ERROR: acceptance: cannot be read", "expected a YAML file", "Check --thresholds."),
+    ),
+    "a waiver without an end": (
+        overlay("weak_scaling_efficiency: 8, of: resnet152-fp16"), f"{JUDGE} --thresholds=own.yaml",
+        ("own.yaml:5: skus.tested-gpu.waivers[0].until is missing",),
+    ),
+    "a waiver of what is between nodes": (
+        overlay(
+            "throughput_per_gpu: all, of: resnet152-fp16, until: 2099-01-01",
+            "requirements: "
+            "[{throughput_per_gpu: {all: 5}, of: resnet152-fp16, published: paper, bound: 1, because: x}]",
+        ),
+        f"{JUDGE} --thresholds=own.yaml", ("own.yaml:6: ", "cannot be waived: it covers links between nodes"),
+    ),
+    "verdict without a mark": (own_test("", "verdict"), JUDGE, NO_METRIC),
+    "a mark without a metric": (own_test("@pytest.mark.requirement()", "requirement, run"), JUDGE, NO_METRIC),
+    # Left out silently, the run would be partial, and exit with 0.
+    "a misspelt metric": (
+        own_test("@pytest.mark.requirement('weak_scaling_eficiency')", "requirement, run"), JUDGE,
+        (NO_SUCH_METRIC.format("'weak_scaling_eficiency'"),),
+    ),
+    "a list of metrics": (
+        own_test("@pytest.mark.requirement(['throughput_per_gpu'])", "requirement, run"), JUDGE,
+        (NO_SUCH_METRIC.format("['throughput_per_gpu']"),),
+    ),
+    "a file where the run should go": (
+        with_file("precious.txt", "in the way"), "--gpu-sku=cpu --ddp-world-sizes=1 --ddp-run-dir=precious.txt/run",
+        ("ERROR: precious.txt/run: cannot be written", "expected a writable directory"),
+    ),
+    "a run where the run should go": (
+        measured, "--gpu-sku=cpu --ddp-world-sizes=1 --ddp-run-dir=measured",
+        ("ERROR: measured: already holds a run; expected a new or empty directory", JUDGE),
+    ),
+    "a run where verdicts should go": (measured, f"{JUDGE} --ddp-run-dir=measured", ("measured: already holds a run",)),
+    "verdicts where verdicts should go": (
+        with_file("opinion/verdicts.json", "{}"), f"{JUDGE} --ddp-run-dir=opinion",
+        ("opinion: already holds verdicts", "a new or empty directory"),
+    ),
+    "more ranks than cores": (
+        as_it_is, f"--gpu-sku=cpu --ddp-world-sizes=1,{CORES + 1}",
+        (f"--ddp-world-sizes: found {CORES + 1}, but {CORES} CPU cores can be used", f"expected at most {CORES}",
+         f"--ddp-gpus-per-node={CORES + 1} lets ranks share cores"),
+    ),
+    "a world size beyond the GPUs": (
+        as_it_is, "--gpu-sku=tested --collect-only --ddp-gpus-per-node=2 --ddp-world-sizes=8",
+        ("--ddp-world-sizes: found 8, but ", "expected at most 2"),
+    ),
+    "resuming an imported run": (
+        begun(status="imported"), RESUME, ("run: was imported and cannot be resumed; expected a measured run",),
+    ),
+    "resuming what another version measured": (
+        begun(versions=None), RESUME, ("run: was measured by pytest-ddpscale None",),
+    ),
+    "resuming a run whose SKU is not its plan's": (begun(sku="b200"), RESUME, ("run.json",)),
+    "resuming as another SKU": (begun(), f"{RESUME} --gpu-sku=v100", ("--gpu-sku",)),
+    "resuming on fewer devices": (
+        begun(), "--ddp-resume=run --ddp-gpus-per-node=1", ("1 devices on 1 nodes can be used here",),
+    ),
+}  # fmt: skip
+
+
+@rows("case", REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_is_told_in_a_sentence_and_changes_nothing(
+    site: Site, case: tuple[Arrange, str, tuple[str, ...]]
+) -> None:
+    arrange, arguments, parts = case
+    site.reset()
+    arrange(site)
+    before = site.files()
+    result = site.run(*split(arguments))
+    assert_refused(result, *parts)
+    assert not re.search(r"^acceptance/.*::", output_of(result), re.MULTILINE), "nothing is collected"
+    assert site.files() == before
+
+
+def test_a_run_that_still_goes_on_is_not_resumed(site: Site) -> None:
+    begun()(site)
+    lock = RunLock.acquire(site.path / "run")
+    before = site.files()
+    assert_refused(site.run(*split(RESUME)), "run: is in use: process ", "Wait until that run has ended")
+    assert site.files() == before
+    lock.release()
