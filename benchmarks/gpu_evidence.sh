@@ -181,7 +181,7 @@ part tests 140 tests.log "${pytest_command[@]}" -m gpu -v --durations=10 "${gpu_
 part some-tests-passed 10 machine.txt grep -E '[0-9]+ passed' "$OUT/tests.log"
 run node-health 150 -m node_health --ddp-budget=100s
 # What is published for one GPU of most SKUs, and what DDP by itself costs.
-run training 120 -m 'not node_health' -k 'resnet50-nchw-fp16 or resnet152-fp16' --ddp-budget=75s --ddp-rounds=5
+run training 120 -m 'not node_health' -k 'resnet50-nchw-fp16 or resnet152-fp16' --ddp-budget=75s --ddp-rounds=8
 part sampler-overhead 80 benchmarks.log "$PYTHON" benchmarks/sampler_overhead.py --model resnet50 --batch-size 256 \
     --image-size 224 --block-s 1 --rounds 16 --json "$WORK/sampler-overhead.json"
 # bf16 beside fp16, whose gradient scaler waits for the GPU in every step and so hides what else would wait.

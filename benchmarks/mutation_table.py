@@ -126,6 +126,17 @@ def first_failure(tree: Path, arguments: Sequence[str]) -> str:
     return found[1]
 
 
+def caught_by(tree: Path, defect: Defect, arguments: Sequence[str]) -> str:
+    """The first test that fails while a defect is planted; empty if none fails."""
+    path = tree / PACKAGE / defect.file
+    text = path.read_text(encoding="utf-8")
+    _write(path, with_defect(tree, defect))
+    try:
+        return first_failure(tree, arguments)
+    finally:
+        _write(path, text)
+
+
 def try_out(tree: Path, defect: Defect, rungs: Mapping[str, Sequence[str]]) -> Caught:
     """Plant a defect, run tests until one fails, and remove it again.
 
@@ -136,17 +147,12 @@ def try_out(tree: Path, defect: Defect, rungs: Mapping[str, Sequence[str]]) -> C
         defect: to be caught.
         rungs: arguments of pytest by what they choose, one after the other.
     """
-    path = tree / PACKAGE / defect.file
-    text, began = path.read_text(encoding="utf-8"), time.monotonic()
+    began = time.monotonic()
     left_out: list[str] = []
     among = by = ""
     for among, arguments in rungs.items():  # noqa: B007 - the last one is told
         while True:
-            _write(path, with_defect(tree, defect))
-            try:
-                by = first_failure(tree, [*arguments, *left_out])
-            finally:
-                _write(path, text)
+            by = caught_by(tree, defect, [*arguments, *left_out])
             if by in ("", NOT_DONE) or not first_failure(tree, [by]):
                 break
             left_out.append(f"--deselect={by}")
