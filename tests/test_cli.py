@@ -18,8 +18,6 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import start_run
 from tests.report.judged import failed, write_judged_run
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[1]
 DATA = Path(__file__).parent / "data" / "paik_a100_80gb"
 

@@ -11,8 +11,6 @@ import pytest
 
 from tests.benchmarks.scripts import BENCHMARKS
 
-pytestmark = pytest.mark.slow
-
 NAMES = (
     *(
         "calibrate_rehearsal",

@@ -13,7 +13,7 @@ from pytest_ddpscale.results.strict_json import parse_strict_json
 from pytest_ddpscale.worker.control import Control
 from tests.benchmarks.scripts import BENCHMARKS, benchmark
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lab
 
 control_plane = benchmark("control_plane")
 ALL_AT_ONCE, ONE_BY_ONE = control_plane.WAYS

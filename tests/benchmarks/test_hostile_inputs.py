@@ -36,7 +36,7 @@ def test_what_comes_out_is_told_apart(sound: bool, code: int | None, said: str, 
     assert script._judged(case, code, said, cpu_s) == outcome
 
 
-@pytest.mark.slow
+@pytest.mark.lab
 def test_some_of_each_family_come_out_right() -> None:
     command = (sys.executable, str(BENCHMARKS / "hostile_inputs.py"), "--every", "100")
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

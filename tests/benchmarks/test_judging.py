@@ -9,7 +9,7 @@ import pytest
 
 from tests.benchmarks.scripts import benchmark
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lab
 
 script = benchmark("judging")
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.benchmarks.scripts import benchmark
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lab
 
 SCRIPT = benchmark("mutate_runs")
 

@@ -14,8 +14,6 @@ import pytest
 from pytest_ddpscale import cli
 from tests.docs_pages.commands import ROOT, blocks, typed_lines
 
-pytestmark = pytest.mark.slow
-
 SHOWING = ("docs/tutorial.md", "README.md")
 # Of how-tos without output: what runs beside simulated runs, within seconds.
 RUN = {

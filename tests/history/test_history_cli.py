@@ -12,8 +12,6 @@ from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.report.history_text import TSV_HEADER
 from tests.builders.nights import SKU, at, judged_run
 
-pytestmark = pytest.mark.slow
-
 HOSTS = [f"n{number}" for number in range(1, 8)]
 
 

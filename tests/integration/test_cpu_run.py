@@ -16,8 +16,6 @@ import pytest
 
 from tests.builders.tiny_site import tiny_thresholds
 
-pytestmark = pytest.mark.slow
-
 CHECKOUT = Path(__file__).parents[2]
 SHORT = ("--ddp-rounds=8", "--ddp-block=0.1s", "-p", "no:cacheprovider")
 # A machine of its own with loopback and one more interface; a session is all that talks in it.

@@ -13,8 +13,6 @@ from tests.benchmarks.scripts import benchmark
 
 script = benchmark("faults")
 
-pytestmark = pytest.mark.slow
-
 # The kernel's SIGKILL, where it can be had: it needs root and the memory controller of cgroup v1.
 KILLED = "out-of-memory" if script.CAN_LIMIT_MEMORY else "killed"
 FAULTS = (KILLED, "stopped-in-a-collective", "device-stuck")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.test_cpu_run import command, make_site
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lab
 
 ASKED = """
 schema_version: 2

@@ -36,8 +36,6 @@ from pytest_ddpscale.results.strict_json import each
 from tests.builders.measurements import measurements_in
 from tests.builders.rounds import columns_of
 
-pytestmark = pytest.mark.slow
-
 TINY = Workload("tiny", "shufflenet_v2_x0_5", "fp32", 2, 32, "contiguous", 4, num_classes=10)
 ARMS = (Arm("alone", 1, 2), Arm("ddp", 1, 2), Arm("ddp", 2, 2))
 EVERY_KIND = (*ARMS, Arm("each", 2, 2), Arm("no_sync", 2, 2))

@@ -20,8 +20,6 @@ from pytest_ddpscale.results.records import Block
 from pytest_ddpscale.results.run_directory import RunDirectory
 from tests.builders.image_folder import image_folder
 
-pytestmark = pytest.mark.slow
-
 CHECKOUT = Path(__file__).parents[2]
 DEADLINE_S = 120
 SUITE = ("suite", "input-pipeline", "--gpu-sku=cpu", "--ranks=2", "--model=shufflenet_v2_x0_5", "--image-size=32",

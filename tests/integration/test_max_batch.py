@@ -14,8 +14,6 @@ import pytest
 from pytest_ddpscale.cli import main
 from tests.small_memory import small_memory, why_no_small_memory
 
-pytestmark = pytest.mark.slow
-
 SITE = Path(__file__).with_name("allocator_site")
 COMMAND = [sys.executable, "-c", "import sys; from pytest_ddpscale.cli import main; sys.exit(main())"]
 IMAGE_SIZE = 32

@@ -17,7 +17,7 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from tests.integration.test_cpu_run import command, make_site
 from tests.report.page_text import page_text
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lab
 
 ASKED = """
 schema_version: 2

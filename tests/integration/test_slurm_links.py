@@ -15,7 +15,7 @@ from pytest_ddpscale.results.pair_record import pairs_of
 from tests.integration.lab_runs import TRAINING, LabRun, accept
 from tests.slurm_lab.lab import SlurmLab
 
-pytestmark = [pytest.mark.slow, pytest.mark.timing]
+pytestmark = pytest.mark.timing
 
 WEAK = "weak_scaling_efficiency"
 # 200 Mbit/s are 0.025 GB/s.

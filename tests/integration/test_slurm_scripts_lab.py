@@ -25,7 +25,7 @@ from tests.slurm_lab.lab import SlurmLab
 from tests.slurm_lab.polling import wait_until
 from tests.slurm_scripts.stage import SLURM
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lab
 
 ENVIRON = {"DDPSCALE_VENV": sys.prefix, "DDPSCALE_SKU": "cpu", "OMP_NUM_THREADS": "1"}
 SETTLED_S = 30

@@ -13,7 +13,7 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from tests.slurm_lab.lab import SlurmLab
 from tests.slurm_scripts.stage import SLURM
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lab
 
 ENVIRON = {"DDPSCALE_VENV": sys.prefix, "DDPSCALE_SKU": "cpu", "DDPSCALE_DATASETS": "", "OMP_NUM_THREADS": "1",
            "DDPSCALE_ARGS": "--ddp-gpus-per-node=1"}  # fmt: skip

@@ -17,7 +17,7 @@ from tests.slurm_lab.fixtures import require_lab
 from tests.slurm_lab.polling import wait_until
 from tests.ssh_lab.lab import NOBODY, SshLab, why_not
 
-pytestmark = [pytest.mark.slow, pytest.mark.lab]
+pytestmark = pytest.mark.lab
 GONE_S = 30
 
 

@@ -12,7 +12,6 @@ from tests.benchmarks.scripts import benchmark
 stragglers = benchmark("stragglers")
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timing,
     pytest.mark.skipif(
         not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < stragglers.RANKS,

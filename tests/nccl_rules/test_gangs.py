@@ -25,8 +25,6 @@ from .checking import COLLECTIVES, CREATION, Event, Logs, read_logs, violations
 from .defects import DEFECTS
 from .ranks import MODEL, GangOrder, logs_of, minute, ranks_folder, take_over
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 45.0
 LIMIT_S = 300.0

@@ -6,8 +6,6 @@ import pytest
 
 from tests.plugin.site import REQUIREMENTS, Site, assert_refused, contents, output_of
 
-pytestmark = pytest.mark.slow
-
 REFUSAL = ("pytest-xdist is active with workers; expected one pytest process", "Run without -n")
 
 

@@ -29,7 +29,7 @@ def found() -> Power:
     return power("slow-gpu:1.3", "corrupt-rank", "missing-rank", "drift:0", trials=2)
 
 
-@pytest.mark.slow
+@pytest.mark.lab
 def test_a_sound_machine_raises_no_alarm(found: Power) -> None:
     none = found.catches[0]
     assert none.fault == "none"
@@ -56,7 +56,7 @@ def test_what_caught_it_is_told(found: Power) -> None:
     assert {"replica_agreement", "matmul_tflops"} <= set(metrics["corrupt-rank"])
 
 
-@pytest.mark.slow
+@pytest.mark.lab
 def test_links_checks_and_probes_are_tried() -> None:
     cluster = a100(gpus=16)
     faults = ("slow-link:0.25", "bad-gpu:ecc", "bad-gpu:clock", "slow-probe:memory-copy:0.5")

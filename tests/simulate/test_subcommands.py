@@ -15,8 +15,6 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.util.packaged import packaged
 from tests.report.page_text import page_text
 
-pytestmark = pytest.mark.slow
-
 THRESHOLDS = packaged("thresholds.yaml")
 
 SHORT = ("--rounds", str(FEWEST_ROUNDS))

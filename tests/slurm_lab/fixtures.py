@@ -13,14 +13,6 @@ from tests.slurm_lab.needs import why_not
 NODES = 6
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whoever asks for the lab has the marker ``lab``: ``pytest tests -m lab`` finds all of them."""
-    for item in items:
-        if "slurm_lab" in getattr(item, "fixturenames", ()):
-            item.add_marker("lab")
-
-
 def require_lab() -> None:
     """Skip where no lab can run, saying what would enable it; fail instead when ``DDPSCALE_LAB=required``."""
     reason = why_not()

@@ -100,7 +100,7 @@ def test_epochs_are_shown_by_the_number_of_parameters() -> None:
     assert "trainable parameters" in by_parameters.figures[0]
 
 
-@pytest.mark.slow
+@pytest.mark.lab
 def test_one_and_two_ranks_get_to_a_loss(measured_and_told: MeasuredAndTold) -> None:
     run, told = measured_and_told(*SMALL, "--ranks=1,2", "--global-batch=64", "--loss=0.8", "--lr=0.05")
     alone, both = json.loads(run.suite_json.read_text())["runs"]

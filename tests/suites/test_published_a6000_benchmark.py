@@ -97,7 +97,7 @@ def test_500_epochs_are_more_than_the_several_thousand_iterations_that_it_averag
     assert 500 * steps == 7_500
 
 
-@pytest.mark.slow
+@pytest.mark.lab
 def test_densenet_computes_a_fifth_of_vgg16_and_so_is_slow_for_another_reason_than_its_computation() -> None:
     models = pytest.importorskip("torchvision.models")
     published = {name: models.get_model_weights(name).DEFAULT.meta["_ops"] for name in ("densenet121", "vgg16")}

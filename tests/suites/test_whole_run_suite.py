@@ -94,7 +94,7 @@ def test_launches_make_an_interval_and_one_that_broke_spoils_it() -> None:
     assert set(verdicts_of(broken, *runs)[0]) == {"not_measured"}
 
 
-@pytest.mark.slow
+@pytest.mark.lab
 def test_two_sizes_are_trained_and_told_again(measured_and_told: MeasuredAndTold) -> None:
     run, told = measured_and_told(*SMALL, "--made=64", "--ranks=1,2", "--at-most-time-to-train=0.5", exit_code=1)
     assert re.search(r"train/made-64@2: time_to_train [\d.]+ s, failed; at most 0.5 s", told)

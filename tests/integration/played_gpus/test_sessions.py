@@ -32,8 +32,6 @@ from tests.nvml_stand_in.gpus import (
 )
 from tests.nvml_stand_in.machine import A100, B200, PlayedMachine, at_work, node_of, uuid_of
 
-pytestmark = pytest.mark.slow
-
 A_DAY_S = 86_400.0
 # The driver's samples come ten times a second, so that their edges are not those of a block.
 ENERGY_ERROR = 0.02

@@ -1,0 +1,41 @@
+"""A launcher of gangs on this machine whose agent and ranks are forks.
+
+A session uses it where the variable of `start.forking` and its PYTHONPATH are set: it is registered as a site's own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from pytest_ddpscale.launch.environment import worker_environment
+from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher, launcher
+from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.settings import Settings, settings_from
+from tests.forks.start import VARIABLE, address, command_at
+
+
+@launcher("forks")
+class ForkingLauncher(Launcher):
+    """One node: this machine."""
+
+    calls_itself = "this machine"
+
+    @classmethod
+    def is_meant(cls, settings: Settings, environ: Mapping[str, str]) -> bool:
+        """Whether a server is there, and no other machine is asked for."""
+        return VARIABLE in environ and (settings.nodes or 1) == 1 and not settings.hosts
+
+    def cluster(self, *, plans_only: bool) -> Cluster:
+        """This machine."""
+        return Cluster(launcher=self.name)
+
+    def processes(self, launch: Launch) -> list[AgentProcess]:
+        """The agent's."""
+        return [AgentProcess(command_at(self.environ[VARIABLE], "tests.forks.agent", self.environ[VARIABLE]))]
+
+
+def forked_here(device_type: DeviceType = "cpu") -> Launch:
+    """As `launch_here`, of forks."""
+    here = ForkingLauncher(settings_from({}, {}, {}), {**os.environ, VARIABLE: address()})
+    return Launch(here, worker_environment(os.environ, device_type), device_type=device_type)
