@@ -21,6 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -33,6 +34,9 @@ PRELOADED = (
     "pytest_ddpscale.report.files", "pytest_ddpscale.report.html_page", "pytest_ddpscale.report.markdown",
     "pytest_ddpscale.report.plots", "pytest_ddpscale.report.junit", "pytest_ddpscale.report.terminal",
 )  # fmt: skip
+
+_LIBRARIES = "LD_LIBRARY_PATH"
+_LIBRARY_PATHS = os.environ.get(_LIBRARIES, "").split(os.pathsep)
 
 
 @dataclass(frozen=True)
@@ -96,11 +100,13 @@ def be_new(program: list[str], environ: dict[str, str]) -> None:
     """Take on what a new interpreter would have been given, and import what it would."""
     os.environ.clear()
     os.environ.update(environ)
+    _show(environ)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - these are for as long as the process lives
     sys.stdout = open(1, "w", closefd=False, buffering=1)  # noqa: SIM115
     sys.stderr = open(2, "w", closefd=False, buffering=1, errors="backslashreplace")  # noqa: SIM115
     sys.argv = [*program]
     sys.orig_argv = [sys.executable, "-m", *program]
+    _load_libraries(environ.get(_LIBRARIES, ""))
     paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [*paths, *(path for path in sys.path if path not in paths)]
     sys.modules.pop("sitecustomize", None)
@@ -154,6 +160,23 @@ def _program(order: Order, connection: socket.socket, streams: list[int]) -> Non
     os.chdir(order.directory)
     sys.path.insert(0, order.directory)
     run_module(order.program, order.environ)
+
+
+def _load_libraries(paths: str) -> None:
+    """Those that only this program has on LD_LIBRARY_PATH, which the dynamic loader reads as a process starts."""
+    for path in paths.split(os.pathsep):
+        if path and path not in _LIBRARY_PATHS:
+            for library in Path(path).glob("lib*.so*"):
+                ctypes.CDLL(str(library))
+
+
+def _show(environ: dict[str, str]) -> None:
+    """Write it where the kernel shows a process's environment, by which agents find their ranks."""
+    fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    text = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environ.items())
+    assert len(text) < end - start, "start the server with more room"
+    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
 def _exit_code(ended: SystemExit) -> int:

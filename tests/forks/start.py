@@ -8,8 +8,14 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from pytest_ddpscale.plan.planner import PACES
 from pytest_ddpscale.util.orphans import die_with_parent
 
 # The address of a server, for sessions whose gangs are to be forked.
@@ -39,15 +45,27 @@ def forking(**environ: str) -> dict[str, str]:
     return {**environ, VARIABLE: address(), "PYTHONPATH": path}
 
 
+@contextmanager
+def forking_here() -> Iterator[None]:
+    """Have this process fork its gangs on this machine, as long as it lasts, and ranks hardly warm up."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in forking().items():
+            patch.setenv(name, value)
+        patch.syspath_prepend(str(SITE))
+        patch.setitem(PACES, "cpu", replace(PACES["cpu"], warmup_s=0.1))
+        yield
+
+
 @functools.cache
 def address() -> str:
     """Of the server, which runs from now on."""
     folder = tempfile.TemporaryDirectory(prefix="tests-forks-")
     socket = str(Path(folder.name) / "socket")
-    # One thread, because only the thread that forks lives on in the fork.
-    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    # One thread, because only the thread that forks lives on in the fork; and room to show the environment of a fork.
+    given = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    given["TESTS_FORKS_ROOM"] = " " * 2**16
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.forks.server", socket], cwd=ROOT, env=os.environ | one_thread,
+        [sys.executable, "-m", "tests.forks.server", socket], cwd=ROOT, env=os.environ | given,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True, preexec_fn=die_with_parent,
     )  # fmt: skip
 

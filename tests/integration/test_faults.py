@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.scripts import benchmark
+from tests.forks.launcher import forked_here
 
 script = benchmark("faults")
 
@@ -23,7 +24,7 @@ UNKNOWN = script.weak("unknown", model="resnet9000")
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """One run: a study that is whole, one that cannot be prepared, and one for each fault."""
-    return script.measure(tmp_path_factory.mktemp("faults"), FAULTS, WHOLE, UNKNOWN)
+    return script.measure(tmp_path_factory.mktemp("faults"), FAULTS, WHOLE, UNKNOWN, launch=forked_here())
 
 
 @pytest.mark.parametrize("name", FAULTS)
