@@ -155,17 +155,21 @@ def weak(name: str, model: str = WORKLOAD.model, rounds: int = 10_000) -> Study:
     return Study("weak", replace(WORKLOAD, name=name, model=model), ARMS, rounds, block_s=0.05, warmup_s=0.1)
 
 
-def measure(folder: Path, names: Sequence[str], *before: Study, launch: Launch | None = None) -> Watch:
+def measure(
+    folder: Path, names: Sequence[str], before: Sequence[Study] = (), after: Sequence[Study] = (),
+    launch: Launch | None = None,
+) -> Watch:  # fmt: skip
     """One run whose studies each meet a fault, in a gang of its own each.
 
     Args:
         folder: for the run.
         names: of the faults, in order.
         before: studies to measure before them.
+        after: and after them.
         launch: how gangs are started; default: as on any machine.
     """
     run = RunDirectory.create(folder / "run")
-    plan = Plan("cpu", "cpu", (*before, *map(weak, names)))
+    plan = Plan("cpu", "cpu", (*before, *map(weak, names), *after))
     run.write_json(run.plan_json, plan)
     watch = Watch(run)
     launch = launch or launch_here("cpu")

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher, launcher
-from pytest_ddpscale.plan.study import DeviceType
 from pytest_ddpscale.settings import Settings, settings_from
 from tests.forks.start import VARIABLE, address, command_at
 
@@ -32,10 +31,15 @@ class ForkingLauncher(Launcher):
 
     def processes(self, launch: Launch) -> list[AgentProcess]:
         """The agent's."""
-        return [AgentProcess(command_at(self.environ[VARIABLE], "tests.forks.agent", self.environ[VARIABLE]))]
+        return [AgentProcess(self.agent())]
+
+    def agent(self, *which: str) -> list[str]:
+        """The command of an agent. For `which` see `Launch.agent`."""
+        server = self.environ[VARIABLE]
+        return command_at(server, "tests.forks.agent", server, *which)
 
 
-def forked_here(device_type: DeviceType = "cpu") -> Launch:
+def forked_here(kind: type[ForkingLauncher] = ForkingLauncher) -> Launch:
     """As `launch_here`, of forks."""
-    here = ForkingLauncher(settings_from({}, {}, {}), {**os.environ, VARIABLE: address()})
-    return Launch(here, worker_environment(os.environ, device_type), device_type=device_type)
+    here = kind(settings_from({}, {}, {}), {**os.environ, VARIABLE: address()})
+    return Launch(here, worker_environment(os.environ, "cpu"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.metrics.rounds import arm_rounds
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Study
+from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.by_rank import flops_of, seeded_steps_of
 from pytest_ddpscale.results.gangs import versions_of
@@ -96,17 +96,17 @@ class Gangs:
 def gangs(tmp_path_factory: pytest.TempPathFactory) -> Gangs:
     """What tests look at that disturb nothing."""
     folder = tmp_path_factory.mktemp("gangs")
-    of_each: dict[str, tuple[Sequence[Study], Callable[[DeviceType], Launch], WantsLess | None]] = {
-        "measured": ((WHOLE, NARROW), launch_here, None),
-        "steered": ((STEERED,), forked_here, WantsLess()),
-        "launched": (LAUNCHED, forked_here, None),
-    }
     runs, threads = {}, []
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("NCCL_SITE_TOKEN", SITE_TOKEN)
+        of_each: dict[str, tuple[Sequence[Study], Launch, WantsLess | None]] = {
+            "measured": ((WHOLE, NARROW), launch_here("cpu"), None),
+            "steered": ((STEERED,), forked_here(), WantsLess()),
+            "launched": (LAUNCHED, forked_here(), None),
+        }
         for name, (studies, launch, judge) in of_each.items():
             runs[name], plan = prepared(folder / name, *studies)
-            supervisor = Supervisor(launch("cpu"), runs[name], Limits(inactivity_s=120), judge=judge)
+            supervisor = Supervisor(launch, runs[name], Limits(inactivity_s=120), judge=judge)
             threads.append(threading.Thread(target=supervisor.measure, args=(plan,)))
             threads[-1].start()
         for thread in threads:

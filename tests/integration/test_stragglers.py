@@ -15,7 +15,7 @@ stragglers = benchmark("stragglers")
 
 SLOW_RANK = 1
 # So slow that no neighbour on the other rank's core hides it.
-SLEEP_PER_WORK = 9.0
+SLEEP_PER_WORK = 4.0
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < stragglers.RANKS,
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.skipif(
 
 def test_a_rank_that_sleeps_for_most_of_each_step_is_named(tmp_path: Path) -> None:
     """Smaller and other faults, and none, for which nobody may be named, are tried by benchmarks/stragglers.py."""
-    pace = replace(stragglers.PACE, rounds=8, block_s=0.3, warmup_s=0.1)
+    pace = replace(stragglers.PACE, rounds=8, block_s=0.05, warmup_s=0.1)
     launch = stragglers.sleepy_launch(forked_here(), SLOW_RANK, SLEEP_PER_WORK)
-    workload = replace(stragglers.WORKLOAD, batch_size=1, image_size=32)
+    workload = replace(stragglers.WORKLOAD, model="shufflenet_v2_x0_5", batch_size=2, image_size=32)
     verdict = stragglers.uniformity(tmp_path / "run", launch, pace, workload)
     assert [culprit.gpu_index for culprit in verdict.culprits] == [SLOW_RANK], verdict
     assert "the time of its only peer" in verdict.culprits[0].evidence

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import ends_of
+from tests.forks.start import command
 
 from .checking import COLLECTIVES, CREATION, Event, Logs, read_logs, violations
 from .defects import DEFECTS
@@ -96,7 +96,7 @@ def gangs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measured]:
         for name, (plan, further) in GANGS.items()
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.nccl_rules.ranks"],
+        command("tests.nccl_rules.ranks"),
         input=json.dumps([asdict(order) for order in orders]),
         capture_output=True,
         text=True,
