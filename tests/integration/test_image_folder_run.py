@@ -78,20 +78,18 @@ skus:
     detect: {{device: cpu}}
     batch: {{loaded: 4}}
     requirements:
-      - {{input_pipeline_efficiency: {{1: 1.09, 2: 0.001}}, of: loaded, provisional: tried here}}
+      - {{input_pipeline_efficiency: {{2: 0.001}}, of: loaded, provisional: tried here}}
 """
 
 
 def test_a_threshold_can_ask_how_much_loading_may_cost(folder: Path) -> None:
-    """Of one rank more than synthetic data gives, which it does not reach; of two hardly anything."""
     Path("thresholds.yaml").write_text(THRESHOLDS.format(folder=folder), encoding="utf-8")
     shutil.copytree(CHECKOUT / "acceptance", "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
     asked = ("--gpu-sku=cpu", "--ddp-run-dir=run", "--ddp-rounds=8", "--ddp-block=0.05s", "-p", "no:cacheprovider")
     subprocess.run(command("pytest", *asked), capture_output=True, check=False)
-    by_size = {one["world_size"]: one for one in json.loads(Path("run/verdicts.json").read_text())["verdicts"]}
-    assert by_size[2]["outcome"] == "passed"
-    assert by_size[1]["outcome"] in ("failed", "inconclusive"), "on a busy machine intervals are wide"
-    assert by_size[2]["value"] > 0.001
+    (verdict,) = json.loads(Path("run/verdicts.json").read_text())["verdicts"]
+    assert (verdict["world_size"], verdict["outcome"]) == (2, "passed")
+    assert verdict["value"] > 0.001
     page = Path("run/report.html").read_text()
     assert "Waited for data, ms a step" in page
     assert f"images from {folder} (1 loader workers per rank, prefetch 2)" in page

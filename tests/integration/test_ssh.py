@@ -17,7 +17,6 @@ from tests.slurm_lab.fixtures import require_lab
 from tests.slurm_lab.polling import wait_until
 from tests.ssh_lab.lab import NOBODY, SshLab, why_not
 
-pytestmark = pytest.mark.lab
 GONE_S = 30
 
 
@@ -56,6 +55,7 @@ def test_hosts_are_measured_and_judged_and_nothing_is_left_on_them(hosts: SshLab
     assert str(tmp_path.name) not in left
 
 
+@pytest.mark.lab
 def test_a_host_that_refuses_is_the_error_and_the_exit_code_says_so(hosts: SshLab, tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("pytest")), "--gpu-sku=cpu", "-p", "no:cacheprovider"]
     command += [f"--thresholds={thresholds_for(3, tmp_path)}", "--ddp-hosts=n1,head", "--ddp-run-dir=run", *QUICK]
@@ -66,6 +66,7 @@ def test_a_host_that_refuses_is_the_error_and_the_exit_code_says_so(hosts: SshLa
     wait_until(lambda: not hosts.processes(), GONE_S, "agents to end")
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize(
     ("host", "sentence"),
     [
@@ -77,6 +78,7 @@ def test_a_host_that_is_not_there_is_named(hosts: SshLab, tmp_path: Path, host: 
     assert ended(hosts, tmp_path, hosts=f"n1,{host}").startswith(f"error: {sentence}")
 
 
+@pytest.mark.lab
 def test_a_host_with_another_key_is_not_talked_to(hosts: SshLab, tmp_path: Path) -> None:
     known = hosts.known_hosts
     others = hosts.directory / "other_key"
@@ -91,6 +93,7 @@ def test_a_host_with_another_key_is_not_talked_to(hosts: SshLab, tmp_path: Path)
         hosts.write("known_hosts", known)
 
 
+@pytest.mark.lab
 def test_a_python_without_the_package_is_told(hosts: SshLab, tmp_path: Path) -> None:
     python = f"{sys.base_prefix}/bin/python3"
     found = ended(hosts, tmp_path, hosts="n1,n2", remote_python=python)
@@ -102,6 +105,7 @@ def test_a_python_without_the_package_is_told(hosts: SshLab, tmp_path: Path) -> 
     )
 
 
+@pytest.mark.lab
 def test_another_version_is_told(hosts: SshLab, tmp_path: Path) -> None:
     module = Path(pytest_ddpscale.__file__)
     with hosts.other_file("n2", module, module.read_text(encoding="utf-8").replace(__version__, "0.0.9")):
@@ -111,6 +115,7 @@ def test_another_version_is_told(hosts: SshLab, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.lab
 def test_any_command_that_reaches_a_host_will_do(hosts: SshLab, tmp_path: Path) -> None:
     found = ended(hosts, tmp_path, hosts="n[2-3]", exec=f"{hosts.entering()} {{host}}")
     assert found == "rounds:"
