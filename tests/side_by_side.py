@@ -19,20 +19,23 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Tests that start real ranks or agents, in lanes of which none takes much longer than the others: see docs/testing.md.
 # Those over Slurm wait for much of their time, so that others go beside them. The first prefix counts.
+# Each lane has a fork server of its own, and one cluster at most.
 LANES = {
-    "tests/integration/test_slurm_docs": "ranks",
-    "tests/integration/test_slurm_scripts": "played",
+    "tests/integration/test_slurm_docs": "scripts",
+    "tests/integration/test_slurm_scripts": "scripts",
     "tests/integration/test_slurm": "slurm",
-    "tests/slurm_lab/test_lab": "slurm",
-    "tests/integration/played_gpus/": "played",
-    "tests/integration/test_gang": "played",
-    "tests/integration/test_ssh": "played",
+    "tests/slurm_lab/test_lab": "scripts",
+    "tests/integration/test_ssh": "scripts",
+    "tests/integration/test_installed_wheel": "scripts",
+    "tests/integration/test_cpu_run": "scripts",
     "tests/integration/": "ranks",
     "tests/nccl_rules/test_gangs": "ranks",
+    "tests/suites/": "ranks",
+    "tests/worker/": "ranks",
 }
 
 # Folders that stay together: each worker with a part of one would import what all of its forks have, for seconds.
-TOGETHER = ("tests/plugin/", "tests/worker/")
+TOGETHER = ("tests/plugin/",)
 
 # Of tests without real ranks, beside those with them: a tenth of a core that both want.
 NICENESS = 10

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 REACHED = 3  # exit code of the first tool that runs after the installing: the script came that far
-NEEDS_TOOLS = ("bash", "cat", "dirname", "grep", "mktemp", "nice", "timeout")
+NEEDS_TOOLS = ("bash", "cat", "dirname", "grep", "ln", "mktemp", "nice", "rm", "timeout")
 LAB = "slurm-wlm slurmctld slurmd munge"
 
 
@@ -140,7 +140,8 @@ def test_all_that_checks_is_run_and_told_and_each_can_fail_it(machine: Machine, 
     result = machine.run()
     assert result.returncode == int(bool(failing)), result.stderr
     lines = result.stdout.splitlines()
-    assert {"pip install -e .[test]", "pytest tests -n 4", "ruff check ."} < set(lines)
+    assert {"pip install -e .[test]", "pytest tests -n 4", "pytest tests -m lab -n 4", "ruff check ."} < set(lines)
+    assert "pytest tests/session tests/plugin tests/launch -n 2" in lines
     assert ("mypy " in lines) == (failing != "ruff")
     built = any(line.startswith("python -m mkdocs build --strict") for line in lines)
     assert built == (failing in ("", "python"))
