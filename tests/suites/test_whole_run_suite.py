@@ -103,7 +103,7 @@ def test_two_sizes_are_trained_and_told_again(measured_and_told: MeasuredAndTold
     for one in values["runs"]:
         assert one["is_complete"]
         assert len(one["epochs"]) == 3
-        assert abs(one["unexplained"]) < 0.05, "of a run of some ten seconds, which the supervisor hears of in 0.4 s"
+        assert abs(one["unexplained"]) < 0.3, "of a run of seconds, which the supervisor hears of in 0.4 s"
     assert "<svg" in (run.path / "report.html").read_text()
     gangs = [json.loads(line) for line in run.measurements_jsonl.read_text().splitlines()]
     assert [len(one["hosts"]) for one in gangs if one["kind"] == "gang"] == [1, 2], "a gang for each size"
