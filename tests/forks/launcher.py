@@ -6,12 +6,18 @@ A session uses it where the variable of `start.forking` and its PYTHONPATH are s
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 
+import pytest
+
+from pytest_ddpscale.launch import torchrun
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher, launcher
+from pytest_ddpscale.plan.planner import PACES
 from pytest_ddpscale.settings import Settings, settings_from
-from tests.forks.start import VARIABLE, address, command_at
+from tests.forks.start import SITE, VARIABLE, address, command_at, forking
 
 
 @launcher("forks")
@@ -43,3 +49,15 @@ def forked_here(kind: type[ForkingLauncher] = ForkingLauncher) -> Launch:
     """As `launch_here`, of forks."""
     here = kind(settings_from({}, {}, {}), {**os.environ, VARIABLE: address()})
     return Launch(here, worker_environment(os.environ, "cpu"))
+
+
+@contextmanager
+def forking_here() -> Iterator[None]:
+    """Have this process fork its gangs on this machine, as long as it lasts, and ranks hardly warm up."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in forking().items():
+            patch.setenv(name, value)
+        patch.syspath_prepend(str(SITE))
+        patch.setattr(torchrun, "launch_here", lambda device_type: forked_here())
+        patch.setitem(PACES, "cpu", replace(PACES["cpu"], warmup_s=0.1))
+        yield

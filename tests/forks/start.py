@@ -8,14 +8,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from pytest_ddpscale.plan.planner import PACES
 from pytest_ddpscale.util.orphans import die_with_parent
 
 # The address of a server, for sessions whose gangs are to be forked.
@@ -43,17 +37,6 @@ def forking(**environ: str) -> dict[str, str]:
     """
     path = os.pathsep.join(filter(None, [str(SITE), environ.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]))
     return {**environ, VARIABLE: address(), "PYTHONPATH": path}
-
-
-@contextmanager
-def forking_here() -> Iterator[None]:
-    """Have this process fork its gangs on this machine, as long as it lasts, and ranks hardly warm up."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in forking().items():
-            patch.setenv(name, value)
-        patch.syspath_prepend(str(SITE))
-        patch.setitem(PACES, "cpu", replace(PACES["cpu"], warmup_s=0.1))
-        yield
 
 
 @functools.cache

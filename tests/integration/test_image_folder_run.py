@@ -20,7 +20,8 @@ from pytest_ddpscale.results.records import Block, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.strict_json import each
 from tests.builders.image_folder import image_folder
-from tests.forks.start import command, forking_here
+from tests.forks.launcher import forking_here
+from tests.forks.start import command
 
 pytestmark = pytest.mark.lab
 

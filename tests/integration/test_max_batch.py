@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from pytest_ddpscale.cli import main
-from tests.forks.start import forking_here
+from tests.forks.launcher import forking_here
 from tests.small_memory import small_memory, why_no_small_memory
 
 SITE = Path(__file__).with_name("allocator_site")

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.results.run_directory import RunDirectory
-from tests.forks.start import forking_here
+from tests.forks.launcher import forking_here
 
 
 def promises_any_memory() -> bool:
