@@ -27,7 +27,6 @@ from defects import DEFECTS, Defect
 ROOT = Path(__file__).parents[1]
 PACKAGE = "pytest_ddpscale"
 END_TO_END = ("tests/plugin/test_outcomes.py", "tests/simulate/test_subcommands.py")
-OF_THE_TABLE = "tests/benchmarks/test_mutation_table.py"
 LIMIT_S = 1200.0
 NOT_DONE = f"not done after {LIMIT_S:g} s"
 _FIRST_FAILURE = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
@@ -165,9 +164,7 @@ def try_out_all(tree: Path, defects: Sequence[Defect], found: dict[str, Caught])
             yield try_out(tree, defect, {"touched": at_once, "touched, lab": lab, "end to end": END_TO_END})
     for defect in defects:
         if not found[defect.id].by and found[defect.id].among != "not lab":
-            # But for the tests of this table, in which each defect has lost its place.
-            others = f"--ignore={OF_THE_TABLE}"
-            yield try_out(tree, defect, {"not lab": ("tests", others, "-m", "not lab")})
+            yield try_out(tree, defect, {"not lab": ("tests", "-m", "not lab")})
 
 
 def as_table(found: Sequence[Caught]) -> str:

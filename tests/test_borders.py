@@ -106,14 +106,15 @@ def test_each_dependency_is_used_where_it_belongs() -> None:
             assert part_of(module) in THIRD_PARTY[library], f"{library} is imported by {module}"
 
 
-def test_no_two_modules_have_one_name() -> None:
-    names = Counter(module.stem for module in MODULES if not module.stem.startswith("__"))
-    assert [name for name, number in names.items() if number > 1] == []
-
-
-def test_no_two_classes_have_one_name() -> None:
-    names = Counter(node.name for module in MODULES for node in nodes_of(module) if isinstance(node, ast.ClassDef))
-    assert [name for name, number in names.items() if number > 1] == []
+def test_inside_a_package_each_module_and_each_public_class_has_a_name_of_its_own() -> None:
+    modules = Counter((part_of(module), module.stem) for module in MODULES if not module.stem.startswith("__"))
+    classes = Counter(
+        (part_of(module), node.name)
+        for module in MODULES
+        for node in nodes_of(module)
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, number in (modules + classes).items() if number > 1] == []
 
 
 def test_nothing_is_loose_at_the_root() -> None:

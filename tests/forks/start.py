@@ -16,6 +16,8 @@ from pytest_ddpscale.util.orphans import die_with_parent
 VARIABLE = "TESTS_FORKS"
 ROOT = Path(__file__).parents[2]
 SITE = Path(__file__).with_name("site")  # on PYTHONPATH it registers the launcher
+# What is of the machine and not of the test that happens to be the first.
+_GIVEN = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR", "LANG", "LC_ALL")
 _CLIENT = Path(__file__).with_name("client.py")
 
 
@@ -45,10 +47,11 @@ def address() -> str:
     folder = tempfile.TemporaryDirectory(prefix="tests-forks-")
     socket = str(Path(folder.name) / "socket")
     # One thread, because only the thread that forks lives on in the fork; and room to show the environment of a fork.
-    given = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    given = {name: os.environ[name] for name in _GIVEN if name in os.environ}
+    given |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     given["TESTS_FORKS_ROOM"] = " " * 2**16
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.forks.server", socket], cwd=ROOT, env=os.environ | given,
+        [sys.executable, "-m", "tests.forks.server", socket], cwd=ROOT, env=given,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True, preexec_fn=die_with_parent,
     )  # fmt: skip
 
