@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 REACHED = 3  # exit code of the first tool that runs after the installing: the script came that far
 NEEDS_TOOLS = ("bash", "cat", "dirname", "grep", "ln", "mktemp", "nice", "rm", "timeout")
 LAB = "slurm-wlm slurmctld slurmd munge"
+SSH = "openssh-server openssh-client"
 
 
 class Machine:
@@ -79,16 +80,16 @@ def test_what_tests_need_is_installed(machine: Machine) -> None:
     machine.with_apt(uid=0)
     result = machine.run()
     assert result.returncode == REACHED, result.stderr
-    assert machine.asked == ["gcc libc6-dev", "shellcheck", LAB, "iproute2"]
+    assert machine.asked == ["gcc libc6-dev", "shellcheck", LAB, "iproute2", SSH]
     assert machine.updates == 1
 
 
 @pytest.mark.parametrize(
     ("there", "asked"),
     [
-        (["cc"], ["shellcheck", LAB, "iproute2"]),
-        (["shellcheck", "slurmctld"], ["gcc libc6-dev", "iproute2"]),
-        (["cc", "shellcheck", "slurmctld", "ip"], []),
+        (["cc"], ["shellcheck", LAB, "iproute2", SSH]),
+        (["shellcheck", "slurmctld"], ["gcc libc6-dev", "iproute2", SSH]),
+        (["cc", "shellcheck", "slurmctld", "ip", "sshd"], []),
     ],
 )
 def test_what_is_there_is_not_installed_again(machine: Machine, there: list[str], asked: list[str]) -> None:
@@ -105,7 +106,7 @@ def test_an_installation_that_fails_is_told_and_stops_nothing(machine: Machine) 
     machine.with_apt(uid=0, exit_code=100)
     result = machine.run()
     assert result.returncode == REACHED, result.stderr
-    for name in ("cc", "shellcheck", "slurmctld", "ip"):
+    for name in ("cc", "shellcheck", "slurmctld", "ip", "sshd"):
         assert f"{name} is missing and could not be installed: tests that need it cannot run" in result.stderr
     assert machine.updates == 1
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.builders.tiny_site import tiny_thresholds
 from tests.integration.sites import CHECKOUT, QUICK, make_site, session, verdicts_of
+from tests.slurm_lab.fixtures import skip_or_fail
 
 # A machine of its own with loopback and one more interface; a session is all that talks in it.
 MACHINE = """
@@ -45,17 +46,18 @@ class Session:
     Attributes:
         site: where.
         result: how pytest ended.
-        cannot_be_apart: why it had no network of its own; empty if it had.
+        cannot_be_apart: why it had no network of its own; None if it had.
     """
 
     site: Path
     result: subprocess.CompletedProcess[str]
-    cannot_be_apart: str
+    cannot_be_apart: str | None
 
 
 @pytest.fixture(scope="module")
 def accepted(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    site, why_not = make_site(tmp_path_factory.mktemp("site"), THRESHOLDS), ""
+    site = make_site(tmp_path_factory.mktemp("site"), THRESHOLDS)
+    why_not: str | None = None
     words = [sys.executable, "-m", "pytest", "--gpu-sku=cpu", "--ddp-run-dir=run", *QUICK]
     if shutil.which("ip") is None or subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
         why_not = "needs network namespaces with veth: run as root outside a container, with iproute2"
@@ -85,10 +87,7 @@ def test_every_metric_is_measured_and_judged_in_one_gang(accepted: Session) -> N
 
 def test_on_one_node_nothing_listens_but_on_loopback(accepted: Session) -> None:
     """Torch's stores ask for no password: nobody but a run's own ranks may connect to them."""
-    if accepted.cannot_be_apart and os.environ.get("DDPSCALE_LAB") == "required":
-        pytest.fail(f"DDPSCALE_LAB=required, but it {accepted.cannot_be_apart}", pytrace=False)
-    if accepted.cannot_be_apart:
-        pytest.skip(accepted.cannot_be_apart)
+    skip_or_fail(accepted.cannot_be_apart)
     assert (accepted.site / "listened.txt").read_text().split() == ["127.0.0.1"]
 
 

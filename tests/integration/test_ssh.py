@@ -13,7 +13,7 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.results.run_directory import RunDirectory
 from tests.builders.measurements import measurements_in
 from tests.integration.lab_runs import QUICK, ROOT, thresholds_for
-from tests.slurm_lab.fixtures import require_lab
+from tests.slurm_lab.fixtures import require_lab, skip_or_fail
 from tests.slurm_lab.polling import wait_until
 from tests.ssh_lab.lab import NOBODY, SshLab, why_not
 
@@ -23,8 +23,7 @@ GONE_S = 30
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshLab]:
     require_lab()
-    if reason := why_not():
-        pytest.skip(reason)
+    skip_or_fail(why_not())
     with SshLab(tmp_path_factory.mktemp("ssh-lab")) as lab:
         yield lab
 

@@ -15,7 +15,11 @@ NODES = 6
 
 def require_lab() -> None:
     """Skip where no lab can run, saying what would enable it; fail instead when ``DDPSCALE_LAB=required``."""
-    reason = why_not()
+    skip_or_fail(why_not())
+
+
+def skip_or_fail(reason: str | None) -> None:
+    """As `require_lab`, for any reason why something of the labs cannot run here; None where it can."""
     if reason is None:
         return
     if os.environ.get("DDPSCALE_LAB") == "required":
