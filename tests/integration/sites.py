@@ -12,22 +12,15 @@ from typing import Any
 from tests.forks.start import command, forking
 
 CHECKOUT = Path(__file__).parents[2]
-QUICK = ("--ddp-rounds=8", "--ddp-block=0.02s", "-p", "no:cacheprovider")
+HARDLY_WARM_UP = ("-p", "tests.integration.hardly_warm_up")
+QUICK = ("--ddp-rounds=8", "--ddp-block=0.02s", "-p", "no:cacheprovider", *HARDLY_WARM_UP)
 LIMIT_S = 300
-CONFTEST = """\
-from dataclasses import replace
-
-from pytest_ddpscale.plan.planner import PACES
-
-PACES["cpu"] = replace(PACES["cpu"], warmup_s=0.1)
-"""
 
 
 def make_site(path: Path, thresholds: str) -> Path:
-    """A folder with acceptance tests, thresholds, and ranks that hardly warm up."""
+    """A folder with acceptance tests and thresholds."""
     shutil.copytree(CHECKOUT / "acceptance", path / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
     (path / "thresholds.yaml").write_text(thresholds, encoding="utf-8")
-    (path / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     return path
 
 

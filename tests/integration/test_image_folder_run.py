@@ -22,6 +22,7 @@ from pytest_ddpscale.results.strict_json import each
 from tests.builders.image_folder import image_folder
 from tests.forks.launcher import forking_here
 from tests.forks.start import command
+from tests.integration.sites import HARDLY_WARM_UP
 
 pytestmark = pytest.mark.lab
 
@@ -86,7 +87,7 @@ skus:
 def test_a_threshold_can_ask_how_much_loading_may_cost(folder: Path) -> None:
     Path("thresholds.yaml").write_text(THRESHOLDS.format(folder=folder), encoding="utf-8")
     shutil.copytree(CHECKOUT / "acceptance", "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
-    asked = ("--gpu-sku=cpu", "--ddp-run-dir=run", "--ddp-rounds=8", "--ddp-block=0.05s", "-p", "no:cacheprovider")
+    asked = ("--gpu-sku=cpu", "--ddp-run-dir=run", "--ddp-rounds=8", "--ddp-block=0.05s", *HARDLY_WARM_UP)
     subprocess.run(command("pytest", *asked), capture_output=True, check=False)
     (verdict,) = json.loads(Path("run/verdicts.json").read_text())["verdicts"]
     assert (verdict["world_size"], verdict["outcome"]) == (2, "passed")

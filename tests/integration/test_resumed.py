@@ -12,7 +12,7 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import ends_of
 from pytest_ddpscale.results.strict_json import each
 from tests.builders.tiny_site import tiny_thresholds
-from tests.integration.sites import CONFTEST, QUICK, make_site, measured, session, verdicts_of
+from tests.integration.sites import QUICK, make_site, measured, session, verdicts_of
 
 THRESHOLDS = tiny_thresholds(
     "throughput_per_gpu: {2: 500}, bound: 0.01", "strong_scaling_speedup: {2: 1.9}, bound: 0.001"
@@ -45,7 +45,7 @@ def blocks(run: RunDirectory, study: str) -> list[Block]:
 
 def test_what_is_interrupted_is_resumed_to_the_end(tmp_path: Path) -> None:
     site = make_site(tmp_path / "site", THRESHOLDS)
-    (site / "conftest.py").write_text(CONFTEST + INTERRUPTING, encoding="utf-8")
+    (site / "conftest.py").write_text(INTERRUPTING, encoding="utf-8")
     interrupted, run = measured(site, INTERRUPTED="1"), RunDirectory(site / "run")
     assert interrupted.returncode == pytest.ExitCode.INTERRUPTED, interrupted.stdout
     assert {study: end.reason for study, end in ends_of(run.read_records()).items()} == {

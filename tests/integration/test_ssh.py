@@ -13,6 +13,7 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.results.run_directory import RunDirectory
 from tests.builders.measurements import measurements_in
 from tests.integration.lab_runs import QUICK, ROOT, thresholds_for
+from tests.integration.sites import HARDLY_WARM_UP
 from tests.slurm_lab.fixtures import require_lab, skip_or_fail
 from tests.slurm_lab.polling import wait_until
 from tests.ssh_lab.lab import NOBODY, SshLab, why_not
@@ -37,8 +38,15 @@ def ended(lab: SshLab, folder: Path, **options: str) -> str:
 
 
 def test_hosts_are_measured_and_judged_and_nothing_is_left_on_them(hosts: SshLab, tmp_path: Path) -> None:
-    command = [str(Path(sys.executable).with_name("pytest")), "--gpu-sku=cpu", "-p", "no:cacheprovider"]
+    command = [
+        str(Path(sys.executable).with_name("pytest")),
+        "--gpu-sku=cpu",
+        "-p",
+        "no:cacheprovider",
+        *HARDLY_WARM_UP,
+    ]
     command += [f"--thresholds={thresholds_for(2, tmp_path)}", "--ddp-hosts=n[1-2]", "--ddp-run-dir=run", *QUICK]
+    command += HARDLY_WARM_UP
     # A busy machine imports torch for a minute.
     command += ["--ddp-rounds=8", "--ddp-block=0.1s", "--ddp-inactivity-limit=200s"]
     done = hosts.run([*command, str(ROOT / "acceptance")], tmp_path)
@@ -56,7 +64,13 @@ def test_hosts_are_measured_and_judged_and_nothing_is_left_on_them(hosts: SshLab
 
 @pytest.mark.lab
 def test_a_host_that_refuses_is_the_error_and_the_exit_code_says_so(hosts: SshLab, tmp_path: Path) -> None:
-    command = [str(Path(sys.executable).with_name("pytest")), "--gpu-sku=cpu", "-p", "no:cacheprovider"]
+    command = [
+        str(Path(sys.executable).with_name("pytest")),
+        "--gpu-sku=cpu",
+        "-p",
+        "no:cacheprovider",
+        *HARDLY_WARM_UP,
+    ]
     command += [f"--thresholds={thresholds_for(3, tmp_path)}", "--ddp-hosts=n1,head", "--ddp-run-dir=run", *QUICK]
     done = hosts.run([*command, str(ROOT / "acceptance")], tmp_path)
     sentence = "head cannot be reached by ssh: connect to host head port 22: Connection refused (try `ssh head true`)"
