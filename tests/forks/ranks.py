@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -34,7 +35,7 @@ class Ranks:
 
     def run(self) -> int:
         """Start them and wait for their end. Returns torchrun's exit code."""
-        self._running = {fork(lambda rank=rank: self._rank(rank)): rank for rank in range(self._count)}
+        self._running = {fork(partial(self._rank, rank)): rank for rank in range(self._count)}
         while self._running and not self._failed:
             self._wait()
         if self._running:

@@ -135,8 +135,9 @@ def _guard(connection: socket.socket, server: socket.socket) -> None:
     for descriptor in streams:
         os.close(descriptor)
     ended = os.pidfd_open(pid)
+    heard = connection.fileno()
     while True:
-        ready, _, _ = select.select([connection, ended], [], [])
+        ready, _, _ = select.select([heard, ended], [], [])
         if ended in ready:
             _, status = os.waitpid(pid, 0)
             code = os.waitstatus_to_exitcode(status)

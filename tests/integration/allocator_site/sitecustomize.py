@@ -20,11 +20,11 @@ def limit(most_bytes: int) -> None:
 
     step = Trainer.__call__
 
-    def limited(trainer: Trainer) -> None:
-        images = trainer._batches[0].images
-        if images.nbytes > most_bytes and isinstance(trainer._model, DistributedDataParallel):
+    def limited(self: Trainer) -> None:
+        images = self._batches[0].images
+        if images.nbytes > most_bytes and isinstance(self._model, DistributedDataParallel):
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {images.nbytes} bytes (stand-in).")
-        step(trainer)
+        step(self)
 
     Trainer.__call__ = limited  # type: ignore[method-assign]
 
