@@ -23,6 +23,7 @@ from pathlib import Path
 import psutil
 from reporting import argument_parser, keep, table
 
+from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here
@@ -154,19 +155,24 @@ def weak(name: str, model: str = WORKLOAD.model, rounds: int = 10_000) -> Study:
     return Study("weak", replace(WORKLOAD, name=name, model=model), ARMS, rounds, block_s=0.05, warmup_s=0.1)
 
 
-def measure(folder: Path, names: Sequence[str], *before: Study) -> Watch:
+def measure(
+    folder: Path, names: Sequence[str], before: Sequence[Study] = (), after: Sequence[Study] = (),
+    launch: Launch | None = None,
+) -> Watch:  # fmt: skip
     """One run whose studies each meet a fault, in a gang of its own each.
 
     Args:
         folder: for the run.
         names: of the faults, in order.
         before: studies to measure before them.
+        after: and after them.
+        launch: how gangs are started; default: as on any machine.
     """
     run = RunDirectory.create(folder / "run")
-    plan = Plan("cpu", "cpu", (*before, *map(weak, names)))
+    plan = Plan("cpu", "cpu", (*before, *map(weak, names), *after))
     run.write_json(run.plan_json, plan)
     watch = Watch(run)
-    launch = launch_here("cpu")
+    launch = launch or launch_here("cpu")
     faults = {f"weak/{name}": (FAULTS[name].kind, FAULTS[name].rank, FAULTS[name].arm) for name in names}
     path = os.pathsep.join(filter(None, [str(SITE), os.environ.get("PYTHONPATH")]))
     told = {"FAULTS": json.dumps(faults), "FAULTS_LOG": str(folder / "faults.jsonl"), "PYTHONPATH": path}

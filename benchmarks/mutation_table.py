@@ -41,7 +41,7 @@ class Caught:
         kind: likewise.
         what: likewise.
         by: the test that failed first; empty of a survivor.
-        among: ``touched``, ``touched, slow``, ``end to end`` or ``not slow``: the tests that were run last.
+        among: ``touched``, ``touched, lab``, ``end to end`` or ``not lab``: the tests that were run last.
         seconds: that all runs took.
     """
 
@@ -166,11 +166,11 @@ def try_out_all(tree: Path, defects: Sequence[Defect], found: dict[str, Caught])
     for defect in defects:
         if defect.id not in found:
             touched = [f"tests/{name}" for name in defect.tests]
-            at_once, slow = [*touched, "-m", "not slow"], [*touched, "-m", "slow"]
-            yield try_out(tree, defect, {"touched": at_once, "touched, slow": slow, "end to end": END_TO_END})
+            at_once, lab = [*touched, "-m", "not lab"], [*touched, "-m", "lab"]
+            yield try_out(tree, defect, {"touched": at_once, "touched, lab": lab, "end to end": END_TO_END})
     for defect in defects:
-        if not found[defect.id].by and found[defect.id].among != "not slow":
-            yield try_out(tree, defect, {"not slow": ("tests", "-m", "not slow")})
+        if not found[defect.id].by and found[defect.id].among != "not lab":
+            yield try_out(tree, defect, {"not lab": ("tests", "-m", "not lab")})
 
 
 def as_table(found: Sequence[Caught]) -> str:

@@ -70,10 +70,9 @@ class Outcome:
         return self.named == (() if self.slow_rank is None else (self.slow_rank,))
 
 
-def sleepy_launch(slow_rank: int) -> Launch:
-    """This machine, with a worker of which one rank sleeps in each step."""
-    launch = launch_here("cpu")
-    fault = {"SLOW_RANK": str(slow_rank), "SLOW_SHARE": str(SLEEP_PER_WORK)}
+def sleepy_launch(launch: Launch, slow_rank: int, sleep_per_work: float = SLEEP_PER_WORK) -> Launch:
+    """A launch, with a worker of which one rank sleeps in each step."""
+    fault = {"SLOW_RANK": str(slow_rank), "SLOW_SHARE": str(sleep_per_work)}
     site = os.pathsep.join(filter(None, [str(Path(__file__).with_name("slow_site")), os.environ.get("PYTHONPATH")]))
     return replace(launch, environment={**launch.environment, **fault, "PYTHONPATH": site})
 
@@ -108,7 +107,9 @@ def uniformity(run_path: Path, launch: Launch, pace: Pace, workload: Workload = 
 
 def one_run(fault: str, slow_rank: int | None, pace: Pace = PACE, workload: Workload = WORKLOAD) -> Outcome:
     """Measure two ranks once, with or without a fault."""
-    launch = sleepy_launch(slow_rank) if fault == FAULTS[1] and slow_rank is not None else launch_here("cpu")
+    launch = launch_here("cpu")
+    if fault == FAULTS[1] and slow_rank is not None:
+        launch = sleepy_launch(launch, slow_rank)
     neighbour: AbstractContextManager[None] = nullcontext()
     if fault == FAULTS[2] and slow_rank is not None:
         neighbour = busy_neighbour(slow_rank)

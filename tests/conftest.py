@@ -23,7 +23,7 @@ atexit.register(gc.unfreeze)
 settings.register_profile("ddpscale", deadline=None, max_examples=40)
 settings.load_profile("ddpscale")
 
-pytest_plugins = ["pytester", "tests.slurm_lab.fixtures", "tests.side_by_side"]
+pytest_plugins = ["pytester", "tests.slurm_lab.fixtures", "tests.side_by_side", "tests.lab_mark"]
 
 
 @pytest.hookimpl(trylast=True)
@@ -37,15 +37,3 @@ def pytest_collection_finish() -> None:
     """Have the garbage collector look at what tests leave, and at nothing that was there before."""
     gc.freeze()
     gc.enable()
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Try once more what failed and is ``slow``: it starts processes, on machines of which others take a share.
-
-    A defect fails both times, and what passed only the second time is listed as rerun.
-    """
-    if not config.pluginmanager.hasplugin("rerunfailures"):  # on a GPU node it may be missing
-        return
-    for item in items:
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.flaky(reruns=1))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NEEDS_TOOLS = ("bash", "cat", "dirname", "grep", "mktemp", "nice", "timeout")
+NEEDS_TOOLS = ("bash", "cat", "dirname", "grep", "ln", "mktemp", "nice", "rm", "timeout")
 
 
 class Machine:
@@ -58,6 +58,7 @@ def test_what_tests_need_is_installed_and_its_tests_must_run(machine: Machine, e
     assert [line for line in result.stdout.splitlines() if line.startswith("apt-get")] == [
         "apt-get update -q", "apt-get install -qy gcc libc6-dev", "apt-get install -qy shellcheck",
         "apt-get install -qy slurm-wlm slurmctld slurmd munge", "apt-get install -qy iproute2",
+        "apt-get install -qy openssh-server openssh-client",
     ]  # fmt: skip
     assert ("cc is missing and could not be installed" in result.stderr) == bool(exit_code)
     assert "DDPSCALE_LAB=required" in result.stdout.splitlines()
@@ -79,7 +80,9 @@ def test_all_that_checks_is_run_and_each_can_fail_it(machine: Machine, failing: 
     lines = result.stdout.splitlines()
     assert {"pip install -e .[test]", "pytest tests -n 4", "ruff check ."} <= set(lines)
     if not failing:
-        assert {"mypy "} <= set(lines)
+        assert {"mypy ", "pytest tests -m lab -n 4", "pytest tests/session tests/plugin tests/launch -n 2"} <= set(
+            lines
+        )
         assert any(line.startswith("python -m mkdocs build --strict") for line in lines)
         assert any(line.startswith("pytest --gpu-sku=cpu") for line in lines)
 

@@ -19,8 +19,6 @@ from pytest_ddpscale.results.run_record import start_run
 from tests.report.judged import failed, write_judged_run
 from tests.rows import rows
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[1]
 DATA = Path(__file__).parent / "data" / "paik_a100_80gb"
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
+from dataclasses import replace
 
-from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.launch.launcher import AgentProcess, Launch
-from pytest_ddpscale.launch.torchrun import TorchrunLauncher
-from pytest_ddpscale.settings import settings_from
+from tests.forks.launcher import ForkingLauncher, forked_here
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 
 
-class TwoNodesHere(TorchrunLauncher):
+class TwoNodesHere(ForkingLauncher):
     """As ssh would, without it."""
 
     def processes(self, launch: Launch) -> list[AgentProcess]:
         """An agent for each."""
         return [
-            AgentProcess(launch.agent(f"--node={index}", f"--host={host}"), host)
+            AgentProcess(self.agent(f"--node={index}", f"--host={host}"), host)
             for index, host in enumerate(launch.hosts)
         ]
 
@@ -30,5 +28,5 @@ def two_nodes_here(further: Mapping[str, str] | None = None) -> Launch:
     Args:
         further: variables for what is started.
     """
-    launcher = TwoNodesHere(settings_from({}, {}, {}), os.environ)
-    return Launch(launcher, {**worker_environment(os.environ, "cpu"), **(further or {})}, HOSTS)
+    here = forked_here(TwoNodesHere)
+    return replace(here, environment={**here.environment, **(further or {})}, hosts=HOSTS)

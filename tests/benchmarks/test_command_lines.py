@@ -31,7 +31,7 @@ print(json.dumps(ended))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.lab
 def test_help_shows_the_command_and_the_bare_loop_asks_for_torchrun(tmp_path: Path) -> None:
     scripts = [path.stem for path in BENCHMARKS.glob("*.py") if "= argument_parser(" in path.read_text("utf-8")]
     assert len(scripts) >= 20

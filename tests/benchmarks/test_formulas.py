@@ -31,7 +31,7 @@ def test_results_are_aligned_and_kept_as_strict_json_with_the_machine(tmp_path: 
     assert {"ratio", "host", "measured_at", "usable_cpus"} <= set(json.loads(kept.read_text(encoding="utf-8")))
 
 
-@pytest.mark.slow
+@pytest.mark.lab
 def test_growth_with_ranks_finds_a_line_and_the_exponent_of_a_power_law() -> None:
     growth = benchmark("control_plane").growth
     line = growth({n: 0.001 + 2e-5 * n for n in (64, 128, 1024)})

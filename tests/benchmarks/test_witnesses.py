@@ -13,7 +13,7 @@ from tests.benchmarks.scripts import BENCHMARKS, benchmark
 MUTATE_RUNS = benchmark("mutate_runs")
 
 
-@pytest.mark.slow
+@pytest.mark.lab
 def test_mutants_of_a_run_are_refused_or_judged_no_better_and_a_better_one_is_told(tmp_path: Path) -> None:
     run = MUTATE_RUNS.simulated(tmp_path / "run", MUTATE_RUNS.SIMULATED_FAULTS[0])
     families = [mutant.family for mutant in MUTATE_RUNS.mutants(run)]
@@ -27,7 +27,7 @@ def test_mutants_of_a_run_are_refused_or_judged_no_better_and_a_better_one_is_to
     assert MUTATE_RUNS.outcome_of(sound, MUTATE_RUNS.judged(run))[0] == "wrong pass"
 
 
-@pytest.mark.slow
+@pytest.mark.lab
 def test_some_hostile_inputs_of_each_family_come_out_right() -> None:
     command = (sys.executable, str(BENCHMARKS / "hostile_inputs.py"), "--every", "100")
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

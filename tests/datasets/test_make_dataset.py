@@ -33,7 +33,6 @@ def silent(written: int, total: int) -> None:
     """Nobody listens."""
 
 
-@pytest.mark.slow
 def test_the_command_writes_both_splits_by_class_and_says_how_many(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,7 +69,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 def test_a_run_that_is_killed_leaves_no_folder_of_that_name_and_the_next_one_says_so(tmp_path: Path) -> None:
     program, folder = tmp_path / "killed.py", tmp_path / "images"
     program.write_text(KILLED, encoding="utf-8")
@@ -89,7 +87,6 @@ def test_a_run_that_is_killed_leaves_no_folder_of_that_name_and_the_next_one_say
         time.sleep(0.2)
 
 
-@pytest.mark.slow
 def test_what_cannot_be_written_is_removed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset_writing, "class_name", lambda label: "x" * 300)  # longer than a file system allows
     with pytest.raises(OSError, match="too long"):

@@ -91,7 +91,10 @@ def test_all_gpus_of_the_node_train_at_once(tried: list[Plan], monkeypatch: pyte
         (["--steps=4"], "--steps: found '4'; expected at least 8 steps"),
         (["--fraction=90"], "--fraction: found '90'; expected a number from 0.05 to 1."),
         (["--ranks=none"], "--ranks: found 'none'; expected a whole number from 1 to 64."),
-        (["--workload", "resnet19"], "--workload: found 'resnet19'; expected some of shufflenet-96px-fp32, shufflenet-fp32."),
+        (
+            ["--workload", "resnet19"],
+            "--workload: found 'resnet19'; expected some of shufflenet-96px-fp32, shufflenet-fp32.",
+        ),
         (["--model=resnet18"], "--precision: --model needs it"),
         (["--model=resnet", "--precision=fp32"], "--model: found 'resnet'; expected a classification model"),
         (["--precision=fp32"], "--precision: found 'fp32' without --model"),

@@ -6,12 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from pytest_ddpscale.history.database import reading
 from tests.builders.nights import judged_run
-
-pytestmark = pytest.mark.slow
 
 WRITERS, RUNS = 6, 3
 WRITER = """

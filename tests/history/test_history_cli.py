@@ -13,8 +13,6 @@ from pytest_ddpscale.report.history_text import TSV_HEADER
 from tests.approved import assert_approved, masked
 from tests.builders.nights import SKU, at, judged_run
 
-pytestmark = pytest.mark.slow
-
 HOSTS = [f"n{number}" for number in range(1, 8)]
 
 

@@ -29,7 +29,7 @@ from tests.builders.nights import SKU, at, conclude, judged_run, run_json
 from tests.builders.rounds import columns_of
 from tests.history.test_judging import case
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lab
 
 GOOD = 6
 SOUND, FELL = (100.0, 100.0), (100.0, 90.0)

@@ -7,19 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.builders.tiny_site import tiny_thresholds
+from tests.integration.sites import CHECKOUT, QUICK, make_site, session, verdicts_of
+from tests.slurm_lab.fixtures import skip_or_fail
 
-pytestmark = pytest.mark.slow
-
-CHECKOUT = Path(__file__).parents[2]
-SHORT = ("--ddp-rounds=8", "--ddp-block=0.1s", "-p", "no:cacheprovider")
 # A machine of its own with loopback and one more interface; a session is all that talks in it.
 MACHINE = """
 set -e
@@ -36,21 +32,11 @@ THRESHOLDS = tiny_thresholds(
     "weak_scaling_efficiency: {2: 0.97}, bound: 0.001",
     "strong_scaling_speedup: {2: 1.9}, bound: 0.001",
     "strong_scaling_efficiency: {2: 0.9}, bound: 0.001",
-    "device_utilization: {2: 0.97}, bound: 0.001",
+    "device_utilization: {2: 0.97}, bound: 0.001, severity: warn",  # a share varies with who else uses the cores
     "generation_ratio: {1: 2}, versus: before, bound: 0.001",
     "peak_memory_gib: {2: 44.1}, bound: 30",
     before=("throughput_per_gpu: {1: 2}, bound: 1",),
 )
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "pytest", "--gpu-sku=cpu", "--ddp-run-dir=run", *SHORT, *arguments]
-
-
-def make_site(path: Path) -> Path:
-    shutil.copytree(CHECKOUT / "acceptance", path / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
-    (path / "thresholds.yaml").write_text(THRESHOLDS)
-    return path
 
 
 @dataclass(frozen=True)
@@ -60,40 +46,31 @@ class Session:
     Attributes:
         site: where.
         result: how pytest ended.
-        cannot_be_apart: why it had no network of its own; empty if it had.
+        cannot_be_apart: why it had no network of its own; None if it had.
     """
 
     site: Path
     result: subprocess.CompletedProcess[str]
-    cannot_be_apart: str
+    cannot_be_apart: str | None
 
 
 @pytest.fixture(scope="module")
 def accepted(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    site, why_not, session = make_site(tmp_path_factory.mktemp("site")), "", command()
+    site = make_site(tmp_path_factory.mktemp("site"), THRESHOLDS)
+    why_not: str | None = None
+    words = [sys.executable, "-m", "pytest", "--gpu-sku=cpu", "--ddp-run-dir=run", *QUICK]
     if shutil.which("ip") is None or subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
         why_not = "needs network namespaces with veth: run as root outside a container, with iproute2"
     else:
-        session = [*UNSHARE, sys.executable, str(CHECKOUT / "tests" / "listening.py"), "listened.txt", *session]
-    result = subprocess.run(session, cwd=site, capture_output=True, text=True, timeout=300, check=False)
+        words = [*UNSHARE, sys.executable, str(CHECKOUT / "tests" / "listening.py"), "listened.txt", *words]
+    result = subprocess.run(words, cwd=site, capture_output=True, text=True, timeout=300, check=False)
     return Session(site, result, why_not)
 
 
-def judge_again(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "--ddp-judge=run", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, cwd=site, capture_output=True, text=True, timeout=120, check=False)
-
-
-def verdicts(site: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((site / "run" / "verdicts.json").read_text())
-    return record
-
-
-@pytest.mark.timing  # shares of time vary too much for a verdict when others use the cores
 def test_every_metric_is_measured_and_judged_in_one_gang(accepted: Session) -> None:
     site, result = accepted.site, accepted.result
     assert result.returncode == 0, result.stdout
-    record = verdicts(site)
+    record = verdicts_of(site)
     assert record["outcome"] == "accepted"
     assert 'http-equiv="refresh"' not in (site / "run" / "report.html").read_text("utf-8")
     assert {v["metric"] for v in record["verdicts"]} == {
@@ -103,17 +80,14 @@ def test_every_metric_is_measured_and_judged_in_one_gang(accepted: Session) -> N
     for v in record["verdicts"]:
         assert v["rounds"] == 8
         assert v["interval"][0] <= v["value"] <= v["interval"][1]
-    assert "ACCEPTED: 7 of 7 requirements passed" in result.stdout
+    assert "ACCEPTED: " in result.stdout
     assert "ranks are up: 2" in result.stdout
     assert [path.name for path in (site / "run" / "logs").glob("gang-*.log")] == ["gang-0.log"]
 
 
 def test_on_one_node_nothing_listens_but_on_loopback(accepted: Session) -> None:
     """Torch's stores ask for no password: nobody but a run's own ranks may connect to them."""
-    if accepted.cannot_be_apart and os.environ.get("DDPSCALE_LAB") == "required":
-        pytest.fail(f"DDPSCALE_LAB=required, but it {accepted.cannot_be_apart}", pytrace=False)
-    if accepted.cannot_be_apart:
-        pytest.skip(accepted.cannot_be_apart)
+    skip_or_fail(accepted.cannot_be_apart)
     assert (accepted.site / "listened.txt").read_text().split() == ["127.0.0.1"]
 
 
@@ -134,11 +108,10 @@ def test_the_run_directory_tells_the_whole_story(accepted: Session) -> None:
 
 def test_judging_the_run_again_gives_the_same_verdicts_without_measuring(accepted: Session, tmp_path: Path) -> None:
     site = shutil.copytree(accepted.site, tmp_path / "site")
-    first = verdicts(site)
-    began = time.monotonic()
-    again = judge_again(site)
+    first = verdicts_of(site)
+    again = session(site, "--ddp-judge=run", "-p", "no:cacheprovider")
     assert again.returncode == 0, again.stdout
-    assert time.monotonic() - began < 60
+    assert [path.name for path in (site / "run" / "logs").glob("gang-*.log")] == ["gang-0.log"]
     second = json.loads((site / "run" / "judged-1" / "verdicts.json").read_text())
     assert second["verdicts"] == first["verdicts"]
-    assert verdicts(site) == first
+    assert verdicts_of(site) == first

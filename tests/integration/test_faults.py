@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.scripts import benchmark
+from tests.forks.launcher import forked_here
 
 script = benchmark("faults")
-
-pytestmark = pytest.mark.slow
 
 # The kernel's SIGKILL, where it can be had: it needs root and the memory controller of cgroup v1.
 KILLED = "out-of-memory" if script.CAN_LIMIT_MEMORY else "killed"
@@ -25,7 +24,7 @@ UNKNOWN = script.weak("unknown", model="resnet9000")
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """One run: a study that is whole, one that cannot be prepared, and one for each fault."""
-    return script.measure(tmp_path_factory.mktemp("faults"), FAULTS, WHOLE, UNKNOWN)
+    return script.measure(tmp_path_factory.mktemp("faults"), FAULTS, [WHOLE], [UNKNOWN], forked_here())
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -62,7 +61,7 @@ def test_the_studies_before_and_after_are_measured_in_as_many_gangs_as_break(bro
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_ranks_that_still_lived_left_their_stacks_or_their_error(broken: Any, name: str) -> None:
-    number = 1 + FAULTS.index(name)
+    number = FAULTS.index(name)
     logs = list((broken.run.logs / f"gang-{number}").glob("*/attempt_0/0/stderr.log"))
     text = "".join(log.read_text(encoding="utf-8", errors="replace") for log in logs)
     assert "most recent call" in text

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.integration.test_cpu_run import command, make_site
+from tests.integration.sites import make_site, measured, verdicts_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lab
 
 ASKED = """
 schema_version: 2
@@ -31,12 +29,10 @@ skus:
 
 
 def test_bounds_are_kept_and_missed_and_replicas_agree(tmp_path: Path) -> None:
-    site = make_site(tmp_path / "site")
-    (site / "thresholds.yaml").write_text(ASKED)
-    words = command("-q", "acceptance", "--ddp-rounds=8", "--ddp-block=0.01s")
-    result = subprocess.run(words, cwd=site, capture_output=True, text=True, timeout=200, check=False)
+    site = make_site(tmp_path / "site", ASKED)
+    result = measured(site, "-q", "acceptance")
     assert result.returncode == 1, result.stdout + result.stderr
-    verdicts = {one["metric"]: one for one in json.loads((site / "run" / "verdicts.json").read_text())["verdicts"]}
+    verdicts = {one["metric"]: one for one in verdicts_of(site)["verdicts"]}
     assert {metric: one["outcome"] for metric, one in verdicts.items()} == {
         "computation_time": "failed", "communication_time": "passed", "replica_agreement": "passed",
     }  # fmt: skip

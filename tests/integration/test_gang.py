@@ -1,4 +1,4 @@
-"""Real torchrun, real ranks: what a gang measures, and what happens when it fails."""
+"""Real ranks, those of one gang by torchrun: what a gang measures, and what happens when it fails."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here
@@ -35,13 +36,12 @@ from pytest_ddpscale.results.run_record import ends_of
 from pytest_ddpscale.results.strict_json import each
 from tests.builders.measurements import measurements_in
 from tests.builders.rounds import columns_of
-
-pytestmark = pytest.mark.slow
+from tests.forks.launcher import forked_here
 
 TINY = Workload("tiny", "shufflenet_v2_x0_5", "fp32", 2, 32, "contiguous", 4, num_classes=10)
 ARMS = (Arm("alone", 1, 2), Arm("ddp", 1, 2), Arm("ddp", 2, 2))
 EVERY_KIND = (*ARMS, Arm("each", 2, 2), Arm("no_sync", 2, 2))
-WEAK = Study("weak", TINY, ARMS, rounds=FEWEST_ROUNDS, block_s=0.1, warmup_s=0.1, turns=2)
+WEAK = Study("weak", TINY, ARMS, rounds=FEWEST_ROUNDS, block_s=0.02, warmup_s=0.02, turns=2)
 WHOLE = replace(WEAK, arms=EVERY_KIND)
 NARROW = replace(WEAK, scaling="strong", workload=replace(TINY, name="narrow"), arms=(Arm("alone", 1, 4),), turns=1)
 STEERED = replace(WEAK, workload=replace(TINY, name="steered"), rounds=50)
@@ -95,18 +95,18 @@ class Gangs:
 @pytest.fixture(scope="module")
 def gangs(tmp_path_factory: pytest.TempPathFactory) -> Gangs:
     """What tests look at that disturb nothing."""
-    folder, unlimited = tmp_path_factory.mktemp("gangs"), Limits(inactivity_s=120)
-    of_each: dict[str, tuple[Sequence[Study], Limits, WantsLess | None]] = {
-        "measured": ((WHOLE, NARROW), unlimited, None),
-        "steered": ((STEERED,), unlimited, WantsLess()),
-        "launched": (LAUNCHED, unlimited, None),
-    }
+    folder = tmp_path_factory.mktemp("gangs")
     runs, threads = {}, []
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("NCCL_SITE_TOKEN", SITE_TOKEN)
-        for name, (studies, limits, judge) in of_each.items():
+        of_each: dict[str, tuple[Sequence[Study], Launch, WantsLess | None]] = {
+            "measured": ((WHOLE, NARROW), launch_here("cpu"), None),
+            "steered": ((STEERED,), forked_here(), WantsLess()),
+            "launched": (LAUNCHED, forked_here(), None),
+        }
+        for name, (studies, launch, judge) in of_each.items():
             runs[name], plan = prepared(folder / name, *studies)
-            supervisor = Supervisor(launch_here("cpu"), runs[name], limits, judge=judge)
+            supervisor = Supervisor(launch, runs[name], Limits(inactivity_s=120), judge=judge)
             threads.append(threading.Thread(target=supervisor.measure, args=(plan,)))
             threads[-1].start()
         for thread in threads:

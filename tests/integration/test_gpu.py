@@ -18,7 +18,7 @@ from pytest_ddpscale.results.transport_record import transports_of
 from pytest_ddpscale.sku.detection import visible_gpus
 from tests.integration.gpu_run import BATCH_SIZE, BLOCK_S, ROUNDS, GpuRun, TorchGpu, gpu_environment
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+pytestmark = pytest.mark.gpu
 
 RESNET18_PARAMETERS = 11_689_512
 GIB = 2**30

@@ -13,7 +13,7 @@ from pytest_ddpscale.thresholds.model import Sku
 from tests.builders.records import probes_of
 from tests.integration.gpu_run import PROBE_BLOCK_S, PROBES, ROUNDS, GpuRun, TorchGpu
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+pytestmark = pytest.mark.gpu
 
 # Less is a mistake of ours or a broken GPU, more a mistake of ours: shapes, kernels and clocks cost less than that.
 LEAST_SHARE, MOST_SHARE = 0.3, 1.05

@@ -19,7 +19,7 @@ from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.thresholds.node_expectation import node_expectation
 from tests.integration.gpu_run import GpuRun, TorchGpu
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+pytestmark = pytest.mark.gpu
 
 # Since Ampere rows are remapped, before it pages were retired; and not every GPU can be cut into slices.
 NOT_OF_EVERY_GPU = {"retired_pages_pending", "remapped_rows", "mig_enabled"}

@@ -21,7 +21,7 @@ from tests.builders.telemetry import Telemetry, flags_of, telemetry_of
 from tests.integration.gpu_run import ROUNDS, GpuRun, TorchGpu, gpu_environment
 from tests.telemetry.sampled import cut, wait_until
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+pytestmark = pytest.mark.gpu
 
 # Power samples are means over the last second: after two only the load is in them.
 SETTLED_S, WINDOW_S = 2.0, 4.0

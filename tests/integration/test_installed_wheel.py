@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 CHECKOUT = Path(__file__).parents[2]
 
 

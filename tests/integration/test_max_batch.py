@@ -12,9 +12,8 @@ import psutil
 import pytest
 
 from pytest_ddpscale.cli import main
+from tests.forks.launcher import forking_here
 from tests.small_memory import small_memory, why_no_small_memory
-
-pytestmark = pytest.mark.slow
 
 SITE = Path(__file__).with_name("allocator_site")
 COMMAND = [sys.executable, "-c", "import sys; from pytest_ddpscale.cli import main; sys.exit(main())"]
@@ -55,7 +54,8 @@ def test_one_rank_out_of_memory_ends_its_gang_and_the_batch_before_is_the_larges
     monkeypatch.setenv(mark, "1")
     file = tmp_path / "found.json"
     given = options(file, "shufflenet_v2_x0_5", image_size=IMAGE_SIZE, ranks=2, least=8, most=16)
-    assert main(given) == 0
+    with forking_here():
+        assert main(given) == 0
     found = found_in(file)
     fits, does_not = found["trials"]
     assert (found["largest"], found["arms"]) == (8, ["alone", "ddp@2", "each@2", "no_sync@2"])
@@ -68,6 +68,7 @@ def test_one_rank_out_of_memory_ends_its_gang_and_the_batch_before_is_the_larges
     assert ranks_with(mark) == []
 
 
+@pytest.mark.lab
 def test_what_the_kernel_ends_for_lack_of_memory_does_not_fit(tmp_path: Path) -> None:
     if why_not := why_no_small_memory():
         pytest.skip(why_not)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -14,10 +13,10 @@ import pytest
 
 from pytest_ddpscale.results.records import Block, StudyEnd
 from pytest_ddpscale.results.run_directory import RunDirectory
-from tests.integration.test_cpu_run import command, make_site
+from tests.integration.sites import make_site, measured, session
 from tests.report.page_text import page_text
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lab
 
 ASKED = """
 schema_version: 2
@@ -31,7 +30,7 @@ skus:
     batch: {tiny: {per_gpu: 4, global: 8}}
     requirements:
       - {throughput_per_gpu: {2: 500}, of: tiny, published: paper, bound: 0.001, because: made up}
-      - {exposed_communication: {2: 0.5}, of: tiny, published: paper, bound: 0.999, because: made up}
+      - {exposed_communication: {2: 0.5}, of: tiny, published: paper, bound: 0.9, because: made up, severity: warn}
 """
 # What nsys does: a library that NVTX loads, which then hears of all ranges.
 NVTX_LISTENER = r"""
@@ -61,16 +60,12 @@ int InitializeInjectionNvtx2(const void *(*table_of)(uint32_t)) {
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One session for all tests, with whoever listens to NVTX where a compiler makes one."""
     folder = tmp_path_factory.mktemp("profile")
-    site, environment = make_site(folder / "site"), {"NVTX_HEARD": str(folder / "heard")}
-    (site / "thresholds.yaml").write_text(ASKED)
+    site, environment = make_site(folder / "site", ASKED), {"NVTX_HEARD": str(folder / "heard")}
     if shutil.which("cc"):
         (folder / "heard.c").write_text(NVTX_LISTENER)
         subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "heard.so", folder / "heard.c"], check=True)
         environment["NVTX_INJECTION64_PATH"] = str(folder / "heard.so")
-    result = subprocess.run(
-        command("-q", "acceptance", "--ddp-block=0.01s", "--ddp-profile=2", "--ddp-nvtx"), cwd=site,
-        env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    result = measured(site, "-q", "acceptance", "--ddp-profile=2", "--ddp-nvtx", **environment)
     assert result.returncode == 0, result.stdout + result.stderr
     return site
 
@@ -95,9 +90,8 @@ def test_each_arm_is_profiled_after_its_rounds_and_reported(site: Path) -> None:
 
 
 def test_who_judges_the_run_later_reports_its_profile(site: Path) -> None:
-    measuring = ("--ddp-run-dir=run", "--ddp-rounds=8", "--ddp-block=0.1s")
-    judging = [word for word in command("-q", "acceptance", "--ddp-judge=run") if word not in measuring]
-    subprocess.run(judging, cwd=site, check=True, capture_output=True, timeout=120)
+    judged = session(site, "-q", "acceptance", "--ddp-judge=run", "-p", "no:cacheprovider")
+    assert judged.returncode == 0, judged.stdout
     assert "Timeline of a step: weak/tiny, ddp@2" in (site / "run" / "judged-1" / "report.html").read_text()
 
 

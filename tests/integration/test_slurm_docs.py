@@ -14,7 +14,7 @@ import pytest
 from tests.integration.lab_runs import DEADLINE_S, ROOT, pytest_command, thresholds_for
 from tests.slurm_lab.lab import SlurmLab
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lab
 
 # What is another in the lab: its sizes, names and places.
 LAB = {

@@ -17,8 +17,6 @@ from tests.integration.lab_runs import DEADLINE_S, TRAINING, LabRun, pytest_comm
 from tests.slurm_lab.lab import SlurmLab
 from tests.slurm_lab.polling import wait_until
 
-pytestmark = pytest.mark.slow
-
 # Two studies: one over all nodes, which fails with any of them, and one that each node measures by itself.
 ON_SMALL = "      - {throughput_per_gpu: {1: 500}, of: small, published: lab, bound: 0.5, because: made up}\n"
 # Undecided for as long as a fault takes to be noticed.
@@ -71,6 +69,7 @@ def test_a_node_is_lost_and_named_and_the_others_go_on(lab: SlurmLab, tmp_path: 
     wait_until_nobody_is_left(lab)
 
 
+@pytest.mark.lab
 def test_a_job_that_hits_its_time_limit_is_no_failure_and_can_be_finished(lab: SlurmLab, tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     # Nothing is decided in the half minute until Slurm looks at time limits: five rounds of two arms take longer.
@@ -88,6 +87,7 @@ def test_a_job_that_hits_its_time_limit_is_no_failure_and_can_be_finished(lab: S
     wait_until_nobody_is_left(lab)
 
 
+@pytest.mark.lab
 def test_a_srun_that_is_killed_is_named_and_no_gang_starts_beside_what_it_left(lab: SlurmLab, tmp_path: Path) -> None:
     """And the job, cancelled in its next study, says so, and has its verdicts before Slurm kills it.
 
@@ -131,6 +131,7 @@ def gangs_on_nodes(lab: SlurmLab) -> set[str]:
     return found - {""}
 
 
+@pytest.mark.lab
 def test_a_run_from_a_login_node_that_is_interrupted_leaves_no_job(lab: SlurmLab, tmp_path: Path) -> None:
     """Whose nodes do not see the run directory, and need not."""
     shared, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
@@ -160,6 +161,7 @@ def test_a_run_from_a_login_node_that_is_interrupted_leaves_no_job(lab: SlurmLab
     lab.wait_idle(GONE_S)
 
 
+@pytest.mark.lab
 def test_the_wait_for_nodes_is_bounded_and_shown(lab: SlurmLab, tmp_path: Path) -> None:
     lab.submit("sleep 300", "--nodes=6", "--exclusive")
     run = RunDirectory(tmp_path / "run")

@@ -18,6 +18,7 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.survey_record import surveys_of
 from tests.builders.measurements import measurements_in
 from tests.integration.lab_runs import CHECKED, THRESHOLDS, drain_failed
+from tests.integration.sites import HARDLY_WARM_UP
 from tests.listening import addresses_listened_on
 from tests.report.judged import failed, gpu, node, write_judged_run
 from tests.slurm_lab.fixtures import require_lab
@@ -25,12 +26,12 @@ from tests.slurm_lab.lab import SlurmLab
 from tests.slurm_lab.polling import wait_until
 from tests.slurm_scripts.stage import SLURM
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lab
 
 ENVIRON = {"DDPSCALE_VENV": sys.prefix, "DDPSCALE_SKU": "cpu", "OMP_NUM_THREADS": "1"}
 SETTLED_S = 30
 RUN_S = 240
-QUICK = "--ddp-rounds=8 --ddp-block=0.2s --ddp-gpus-per-node=1 -p no:cacheprovider"
+QUICK = f"--ddp-rounds=8 --ddp-block=0.2s --ddp-gpus-per-node=1 -p no:cacheprovider {' '.join(HARDLY_WARM_UP)}"
 # A bound that no machine keeps: each node is rejected, and nobody but the node is there to blame.
 IMPOSSIBLE = THRESHOLDS.replace("bound: 0.0005", "bound: 1000")
 # What such a node passes all the same.

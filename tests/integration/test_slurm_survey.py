@@ -14,7 +14,7 @@ from tests.integration.lab_runs import CHECKED, LabRun, accept, drain_failed
 from tests.slurm_lab.lab import SlurmLab
 from tests.slurm_lab.node import Node
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lab
 
 # Two of three nodes are enough for all that is trained, at a bound that no neighbour on these cores can break.
 FOR_TWO = CHECKED.replace("{3: 0.97}", "{2: 0.97}").replace("bound: 0.3", "bound: 0.01")

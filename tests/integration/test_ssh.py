@@ -13,19 +13,18 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.results.run_directory import RunDirectory
 from tests.builders.measurements import measurements_in
 from tests.integration.lab_runs import QUICK, ROOT, thresholds_for
-from tests.slurm_lab.fixtures import require_lab
+from tests.integration.sites import HARDLY_WARM_UP
+from tests.slurm_lab.fixtures import require_lab, skip_or_fail
 from tests.slurm_lab.polling import wait_until
 from tests.ssh_lab.lab import NOBODY, SshLab, why_not
 
-pytestmark = [pytest.mark.slow, pytest.mark.lab]
 GONE_S = 30
 
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshLab]:
     require_lab()
-    if reason := why_not():
-        pytest.skip(reason)
+    skip_or_fail(why_not())
     with SshLab(tmp_path_factory.mktemp("ssh-lab")) as lab:
         yield lab
 
@@ -39,8 +38,15 @@ def ended(lab: SshLab, folder: Path, **options: str) -> str:
 
 
 def test_hosts_are_measured_and_judged_and_nothing_is_left_on_them(hosts: SshLab, tmp_path: Path) -> None:
-    command = [str(Path(sys.executable).with_name("pytest")), "--gpu-sku=cpu", "-p", "no:cacheprovider"]
+    command = [
+        str(Path(sys.executable).with_name("pytest")),
+        "--gpu-sku=cpu",
+        "-p",
+        "no:cacheprovider",
+        *HARDLY_WARM_UP,
+    ]
     command += [f"--thresholds={thresholds_for(2, tmp_path)}", "--ddp-hosts=n[1-2]", "--ddp-run-dir=run", *QUICK]
+    command += HARDLY_WARM_UP
     # A busy machine imports torch for a minute.
     command += ["--ddp-rounds=8", "--ddp-block=0.1s", "--ddp-inactivity-limit=200s"]
     done = hosts.run([*command, str(ROOT / "acceptance")], tmp_path)
@@ -56,8 +62,15 @@ def test_hosts_are_measured_and_judged_and_nothing_is_left_on_them(hosts: SshLab
     assert str(tmp_path.name) not in left
 
 
+@pytest.mark.lab
 def test_a_host_that_refuses_is_the_error_and_the_exit_code_says_so(hosts: SshLab, tmp_path: Path) -> None:
-    command = [str(Path(sys.executable).with_name("pytest")), "--gpu-sku=cpu", "-p", "no:cacheprovider"]
+    command = [
+        str(Path(sys.executable).with_name("pytest")),
+        "--gpu-sku=cpu",
+        "-p",
+        "no:cacheprovider",
+        *HARDLY_WARM_UP,
+    ]
     command += [f"--thresholds={thresholds_for(3, tmp_path)}", "--ddp-hosts=n1,head", "--ddp-run-dir=run", *QUICK]
     done = hosts.run([*command, str(ROOT / "acceptance")], tmp_path)
     sentence = "head cannot be reached by ssh: connect to host head port 22: Connection refused (try `ssh head true`)"
@@ -66,6 +79,7 @@ def test_a_host_that_refuses_is_the_error_and_the_exit_code_says_so(hosts: SshLa
     wait_until(lambda: not hosts.processes(), GONE_S, "agents to end")
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize(
     ("host", "sentence"),
     [
@@ -77,6 +91,7 @@ def test_a_host_that_is_not_there_is_named(hosts: SshLab, tmp_path: Path, host: 
     assert ended(hosts, tmp_path, hosts=f"n1,{host}").startswith(f"error: {sentence}")
 
 
+@pytest.mark.lab
 def test_a_host_with_another_key_is_not_talked_to(hosts: SshLab, tmp_path: Path) -> None:
     known = hosts.known_hosts
     others = hosts.directory / "other_key"
@@ -91,6 +106,7 @@ def test_a_host_with_another_key_is_not_talked_to(hosts: SshLab, tmp_path: Path)
         hosts.write("known_hosts", known)
 
 
+@pytest.mark.lab
 def test_a_python_without_the_package_is_told(hosts: SshLab, tmp_path: Path) -> None:
     python = f"{sys.base_prefix}/bin/python3"
     found = ended(hosts, tmp_path, hosts="n1,n2", remote_python=python)
@@ -102,6 +118,7 @@ def test_a_python_without_the_package_is_told(hosts: SshLab, tmp_path: Path) -> 
     )
 
 
+@pytest.mark.lab
 def test_another_version_is_told(hosts: SshLab, tmp_path: Path) -> None:
     module = Path(pytest_ddpscale.__file__)
     with hosts.other_file("n2", module, module.read_text(encoding="utf-8").replace(__version__, "0.0.9")):
@@ -111,6 +128,7 @@ def test_another_version_is_told(hosts: SshLab, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.lab
 def test_any_command_that_reaches_a_host_will_do(hosts: SshLab, tmp_path: Path) -> None:
     found = ended(hosts, tmp_path, hosts="n[2-3]", exec=f"{hosts.entering()} {{host}}")
     assert found == "rounds:"

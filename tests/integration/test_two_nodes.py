@@ -23,7 +23,7 @@ from tests.nccl_rules.ranks import RUN_DIR_VARIABLE
 from tests.nccl_rules.test_gangs import Measured, groups_of, prepared, probes
 from tests.two_nodes_here import HOSTS, two_nodes_here
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lab
 
 SPREAD = Arm("ddp", 2, 2, "spread")
 STUDY = replace(test_gangs.study(4, SPREAD), turns=2)

@@ -1,7 +1,7 @@
 """Ranks whose groups are recorded: the real worker, in processes that are made fit for it here.
 
 ``python -m tests.nccl_rules.ranks < GANGS`` has gangs measure, one after the other, for a list of `GangOrder` in JSON.
-All ranks are forks of one process, which costs one import of torch. Prints for each gang whether it failed.
+All ranks are forks of this process. Prints for each gang whether it failed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import os
 import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,11 +25,11 @@ from pytest_ddpscale.node.addresses import reserved_port
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.results.rank_folder import Assignment, leave_assignment, lines_by_file
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.util.orphans import die_with_parent
 from pytest_ddpscale.worker.__main__ import run
 from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.rank_progress import RankProgress
+from tests.forks.server import fork
 from tests.nccl_rules.defects import DEFECTS
 from tests.nccl_rules.recording import BACKEND, record
 
@@ -106,7 +104,7 @@ def measure(order: GangOrder) -> bool:
     )
     with reserved_port(order.run_dir) as reserved:
         port = int(reserved.getsockname()[1])
-        ranks = {_forked(partial(_rank, order, rank, port)) for rank in range(order.ranks)}
+        ranks = {fork(partial(_rank, order, rank, port)) for rank in range(order.ranks)}
         has_failed = False
         while ranks:
             pid, status = os.wait()
@@ -116,23 +114,6 @@ def measure(order: GangOrder) -> bool:
                 for other in ranks:
                     os.kill(other, signal.SIGKILL)
     return has_failed
-
-
-def _forked(work: Callable[[], None]) -> int:
-    """Do something in a process of its own; its id. It exits 1 if that raised."""
-    sys.stdout.flush()
-    if pid := os.fork():
-        return pid
-    code = 1
-    try:
-        die_with_parent()
-        work()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
 
 
 def _rank(order: GangOrder, rank: int, port: int) -> None:

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,11 @@ from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import ends_of
+from tests.forks.start import command
 
 from .checking import COLLECTIVES, CREATION, Event, Logs, read_logs, violations
 from .defects import DEFECTS
 from .ranks import MODEL, GangOrder, logs_of, minute, ranks_folder, take_over
-
-pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 45.0
@@ -98,7 +96,7 @@ def gangs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measured]:
         for name, (plan, further) in GANGS.items()
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.nccl_rules.ranks"],
+        command("tests.nccl_rules.ranks"),
         input=json.dumps([asdict(order) for order in orders]),
         capture_output=True,
         text=True,

@@ -47,7 +47,6 @@ def test_an_import_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pyt
     assert time.monotonic() - begun_s < 10
 
 
-@pytest.mark.slow
 def test_the_torch_that_is_installed_is_asked_without_being_imported_here() -> None:
     was_there = "torch" in sys.modules
     facts = ask_torch()()

@@ -49,8 +49,8 @@ DRIVER_LOADED_UNIX_S = 1_700_000_000.0
 def build_library(directory: Path) -> Path:
     """Compile the stand-in into `directory` with ``cc`` and return that directory, for LD_LIBRARY_PATH."""
     warnings = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
-    command = ["cc", *warnings, "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", "-o"]
-    command += [str(directory / LIBRARY_NAME), *map(str, SOURCES)]
+    command = ["cc", *warnings, "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"]
+    command += [f"-Wl,-soname,{LIBRARY_NAME}", "-o", str(directory / LIBRARY_NAME), *map(str, SOURCES)]
     subprocess.run(command, check=True, timeout=PROGRAM_TIMEOUT_S)
     return directory
 

@@ -36,8 +36,8 @@ MODULES = (
     "pytest_ddpscale.report.plan_text", "pytest_ddpscale.report.junit", "pytest_ddpscale.report.explain",
     "pytest_ddpscale.report.files", "pytest_ddpscale.report.terminal", "pytest_ddpscale.report.progress",
 )  # fmt: skip
-# No site has them; the first imports all of hypothesis at the end of a session.
-NOT_OF_A_SITE = ("-p", "no:hypothesispytest", "-p", "no:rerunfailures")
+# No site has it; it imports all of hypothesis at the end of a session.
+NOT_OF_A_SITE = ("-p", "no:hypothesispytest")
 POLL_S = 0.005
 PAGE = "report.html.j2"
 

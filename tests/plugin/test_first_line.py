@@ -131,11 +131,7 @@ def run(scenario: Scenario, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    [pytest.param(one, marks=pytest.mark.slow if one.gpus > 100 else ()) for one in SCENARIOS.values()],
-    ids=SCENARIOS,
-)
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
 def test_the_cause_comes_first_and_all_fits_on_a_screen(
     scenario: Scenario, run: Path, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,8 +8,6 @@ import pytest
 
 from tests.plugin.site import Site
 
-pytestmark = pytest.mark.slow
-
 HEAVY = {
     *("torch", "torchvision", "numpy", "msgspec", "pydantic", "yaml"),
     *("jinja2", "matplotlib", "rich", "pynvml", "psutil"),

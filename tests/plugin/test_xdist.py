@@ -7,8 +7,6 @@ import pytest
 from tests.plugin.site import REQUIREMENTS, Site, assert_refused, output_of
 from tests.rows import rows
 
-pytestmark = pytest.mark.slow
-
 REFUSAL = ("pytest-xdist is active with workers; expected one pytest process", "Run without -n")
 
 

@@ -12,8 +12,6 @@ import pytest
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 
-pytestmark = pytest.mark.slow
-
 SHORT = ("--rounds", str(FEWEST_ROUNDS))
 
 

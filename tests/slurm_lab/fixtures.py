@@ -13,17 +13,13 @@ from tests.slurm_lab.needs import why_not
 NODES = 6
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whoever asks for the lab has the marker ``lab``: ``pytest tests -m lab`` finds all of them."""
-    for item in items:
-        if "slurm_lab" in getattr(item, "fixturenames", ()):
-            item.add_marker("lab")
-
-
 def require_lab() -> None:
     """Skip where no lab can run, saying what would enable it; fail instead when ``DDPSCALE_LAB=required``."""
-    reason = why_not()
+    skip_or_fail(why_not())
+
+
+def skip_or_fail(reason: str | None) -> None:
+    """As `require_lab`, for any reason why something of the labs cannot run here; None where it can."""
     if reason is None:
         return
     if os.environ.get("DDPSCALE_LAB") == "required":

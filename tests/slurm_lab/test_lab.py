@@ -15,7 +15,7 @@ from tests.slurm_lab.fixtures import require_lab
 from tests.slurm_lab.lab import SlurmLab
 from tests.slurm_lab.polling import wait_until
 
-pytestmark = [pytest.mark.lab, pytest.mark.slow]
+pytestmark = pytest.mark.lab
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20

@@ -44,11 +44,3 @@ def test_what_cannot_run_is_skipped_unless_it_is_required(
     monkeypatch.setattr(fixtures, "why_not", lambda: f"the Slurm lab needs root: {INSTALL}")
     with pytest.raises(outcome, match=INSTALL):
         fixtures.require_lab()
-
-
-def test_who_asks_for_the_lab_is_marked(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("def test_with(lab): pass\ndef test_without(): pass")
-    pytester.syspathinsert(Path(__file__).parents[2])
-    found = pytester.inline_run("-p", "tests.slurm_lab.fixtures", "--collect-only", "-m", "lab")
-    [finished] = found.getcalls("pytest_collection_finish")
-    assert [item.name for item in finished.session.items] == ["test_with"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pytest_ddpscale.cli import main
-from pytest_ddpscale.plan.planner import PACES
 from pytest_ddpscale.results.run_directory import RunDirectory
+from tests.forks.launcher import forking_here
 
 
 def promises_any_memory() -> bool:
@@ -31,13 +30,13 @@ def measured_and_told(
 ) -> MeasuredAndTold:
     """Runs `ddpscale ARGUMENTS`, then `ddpscale report`, which has to say the same. Returns the run, and what was said.
 
-    Ranks hardly warm up: how fast they are is nothing that these tests ask.
+    Ranks are forks and hardly warm up: how fast they are is nothing that these tests ask.
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(PACES, "cpu", replace(PACES["cpu"], warmup_s=0.1))
 
     def run(*arguments: str, exit_code: int = 0) -> tuple[RunDirectory, str]:
-        assert main([*arguments, "--ddp-run-dir=measured"]) == exit_code
+        with forking_here():
+            assert main([*arguments, "--ddp-run-dir=measured"]) == exit_code
         told = capsys.readouterr().out
         measured = RunDirectory.open(tmp_path / "measured")
         assert main(["report", str(measured.path)]) == exit_code

@@ -164,7 +164,7 @@ def test_bounds_of_a_file_that_changed_judge_nothing(tmp_path: Path) -> None:
 SMALL = ("suite", "collectives", "--gpu-sku=cpu", "--ddp-gpus-per-node=2", "--ddp-block=0.01s")
 
 
-@pytest.mark.slow
+@pytest.mark.lab
 def test_it_is_measured_reported_and_told_again(measured_and_told: MeasuredAndTold) -> None:
     # Sizes without a bound: how fast this machine is decides nothing.
     run, told = measured_and_told(*SMALL, "--sizes=1KiB:256KiB:256", "--iteration-limit=1m")

@@ -76,7 +76,7 @@ def test_a_loss_that_is_not_reached_is_not_as_required() -> None:
     assert failure.startswith("train/small@1: a loss of 1 was not reached in 3 epochs")
 
 
-@pytest.mark.slow
+@pytest.mark.lab
 def test_one_and_two_ranks_get_to_a_loss(measured_and_told: MeasuredAndTold) -> None:
     run, told = measured_and_told(*SMALL, "--ranks=1,2", "--global-batch=64", "--loss=0.8", "--lr=0.05")
     alone, both = json.loads(run.suite_json.read_text())["runs"]

@@ -116,7 +116,7 @@ def test_an_arm_without_rounds_is_a_problem_and_the_others_are_told() -> None:
     assert nothing.headline == "Inference by one process on several devices: none of 0 batches was measured"
 
 
-@pytest.mark.slow
+@pytest.mark.lab
 def test_it_is_measured_reported_and_told_again(measured_and_told: MeasuredAndTold) -> None:
     run, told = measured_and_told(*SMALL)
     assert "nn.DataParallel: not measured. It needs at least two GPUs" in told

@@ -132,7 +132,7 @@ def test_data_moved_keeps_its_identities(parameters: int, batch: int, ranks: int
     assert more.sent_bytes_per_step > data.sent_bytes_per_step
 
 
-@pytest.mark.slow
+@pytest.mark.lab
 def test_it_is_measured_reported_and_told_again(measured_and_told: MeasuredAndTold) -> None:
     run, _ = measured_and_told(*SMALL)
     factors = json.loads(run.suite_json.read_text())["factors"]

@@ -119,7 +119,6 @@ def test_nothing_measured_is_told_too() -> None:
     assert (report.sections, report.problems) == ([], ["batch 32: no room"])
 
 
-@pytest.mark.slow
 @NEEDS_REFUSED_MEMORY
 def test_a_batch_that_does_not_fit_is_an_error_and_the_others_are_told(measured_and_told: MeasuredAndTold) -> None:
     """A million images are 602 GB, which no allocator here has."""

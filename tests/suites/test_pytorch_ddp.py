@@ -124,7 +124,7 @@ def test_ctrl_c_leaves_a_report_of_what_was_measured(
     assert "GPU0 X NV1" in (tmp_path / "run" / "report.md").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.lab
 def test_it_is_measured_reported_and_told_again(
     measured_and_told: MeasuredAndTold, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,7 +82,7 @@ def test_all_that_is_tried_by_itself_can_be_planned(device_type: str) -> None:
     assert Candidate() not in found
 
 
-@pytest.mark.slow
+@pytest.mark.lab
 def test_settings_to_paste_are_python_that_trains(tmp_path: Path) -> None:
     torch, dist = pytest.importorskip("torch"), pytest.importorskip("torch.distributed")
     chosen = candidates("bucket_cap_mb=5 static_graph=true hook=fp16 fused_optimizer=true memory_format=channels_last "
@@ -118,7 +118,7 @@ def test_of_two_values_of_one_setting_the_larger_gain_is_the_one_to_paste() -> N
     assert values["snippet_environment"] == "export NCCL_ALGO=Ring"
 
 
-@pytest.mark.slow
+@pytest.mark.lab
 @NEEDS_REFUSED_MEMORY
 def test_a_setting_that_does_not_fit_is_an_error_and_the_others_are_told(measured_and_told: MeasuredAndTold) -> None:
     """A million images are 602 GB. A rank with three images does not keep up with one that has two each."""

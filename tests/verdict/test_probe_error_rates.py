@@ -19,7 +19,7 @@ from tests.verdict.probed import (
     probe_plan,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lab
 
 BOUND, NOISE = 100.0, 0.01
 RUNS, RUNS_AT_THE_BOUND = 200, 60

@@ -20,7 +20,7 @@ from pytest_ddpscale.stats.sequential import EProcess
 from pytest_ddpscale.verdict.judge import judge
 from tests.builders.judged import CONFIDENCE, make_case, make_evidence, make_measurements
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lab
 
 ALPHA = 1 - CONFIDENCE
 LIMIT = PACES["cuda"].rounds

@@ -1,23 +1,24 @@
-"""Two or more real ranks over gloo, for what one process cannot show."""
+"""Two or more real ranks over gloo, for what one process cannot show.
+
+``python -m tests.worker.ranks FOLDER RANK COUNT`` is one of them.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import queue
+import pickle
+import subprocess
+import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
+from tests.forks.start import command
 
 RANKS = 2
 _LIMIT_S = 120
-# Forks of one process that has imported torch, which costs each rank seconds by itself.
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["torch", "torchvision", "pytest_ddpscale.worker.arms"])
+_POLL_S = 0.01
 
 
 def on_two_ranks(program: Callable[[int], Any], folder: Path) -> list[Any]:
@@ -28,39 +29,49 @@ def on_two_ranks(program: Callable[[int], Any], folder: Path) -> list[Any]:
 def on_ranks(program: Callable[[int], Any], folder: Path, count: int) -> list[Any]:
     """Run a module-level function with each rank as its argument; what each returned, by rank.
 
-    Ranks have the environment of the first of them all, and are joined by gloo. A rank that waits for one that will not
-    come ends the test.
+    Ranks are forks, joined by gloo. A rank that waits for one that will not come ends the test.
     """
-    answers = _FORKS.Queue()
-    rendezvous = str(folder / "rendezvous")
-    ranks = [_FORKS.Process(target=_run, args=(program, rank, count, rendezvous, answers)) for rank in range(count)]
+    (folder / "program").write_bytes(pickle.dumps(program))
+    waiting = {
+        rank: subprocess.Popen(command("tests.worker.ranks", str(folder), str(rank), str(count)))
+        for rank in range(count)
+    }
     results: dict[int, Any] = {}
+    ends_s = time.monotonic() + _LIMIT_S
     try:
-        for process in ranks:
-            process.start()
-        while len(results) < count:
-            rank, result, failure = answers.get(timeout=_LIMIT_S)
-            assert not failure, f"rank {rank} failed\n{failure}"
-            results[rank] = result
-    except queue.Empty:
-        raise AssertionError(f"only ranks {sorted(results)} answered within {_LIMIT_S} s") from None
+        while waiting:
+            for rank in [rank for rank, process in waiting.items() if process.poll() is not None]:
+                code = waiting.pop(rank).returncode
+                assert code == 0, f"rank {rank} ended with exit code {code}"
+                results[rank], failure = pickle.loads((folder / f"answer-{rank}").read_bytes())
+                assert not failure, f"rank {rank} failed\n{failure}"
+            assert time.monotonic() < ends_s, f"only ranks {sorted(results)} answered within {_LIMIT_S} s"
+            time.sleep(_POLL_S)
     finally:
-        for process in ranks:
-            if len(results) < count:
-                process.kill()
-            process.join(_LIMIT_S)
+        for process in waiting.values():
+            process.kill()
+            process.wait()
     return [results[rank] for rank in range(count)]
 
 
-def _run(program: Callable[[int], Any], rank: int, count: int, rendezvous: str, answers: Any) -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
+def main() -> None:
+    """As the module says."""
+    import torch
+    import torch.distributed as dist
+
+    folder, rank, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
+    answer: tuple[Any, str]
     try:
-        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=count)
-        result = program(rank)
+        program = pickle.loads((folder / "program").read_bytes())
+        dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=count)
+        answer = program(rank), ""
         dist.barrier()
         dist.destroy_process_group()
     except BaseException:
-        answers.put((rank, None, traceback.format_exc()))
-    else:
-        answers.put((rank, result, ""))
+        answer = None, traceback.format_exc()
+    (folder / f"answer-{rank}").write_bytes(pickle.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -32,8 +32,6 @@ from tests.worker.two_kernels import TwoKernels
 
 from .ranks import on_two_ranks
 
-pytestmark = pytest.mark.slow
-
 ARMS = (Arm("alone", 1, 2), Arm("ddp", 1, 2))
 ONE_RANK = (*ARMS, Arm("each", 1, 2), Arm("no_sync", 1, 2))
 TWO_RANKS = (*ARMS, Arm("each", 2, 2), Arm("no_sync", 2, 2), Arm("ddp", 2, 2))
@@ -255,7 +253,6 @@ def test_a_compiled_arm_keeps_its_trainer_so_that_it_compiles_once(
     arms.close()
 
 
-@pytest.mark.slow
 def test_torch_compile_trains_after_ddp(gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         arms_module, "build_trained_model", lambda workload, device: TwoKernels(3 * 8 * 8, workload.num_classes)

@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from pytest_ddpscale.worker.compiled_call import compiled, forget_compiled
 from tests.worker.two_kernels import TwoKernels
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.lab
 BATCHES = range(2, 12)
 
 

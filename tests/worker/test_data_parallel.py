@@ -30,8 +30,6 @@ from pytest_ddpscale.worker.trained_model import build_trained_model
 from pytest_ddpscale.worker.training import Batch
 from tests.builders.trained import CPU, TIMEOUT, TINY, TRANSFORMER, study
 
-pytestmark = pytest.mark.slow
-
 DEVICES = [CPU] * 3
 VANILLA, APPLY = (Arm(kind, 1, 7, devices=3) for kind in ("vanilla_parallel", "parallel_apply"))
 

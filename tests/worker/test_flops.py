@@ -13,8 +13,6 @@ from pytest_ddpscale.worker.flops import _convolution_backward_flops, flops_per_
 from pytest_ddpscale.worker.training import build_model
 from tests.builders.trained import CPU, TINY, TRANSFORMER, study
 
-pytestmark = pytest.mark.slow
-
 AT_224 = replace(TINY, image_size=224, num_classes=1000)
 
 

@@ -183,7 +183,6 @@ def test_too_few_images_for_a_batch_of_each_rank_are_refused(loader_of: Callable
         loader_of(Shard(0, 6))
 
 
-@pytest.mark.slow
 def test_loader_workers_have_all_cores_of_the_rank_and_nothing_else_of_it(
     loader_of: Callable[..., ImageLoader],
 ) -> None:
@@ -209,7 +208,6 @@ def test_loader_workers_have_all_cores_of_the_rank_and_nothing_else_of_it(
         other.close()
 
 
-@pytest.mark.slow
 def test_a_loader_worker_that_dies_is_an_error_with_the_folder(loader_of: Callable[..., ImageLoader]) -> None:
     loader = loader_of(workers=2)
     before = {one.pid for one in workers_of(os.getpid())}
@@ -239,7 +237,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 def test_loader_workers_die_with_their_rank(folder: str, tmp_path: Path) -> None:
     program = tmp_path / "rank.py"
     program.write_text(RANK, encoding="utf-8")

@@ -20,8 +20,6 @@ from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.training import Batch, build_model
 from tests.builders.trained import CPU, TIMEOUT, TINY, TRANSFORMER, study
 
-pytestmark = pytest.mark.slow
-
 INFER, ALONE = Arm("infer", 1, 2), Arm("alone", 1, 2)
 
 

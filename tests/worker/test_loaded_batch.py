@@ -61,7 +61,6 @@ def test_what_loader_workers_deliver_together_is_timed_as_a_whole(
     assert steps * settings.accumulation_steps % max(1, settings.workers or 1) == 0
 
 
-@pytest.mark.slow
 def test_a_block_reads_ahead_to_its_end_and_the_next_one_goes_on_behind_that(folder: str) -> None:
     def loader() -> ImageLoader:
         settings = LoaderSettings(data_of(folder, workers=1), 2)
@@ -89,7 +88,6 @@ class SlowSamples(ImageSamples):
         return super().__getitem__(index)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_a_block_is_no_faster_than_its_loader_workers(folder: str, gloo_of_one: None, workers: int) -> None:
     """A stock that was read before the block would make it look up to a third faster."""
@@ -105,7 +103,6 @@ def test_a_block_is_no_faster_than_its_loader_workers(folder: str, gloo_of_one: 
     arms.close()
 
 
-@pytest.mark.slow
 def test_waits_are_those_of_the_timed_steps_and_synthetic_data_has_none(folder: str, gloo_of_one: None) -> None:
     loaded, synthetic = Arm("ddp", 1, 4), Arm("ddp", 1, 4, variant=Variant(data="synthetic"))
     halves = Arm("ddp", 1, 4, variant=Variant(accumulation_steps=2))
@@ -119,7 +116,6 @@ def test_waits_are_those_of_the_timed_steps_and_synthetic_data_has_none(folder: 
     arms.close()
 
 
-@pytest.mark.slow
 def test_settings_of_the_loader_need_no_model_of_their_own(folder: str, gloo_of_one: None) -> None:
     """Seven of them beside each other would not fit a GPU."""
     sizes: list[int] = []
@@ -132,7 +128,6 @@ def test_settings_of_the_loader_need_no_model_of_their_own(folder: str, gloo_of_
     arms.close()
 
 
-@pytest.mark.slow
 def test_ranks_that_are_compared_read_nothing(folder: str, gloo_of_one: None) -> None:
     arm = Arm("each", 1, 4)
     arms = StudyArms(study_of(folder, arm), CpuDevice(), 0, Layout(1, 1), TIMEOUT)  # no folder was opened

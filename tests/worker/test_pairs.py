@@ -23,8 +23,6 @@ from pytest_ddpscale.worker.rank_progress import RankProgress
 
 from .kept_records import KeptRecords, context_on_cpu
 
-pytestmark = pytest.mark.slow
-
 STUDY = PairStudy(message_bytes=4096, iterations=3)
 TIMEOUT = timedelta(seconds=20)
 FAST_S, SLOW_S = 1e-5, 1e-3

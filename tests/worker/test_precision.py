@@ -19,8 +19,6 @@ from pytest_ddpscale.worker.precision import compute_fp32_in_full
 from pytest_ddpscale.worker.probes.matmul import Matmul
 from tests.builders.trained import CPU, TIMEOUT, study
 
-pytestmark = pytest.mark.slow
-
 BACKENDS: Any = torch.backends  # what it has differs by version
 HAS_NEW_SETTINGS = hasattr(BACKENDS, "fp32_precision")
 needs_new_settings = pytest.mark.skipif(not HAS_NEW_SETTINGS, reason="torch has these settings from 2.9 on")

@@ -84,7 +84,6 @@ def channels_last(rank: int) -> dict[str, bool]:
     return _two_wrappers(rank, "channels_last")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("program", [contiguous, channels_last])
 def test_two_wrappers_over_one_model_give_the_gradients_of_a_fresh_one(program: Any, tmp_path: Path) -> None:
     first, second = on_two_ranks(program, tmp_path)

@@ -103,7 +103,6 @@ def align_two_ranks(rank: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
 def test_replicas_that_went_apart_become_those_of_rank_0(tmp_path: Path) -> None:
     first, second = on_two_ranks(align_two_ranks, tmp_path)
     assert first["before"] != second["before"]

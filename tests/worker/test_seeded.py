@@ -16,8 +16,6 @@ from tests.builders.trained import CPU, TINY, TRANSFORMER
 
 from .ranks import on_two_ranks
 
-pytestmark = pytest.mark.slow
-
 WORKLOADS = {
     "fp32": TINY,
     "channels-last": replace(TINY, memory_format="channels_last"),

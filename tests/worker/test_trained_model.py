@@ -28,8 +28,6 @@ from pytest_ddpscale.worker.training import Batch, build_model
 from tests.builders.trained import CPU, TIMEOUT, TINY, study
 from tests.worker.ranks import on_two_ranks
 
-pytestmark = pytest.mark.slow
-
 FROZEN = replace(TINY, classifier_hidden=16)  # with batch normalisation
 LINEAR = replace(TINY, model="squeezenet1_1", classifier_hidden=0)
 ARMS = (Arm("alone", 1, 2), Arm("no_sync", 2, 2), Arm("ddp", 2, 2))

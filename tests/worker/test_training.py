@@ -11,8 +11,6 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker.training import Batch, Trainer, build_model, new_scaler
 from tests.builders.trained import CPU, TINY, TRANSFORMER
 
-pytestmark = pytest.mark.slow
-
 
 def trainer_for(workload: Workload) -> tuple[torch.nn.Module, Trainer, Batch]:
     model = build_model(workload, CPU)

@@ -135,7 +135,6 @@ def test_what_fills_up_a_batch_is_never_classified_rightly() -> None:
     assert padded((images, labels), 5)[0] is images
 
 
-@pytest.mark.slow
 def test_compiling_has_a_span_of_its_own_in_the_first_epoch_only(
     one_rank: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pytest_ddpscale.results.records import Block, gangs_by_number
 from pytest_ddpscale.results.run_directory import RunDirectory
 from tests.builders.records import probes_of
 from tests.builders.telemetry import Telemetry, telemetry_of
+from tests.forks.start import command, forking
 from tests.node.fake_torch import CUDA_BUILD, write_torch
 from tests.nvml_stand_in.machine import PlayedMachine
 
@@ -164,8 +164,8 @@ def begin(
     options = ["--gpu-sku=auto", "--ddp-run-dir=run", "--ddp-history=history.sqlite"]
     options += ["--ddp-pass-env=NVML_STAND_IN,PLAYED_*", "-p", "no:cacheprovider", "-v", "acceptance"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *options, *arguments],
-        cwd=site, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        command("pytest", *options, *arguments),
+        cwd=site, env=forking(**environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     return PlayedSession(site, process)
 

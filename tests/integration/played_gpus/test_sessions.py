@@ -32,8 +32,6 @@ from tests.nvml_stand_in.gpus import (
 )
 from tests.nvml_stand_in.machine import A100, B200, PlayedMachine, at_work, node_of, uuid_of
 
-pytestmark = pytest.mark.slow
-
 A_DAY_S = 86_400.0
 # The driver's samples come ten times a second, so that their edges are not those of a block.
 ENERGY_ERROR = 0.02
@@ -79,8 +77,9 @@ def test_a_healthy_node_is_accepted_by_every_check_and_measurement(healthy: Ende
     # Played is NVML, not nvidia-smi, which tells the topology.
     asked = {f"node_check[{name}]" for name in NODE_CHECKS if name != "topology"}
     assert asked < {one["id"] for one in healthy.verdicts["verdicts"]}
-    # Played GPUs compute on a CPU that others use as well: that a rank is slow at times is true there.
-    assert [note for note in healthy.verdicts["notes"] if not note.startswith("slow at times")] == []
+    # Played GPUs compute on a CPU that others use as well: that a rank is slow, or at times, is true there.
+    noisy = ("slow at times", "look at rank")
+    assert [note for note in healthy.verdicts["notes"] if not note.startswith(noisy)] == []
     assert "ACCEPTED: 21 of 21 requirements passed" in healthy.terminal
 
 
@@ -150,6 +149,7 @@ def going_bad(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFac
     return session.ended()
 
 
+@pytest.mark.lab
 def test_a_node_that_goes_bad_at_work_is_rejected(going_bad: EndedSession) -> None:
     assert going_bad.exit_code == 1
     assert going_bad.verdicts["outcome"] == "rejected"
@@ -159,6 +159,7 @@ def test_a_node_that_goes_bad_at_work_is_rejected(going_bad: EndedSession) -> No
     assert going_bad.left_behind == []
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize(
     ("name", "outcome", "gpus", "evidence"),
     [
@@ -179,6 +180,7 @@ def test_each_fault_at_work_names_its_gpu(
         assert f"blame     GPU {number} ({uuid}) on {HOST}" in going_bad.terminal
 
 
+@pytest.mark.lab
 def test_what_is_conspicuous_is_told_of_each_arm(going_bad: EndedSession) -> None:
     notes = going_bad.verdicts["notes"]
     for flag, number in (("slow_clock", 0), ("stalled", 1)):
@@ -186,6 +188,7 @@ def test_what_is_conspicuous_is_told_of_each_arm(going_bad: EndedSession) -> Non
             assert any(note.startswith(f"{flag}: weak/tiny, {arm}: GPU {number} on {HOST}") for note in notes), notes
 
 
+@pytest.mark.lab
 def test_its_host_is_to_be_drained(going_bad: EndedSession, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["culprits", "--format=tsv", str(going_bad.run)]) == 0
     drained = [line.split("\t") for line in capsys.readouterr().out.splitlines() if line.startswith("drain\t")]
@@ -272,6 +275,7 @@ def dying(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory
     return session.ended()
 
 
+@pytest.mark.lab
 def test_a_driver_that_dies_costs_no_training(dying: EndedSession) -> None:
     rounds = {(arm, number, rank) for study, arm, number, rank in dying.timed_blocks if study.startswith("weak/")}
     assert rounds == {
@@ -282,6 +286,7 @@ def test_a_driver_that_dies_costs_no_training(dying: EndedSession) -> None:
     assert dying.left_behind == []
 
 
+@pytest.mark.lab
 def test_blocks_that_nobody_watched_say_why(dying: EndedSession) -> None:
     telemetry = dying.telemetry
     assert sorted((one.study, one.arm, one.round, one.rank) for one in telemetry) == dying.timed_blocks
@@ -292,12 +297,14 @@ def test_blocks_that_nobody_watched_say_why(dying: EndedSession) -> None:
     assert 4 in {one.round for one in silent}
 
 
+@pytest.mark.lab
 def test_a_gpu_that_was_lost_is_named_although_ranks_went_on(dying: EndedSession) -> None:
     assert (dying.exit_code, dying.verdicts["outcome"]) == (1, "rejected")
     assert dying.named("gpus") == {GPUS[1]}
     assert dying.verdict("gpus")["culprits"][0]["evidence"] == "lost under load: GPU is lost"
 
 
+@pytest.mark.lab
 def test_what_the_driver_did_not_say_is_no_pass(dying: EndedSession) -> None:
     for name in ("device_utilization", "images_per_joule"):
         assert dying.verdict(name)["outcome"] == "inconclusive", name

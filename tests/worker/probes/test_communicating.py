@@ -30,8 +30,6 @@ from tests.builders.records import probes_of
 from ..kept_records import KeptRecords, context_on_cpu
 from ..ranks import on_ranks
 
-pytestmark = pytest.mark.slow
-
 RANKS, KIB = 3, 2**10
 COPY = Probe("memory-copy")
 REDUCE = Probe("all-reduce-48kib", RANKS)

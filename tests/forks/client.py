@@ -1,0 +1,42 @@
+"""``python client.py ADDRESS MODULE ARGUMENT...``: stands for a program that a fork server runs, with this process's
+environment, directory and standard streams. Passes signals on to it, and ends as it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from types import FrameType
+
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def main() -> None:
+    """As the module says."""
+    _, address, *program = sys.argv
+    connection = socket.socket(socket.AF_UNIX)
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        connection.send(bytes([number]))
+
+    for number in PASSED_ON:
+        signal.signal(number, pass_on)
+    connection.connect(address)
+    order = json.dumps({"program": program, "environ": dict(os.environ), "directory": os.getcwd()})  # noqa: PTH109
+    socket.send_fds(connection, [len(order).to_bytes(4, "big")], [0, 1, 2])
+    connection.sendall(order.encode("ascii"))
+    said = connection.recv(4)
+    if not said:
+        sys.exit("the fork server is gone")
+    code = int.from_bytes(said, "big", signed=True)
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

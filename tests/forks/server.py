@@ -1,0 +1,197 @@
+"""``python -m tests.forks.server ADDRESS``: runs each program that `client` asks for in a fork of this process.
+
+A guard, a fork as well, waits for each program: it passes signals on, tells its exit code, and kills it when its client
+is gone. All of them end with this process, and it with the one that started it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+# What is large, but for the plugin and its tests, which pytest imports itself for the sake of their assertions.
+PRELOADED = (
+    "torch", "torchvision", "torch.distributed", "torch.nn.parallel", "numpy", "pytest", "pdb",
+    "matplotlib.figure", "matplotlib.style", "matplotlib.backends.backend_agg", "multiprocessing.forkserver",
+    "pytest_ddpscale.worker.rank", "pytest_ddpscale.node.agent", "pytest_ddpscale.launch.supervisor",
+    "pytest_ddpscale.session.open", "pytest_ddpscale.session.session", "pytest_ddpscale.session.past_runs",
+    "pytest_ddpscale.report.files", "pytest_ddpscale.report.html_page", "pytest_ddpscale.report.markdown",
+    "pytest_ddpscale.report.plots", "pytest_ddpscale.report.junit", "pytest_ddpscale.report.terminal",
+)  # fmt: skip
+
+_LIBRARIES = "LD_LIBRARY_PATH"
+_LIBRARY_PATHS = os.environ.get(_LIBRARIES, "").split(os.pathsep)
+
+
+@dataclass(frozen=True)
+class Order:
+    """A program to run.
+
+    Attributes:
+        program: its module and arguments.
+        environ: all of its environment.
+        directory: where.
+    """
+
+    program: list[str]
+    environ: dict[str, str]
+    directory: str
+
+
+def main() -> None:
+    """Serve for ever."""
+    gc.disable()
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.freeze()  # or the first look for garbage in each fork would copy all pages
+    gc.enable()
+    signal.signal(signal.SIGCHLD, _reap)
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(sys.argv[1])
+    server.listen(64)
+    print("ready", flush=True)
+    while True:
+        connection, _ = server.accept()
+        with connection:
+            fork(partial(_guard, connection, server))
+
+
+def fork(work: Callable[[], object]) -> int:
+    """Do something in a process that ends with this one; its id. It exits as a Python program would."""
+    sys.stdout.flush()
+    parent = os.getpid()
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+        if os.getppid() == parent:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            work()
+            code = 0
+    except SystemExit as ended:
+        code = _exit_code(ended)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def be_new(program: list[str], environ: dict[str, str]) -> None:
+    """Take on what a new interpreter would have been given, and import what it would."""
+    os.environ.clear()
+    os.environ.update(environ)
+    _show(environ)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - these are for as long as the process lives
+    sys.stdout = open(1, "w", closefd=False, buffering=1)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False, buffering=1, errors="backslashreplace")  # noqa: SIM115
+    sys.argv = [*program]
+    sys.orig_argv = [sys.executable, "-m", *program]
+    _load_libraries(environ.get(_LIBRARIES, ""))
+    paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:] = [*paths, *(path for path in sys.path if path not in paths)]
+    sys.modules.pop("sitecustomize", None)
+    with suppress(ModuleNotFoundError):
+        importlib.import_module("sitecustomize")
+
+
+def run_module(program: list[str], environ: dict[str, str]) -> NoReturn:
+    """``python -m MODULE ARGUMENTS`` in this process."""
+    be_new(program, environ)
+    module = program[0]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.exit(0)
+
+
+def _guard(connection: socket.socket, server: socket.socket) -> None:
+    server.close()
+    head, streams, _, _ = socket.recv_fds(connection, 4, 3)
+    if len(streams) < 3:
+        return
+    left, said = int.from_bytes(head, "big"), b""
+    while len(said) < left:
+        said += connection.recv(left - len(said))
+    order = Order(**json.loads(said))
+    pid = fork(lambda: _program(order, connection, streams))
+    for descriptor in streams:
+        os.close(descriptor)
+    ended = os.pidfd_open(pid)
+    heard = connection.fileno()
+    while True:
+        ready, _, _ = select.select([heard, ended], [], [])
+        if ended in ready:
+            _, status = os.waitpid(pid, 0)
+            code = os.waitstatus_to_exitcode(status)
+            with suppress(OSError):
+                connection.send(code.to_bytes(4, "big", signed=True))
+            return
+        signals = connection.recv(16)
+        for number in signals or [signal.SIGKILL]:
+            os.kill(pid, number)
+        if not signals:
+            os.waitpid(pid, 0)
+            return
+
+
+def _program(order: Order, connection: socket.socket, streams: list[int]) -> None:
+    connection.close()
+    os.setsid()
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(order.directory)
+    sys.path.insert(0, order.directory)
+    run_module(order.program, order.environ)
+
+
+def _load_libraries(paths: str) -> None:
+    """Those that only this program has on LD_LIBRARY_PATH, which the dynamic loader reads as a process starts."""
+    for path in paths.split(os.pathsep):
+        if path and path not in _LIBRARY_PATHS:
+            for library in Path(path).glob("lib*.so*"):
+                ctypes.CDLL(str(library))
+
+
+def _show(environ: dict[str, str]) -> None:
+    """Write it where the kernel shows a process's environment, by which agents find their ranks."""
+    fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    text = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environ.items())
+    assert len(text) < end - start, "start the server with more room"
+    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+def _exit_code(ended: SystemExit) -> int:
+    if ended.code is None or isinstance(ended.code, int):
+        return ended.code or 0
+    print(ended.code, file=sys.stderr)
+    return 1
+
+
+def _reap(number: int, frame: FrameType | None) -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+if __name__ == "__main__":
+    main()

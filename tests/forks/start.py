@@ -1,0 +1,66 @@
+"""The fork server of this test process, started when it is first wanted, and the commands that it runs."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from pytest_ddpscale.util.orphans import die_with_parent
+
+# The address of a server, for sessions whose gangs are to be forked.
+VARIABLE = "TESTS_FORKS"
+ROOT = Path(__file__).parents[2]
+SITE = Path(__file__).with_name("site")  # on PYTHONPATH it registers the launcher
+# What is of the machine and not of the test that happens to be the first.
+_GIVEN = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR", "LANG", "LC_ALL")
+_CLIENT = Path(__file__).with_name("client.py")
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """``python -m MODULE ARGUMENTS``, from a fork."""
+    return command_at(address(), module, *arguments)
+
+
+def command_at(address: str, module: str, *arguments: str) -> list[str]:
+    """As `command`, of the server at an address."""
+    return [sys.executable, "-I", "-S", str(_CLIENT), address, module, *arguments]
+
+
+def forking(**environ: str) -> dict[str, str]:
+    """Variables of a process whose gangs on this machine are to be forked.
+
+    Args:
+        environ: more of its environment; PYTHONPATH is preceded by what registers the launcher.
+    """
+    path = os.pathsep.join(filter(None, [str(SITE), environ.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]))
+    return {**environ, VARIABLE: address(), "PYTHONPATH": path}
+
+
+@functools.cache
+def address() -> str:
+    """Of the server, which runs from now on."""
+    folder = tempfile.TemporaryDirectory(prefix="tests-forks-")
+    socket = str(Path(folder.name) / "socket")
+    # One thread, because only the thread that forks lives on in the fork; and room to show the environment of a fork.
+    given = {name: os.environ[name] for name in _GIVEN if name in os.environ}
+    given |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    given["TESTS_FORKS_ROOM"] = " " * 2**16
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.forks.server", socket], cwd=ROOT, env=given,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True, preexec_fn=die_with_parent,
+    )  # fmt: skip
+
+    def end() -> None:
+        process.terminate()
+        process.wait()
+        folder.cleanup()
+
+    atexit.register(end)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    return socket

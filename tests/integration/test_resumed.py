@@ -1,0 +1,64 @@
+"""A session on real ranks that is interrupted leaves nobody, and another one finishes its run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_ddpscale.results.records import Block, gangs_by_number
+from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.results.run_record import ends_of
+from pytest_ddpscale.results.strict_json import each
+from tests.builders.tiny_site import tiny_thresholds
+from tests.integration.sites import QUICK, make_site, measured, session, verdicts_of
+
+THRESHOLDS = tiny_thresholds(
+    "throughput_per_gpu: {2: 500}, bound: 0.01", "strong_scaling_speedup: {2: 1.9}, bound: 0.001"
+)
+FIRST, SECOND = "weak/tiny", "strong/tiny"
+# As Ctrl-C would, as soon as the second study has a block.
+INTERRUPTING = """
+import os
+import signal
+
+from pytest_ddpscale.results.run_directory import RunDirectory
+
+append_lines = RunDirectory.append_lines
+
+
+def append_and_interrupt(run, file, lines):
+    append_lines(run, file, lines)
+    blocks = [line for line in lines.splitlines() if b'"kind":"block"' in line and b'"study":"strong/tiny"' in line]
+    if blocks and os.environ.pop("INTERRUPTED", ""):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+RunDirectory.append_lines = append_and_interrupt
+"""
+
+
+def blocks(run: RunDirectory, study: str) -> list[Block]:
+    return [one for one in run.read_records() if isinstance(one, Block) and one.study == study]
+
+
+def test_what_is_interrupted_is_resumed_to_the_end(tmp_path: Path) -> None:
+    site = make_site(tmp_path / "site", THRESHOLDS)
+    (site / "conftest.py").write_text(INTERRUPTING, encoding="utf-8")
+    interrupted, run = measured(site, INTERRUPTED="1"), RunDirectory(site / "run")
+    assert interrupted.returncode == pytest.ExitCode.INTERRUPTED, interrupted.stdout
+    assert {study: end.reason for study, end in ends_of(run.read_records()).items()} == {
+        FIRST: "rounds", SECOND: "interrupted",
+    }  # fmt: skip
+    assert verdicts_of(site)["outcome"] == "incomplete"
+    ranks = [pid for gang in gangs_by_number(run.read_records()).values() for pid in each(gang.pids, gang.world_size)]
+    assert [pid for pid in ranks if psutil.pid_exists(pid)] == []
+
+    first = blocks(run, FIRST)
+    finished = session(site, "--ddp-resume=run", *QUICK)
+    assert finished.returncode == pytest.ExitCode.OK, finished.stdout
+    assert blocks(run, FIRST) == first
+    assert {one.round for one in blocks(run, SECOND)} == set(range(8))
+    assert [list(one.measured_anew) for one in run.read_run().resumed] == [[SECOND]]
+    assert verdicts_of(site)["outcome"] == "accepted"
