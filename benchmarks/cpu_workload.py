@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGED = "packaged"
 LIMIT_S = 600.0
 # The workload of the cpu SKU in thresholds.yaml: what a candidate replaces.
-WORKLOAD = re.compile(r"^(  shufflenet-96px-fp32: \{model: )(\w+)(, precision: fp32, image_size: )(\d+)", re.MULTILINE)
+WORKLOAD = re.compile(r"^(  shuffle96-fp32: \{model: )(\w+)(, precision: fp32, image_size: )(\d+)", re.MULTILINE)
 
 
 def thresholds_with(candidate: str) -> str:

@@ -38,7 +38,7 @@ from pytest_ddpscale.results.run_record import errors_of
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 
-SKU, WORKLOAD, RANKS = "cpu", "shufflenet-96px-fp32", 2
+SKU, WORKLOAD, RANKS = "cpu", "shuffle96-fp32", 2
 EXPECTED_RATIO, EXPECTED_YIELD = 3.0, 0.6
 LIMITS = Limits(inactivity_s=120.0)
 

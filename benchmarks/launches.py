@@ -25,7 +25,7 @@ from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.results.verdicts import Verdict, read_judgement
 
-REQUIREMENTS = ("throughput_per_gpu[shufflenet-96px-fp32-1rank]", "weak_scaling_efficiency[shufflenet-96px-fp32-2rank]")
+REQUIREMENTS = ("throughput_per_gpu[shuffle96-fp32-1rank]", "weak_scaling_efficiency[shuffle96-fp32-2rank]")
 ONLY_THESE = "(throughput_per_gpu and 1rank) or (weak_scaling_efficiency and 2rank)"
 LEAST_SHARE, WIDEST_HALF = 0.9, 0.25
 

@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -415,7 +415,7 @@ def settings_from(
     _refuse_measuring_beside_judging(given)
     _refuse_blocks_beyond_inactivity(settings, given)
     _refuse_double_notes(settings, given)
-    return settings
+    return _with_notes_of_ini(settings, ini)
 
 
 def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], environ: Mapping[str, str]) -> _Given:
@@ -463,3 +463,10 @@ def _refuse_double_notes(settings: Settings, given: Mapping[str, _Given]) -> Non
     double = next((key for key in keys if keys.count(key) > 1), None)
     if double is not None:
         raise OptionError(given["note"].where, f"found {double} twice", "each key once")
+
+
+def _with_notes_of_ini(settings: Settings, ini: Mapping[str, str]) -> Settings:
+    """Notes of the ini file, such as a site's, stay beside typed ones with other keys."""
+    option = OPTIONS["note"]
+    there = _Given(ini.get(option.name, ""), f"ini option {option.name}").read(option)
+    return replace(settings, note=tuple((dict(there) | dict(settings.note)).items()))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ONE = "test_scaling.py::test_throughput_per_gpu[shufflenet-96px-fp32-2rank]"
+ONE = "test_scaling.py::test_throughput_per_gpu[shuffle96-fp32-2rank]"
 PROGRAMS = {
     "pytest": [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
     "ddpscale": [sys.executable, "-c", "import sys; from pytest_ddpscale.cli import main; sys.exit(main())"],

@@ -194,7 +194,9 @@ def test_notes_have_keys_of_the_users_own_and_one_a_line_in_the_ini_file() -> No
     notes = (("operator", "A. Name"), ("rack-2", "B = 7"))
     assert read({"ddp_note": ["operator=A. Name", "rack-2= B = 7 "]}).note == notes
     assert read({}, {}, {"ddp_note": "\noperator=A. Name\n  \nrack-2=B = 7"}).note == notes
-    assert read({"ddp_note": ["ticket=OPS-7"]}, {}, {"ddp_note": "operator=A. Name"}).note == (("ticket", "OPS-7"),)
+    of_site = "site=Hall 1\noperator=A. Name"
+    typed = read({"ddp_note": ["operator=B. Name", "ticket=OPS-7"]}, {}, {"ddp_note": of_site}).note
+    assert typed == (("site", "Hall 1"), ("operator", "B. Name"), ("ticket", "OPS-7")), "typed ones win by key"
 
 
 @pytest.mark.parametrize(

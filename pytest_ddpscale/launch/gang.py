@@ -48,8 +48,6 @@ STEP_END_S = 60.0
 STEP_POLL_S = 1.0
 # Time for idle agents to report their clocks.
 CLOCK_S = 10.0
-# A scheduler that says nothing of its queue is reported as waiting after this long.
-QUIET_QUEUE_S = 30.0
 # Time for the first node to look up another, since name servers may be slow.
 MEET_S = 30.0
 MOST_NAMED = 3  # nodes that did not come up, each listed with its reason
@@ -227,22 +225,12 @@ class Gang:
                 self._heard_s = time.monotonic()  # the time limit of the other nodes starts now
             if why := self._late_nodes() or self._not_up(channel):
                 return why
-            state = "" if there else self._queue_state(channel)
+            state = "" if there else self._launcher.queue_state(channel.own_lines)
+            if state and not self._launch.hosts:
+                self._heard_s = time.monotonic()  # a scheduler's queue has no limit of ours
             self._owner.hear(Queued(state) if state else Idle())
             time.sleep(POLL_S)
         return self._not_up(channel)
-
-    def _queue_state(self, channel: Channel) -> str:
-        """What to tell of a wait in a scheduler's queue; empty if there is none, or it has only begun."""
-        state = self._launcher.queue_state(channel.own_lines)
-        if state or not self._is_queueing or time.monotonic() - self._began_s < QUIET_QUEUE_S:
-            return state
-        return f"{self._launcher.calls_itself} has allocated none yet"
-
-    @property
-    def _is_queueing(self) -> bool:
-        """Whether it waits for a scheduler to allocate nodes, which has no limit of ours."""
-        return self._launcher.may_queue and not self._launch.hosts and not self._roll.nodes
 
     def _not_up(self, channel: Channel) -> str:
         """Why agents of some nodes did not come up, once others have had time to fail too; empty while all may."""
@@ -327,8 +315,8 @@ class Gang:
     def _late_nodes(self) -> str:
         """Why the wait for missing nodes is over; empty while it goes on."""
         there = [node.host for node in self._roll.nodes.values()]
-        limit_s, is_soon = self._limits.startup_s, time.monotonic() - self._heard_s < self._limits.startup_s
-        if len(there) >= self._task.nodes or self._is_queueing or is_soon:
+        limit_s = self._limits.startup_s
+        if len(there) >= self._task.nodes or time.monotonic() - self._heard_s < limit_s:
             return ""
         missing = [host for host in self._launch.hosts if host not in there]
         who = f": {', '.join(missing[:5])} did not" if missing else ""

@@ -113,7 +113,6 @@ class Launcher(ABC):
         program: name, in messages, of the process that carries agents.
         service: further service that a node needs, in messages, such as its sshd.
         voices: prefixes of the launcher's own lines, which are kept longer so that other output cannot push them out.
-        may_queue: whether agents may have to wait for an allocation.
         shares_environment: whether agents inherit the environment of the started process.
         options: names of settings that only this launcher uses.
     """
@@ -123,7 +122,6 @@ class Launcher(ABC):
     program: ClassVar[str] = "the node's agent"
     service: ClassVar[str] = ""
     voices: ClassVar[tuple[str, ...]] = ()
-    may_queue: ClassVar[bool] = False
     shares_environment: ClassVar[bool] = True
     options: ClassVar[tuple[str, ...]] = ()
 
@@ -165,7 +163,7 @@ class Launcher(ABC):
         return None
 
     def queue_state(self, lines: Sequence[str]) -> str:
-        """State of the wait for nodes, from the launcher's own lines; empty if unknown."""
+        """State of the wait for an allocation, from the launcher's own lines; empty once nodes are allocated."""
         return ""
 
     def why_ended(self, lines: Sequence[str]) -> str:

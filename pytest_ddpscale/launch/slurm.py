@@ -51,6 +51,9 @@ _WITHHELD = frozenset(
         "SLURM_MEM_BIND_PREFER", "SLURM_MEM_BIND_SORT", "SLURM_MEM_BIND_VERBOSE",
     }
 )  # fmt: skip
+_QUIET = frozenset({"-Q", "--quiet"})
+_HAS_NODES = "has been allocated resources"
+_OF_THE_QUEUE = re.compile(f"queued and waiting|step creation|{_HAS_NODES}")
 _TRIAL_S = 30.0
 _PATIENCE_S = 10.0
 # slurmctld's message. Only invalid options are refused for good; busy or down nodes may become available.
@@ -84,7 +87,6 @@ class SlurmLauncher(Launcher):
     program = "srun"
     service = "its slurmd"
     voices = ("srun:", "slurmstepd")
-    may_queue = True
     options = ("slurm_args",)
 
     @classmethod
@@ -154,8 +156,10 @@ class SlurmLauncher(Launcher):
 
     def queue_state(self, lines: Sequence[str]) -> str:
         """srun's state while it waits for nodes: ``job 17 queued and waiting for resources``."""
-        waiting = [line for line in lines if "queued and waiting" in line or "step creation" in line]
-        return waiting[-1].removeprefix("srun: ") if waiting else ""
+        if _QUIET.intersection(self.settings.slurm_args):
+            return "srun --quiet does not say whether Slurm has allocated nodes"
+        said = [line for line in lines if _OF_THE_QUEUE.search(line)]
+        return said[-1].removeprefix("srun: ") if said and _HAS_NODES not in said[-1] else ""
 
     def why_ended(self, lines: Sequence[str]) -> str:
         """Why Slurm ended a step, from srun's output."""

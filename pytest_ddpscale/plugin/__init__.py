@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SETTINGS], config.stash[TOLD] = settings, Told()
     if settings.sku_was_given or settings.judge is not None or settings.resume is not None:
         refuse_xdist(config)
-    # Only for a SKU on the command line: one in the environment must not take over another project's `pytest`.
+    # Only for a SKU on the command line: one in the ini file must not take over another project's `pytest`.
     if _was_asked(config):
         _default_to_acceptance_tests(config)
 

@@ -91,6 +91,10 @@ def _refuse_unaccepted(case: Case, record: RunRecord, judgement: Judgement | Non
         raise _refused(case, "it was never judged", f"Judge it with `pytest --ddp-judge={path}`.")
     if judgement.outcome in ("rejected", "incomplete"):
         raise _refused(case, f"it was {judgement.outcome}: {judgement.reason}")
+    throughput = [one for one in judgement.verdicts if one.metric == THROUGHPUT_PER_GPU.name and not one.provisional]
+    slow = [one.id for one in throughput if one.outcome == "failed"]
+    if slow:
+        raise _refused(case, f"it was {judgement.outcome}, but it missed {first_few(slow)}, waived or only warning")
 
 
 def _comparable(case: Case, evidence: Evidence) -> Workload:

@@ -49,14 +49,14 @@ def test_the_workloads_of_the_sku_are_tried_one_after_the_other(
     assert run("--gpu-sku=cpu", "--ranks=2", "--json", str(file)) == 0
     assert [plan.studies[0].workload.batch_size for plan in tried] == 2 * [8, 16, 32, 64, 48, 40]
     said = capsys.readouterr().out
-    assert "shufflenet-96px-fp32 (shufflenet_v2_x0_5, fp32, 96 px, contiguous) on 2 ranks" in said
+    assert "shuffle96-fp32 (shufflenet_v2_x0_5, fp32, 96 px, contiguous) on 2 ranks" in said
     assert "      48  no           -       -              -  OutOfMemoryError on rank 0 in warm-up\n" in said
     assert "The largest batch is 40 images per GPU (40.00 GiB, 40 %); the next, 48, does not fit" in said
     assert "The fastest batch was 8" in said
     found = json.loads(file.read_text())
     assert (found["sku"], found["ranks"], found["fraction"], found["steps"]) == ("cpu", 2, 0.9, 12)
     assert [(one["workload"], one["largest"]) for one in found["workloads"]] == [
-        ("shufflenet-96px-fp32", 40),
+        ("shuffle96-fp32", 40),
         ("shufflenet-fp32", 40),
     ]
 
@@ -93,7 +93,7 @@ def test_all_gpus_of_the_node_train_at_once(tried: list[Plan], monkeypatch: pyte
         (["--ranks=none"], "--ranks: found 'none'; expected a whole number from 1 to 64."),
         (
             ["--workload", "resnet19"],
-            "--workload: found 'resnet19'; expected some of shufflenet-96px-fp32, shufflenet-fp32.",
+            "--workload: found 'resnet19'; expected some of shuffle96-fp32, shufflenet-fp32.",
         ),
         (["--model=resnet18"], "--precision: --model needs it"),
         (["--model=resnet", "--precision=fp32"], "--model: found 'resnet'; expected a classification model"),
@@ -149,13 +149,13 @@ class TestOverlays:
         self, tried: list[Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         site, new = tmp_path / "site.yaml", tmp_path / "new.yaml"
-        ours = "schema_version: 2\nextends: packaged\nskus:\n  cpu:\n    batch: {shufflenet-96px-fp32: {per_gpu: 8}}\n"
+        ours = "schema_version: 2\nextends: packaged\nskus:\n  cpu:\n    batch: {shuffle96-fp32: {per_gpu: 8}}\n"
         site.write_text(ours)
-        given = "--gpu-sku=cpu", "--workload", "shufflenet-96px-fp32", "--ranks=1"
+        given = "--gpu-sku=cpu", "--workload", "shuffle96-fp32", "--ranks=1"
         assert run(*given, "--thresholds", str(site), "--write", str(new)) == 0
         assert site.read_text() == ours
         assert "extends: site.yaml\n" in new.read_text()
-        assert load_thresholds(new).thresholds.skus["cpu"].workloads["shufflenet-96px-fp32"].batch_size == 40
+        assert load_thresholds(new).thresholds.skus["cpu"].workloads["shuffle96-fp32"].batch_size == 40
         said = capsys.readouterr().out
         assert new.read_text() in said
         assert f"Wrote {new}." in said

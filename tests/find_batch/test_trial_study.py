@@ -52,7 +52,7 @@ def test_of_a_workload_that_nothing_requires_it_has_the_usual_arms(ranks: int, e
 
 @pytest.mark.parametrize("steps", [8, 9, 12, 20, 21])
 def test_each_arm_trains_at_least_as_many_steps_as_asked(steps: int) -> None:
-    questions = questions_of(THRESHOLDS, "cpu", SKUS["cpu"].workloads["shufflenet-96px-fp32"], 2)
+    questions = questions_of(THRESHOLDS, "cpu", SKUS["cpu"].workloads["shuffle96-fp32"], 2)
     [study] = trial_plan(Plan("cpu", "cpu", ()), questions, 8, steps).studies
     trained = (1 + study.rounds) * STEPS_PER_BLOCK  # a block of warm-up, and one a round
     assert steps <= trained < steps + STEPS_PER_BLOCK

@@ -259,12 +259,16 @@ def test_what_srun_says_of_its_wait() -> None:
         ([], ""),
         (["module load: ok"], ""),
         (["srun: job 4 queued and waiting for resources"], "job 4 queued and waiting for resources"),
+        (["srun: job 4 queued and waiting for resources", "srun: job 4 has been allocated resources"], ""),
         (
             ["x", "srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)", "y"],
             "Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)",
         ),
     ]:
         assert slurm().queue_state(lines) == state
+    for quiet in ("-Q", "--quiet"):
+        said = "srun --quiet does not say whether Slurm has allocated nodes"
+        assert slurm(slurm_args=f"--partition=gpu {quiet}").queue_state([]) == said
 
 
 def scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.verdicts import Judgement, RunOutcome
+from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
 from tests.plugin.site import (
     MEASURED_RUN,
     REQUIREMENTS,
@@ -94,6 +95,15 @@ def test_a_run_that_was_not_accepted_is_no_reference(compared: Site, outcome: Ru
     reference(compared, outcome)
     said = f"/old: it was {outcome}: it is {outcome}; expected an accepted run that measured the same model"
     assert_refused(compared.judge(), "thresholds.yaml:", said, "Name another run, or a SKU.")
+
+
+def test_a_run_whose_throughput_was_waived_or_only_warned_is_no_reference(compared: Site) -> None:
+    run = reference(compared)
+    slow = Verdict("test_throughput[resnet152-fp16-1gpu]", THROUGHPUT_PER_GPU.name, "resnet152-fp16", 1, "warn",
+        {"at_least": 1000.0}, "failed", OLD)  # fmt: skip
+    run.write_json(run.verdicts_json, Judgement(SKU, "accepted", "it is accepted", (slow,)))
+    said = "/old: it was accepted, but it missed test_throughput[resnet152-fp16-1gpu], waived or only warning; expected"
+    assert_refused(compared.judge(), "thresholds.yaml:", said)
 
 
 def test_verdicts_in_another_directory_count_if_that_is_named(compared: Site) -> None:

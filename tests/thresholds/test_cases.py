@@ -67,7 +67,7 @@ def test_a_case_knows_what_one_gpu_alone_has_to_reach_if_anything_says_so(shippe
         for case in training_cases(cases_for(shipped, "a100-sxm4-80gb", ONE_NODE))
     }
     assert floors["resnet152-fp16"] == 1130.02
-    assert {case.floor_img_per_s for case in training_cases(cases_for(shipped, "cpu", ONE_NODE))} == {10.2}
+    assert {case.floor_img_per_s for case in training_cases(cases_for(shipped, "cpu", ONE_NODE))} == {29.0}
 
 
 def test_of_two_bounds_for_one_gpu_alone_the_floor_is_the_lower(load: Load) -> None:

@@ -277,6 +277,6 @@ def test_on_one_node_nothing_between_nodes_is_asked_or_counted_as_missing(sku: s
 def test_ranks_of_cpus_that_are_one_a_node_are_asked_what_all_nodes_do_and_no_number_of_them() -> None:
     asked, plan = plan_of("cpu", Layout(4, 1))
     sizes = {study.id: {arm.world_size for arm in study.arms} for study in plan.studies}
-    assert sizes == {"weak/shufflenet-96px-fp32": {1}, "weak/shufflenet-fp32": {1, 2, 4}}
+    assert sizes == {"weak/shuffle96-fp32": {1}, "weak/shufflenet-fp32": {1, 2, 4}}
     assert not [name for name in asked if "2rank" in name]
     assert [name for name in plan_of("cpu", Layout(1, 1))[0] if "2rank" in name], "on one node they are missing"
