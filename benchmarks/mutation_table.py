@@ -3,8 +3,9 @@
     python benchmarks/mutation_table.py --check                    # whether each defect still applies
     python benchmarks/mutation_table.py --json mutation_table.json [--only ID …] [--revision HEAD]
 
-The tests of the modules that a defect touches run first, then short end-to-end tests; finally all fast tests run on the
-surviving defects; each with -x. Results already in FILE are kept. Exit code 1 if a defect survives or does not apply.
+The tests of the modules that a defect touches run first, those marked lab last, then short end-to-end tests; finally
+all tests without that mark run on the surviving defects; each with -x. Results already in FILE are kept. Exit code 1 if
+a defect survives or does not apply.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def try_out(tree: Path, defect: Defect, rungs: Mapping[str, Sequence[str]]) -> C
 
 
 def try_out_all(tree: Path, defects: Sequence[Defect], found: dict[str, Caught]) -> Iterator[Caught]:
-    """Each defect without a result so far, and finally the survivors against the whole suite."""
+    """Each defect without a result so far, and finally the survivors against all tests that are not marked lab."""
     for defect in defects:
         if defect.id not in found:
             touched = [f"tests/{name}" for name in defect.tests]

@@ -15,48 +15,41 @@ pytestmark = pytest.mark.lab
 TABLE: Any = benchmark("mutation_table")
 DEFECTS = {defect.id: defect for defect in TABLE.DEFECTS}
 ROOT = BENCHMARKS.parent
+VALIDATE = "evidence/test_validate.py"
+ARMS = "worker/test_arms.py"
+GPU_CLOCK = "worker/test_device.py::TestGpus::test_start_their_clock_when_they_are_idle_and_stop_it_when_they_are_done"
 # The test that has to fail, below tests/.
 WATCHED_BY = {
-    "exit-code-swallowed": "launch/test_gang.py",
+    "exit-code-swallowed": "launch/test_gang.py::"
+    "test_a_launcher_that_ends_before_any_node_is_up_has_its_last_words_told",
     "kill-not-sent": "node/test_processes.py::test_who_ignores_sigterm_is_gone",
-    "environment-leaked": "launch/test_environment.py",
-    "node-order": "plan/test_layout.py",
-    "hang-not-ended": "launch/test_gang.py",
-    "torn-line": "results/test_other_records.py",
-    "duplicates": "evidence/test_validate.py",
-    "key-twice": "results/test_records.py",
-    "copied-round": "evidence/test_validate.py",
-    "nan": "results/test_paik.py",
-    "half-written": "results/test_full_disk.py",
-    "shared-gpu": "evidence/test_validate.py",
-    "steps-contradict": "evidence/test_validate.py",
-    "no-sync": "worker/test_device.py",
-    "steps-off-by-one": "worker/test_device.py",
-    "cold-start": "worker/test_arms.py",
-    "no-checksum": "worker/test_arms.py",
-    "event-order": "worker/test_device.py",
-    "synced-no-sync": "worker/test_arms.py",
-    "same-images": "worker/test_arms.py",
+    "environment-leaked": "launch/test_environment.py::test_what_would_change_torchrun_or_srun_in_silence_is_scrubbed",
+    "node-order": "plan/test_layout.py::test_four_ranks_spread_over_three_nodes",
+    "hang-not-ended": "launch/test_gang.py::test_before_the_first_record_the_limit_for_the_start_counts",
+    "torn-line": "results/test_other_records.py::TestTelemetryFile::"
+    "test_a_torn_line_is_left_out_and_cut_so_that_the_next_one_does_not_join_it",
+    "duplicates": f"{VALIDATE}::TestOneLine::test_tells_of_each_block",
+    "key-twice": "results/test_records.py::test_a_line_that_says_something_twice_is_refused",
+    "copied-round": f"{VALIDATE}::TestSteps::test_of_two_rounds_are_not_the_same_to_the_last_digit",
+    "nan": "results/test_strict_json.py::test_what_json_has_no_word_for_is_not_read",
+    "half-written": "results/test_full_disk.py::test_a_line_that_does_not_fit_leaves_no_part",
+    "shared-gpu": f"{VALIDATE}::TestGangs::test_that_cannot_be_so_are_refused",
+    "steps-contradict": f"{VALIDATE}::TestSteps::test_that_cannot_be_are_refused",
+    "no-sync": GPU_CLOCK,
+    "steps-off-by-one": "worker/test_device.py::test_cpu_steps_are_timed_by_the_wall_clock",
+    "cold-start": f"{ARMS}::test_a_block_is_timed_once_the_arm_is_warm",
+    "no-checksum": f"{ARMS}::test_only_ddp_arms_have_a_checksum_of_their_parameters",
+    "event-order": GPU_CLOCK,
+    "synced-no-sync": f"{ARMS}::test_replicas_agree_in_every_round_and_one_wrong_bit_shows",
+    "same-images": f"{ARMS}::test_replicas_agree_in_every_round_and_one_wrong_bit_shows",
 }
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of this checkout, as it is now."""
-    copy = tmp_path_factory.mktemp("defects") / "tree"
-    copy.mkdir()
-    for entry in ROOT.iterdir():
-        if entry.is_dir() and entry.name in ("pytest_ddpscale", "tests", "benchmarks", "acceptance", "slurm", "docs"):
-            shutil.copytree(entry, copy / entry.name)
-        elif entry.is_file():
-            shutil.copy2(entry, copy)
-    return copy
-
-
-def test_each_of_twenty_defects_is_caught_and_nothing_fails_without_one(tree: Path) -> None:
-    watching = sorted({f"tests/{test}" for test in WATCHED_BY.values()})
-    assert TABLE.first_failure(tree, watching) == ""
-    survived = [
-        name for name, test in WATCHED_BY.items() if not TABLE.caught_by(tree, DEFECTS[name], [f"tests/{test}"])
-    ]
-    assert survived == []
+def test_each_of_twenty_defects_fails_the_test_that_watches_it(tmp_path: Path) -> None:
+    for folder in ("pytest_ddpscale", "tests"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    shutil.copy2(ROOT / "pyproject.toml", tmp_path)
+    watched = {name: f"tests/{test}" for name, test in WATCHED_BY.items()}
+    assert TABLE.first_failure(tmp_path, sorted(set(watched.values()))) == "", "without a defect"
+    failed = {name: TABLE.caught_by(tmp_path, DEFECTS[name], [test]) for name, test in watched.items()}
+    assert {name: test.partition("[")[0] for name, test in failed.items()} == watched

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_ddpscale.launch import gang as gang_module
+from pytest_ddpscale.launch.gang_owner import GangEnd
 from tests.launch.watched_gang import Run
 
 
@@ -13,6 +14,14 @@ def test_a_node_that_is_not_heard_of_is_lost_and_the_others_are_not(run: Run) ->
     assert end.lost_hosts == ("n2",)
     assert end.why == "n2 was silent for 1 s: the node, its link or its agent is down"
     assert end.interrupted == ""
+
+
+def test_a_node_that_is_silent_for_moments_is_not_lost(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long ago the first moment was."""
+    monkeypatch.setattr(gang_module, "COLLECT_S", 1.5)
+    beats = "for n in range(60): say('beat'); time.sleep(0.02)"
+    source = f"serve(); time.sleep(0.6)\n{beats}\ntime.sleep(0.6); say('exit', code=0, exits=[])"
+    assert run(source, silence_s=0.3) == GangEnd(0)
 
 
 def test_of_nodes_that_fall_silent_all_at_once_none_is_lost(run: Run) -> None:

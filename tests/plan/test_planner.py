@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pytest_ddpscale.plan.image_folder import ImageFolderData
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question, build_plan
+from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Arm, Plan
 from pytest_ddpscale.plan.workload import Workload
 
@@ -103,6 +104,14 @@ def test_strong_scaling_times_nothing_but_what_it_is_asked() -> None:
 def test_every_study_goes_at_the_pace_given() -> None:
     (study,) = build_plan(Plan("a100", "cuda", (), seed=5), [question("throughput_per_gpu", ONE, 1)], PACE).studies
     assert (study.rounds, study.block_s, study.warmup_s) == (6, 1.5, 2.0)
+
+
+def test_all_rounds_are_for_studies_with_a_ratio_to_one_rank() -> None:
+    questions = [question("weak_scaling_efficiency", ONE, 4), question("throughput_per_gpu", TWO, 4)]
+    plan = build_plan(EMPTY, questions, Pace(32, 1.5, 2.0, uncompared_rounds=16), [Probe("matmul-fp16")])
+    assert {study.id: study.rounds for study in plan.studies} == {"weak/one": 32, "weak/two": 16}
+    assert plan.probes is not None
+    assert plan.probes.rounds == 16
 
 
 def test_a_plan_says_for_what_and_with_which_seed() -> None:

@@ -150,6 +150,16 @@ def test_only_ddp_arms_have_a_checksum_of_their_parameters(gloo_of_one: None) ->
     arms.close()
 
 
+def test_a_block_that_ends_with_a_loss_of_nan_is_no_measurement(gloo_of_one: None) -> None:
+    arms = StudyArms(study(*ARMS), CpuDevice(), rank=0, layout=Layout(1, 1), timeout=TIMEOUT)
+    for weights in arms.model.parameters():
+        weights.data.fill_(float("nan"))
+    for arm in ARMS:
+        with pytest.raises(RuntimeError, match="the loss is nan: training is numerically dead"):
+            arms.time_block(arm, 3)
+    arms.close()
+
+
 def test_peak_memory_is_without_what_idle_wrappers_hold(gloo_of_one: None) -> None:
     class SmallGpu(CpuDevice):
         """Ten bytes more are allocated each time somebody asks."""
