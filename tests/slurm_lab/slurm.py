@@ -118,7 +118,7 @@ class Slurm:
     def end_at_time_limit(self, job_id: int, after_s: float) -> None:
         """Let a running job's time limit (which Slurm's options give in whole minutes) be up in some seconds.
 
-        Slurm looks at time limits every 30 s, and SIGTERM comes 5 s before SIGKILL: a job ends up to 40 s later.
+        Slurm looks at time limits every 30 s, and SIGTERM comes 15 s before SIGKILL: a job ends up to 50 s later.
         """
         end = datetime.now() + timedelta(seconds=after_s)  # local time, as Slurm's commands speak it
         self.run(["scontrol", "update", f"JobId={job_id}", f"EndTime={end:%Y-%m-%dT%H:%M:%S}"])
