@@ -36,6 +36,7 @@ def append_and_interrupt(run, file, lines):
 
 
 RunDirectory.append_lines = append_and_interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 """
 
 
