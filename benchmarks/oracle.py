@@ -64,6 +64,7 @@ MASKS = (
     (r"in \d+\.\d+s( \([\d:]+\))?", "in SECONDS"),
     (r"={3,}", "==="),
     (r"(?m)^(platform|rootdir|plugins).*\n", ""),
+    (r"(thresholds\.yaml):\d+", r"\1:LINE"),
 )
 Facts = dict[str, dict[str, Any]]
 
