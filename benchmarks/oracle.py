@@ -89,7 +89,9 @@ def make(name: str, number: int) -> None:
     """Make a run directory here, the `number`-th of its chain."""
     if RUNS[name].startswith("stored"):
         with tarfile.open(DATA / "runs" / f"{name}.tar.xz") as packed:
-            packed.extractall(name, filter="data")
+            # Python before 3.10.12 and 3.11.4, which Debian 12 has, has no filters.
+            packed.extraction_filter = getattr(tarfile, "data_filter", None)
+            packed.extractall(name)
         return
     if program("ddpscale", [*RUNS[name].format(root=ROOT).split(), f"--out={name}"], said := Path(f"{name}.made")):
         raise SystemExit(f"{name}: {said.read_text()}")

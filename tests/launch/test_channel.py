@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -215,4 +215,4 @@ def test_an_output_that_a_survivor_holds_open_is_not_waited_for_for_long(open_ch
     channel.close(patience_s=0.2)
     assert time.monotonic() - began < 10
     assert len(channel.messages()) == 1
-    subprocess.run(["kill", channel.other_lines[0]], check=True)
+    os.kill(int(channel.other_lines[0]), signal.SIGTERM)

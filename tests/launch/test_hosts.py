@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -89,6 +90,7 @@ def test_a_host_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         read_hostfile(tmp_path / "none")
 
 
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh: apt-get install openssh-client")
 def test_the_cluster_is_the_hosts_that_are_named(tmp_path: Path) -> None:
     ssh = SshLauncher(settings(hosts="n[1-3]"), {})
     assert ssh.cluster(plans_only=False) == Cluster(3, ("n1", "n2", "n3"), "ssh", is_elsewhere=True)

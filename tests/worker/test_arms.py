@@ -263,7 +263,7 @@ def test_a_compiled_arm_keeps_its_trainer_so_that_it_compiles_once(
     arms.close()
 
 
-def test_torch_compile_trains_after_ddp(gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_compile_trains_after_ddp(cpp_compiler: None, gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         arms_module, "build_trained_model", lambda workload, device: TwoKernels(3 * 8 * 8, workload.num_classes)
     )
