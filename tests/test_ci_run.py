@@ -32,9 +32,9 @@ class Machine:
         self._write(self._commands / "apt-get", f'echo "apt-get $@"; exit {exit_code}')
 
     def run(self, failing: str = "") -> subprocess.CompletedProcess[str]:
-        """``.ci/run`` with tools of which one may fail."""
+        """``.ci/run`` with tools, of which a command that starts like this one fails."""
         for name in ("pip", "pytest", "ruff", "mypy", "python"):
-            self._write(self._tools / name, f'echo "{name} $*"; exit {int(name == failing)}')
+            self._write(self._tools / name, f'echo "{name} $*"; [[ "{name} $*" != "{failing or "none"}"* ]]')
         return subprocess.run(
             [str(self._commands / "bash"), ".ci/run"], cwd=self._checkout, env={"PATH": str(self._commands)},
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
@@ -72,13 +72,18 @@ def test_without_the_right_to_install_nothing_is_tried(machine: Machine) -> None
     assert "DDPSCALE_LAB=unset" in result.stdout.splitlines()
 
 
-@pytest.mark.parametrize("failing", ["", "pytest", "ruff", "mypy", "python"])
+@pytest.mark.parametrize(
+    "failing", ["", "pytest", "ruff", "mypy", "python benchmarks/pythons.py", "python -m mkdocs", "pytest --gpu-sku"]
+)
 def test_all_that_checks_is_run_and_each_can_fail_it(machine: Machine, failing: str) -> None:
     machine.with_apt(uid=1000)
     result = machine.run(failing)
     assert result.returncode == int(bool(failing)), result.stderr
     lines = result.stdout.splitlines()
     assert {"pip install -e .[test]", "pytest tests -n 4", "ruff check ."} <= set(lines)
+    if failing not in {"", "python -m mkdocs", "pytest --gpu-sku"}:
+        assert "python benchmarks/pythons.py" in lines
+        assert result.stderr.splitlines()[-1].startswith("tests: exit code ")
     if not failing:
         assert {"mypy ", "pytest tests -m lab -n 4", "pytest tests/session tests/plugin tests/launch -n 2"} <= set(
             lines

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -14,7 +15,8 @@ from pytest_ddpscale.results.column_record import FloatArray, IntArray
 P = TypeVar("P", bound=Hashable)
 
 
-class Alike(NamedTuple, Generic[P]):
+@dataclass(frozen=True, eq=False)
+class Alike(Generic[P]):
     """Places with equally many rounds, and their values in the order of the rounds, (places, rounds)."""
 
     places: list[P]

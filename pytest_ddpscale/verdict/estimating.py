@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -99,7 +100,8 @@ def estimate_of(samples: Sequence[Sample], scale: Scale, confidence: float, limi
     return _of_rounds(values, scale, confidence, limit)
 
 
-class _Series(NamedTuple, Generic[P]):
+@dataclass(frozen=True, eq=False)
+class _Series(Generic[P]):
     """Results of series with equally many rounds at one confidence, on their scale; NaN where there is no limit."""
 
     row: dict[P, int]

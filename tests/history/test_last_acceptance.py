@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_work_done_otherwise_is_not_compared(tmp_path: Path) -> None:
     slower = verdict(value=90.0, interval=(89.5, 90.5))
 
     def compared(definition: str) -> int:
-        with sqlite3.connect(tmp_path / "history.sqlite") as connection:
+        with closing(sqlite3.connect(tmp_path / "history.sqlite")) as connection:
             row = connection.execute("SELECT DISTINCT definition FROM key_values WHERE arm = 'ddp'").fetchone()
         now = key_value(arm="ddp", definition=definition or row[0])
         last = last_acceptance(tmp_path / "history.sqlite", SKU, ["n1"], at(NIGHT), [slower], [now])

@@ -1,0 +1,140 @@
+"""Try the package under every other Python on this machine, without torch: what needs a minute, not gigabytes.
+
+    python benchmarks/pythons.py
+    python benchmarks/pythons.py 3.10 3.14
+
+Looks for python3.10 … python3.14 on PATH and among pyenv's versions. For each but the Python that runs this, uv makes
+an environment with what pyproject.toml asks for, without torch and torchvision. There every module outside worker/ is
+imported, worker/ is compiled, and benchmarks/oracle.py judges a stored run and compares verdicts, culprits and rows of
+the history. Exit code 1 if anything fails. Versions that are not found are named; that is no failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MINORS = range(10, 15)
+STORED_RUN = "recorded-a100-slow-gpu"
+LIMIT_S = 600
+OF_THIS_PYTHON = ("PYTEST_", "PYTHON", "VIRTUAL_ENV")  # environment variables
+# uv: a requirement that holds nowhere takes the place of the package's own.
+WITHOUT_TORCH = "torch; python_version < '3'\ntorchvision; python_version < '3'\n"
+IMPORT_AND_COMPILE = """
+import importlib, pkgutil, sys
+from pathlib import Path
+import pytest_ddpscale as package
+worker = package.__name__ + ".worker"
+for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".", onerror=lambda name: None):
+    if not f"{module.name}.".startswith(worker + "."):
+        importlib.import_module(module.name)
+for file in Path(package.__path__[0], "worker").rglob("*.py"):
+    compile(file.read_bytes(), str(file), "exec")
+assert "torch" not in sys.modules
+"""
+
+
+class StepFailed(Exception):
+    """A command failed; the message is its output."""
+
+
+def interpreter(version: str) -> Path | None:
+    """A Python of that version, such as ``3.10``, that starts: from PATH, else pyenv's newest; None if none does."""
+    ours = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions")
+    patches = [name.removeprefix(f"{version}.") for name in (path.name for path in ours.glob(f"{version}.*"))]
+    newest_first = sorted((int(patch) for patch in patches if patch.isdigit()), reverse=True)
+    found = [Path(folder, f"python{version}") for folder in os.get_exec_path()]
+    found += [ours / f"{version}.{patch}" / "bin" / "python3" for patch in newest_first]
+    return next((path for path in found if path.exists() and version_of(path).startswith(f"{version}.")), None)
+
+
+def version_of(python: Path) -> str:
+    """``3.10.13``; empty if it does not start, like a shim of pyenv for a version that is not selected."""
+    asked = [str(python), "-c", "import platform; print(platform.python_version())"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def run(*command: str | Path, folder: Path, expected: int = 0) -> str:
+    """Run a command in a folder, outside this environment. Returns its output.
+
+    Raises:
+        StepFailed: its exit code is another, or it takes too long.
+    """
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(OF_THIS_PYTHON)}
+    try:
+        done = subprocess.run(
+            list(map(str, command)), cwd=folder, env=environ | {"PYTHONPYCACHEPREFIX": str(folder / "byte-code")},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise StepFailed(str(error)) from None
+    if done.returncode != expected:
+        raise StepFailed(f"{done.stdout.rstrip()}\nexit code {done.returncode}, expected {expected}")
+    return done.stdout
+
+
+def install(python: Path, folder: Path, *arguments: str | Path) -> Path:
+    """Make an environment in a folder, with that Python and these arguments of `uv pip install`. Returns its Python."""
+    uv, made = [sys.executable, "-m", "uv", "--quiet"], folder / "environment"
+    run(*uv, "venv", "--python", python, made, folder=folder)
+    run(*uv, "pip", "install", "--python", made / "bin" / "python", *arguments, folder=folder)
+    return made / "bin" / "python"
+
+
+def try_without_torch(python: Path, folder: Path) -> None:
+    """Install, import, compile and judge.
+
+    Raises:
+        StepFailed: one of these failed.
+    """
+    (folder / "overrides.txt").write_text(WITHOUT_TORCH, encoding="utf-8")
+    python = install(python, folder, "--override", "overrides.txt", "--editable", ROOT)
+    run(python, "-c", IMPORT_AND_COMPILE, folder=folder)
+    judge_stored_run(python, folder)
+
+
+def judge_stored_run(python: Path, folder: Path) -> None:
+    """Judge the stored run of a slow GPU there.
+
+    Raises:
+        StepFailed: a verdict, culprit or row of the history is not what every other version of everything finds.
+    """
+    run(python, ROOT / "benchmarks" / "oracle.py", "--check", "--facts-only", "--only", STORED_RUN, folder=folder)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Try and print. Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("versions", nargs="*", metavar="VERSION", help="such as 3.10; default: all but this Python's")
+    own = f"3.{sys.version_info.minor}"
+    versions = parser.parse_args(arguments).versions or [f"3.{minor}" for minor in MINORS if f"3.{minor}" != own]
+    missing, failed = [], 0
+    for version in versions:
+        python, began_s = interpreter(version), time.monotonic()
+        if python is None:
+            missing.append(version)
+            continue
+        said = "every module is imported or compiled, a stored run has the same verdicts"
+        with tempfile.TemporaryDirectory(prefix="ddpscale-python-") as folder:
+            try:
+                try_without_torch(python, Path(folder))
+            except StepFailed as error:
+                failed, said = failed + 1, f"FAILED\n{error}"
+        print(f"Python {version_of(python)} ({time.monotonic() - began_s:.0f} s): {said}", flush=True)
+    print(f"Not found: {', '.join(missing) or 'none'}. Left out: {own}, which runs this.")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Other Pythons: which are found, and what a failure looks like. `.ci/run` tries the real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.scripts import benchmark
+
+
+def stand_in(path: Path, script: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The newest Python 3.10 of pyenv's, behind a shim that does not start and a Python 3.1."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    stand_in(tmp_path / "bin" / "python3.10", "exit 127")
+    for version in ("3.1.5", "3.10.9", "3.10.13", "3.10-dev"):
+        stand_in(tmp_path / "pyenv" / "versions" / version / "bin" / "python3", f"echo {version}")
+    return tmp_path / "pyenv" / "versions" / "3.10.13" / "bin" / "python3"
+
+
+def test_only_a_python_that_starts_and_says_that_version_counts(found: Path, tmp_path: Path) -> None:
+    pythons = benchmark("pythons")
+    assert pythons.interpreter("3.10") == found
+    assert pythons.interpreter("3.12") is None
+    on_path = stand_in(tmp_path / "bin" / "python3.10", "echo 3.10.2")
+    assert pythons.interpreter("3.10") == on_path
+
+
+def test_each_step_that_fails_is_shown_and_fails_it(
+    found: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pythons = benchmark("pythons")
+    for step, says in (("-c", "TypeError: Multiple inheritance"), ("*oracle.py", "outcome: failed → passed")):
+        broken = stand_in(tmp_path / "broken", f'case "$1" in {step}) echo "{says}"; exit 1;; esac')
+        monkeypatch.setattr(pythons, "install", lambda *_, broken=broken: broken)
+        assert pythons.main(["3.10", "3.12"]) == 1
+        said = capsys.readouterr().out
+        assert "Python 3.10.13 (0 s): FAILED\n" in said
+        assert f"{says}\nexit code 1, expected 0\n" in said
+        assert "Not found: 3.12." in said
