@@ -176,7 +176,7 @@ def pytest_runtest_makereport(
         if report.failed and SOURCE in item.config.stash:
             from pytest_ddpscale.plugin.conclusion import spoil
 
-            spoil(item, report)
+            spoil(item, call, report)
         return report
     if not (report.failed or was_skipped):
         return report

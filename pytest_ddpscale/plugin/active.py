@@ -13,7 +13,7 @@ from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.settings import Settings
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.results.verdicts import Judgement
+    from pytest_ddpscale.results.verdicts import Blocker, Judgement
     from pytest_ddpscale.session.session import AcceptanceSession
     from pytest_ddpscale.session.sources import EvidenceSource
 
@@ -28,7 +28,7 @@ class Told:
     def __init__(self) -> None:
         self.refusal: pytest.UsageError | None = None  # error found during collection
         self.workers_refusal = ""  # error of an xdist worker
-        self.spoiled: list[str] = []  # names of items that were skipped, or failed for another reason than a verdict
+        self.spoiled: list[Blocker] = []  # items that were skipped, or failed for another reason than a verdict
         self.shown: list[str] = []  # names of blockers that an item shows as a failure
         self.judgement: Judgement | None = None  # set once the run is concluded
         self.problems: list[str] = []  # errors of concluding or writing

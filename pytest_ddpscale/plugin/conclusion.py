@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,14 @@ from pytest_ddpscale.plugin.active import SETTINGS, TOLD, Told
 from pytest_ddpscale.plugin.console import JUDGED_BY_US
 from pytest_ddpscale.plugin.fixtures import RequirementNotMet
 from pytest_ddpscale.report.files import write_reports
+from pytest_ddpscale.report.text import one_line
+from pytest_ddpscale.results.verdicts import Blocker
 
 if TYPE_CHECKING:
     from pytest_ddpscale.results.verdicts import Judgement
     from pytest_ddpscale.session.session import AcceptanceSession
+
+_SPOILED = "was skipped, or failed for a reason other than its verdict"
 
 
 def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
@@ -25,7 +30,7 @@ def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.
     """
     raised = call.excinfo.value if call.excinfo is not None else None
     if not isinstance(raised, RequirementNotMet):
-        spoil(item, report)
+        spoil(item, call, report)
         return
     verdict = raised.verdict
     report.longrepr = str(raised)
@@ -38,10 +43,16 @@ def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.
     report.wasxfail = f"{verdict.waiver or why}: {verdict.reason}"
 
 
-def spoil(item: pytest.Item, report: pytest.TestReport) -> None:
+def spoil(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Record a test that was skipped or failed for another reason than its verdict, which prevents acceptance."""
     told = item.config.stash[TOLD]
-    told.spoiled.append(item.name)
+    raised = call.excinfo.value if call.excinfo is not None else None
+    # pytest-timeout, and others, call pytest.fail where the test happens to be.
+    is_late = isinstance(raised, TimeoutError) or (
+        isinstance(raised, pytest.fail.Exception) and re.search("time-?out", str(raised), re.IGNORECASE)
+    )
+    why = f"was ended by a time-out: {one_line(str(raised)).rstrip('.')}" if is_late else _SPOILED
+    told.spoiled.append(Blocker("test", item.name, why))
     if report.failed:
         told.shown.append(item.name)
 
@@ -50,7 +61,8 @@ def finish(session: pytest.Session, exitstatus: int, acceptance: AcceptanceSessi
     """Conclude, write all reports, and set the exit code by the outcome."""
     interrupted = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
     told = session.config.stash[TOLD]
-    told.problems = _conclude(told, acceptance, interrupted)
+    stopped = session.shouldstop or session.shouldfail
+    told.problems = _conclude(told, acceptance, interrupted, one_line(str(stopped)) if stopped else "")
     judgement = told.judgement
     if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return  # pytest itself reports that it did not finish
@@ -79,7 +91,7 @@ def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
             terminal.stats.setdefault("failed", []).append(report)
 
 
-def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool) -> list[str]:
+def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool, stopped: str) -> list[str]:
     """Judge the remaining requirements and write the reports. Returns errors."""
     assert acceptance.run is not None
     source = acceptance.source
@@ -91,7 +103,7 @@ def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool) -> l
     except BadInput as error:
         return [str(error)]  # the run directory broke meanwhile, so nothing can be concluded
     try:
-        judgement = acceptance.conclude(interrupted=interrupted, spoiled=told.spoiled)
+        judgement = acceptance.conclude(interrupted=interrupted, spoiled=told.spoiled, stopped=stopped)
         record = source.measured_run.read_run()
         evidence = source.measured_so_far() or acceptance.subject.evidence_of_nothing(source.plan)
     except BadInput as error:

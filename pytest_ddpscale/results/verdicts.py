@@ -313,6 +313,7 @@ class Judgement:
         altered: other changes to the SKU, described.
         uniform_loss: upper limit of a loss common to all GPUs; None if no requirement on published throughput passed.
         last_acceptance: of the same nodes; None if the history has none.
+        not_selected: number of the SKU's requirements that no selected test item judges.
         blockers: all reasons against acceptance, which items, reports and the exit code show as failures. Those on
             requirements are added here; the caller passes the others.
     """
@@ -332,6 +333,7 @@ class Judgement:
     altered: tuple[str, ...] = ()
     uniform_loss: UniformLoss | None = None
     last_acceptance: LastAcceptance | None = None
+    not_selected: int = 0
     schema_version: Literal[5] = VERDICTS_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
