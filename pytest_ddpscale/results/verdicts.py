@@ -114,6 +114,7 @@ class Verdict:
         published: published value that the bound is derived from, in `unit`; None without one.
         p_value: of a failure by rounds: upper limit, valid in any round, of the probability of values this bad if the
             bound is kept; for all places together. None for all others.
+        place: GPU, pair or node of the value: the worst of those with this outcome; empty if the value is of all.
         unit: of value, interval and bound: the metric's.
         margin: distance of the value from the bound, relative to the bound; positive on the good side.
         correlation: of successive rounds, -1 … 1; None if unknown.
@@ -145,6 +146,7 @@ class Verdict:
     p_value: float | None = None
     correlation: float | None = None
     one_gpu: OneGpu | None = None
+    place: str = ""
     unit: Unit = field(init=False, default="x")
     margin: float | None = field(init=False, default=None)
 

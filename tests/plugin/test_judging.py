@@ -40,10 +40,11 @@ VERDICT_KEYS = {
     "id", "metric", "workload", "world_size", "severity", "bound", "outcome", "value", "interval", "confidence",
     "rounds", "reason", "provisional", "source", "notes", "culprits", "unit", "margin", "flags", "placement",
     "compared", "waiver", "launches", "launch_sd", "published", "p_value", "correlation", "one_gpu",
+    "place",
 }  # fmt: skip
 JUDGEMENT_KEYS = {
     "schema_version", "sku", "outcome", "reason", "notes", "basis", "coverage", "verdicts", "allows_unmeasured",
-    "simulated", "blockers", "extends", "lowered", "altered", "uniform_loss", "last_acceptance",
+    "simulated", "blockers", "extends", "lowered", "altered", "uniform_loss", "last_acceptance", "not_selected",
 }  # fmt: skip
 VIEWS = {
     "verdicts.json", "report.md", "report.html", "junit.xml", "pytest-report.json", "plots", "metrics.prom",
