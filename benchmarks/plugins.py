@@ -23,7 +23,7 @@ import sysconfig
 import tarfile
 import tempfile
 import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -60,9 +60,9 @@ SOME = "pytest-split --splits=2 --group=1"
 # They fail with this pytest, whatever the test, so nothing is accepted.
 BROKEN = "pytest-monitor"
 # Measured too, with real ranks.
-REAL = ("pytest-socket", "pytest-timeout")
-# What this plugin needs, and so it is never blocked.
-NEEDED = ("pytest-ddpscale", "pytest-json-report", "pytest-metadata")
+REAL = ("pytest-socket", "pytest-timeout", "python")
+# Never blocked: what this plugin needs, and pytest-xdist, whose options other plugins read if it is installed.
+NEEDED = ("pytest-ddpscale", "pytest-json-report", "pytest-metadata", "pytest-xdist")
 Expected = Literal["same", "refused", "some", "broken"]
 
 
@@ -83,8 +83,8 @@ def rows() -> Iterator[tuple[list[str], Expected]]:
             yield command.split(), what
 
 
-def make_environment(folder: Path) -> Path:
-    """An environment with all plugins beside this interpreter's packages. Returns its python."""
+def make_environment(folder: Path, names: Iterable[str]) -> Path:
+    """An environment with these plugins beside this interpreter's packages. Returns its python."""
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
@@ -92,8 +92,7 @@ def make_environment(folder: Path) -> Path:
             [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
         )
         Path(packages.strip(), "here.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n", encoding="utf-8")
-        names = sorted({command[0] for command, _ in rows()} - {"python"})
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *names], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *sorted({*names} - {"python"})], check=True)
     return python
 
 
@@ -128,6 +127,7 @@ def on_terminal(command: Sequence[str | Path], folder: Path, blocked: Sequence[s
     """Exit code and output of pytest on a terminal."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "DDPSCALE"))}
     environment |= {"PYTEST_ADDOPTS": " ".join(f"-p no:{name}" for name in blocked), "COLUMNS": "100", "TERM": "xterm"}
+    environment |= {"PYTHONOPTIMIZE": "1"} if "-O" in command else {}  # for ranks, too
     here, there = pty.openpty()
     process = subprocess.Popen(command, cwd=folder, env=environment, stdin=there, stdout=there, stderr=there)
     os.close(there)
@@ -175,29 +175,29 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="some plugins")
     given = parser.parse_args()
     wrong: list[str] = []
+    asked = [row for row in rows() if not given.only or row[0][0] in given.only]
     print("| plugin | version | arguments | exit codes | verdicts | remark |\n| --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory(prefix="plugins-") as temporary:
-        python = make_environment((given.environment or Path(temporary)).resolve())
+        python = make_environment((given.environment or Path(temporary)).resolve(), (row[0][0] for row in asked))
         known = plugins_in(python)
         everything = [name for of in known for name in known[of][1] if of not in NEEDED]
         without = {run: judged(run, [python], [], everything) for run in RUNS}
         for run, (_, code) in RUNS.items():
             assert without[run].code == code, without[run].said
-        for (name, *arguments), expected in rows():
-            if given.only and name not in given.only:
-                continue
+        for (name, *arguments), expected in asked:
             version, own = known.get(name, (platform.python_version(), []))
             blocked = [one for one in everything if one not in own]
             interpreter = [python, *(one for one in arguments if one == "-O")]
             options = [one for one in arguments if one != "-O"]
             found = {run: judged(run, interpreter, options, blocked) for run in RUNS}
             of_row = [text for run in RUNS for text in differences(expected, found[run], without[run])]
-            if name in REAL:
+            is_real = name in REAL and expected == "same"
+            if is_real:
                 real = judged("real", interpreter, options, blocked)
                 of_row += [] if real.code == 0 and set(real.verdicts.values()) == {"passed"} else ["measuring failed"]
             codes = ", ".join(str(one.code) for one in found.values())
             same = "none" if expected == "refused" else "other" if of_row else "same"
-            said = "; ".join(of_row) or remark(expected, found["recorded-cpu"]) + " Measured, too." * (name in REAL)
+            said = "; ".join(of_row) or remark(expected, found["recorded-cpu"]) + "measured, too" * is_real
             print(f"| {name} | {version} | `{' '.join(arguments)}` | {codes} | {same} | {said} |", flush=True)
             wrong += [f"{name}: {text}" for text in of_row]
             if of_row:

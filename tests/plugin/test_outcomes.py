@@ -259,6 +259,14 @@ SITUATIONS = {
         1, "rejected", MISSED, (bound("bound: 1.05"), own_item("requirement.judge(run)"))
     ),
     "nothing after the first failure": Situation(1, "rejected", MISSED, (bound("bound: 1.05"),), "-x"),
+    "a selection of which one is missed": Situation(
+        1, "rejected", MISSED, (bound("bound: 1.05"),), "-k weak_scaling", judged=3,
+        said=(f"; {ALL - 3} of {ALL} requirements not selected\n", f"2 passed, {ALL - 3} not selected (all: -v)"),
+    ),
+    "a test of the site's own waits too long": Situation(
+        1, "incomplete", "INCOMPLETE: test test_late ran into a time-out: no answer in 5 s",
+        (file("acceptance/test_late.py", "def test_late(): raise TimeoutError('no answer in 5 s')"),),
+    ),
     "a node id": Situation(0, "partial", PARTIAL, arguments=f"'{WEAK_8_NODE_ID}'", judged=1),
     "a keyword": Situation(0, "partial", PARTIAL, arguments="-k 'vit and weak'", judged=1),
     "the name that reports give it": Situation(
