@@ -187,7 +187,7 @@ def main() -> int:
         for (name, *arguments), expected in asked:
             version, own = known.get(name, (platform.python_version(), []))
             blocked = [one for one in everything if one not in own]
-            interpreter = [python, *(one for one in arguments if one == "-O")]
+            interpreter: list[str | Path] = [python, *(one for one in arguments if one == "-O")]
             options = [one for one in arguments if one != "-O"]
             found = {run: judged(run, interpreter, options, blocked) for run in RUNS}
             of_row = [text for run in RUNS for text in differences(expected, found[run], without[run])]

@@ -29,7 +29,7 @@ class Told:
         self.refusal: pytest.UsageError | None = None  # error found during collection
         self.workers_refusal = ""  # error of an xdist worker
         self.spoiled: list[Blocker] = []  # items that were skipped, or failed for another reason than a verdict
-        self.timed_out = ""  # which time-out ended a test, which may have been measuring
+        self.timed_out = ""  # which time-out ended a test that may have been measuring
         self.shown: list[str] = []  # names of blockers that an item shows as a failure
         self.judgement: Judgement | None = None  # set once the run is concluded
         self.problems: list[str] = []  # errors of concluding or writing

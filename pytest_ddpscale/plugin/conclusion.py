@@ -12,6 +12,7 @@ from pytest_ddpscale.errors import BadInput, RunDirectoryError, WritingError
 from pytest_ddpscale.plugin.active import SESSION, SETTINGS, TOLD, Told
 from pytest_ddpscale.plugin.console import JUDGED_BY_US
 from pytest_ddpscale.plugin.fixtures import RequirementNotMet
+from pytest_ddpscale.plugin.selection import may_measure
 from pytest_ddpscale.report.explain import explain
 from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.report.properties import verdict_properties
@@ -69,8 +70,8 @@ def spoil(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
     if isinstance(raised, TimeoutError) or (
         isinstance(raised, pytest.fail.Exception) and re.search("time-?out", str(raised), re.IGNORECASE)
     ):
-        told.timed_out = f"ran into a time-out: {one_line(str(raised)).rstrip('.')}"
-        why = told.timed_out
+        why = f"ran into a time-out: {one_line(str(raised)).rstrip('.')}"
+        told.timed_out = why if may_measure(item) else told.timed_out
     else:
         # Once measuring has been ended, no later test can read its records.
         why = told.timed_out if told.timed_out and isinstance(raised, RunDirectoryError) else _SPOILED

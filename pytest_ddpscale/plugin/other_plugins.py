@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pytest_ddpscale.plugin.selection import case_of, uses
+from pytest_ddpscale.plugin.selection import may_measure
 
 _TIMEOUT = ("timeout", "pytest_timeout")  # by its entry point, and by -p
 
@@ -62,7 +62,7 @@ def refuse_marks(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse the same of single tests that measure. Raises pytest.UsageError."""
     for one in _APART:
         if one.mark and _has(config, one.plugins):
-            for item in filter(_may_measure, items):
+            for item in filter(may_measure, items):
                 if item.get_closest_marker(one.mark):
                     raise _refusal(one, f"asked for by the mark {one.mark!r} of {item.nodeid}", "without that mark")
 
@@ -73,7 +73,7 @@ def lift_time_limit(item: pytest.Item) -> None:
     The plan has limits of its own. A mark of the site's, on the test itself, is kept. Without the plugin, the mark is
     unknown, which `--strict-markers` refuses.
     """
-    if _has(item.config, _TIMEOUT) and _may_measure(item) and item.get_closest_marker("timeout") is None:
+    if _has(item.config, _TIMEOUT) and may_measure(item) and item.get_closest_marker("timeout") is None:
         item.add_marker(pytest.mark.timeout(0))
 
 
@@ -86,7 +86,3 @@ def _refusal(one: _Apart, found: str, instead: str) -> pytest.UsageError:
 
 def _has(config: pytest.Config, names: tuple[str, ...]) -> bool:
     return any(map(config.pluginmanager.hasplugin, names))
-
-
-def _may_measure(item: pytest.Item) -> bool:
-    return case_of(item) is not None or uses(item, "run")

@@ -32,6 +32,11 @@ def uses(item: pytest.Item, fixture: str) -> bool:
     return len(fixtures) > 0 and fixtures[-1].func.__module__ == JudgeableRequirement.__module__
 
 
+def may_measure(item: pytest.Item) -> bool:
+    """Whether measuring may happen in a test: it judges a requirement, or uses `run`."""
+    return case_of(item) is not None or uses(item, "run")
+
+
 def marked_metrics(definition: pytest.Function) -> set[str]:
     """The metrics that a test's marks name.
 
