@@ -198,7 +198,8 @@ def main() -> int:
             codes = ", ".join(str(one.code) for one in found.values())
             same = "none" if expected == "refused" else "other" if of_row else "same"
             said = "; ".join(of_row) or remark(expected, found["recorded-cpu"]) + "measured, too" * is_real
-            print(f"| {name} | {version} | `{' '.join(arguments)}` | {codes} | {same} | {said} |", flush=True)
+            shown = f"`{' '.join(arguments)}`" if arguments else ""
+            print(f"| {name} | {version} | {shown} | {codes} | {same} | {said} |", flush=True)
             wrong += [f"{name}: {text}" for text in of_row]
             if of_row:
                 print(*(one.said for one in found.values()), sep="\n", file=sys.stderr)
