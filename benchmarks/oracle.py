@@ -54,7 +54,7 @@ SIMULATED = ("-16-nodes", "-lost-gpu")
 MEASURED = ("plan.json", "run.json", "measurements.jsonl", "telemetry.jsonl", "baseline.json")
 # Keys that are no facts, and sentences.
 DROPPED = {"basis", "extends", "schema_version", "source", "verdicts", "blockers", "last_acceptance"}
-SENTENCES = {"reason", "evidence"}
+SENTENCES = {"reason", "evidence", "place"}
 # Columns of the history that name a run, a place or a time.
 DROPPED_COLUMNS = {"run", "run_path", "started_at", "judged_at", "measurements_sha256"}
 MASKS = (

@@ -26,6 +26,11 @@ settings.load_profile("ddpscale")
 pytest_plugins = ["pytester", "tests.slurm_lab.fixtures", "tests.side_by_side", "tests.lab_mark"]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let no test warn; pyproject.toml is also the product's configuration, whose users have others' warnings."""
+    config.getini("filterwarnings").insert(0, "error")  # first, so that any other filter is stronger
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Have the garbage collector look where nothing is collected, which workers do."""

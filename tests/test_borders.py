@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections import Counter
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 PACKAGE = Path(__file__).parents[1] / "pytest_ddpscale"
 EVERYBODY = {"errors", "util", ""}  # "" is the package itself, for its version
@@ -123,3 +126,10 @@ def test_nothing_is_loose_at_the_root() -> None:
 def test_every_part_has_a_rule() -> None:
     parts = {part_of(module) for module in MODULES}
     assert parts <= set(ALLOWED) | TOP
+
+
+def test_warnings_are_errors_for_the_project_alone() -> None:
+    """pyproject.toml is the product's configuration too, beside plugins whose warnings are not ours."""
+    with pytest.raises(UserWarning):
+        warnings.warn("a test may not warn", stacklevel=1)
+    assert "filterwarnings" not in (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")

@@ -14,16 +14,17 @@ import pytest
 
 from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.plugin.active import (
+    SESSION,
     SETTINGS,
     SOURCE,
     TOLD,
     Told,
     nothing_runs,
-    refuse_xdist,
     session_of,
     source_of,
 )
 from pytest_ddpscale.plugin.fixtures import requirement, run, verdict  # noqa: F401 (pytest finds fixtures here)
+from pytest_ddpscale.plugin.other_plugins import lift_time_limit, refuse_marks, refuse_options
 from pytest_ddpscale.plugin.selection import asks_for_requirement, case_of, is_empty, marked_metrics
 from pytest_ddpscale.settings import OPTIONS, settings_from
 
@@ -47,6 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addini(option.name, option.help, default="")
 
 
+@pytest.hookimpl(tryfirst=True)  # before plugins that are refused begin anything
 def pytest_configure(config: pytest.Config) -> None:
     """Read the settings; if a SKU but no test is named, run the acceptance tests."""
     config.addinivalue_line("markers", "requirement(metric): one item per requirement of that metric")
@@ -58,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
     config.stash[SETTINGS], config.stash[TOLD] = settings, Told()
     if settings.sku_was_given or settings.judge is not None or settings.resume is not None:
-        refuse_xdist(config)
+        refuse_options(config)
     # Only for a SKU on the command line: one in the ini file must not take over another project's `pytest`.
     if _was_asked(config):
         _default_to_acceptance_tests(config)
@@ -101,6 +103,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Let ``-k`` select an item by its requirement's id, ``peak_memory_gib[resnet50-8gpu]``, as in reports."""
+    lift_time_limit(item)
     case = case_of(item)
     if case is not None:
         item.extra_keyword_matches.add(case.id)
@@ -130,6 +133,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         _refuse_if_nothing_was_asked(session.config)
         return
     source = source_of(session.config)
+    refuse_marks(session.config, session.items)
     try:
         source.select(cases)
         if not nothing_runs(session.config):
@@ -166,17 +170,21 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A failed requirement shows its explanation; one that only warns is an expected failure."""
+    case = case_of(item)
+    if case is not None and call.when == "call" and SESSION in item.config.stash:
+        from pytest_ddpscale.plugin.conclusion import record_verdict
+
+        record_verdict(item, case)
     report = yield
     if report.failed and call.excinfo is not None and call.excinfo.errisinstance(BadInput):
         report.longrepr = str(call.excinfo.value)  # the message says what to do; a traceback would not help
-    case = case_of(item)
     was_skipped = report.skipped and not hasattr(report, "wasxfail")
     if case is None:
         # If a site's own check fails, the machine is not accepted either.
         if report.failed and SOURCE in item.config.stash:
             from pytest_ddpscale.plugin.conclusion import spoil
 
-            spoil(item, report)
+            spoil(item, call, report)
         return report
     if not (report.failed or was_skipped):
         return report
@@ -189,18 +197,29 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before other reports, which carry the exit code
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
     """Conclude, write all reports, and set the exit code by the outcome."""
-    if session.config.stash[TOLD].workers_refusal:
+    config = session.config
+    if config.stash[TOLD].workers_refusal:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
-    source = session.config.stash.get(SOURCE, None)
+    source = config.stash.get(SOURCE, None)
     if source is None or source.run is None:
-        return (yield)
+        result = yield
+        if _was_asked(config) and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = exitstatus
+        return result
     from pytest_ddpscale.plugin.conclusion import finish
     from pytest_ddpscale.plugin.json_report import keep_json_report
 
     try:
-        finish(session, exitstatus, session_of(session.config))
+        finish(session, exitstatus, session_of(config))
+        concluded = session.exitstatus
         result = yield
-        keep_json_report(session.config, source.run.path)
+        if session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = concluded  # no other plugin forgives a machine, or a session in which nothing ran
+        keep_json_report(config, source.run.path)
+        if not (config.pluginmanager.hasplugin("terminalreporter") or config.pluginmanager.is_blocked("terminal")):
+            from pytest_ddpscale.plugin.console import print_unreported
+
+            print_unreported(config)
     finally:
         source.release()
     return result

@@ -13,7 +13,7 @@ from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.settings import Settings
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.results.verdicts import Judgement
+    from pytest_ddpscale.results.verdicts import Blocker, Judgement
     from pytest_ddpscale.session.session import AcceptanceSession
     from pytest_ddpscale.session.sources import EvidenceSource
 
@@ -28,7 +28,8 @@ class Told:
     def __init__(self) -> None:
         self.refusal: pytest.UsageError | None = None  # error found during collection
         self.workers_refusal = ""  # error of an xdist worker
-        self.spoiled: list[str] = []  # names of items that were skipped, or failed for another reason than a verdict
+        self.spoiled: list[Blocker] = []  # items that were skipped, or failed for another reason than a verdict
+        self.timed_out = ""  # which time-out ended a test that may have been measuring
         self.shown: list[str] = []  # names of blockers that an item shows as a failure
         self.judgement: Judgement | None = None  # set once the run is concluded
         self.problems: list[str] = []  # errors of concluding or writing
@@ -47,12 +48,13 @@ def source_of(config: pytest.Config) -> EvidenceSource:
         pytest.UsageError: thresholds, SKU or options are invalid.
     """
     if SOURCE not in config.stash:
+        from pytest_ddpscale.plugin.other_plugins import refuse_options
         from pytest_ddpscale.plugin.selection import asked_again, paths_again
         from pytest_ddpscale.session.open import find_source
         from pytest_ddpscale.session.sources import Site
         from pytest_ddpscale.settings import refuse_unread_variables
 
-        refuse_xdist(config)
+        refuse_options(config)
         site = Site(
             config.stash[SETTINGS],
             config.rootpath,
@@ -86,12 +88,3 @@ def session_of(config: pytest.Config) -> AcceptanceSession:
 def nothing_runs(config: pytest.Config) -> bool:
     """Whether pytest only shows something and runs no test."""
     return any(getattr(config.option, name, False) for name in _NOTHING_RUNS)
-
-
-def refuse_xdist(config: pytest.Config) -> None:
-    """Refuse pytest-xdist workers, whose measurements would disturb each other. Raises pytest.UsageError."""
-    if hasattr(config, "workerinput") or config.getoption("numprocesses", None) or config.getoption("tx", None):
-        raise pytest.UsageError(
-            "pytest-xdist is active with workers; expected one pytest process, because measurements of several would "
-            "disturb each other. Run without -n (torchrun starts the ranks), or with -p no:xdist."
-        )

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ddpscale.errors import BadInput, WritingError
-from pytest_ddpscale.plugin.active import SETTINGS, TOLD, Told
+from pytest_ddpscale.errors import BadInput, RunDirectoryError, WritingError
+from pytest_ddpscale.plugin.active import SESSION, SETTINGS, TOLD, Told
 from pytest_ddpscale.plugin.console import JUDGED_BY_US
 from pytest_ddpscale.plugin.fixtures import RequirementNotMet
+from pytest_ddpscale.plugin.selection import may_measure
+from pytest_ddpscale.report.explain import explain
 from pytest_ddpscale.report.files import write_reports
+from pytest_ddpscale.report.properties import verdict_properties
+from pytest_ddpscale.report.text import one_line, rerun_command
+from pytest_ddpscale.results.verdicts import Blocker
 
 if TYPE_CHECKING:
     from pytest_ddpscale.results.verdicts import Judgement
     from pytest_ddpscale.session.session import AcceptanceSession
+    from pytest_ddpscale.thresholds.cases import AnyCase
+
+_SPOILED = "was skipped, or failed for a reason other than its verdict"
 
 
 def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
@@ -25,7 +34,7 @@ def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.
     """
     raised = call.excinfo.value if call.excinfo is not None else None
     if not isinstance(raised, RequirementNotMet):
-        spoil(item, report)
+        spoil(item, call, report)
         return
     verdict = raised.verdict
     report.longrepr = str(raised)
@@ -38,10 +47,35 @@ def show_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.
     report.wasxfail = f"{verdict.waiver or why}: {verdict.reason}"
 
 
-def spoil(item: pytest.Item, report: pytest.TestReport) -> None:
+def record_verdict(item: pytest.Item, case: AnyCase) -> None:
+    """Add the verdict's numbers to the item's properties, and what a failure explains to the output if it passed.
+
+    JUnit XML and pytest-reportlog keep properties; pytest-html and allure show only output.
+    """
+    session = item.config.stash[SESSION]
+    if (verdict := session.verdicts.get(case.id)) is None:
+        return
+    # An item that is repeated has them already.
+    item.user_properties += [one for one in verdict_properties(verdict) if one not in item.user_properties]
+    if verdict.passed:
+        explained = explain(verdict, case.where, rerun_command(session.source.again, case.id))
+        item.add_report_section("call", "stdout", f"{explained}\n")
+
+
+def spoil(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Record a test that was skipped or failed for another reason than its verdict, which prevents acceptance."""
     told = item.config.stash[TOLD]
-    told.spoiled.append(item.name)
+    raised = call.excinfo.value if call.excinfo is not None else None
+    # pytest-timeout, and others, call pytest.fail where the test happens to be.
+    if isinstance(raised, TimeoutError) or (
+        isinstance(raised, pytest.fail.Exception) and re.search("time-?out", str(raised), re.IGNORECASE)
+    ):
+        why = f"ran into a time-out: {one_line(str(raised)).rstrip('.')}"
+        told.timed_out = why if may_measure(item) else told.timed_out
+    else:
+        # Once measuring has been ended, no later test can read its records.
+        why = told.timed_out if told.timed_out and isinstance(raised, RunDirectoryError) else _SPOILED
+    told.spoiled.append(Blocker("test", item.name, why))
     if report.failed:
         told.shown.append(item.name)
 
@@ -50,7 +84,8 @@ def finish(session: pytest.Session, exitstatus: int, acceptance: AcceptanceSessi
     """Conclude, write all reports, and set the exit code by the outcome."""
     interrupted = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
     told = session.config.stash[TOLD]
-    told.problems = _conclude(told, acceptance, interrupted)
+    stopped = session.shouldstop or session.shouldfail
+    told.problems = _conclude(told, acceptance, interrupted, one_line(str(stopped)) if stopped else "")
     judgement = told.judgement
     if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return  # pytest itself reports that it did not finish
@@ -66,20 +101,23 @@ def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
     terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
     # Without the terminal reporter, which would show progress beyond 100 %.
     log = session.config.pluginmanager.subset_hook_caller("pytest_runtest_logreport", [terminal])
+    verdicts = {one.id: one for one in judgement.verdicts}
     for blocker in judgement.blockers:
         if shown[blocker.name]:
             shown[blocker.name] -= 1
             continue
         name = f"ddpscale::{blocker.name}"
         text = f"not accepted: {blocker.reason}"
-        report = pytest.TestReport(name, ("ddpscale", None, blocker.name), {}, "failed", text, "call")
+        properties = verdict_properties(verdicts[blocker.name]) if blocker.kind == "requirement" else []
+        where = ("ddpscale", None, blocker.name)
+        report = pytest.TestReport(name, where, {}, "failed", text, "call", user_properties=properties)
         setattr(report, JUDGED_BY_US, True)
         log(report=report)
         if terminal is not None:
             terminal.stats.setdefault("failed", []).append(report)
 
 
-def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool) -> list[str]:
+def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool, stopped: str) -> list[str]:
     """Judge the remaining requirements and write the reports. Returns errors."""
     assert acceptance.run is not None
     source = acceptance.source
@@ -91,7 +129,7 @@ def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool) -> l
     except BadInput as error:
         return [str(error)]  # the run directory broke meanwhile, so nothing can be concluded
     try:
-        judgement = acceptance.conclude(interrupted=interrupted, spoiled=told.spoiled)
+        judgement = acceptance.conclude(interrupted=interrupted, spoiled=told.spoiled, stopped=stopped)
         record = source.measured_run.read_run()
         evidence = source.measured_so_far() or acceptance.subject.evidence_of_nothing(source.plan)
     except BadInput as error:

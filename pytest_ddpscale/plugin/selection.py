@@ -21,10 +21,20 @@ def case_of(item: pytest.Item) -> AnyCase | None:
 
 
 def asks_for_requirement(item: pytest.Item) -> bool:
-    """Whether a test uses this plugin's `requirement` fixture, not one of its own project."""
+    """Whether a test uses this plugin's `requirement` fixture."""
+    return uses(item, "requirement")
+
+
+def uses(item: pytest.Item, fixture: str) -> bool:
+    """Whether a test uses this plugin's fixture of that name, not one of its own project."""
     info: Any = getattr(item, "_fixtureinfo", None)
-    fixtures: Any = info.name2fixturedefs.get("requirement", ()) if info is not None else ()
+    fixtures: Any = info.name2fixturedefs.get(fixture, ()) if info is not None else ()
     return len(fixtures) > 0 and fixtures[-1].func.__module__ == JudgeableRequirement.__module__
+
+
+def may_measure(item: pytest.Item) -> bool:
+    """Whether measuring may happen in a test: it judges a requirement, or uses `run`."""
+    return case_of(item) is not None or uses(item, "run")
 
 
 def marked_metrics(definition: pytest.Function) -> set[str]:

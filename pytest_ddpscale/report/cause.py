@@ -81,7 +81,9 @@ def headline(judgement: Judgement) -> str:
     """
     found = causes(judgement)
     if not found or judgement.accepts or judgement.outcome == "partial":
-        return "; ".join([text.outcome_text(judgement), *map(warning_text, warnings(judgement)[:1])])
+        # The reason of a partial run has the number already.
+        left_out = _left_out(judgement) if judgement.outcome != "partial" else []
+        return "; ".join([text.outcome_text(judgement), *left_out, *map(warning_text, warnings(judgement)[:1])])
     first, parts = found[0], [found[0].sentence]
     if len(judgement.blockers) > 1:
         parts.append(f"that explains {explained_text(first.explains, judgement)}")
@@ -91,8 +93,14 @@ def headline(judgement: Judgement) -> str:
         parts.append(f"{len(found) - 1} more cause{'s' if len(found) > 2 else ''}")
     if not any(cause.culprits for cause in found):
         parts += map(warning_text, warnings(judgement)[:1])
-    parts += text.changes_by_site(judgement)
+    parts += [*_left_out(judgement), *text.changes_by_site(judgement)]
     return f"{text.outcome_word(judgement.outcome)}: {'; '.join(parts)}"
+
+
+def _left_out(judgement: Judgement) -> list[str]:
+    """``35 of 90 requirements not selected``, so that nobody takes a selection for the whole; or nothing."""
+    of = len(judgement.verdicts) + judgement.not_selected
+    return [f"{judgement.not_selected} of {of} requirements not selected"] if judgement.not_selected else []
 
 
 def _of_devices(blocking: Sequence[Verdict]) -> list[Cause]:

@@ -27,7 +27,10 @@ _WORDS: dict[VerdictOutcome, str] = {
 
 
 def counts_text(judgement: Judgement) -> str:
-    """``6 of 81 requirements not met (5 failed, 1 undecided), 40 passed, 35 only warn``; each counts once."""
+    """``6 of 81 requirements not met (5 failed, 1 undecided), 40 passed, 35 only warn``; each counts once.
+
+    The total is of the selected requirements; others are counted at the end.
+    """
     unmet = [one for one in judgement.verdicts if judgement.is_blocked_by(one)]
     rest = [one for one in judgement.verdicts if not judgement.is_blocked_by(one)]
     kinds = [(sum(one.outcome == outcome for one in unmet), word) for outcome, word in _WORDS.items()]
@@ -50,6 +53,8 @@ def counts_text(judgement: Judgement) -> str:
         parts.append(f"{count_text(tests, 'test')} failed or skipped")
     if any(blocker.kind == "run" for blocker in judgement.blockers):
         parts.append("1 failure: the run as a whole")
+    if judgement.not_selected:
+        parts.append(f"{judgement.not_selected} not selected")
     return ", ".join(parts)
 
 

@@ -114,6 +114,7 @@ class Verdict:
         published: published value that the bound is derived from, in `unit`; None without one.
         p_value: of a failure by rounds: upper limit, valid in any round, of the probability of values this bad if the
             bound is kept; for all places together. None for all others.
+        place: GPU, pair or node of the value: the worst of those with this outcome; empty if the value is of all.
         unit: of value, interval and bound: the metric's.
         margin: distance of the value from the bound, relative to the bound; positive on the good side.
         correlation: of successive rounds, -1 … 1; None if unknown.
@@ -145,6 +146,7 @@ class Verdict:
     p_value: float | None = None
     correlation: float | None = None
     one_gpu: OneGpu | None = None
+    place: str = ""
     unit: Unit = field(init=False, default="x")
     margin: float | None = field(init=False, default=None)
 
@@ -313,6 +315,7 @@ class Judgement:
         altered: other changes to the SKU, described.
         uniform_loss: upper limit of a loss common to all GPUs; None if no requirement on published throughput passed.
         last_acceptance: of the same nodes; None if the history has none.
+        not_selected: number of the SKU's requirements that no selected test item judges.
         blockers: all reasons against acceptance, which items, reports and the exit code show as failures. Those on
             requirements are added here; the caller passes the others.
     """
@@ -332,6 +335,7 @@ class Judgement:
     altered: tuple[str, ...] = ()
     uniform_loss: UniformLoss | None = None
     last_acceptance: LastAcceptance | None = None
+    not_selected: int = 0
     schema_version: Literal[5] = VERDICTS_SCHEMA_VERSION
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from pytest_ddpscale.results.gangs import why_not_one_machine
 from pytest_ddpscale.results.notices import Listener
 from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_record import now_iso
-from pytest_ddpscale.results.verdicts import ACCEPTING, Judgement, RunOutcome, UniformLoss, Verdict
+from pytest_ddpscale.results.verdicts import ACCEPTING, Blocker, Judgement, RunOutcome, UniformLoss, Verdict
 from pytest_ddpscale.session.interim import Interim
 from pytest_ddpscale.session.live_page import LivePage
 from pytest_ddpscale.session.past_runs import acceptance_before, baseline_of
@@ -87,11 +87,18 @@ class AcceptanceSession:
         evidence = self.source.covering(question, Interim(self, listener))
         return [sample.value for sample in samples_of(question, evidence)]
 
-    def conclude(self, *, interrupted: bool, spoiled: Sequence[str]) -> Judgement:
-        """All verdicts and their conclusion; `spoiled` names items that were skipped or failed without a verdict."""
+    def conclude(self, *, interrupted: bool, spoiled: Sequence[Blocker], stopped: str = "") -> Judgement:
+        """All verdicts and their conclusion.
+
+        Args:
+            interrupted: the session ended before every selected item was judged.
+            spoiled: items that were skipped, or failed without a verdict.
+            stopped: why pytest ran no further items, in its words; empty if it ran all.
+        """
         source, measured = self.source, self.source.measured_so_far()
         evidence = measured or self.subject.evidence_of_nothing(source.plan)
         why_not_asked = "the session was interrupted" if interrupted else "its test did not ask for a verdict"
+        why_not_asked = f"pytest ended before its test: {stopped}" if stopped else why_not_asked
         for case in source.selected:  # judge requirements whose tests did not ask, too, without measuring
             if case.id not in self.verdicts:
                 late = self._judged(case, measured) if measured else self._judged_without_data(case, why_not_asked)
@@ -122,6 +129,7 @@ class AcceptanceSession:
             self.subject.extends, self.subject.lowered, self._altered(outcome, verdicts, coverage),
             self._uniform_loss(verdicts, evidence),
             acceptance_before(source.measured_run, self.history_file, self.sku, evidence, verdicts),
+            len(source.cases) - len(verdicts),
         )  # fmt: skip
 
     def _uniform_loss(self, verdicts: Sequence[Verdict], evidence: Evidence) -> UniformLoss | None:
@@ -148,6 +156,7 @@ class AcceptanceSession:
         return Judgement(
             self.sku, "incomplete", reason, verdicts, self.source.notes(), self._basis(),
             extends=self.subject.extends, lowered=self.subject.lowered, altered=self.subject.altered,
+            not_selected=len(self.source.cases) - len(verdicts),
         )  # fmt: skip
 
     def _verdict_so_far(self, case: AnyCase, evidence: Evidence, why: str) -> Verdict:

@@ -130,7 +130,8 @@ def combined(blank: Verdict, judged: Sequence[PlaceVerdict[P]], planned: int, mi
     Returns:
         ``failed`` if any place fails; else ``error`` if any place has that, ``not_measured`` if something is missing,
         ``inconclusive`` if any place is; else ``passed``. Value and interval are those of the worst place with that
-        outcome, rounds the fewest of any place, and the p value the smallest of any times the number of places.
+        outcome, which it names; rounds the fewest of any place, and the p value the smallest of any times the number of
+        places.
     """
     clear = [one for one in judged if one.is_clear]
     told = [one for one in judged if not one.is_clear and one.outcome != "not_measured"]
@@ -147,6 +148,7 @@ def combined(blank: Verdict, judged: Sequence[PlaceVerdict[P]], planned: int, mi
         rounds=min(one.rounds for one in (*told, *clear)),
         p_value=_p_value(verdicts, max(planned, len(judged))) if outcome == "failed" else None,
         reason=_reason(worst, deciding, planned),
+        place=worst.place.name,
         notes=(*notes, missing) if missing else notes,
         culprits=tuple(dict.fromkeys(culprit for one in verdicts for culprit in one.culprits)),
         flags=_shared_flags(worst, verdicts) if len(verdicts) == len(deciding) else (),

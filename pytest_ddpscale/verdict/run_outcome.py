@@ -11,7 +11,6 @@ from pytest_ddpscale.results.verdicts import ACCEPTING, Blocker, RunOutcome, Ver
 from pytest_ddpscale.util.listing import first_few
 
 ONE_NODE = Coverage()
-_SPOILED = "was skipped, or failed for a reason other than its verdict"
 
 
 def conclude(
@@ -60,7 +59,7 @@ def _among_the_decided(verdicts: Sequence[Verdict], required: int, coverage: Cov
     if not passed:
         return "incomplete", f"{count}: there is nothing to accept"
     if len(verdicts) < required:
-        return "partial", f"{count}; the others were not selected"
+        return "partial", f"{count}; {required - len(verdicts)} not selected"
     if not rests_on_published(verdicts, coverage):
         return "incomplete", (
             f"{count}, but none with a published bound covers all devices: provisional bounds warn, they do not "
@@ -103,7 +102,7 @@ class RunCaveats:
     """Reasons not to accept a machine although its verdicts are good enough.
 
     Attributes:
-        spoiled: names of test items that were skipped, or failed for a reason other than their verdict.
+        spoiled: test items that were skipped, or failed for a reason other than their verdict.
         coverage: of the machine.
         not_one_machine: why the studies were not all measured on the same devices; empty if they were.
         is_simulated: the run was simulated.
@@ -112,7 +111,7 @@ class RunCaveats:
         allows_unmeasured: whether requirements may stay unmeasured.
     """
 
-    spoiled: Sequence[str] = ()
+    spoiled: Sequence[Blocker] = ()
     coverage: Coverage = field(default_factory=Coverage)
     not_one_machine: str = ""
     is_simulated: bool = False
@@ -132,7 +131,7 @@ def qualified(outcome: RunOutcome, reason: str, caveats: RunCaveats) -> tuple[Ru
     if caveats.not_one_machine:
         return "incomplete", caveats.not_one_machine
     if caveats.spoiled:
-        names = ", ".join(caveats.spoiled)
+        names = ", ".join(one.name for one in caveats.spoiled)
         return "incomplete", f"{len(caveats.spoiled)} test items were skipped or failed otherwise: {names}"
     if absent := caveats.coverage.nodes_absent:
         nodes = caveats.coverage.node_count
@@ -189,7 +188,7 @@ def other_blockers(
     A reason on the run as a whole is returned only if there is no other. Arguments as in `conclude` and `qualified`;
     with `RunCaveats.allows_unmeasured`, requirements that were not measured count as not required.
     """
-    found = tuple(Blocker("test", name, _SPOILED) for name in caveats.spoiled)
+    found = tuple(caveats.spoiled)
     if found or any(v.blocks(allows_unmeasured=caveats.allows_unmeasured) for v in verdicts):
         return found
     if caveats.allows_unmeasured:

@@ -14,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.report.text import count_text
 from pytest_ddpscale.results.paik import import_paik
 from pytest_ddpscale.results.strict_json import parse_strict_json
 from pytest_ddpscale.thresholds.loading import load_thresholds
@@ -40,10 +41,11 @@ VERDICT_KEYS = {
     "id", "metric", "workload", "world_size", "severity", "bound", "outcome", "value", "interval", "confidence",
     "rounds", "reason", "provisional", "source", "notes", "culprits", "unit", "margin", "flags", "placement",
     "compared", "waiver", "launches", "launch_sd", "published", "p_value", "correlation", "one_gpu",
+    "place",
 }  # fmt: skip
 JUDGEMENT_KEYS = {
     "schema_version", "sku", "outcome", "reason", "notes", "basis", "coverage", "verdicts", "allows_unmeasured",
-    "simulated", "blockers", "extends", "lowered", "altered", "uniform_loss", "last_acceptance",
+    "simulated", "blockers", "extends", "lowered", "altered", "uniform_loss", "last_acceptance", "not_selected",
 }  # fmt: skip
 VIEWS = {
     "verdicts.json", "report.md", "report.html", "junit.xml", "pytest-report.json", "plots", "metrics.prom",
@@ -66,10 +68,11 @@ def test_every_view_of_a_judged_run_says_the_same(site: Site, monkeypatch: pytes
     monkeypatch.setenv(DRAWS, "1")
     site.write("thresholds.yaml", ONE_FAILS)
     run = site.measured()
-    assert site.judge().ret == pytest.ExitCode.TESTS_FAILED
+    assert site.judge("--junitxml=pytest.xml").ret == pytest.ExitCode.TESTS_FAILED
     assert {path.name for path in run.path.iterdir()} >= VIEWS
     record = site.verdicts()
     assert_verdicts(record)
+    assert_properties(site, record)
     assert_pytest_report(pytest_report(site), record)
     suite = ElementTree.parse(run.path / "junit.xml").getroot().find("testsuite")
     assert suite is not None
@@ -119,6 +122,22 @@ def assert_verdicts(record: dict[str, Any]) -> None:
         "peer_host": None, "peer_gpu_index": None, "peer_gpu_uuid": None, "is_certain": True,
         "slowdown": None, "peers": None, "computed_wrong": False, "slow_rounds": None, "rounds": None,
     }  # fmt: skip
+
+
+def assert_properties(site: Site, record: dict[str, Any]) -> None:
+    """Passed items, too, carry their numbers, in pytest's own JUnit XML as in all that reads properties."""
+    cases = ElementTree.parse(site.path / "pytest.xml").getroot().iterfind(".//testcase")
+    found = [{one.get("name"): one.get("value") for one in case.iterfind("properties/property")} for case in cases]
+    for verdict in record["verdicts"]:
+        (given,) = [one for one in found if one["requirement"] == verdict["id"]]
+        [(side, bound)] = verdict["bound"].items()
+        numbers = (verdict["value"], *verdict["interval"], bound, side, verdict["unit"])
+        names = ("value", "interval_low", "interval_high", "bound", "bound_is", "unit")
+        assert tuple(given[name] for name in names) == tuple(map(str, numbers))
+        assert given["verdict"] == {"passed": "PASS", "failed": "FAIL"}[verdict["outcome"]]
+        assert given["place"] == (verdict["place"] or count_text(verdict["world_size"], "rank"))
+    (failed,) = [one for one in found if one["verdict"] == "FAIL"]
+    assert (failed["culprits"] or "").startswith("GPU 7 (GPU-00000007) on node7: least busy of 8")
 
 
 def assert_pytest_report(report: dict[str, Any], record: dict[str, Any]) -> None:

@@ -29,13 +29,17 @@ class TestLateVerdicts:
         assert len(gangs) == 1
 
     @pytest.mark.parametrize(
-        ("interrupted", "reason"),
-        [(True, "the session was interrupted"), (False, "its test did not ask for a verdict")],
+        ("interrupted", "stopped", "reason"),
+        [
+            (True, "", "the session was interrupted"),
+            (False, "", "its test did not ask for a verdict"),
+            (False, "stopping after 1 failures", "pytest ended before its test: stopping after 1 failures"),
+        ],
     )
     def test_without_any_measurement_nothing_is_known(
-        self, measuring: AcceptanceSession, gangs: list[InstantGang], interrupted: bool, reason: str
+        self, measuring: AcceptanceSession, gangs: list[InstantGang], interrupted: bool, stopped: str, reason: str
     ) -> None:
-        judgement = measuring.conclude(interrupted=interrupted, spoiled=())
+        judgement = measuring.conclude(interrupted=interrupted, spoiled=(), stopped=stopped)
         assert {(verdict.outcome, verdict.reason) for verdict in judgement.verdicts} == {("not_measured", reason)}
         assert judgement.outcome == "incomplete"
         assert gangs == [], "concluding measures nothing"

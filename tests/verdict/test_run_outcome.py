@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.report.text import verdict_word
 from pytest_ddpscale.results.coverage import Coverage, NodeCoverage
-from pytest_ddpscale.results.verdicts import RunOutcome, Verdict, VerdictOutcome
+from pytest_ddpscale.results.verdicts import Blocker, RunOutcome, Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.waiver import Waiver
 from pytest_ddpscale.verdict.run_outcome import ONE_NODE, RunCaveats, conclude, other_blockers, qualified
 from tests.rows import rows
@@ -53,7 +53,7 @@ CONCLUDED: list[tuple[list[Verdict], int, RunOutcome, str]] = [
     ([PASSED, verdict("inconclusive", "warn")], 0, "accepted", "1 of 2 requirements passed, 1 warned"),
     ([PASSED, verdict("not_measured")], 5, "incomplete", ""),
     ([PASSED, verdict("inconclusive")], 5, "incomplete", ""),
-    ([PASSED], 2, "partial", "1 of 3 requirements passed; the others were not selected"),
+    ([PASSED], 2, "partial", "1 of 3 requirements passed; 2 not selected"),
     ([WARNED], 8, "incomplete", ""),
     ([], 0, "incomplete", "no requirement was judged"),
     ([], 4, "incomplete", "no requirement was judged"),
@@ -165,7 +165,7 @@ TWO_NODES = Coverage((NodeCoverage("n0", ("training",)), NodeCoverage("n1", ("tr
 @rows(
     "caveats",
     [
-        RunCaveats(spoiled=["test_x"]),
+        RunCaveats(spoiled=[Blocker("test", "test_x", "was skipped")]),
         RunCaveats(not_one_machine="the studies ran on different hosts"),
         RunCaveats(is_simulated=True),
         RunCaveats(silent=["GPU 1: GPU is lost"]),

@@ -1,0 +1,211 @@
+"""Other pytest plugins beside this one: exit code and verdicts as without them, or one sentence of refusal.
+
+    python benchmarks/plugins.py [--environment DIR] [--only NAME ...]
+
+Makes an environment that adds all plugins to this interpreter's packages, and judges two stored runs, one accepted and
+one rejected, on a terminal, with one plugin after the other, the others blocked. Some plugins are also tried in a short
+session with real ranks. Prints a Markdown table; exit code 1 if a row is not as expected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import venv
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+ROOT = Path(__file__).resolve().parents[1]
+# Stored run → its SKU and exit code.
+RUNS = {"recorded-cpu": ("cpu", 0), "recorded-a100-slow-gpu": ("a100-sxm4-80gb", 1)}
+QUICK = ("--ddp-rounds=8", "--ddp-block=0.02s", "-k", "throughput_per_gpu")
+OUTCOME = re.compile(r"(?m)^(?:ACCEPTED|REJECTED|INCOMPLETE|PARTIAL).*")
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\r")
+LIMIT_S = 300
+
+
+# Plugins and arguments with which verdicts and exit codes are expected to stay.
+SAME = """
+    allure-pytest --alluredir=allure; anyio; flaky --force-flaky; hypothesis; pytest-asyncio; pytest-bdd;
+    pytest-benchmark; pytest-check; pytest-clarity; pytest-cov --cov=acceptance;
+    pytest-custom-exit-code --suppress-tests-failed-exit-code; pytest-env; pytest-forked; pytest-harvest;
+    pytest-html --html=page.html; pytest-icdiff; pytest-instafail --instafail; pytest-memray --memray;
+    pytest-metadata; pytest-mock; pytest-order; pytest-ordering; pytest-pretty; pytest-random-order --random-order;
+    pytest-randomly; pytest-repeat --count=2; pytest-reportlog --report-log=log.jsonl;
+    pytest-rerunfailures --reruns=1; pytest-retry --retries=1; pytest-reverse --reverse; pytest-rich --rich;
+    pytest-socket --disable-socket; pytest-spec --spec; pytest-stress --seconds=1; pytest-subtests; pytest-sugar;
+    pytest-testmon --testmon; pytest-timeout -o timeout=1; pytest-tldr; pytest-trio; pytest-xdist; pytest-xprocess;
+    python -O
+"""
+# One line says why not.
+REFUSED = """
+    pytest-forked --forked; pytest-isolate --isolate; pytest-parallel --workers=2; pytest-picked --picked;
+    pytest-run-parallel --parallel-threads=2; pytest-xdist -n2; python -O --assert=plain
+"""
+# They leave items out, and the headline says how many.
+SOME = "pytest-split --splits=2 --group=1"
+# They fail with this pytest, whatever the test, so nothing is accepted.
+BROKEN = "pytest-monitor"
+# Measured too, with real ranks.
+REAL = ("pytest-socket", "pytest-timeout", "python")
+# Never blocked: what this plugin needs, and pytest-xdist, whose options other plugins read if it is installed.
+NEEDED = ("pytest-ddpscale", "pytest-json-report", "pytest-metadata", "pytest-xdist")
+Expected = Literal["same", "refused", "some", "broken"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a session came to; `verdicts` by requirement are empty if nothing was judged."""
+
+    code: int
+    verdicts: dict[str, str]
+    said: str
+
+
+def rows() -> Iterator[tuple[list[str], Expected]]:
+    """A command each: plugin (or python) and arguments; and what is expected."""
+    expected: dict[Expected, str] = {"same": SAME, "some": SOME, "broken": BROKEN, "refused": REFUSED}
+    for what, lines in expected.items():
+        for command in lines.split(";"):
+            yield command.split(), what
+
+
+def make_environment(folder: Path, names: Iterable[str]) -> Path:
+    """An environment with these plugins beside this interpreter's packages. Returns its python."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+        packages = subprocess.check_output(
+            [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
+        )
+        Path(packages.strip(), "here.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n", encoding="utf-8")
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *sorted({*names} - {"python"})], check=True)
+    return python
+
+
+def plugins_in(python: Path) -> dict[str, tuple[str, list[str]]]:
+    """Version and names of the plugins of each distribution."""
+    code = (
+        "import json, importlib.metadata as m; print(json.dumps({d.name.replace('_', '-').lower(): (d.version, "
+        "[e.name for e in d.entry_points if e.group == 'pytest11']) for d in m.distributions()}))"
+    )
+    found: dict[str, tuple[str, list[str]]] = json.loads(subprocess.check_output([python, "-c", code], text=True))
+    return {name: (version, plugins) for name, (version, plugins) in found.items() if plugins}
+
+
+def judged(run: str, python: Sequence[str | Path], arguments: Sequence[str], blocked: Sequence[str]) -> Found:
+    """A stored run, judged without these plugins; ``real`` measures a short one."""
+    with tempfile.TemporaryDirectory(prefix="plugins-site-") as temporary:
+        site = Path(temporary)
+        shutil.copytree(ROOT / "acceptance", site / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
+        options = ["--gpu-sku=cpu", "--ddp-run-dir=run", *QUICK]
+        if run in RUNS:
+            with tarfile.open(ROOT / "benchmarks" / "oracle" / "runs" / f"{run}.tar.xz") as packed:
+                packed.extractall(site / "run", filter="data")
+            options = [f"--gpu-sku={RUNS[run][0]}", "--ddp-judge=run"]
+        options.append(f"--thresholds={ROOT / 'thresholds.yaml'}")
+        code, said = on_terminal([*python, "-m", "pytest", *options, *arguments], site, blocked)
+        file = site / "run" / "verdicts.json"
+        verdicts = json.loads(file.read_text(encoding="utf-8"))["verdicts"] if file.exists() else []
+        return Found(code, {one["id"]: one["outcome"] for one in verdicts}, said)
+
+
+def on_terminal(command: Sequence[str | Path], folder: Path, blocked: Sequence[str]) -> tuple[int, str]:
+    """Exit code and output of pytest on a terminal."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "DDPSCALE"))}
+    environment |= {"PYTEST_ADDOPTS": " ".join(f"-p no:{name}" for name in blocked), "COLUMNS": "100", "TERM": "xterm"}
+    environment |= {"PYTHONOPTIMIZE": "1"} if "-O" in command else {}  # for ranks, too
+    here, there = pty.openpty()
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdin=there, stdout=there, stderr=there)
+    os.close(there)
+    read = []
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while part := os.read(here, 65536):
+            read.append(part)
+    os.close(here)
+    return process.wait(LIMIT_S), ESCAPES.sub("", b"".join(read).decode(errors="replace"))
+
+
+def differences(expected: Expected, found: Found, without: Found) -> list[str]:
+    """What is not as expected; nothing if all is."""
+    if expected == "refused":
+        errors = [line for line in found.said.splitlines() if line.startswith("ERROR: ")]
+        is_refused = found.code == 4 and len(errors) == 1 and "Traceback" not in found.said and not found.verdicts
+        return [] if is_refused else [f"not refused in one line (exit code {found.code})"]
+    wrong = []
+    if found.code != (1 if expected == "broken" else without.code):
+        wrong.append(f"exit code {found.code} instead of {without.code}")
+    kept = found.verdicts if expected == "some" else without.verdicts
+    if not found.verdicts or {name: without.verdicts[name] for name in kept} != found.verdicts:
+        wrong.append("other verdicts")
+    headline = OUTCOME.search(found.said)
+    if headline is None or "report: run/report.html" not in found.said:
+        wrong.append("no headline or no path of the report")
+    elif (left_out := len(without.verdicts) - len(found.verdicts)) and not re.search(
+        rf"\b{left_out} (of \d+ requirements )?not selected", headline[0]
+    ):
+        wrong.append("the headline does not say how many requirements were left out")
+    return wrong
+
+
+def remark(expected: Expected, found: Found) -> str:
+    """The sentence of a refusal, or why a row is special."""
+    if expected == "refused":
+        return "refused: " + next(line.removeprefix("ERROR: ") for line in found.said.splitlines() if "ERROR: " in line)
+    return {"same": "", "some": "leaves items out", "broken": "fails itself with this pytest; not accepted"}[expected]
+
+
+def main() -> int:
+    """Run the script. Returns its exit code: 1 if anything is not as expected."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--environment", type=Path, metavar="DIR", help="keep it there, or use it; default: temporary")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="some plugins")
+    given = parser.parse_args()
+    wrong: list[str] = []
+    asked = [row for row in rows() if not given.only or row[0][0] in given.only]
+    print("| plugin | version | arguments | exit codes | verdicts | remark |\n| --- | --- | --- | --- | --- | --- |")
+    with tempfile.TemporaryDirectory(prefix="plugins-") as temporary:
+        python = make_environment((given.environment or Path(temporary)).resolve(), (row[0][0] for row in asked))
+        known = plugins_in(python)
+        everything = [name for of in known for name in known[of][1] if of not in NEEDED]
+        without = {run: judged(run, [python], [], everything) for run in RUNS}
+        for run, (_, code) in RUNS.items():
+            assert without[run].code == code, without[run].said
+        for (name, *arguments), expected in asked:
+            version, own = known.get(name, (platform.python_version(), []))
+            blocked = [one for one in everything if one not in own]
+            interpreter: list[str | Path] = [python, *(one for one in arguments if one == "-O")]
+            options = [one for one in arguments if one != "-O"]
+            found = {run: judged(run, interpreter, options, blocked) for run in RUNS}
+            of_row = [text for run in RUNS for text in differences(expected, found[run], without[run])]
+            is_real = name in REAL and expected == "same"
+            if is_real:
+                real = judged("real", interpreter, options, blocked)
+                of_row += [] if real.code == 0 and set(real.verdicts.values()) == {"passed"} else ["measuring failed"]
+            codes = ", ".join(str(one.code) for one in found.values())
+            same = "none" if expected == "refused" else "other" if of_row else "same"
+            said = "; ".join(of_row) or remark(expected, found["recorded-cpu"]) + "measured, too" * is_real
+            shown = f"`{' '.join(arguments)}`" if arguments else ""
+            print(f"| {name} | {version} | {shown} | {codes} | {same} | {said} |", flush=True)
+            wrong += [f"{name}: {text}" for text in of_row]
+            if of_row:
+                print(*(one.said for one in found.values()), sep="\n", file=sys.stderr)
+    print(*wrong, sep="\n", file=sys.stderr)
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
