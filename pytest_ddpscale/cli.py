@@ -22,7 +22,7 @@ from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.simulate.subcommands import add_simulate, add_thresholds
 from pytest_ddpscale.suites.suite_command import add_suite, report_suite
 from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show, warn_of_problems
-from pytest_ddpscale.util.packaged import usual_thresholds
+from pytest_ddpscale.util.packaged import refuse_archive, usual_thresholds
 
 USER_ERROR = 4  # as pytest's exit code for a usage error
 GANG_FAILED = 3
@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complete(parser)
     arguments = parser.parse_args(argv)
     try:
+        refuse_archive()
         return arguments.run(arguments) or 0
     except (BadInput, GangError) as error:
         print(f"ddpscale: {error}", file=sys.stderr)

@@ -26,6 +26,7 @@ from pytest_ddpscale.plugin.active import (
 from pytest_ddpscale.plugin.fixtures import requirement, run, verdict  # noqa: F401 (pytest finds fixtures here)
 from pytest_ddpscale.plugin.selection import asks_for_requirement, case_of, is_empty, marked_metrics
 from pytest_ddpscale.settings import OPTIONS, settings_from
+from pytest_ddpscale.util.packaged import refuse_archive
 
 if TYPE_CHECKING:
     from pytest_ddpscale.thresholds.cases import AnyCase
@@ -54,10 +55,13 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         ini = {option.name: config.getini(option.name) for option in OPTIONS.values()}
         settings = settings_from(vars(config.option), ini)
+        is_used = settings.sku_was_given or settings.judge is not None or settings.resume is not None
+        if is_used:
+            refuse_archive()
     except BadInput as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[SETTINGS], config.stash[TOLD] = settings, Told()
-    if settings.sku_was_given or settings.judge is not None or settings.resume is not None:
+    if is_used:
         refuse_xdist(config)
     # Only for a SKU on the command line: one in the ini file must not take over another project's `pytest`.
     if _was_asked(config):
