@@ -261,11 +261,12 @@ class RunDirectory:
             raise self.unwritten(self.path / name, error) from None
 
     def unwritten(self, path: Path, error: OSError) -> WritingError:
-        """The error for a file of the run that cannot be written."""
+        """The error for a file of the run, or of a judgement on another one, that cannot be written."""
+        is_measured = self.measurements_jsonl.exists()
+        then = f"measure the rest with --ddp-resume={self.path}" if is_measured else "try again"
         return WritingError(
             str(path), f"cannot be written ({error.strerror or error})", "a writable file system with space left",
-            f"Earlier measurements are kept. Free space or repair the file system, then measure the rest with "
-            f"--ddp-resume={self.path}.",
+            f"Earlier measurements are kept. Free space or repair the file system, then {then}.",
         )  # fmt: skip
 
 
