@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shutil
 import sys
@@ -31,6 +32,9 @@ INTERRUPTED = 130  # the shells' code for Ctrl-C
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns the exit code: the command's own, 4 after bad input, 3 if ranks failed."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # As pytest does on a terminal without such a character, or for half a character in a file's name.
+        sys.stdout.reconfigure(errors="backslashreplace")
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions: run nothing
         _complete(parser)
