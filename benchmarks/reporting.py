@@ -13,8 +13,8 @@ from statistics import NormalDist
 from typing import Any
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.results.run_directory import write_atomically
 from pytest_ddpscale.results.strict_json import strict_json
+from pytest_ddpscale.util.atomic_writing import write_atomically
 
 
 @dataclass(frozen=True)

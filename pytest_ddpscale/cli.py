@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shutil
 import sys
@@ -22,7 +23,7 @@ from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.simulate.subcommands import add_simulate, add_thresholds
 from pytest_ddpscale.suites.suite_command import add_suite, report_suite
 from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show, warn_of_problems
-from pytest_ddpscale.util.packaged import usual_thresholds
+from pytest_ddpscale.util.packaged import refuse_archive, usual_thresholds
 
 USER_ERROR = 4  # as pytest's exit code for a usage error
 GANG_FAILED = 3
@@ -31,11 +32,15 @@ INTERRUPTED = 130  # the shells' code for Ctrl-C
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns the exit code: the command's own, 4 after bad input, 3 if ranks failed."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # As pytest does on a terminal without such a character, or for half a character in a file's name.
+        sys.stdout.reconfigure(errors="backslashreplace")
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions: run nothing
         _complete(parser)
     arguments = parser.parse_args(argv)
     try:
+        refuse_archive()
         return arguments.run(arguments) or 0
     except (BadInput, GangError) as error:
         print(f"ddpscale: {error}", file=sys.stderr)

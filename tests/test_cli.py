@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -44,6 +45,15 @@ def test_init_copies_what_a_site_edits(tmp_path: Path) -> None:
     names = {path.name for path in (tmp_path / "site").iterdir()}
     assert names == {"acceptance", "slurm", "thresholds.schema.json", "thresholds.yaml"}
     assert (tmp_path / "site" / "acceptance" / "test_scaling.py").is_file()
+
+
+def test_what_the_outputs_encoding_lacks_is_escaped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_judged_run(tmp_path / os.fsdecode("naïve-".encode() + b"\xff"), "rejected", ["n1"], [failed()])
+    for encoding, name in (("ascii", r"na\xefve-\udcff"), ("latin-1", r"naïve-\udcff"), ("utf-8", r"naïve-\udcff")):
+        printed = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding=encoding, write_through=True))
+        assert cli.main(["runs", str(tmp_path)]) == 0
+        assert name in printed.getvalue().decode(encoding)
 
 
 def test_init_never_overwrites_a_site(tmp_path: Path) -> None:

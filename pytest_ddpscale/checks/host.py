@@ -13,6 +13,7 @@ from pytest_ddpscale.results.survey_record import Survey
 
 _GIB = 2**30
 _RUN_DIRECTORY = "run_directory"
+_PLACES = {"shared_memory": "shared memory (/dev/shm)", "temporary": "the temporary folder"}
 
 
 def disk(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
@@ -20,7 +21,7 @@ def disk(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
     least = expectation.free_disk_gib
     for name, free_bytes in sorted(survey.free_bytes.items()):
         if free_bytes < least * _GIB and name != _RUN_DIRECTORY:
-            yield note(f"{free_bytes / _GIB:.2f} GiB are free in {name.replace('_', ' ')}")
+            yield note(f"{free_bytes / _GIB:.2f} GiB are free in {_PLACES.get(name, name)}")
     free = survey.free_bytes.get(_RUN_DIRECTORY)
     if free is None:
         yield unknown("free space where the run is written is unknown")

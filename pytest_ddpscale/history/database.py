@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from pytest_ddpscale.errors import HistoryError
@@ -64,6 +64,8 @@ def writing(file: Path) -> Iterator[sqlite3.Connection]:
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            file.open("xb").close()  # with the umask's permissions: SQLite itself never lets a group write
     except OSError as error:
         raise _unwritable(file, error.strerror or str(error)) from None
     with _in_words(file), closing(_connect(file, "rwc")) as connection:

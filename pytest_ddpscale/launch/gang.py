@@ -206,7 +206,7 @@ class Gang:
 
     def _assemble(self, channel: Channel) -> str | None:
         """Wait for the agents of all nodes, and start the ranks. Returns why not, or None to continue."""
-        why = self._await_nodes(channel) or self._odd_version()
+        why = self._await_nodes(channel) or self._odd_version() or self._no_loopback()
         if not why and channel.poll() is None:
             channel.say(self._task)
             why = self._survey(channel) if self._task.survey else ""
@@ -255,6 +255,12 @@ class Gang:
         version, hosts = next(iter(others.items()))
         who = ", ".join(hosts[:5])
         return f"{who} runs pytest-ddpscale {version}, but this session runs {__version__}: install the same version"
+
+    def _no_loopback(self) -> str:
+        """An error if ranks could not connect within a node; empty if they could."""
+        found = [f"{host} ({why})" for host, why in self._roll.loopback_problems.items()]
+        who = first_few(found, MOST_NAMED)
+        return f"127.0.0.1 cannot be reached on {who}: bring up loopback with `ip link set lo up`" if found else ""
 
     def _survey(self, channel: Channel) -> str:
         """Collect and record the nodes' surveys. Returns why the nodes are not admitted; empty if they are."""

@@ -50,6 +50,7 @@ class GangState:
         gone: ranks whose process ended before its work was done, in order of arrival.
         last_words: last lines of ranks and their NCCL, by node and local rank.
         versions: package version → hosts that have it.
+        loopback_problems: why ranks cannot connect at 127.0.0.1, by host.
         endpoint: the ranks' rendezvous, an address and port of the first node; empty until known.
         endpoint_problem: why there is no rendezvous; empty otherwise.
         moved_s: when any rank last made progress, on the supervisor's clock; None before.
@@ -64,6 +65,7 @@ class GangState:
     gone: list[Gone] = field(default_factory=list)
     last_words: dict[tuple[int, int], LastWords] = field(default_factory=dict)
     versions: dict[str, list[str]] = field(default_factory=dict)
+    loopback_problems: dict[str, str] = field(default_factory=dict)
     endpoint: str = ""
     endpoint_problem: str = ""
     moved_s: float | None = None
@@ -84,6 +86,8 @@ class GangState:
             case Up():
                 self.versions.setdefault(news.version, []).append(node.host)
                 node.addresses = news.addresses
+                if news.loopback_problem:
+                    self.loopback_problems[node.host] = news.loopback_problem
             case Endpoint():
                 self.endpoint, self.endpoint_problem = news.endpoint, news.problem
             case Gone():

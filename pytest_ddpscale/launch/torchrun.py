@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
 
-from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher, launcher
+from pytest_ddpscale.node.addresses import loopback_problem
 from pytest_ddpscale.plan.study import DeviceType
 from pytest_ddpscale.settings import settings_from
 
@@ -18,11 +20,21 @@ class TorchrunLauncher(Launcher):
     calls_itself = "this machine"
 
     def cluster(self, *, plans_only: bool) -> Cluster:
-        """This machine. Raises OptionError if several nodes are requested."""
+        """This machine.
+
+        Raises:
+            OptionError: several nodes are requested.
+            SkuError: ranks could not connect to each other.
+        """
         nodes = self.settings.nodes or 1
         if nodes > 1:
             found = f"found torchrun together with --ddp-nodes={nodes}"
             raise OptionError("--ddp-launcher", found, "a launcher for several nodes")
+        if not plans_only and (problem := loopback_problem()):
+            raise SkuError(
+                f"loopback on {platform.node()}", f"127.0.0.1 cannot be reached ({problem})", "interface lo up",
+                "Bring it up with `ip link set lo up`; if it is up, a firewall or a sandbox blocks connections.",
+            )  # fmt: skip
         return Cluster()
 
     def processes(self, launch: Launch) -> list[AgentProcess]:

@@ -10,8 +10,21 @@ from collections.abc import Sequence
 import psutil
 
 _MOST_ADDRESSES = 8
+_LOOPBACK_LIMIT_S = 5.0  # the kernel answers at once; a firewall that drops packets does not
 # Above the services of most sites, below the ports that Linux hands out by itself (32768 …).
 _FIRST_PORT, _PORTS = 20_000, 10_000
+
+
+def loopback_problem() -> str:
+    """Why processes of this machine cannot connect to each other at 127.0.0.1, in the system's words; else empty."""
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), _LOOPBACK_LIMIT_S),
+        ):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def address_toward(host: str) -> str:

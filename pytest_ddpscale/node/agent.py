@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.node.addresses import address_toward_any, outward_addresses, reserved_port
+from pytest_ddpscale.node.addresses import address_toward_any, loopback_problem, outward_addresses, reserved_port
 from pytest_ddpscale.node.limited_command import Command
 from pytest_ddpscale.node.processes import GANG_VARIABLE, members, stop_gang
 from pytest_ddpscale.node.protocol import (
@@ -95,7 +95,7 @@ class NodeAgent:
         # On a signal end ourselves and then torchrun in an orderly way; a scheduler signals all processes at once.
         signal.signal(signal.SIGTERM, _exit_on_signal)
         self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ, self._read_orders)
-        self._say(Up, version=__version__, addresses=outward_addresses())
+        self._say(Up, version=__version__, addresses=outward_addresses(), loopback_problem=loopback_problem())
         task = self._await_order(Task)
         if task is None:
             return self._leave()

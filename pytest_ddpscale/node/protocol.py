@@ -116,10 +116,12 @@ class Up(FromNode, frozen=True, kw_only=True, tag="up"):
     Attributes:
         version: the package's version.
         addresses: the node's addresses that other nodes may reach.
+        loopback_problem: why ranks cannot connect at 127.0.0.1 there; empty if they can.
     """
 
     version: str
     addresses: tuple[str, ...] = ()
+    loopback_problem: str = ""
 
 
 class Beat(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="beat"):

@@ -27,6 +27,7 @@ from pytest_ddpscale.plugin.fixtures import requirement, run, verdict  # noqa: F
 from pytest_ddpscale.plugin.other_plugins import lift_time_limit, refuse_marks, refuse_options
 from pytest_ddpscale.plugin.selection import asks_for_requirement, case_of, is_empty, marked_metrics
 from pytest_ddpscale.settings import OPTIONS, settings_from
+from pytest_ddpscale.util.packaged import refuse_archive
 
 if TYPE_CHECKING:
     from pytest_ddpscale.thresholds.cases import AnyCase
@@ -56,10 +57,13 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         ini = {option.name: config.getini(option.name) for option in OPTIONS.values()}
         settings = settings_from(vars(config.option), ini)
+        is_used = settings.sku_was_given or settings.judge is not None or settings.resume is not None
+        if is_used:
+            refuse_archive()
     except BadInput as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[SETTINGS], config.stash[TOLD] = settings, Told()
-    if settings.sku_was_given or settings.judge is not None or settings.resume is not None:
+    if is_used:
         refuse_options(config)
     # Only for a SKU on the command line: one in the ini file must not take over another project's `pytest`.
     if _was_asked(config):

@@ -69,6 +69,8 @@ def source_of(config: pytest.Config) -> EvidenceSource:
             config.stash[SOURCE] = find_source(site)
         except BadInput as error:
             raise pytest.UsageError(str(error)) from None
+        except OSError as error:  # a folder that this user may not enter, a name that is too long
+            raise pytest.UsageError(f"{error.filename or 'a file'}: {error.strerror or error}.") from None
     return config.stash[SOURCE]
 
 

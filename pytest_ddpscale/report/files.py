@@ -11,9 +11,10 @@ from msgspec.structs import replace
 from pytest_ddpscale.errors import WritingError
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.report.live_progress import LIVE
-from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically
+from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.run_json import OPERATOR, RunRecord, ThresholdsUsed
 from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.util.atomic_writing import write_atomically
 
 
 def write_reports(

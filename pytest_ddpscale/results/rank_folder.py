@@ -18,6 +18,7 @@ from pytest_ddpscale.results.memory_record import StudyMemory
 from pytest_ddpscale.results.profile_record import ArmProfile
 from pytest_ddpscale.results.record_lines import AnyRecord, checked_line, line_of
 from pytest_ddpscale.results.telemetry_record import TelemetryBlock
+from pytest_ddpscale.util.atomic_writing import write_atomically
 
 MEASUREMENTS, TELEMETRY, PROFILES = "measurements.jsonl", "telemetry.jsonl", "profiles.jsonl"
 MEMORY = "memory"  # not a file of a run
@@ -67,7 +68,7 @@ class WantedArms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
 
 def leave_assignment(folder: Path, assignment: Assignment) -> None:
     """Write the assignment for the ranks. Raises OSError."""
-    replace_file(folder / _ASSIGNMENT, msgspec.json.encode(assignment))
+    write_atomically(folder / _ASSIGNMENT, msgspec.json.encode(assignment), sync=False)
 
 
 def read_assignment(folder: Path) -> Assignment:
@@ -77,7 +78,7 @@ def read_assignment(folder: Path) -> Assignment:
 
 def leave_wanted_arms(folder: Path, wanted: WantedArms) -> None:
     """Write the supervisor's decision for rank 0. Raises OSError."""
-    replace_file(folder / _WANTED, msgspec.json.encode(wanted))
+    write_atomically(folder / _WANTED, msgspec.json.encode(wanted), sync=False)
 
 
 def read_wanted_arms(folder: Path) -> WantedArms | None:
@@ -148,10 +149,3 @@ def lines_by_file(data: bytes) -> dict[str, bytes]:
         if name in (MEASUREMENTS, TELEMETRY, PROFILES, MEMORY):
             found.setdefault(name, []).append(record)
     return {name: b"".join(records) for name, records in found.items()}
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file atomically: readers see the old or the new content. Raises OSError."""
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_bytes(data)
-    temporary.replace(path)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_ddpscale.results.rank_folder import replace_file
 from pytest_ddpscale.results.strict_json import Record
+from pytest_ddpscale.util.atomic_writing import write_atomically
 
 # Environment variable of ranks with the folder; without it no status is written.
 STATUS_VARIABLE = "DDPSCALE_STATUS_DIR"
@@ -76,13 +76,13 @@ class StatusWriter:
 
     def tell(self, status: RankStatus) -> None:
         """Replace the status and restart the step count."""
-        replace_file(self._path, msgspec.json.encode(status))
+        write_atomically(self._path, msgspec.json.encode(status), sync=False)
         self._steps = 0
         _COUNTER.pack_into(self._counter, 0, 0)
 
     def tell_failure(self, failure: RankFailure) -> None:
         """Write this rank's error."""
-        replace_file(self._error, msgspec.json.encode(failure))
+        write_atomically(self._error, msgspec.json.encode(failure), sync=False)
 
 
 def read_status(folder: Path, local_rank: int) -> RankStatus | None:

@@ -22,6 +22,7 @@ from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader, checke
 from pytest_ddpscale.results.run_json import RUN_SCHEMA_VERSION, RunRecord
 from pytest_ddpscale.results.strict_json import parse_strict_json, read_as, strict_json
 from pytest_ddpscale.results.telemetry_record import TelemetryBlock
+from pytest_ddpscale.util.atomic_writing import write_atomically
 
 T = TypeVar("T")
 LOCK_NAME = "run.lock"  # lock file against other writers, see run_lock.py
@@ -260,11 +261,12 @@ class RunDirectory:
             raise self.unwritten(self.path / name, error) from None
 
     def unwritten(self, path: Path, error: OSError) -> WritingError:
-        """The error for a file of the run that cannot be written."""
+        """The error for a file of the run, or of a judgement on another one, that cannot be written."""
+        is_measured = self.measurements_jsonl.exists()
+        then = f"measure the rest with --ddp-resume={self.path}" if is_measured else "try again"
         return WritingError(
             str(path), f"cannot be written ({error.strerror or error})", "a writable file system with space left",
-            f"Earlier measurements are kept. Free space or repair the file system, then measure the rest with "
-            f"--ddp-resume={self.path}.",
+            f"Earlier measurements are kept. Free space or repair the file system, then {then}.",
         )  # fmt: skip
 
 
@@ -272,26 +274,6 @@ def make_directory(path: Path, *, exist_ok: bool = False) -> None:
     """Create a run directory that only its user and group may read. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o750, exist_ok=exist_ok)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file by renaming a finished one over it.
-
-    Raises:
-        OSError: the file cannot be written; the old content stays.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _is_of_a_beginning(entry: Path) -> bool:

@@ -19,7 +19,6 @@ from pytest_ddpscale.results.run_directory import (
     append_whole,
     cut_torn_line,
     not_writable,
-    write_atomically,
 )
 from pytest_ddpscale.results.run_opening import reopened
 from pytest_ddpscale.results.run_record import ends_of, resume_run, studies_measured
@@ -32,6 +31,7 @@ from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.references import refuse_itself
 from pytest_ddpscale.session.sources import Machine, Subject
 from pytest_ddpscale.thresholds.cases import AnyCase
+from pytest_ddpscale.util.atomic_writing import write_atomically
 
 # Files that a session concluded, not measured; they are moved out of the next session's way.
 _CONCLUSIONS = (

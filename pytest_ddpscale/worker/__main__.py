@@ -22,6 +22,7 @@ for _name in ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE"):
         print(f"{_name}={os.environ.pop(_name)} is ignored: fp32 is computed in full", flush=True)
 
 # Imported objects stay alive; garbage collection would take a fifth of the import time.
+_collects_garbage = gc.isenabled()
 gc.disable()
 
 import torch  # noqa: E402
@@ -45,7 +46,8 @@ from pytest_ddpscale.worker.rank_context import RankContext  # noqa: E402
 from pytest_ddpscale.worker.rank_progress import RankProgress  # noqa: E402
 from pytest_ddpscale.worker.transport import transport_environment  # noqa: E402
 
-gc.enable()
+if _collects_garbage:
+    gc.enable()
 IMPORTED_UNIX_S = time.time()
 _RECORDED = (
     "OMP_",

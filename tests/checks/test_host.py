@@ -25,6 +25,9 @@ def test_a_full_disk_fails_its_node_and_room_that_is_not_known_is_not_enough() -
     assert judged("disk", survey(free_bytes={"temporary": 9 * GIB})).outcome == "not_measured"
     little = judged("disk", survey(free_bytes={"run_directory": 9 * GIB, "shared_memory": GIB // 16}))
     assert (little.outcome, len(little.notes)) == ("passed", 1)
+    for name, place in (("temporary", "the temporary folder"), ("shared_memory", "shared memory (/dev/shm)")):
+        [noted] = judged("disk", survey(free_bytes={"run_directory": 9 * GIB, name: 0})).notes
+        assert noted.endswith(f"0.00 GiB are free in {place}")
 
 
 def test_on_cpu_each_rank_needs_a_core() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders.tiny_site import tiny_thresholds
-from tests.integration.sites import CHECKOUT, QUICK, make_site, session, verdicts_of
+from tests.integration.sites import CHECKOUT, QUICK, session, verdicts_of
 from tests.slurm_lab.fixtures import skip_or_fail
 
 # A machine of its own with loopback and one more interface; a session is all that talks in it.
@@ -55,15 +55,20 @@ class Session:
 
 
 @pytest.fixture(scope="module")
-def accepted(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    site = make_site(tmp_path_factory.mktemp("site"), THRESHOLDS)
+def accepted(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Session:
+    """By the installed wheel, from whose acceptance tests it takes all requirements."""
+    site = tmp_path_factory.mktemp("site")
+    (site / "thresholds.yaml").write_text(THRESHOLDS, encoding="utf-8")
+    only_tests = tmp_path_factory.mktemp("tests")  # of the checkout, beside which nothing else is found
+    (only_tests / "tests").symlink_to(CHECKOUT / "tests")
+    environ = {**os.environ, "PYTHONPATH": str(only_tests)}
     why_not: str | None = None
-    words = [sys.executable, "-m", "pytest", "--gpu-sku=cpu", "--ddp-run-dir=run", *QUICK]
+    words = [str(installed / "python"), "-m", "pytest", "--gpu-sku=cpu", "--ddp-run-dir=run", *QUICK]
     if shutil.which("ip") is None or subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
         why_not = "needs network namespaces with veth: run as root outside a container, with iproute2"
     else:
         words = [*UNSHARE, sys.executable, str(CHECKOUT / "tests" / "listening.py"), "listened.txt", *words]
-    result = subprocess.run(words, cwd=site, capture_output=True, text=True, timeout=300, check=False)
+    result = subprocess.run(words, cwd=site, env=environ, capture_output=True, text=True, timeout=300, check=False)
     return Session(site, result, why_not)
 
 

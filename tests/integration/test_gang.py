@@ -1,4 +1,4 @@
-"""Real ranks, those of one gang by torchrun: what a gang measures, and what happens when it fails."""
+"""Real ranks: what a gang measures, and what happens when it fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
-from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.metrics.rounds import arm_rounds
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
@@ -100,7 +99,7 @@ def gangs(tmp_path_factory: pytest.TempPathFactory) -> Gangs:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("NCCL_SITE_TOKEN", SITE_TOKEN)
         of_each: dict[str, tuple[Sequence[Study], Launch, WantsLess | None]] = {
-            "measured": ((WHOLE, NARROW), launch_here("cpu"), None),
+            "measured": ((WHOLE, NARROW), forked_here(), None),
             "steered": ((STEERED,), forked_here(), WantsLess()),
             "launched": (LAUNCHED, forked_here(), None),
         }

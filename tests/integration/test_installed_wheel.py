@@ -1,45 +1,11 @@
-"""What a user gets: the wheel, installed, run from a directory with nothing in it."""
+"""What a user gets: the wheel, installed, run from a directory with nothing in it; test_cpu_run.py measures with it."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
-import sysconfig
-import venv
 import zipfile
 from pathlib import Path
-
-import pytest
-
-CHECKOUT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(CHECKOUT)]
-    subprocess.run(command, check=True, capture_output=True, timeout=180)
-    (built,) = out.glob("*.whl")
-    return built
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Scripts folder of a virtual environment with the wheel, which borrows only its dependencies from here."""
-    environment = tmp_path_factory.mktemp("environment")
-    venv.create(environment, with_pip=False, symlinks=True)
-    python = environment / "bin" / "python"
-    purelib = subprocess.run(
-        [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        check=True, capture_output=True, text=True, timeout=60,
-    ).stdout.strip()  # fmt: skip
-    # A path in a .pth file is searched, but its own .pth files, such as that of an editable install, are not read.
-    Path(purelib, "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    pip = [sys.executable, "-m", "pip", f"--python={python}", "install", "--no-deps", "--no-index", "--quiet"]
-    subprocess.run([*pip, "--force-reinstall", str(wheel)], check=True, timeout=180)
-    return environment / "bin"
 
 
 def run(installed: Path, command: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -89,13 +55,3 @@ def test_a_site_made_by_init_uses_its_own_thresholds(installed: Path, tmp_path: 
     result = run(installed, "pytest", "--gpu-sku=cpu", "--collect-only", cwd=tmp_path / "site")
     assert result.returncode == 0
     assert f"judges by {tmp_path / 'site' / 'thresholds.yaml'}" in result.stdout
-
-
-def test_the_installed_wheel_measures(installed: Path, tmp_path: Path) -> None:
-    arguments = ("--gpu-sku=cpu", "--ddp-gpus-per-node=1", "--ddp-rounds=8", "--ddp-block=0.1s", "--ddp-run-dir=run")
-    result = run(installed, "pytest", *arguments, "-k", "throughput_per_gpu and 1rank", cwd=tmp_path)
-    (verdict,) = json.loads((tmp_path / "run" / "verdicts.json").read_text())["verdicts"]
-    assert verdict["value"] > 0, result.stdout
-    assert verdict["rounds"] == 8
-    assert (tmp_path / "run" / "report.md").is_file()
-    assert (tmp_path / "run" / "plots" / "weak-throughput.png").is_file()

@@ -122,6 +122,14 @@ def test_a_node_with_another_version_is_refused_before_anything_starts(run: Run,
     assert log_of(tmp_path) == 'was told {"say": "stop", "failed": false}\n'
 
 
+def test_a_node_without_loopback_is_refused_before_anything_starts(run: Run, tmp_path: Path) -> None:
+    down = "version=__version__, loopback_problem='Network is unreachable'"
+    end = run(f"from pytest_ddpscale import __version__; up(1); say('up', 1, {down}); order()", nodes=2)
+    why = "127.0.0.1 cannot be reached on n2 (Network is unreachable): bring up loopback with `ip link set lo up`"
+    assert end == GangEnd(None, why)
+    assert log_of(tmp_path) == 'was told {"say": "stop", "failed": false}\n'
+
+
 def test_a_node_that_does_not_come_up_is_named(run: Run) -> None:
     end = run("up(1); order()", nodes=2, hosts=("n1", "n2"), name="slurm", startup_s=0.5)
     assert end == GangEnd(None, "1 of 2 nodes came up within 0.5 s: n2 did not")

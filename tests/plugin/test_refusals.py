@@ -132,6 +132,7 @@ REFUSED: dict[str, tuple[Arrange, str, tuple[str, ...]]] = {
         ("no test here uses `requirement`", "ddpscale init DIR"),
     ),
     "no run": (as_it_is, "--ddp-judge=nowhere", ("ERROR: nowhere: has no run.json; expected a run directory",)),
+    "a run that may not be looked at": (as_it_is, f"--ddp-judge={'x' * 300}", ("run.json: File name too long.",)),
     "a file as a run": (as_it_is, "--ddp-judge=thresholds.yaml", ("thresholds.yaml: has no run.json",)),
     "an empty run.json": (with_file("measured/run.json", ""), JUDGE, ("ERROR: measured/run.json: ", BROKEN)),
     "a broken plan.json": (

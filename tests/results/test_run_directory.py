@@ -14,7 +14,7 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import Block, GangRecord, StudyEnd
-from pytest_ddpscale.results.run_directory import RunDirectory, write_atomically
+from pytest_ddpscale.results.run_directory import RunDirectory
 from pytest_ddpscale.results.strict_json import strict_json
 from tests.builders.json_types import as_json, run_record
 from tests.builders.measurements import Measurement, measurements_in, measurements_of
@@ -225,48 +225,14 @@ class TestMeasurements:
             measurements_in(run)
 
 
-class TestWriteAtomically:
-    def test_replaces_the_content_and_leaves_nothing_else(self, tmp_path: Path) -> None:
-        path = tmp_path / "new" / "file.txt"
-        write_atomically(path, "old")
-        write_atomically(path, "ñew")
-        assert path.read_text(encoding="utf-8") == "ñew"
-        assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
+def test_json_with_nan_is_not_written(run: RunDirectory) -> None:
+    with pytest.raises(ValueError):
+        run.write_json(run.run_json, {"schema_version": 2, "load": math.nan})
+    assert run.read_run() == run_record()
 
-    def test_others_may_read_it(self, tmp_path: Path) -> None:
-        write_atomically(tmp_path / "file", "text")
-        assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
 
-    @pytest.mark.parametrize("step", ["os.fsync", "pathlib.Path.replace", "pathlib.Path.chmod"])
-    def test_keeps_the_old_content_when_writing_fails(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-    ) -> None:
-        def fails(*_: Any) -> None:
-            raise OSError(28, "No space left on device")
-
-        path = tmp_path / "file.json"
-        write_atomically(path, "old")
-        monkeypatch.setattr(step, fails)
-        with pytest.raises(OSError, match="No space left"):
-            write_atomically(path, "new")
-        assert [p.name for p in tmp_path.iterdir()] == ["file.json"]
-        assert path.read_text() == "old"
-
-    def test_keeps_the_old_content_when_the_text_cannot_be_encoded(self, tmp_path: Path) -> None:
-        path = tmp_path / "file.json"
-        write_atomically(path, "old")
-        with pytest.raises(UnicodeEncodeError):
-            write_atomically(path, "\ud800")
-        assert [p.name for p in tmp_path.iterdir()] == ["file.json"]
-        assert path.read_text() == "old"
-
-    def test_json_with_nan_is_not_written(self, run: RunDirectory) -> None:
-        with pytest.raises(ValueError):
-            run.write_json(run.run_json, {"schema_version": 2, "load": math.nan})
-        assert run.read_run() == run_record()
-
-    def test_json_ends_in_a_newline(self, run: RunDirectory) -> None:
-        assert run.run_json.read_text() == strict_json(run_record()) + "\n"
+def test_json_ends_in_a_newline(run: RunDirectory) -> None:
+    assert run.run_json.read_text() == strict_json(run_record()) + "\n"
 
 
 def test_a_torn_line_is_cut_so_that_the_next_record_does_not_join_it(tmp_path: Path) -> None:
