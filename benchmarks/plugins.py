@@ -19,7 +19,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tempfile
 import venv
@@ -91,7 +90,8 @@ def make_environment(folder: Path, names: Iterable[str]) -> Path:
         packages = subprocess.check_output(
             [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
         )
-        Path(packages.strip(), "here.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n", encoding="utf-8")
+        here = [str(ROOT), *(path for path in sys.path if path.endswith("-packages"))]
+        Path(packages.strip(), "here.pth").write_text("\n".join(here), encoding="utf-8")
         subprocess.run([python, "-m", "pip", "install", "--quiet", *sorted({*names} - {"python"})], check=True)
     return python
 
