@@ -28,7 +28,7 @@ from pytest_ddpscale.worker.rank_context import arm_order
 from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.training import Trainer
 from tests.builders.trained import TIMEOUT, TINY, study
-from tests.worker.two_kernels import TwoKernels
+from tests.worker.two_kernels import TwoKernels, needs_compiler
 
 from .ranks import on_two_ranks
 
@@ -263,6 +263,7 @@ def test_a_compiled_arm_keeps_its_trainer_so_that_it_compiles_once(
     arms.close()
 
 
+@needs_compiler
 def test_torch_compile_trains_after_ddp(gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         arms_module, "build_trained_model", lambda workload, device: TwoKernels(3 * 8 * 8, workload.num_classes)

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
+import pytest
 import torch
 from torch import nn
+
+needs_compiler = pytest.mark.skipif(
+    find_spec("setuptools") is None,
+    reason="torch.compile of torch 2.6 needs setuptools, which it installs from Python 3.12 on",
+)
 
 
 class TwoKernels(nn.Module):
