@@ -26,6 +26,11 @@ settings.load_profile("ddpscale")
 pytest_plugins = ["pytester", "tests.slurm_lab.fixtures", "tests.side_by_side", "tests.lab_mark"]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let matplotlib before 3.10.7 use names that a newer pyparsing calls deprecated."""
+    config.addinivalue_line("filterwarnings", r"ignore:'\w+' deprecated - use:DeprecationWarning")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Have the garbage collector look where nothing is collected, which workers do."""
