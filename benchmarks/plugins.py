@@ -162,9 +162,9 @@ def differences(expected: Expected, found: Found, without: Found) -> list[str]:
 
 
 def remark(expected: Expected, found: Found) -> str:
-    """The sentence of a refusal, or why a row is special."""
+    """How a refusal begins, or why a row is special."""
     if expected == "refused":
-        return "refused: " + next(line.removeprefix("ERROR: ") for line in found.said.splitlines() if "ERROR: " in line)
+        return "refused: " + re.findall(r"(?m)^ERROR: ([^;.]*)", found.said)[0]
     return {"same": "", "some": "leaves items out", "broken": "fails itself with this pytest; not accepted"}[expected]
 
 
