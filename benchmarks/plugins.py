@@ -114,7 +114,8 @@ def judged(run: str, python: Sequence[str | Path], arguments: Sequence[str], blo
         options = ["--gpu-sku=cpu", "--ddp-run-dir=run", *QUICK]
         if run in RUNS:
             with tarfile.open(ROOT / "benchmarks" / "oracle" / "runs" / f"{run}.tar.xz") as packed:
-                packed.extractall(site / "run", filter="data")
+                packed.extraction_filter = getattr(tarfile, "data_filter", None)  # none in Debian 12's Python 3.11.2
+                packed.extractall(site / "run")
             options = [f"--gpu-sku={RUNS[run][0]}", "--ddp-judge=run"]
         options.append(f"--thresholds={ROOT / 'thresholds.yaml'}")
         code, said = on_terminal([*python, "-m", "pytest", *options, *arguments], site, blocked)
@@ -164,7 +165,7 @@ def differences(expected: Expected, found: Found, without: Found) -> list[str]:
 def remark(expected: Expected, found: Found) -> str:
     """How a refusal begins, or why a row is special."""
     if expected == "refused":
-        return "refused: " + re.findall(r"(?m)^ERROR: ([^;.]*)", found.said)[0]
+        return f"refused: {re.findall(r'(?m)^ERROR: ([^;.]*)', found.said)[0]}"
     return {"same": "", "some": "leaves items out", "broken": "fails itself with this pytest; not accepted"}[expected]
 
 
