@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "verdict": {"plan", "results", "thresholds", "metrics", "stats", "evidence", "checks", "blame"},
     "history": {"plan", "results", "thresholds", "metrics", "stats", "evidence", "verdict"},
     "calibrate": {"plan", "results", "thresholds", "metrics", "stats", "evidence", "verdict", "history"},
-    "report": {"plan", "results", "evidence", "metrics", "stats", "history"},
+    "report": {"plan", "results", "evidence", "metrics", "stats", "verdict", "history"},
     "compare": {"settings", "plan", "results", "metrics", "stats", "evidence", "verdict", "history", "report"},
     "find_batch": {"settings", "plan", "results", "thresholds", "sku", "node", "launch"},
     "datasets": {"settings", "plan", "results"},

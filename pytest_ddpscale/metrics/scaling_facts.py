@@ -1,4 +1,4 @@
-"""Facts from a scaling study: speed-up, Amdahl's share, time, cost, and how many GPUs to use."""
+"""Facts from the sizes of a scaling study: speed-up, Amdahl's share, time, cost, and how many GPUs to use."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.metrics.rounds import ArmRounds, group_rounds
-from pytest_ddpscale.plan.study import Arm, Scaling, Study
-from pytest_ddpscale.plan.variant import USUAL
-from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.metrics.rounds import ArmRounds
 
 SATURATED_GAIN = 0.05  # a doubling that saves a smaller share of the time is not worth it
 GOOD_EFFICIENCY = 0.9
@@ -23,90 +19,23 @@ class MeasuredSize:
 
     Attributes:
         gpus: ranks that trained together.
-        img_per_s: of all ranks together, at the slowest rank's pace, geometric mean over rounds and launches.
+        img_per_s: of all ranks together, at the slowest rank's pace.
         energy_j_per_image: mean of the GPUs; None if any rank's is unknown.
+        efficiency: judged or estimated round by round; None to take that of the `img_per_s`.
     """
 
     gpus: int
     img_per_s: float
     energy_j_per_image: float | None = None
+    efficiency: float | None = None
 
 
-@dataclass(frozen=True)
-class ScalingSeries:
-    """One study and its sizes, ascending."""
-
-    scaling: Scaling
-    workload: str
-    sizes: tuple[MeasuredSize, ...]
-
-    @property
-    def study(self) -> str:
-        """``weak/resnet50-fp16``."""
-        return f"{self.scaling}/{self.workload}"
-
-    @property
-    def has_one_gpu(self) -> bool:
-        """Whether one GPU was measured; otherwise efficiency is relative to the smallest size."""
-        return bool(self.sizes) and self.sizes[0].gpus == 1
-
-
-def scaling_series(evidence: Evidence) -> list[ScalingSeries]:
-    """A series for each study with a measured round, in the plan's order; the mean of several launches.
-
-    One rank is the arm ``alone``, or ``ddp@1`` without such an arm. Sizes that each node measures by itself are means
-    over all nodes, because one slow node is not a property of a size.
-    """
-    by_study: dict[tuple[Scaling, Workload], list[tuple[MeasuredSize, ...]]] = {}
-    for launch in evidence.launches:
-        for study in launch.plan.studies:
-            by_study.setdefault((study.scaling, study.workload), []).append(_sizes(launch, study))
-    return [
-        ScalingSeries(scaling, workload.name, mean_of_launches(launches))
-        for (scaling, workload), launches in by_study.items()
-        if any(launches)
-    ]
-
-
-def _sizes(evidence: Evidence, study: Study) -> tuple[MeasuredSize, ...]:
-    """Sizes of one launch."""
-    by_size: dict[int, MeasuredSize] = {}
-    usual = [arm for arm in study.arms if arm.placement == "packed" and arm.variant == USUAL]
-    arms = [arm for arm in usual if arm.kind in ("alone", "ddp")]
-    for arm in sorted(arms, key=lambda arm: arm.kind):
-        groups = [one for one in group_rounds(evidence.columns, study.id, arm, evidence.plan.layout) if len(one)]
-        if groups and arm.world_size not in by_size:
-            by_size[arm.world_size] = _measured(arm, groups)
-    return tuple(by_size[gpus] for gpus in sorted(by_size))
-
-
-def _measured(arm: Arm, groups: Sequence[ArmRounds]) -> MeasuredSize:
-    logs = [math.log(value) for one in groups for value in one.img_per_s_per_gpu.tolist()]
-    return MeasuredSize(arm.world_size, arm.world_size * math.exp(math.fsum(logs) / len(logs)), _energy(groups))
-
-
-def _energy(groups: Sequence[ArmRounds]) -> float | None:
-    """Joules per image over all blocks; None if unknown."""
-    energy, images = 0.0, 0.0
-    for one in groups:
-        cells = one.present
-        energy += float(one.measured.energy_j[cells].sum())
-        images += float((one.measured.batch_size[:, None] * one.measured.steps)[cells].sum())
+def energy_j_per_image(groups: ArmRounds) -> float | None:
+    """Joules per image over all blocks of an arm; None if unknown."""
+    cells = groups.present
+    energy = float(groups.measured.energy_j[cells].sum())
+    images = float((groups.measured.batch_size[:, None] * groups.measured.steps)[cells].sum())
     return energy / images if math.isfinite(energy) and energy > 0 else None
-
-
-def mean_of_launches(launches: Sequence[Sequence[MeasuredSize]]) -> tuple[MeasuredSize, ...]:
-    """Each size's geometric mean over the launches that have all sizes; launches that failed are left out."""
-    most = max(map(len, launches))
-    whole = [one for one in launches if len(one) == most]
-    whole = [one for one in whole if [size.gpus for size in one] == [size.gpus for size in whole[0]]]
-    found = []
-    for of_size in zip(*whole, strict=True):
-        log = math.fsum(math.log(one.img_per_s) for one in of_size) / len(of_size)
-        known = [one.energy_j_per_image for one in of_size if one.energy_j_per_image is not None]
-        energy = math.fsum(known) / len(known) if len(known) == len(of_size) else None
-        found.append(MeasuredSize(of_size[0].gpus, math.exp(log), energy))
-    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -126,7 +55,7 @@ class ScalingFact:
     Attributes:
         gpus: number of ranks.
         img_per_s: of all ranks together.
-        speedup: over the smallest size, times that size's GPUs.
+        speedup: efficiency times `gpus` where that is known; else over the smallest size, times that size's GPUs.
         efficiency: `speedup` over `gpus`.
         serial_share: Amdahl's serial fraction from the speed-up by Karp and Flatt (1990); None for one GPU.
         more_img_per_s: throughput above the next smaller size's; None for the smallest.
@@ -165,7 +94,8 @@ def scaling_facts(
     found: list[ScalingFact] = []
     for place, size in enumerate(sizes):
         per_gpu = sizes[0].img_per_s / sizes[0].gpus
-        speedup = size.img_per_s / per_gpu
+        speedup = size.img_per_s / per_gpu if size.efficiency is None else size.efficiency * size.gpus
+        efficiency = speedup / size.gpus if size.efficiency is None else size.efficiency
         train_s = measured_s[place] if measured_s else job.fixed_s + job.images / size.img_per_s
         before = found[-1] if found else None
         doublings = math.log2(size.gpus / before.gpus) if before else 1.0
@@ -175,7 +105,7 @@ def scaling_facts(
                 size.gpus,
                 size.img_per_s,
                 speedup,
-                speedup / size.gpus,
+                efficiency,
                 (1 / speedup - 1 / size.gpus) / (1 - 1 / size.gpus) if size.gpus > 1 else None,
                 None if before is None else size.img_per_s - before.img_per_s,
                 None if before is None else (size.img_per_s / before.img_per_s) ** (1 / doublings) - 1,

@@ -46,8 +46,7 @@ def write_reports(
         }
         for name, render in views.items():
             problems.append(_attempt(name, partial(_write, run.path / name, render)))
-        drawn = (evidence.columns, evidence.plan, judgement, run.plots)
-        problems.append(_attempt("plots", lambda: plots.extend(write_plots(*drawn))))
+        problems.append(_attempt("plots", lambda: plots.extend(write_plots(evidence, judgement, run.plots))))
     names = [f"plots/{path.name}" for path in plots]
 
     def write_markdown() -> None:

@@ -98,10 +98,10 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
         verdicts=sorted(judgement.verdicts, key=_worst_first),
         sources=sources,
         breakdown=breakdown_of(evidence),
-        scaling=[] if goes_on else scaling_tables(evidence),
+        scaling=[] if goes_on else scaling_tables(evidence, judgement.verdicts),
         profiles=evidence.profiles,
         exposed=profile_text.exposed_rows(evidence),
-        figures=figures(evidence.columns, evidence.plan, judgement, run, evidence),
+        figures=figures(evidence, judgement, run),
         topologies=topologies(list(evidence.surveys.values())),
         command=shlex.join(run.argv),
         # An imported run was measured by another tool, so there is no command to repeat it.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,21 +20,22 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullFormatter, NullLocator
 
-from pytest_ddpscale.evidence.columns import Columns
-from pytest_ddpscale.plan.study import Plan, Scaling
-from pytest_ddpscale.report.plotted_series import (
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.plan.study import Scaling
+from pytest_ddpscale.report.scaling_curves import (
     EFFICIENCY,
     OVERVIEW,
     PLOTS,
     SPEEDUP,
-    PlottedSeries,
-    Point,
+    LegendKind,
     Quantity,
-    throughput_series,
+    ScalingCurve,
+    chart_legend,
+    charted_curves,
 )
 from pytest_ddpscale.report.text import one_line, shorten
 from pytest_ddpscale.results.run_json import WATERMARK
-from pytest_ddpscale.results.verdicts import Judgement, Verdict
+from pytest_ddpscale.results.verdicts import Judgement
 
 # Okabe and Ito's palette, without its yellow, which is too light for lines on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -55,14 +55,14 @@ _Key = tuple[Line2D, str]
 _Pixels: TypeAlias = npt.NDArray[np.uint8]
 
 
-def write_plots(columns: Columns, plan: Plan, judgement: Judgement, directory: Path) -> list[Path]:
-    """Draw the measured values with bounds and failures: one PNG per scaling mode and quantity, and an overview.
+def write_plots(evidence: Evidence, judgement: Judgement, directory: Path) -> list[Path]:
+    """Draw the judged values with bounds and failures: one PNG per scaling mode and quantity, and an overview.
 
     Returns:
         The files written, ``weak-throughput.png`` first. Empty, without a directory, if there is nothing to draw.
     """
     with matplotlib.rc_context(_style()):
-        return _write_plots(throughput_series(columns, plan), plan, judgement, directory)
+        return _write_plots(evidence, judgement, directory)
 
 
 def _style() -> Any:  # its keys are literals to matplotlib's types, and only in newer ones
@@ -75,8 +75,8 @@ def _style() -> Any:  # its keys are literals to matplotlib's types, and only in
     return own | {"font.family": _FONT}
 
 
-def _write_plots(all_series: Sequence[PlottedSeries], plan: Plan, judgement: Judgement, directory: Path) -> list[Path]:
-    device, written = "GPU" if plan.device_type == "cuda" else "rank", []
+def _write_plots(evidence: Evidence, judgement: Judgement, directory: Path) -> list[Path]:
+    device, written = "GPU" if evidence.plan.device_type == "cuda" else "rank", []
 
     def save(pixels: _Pixels, name: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -86,9 +86,9 @@ def _write_plots(all_series: Sequence[PlottedSeries], plan: Plan, judgement: Jud
         written.append(path)
 
     drawn = {
-        panel: _pixels(_draw(*panel, chosen, judgement, device))
+        panel: _pixels(_draw(*panel, curves, judgement, device))
         for panel in dict.fromkeys((*PLOTS, *OVERVIEW))
-        if (chosen := _with_points(all_series, *panel))
+        if (curves := charted_curves(*panel, evidence, judgement.verdicts))
     }
     for scaling, quantity in PLOTS:
         if (scaling, quantity) in drawn:
@@ -116,51 +116,14 @@ def _two_by_two(panels: Sequence[_Pixels]) -> _Pixels:
     return whole
 
 
-def _with_points(all_series: Sequence[PlottedSeries], scaling: Scaling, quantity: Quantity) -> list[PlottedSeries]:
-    return [series for series in all_series if series.scaling == scaling and series.points(quantity.metrics[0])]
-
-
-@dataclass(frozen=True)
-class _Curve:
-    """One series in one plot.
-
-    Attributes:
-        points: the values, in the axis' unit.
-        verdicts: the requirements whose bounds are drawn with it.
-        factor: converts a bound to the unit of the axis.
-        dodge: factor on the world size that keeps the error bars of several curves apart.
-    """
-
-    name: str
-    points: list[Point]
-    verdicts: list[Verdict]
-    factor: float
-    colour: str
-    marker: str
-    dodge: float
-
-    def x(self, world_size: int) -> float:
-        return world_size * self.dodge
-
-    @property
-    def world_sizes(self) -> set[int]:
-        return {point.world_size for point in self.points} | {verdict.world_size for verdict in self.verdicts}
-
-    @property
-    def extent(self) -> list[float]:
-        """Values that have to be inside the axes."""
-        ends = [end for p in self.points for end in (p.center - p.below, p.center + p.above)]
-        return ends + [verdict.bound_value * self.factor for verdict in self.verdicts]
-
-
 def _draw(
-    scaling: Scaling, quantity: Quantity, chosen: Sequence[PlottedSeries], judgement: Judgement, device: str
+    scaling: Scaling, quantity: Quantity, curves: Sequence[ScalingCurve], judgement: Judgement, device: str
 ) -> Figure:
     # Each legend entry takes about a fifth of an inch.
-    figure = Figure(figsize=(_WIDTH, max(4.6, 2.2 + 0.22 * len(chosen))), dpi=_DPI)
+    figure = Figure(figsize=(_WIDTH, max(4.6, 2.2 + 0.22 * len(curves))), dpi=_DPI)
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    keys = _draw_axes(axes, scaling, quantity, chosen, judgement, device)
+    keys = _draw_axes(axes, quantity, curves, device)
     title = f"{scaling.capitalize()} scaling: {quantity.title.format(device=device)}"
     # Without `y`, matplotlib lays out all labels to see whether the title overlaps them.
     axes.set_title(f"{title}\n{_label(judgement.sku)}", loc="left", y=1.0, parse_math=False)
@@ -171,11 +134,8 @@ def _draw(
     return figure
 
 
-def _draw_axes(
-    axes: Axes, scaling: Scaling, quantity: Quantity, chosen: Sequence[PlottedSeries], judgement: Judgement, device: str
-) -> list[_Key]:
+def _draw_axes(axes: Axes, quantity: Quantity, curves: Sequence[ScalingCurve], device: str) -> list[_Key]:
     """Draw everything except title and legend; return the legend's entries."""
-    curves = _curves(scaling, quantity, chosen, judgement)
     for curve in curves:
         _draw_points(axes, curve)
         _draw_bounds(axes, curve)
@@ -186,7 +146,7 @@ def _draw_axes(
     axes.grid(visible=True, color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    return [*_curve_keys(curves), *reference, *_other_keys(curves)]
+    return [*_curve_keys(curves), *reference, *_other_keys(curves, device)]
 
 
 def _set_margins(figure: Figure, legend_width: float) -> None:
@@ -204,53 +164,43 @@ def _draw_watermark(figure: Figure) -> None:
     )  # fmt: skip
 
 
-def _curves(
-    scaling: Scaling, quantity: Quantity, chosen: Sequence[PlottedSeries], judgement: Judgement
-) -> list[_Curve]:
-    drawn, factor = {metric.name for metric in quantity.metrics if metric.scaling == scaling}, quantity.factor
-    return [
-        _Curve(
-            name=_label(series.workload),
-            points=[
-                Point(p.world_size, p.center * factor, p.below * factor, p.above * factor)
-                for p in series.points(quantity.metrics[0])
-            ],
-            verdicts=[v for v in judgement.verdicts if v.metric in drawn and v.workload == series.workload],
-            factor=factor,
-            colour=_COLOURS[i % len(_COLOURS)],
-            marker=_MARKERS[i % len(_MARKERS)],
-            dodge=2 ** ((i - (len(chosen) - 1) / 2) * min(0.07, 0.4 / len(chosen))),
+def _style_of(curve: ScalingCurve) -> dict[str, Any]:
+    colour, marker = _COLOURS[curve.number % len(_COLOURS)], _MARKERS[curve.number % len(_MARKERS)]
+    return {"color": colour, "marker": marker, "markersize": 5.5, "linewidth": 1.5}
+
+
+def _draw_points(axes: Axes, curve: ScalingCurve) -> None:
+    """Draw values with their intervals, and a cross on each value that misses its bound."""
+    x, y = [point.world_size * curve.dodge for point in curve.points], list(curve.values.values())
+    style = _style_of(curve)
+    axes.plot(x, y, zorder=3, **style)
+    bars = [(at, point, point.drawn_interval) for at, point in zip(x, curve.points, strict=True)]
+    ends = [(at, point.value, point.value - bar[0], bar[1] - point.value) for at, point, bar in bars if bar]
+    if ends:
+        at, values, below, above = zip(*ends, strict=True)
+        axes.errorbar(
+            at, values, yerr=[below, above], color=style["color"], linestyle="none", capsize=3, linewidth=1.2, zorder=3
         )
-        for i, series in enumerate(chosen)
-    ]
+    for left, point in zip(x, curve.points, strict=True):
+        if point.is_failed:
+            axes.plot([left], [point.value], zorder=4, **_CROSS)
 
 
-def _draw_points(axes: Axes, curve: _Curve) -> None:
-    x = [curve.x(point.world_size) for point in curve.points]
-    y = [point.center for point in curve.points]
-    axes.plot(x, y, color=curve.colour, marker=curve.marker, markersize=5.5, linewidth=1.5, zorder=3)
-    if not any(point.below or point.above for point in curve.points):
-        return
-    spread = [[point.below or math.nan for point in curve.points], [point.above or math.nan for point in curve.points]]
-    axes.errorbar(x, y, yerr=spread, color=curve.colour, linestyle="none", capsize=3, linewidth=1.2, zorder=3)
+def _draw_bounds(axes: Axes, curve: ScalingCurve) -> None:
+    """Draw each bound as a short line at its world size."""
+    for bound in curve.bounds:
+        x, style = bound.world_size * curve.dodge, _bound_style(provisional=bound.provisional)
+        axes.plot(
+            [x / 1.12, x * 1.12], [bound.value] * 2, color=_style_of(curve)["color"], linewidth=2.2, linestyle=style,
+            zorder=2,
+        )  # fmt: skip
 
 
-def _draw_bounds(axes: Axes, curve: _Curve) -> None:
-    """Draw each bound as a short line at its world size, and a cross on each value that misses it."""
-    values = {point.world_size: point.center for point in curve.points}
-    for verdict in curve.verdicts:
-        x, bound = curve.x(verdict.world_size), verdict.bound_value * curve.factor
-        style = _bound_style(verdict.provisional)
-        axes.plot([x / 1.12, x * 1.12], [bound, bound], color=curve.colour, linewidth=2.2, linestyle=style, zorder=2)
-        if verdict.outcome == "failed" and verdict.world_size in values:
-            axes.plot([x], [values[verdict.world_size]], zorder=4, **_CROSS)
-
-
-def _bound_style(provisional: bool) -> Any:
+def _bound_style(*, provisional: bool) -> Any:
     return (0, (1, 1)) if provisional else "solid"
 
 
-def _draw_reference(axes: Axes, quantity: Quantity, curves: Sequence[_Curve], device: str) -> list[_Key]:
+def _draw_reference(axes: Axes, quantity: Quantity, curves: Sequence[ScalingCurve], device: str) -> list[_Key]:
     """Draw a line for perfect scaling; return its legend entry."""
     style: dict[str, Any] = {"color": _GREY, "linestyle": (0, (5, 3)), "linewidth": 1.1}
     left, right = axes.get_xlim()
@@ -261,9 +211,9 @@ def _draw_reference(axes: Axes, quantity: Quantity, curves: Sequence[_Curve], de
         bottom = max(left, axes.get_ylim()[0])
         axes.plot([bottom, right], [bottom, right], zorder=1, scaley=False, scalex=False, **style)
         return [(Line2D([], [], **style), f"ideal: one per {device}")]
-    references = [curve for curve in curves if curve.points[0].world_size == 1 and len(curve.points) > 1]
+    references = [curve for curve in curves if 1 in curve.values and len(curve.points) > 1]
     for curve in references:
-        axes.axhline(curve.points[0].center, zorder=1, **(style | {"color": curve.colour}))
+        axes.axhline(curve.values[1], zorder=1, **(style | {"color": _style_of(curve)["color"]}))
     return [(Line2D([], [], **style), f"ideal: as one {device}")] if references else []
 
 
@@ -298,26 +248,19 @@ def _set_ticks(axis: Any, ticks: Sequence[float]) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _curve_keys(curves: Sequence[_Curve]) -> list[_Key]:
-    return [
-        (Line2D([], [], color=curve.colour, marker=curve.marker, markersize=5.5, linewidth=1.5), curve.name)
-        for curve in curves
-    ]
+def _curve_keys(curves: Sequence[ScalingCurve]) -> list[_Key]:
+    return [(Line2D([], [], **_style_of(curve)), _label(curve.workload)) for curve in curves]
 
 
-def _other_keys(curves: Sequence[_Curve]) -> list[_Key]:
-    keys: list[_Key] = []
-    verdicts = [verdict for curve in curves for verdict in curve.verdicts]
-    for provisional, label in ((False, "bound"), (True, "provisional bound")):
-        if any(verdict.provisional == provisional for verdict in verdicts):
-            style = _bound_style(provisional)
-            keys.append((Line2D([], [], color=_GREY, linewidth=2.2, linestyle=style), label))
-    if any(verdict.outcome == "failed" for verdict in verdicts):
-        keys.append((Line2D([], [], **_CROSS), "misses its bound"))
-    if any(point.below or point.above for curve in curves for point in curve.points):
-        bar = Line2D([], [], color=_GREY, linestyle="none", marker="|", markersize=11, markeredgewidth=1.2)
-        keys.append((bar, "±1 standard deviation\nover the rounds"))
-    return keys
+def _other_keys(curves: Sequence[ScalingCurve], device: str) -> list[_Key]:
+    styles: dict[LegendKind, dict[str, Any]] = {
+        "bound": {"color": _GREY, "linewidth": 2.2, "linestyle": _bound_style(provisional=False)},
+        "provisional": {"color": _GREY, "linewidth": 2.2, "linestyle": _bound_style(provisional=True)},
+        "interval": {"color": _GREY, "linestyle": "none", "marker": "|", "markersize": 11, "markeredgewidth": 1.2},
+        "missed": _CROSS,
+        "note": {"linestyle": "none"},
+    }
+    return [(Line2D([], [], **styles[kind]), _label(text)) for kind, text in chart_legend(curves, device)]
 
 
 def _draw_legend(figure: Figure, keys: Sequence[_Key]) -> Legend:

@@ -16,7 +16,9 @@ from pytest_ddpscale.errors import OptionError
 
 if TYPE_CHECKING:
     from pytest_ddpscale.evidence.evidence import Evidence
-    from pytest_ddpscale.metrics.scaling_facts import ScalingFact, ScalingSeries, SweetSpots, TrainingJob
+    from pytest_ddpscale.metrics.scaling_facts import ScalingFact, SweetSpots, TrainingJob
+    from pytest_ddpscale.report.scaling_series import ScalingSeries
+    from pytest_ddpscale.results.verdicts import Verdict
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -36,19 +38,20 @@ class ScalingTable:
     remarks: list[str]
 
 
-def scaling_tables(evidence: Evidence) -> list[ScalingTable]:
+def scaling_tables(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[ScalingTable]:
     """A table for each study with at least two sizes, for one epoch of ImageNet."""
-    from pytest_ddpscale.metrics.scaling_facts import TrainingJob, scaling_facts, scaling_series, sweet_spots
+    from pytest_ddpscale.metrics.scaling_facts import TrainingJob, scaling_facts, sweet_spots
+    from pytest_ddpscale.report.scaling_series import scaling_series
 
     # A price of 1 makes the costs GPU-hours and kWh.
     job = TrainingJob(IMAGENET, gpu_hour_price=1.0, kwh_price=1.0)
     device = "GPU" if evidence.plan.device_type == "cuda" else "rank"
     headings = (f"{device}s", *_HEADINGS, f"{device}-hours", "kWh")
     found = []
-    for series in scaling_series(evidence):
+    for series in scaling_series(evidence, verdicts):
         if len(series.sizes) > 1:
             facts = scaling_facts(series.sizes, job)
-            remarks = [*_relative_to(series, device), *_spot_lines(sweet_spots(facts, None), device)]
+            remarks = [*_relative_to(series, device), *series.notes, *_spot_lines(sweet_spots(facts, None), device)]
             found.append(ScalingTable(series.study, headings, [_cells(one) for one in facts], remarks))
     return found
 
@@ -107,12 +110,14 @@ def _refuse_nonsense(option: str, number: float | None) -> None:
 def _series(directory: Path) -> tuple[list[ScalingSeries], bool]:
     """The measured sizes of a run, and whether it was simulated. Raises BadInput."""
     from pytest_ddpscale.evidence.evidence import read_evidence
-    from pytest_ddpscale.metrics.scaling_facts import scaling_series
+    from pytest_ddpscale.report.scaling_series import scaling_series
     from pytest_ddpscale.results.run_directory import RunDirectory
+    from pytest_ddpscale.results.verdicts import read_judgement
 
     run = RunDirectory.open(directory)
     evidence = read_evidence(run)
-    found = scaling_series(evidence)
+    verdicts = read_judgement(run.verdicts_json).verdicts if run.verdicts_json.exists() else ()
+    found = scaling_series(evidence, verdicts)
     if not found:
         raise OptionError("RUN_DIR", f"{directory} has no complete round of training", "a run with training")
     return found, run.read_run().is_simulated(evidence.columns.devices)
@@ -124,7 +129,7 @@ def _scaling_lines(
     yield f"{series.study}: {job.images:.4g} images and {job.fixed_s:g} s fixed"
     rows = [("GPUs", *_HEADINGS, "GPU cost", "energy cost"), *map(_cells, facts)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    yield from (f"  {line}" for line in _relative_to(series, "GPU"))
+    yield from (f"  {line}" for line in (*_relative_to(series, "GPU"), *series.notes))
     yield from ("  " + "  ".join(map(str.rjust, row, widths)).rstrip() for row in rows)
     yield from (f"  {line}" for line in _spot_lines(spots, "GPU"))
 

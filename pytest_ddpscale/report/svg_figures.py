@@ -10,8 +10,8 @@ from pytest_ddpscale.evidence.columns import Columns
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.study import Plan, Scaling
 from pytest_ddpscale.report import svg_bars, svg_maps
-from pytest_ddpscale.report.plotted_series import OVERVIEW, PLOTS, Quantity, throughput_series
 from pytest_ddpscale.report.profile_text import largest_profiles
+from pytest_ddpscale.report.scaling_curves import EFFICIENCY, OVERVIEW, PLOTS, THROUGHPUT, Quantity, charted_curves
 from pytest_ddpscale.report.svg_axes import BAD
 from pytest_ddpscale.report.svg_scaling import generation_table, scaling_chart, weak_table
 from pytest_ddpscale.report.svg_timeline import step_timeline
@@ -42,15 +42,10 @@ class Figure:
     caption: str
 
 
-def figures(
-    columns: Columns, plan: Plan, judgement: Judgement, run: RunRecord, evidence: Evidence | None = None
-) -> list[Figure]:
-    """All figures of a run, drawn from the same values as the verdicts.
-
-    Args:
-        evidence: source of node pairs and profiles; None leaves their figures out.
-    """
-    found = [*_of_scaling(columns, plan, judgement), *_of_steps(columns, plan), *_of_places(columns, plan, evidence)]
+def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Figure]:
+    """All figures of a run, drawn from the same values as the verdicts."""
+    columns, plan = evidence.columns, evidence.plan
+    found = [*_of_scaling(evidence, judgement), *_of_steps(columns, plan), *_of_places(evidence)]
     found += _of_profiles(evidence)
     shown = [figure for figure in found if figure.svg]
     if judgement.simulated or run.is_simulated():
@@ -59,23 +54,23 @@ def figures(
     return shown
 
 
-def _of_scaling(columns: Columns, plan: Plan, judgement: Judgement) -> Iterator[Figure]:
-    device, all_series = "GPU" if plan.device_type == "cuda" else "rank", throughput_series(columns, plan)
-    charts = {
-        panel: scaling_chart(_key(*panel), *panel, all_series, judgement, device)
-        for panel in dict.fromkeys((*PLOTS, *OVERVIEW))
+def _of_scaling(evidence: Evidence, judgement: Judgement) -> Iterator[Figure]:
+    plan, device = evidence.plan, "GPU" if evidence.plan.device_type == "cuda" else "rank"
+    curves = {
+        panel: charted_curves(*panel, evidence, judgement.verdicts) for panel in dict.fromkeys((*PLOTS, *OVERVIEW))
     }
+    charts = {panel: scaling_chart(_key(*panel), *panel, some, device) for panel, some in curves.items()}
     panels = [_again(_key(*panel), charts[panel]) for panel in OVERVIEW]
     layout = "display:grid;gap:1rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,max(18rem,40%)),1fr))"
     overview = f'<div class="overview" style="{layout}">{"".join(panels)}</div>' if any(panels) else ""
-    how = "Points are the judged values (the worst of several nodes), or means over the rounds"
-    yield Figure("scaling-overview", "Scaling overview", overview, f"{how}.")
+    how = "Points are the judged values, bars their intervals; sizes without a requirement are estimated alike."
+    yield Figure("scaling-overview", "Scaling overview", overview, how)
     for scaling, quantity in PLOTS:
         title = f"{scaling.capitalize()} scaling: {quantity.title.format(device=device)}"
-        caption = f"{how}; bars are the verdicts' intervals."
-        yield Figure(_key(scaling, quantity), title, charts[scaling, quantity], caption)
+        yield Figure(_key(scaling, quantity), title, charts[scaling, quantity], how)
     yield Figure(
-        "weak-table", "Weak scaling", weak_table(plan, all_series, judgement),
+        "weak-table", "Weak scaling",
+        weak_table(plan, judgement.sku, curves["weak", THROUGHPUT], curves["weak", EFFICIENCY]),
         "Fixed batch per GPU: images per second of one GPU, and the efficiency of many.",
     )  # fmt: skip
     yield Figure(
@@ -113,15 +108,15 @@ def _of_steps(columns: Columns, plan: Plan) -> Iterator[Figure]:
     )  # fmt: skip
 
 
-def _of_places(columns: Columns, plan: Plan, evidence: Evidence | None) -> Iterator[Figure]:
-    slowness = svg_maps.slowness_by_gpu(columns, plan)
+def _of_places(evidence: Evidence) -> Iterator[Figure]:
+    slowness = svg_maps.slowness_by_gpu(evidence.columns, evidence.plan)
     yield Figure(
         "heat-map", "Step time by node and GPU", svg_maps.heat_map("heat-map", slowness),
         "Step time without communication relative to the typical GPU; darker is slower. "
         "The slowest workload counts, and the slowest of nodes that share a row.",
     )  # fmt: skip
     yield Figure("slowest-gpus", "Slowest GPUs", svg_maps.slowest_table(slowness), "At most 50, the slowest first.")
-    pairs = svg_maps.pair_bandwidths(evidence) if evidence is not None else {}
+    pairs = svg_maps.pair_bandwidths(evidence)
     yield Figure(
         "pair-matrix", "Bandwidth between nodes", svg_maps.pair_matrix("pair-matrix", pairs),
         "Each pair's slowest rail, median over the rounds; darker is slower; "
@@ -132,8 +127,8 @@ def _of_places(columns: Columns, plan: Plan, evidence: Evidence | None) -> Itera
     )
 
 
-def _of_profiles(evidence: Evidence | None) -> Iterator[Figure]:
-    for number, profile in enumerate(largest_profiles(evidence.profiles) if evidence is not None else (), 1):
+def _of_profiles(evidence: Evidence) -> Iterator[Figure]:
+    for number, profile in enumerate(largest_profiles(evidence.profiles), 1):
         yield Figure(
             f"profile-{number}", f"One step of {profile.study}, {profile.arm}",
             step_timeline(f"profile-{number}", profile),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,10 +13,12 @@ from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds, arm_rounds, nod
 from pytest_ddpscale.metrics.samples import MeasuredArms
 from pytest_ddpscale.metrics.slowness import Slowness, slowness_of, slowness_within_hosts
 from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.plan.per_round import Sample
+from pytest_ddpscale.plan.per_round import PerRound, Sample
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Arm, Study
 from pytest_ddpscale.verdict.answering_study import matching_study
+
+EVERYBODY = "all ranks"  # the only place of a question about all ranks together
 
 
 def samples_of(question: Question, evidence: Evidence) -> list[Sample]:
@@ -140,3 +142,17 @@ def values_of_nodes(
         peak: `MeasuredArms.peak`.
     """
     return of_nodes([(one.hosts, metric.samples_of(replace(one.arms, reference=reference, peak=peak))) for one in rows])
+
+
+def values_by_place(
+    question: Question,
+    study: Study,
+    evidence: Evidence,
+    reference: float | None = None,
+    peak: float | None = None,
+) -> Mapping[str, PerRound]:
+    """Per-round values of one launch: of each node if each is judged alone, else of `EVERYBODY`."""
+    if evidence.plan.layout.judged_by_node(question.arms):
+        return values_of_nodes(question.metric, rows_by_node(question, study, evidence), reference, peak)
+    rounds = replace(rounds_of(question, study, evidence), reference=reference, peak=peak)
+    return {EVERYBODY: question.metric.samples_of(rounds)}

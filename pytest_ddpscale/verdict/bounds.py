@@ -60,7 +60,7 @@ def against_bound(
         possible values; the unclipped one decides.
     """
     definition, count = requirement.definition, len(values)
-    if not _are_possible(values, definition):
+    if not are_possible(values, definition):
         reason = f"an impossible value was measured: {values.tolist()}"
         return replace(blank, outcome="error", rounds=count, reason=reason)
     found = estimate()
@@ -79,19 +79,19 @@ def against_bound(
         outcome, reason = "inconclusive", forbidding
     return replace(
         blank, outcome=outcome, value=found.value, rounds=count, notes=notes, reason=reason,
-        interval=_possible_part(low, high, found.value, definition.possible_at(blank.world_size)),
+        interval=possible_part(low, high, found.value, definition.possible_at(blank.world_size)),
         correlation=found.correlation, launch_sd=found.launch_sd,
         p_value=p_value_of(values, requirement, found.launch_values) if outcome == "failed" else None,
     )  # fmt: skip
 
 
-def _possible_part(low: float, high: float, value: float, possible: tuple[float, float]) -> tuple[float, float]:
+def possible_part(low: float, high: float, value: float, possible: tuple[float, float]) -> tuple[float, float]:
     """The interval clipped to possible values; the value stays inside, even if noise puts it slightly beyond."""
     least, most = possible
     return min(max(low, least), value), max(min(high, most), value)
 
 
-def _are_possible(values: FloatArray, definition: Metric) -> bool:
+def are_possible(values: FloatArray, definition: Metric) -> bool:
     """Rates and ratios must be positive; a share may be 0, and a difference of two arms negative."""
     if not np.isfinite(values).all():
         return False

@@ -19,7 +19,15 @@ from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.results.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
-from pytest_ddpscale.verdict.answering_rounds import RowsByNode, node_of, rounds_of, rows_by_node, values_of_nodes
+from pytest_ddpscale.verdict.answering_rounds import (
+    EVERYBODY,
+    RowsByNode,
+    node_of,
+    rounds_of,
+    rows_by_node,
+    values_by_place,
+    values_of_nodes,
+)
 from pytest_ddpscale.verdict.answering_study import matching_study, why_no_study
 from pytest_ddpscale.verdict.bounds import against_bound, blank_verdict
 from pytest_ddpscale.verdict.caveats import (
@@ -39,8 +47,6 @@ from pytest_ddpscale.verdict.estimating import Clear, Estimates
 from pytest_ddpscale.verdict.failed_nodes import JudgedNode, why_nodes_missing, with_failed_nodes
 from pytest_ddpscale.verdict.launches import LaunchEstimates, combined_launches
 from pytest_ddpscale.verdict.probing import judge_probe
-
-_EVERYBODY = "all ranks"  # the only place of a requirement on all ranks together
 
 
 def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
@@ -74,7 +80,10 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
 def _judge_launches(launches: Sequence[_Asked], confidence: float) -> Verdict:
     """Judge each launch with the value and interval of all; ranks with wrong results count in each launch alone."""
     if not launches[0].case.requirement.definition.compares_results:
-        of_launches = tuple({} if _why_not(one) else _samples(one) for one in launches)
+        of_launches = tuple(
+            {} if _why_not(one) else values_by_place(one.case.question, one.study, one.evidence, **one.sku)
+            for one in launches
+        )
         launches = [replace(one, of_launches=of_launches) for one in launches]
     return combined_launches([_judge_launch(one, confidence) for one in launches])
 
@@ -152,23 +161,14 @@ def _why_not(asked: _Asked) -> Verdict | None:
     return None
 
 
-def _samples(asked: _Asked) -> Mapping[str, PerRound]:
-    """Values of the rounds of one launch, by place."""
-    question, study, evidence = asked.case.question, asked.study, asked.evidence
-    if evidence.plan.layout.judged_by_node(question.arms):
-        return values_of_nodes(question.metric, rows_by_node(question, study, evidence), **asked.sku)
-    rounds = replace(rounds_of(question, study, evidence), **asked.sku)
-    return {_EVERYBODY: question.metric.samples_of(rounds)}
-
-
 def _judge_study(asked: _Asked, confidence: float) -> Verdict:
     case, study, evidence = asked.case, asked.study, asked.evidence
     if evidence.plan.layout.judged_by_node(case.question.arms):
         return _judge_by_node(asked, confidence)
     rounds = rounds_of(case.question, study, evidence)
     samples = case.question.metric.samples_of(replace(rounds, **asked.sku))
-    estimates = asked.estimates({_EVERYBODY: samples})
-    verdict = _judge_rounds(asked, rounds, estimates, _EVERYBODY, confidence)
+    estimates = asked.estimates({EVERYBODY: samples})
+    verdict = _judge_rounds(asked, rounds, estimates, EVERYBODY, confidence)
     if verdict.outcome == "not_measured":
         return verdict
     verdict = with_agreement(verdict, study, evidence)

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
 import pytest
 
 from pytest_ddpscale.metrics.scaling_facts import (
     MeasuredSize,
     ScalingFact,
-    ScalingSeries,
     TrainingJob,
-    mean_of_launches,
     scaling_facts,
-    scaling_series,
     sweet_spots,
 )
-from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.plan.variant import Variant
-from tests.builders.judged import WORKLOAD, evidence_of_plan, measure
 
 MICRO = {1: 240.0, 2: 464.0, 4: 892.0, 8: 1668.0, 16: 3075.0, 32: 5205.0}
 
@@ -66,57 +57,7 @@ def test_a_leap_of_three_doublings_saturates_as_each_of_them_would() -> None:
     assert sweet_spots(scaling_facts(sizes, TrainingJob(1e5)), None).saturation == 1
 
 
-ALONE, ONE, TWO, FOUR = Arm("alone", 1, 4), Arm("ddp", 1, 4), Arm("ddp", 2, 4), Arm("ddp", 4, 4)
-ROUNDS = 4
-
-
-def series_of(*arms: Arm, rate: Callable[[Arm, int, int], float] = lambda arm, number, rank: 100.0) -> ScalingSeries:
-    """Of one node's run."""
-    study = Study("weak", WORKLOAD, arms, ROUNDS, 1.0, 0.0)
-    (found,) = scaling_series(evidence_of_plan(Plan("a100", "cuda", (study,)), measure(study, ROUNDS, rate)))
-    return found
-
-
-def test_an_arm_with_other_settings_is_no_size() -> None:
-    other = replace(TWO, variant=Variant(bucket_cap_mb=1))
-
-    def rate(arm: Arm, number: int, rank: int) -> float:
-        return 10.0 if arm == other else 100.0
-
-    found = series_of(ALONE, other, TWO, FOUR, rate=rate)
-    assert [one.gpus for one in found.sizes] == [1, 2, 4]
-    assert [one.img_per_s for one in found.sizes] == pytest.approx([100, 200, 400])
-
-
-def test_without_an_arm_alone_ddp_of_one_rank_counts() -> None:
-    assert [one.gpus for one in series_of(ONE, TWO).sizes] == [1, 2]
-    assert series_of(ONE, TWO).has_one_gpu
-    found = series_of(ONE, ALONE, TWO, rate=lambda arm, number, rank: 90.0 if arm == ONE else 100.0)
-    assert found.sizes[0].img_per_s == pytest.approx(100)
-
-
-def test_without_any_arm_of_one_rank_the_fewest_are_what_it_is_relative_to() -> None:
-    found = series_of(TWO, FOUR)
-    assert [one.gpus for one in found.sizes] == [2, 4]
-    assert not found.has_one_gpu
-
-
-def launch(*rates: float) -> list[MeasuredSize]:
-    """Sizes of 1, 2, 4 … GPUs."""
-    return [MeasuredSize(2**i, rate, 2.0) for i, rate in enumerate(rates)]
-
-
-def test_launches_count_by_their_geometric_mean_without_those_that_broke() -> None:
-    found = mean_of_launches([launch(50.0), launch(100.0, 200.0), launch(110.0, 198.0), launch(90.0, 202.0), []])
-    rates = [one.img_per_s for one in found]
-    assert rates == pytest.approx([(100 * 110 * 90) ** (1 / 3), (200 * 198 * 202) ** (1 / 3)])
-    assert [one.energy_j_per_image for one in found] == [2.0, 2.0]
-
-
-def test_all_launches_of_a_run_count() -> None:
-    study = Study("weak", WORKLOAD, (ALONE, TWO), ROUNDS, 1.0, 0.0)
-    second = replace(study, launch=2)
-    plan = Plan("a100", "cuda", (study, second), launches=2)
-    found = measure(study, ROUNDS, lambda *_: 100.0) + measure(second, ROUNDS, lambda *_: 121.0)
-    (series,) = scaling_series(evidence_of_plan(plan, found))
-    assert series.sizes[0].img_per_s == pytest.approx(110)
+def test_a_known_efficiency_is_the_one_told_whatever_the_throughputs_are() -> None:
+    facts = scaling_facts([MeasuredSize(1, 100.0), MeasuredSize(8, 700.0, efficiency=0.8)], TrainingJob(1))
+    assert [(one.speedup, one.efficiency) for one in facts] == [(1.0, 1.0), (6.4, 0.8)]
+    assert facts[1].gain == pytest.approx(7 ** (1 / 3) - 1)

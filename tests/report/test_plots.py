@@ -12,6 +12,7 @@ import pytest
 from matplotlib.image import imread
 
 from pytest_ddpscale.report.plots import write_plots
+from tests.builders.judged import evidence_of_plan
 from tests.builders.judgements import (
     ACCEPTED,
     FAILED,
@@ -26,7 +27,6 @@ from tests.builders.judgements import (
     make_study,
 )
 from tests.builders.measurements import Measurement
-from tests.builders.rounds import columns_of
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -38,7 +38,7 @@ def _names(paths: list[Path]) -> list[str]:
 
 
 def test_all_quantities_of_both_scalings_are_drawn(tmp_path: Path) -> None:
-    assert _names(write_plots(columns_of(MEASUREMENTS), PLAN, JUDGEMENT, tmp_path / "new" / "plots")) == [
+    assert _names(write_plots(evidence_of_plan(PLAN, MEASUREMENTS), JUDGEMENT, tmp_path / "new" / "plots")) == [
         "weak-throughput.png",
         "weak-efficiency.png",
         "strong-throughput.png",
@@ -49,8 +49,8 @@ def test_all_quantities_of_both_scalings_are_drawn(tmp_path: Path) -> None:
 
 
 def test_nothing_measured_leaves_no_file_and_no_directory(tmp_path: Path) -> None:
-    assert write_plots(columns_of([]), PLAN, JUDGEMENT, tmp_path / "plots") == []
-    assert write_plots(columns_of(MEASUREMENTS), make_plan(), JUDGEMENT, tmp_path / "plots") == []
+    assert write_plots(evidence_of_plan(PLAN, []), JUDGEMENT, tmp_path / "plots") == []
+    assert write_plots(evidence_of_plan(make_plan(), MEASUREMENTS), JUDGEMENT, tmp_path / "plots") == []
     assert not (tmp_path / "plots").exists()
 
 
@@ -67,7 +67,7 @@ def test_few_or_odd_world_sizes_draw_what_they_can(
 ) -> None:
     study = make_study("weak", RESNET, world_sizes)
     measurements = make_measurements(study, 1000.0, 0.05, rounds=len(world_sizes))
-    assert _names(write_plots(columns_of(measurements), make_plan(study), ACCEPTED, tmp_path)) == expected
+    assert _names(write_plots(evidence_of_plan(make_plan(study), measurements), ACCEPTED, tmp_path)) == expected
 
 
 def test_many_workloads_with_hostile_names_fit(tmp_path: Path) -> None:
@@ -79,11 +79,11 @@ def test_many_workloads_with_hostile_names_fit(tmp_path: Path) -> None:
     for study in studies:
         measurements += make_measurements(study, 1000.0, 0.05, rounds=2)
     judgement = replace(judgement_with(replace(FAILED, workload=studies[0].workload.name)), sku=HOSTILE)
-    assert len(write_plots(columns_of(measurements), make_plan(*studies), judgement, tmp_path)) == 3
+    assert len(write_plots(evidence_of_plan(make_plan(*studies), measurements), judgement, tmp_path)) == 3
 
 
 def test_the_overview_shows_pictures_as_they_are_on_their_own(tmp_path: Path) -> None:
-    write_plots(columns_of(MEASUREMENTS), PLAN, JUDGEMENT, tmp_path)
+    write_plots(evidence_of_plan(PLAN, MEASUREMENTS), JUDGEMENT, tmp_path)
     overview, throughput, efficiency, speedup = (
         imread(tmp_path / f"{name}.png")
         for name in ("overview", "weak-throughput", "weak-efficiency", "strong-speedup")
@@ -114,9 +114,9 @@ def test_reports_that_draw_nothing_import_no_library() -> None:
 def test_drawing_leaves_pyplot_alone(tmp_path: Path) -> None:
     modules = _modules_after(
         "from pathlib import Path; from pytest_ddpscale.report.plots import write_plots; "
-        "from tests.builders.rounds import columns_of; "
+        "from tests.builders.judged import evidence_of_plan; "
         "from tests.builders.judgements import MEASUREMENTS, PLAN, JUDGEMENT; "
-        f"write_plots(columns_of(MEASUREMENTS), PLAN, JUDGEMENT, Path({str(tmp_path)!r}))"
+        f"write_plots(evidence_of_plan(PLAN, MEASUREMENTS), JUDGEMENT, Path({str(tmp_path)!r}))"
     )
     assert "matplotlib.figure" in modules
     assert "matplotlib.pyplot" not in modules

@@ -15,6 +15,7 @@ from pytest_ddpscale.report.svg_bars import MOST_BARS
 from pytest_ddpscale.report.svg_figures import Figure, figures
 from pytest_ddpscale.results.pair_record import PairMeasurement
 from pytest_ddpscale.results.verdicts import GenerationComparison, Judgement
+from tests.builders.judged import evidence_of_plan
 from tests.builders.judgements import (
     ACCEPTED,
     FAILED,
@@ -44,7 +45,8 @@ def drawn(
     measurements: list[Measurement], plan: Plan, judgement: Judgement = ACCEPTED, evidence: Evidence | None = None
 ) -> dict[str, Figure]:
     """By id; all of it is XML without a number that is none."""
-    found = {figure.id: figure for figure in figures(columns_of(measurements), plan, judgement, RUN, evidence)}
+    evidence = evidence or evidence_of_plan(plan, measurements)
+    found = {figure.id: figure for figure in figures(evidence, judgement, RUN)}
     for figure in found.values():
         for element in ET.fromstring(figure.svg).iter():
             assert not re.search(r"nan|inf\b", " ".join(v for k, v in element.items() if k not in ("style", "class")))

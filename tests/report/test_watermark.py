@@ -14,8 +14,8 @@ from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.results.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.results.verdicts import Judgement
 from tests.builders.json_types import run_record
+from tests.builders.judged import evidence_of_plan
 from tests.builders.judgements import ACCEPTED, JUDGEMENT, MEASUREMENTS, PLAN, RUN
-from tests.builders.rounds import columns_of
 
 SIMULATED = replace(ACCEPTED, simulated=True)
 
@@ -44,8 +44,8 @@ def test_markdown_of_a_real_run_says_nothing_of_it_and_is_signed() -> None:
 
 def test_every_plot_is_marked_across(tmp_path: Path) -> None:
     plan = replace(PLAN, studies=tuple(study for study in PLAN.studies if study.scaling == "weak")[:1])
-    marked = write_plots(columns_of(MEASUREMENTS), plan, SIMULATED, tmp_path / "simulated")
-    plain = write_plots(columns_of(MEASUREMENTS), plan, ACCEPTED, tmp_path / "real")
+    marked = write_plots(evidence_of_plan(plan, MEASUREMENTS), SIMULATED, tmp_path / "simulated")
+    plain = write_plots(evidence_of_plan(plan, MEASUREMENTS), ACCEPTED, tmp_path / "real")
     assert len(marked) == len(plain) == 3
     for one, other in zip(marked, plain, strict=True):
         simulated, real = (matplotlib.image.imread(path)[..., :3] for path in (one, other))

@@ -1,0 +1,285 @@
+"""One number for each quantity and world size of a scaling study, for all figures and tables.
+
+The number is the verdict's where a requirement judged it; elsewhere it is estimated as the judge would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from textwrap import wrap
+from typing import Literal
+
+from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.metric import Metric
+from pytest_ddpscale.plan.metric_catalogue import (
+    DEVICE_UTILIZATION,
+    STRONG_SCALING_EFFICIENCY,
+    STRONG_SCALING_SPEEDUP,
+    THROUGHPUT_PER_GPU,
+    WEAK_SCALING_EFFICIENCY,
+)
+from pytest_ddpscale.plan.planner import Question
+from pytest_ddpscale.plan.study import Arm, OneGpu, Scaling, Study
+from pytest_ddpscale.plan.variant import USUAL
+from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.verdict.unbounded import WorstValue, worst_value
+
+# Intervals are drawn up to this factor from the value, because a wide one would squeeze all curves into one line.
+_WIDEST = 2.0
+_LONGEST_LINE = 34
+_CONFIDENCE = 0.95  # without verdicts: a session's default
+LegendKind = Literal["bound", "provisional", "interval", "missed", "note"]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """The quantity that one chart shows for each study.
+
+    Attributes:
+        axis: label of the y axis, with its unit; ``{device}`` is GPU or rank.
+        factor: converts the values to the unit of the axis.
+        metrics: verdicts on these give its values; for a kind of scaling without one, the first is estimated.
+    """
+
+    file: str
+    title: str
+    axis: str
+    factor: float
+    metrics: tuple[Metric, ...]
+
+    def metric(self, scaling: Scaling) -> Metric:
+        """The metric to estimate for a kind of scaling."""
+        found = next((metric for metric in self.metrics if metric.scaling == scaling), None)
+        return found or replace(self.metrics[0], scaling=scaling)
+
+
+THROUGHPUT = Quantity(
+    "throughput", "throughput per {device}", "throughput per {device} (img/s)", 1.0, (THROUGHPUT_PER_GPU,)
+)
+EFFICIENCY = Quantity(
+    "efficiency", "efficiency against one {device}", "scaling efficiency (%)", 100.0,
+    (WEAK_SCALING_EFFICIENCY, STRONG_SCALING_EFFICIENCY, STRONG_SCALING_SPEEDUP),
+)  # fmt: skip
+SPEEDUP = Quantity(
+    "speedup", "speed-up over one {device}", "speed-up (×)", 1.0, (STRONG_SCALING_SPEEDUP, STRONG_SCALING_EFFICIENCY)
+)
+UTILIZATION = Quantity(
+    "utilization", "least busy {device}", "utilization of the least busy {device} (%)", 100.0, (DEVICE_UTILIZATION,)
+)
+PLOTS: tuple[tuple[Scaling, Quantity], ...] = (
+    ("weak", THROUGHPUT),
+    ("weak", EFFICIENCY),
+    ("strong", THROUGHPUT),
+    ("strong", SPEEDUP),
+    ("strong", EFFICIENCY),
+)
+OVERVIEW: tuple[tuple[Scaling, Quantity], ...] = (
+    ("weak", THROUGHPUT),
+    ("weak", EFFICIENCY),
+    ("strong", SPEEDUP),
+    ("weak", UTILIZATION),
+)
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One world size.
+
+    Attributes:
+        interval: the one that decides; None without one.
+        nodes: ``worst node`` or ``first 2 of 4 nodes``: the nodes of the value; empty if it is of all.
+        place: name of the worst node; empty if unknown.
+        is_failed: whether the value misses its bound.
+    """
+
+    world_size: int
+    value: float
+    interval: tuple[float, float] | None
+    nodes: str = ""
+    place: str = ""
+    is_failed: bool = False
+
+    @property
+    def where(self) -> str:
+        """``worst node (n3)``; empty if the value is of all nodes."""
+        return f"{self.nodes} ({self.place})" if self.place else self.nodes
+
+    @property
+    def drawn_interval(self) -> tuple[float, float] | None:
+        """The interval as far as it is drawn; None if there is none."""
+        if self.interval is None or any(map(math.isnan, self.interval)):
+            return None
+        low, high = self.interval
+        return max(low, self.value / _WIDEST), min(high, self.value * _WIDEST)
+
+
+@dataclass(frozen=True)
+class CurveBound:
+    """The bound of a requirement; `provisional` without a published source."""
+
+    world_size: int
+    value: float
+    provisional: bool
+
+
+@dataclass(frozen=True)
+class ScalingCurve:
+    """One quantity of one study, by ascending world size.
+
+    Attributes:
+        number: of the study among those of a chart, from 0.
+        dodge: factor on the world size that keeps the intervals of a chart's curves apart.
+        confidence: of the intervals, 0 … 1.
+        one_gpu: how a single GPU was trained.
+    """
+
+    workload: str
+    points: tuple[CurvePoint, ...]
+    bounds: tuple[CurveBound, ...]
+    confidence: float
+    one_gpu: OneGpu = "alone"
+    number: int = 0
+    dodge: float = 1.0
+
+    @property
+    def values(self) -> dict[int, float]:
+        """Value at each world size."""
+        return {point.world_size: point.value for point in self.points}
+
+    @property
+    def world_sizes(self) -> set[int]:
+        """World sizes with a value or a bound."""
+        return {*self.values, *(bound.world_size for bound in self.bounds)}
+
+    @property
+    def extent(self) -> list[float]:
+        """Values that have to be inside a chart."""
+        ends = [end for point in self.points for end in point.drawn_interval or ()]
+        return [*self.values.values(), *ends, *(bound.value for bound in self.bounds)]
+
+    def times(self, factor: float) -> ScalingCurve:
+        """The curve in another unit."""
+        points = [
+            replace(one, value=one.value * factor, interval=one.interval and (low * factor, high * factor))
+            for one in self.points
+            for low, high in [one.interval or (0.0, 0.0)]
+        ]
+        bounds = [replace(one, value=one.value * factor) for one in self.bounds]
+        return replace(self, points=tuple(points), bounds=tuple(bounds))
+
+
+def charted_curves(
+    scaling: Scaling, quantity: Quantity, evidence: Evidence, verdicts: Sequence[Verdict]
+) -> list[ScalingCurve]:
+    """The curves of one chart in the plan's order, in the unit of its axis; studies without a value are left out."""
+    studies = [study for study in evidence.plan.of_launch(1).studies if study.scaling == scaling]
+    every = [scaling_curve(study, quantity, evidence, verdicts).times(quantity.factor) for study in studies]
+    curves = [curve for curve in every if curve.points]
+    count = len(curves)
+    return [
+        replace(curve, number=i, dodge=2 ** ((i - (count - 1) / 2) * min(0.07, 0.4 / count)))
+        for i, curve in enumerate(curves)
+    ]
+
+
+def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts: Sequence[Verdict]) -> ScalingCurve:
+    """The curve of one study with packed ranks, in the metric's unit; without points if nothing was measured.
+
+    One GPU is trained as in the verdicts; without verdicts alone, or under DDP if only that was planned.
+    """
+    names = {metric.name for metric in quantity.metrics if metric.scaling == study.scaling}
+    judged = [
+        _in_unit_of(quantity, one)
+        for one in verdicts
+        if one.metric in names and one.workload == study.workload.name and one.placement == "packed"
+    ]
+    confidence = verdicts[0].confidence if verdicts else _CONFIDENCE
+    arms = usual_arms(study)
+    is_alone = any(arm.kind == "alone" for arm in arms)
+    one_gpu: OneGpu = next((one.one_gpu for one in judged if one.one_gpu), "alone" if is_alone else "ddp")
+    points = []
+    for size in sorted({arm.world_size for arm in arms}):
+        question = Question(quantity.metric(study.scaling), study.workload, size, one_gpu=one_gpu)
+        # Of quantities other than throughput, one rank is what several are compared with.
+        if (size == 1 and quantity is not THROUGHPUT) or not _is_measured(question, study, evidence):
+            continue
+        found: Verdict | WorstValue | None = _worst([one for one in judged if one.world_size == size])
+        found = found or worst_value(question, evidence, confidence)
+        if found is not None and found.value is not None:
+            is_failed = isinstance(found, Verdict) and found.outcome == "failed"
+            nodes = _nodes(size, evidence.plan.layout)
+            points.append(CurvePoint(size, found.value, found.interval, nodes, found.place, is_failed))
+    bounds = tuple(CurveBound(one.world_size, one.bound_value, one.provisional) for one in judged)
+    return ScalingCurve(study.workload.name, tuple(points), bounds, confidence, one_gpu)
+
+
+def usual_arms(study: Study) -> list[Arm]:
+    """The arms of its curves: packed, as the workload says, one rank alone or several under DDP."""
+    packed = [arm for arm in study.arms if arm.placement == "packed" and arm.kind in ("alone", "ddp")]
+    arms = [arm for arm in packed if arm.variant == USUAL]
+    if study.scaling == "weak":
+        return arms
+    return [arm for arm in arms if arm.world_size * arm.batch_size == study.workload.global_batch_size]
+
+
+def _in_unit_of(quantity: Quantity, verdict: Verdict) -> Verdict:
+    """A verdict on speed-up as one on efficiency, or the reverse."""
+    own, strong = quantity.metric("strong").name, (STRONG_SCALING_SPEEDUP.name, STRONG_SCALING_EFFICIENCY.name)
+    if verdict.metric == own or verdict.metric not in strong:
+        return verdict
+    factor = verdict.world_size if quantity is SPEEDUP else 1 / verdict.world_size
+    return replace(
+        verdict,
+        metric=own,
+        bound={key: bound * factor for key, bound in verdict.bound.items()},
+        value=None if verdict.value is None else verdict.value * factor,
+        interval=verdict.interval and (verdict.interval[0] * factor, verdict.interval[1] * factor),
+    )
+
+
+def _worst(judged: Sequence[Verdict]) -> Verdict | None:
+    """Of the verdicts with a value a failed one, then the one nearest to its bound; None without any."""
+    valued = [one for one in judged if one.value is not None and math.isfinite(one.value)]
+    return min(valued, key=lambda one: (one.outcome != "failed", one.margin or 0.0), default=None)
+
+
+def _is_measured(question: Question, study: Study, evidence: Evidence) -> bool:
+    return all((study.id, arm.name) in evidence.columns.arms for arm in question.arms)
+
+
+def _nodes(world_size: int, layout: Layout) -> str:
+    if layout.nodes > 1 and world_size <= layout.ranks_per_node:
+        return "worst node"
+    nodes = -(-world_size // layout.ranks_per_node)
+    return f"first {nodes} of {layout.nodes} nodes" if nodes < layout.nodes else ""
+
+
+def chart_legend(curves: Sequence[ScalingCurve], device: str) -> list[tuple[LegendKind, str]]:
+    """Legend entries of a chart after those of its curves: what a sign means, then `place_notes`."""
+    points = [point for curve in curves for point in curve.points]
+    are_provisional = {bound.provisional for curve in curves for bound in curve.bounds}
+    levels = sorted({f"{100 * curve.confidence:g} %" for curve in curves})
+    signs: dict[LegendKind, tuple[bool, str]] = {
+        "bound": (False in are_provisional, "bound"),
+        "provisional": (True in are_provisional, "provisional bound"),
+        "interval": (any(point.drawn_interval for point in points), f"{' and '.join(levels)} confidence interval"),
+        "missed": (any(point.is_failed for point in points), "misses its bound"),
+    }
+    lines = [line for note in place_notes(curves, device) for line in wrap(note, _LONGEST_LINE)]
+    notes: list[tuple[LegendKind, str]] = [("note", line) for line in lines]
+    return [(kind, text) for kind, (is_drawn, text) in signs.items() if is_drawn] + notes
+
+
+def place_notes(curves: Sequence[ScalingCurve], device: str) -> list[str]:
+    """``1, 8 GPUs: worst node (n3)``: the nodes of the values, for each world size whose value is not of all nodes."""
+    sizes: dict[str, list[str]] = {}
+    for size in sorted({size for curve in curves for size in curve.values}):
+        points = [one for curve in curves for one in curve.points if one.world_size == size and one.nodes]
+        if points:
+            places = first_few(list(dict.fromkeys(one.place for one in points if one.place)))
+            sizes.setdefault(replace(points[0], place=places).where, []).append(str(size))
+    return [f"{', '.join(some)} {device}{'' if some == ['1'] else 's'}: {where}" for where, some in sizes.items()]
