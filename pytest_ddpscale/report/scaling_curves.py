@@ -22,7 +22,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
     WEAK_SCALING_EFFICIENCY,
 )
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.study import Arm, OneGpu, Scaling, Study
+from pytest_ddpscale.plan.study import Arm, OneGpu, Plan, Scaling, Study
 from pytest_ddpscale.plan.variant import USUAL
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.util.listing import first_few
@@ -187,10 +187,7 @@ def charted_curves(
 
 
 def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts: Sequence[Verdict]) -> ScalingCurve:
-    """The curve of one study with packed ranks, in the metric's unit; without points if nothing was measured.
-
-    One GPU is trained as in the verdicts; without verdicts alone, or under DDP if only that was planned.
-    """
+    """The curve of one study with packed ranks, in the metric's unit; without points if nothing was measured."""
     names = {metric.name for metric in quantity.metrics if metric.scaling == study.scaling}
     judged = [
         _in_unit_of(quantity, one)
@@ -199,8 +196,7 @@ def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts
     ]
     confidence = verdicts[0].confidence if verdicts else _CONFIDENCE
     arms = usual_arms(study)
-    is_alone = any(arm.kind == "alone" for arm in arms)
-    one_gpu: OneGpu = next((one.one_gpu for one in judged if one.one_gpu), "alone" if is_alone else "ddp")
+    one_gpu = next((one.one_gpu for one in judged if one.one_gpu), None) or _one_gpu(study, evidence.plan)
     points = []
     for size in sorted({arm.world_size for arm in arms}):
         question = Question(quantity.metric(study.scaling), study.workload, size, one_gpu=one_gpu)
@@ -224,6 +220,19 @@ def usual_arms(study: Study) -> list[Arm]:
     if study.scaling == "weak":
         return arms
     return [arm for arm in arms if arm.world_size * arm.batch_size == study.workload.global_batch_size]
+
+
+def _one_gpu(study: Study, plan: Plan) -> OneGpu:
+    """How a single GPU was trained, if no verdict says so.
+
+    The cost of DDP on one GPU needs both ways; then the workload's other study tells which one others compare with.
+    """
+    ways = {one.id: {arm.kind for arm in usual_arms(one) if arm.world_size == 1} for one in plan.of_launch(1).studies}
+    own = ways[study.id]
+    if len(own) > 1:
+        same = [one for one in plan.of_launch(1).studies if one.workload == study.workload]
+        return "ddp" if any(ways[one.id] == {"ddp"} for one in same) else "alone"
+    return "ddp" if own == {"ddp"} else "alone"
 
 
 def _in_unit_of(quantity: Quantity, verdict: Verdict) -> Verdict:

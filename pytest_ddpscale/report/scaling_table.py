@@ -89,7 +89,7 @@ def _scaling(arguments: argparse.Namespace) -> None:
         facts = scaling_facts(series.sizes, job)
         spots = sweet_spots(facts, arguments.deadline)
         said.append(
-            {"simulated": is_simulated, "study": series.study, "job": asdict(job),
+            {"simulated": is_simulated, "study": series.study, "job": asdict(job), "notes": series.notes,
              "sizes": [asdict(fact) for fact in facts], "sweet_spots": asdict(spots)}
         )  # fmt: skip
         lines += _scaling_lines(series, facts, spots, job)
@@ -129,9 +129,9 @@ def _scaling_lines(
     yield f"{series.study}: {job.images:.4g} images and {job.fixed_s:g} s fixed"
     rows = [("GPUs", *_HEADINGS, "GPU cost", "energy cost"), *map(_cells, facts)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    yield from (f"  {line}" for line in (*_relative_to(series, "GPU"), *series.notes))
+    yield from (f"  {line}" for line in _relative_to(series, "GPU"))
     yield from ("  " + "  ".join(map(str.rjust, row, widths)).rstrip() for row in rows)
-    yield from (f"  {line}" for line in _spot_lines(spots, "GPU"))
+    yield from (f"  {line}" for line in (*series.notes, *_spot_lines(spots, "GPU")))
 
 
 def _cells(fact: ScalingFact) -> tuple[str, ...]:

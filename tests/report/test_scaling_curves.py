@@ -79,7 +79,11 @@ def test_one_gpu_is_the_one_under_ddp_where_none_was_measured_alone(
     blocks = [block(name, 0, 0, 3.0 if name == "alone" else 4.0) for name in one_gpu]
     blocks += [block("ddp@2", 0, rank, 5.0) for rank in (0, 1)]
     assert curve_of(plan, blocks, EFFICIENCY).values == {2: pytest.approx(efficiency)}
-    # Where verdicts compare with the GPU under DDP, other sizes do, too.
+    # Where verdicts or the workload's other study compare with the GPU under DDP, this one does, too.
+    other = replace(STUDIES[2], arms=(Arm("ddp", 1, 256), Arm("ddp", 2, 128)))
+    if efficiency == 0.6:
+        both = replace(plan, studies=(*plan.studies, other))
+        assert curve_of(both, blocks, EFFICIENCY).values == {2: pytest.approx(0.8)}
     judged = replace(PASSED, world_size=8, one_gpu="ddp")
     assert curve_of(plan, blocks, EFFICIENCY, judged).values[2] == pytest.approx(0.8)
 

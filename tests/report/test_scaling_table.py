@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from pytest_ddpscale.evidence.evidence import read_evidence
 from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.session.unjudged import judgement_of
 from tests.builders.judgements import JUDGEMENT, RUN
 from tests.report.page_text import page_text
 
@@ -53,7 +55,7 @@ def test_a_run_of_one_size_is_its_own_sweet_spot(tmp_path: Path, capsys: Printed
     main(["import", "paik", str(alone), "--out", str(tmp_path / "run")])
     assert main(["scaling", str(tmp_path / "run")]) == 0
     assert "sweet spot for efficiency of 90 %: 1 GPU\n" in capsys.readouterr().out
-    assert scaling_tables(read_evidence(RunDirectory.open(tmp_path / "run"))) == []
+    assert scaling_tables(read_evidence(RunDirectory.open(tmp_path / "run")), ()) == []
 
 
 def test_scaling_tells_sweet_spots_of_measured_sizes(two_nodes: str, capsys: Printed) -> None:
@@ -70,6 +72,31 @@ def test_scaling_as_json_has_each_size(imported: str, capsys: Printed) -> None:
     weak = next(one for one in json.loads(capsys.readouterr().out) if one["study"] == "weak/resnet152-fp16")
     assert [size["gpus"] for size in weak["sizes"]] == [1, 2, 4, 8]
     assert weak["sizes"][-1]["efficiency"] == pytest.approx(0.9745, abs=1e-4)
+
+
+def test_sizes_that_were_judged_have_the_numbers_of_their_verdicts(
+    two_nodes: str, tmp_path: Path, capsys: Printed
+) -> None:
+    """Also before they are judged, although one GPU was trained both alone and under DDP."""
+    judged = RunDirectory(tmp_path / "judged")
+    shutil.copytree(two_nodes, judged.path)
+    judgement = judgement_of(judged)
+    judged.write_json(judged.verdicts_json, judgement)
+    main(["scaling", str(judged.path), "--format", "json"])
+    with_verdicts = capsys.readouterr().out
+    sizes = {one["study"]: {size["gpus"]: size for size in one["sizes"]} for one in json.loads(with_verdicts)}
+    told = {
+        "throughput_per_gpu": lambda size: size["img_per_s"] / size["gpus"],
+        "weak_scaling_efficiency": lambda size: size["efficiency"],
+        "strong_scaling_speedup": lambda size: size["speedup"],
+    }
+    found = [one for one in judgement.verdicts if one.metric in told and one.value is not None]
+    assert {one.metric for one in found} == set(told)
+    for one in found:
+        study = f"{'strong' if one.metric.startswith('strong') else 'weak'}/{one.workload}"
+        assert told[one.metric](sizes[study][one.world_size]) == one.value
+    main(["scaling", two_nodes, "--format", "json"])
+    assert json.loads(capsys.readouterr().out) == json.loads(with_verdicts)
 
 
 @pytest.mark.parametrize("number", ["nan", "-1", "inf", "1e308"])
@@ -99,7 +126,7 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 def test_the_report_has_the_table_in_gpu_hours_and_kwh(two_nodes: str, capsys: Printed) -> None:
     evidence = read_evidence(RunDirectory.open(Path(two_nodes)))
-    weak, strong = scaling_tables(evidence)
+    weak, strong = scaling_tables(evidence, ())
     assert (weak.study, strong.study) == ("weak/vit-b-16-fp16", "strong/vit-b-16-fp16")
     main(["scaling", two_nodes, "--gpu-hour-price", "1", "--kwh-price", "1"])
     printed = capsys.readouterr().out.splitlines()
