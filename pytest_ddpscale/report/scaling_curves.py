@@ -26,7 +26,7 @@ from pytest_ddpscale.plan.study import Arm, OneGpu, Plan, Scaling, Study
 from pytest_ddpscale.plan.variant import USUAL
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.util.listing import first_few
-from pytest_ddpscale.verdict.unbounded import WorstValue, worst_value
+from pytest_ddpscale.verdict.unbounded import worst_value
 
 # Intervals are drawn up to this factor from the value, because a wide one would squeeze all curves into one line.
 _WIDEST = 2.0
@@ -200,11 +200,12 @@ def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts
     points = []
     for size in sorted({arm.world_size for arm in arms}):
         question = Question(quantity.metric(study.scaling), study.workload, size, one_gpu=one_gpu)
-        # Of quantities other than throughput, one rank is what several are compared with.
-        if (size == 1 and quantity is not THROUGHPUT) or not _is_measured(question, study, evidence):
+        of_size = [one for one in judged if one.world_size == size]
+        # Other quantities than throughput begin at several ranks, unless somebody asks for one.
+        is_shown = size > 1 or quantity is THROUGHPUT or of_size
+        if not is_shown or not _is_measured(question, study, evidence):
             continue
-        found: Verdict | WorstValue | None = _worst([one for one in judged if one.world_size == size])
-        found = found or worst_value(question, evidence, confidence)
+        found = _worst(of_size) or worst_value(question, evidence, confidence)
         if found is not None and found.value is not None:
             is_failed = isinstance(found, Verdict) and found.outcome == "failed"
             nodes = _nodes(size, evidence.plan.layout)
@@ -271,11 +272,11 @@ def chart_legend(curves: Sequence[ScalingCurve], device: str) -> list[tuple[Lege
     """Legend entries of a chart after those of its curves: what a sign means, then `place_notes`."""
     points = [point for curve in curves for point in curve.points]
     are_provisional = {bound.provisional for curve in curves for bound in curve.bounds}
-    levels = sorted({f"{100 * curve.confidence:g} %" for curve in curves})
+    level = f"{100 * curves[0].confidence:g} %"
     signs: dict[LegendKind, tuple[bool, str]] = {
         "bound": (False in are_provisional, "bound"),
         "provisional": (True in are_provisional, "provisional bound"),
-        "interval": (any(point.drawn_interval for point in points), f"{' and '.join(levels)} confidence interval"),
+        "interval": (any(point.drawn_interval for point in points), f"{level} confidence interval"),
         "missed": (any(point.is_failed for point in points), "misses its bound"),
     }
     lines = [line for note in place_notes(curves, device) for line in wrap(note, _LONGEST_LINE)]
