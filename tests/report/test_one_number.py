@@ -7,6 +7,7 @@ import io
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
@@ -63,7 +64,7 @@ def test_every_view_has_the_number_of_the_verdict(monkeypatch: pytest.MonkeyPatc
     ):
         words = re.findall(r"([\d.]+) (?:%|img/s) on (\d+)", re.findall(r"<desc[^>]*>(.*?)</desc>", svgs[key])[0])
         said = {int(size): float(value) for value, size in words}
-        line = pngs[title].axes[0].lines[0]
+        line: Any = pngs[title].axes[0].lines[0]
         points = dict(zip(map(int, line.get_xdata()), map(float, line.get_ydata()), strict=True))
         for size, value in expected.items():
             assert said[size] == pytest.approx(value * factor, abs=0.051)
@@ -86,7 +87,7 @@ def test_pictures_show_the_interval_that_decides_a_cross_where_it_fails_and_the_
     two, eight = (by_id[case.id] for case in EFFICIENCY.values())
     assert (two.outcome, two.place, eight.outcome) == ("failed", "n2", "failed")
     figure = drawn(judgement, tmp_path, monkeypatch)["Weak scaling: efficiency against one GPU"]
-    axes = figure.axes[0]
+    axes: Any = figure.axes[0]
     (bars,) = axes.collections
     ends = {round(bar[0][0]): (bar[0][1], bar[1][1]) for bar in bars.get_segments()}
     for verdict in (two, eight):
