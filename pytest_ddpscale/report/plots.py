@@ -119,8 +119,9 @@ def _two_by_two(panels: Sequence[_Pixels]) -> _Pixels:
 def _draw(
     scaling: Scaling, quantity: Quantity, curves: Sequence[ScalingCurve], judgement: Judgement, device: str
 ) -> Figure:
-    # Each legend entry takes about a fifth of an inch.
-    figure = Figure(figsize=(_WIDTH, max(4.6, 2.2 + 0.22 * len(curves))), dpi=_DPI)
+    # Each legend entry takes about a fifth of an inch; one is the reference.
+    entries = len(curves) + 1 + len(chart_legend(curves, device))
+    figure = Figure(figsize=(_WIDTH, max(4.6, 0.4 + 0.22 * entries)), dpi=_DPI)
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     keys = _draw_axes(axes, quantity, curves, device)
