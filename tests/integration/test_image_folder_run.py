@@ -151,7 +151,7 @@ def ranks_that_load(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def test_a_killed_loader_worker_is_named_and_nobody_stays(measuring: subprocess.Popen[str]) -> None:
-    """Its rank fails and the other one is ended, whose loader worker must see that."""
+    """Its rank fails and the other one is ended; tests of the loader kill a rank."""
     ranks = ranks_that_load(measuring)
     below = [one for rank in ranks for one in rank.children(recursive=True)]
     workers = [one for one in below if one.name() == "pt_data_worker"]

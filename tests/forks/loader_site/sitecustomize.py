@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from multiprocessing import util
+from typing import Any
 
 _ABOVE = 512  # all descriptors that a rank passes on
 
@@ -27,7 +28,7 @@ def _fork_when_asked() -> None:
             os._exit(1)
     theirs.close()
 
-    def start(path: str, arguments: Sequence[str], descriptors: Sequence[int]) -> int:
+    def start(path: Any, arguments: Sequence[str], descriptors: Sequence[int]) -> int:
         program = arguments[-1]
         if not program.startswith("from multiprocessing.forkserver import main"):
             return new_interpreter(path, arguments, descriptors)
