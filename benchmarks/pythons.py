@@ -6,7 +6,8 @@
 Looks for python3.10 … python3.14 on PATH and among pyenv's versions. For each but the Python that runs this, uv makes
 an environment with what pyproject.toml asks for, without torch and torchvision. There every module outside worker/ is
 imported, worker/ is compiled, and benchmarks/oracle.py judges a stored run and compares verdicts, culprits and rows of
-the history. Exit code 1 if anything fails. Versions that are not found are named; that is no failure.
+the history. Exit code 1 if anything fails. Versions that are not found are named; that is no failure, nor is a package
+index that uv cannot reach (it reads UV_DEFAULT_INDEX, and not pip's settings).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MINORS = range(10, 15)
 STORED_RUN = "recorded-a100-slow-gpu"
 LIMIT_S = 600
+_UNREACHED = "Failed to fetch"  # words of uv, for an index that does not answer
 OF_THIS_PYTHON = ("PYTEST_", "PYTHON", "VIRTUAL_ENV")  # environment variables
 # uv: a requirement that holds nowhere takes the place of the package's own.
 WITHOUT_TORCH = "torch; python_version < '3'\ntorchvision; python_version < '3'\n"
@@ -43,6 +45,11 @@ assert "torch" not in sys.modules
 
 class StepFailed(Exception):
     """A command failed; the message is its output."""
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether uv could not reach the package index."""
+        return _UNREACHED in str(self)
 
 
 def interpreter(version: str) -> Path | None:
@@ -130,7 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 try_without_torch(python, Path(folder))
             except StepFailed as error:
-                failed, said = failed + 1, f"FAILED\n{error}"
+                failed += not error.is_offline
+                said = f"{'not tried, without a package index' if error.is_offline else 'FAILED'}\n{error}"
         print(f"Python {version_of(python)} ({time.monotonic() - began_s:.0f} s): {said}", flush=True)
     print(f"Not found: {', '.join(missing) or 'none'}. Left out: {own}, which runs this.")
     return int(failed > 0)

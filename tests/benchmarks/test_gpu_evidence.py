@@ -17,6 +17,12 @@ from packaging.requirements import Requirement
 
 from pytest_ddpscale.settings import OPTIONS
 from tests.benchmarks.scripts import BENCHMARKS, benchmark
+from tests.since import since
+
+pytestmark = [
+    since("pytest", "8.4", "needs pygments, which the script asks for,"),
+    since("pydantic", "2.11", "needs typing-inspection, which the script asks for,"),
+]
 
 EVIDENCE = BENCHMARKS / "gpu_evidence.sh"
 PARTS = [

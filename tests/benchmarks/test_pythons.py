@@ -35,6 +35,16 @@ def test_only_a_python_that_starts_and_says_that_version_counts(found: Path, tmp
     assert pythons.interpreter("3.10") == on_path
 
 
+def test_without_a_package_index_nothing_is_tried_and_that_is_said(
+    found: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pythons = benchmark("pythons")
+    uv = "error: Request failed after 3 retries\n  cause: Failed to fetch: http://127.0.0.1:9/simple/pytest/"
+    monkeypatch.setattr(pythons, "install", lambda *_: (_ for _ in ()).throw(pythons.StepFailed(uv)))
+    assert pythons.main(["3.10"]) == 0
+    assert "Python 3.10.13 (0 s): not tried, without a package index\nerror: Request" in capsys.readouterr().out
+
+
 def test_each_step_that_fails_is_shown_and_fails_it(
     found: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

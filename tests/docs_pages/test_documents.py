@@ -23,6 +23,7 @@ from tests.docs_pages.commands import (
     commands_of,
 )
 from tests.docs_pages.parsing import Parsers
+from tests.since import since
 
 READ = ("README.md", "CONTRIBUTING.md", "docs", "slurm", "acceptance", "pytest_ddpscale", "benchmarks")
 FLAG = re.compile(r"--(?:ddp-[a-z]+(?:-[a-z]+)*|gpu-sku|thresholds)(?![a-z-])")
@@ -107,6 +108,7 @@ def test_a_page_written_from_declarations_is_up_to_date(name: str, text: str) ->
     assert (DOCS / name).read_text(encoding="utf-8") == text, "write it: python -m docs_pages.declared"
 
 
+@since("pydantic", "2.9", "the schema names the model of a described key")
 def test_each_key_of_the_thresholds_says_what_it_is() -> None:
     rows = [line for line in keys_page().splitlines() if line.startswith("| `")]
     assert len(rows) > 80

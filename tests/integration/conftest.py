@@ -26,6 +26,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Scripts folder of a virtual environment with the wheel, which borrows only its dependencies from here."""
+    pytest.importorskip("pip", reason="pip installs the wheel, and `uv venv` without --seed has none")
     environment = tmp_path_factory.mktemp("environment")
     venv.create(environment, with_pip=False, symlinks=True)
     python = environment / "bin" / "python"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders.tiny_site import tiny_thresholds
-from tests.integration.sites import CHECKOUT, QUICK, session, verdicts_of
+from tests.integration.sites import CHECKOUT, QUICK, verdicts_of
 from tests.slurm_lab.fixtures import skip_or_fail
 
 # A machine of its own with loopback and one more interface; a session is all that talks in it.
@@ -111,10 +111,13 @@ def test_the_run_directory_tells_the_whole_story(accepted: Session) -> None:
     assert len(json.loads((run / "pytest-report.json").read_text())["tests"]) == 7
 
 
-def test_judging_the_run_again_gives_the_same_verdicts_without_measuring(accepted: Session, tmp_path: Path) -> None:
+def test_judging_the_run_again_gives_the_same_verdicts_without_measuring(
+    accepted: Session, installed: Path, tmp_path: Path
+) -> None:
     site = shutil.copytree(accepted.site, tmp_path / "site")
     first = verdicts_of(site)
-    again = session(site, "--ddp-judge=run", "-p", "no:cacheprovider")
+    command = [str(installed / "python"), "-m", "pytest", "--ddp-judge=run", "-p", "no:cacheprovider"]
+    again = subprocess.run(command, cwd=site, capture_output=True, text=True, timeout=300, check=False)
     assert again.returncode == 0, again.stdout
     assert [path.name for path in (site / "run" / "logs").glob("gang-*.log")] == ["gang-0.log"]
     second = json.loads((site / "run" / "judged-1" / "verdicts.json").read_text())

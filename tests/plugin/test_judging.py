@@ -31,6 +31,7 @@ from tests.plugin.site import (
     thresholds_with,
 )
 from tests.rows import rows
+from tests.since import since
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "paik_a100_80gb"
 NOT_IN_THE_FILES = {
@@ -346,6 +347,7 @@ def test_a_module_that_cannot_be_imported_accepts_nothing(site: Site) -> None:
         ("pytest.exit.Exception('enough', 2)", "collectstart(collector)"),
     ],
 )
+@since("pytest", "8.2.1", "an interrupted collection ends the session")
 def test_ctrl_c_during_collection_is_exit_2_and_leaves_no_run(site: Site, what: str, hook: str) -> None:
     interrupting = (
         f"import pytest\n\ndef pytest_{hook}:\n    if isinstance(collector, pytest.Module):\n        raise {what}"

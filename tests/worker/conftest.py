@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,13 +15,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 def one_thread() -> None:
     """As ranks have: threads of several test processes on few cores wait for each other."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture
-def cpp_compiler() -> None:
-    """What torch.compile needs on a CPU."""
-    if shutil.which("g++") is None:
-        pytest.skip("needs a C++ compiler: apt-get install g++")
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from pytest_ddpscale.worker.rank_context import arm_order
 from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.training import Trainer
 from tests.builders.trained import TIMEOUT, TINY, study
-from tests.worker.two_kernels import TwoKernels
+from tests.worker.two_kernels import TwoKernels, needs_compiler
 
 from .ranks import on_two_ranks
 
@@ -263,7 +263,8 @@ def test_a_compiled_arm_keeps_its_trainer_so_that_it_compiles_once(
     arms.close()
 
 
-def test_torch_compile_trains_after_ddp(cpp_compiler: None, gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_compiler
+def test_torch_compile_trains_after_ddp(gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         arms_module, "build_trained_model", lambda workload, device: TwoKernels(3 * 8 * 8, workload.num_classes)
     )

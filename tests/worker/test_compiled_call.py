@@ -10,9 +10,9 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from pytest_ddpscale.worker.compiled_call import compiled, forget_compiled
-from tests.worker.two_kernels import TwoKernels
+from tests.worker.two_kernels import TwoKernels, needs_compiler
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, needs_compiler]
 BATCHES = range(2, 12)
 
 

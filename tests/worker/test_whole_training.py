@@ -26,7 +26,7 @@ from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.whole_training import WholeTraining, padded
 from tests.worker.kept_records import KeptRecords, context_on_cpu
 from tests.worker.ranks import on_ranks
-from tests.worker.two_kernels import TwoKernels
+from tests.worker.two_kernels import TwoKernels, needs_compiler
 
 GLOBAL = 16
 SAMPLES = SampleSet("made", "made-100", 100, 21, 10)
@@ -135,8 +135,9 @@ def test_what_fills_up_a_batch_is_never_classified_rightly() -> None:
     assert padded((images, labels), 5)[0] is images
 
 
+@needs_compiler
 def test_compiling_has_a_span_of_its_own_in_the_first_epoch_only(
-    cpp_compiler: None, one_rank: None, monkeypatch: pytest.MonkeyPatch
+    one_rank: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(whole_training, "_model_of", lambda run, device: TwoKernels(3 * 32 * 32, 10))
     forget_compiled()

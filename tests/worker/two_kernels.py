@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+from importlib.util import find_spec
+
+import pytest
 import torch
 from torch import nn
+
+# torch 2.6 needs setuptools, too, and installs it from Python 3.12 on.
+_MISSING = "setuptools" if find_spec("setuptools") is None else "g++" if shutil.which("g++") is None else ""
+needs_compiler = pytest.mark.skipif(bool(_MISSING), reason=f"torch.compile on a CPU needs {_MISSING}")
 
 
 class TwoKernels(nn.Module):
