@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from pytest_ddpscale.blame.culprits import RankComparison, with_culprits
 from pytest_ddpscale.blame.replicas import with_agreement
@@ -19,7 +18,7 @@ from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.results.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
-from pytest_ddpscale.verdict.answering_rounds import RowsByNode, node_of, rounds_of, rows_by_node, values_of_nodes
+from pytest_ddpscale.verdict.answering_rounds import ALL_RANKS, node_of, rounds_of, values_of
 from pytest_ddpscale.verdict.answering_study import matching_study, why_no_study
 from pytest_ddpscale.verdict.bounds import against_bound, blank_verdict
 from pytest_ddpscale.verdict.caveats import (
@@ -39,8 +38,6 @@ from pytest_ddpscale.verdict.estimating import Clear, Estimates
 from pytest_ddpscale.verdict.failed_nodes import JudgedNode, why_nodes_missing, with_failed_nodes
 from pytest_ddpscale.verdict.launches import LaunchEstimates, combined_launches
 from pytest_ddpscale.verdict.probing import judge_probe
-
-_EVERYBODY = "all ranks"  # the only place of a requirement on all ranks together
 
 
 def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
@@ -74,7 +71,7 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
 def _judge_launches(launches: Sequence[_Asked], confidence: float) -> Verdict:
     """Judge each launch with the value and interval of all; ranks with wrong results count in each launch alone."""
     if not launches[0].case.requirement.definition.compares_results:
-        of_launches = tuple({} if _why_not(one) else _samples(one) for one in launches)
+        of_launches = tuple({} if _why_not(one) else one.samples for one in launches)
         launches = [replace(one, of_launches=of_launches) for one in launches]
     return combined_launches([_judge_launch(one, confidence) for one in launches])
 
@@ -123,16 +120,18 @@ class _Asked:
         """How the values err."""
         return self.case.requirement.definition.scale
 
-    def estimates(self, samples: Mapping[str, PerRound]) -> Estimates[str]:
+    @cached_property
+    def samples(self) -> Mapping[str, PerRound]:
+        """Values of the rounds of this launch, by place."""
+        case = self.case
+        return values_of(case.question, self.study, self.evidence, case.reference_img_per_s, case.peak_tflops)
+
+    @cached_property
+    def estimates(self) -> Estimates[str]:
         """Value and interval of each place, from the rounds of this launch or from all launches together."""
         if self.of_launches:
-            return LaunchEstimates(samples, self.of_launches, self.scale)
-        return Estimates(samples, self.scale, self.study.rounds)
-
-    @property
-    def sku(self) -> dict[str, Any]:
-        """Numbers from the thresholds file that a metric may need."""
-        return {"reference": self.case.reference_img_per_s, "peak": self.case.peak_tflops}
+            return LaunchEstimates(self.samples, self.of_launches, self.scale)
+        return Estimates(self.samples, self.scale, self.study.rounds)
 
     @cached_property
     def rounds_due(self) -> int:
@@ -152,23 +151,12 @@ def _why_not(asked: _Asked) -> Verdict | None:
     return None
 
 
-def _samples(asked: _Asked) -> Mapping[str, PerRound]:
-    """Values of the rounds of one launch, by place."""
-    question, study, evidence = asked.case.question, asked.study, asked.evidence
-    if evidence.plan.layout.judged_by_node(question.arms):
-        return values_of_nodes(question.metric, rows_by_node(question, study, evidence), **asked.sku)
-    rounds = replace(rounds_of(question, study, evidence), **asked.sku)
-    return {_EVERYBODY: question.metric.samples_of(rounds)}
-
-
 def _judge_study(asked: _Asked, confidence: float) -> Verdict:
     case, study, evidence = asked.case, asked.study, asked.evidence
     if evidence.plan.layout.judged_by_node(case.question.arms):
         return _judge_by_node(asked, confidence)
     rounds = rounds_of(case.question, study, evidence)
-    samples = case.question.metric.samples_of(replace(rounds, **asked.sku))
-    estimates = asked.estimates({_EVERYBODY: samples})
-    verdict = _judge_rounds(asked, rounds, estimates, _EVERYBODY, confidence)
+    verdict = _judge_rounds(asked, rounds, ALL_RANKS, confidence)
     if verdict.outcome == "not_measured":
         return verdict
     verdict = with_agreement(verdict, study, evidence)
@@ -189,15 +177,14 @@ def _judge_node(blank: Verdict, case: NodeCase, evidence: Evidence, confidence: 
 
 def _judge_by_node(asked: _Asked, confidence: float) -> Verdict:
     case, study, evidence = asked.case, asked.study, asked.evidence
-    rows, peers = rows_by_node(case.question, study, evidence), RankComparison(study, evidence)
-    estimates = asked.estimates(values_of_nodes(case.question.metric, rows, **asked.sku))
-    clear = _clear_nodes(asked, rows, estimates, peers, confidence)
+    peers = RankComparison(study, evidence)
+    clear = _clear_nodes(asked, peers, confidence)
 
     def rounds_of_node(host: str) -> MeasuredArms:
         return node_of(case.question, study, evidence, host)
 
     def judge_node(node: JudgedNode, confidence: float) -> Verdict:
-        verdict = _judge_rounds(asked, rounds_of_node(node.name), estimates, node.name, confidence)
+        verdict = _judge_rounds(asked, rounds_of_node(node.name), node.name, confidence)
         return with_slow_node(verdict, node.name, peers)
 
     planned, hosts = evidence.plan.nodes, hosts_of(evidence.columns, study.id)
@@ -211,28 +198,25 @@ def _judge_by_node(asked: _Asked, confidence: float) -> Verdict:
     return with_failed_nodes(with_culprits(verdict, case, peers, alike), nodes, planned)
 
 
-def _clear_nodes(
-    asked: _Asked, rows: Sequence[RowsByNode], estimates: Estimates[str], peers: RankComparison, confidence: float
-) -> dict[str, Clear]:
+def _clear_nodes(asked: _Asked, peers: RankComparison, confidence: float) -> dict[str, Clear]:
     """Nodes that pass without any caveat, as `_judge_rounds` would find."""
     requirement, plan = asked.case.requirement, asked.evidence.plan
     credible = credible_values(requirement.definition.name, asked.case.world_size, plan)
-    clear = estimates.clear_passes(requirement, credible, asked.rounds_due, confidence)
-    suspects = {straggler.host for straggler in peers.stragglers} if clear else set()
+    clear = asked.estimates.clear_passes(requirement, credible, asked.rounds_due, confidence)
+    if not clear:
+        return {}
+    suspects = {straggler.host for straggler in peers.stragglers}
+    suspects |= suspect_nodes(asked.case, asked.study, asked.evidence)
     notes: tuple[str, ...] = ()
-    for one in rows if clear else ():
-        suspects |= suspect_nodes(one.hosts, one.arms.measured, asked.case, plan)
     if asked.case.question.metric.reads_utilization:
         suspects |= asked.evidence.telemetry.hosts
         notes = notes_without_telemetry(plan)
     return {host: one._replace(notes=notes) for host, one in clear.items() if host not in suspects}
 
 
-def _judge_rounds(
-    asked: _Asked, rounds: MeasuredArms, estimates: Estimates[str], place: str, confidence: float
-) -> Verdict:
+def _judge_rounds(asked: _Asked, rounds: MeasuredArms, place: str, confidence: float) -> Verdict:
     """The verdict from the numbers of a place, with caveats."""
-    case, evidence, samples = asked.case, asked.evidence, estimates.samples.get(place)
+    case, evidence, estimates, samples = asked.case, asked.evidence, asked.estimates, asked.samples.get(place)
     if not samples:
         return replace(asked.blank, reason=_why_no_samples(case.question, asked.study, rounds))
     verdict = against_bound(asked.blank, case.requirement, samples.values, lambda: estimates.at(place, confidence))

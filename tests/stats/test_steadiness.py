@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from pytest_ddpscale.stats.sequential import FloatArray
 from pytest_ddpscale.stats.steadiness import find_drifts
 from tests.rows import rows
 
@@ -20,7 +21,7 @@ def noisy(seed: int, rounds: int, correlation: float = 0.0) -> list[float]:
     return values
 
 
-def drifts(*series: Sequence[float], negligible: float = 0.0) -> list[bool]:
+def drifts(*series: Sequence[float] | FloatArray, negligible: float = 0.0) -> list[bool]:
     found: list[bool] = find_drifts(np.array(series), negligible).are_seen.tolist()
     return found
 
@@ -36,7 +37,7 @@ def test_a_ramp_far_beyond_the_noise_is_found() -> None:
 
 def test_its_size_and_where_it_would_go_on_to() -> None:
     drift = find_drifts(np.arange(9.0)[np.newaxis])
-    assert (drift.changes, drift.lasts, drift.gone_on) == (pytest.approx(6.0), pytest.approx(7.0), pytest.approx(13.0))
+    assert [float(one[0]) for one in (drift.changes, drift.lasts, drift.gone_on)] == pytest.approx([6.0, 7.0, 13.0])
 
 
 def test_four_rounds_have_no_thirds_to_compare() -> None:
