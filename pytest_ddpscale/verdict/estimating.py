@@ -209,11 +209,15 @@ class Estimates(Generic[P]):
         samples: by place.
         scale: how they err.
         limit: largest number of rounds; 0 if no more will come.
+
+    Attributes:
+        samples: the argument.
+        scale: the argument.
     """
 
     def __init__(self, samples: Mapping[P, PerRound], scale: Scale, limit: int = 0) -> None:
         self.samples, self._limit = samples, limit
-        self._scale: Scale = scale
+        self.scale: Scale = scale
         self._found: dict[float, list[_Rows]] = {}
 
     def at(self, place: P, confidence: float) -> Found:
@@ -221,7 +225,7 @@ class Estimates(Generic[P]):
         for rows in self._rows(confidence):
             if place in rows.row:
                 return rows.estimated.found(rows.row[place])
-        return estimate_of(list(self.samples[place]), self._scale, confidence, self._limit)
+        return estimate_of(list(self.samples[place]), self.scale, confidence, self._limit)
 
     def clear_passes(
         self, requirement: Requirement, credible: tuple[float, float], fewest_rounds: int, confidence: float
@@ -265,8 +269,8 @@ class Estimates(Generic[P]):
         """Estimates of places without impossible values."""
         values = alike.values
         usual: BoolArray = np.asarray(np.isfinite(values).all(axis=1))
-        if self._scale == "factors":
+        if self.scale == "factors":
             usual &= (values > 0).all(axis=1)
         places = [place for place, is_usual in zip(alike.places, usual.tolist(), strict=True) if is_usual]
         values, row = values[usual], {place: number for number, place in enumerate(places)}
-        return _Rows(places, row, values.min(axis=1), estimate(values, self._scale, confidence, self._limit))
+        return _Rows(places, row, values.min(axis=1), estimate(values, self.scale, confidence, self._limit))

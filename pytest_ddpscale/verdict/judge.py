@@ -34,9 +34,9 @@ from pytest_ddpscale.verdict.caveats import (
 from pytest_ddpscale.verdict.checking import judge_check
 from pytest_ddpscale.verdict.device_notes import notes_without_telemetry, with_stalled_devices
 from pytest_ddpscale.verdict.each import combined, judge_each
-from pytest_ddpscale.verdict.estimating import Clear, Estimates
+from pytest_ddpscale.verdict.estimating import Clear, Estimates, Found
 from pytest_ddpscale.verdict.failed_nodes import JudgedNode, why_nodes_missing, with_failed_nodes
-from pytest_ddpscale.verdict.launches import LaunchEstimates, combined_launches
+from pytest_ddpscale.verdict.launches import at_place, combined_launches
 from pytest_ddpscale.verdict.probing import judge_probe
 
 
@@ -71,7 +71,7 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
 def _judge_launches(launches: Sequence[_Asked], confidence: float) -> Verdict:
     """Judge each launch with the value and interval of all; ranks with wrong results count in each launch alone."""
     if not launches[0].case.requirement.definition.compares_results:
-        of_launches = tuple({} if _why_not(one) else one.samples for one in launches)
+        of_launches = tuple(Estimates({} if _why_not(one) else one.samples, one.scale) for one in launches)
         launches = [replace(one, of_launches=of_launches) for one in launches]
     return combined_launches([_judge_launch(one, confidence) for one in launches])
 
@@ -106,14 +106,14 @@ class _Asked:
         case: the requirement.
         study: the planned study.
         evidence: measurements of one launch.
-        of_launches: values by place of all launches; empty if each is judged by its own values.
+        of_launches: estimates of all launches by place; empty if each launch is judged by its own values.
     """
 
     blank: Verdict
     case: Case
     study: Study
     evidence: Evidence
-    of_launches: tuple[Mapping[str, PerRound], ...] = ()
+    of_launches: tuple[Estimates[str], ...] = ()
 
     @property
     def scale(self) -> Scale:
@@ -128,10 +128,14 @@ class _Asked:
 
     @cached_property
     def estimates(self) -> Estimates[str]:
-        """Value and interval of each place, from the rounds of this launch or from all launches together."""
+        """Value and interval of each place from the rounds of this launch; several launches have a fixed length."""
+        return Estimates(self.samples, self.scale, 0 if self.of_launches else self.study.rounds)
+
+    def found(self, place: str, confidence: float) -> Found:
+        """Value and interval of a place that are judged: of this launch or of all together."""
         if self.of_launches:
-            return LaunchEstimates(self.samples, self.of_launches, self.scale)
-        return Estimates(self.samples, self.scale, self.study.rounds)
+            return at_place(self.of_launches, place, confidence)
+        return self.estimates.at(place, confidence)
 
     @cached_property
     def rounds_due(self) -> int:
@@ -199,7 +203,9 @@ def _judge_by_node(asked: _Asked, confidence: float) -> Verdict:
 
 
 def _clear_nodes(asked: _Asked, peers: RankComparison, confidence: float) -> dict[str, Clear]:
-    """Nodes that pass without any caveat, as `_judge_rounds` would find."""
+    """Nodes that pass without any caveat, as `_judge_rounds` would find; none of several launches."""
+    if asked.of_launches:
+        return {}
     requirement, plan = asked.case.requirement, asked.evidence.plan
     credible = credible_values(requirement.definition.name, asked.case.world_size, plan)
     clear = asked.estimates.clear_passes(requirement, credible, asked.rounds_due, confidence)
@@ -216,14 +222,14 @@ def _clear_nodes(asked: _Asked, peers: RankComparison, confidence: float) -> dic
 
 def _judge_rounds(asked: _Asked, rounds: MeasuredArms, place: str, confidence: float) -> Verdict:
     """The verdict from the numbers of a place, with caveats."""
-    case, evidence, estimates, samples = asked.case, asked.evidence, asked.estimates, asked.samples.get(place)
+    case, evidence, samples = asked.case, asked.evidence, asked.samples.get(place)
     if not samples:
         return replace(asked.blank, reason=_why_no_samples(case.question, asked.study, rounds))
-    verdict = against_bound(asked.blank, case.requirement, samples.values, lambda: estimates.at(place, confidence))
+    verdict = against_bound(asked.blank, case.requirement, samples.values, lambda: asked.found(place, confidence))
     verdict = with_missing_rounds(verdict, asked.rounds_due)
     verdict = with_plausibility(verdict, evidence.plan)
-    if isinstance(estimates, LaunchEstimates) and verdict.outcome in ("passed", "failed"):
-        here = estimates.of_this_launch(place, confidence).value
+    if asked.of_launches and verdict.outcome in ("passed", "failed"):
+        here = asked.estimates.at(place, confidence).value
         verdict = replace(with_plausibility(replace(verdict, value=here), evidence.plan), value=verdict.value)
     verdict = with_host_bound(verdict, case, evidence.plan, rounds.measured)
     if case.question.metric.reads_utilization:

@@ -21,7 +21,7 @@ from pytest_ddpscale.verdict.answering_rounds import samples_of
 from pytest_ddpscale.verdict.deciding import Decider
 from pytest_ddpscale.verdict.estimating import Estimates, Found, estimate_of
 from pytest_ddpscale.verdict.judge import judge
-from pytest_ddpscale.verdict.launches import LaunchEstimates, over_launches
+from pytest_ddpscale.verdict.launches import at_place, over_launches
 from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case, measure
 from tests.builders.measurements import Measurement
 from tests.rows import rows
@@ -103,10 +103,9 @@ class TestTheInterval:
         logs = logs + round_sd * chance.standard_normal((launches, runs, FEWEST_ROUNDS))
         names, numbers = [str(run) for run in range(runs)], np.arange(FEWEST_ROUNDS)
         of_launches = [PerPlace(names, numbers, np.exp(of_one)) for of_one in logs]
-        together = LaunchEstimates(of_launches[0], of_launches, "factors")
-        alone = Estimates(of_launches[0], "factors")
-        hits = sum(holds(together.at(name, CONFIDENCE), 1.0) for name in names)
-        hits_alone = sum(holds(alone.at(name, CONFIDENCE), 1.0) for name in names)
+        launches_alone = [Estimates(of_one, "factors") for of_one in of_launches]
+        hits = sum(holds(at_place(launches_alone, name, CONFIDENCE), 1.0) for name in names)
+        hits_alone = sum(holds(launches_alone[0].at(name, CONFIDENCE), 1.0) for name in names)
         assert hits >= 0.93 * runs
         assert hits_alone < 0.8 * runs
 
