@@ -16,6 +16,7 @@ from pytest_ddpscale.util.orphans import die_with_parent
 VARIABLE = "TESTS_FORKS"
 ROOT = Path(__file__).parents[2]
 SITE = Path(__file__).with_name("site")  # on PYTHONPATH it registers the launcher
+LOADER_SITE = Path(__file__).with_name("loader_site")  # on PYTHONPATH it has loader workers forked as well
 # What is of the machine and not of the test that happens to be the first.
 _GIVEN = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR", "LANG", "LC_ALL")
 _CLIENT = Path(__file__).with_name("client.py")
