@@ -131,13 +131,10 @@ def _value_at(
 
     The reach is scaled by one over the root of the rounds, because intervals narrow at least that fast.
     """
-    definition, values = case.requirement.definition, estimates.samples[place].values
-    by_factors = definition.scale == "factors"
-    if not np.isfinite(values).all() or (by_factors and not (values > 0).all()):
-        return None
-    found = estimates.at(place, CONFIDENCE).estimate
+    definition, found = case.requirement.definition, estimates.at(place, CONFIDENCE).estimate
     if found is None:
         return None
     end = found.interval[1 if definition.upper_bound else 0]
-    reach = abs(math.log(end / found.value)) if by_factors else abs(end - found.value)
-    return NodeValue(found.value, reach * math.sqrt(min(1.0, len(values) / max(1, most_rounds))), name)
+    reach = abs(math.log(end / found.value)) if definition.scale == "factors" else abs(end - found.value)
+    share = len(estimates.samples[place]) / max(1, most_rounds)
+    return NodeValue(found.value, reach * math.sqrt(min(1.0, share)), name)

@@ -132,8 +132,7 @@ def estimate(values: FloatArray, scale: Scale, confidence: float, limit: int = 0
     """Values and intervals of many series.
 
     Args:
-        values: in the order of the rounds, at least `FEWEST_ROUNDS` of them, (series, rounds), all finite; for
-            ``factors`` positive.
+        values: in the order of the rounds, at least `FEWEST_ROUNDS` of them, (series, rounds).
         scale: how they err.
         confidence: of the interval, valid for all rounds together, 0 … 1.
         limit: largest number of rounds; 0 if no more will come.
@@ -142,8 +141,8 @@ def estimate(values: FloatArray, scale: Scale, confidence: float, limit: int = 0
         ValueError: a value is impossible.
     """
     by_factors = scale == "factors"
-    if by_factors and not (values > 0).all():
-        raise ValueError("a value is not positive; expected positive values")
+    if not _are_possible(values, scale).all():
+        raise ValueError(f"a value is not finite, or not positive; it is impossible for {scale}")
     series = np.log(values) if by_factors else values
     processes = EProcesses(series)
     low, high = processes.intervals(confidence).T
@@ -155,6 +154,11 @@ def estimate(values: FloatArray, scale: Scale, confidence: float, limit: int = 0
     back = np.exp if by_factors else np.asarray
     outlook = Outlook(series, scale, limit, confidence)
     return Estimated(back(processes.centres), back(low), back(high), drifts, correlations, exceed, outlook)
+
+
+def _are_possible(values: FloatArray, scale: Scale) -> BoolArray:
+    """Whether the values of each series are finite and, if they err by factors, positive."""
+    return np.asarray((np.isfinite(values) & ((values > 0) | (scale != "factors"))).all(axis=1))
 
 
 def estimate_of(samples: Sequence[Sample], scale: Scale, confidence: float, limit: int = 0) -> Found:
@@ -221,10 +225,13 @@ class Estimates(Generic[P]):
         self._found: dict[float, list[_Rows]] = {}
 
     def at(self, place: P, confidence: float) -> Found:
-        """Value and interval of a place whose values are possible."""
+        """Value and interval of a place; NaN without an interval if it has an impossible value."""
         for rows in self._rows(confidence):
             if place in rows.row:
                 return rows.estimated.found(rows.row[place])
+        values = self.samples[place].values
+        if not _are_possible(values[np.newaxis], self.scale).all():
+            return Found(math.nan, None, too_few=f"an impossible value was measured: {values.tolist()}")
         return estimate_of(list(self.samples[place]), self.scale, confidence, self._limit)
 
     def clear_passes(
@@ -267,10 +274,7 @@ class Estimates(Generic[P]):
 
     def _estimated(self, alike: Alike[P], confidence: float) -> _Rows:
         """Estimates of places without impossible values."""
-        values = alike.values
-        usual: BoolArray = np.asarray(np.isfinite(values).all(axis=1))
-        if self.scale == "factors":
-            usual &= (values > 0).all(axis=1)
+        usual = _are_possible(alike.values, self.scale)
         places = [place for place, is_usual in zip(alike.places, usual.tolist(), strict=True) if is_usual]
-        values, row = values[usual], {place: number for number, place in enumerate(places)}
+        values, row = alike.values[usual], {place: number for number, place in enumerate(places)}
         return _Rows(places, row, values.min(axis=1), estimate(values, self.scale, confidence, self._limit))

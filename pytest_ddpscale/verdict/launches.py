@@ -39,12 +39,8 @@ def at_place(launches: Sequence[Estimates[P]], place: P, confidence: float) -> F
 
 
 def _of_launch(launch: Estimates[P], place: P, confidence: float) -> Found:
-    samples = launch.samples.get(place)
-    if not samples:
+    if not launch.samples.get(place):
         return Found(math.nan, None, too_few="no complete round")
-    values = samples.values.tolist()
-    if not all(math.isfinite(value) and (launch.scale != "factors" or value > 0) for value in values):
-        return Found(math.nan, None, too_few=f"an impossible value was measured: {values}")
     return launch.at(place, confidence)
 
 
