@@ -75,12 +75,11 @@ class EProcesses:
         of_each = [_whitened(residuals, correlation) for correlation in CORRELATIONS]
         # m is right: (correlations, series).
         self._this_mean = _Parabolas(*map(np.stack, zip(*of_each, strict=True)))
-        squares, products, weights = of_each[CORRELATIONS.index(0.0)]
-        prior = EFFECT_SCALE**2 / (1 + EFFECT_SCALE**2 * weights)
-        of_mean = 1 - prior * weights
         # The values have another mean: (series,).
-        self._other_mean = _Parabolas(squares - prior * products**2, of_mean * products, of_mean * weights)
-        self._penalty = 0.5 * math.log1p(EFFECT_SCALE**2 * self._n)
+        spread = 1 + EFFECT_SCALE**2 * self._n
+        squares = (residuals**2).sum(axis=1)
+        self._other_mean = _Parabolas(squares, np.zeros_like(squares), np.array([self._n / spread]))
+        self._penalty = 0.5 * math.log(spread)
 
     def log_evidence(self, means: FloatArray) -> FloatArray:
         """Natural logarithm of the e-value of each series against its own mean; -inf if all values equal it.
