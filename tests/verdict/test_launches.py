@@ -85,6 +85,17 @@ class TestTheInterval:
         assert judged(case).outcome == "inconclusive"
         assert judge(case, evidence_of_plan(plan_of(case, 1), measured(plan_of(case, 1))), CONFIDENCE).passed
 
+    def test_of_a_node_that_passes_in_each_launch_may_still_hold_the_bound(self) -> None:
+        case = make_case("throughput_per_gpu", 90.0, 2)
+        plan, found = plan_of(case, nodes=2), list[Measurement]()
+        for launch, ratio in enumerate((1.0, 1.03, 1.08), start=1):
+            found += measure_nodes(plan.of_launch(launch), slow_node(1, ratio))
+            alone = plan_of(case, 1, nodes=2)
+            assert judge(case, nodes_evidence(alone, measure_nodes(alone, slow_node(1, ratio))), CONFIDENCE).passed
+        verdict = judge(case, nodes_evidence(plan, found), CONFIDENCE)
+        assert verdict.outcome == "inconclusive"
+        assert verdict.reason == "launch 1 of 3: n1, one of 2 nodes: the bound lies inside the interval"
+
     def test_of_a_launch_that_was_not_steady_reaches_where_it_went(self) -> None:
         """Else three launches that all fall alike would agree on a value that none of them stays at."""
         fallen = estimate_of([Sample(100.0 - 2 * number) for number in range(9)], "factors", CONFIDENCE)
