@@ -32,7 +32,6 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 from reporting import Share, argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.simulate.round_noise import FloatArray, RoundNoise, Tail
 from pytest_ddpscale.stats.correlation import are_beyond_the_method, lag_one_correlations
@@ -40,7 +39,7 @@ from pytest_ddpscale.stats.intervals import t_quantile
 from pytest_ddpscale.stats.outlook import are_final
 from pytest_ddpscale.stats.sequential import EProcesses
 from pytest_ddpscale.stats.steadiness import find_drifts, fit_lines
-from pytest_ddpscale.verdict.estimating import NEGLIGIBLE_DRIFT, estimate_of
+from pytest_ddpscale.verdict.estimating import NEGLIGIBLE_DRIFT, estimate
 from pytest_ddpscale.verdict.finality import why_correlated
 
 CONFIDENCE = 0.95
@@ -102,10 +101,9 @@ def verdicts(logs: FloatArray, limit: int) -> FloatArray:
     for side in (-1, 1):
         rows = np.flatnonzero(decided == side)
         decided[rows[~are_final(logs[rows], limit, 0.0, side, CONFIDENCE, 1.0)]] = 0
-    for row in np.flatnonzero(exceed & (decided != 0)):
-        found = estimate_of([Sample(math.exp(value)) for value in logs[row]], "factors", CONFIDENCE, limit)
-        if why_correlated(found, 1.0):
-            decided[row] = 0
+    rows = np.flatnonzero(exceed & (decided != 0))
+    found = estimate(np.exp(logs[rows]), "factors", CONFIDENCE, limit)
+    decided[[row for number, row in enumerate(rows) if why_correlated(found.found(number), 1.0)]] = 0
     return decided
 
 
@@ -114,10 +112,8 @@ def interval_alone(logs: FloatArray, _: int) -> FloatArray:
     processes, bound = EProcesses(logs), np.zeros(len(logs))
     is_out = processes.log_evidence(bound) >= -math.log(1 - CONFIDENCE)
     decided = np.where(is_out, np.where(processes.centres >= 0, 1.0, -1.0), 0.0)
-    for row, drift in enumerate(find_drifts(logs, np.full(len(logs), NEGLIGIBLE_DRIFT))):
-        if drift is not None and drift.gone_on * decided[row] < 0:
-            decided[row] = 0
-    return decided
+    drifts = find_drifts(logs, NEGLIGIBLE_DRIFT)
+    return np.where(drifts.are_seen & (drifts.gone_on * decided < 0), 0.0, decided)
 
 
 def naive(logs: FloatArray, _: int) -> FloatArray:
@@ -176,11 +172,11 @@ def endings(scenario: Scenario, rule: Rule, logs: FloatArray, limit: int, *, wit
 
 
 def _coverage(truth: float, logs: FloatArray, rounds: FloatArray) -> float:
-    held = 0
-    for values, count in zip(logs, rounds.astype(int).tolist(), strict=True):
-        estimate = estimate_of([Sample(math.exp(value)) for value in values[:count]], "factors", CONFIDENCE).estimate
-        held += estimate is None or estimate.interval[0] <= math.exp(truth) <= estimate.interval[1]
-    return held / len(logs)
+    missed = 0
+    for count in np.unique(rounds).astype(int).tolist():
+        found = estimate(np.exp(logs[rounds == count, :count]), "factors", CONFIDENCE)
+        missed += int(((found.low > math.exp(truth)) | (found.high < math.exp(truth))).sum())
+    return 1 - missed / len(logs)
 
 
 def on_the_bound() -> list[Scenario]:

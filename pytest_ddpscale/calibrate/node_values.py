@@ -14,7 +14,7 @@ from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.metrics.probes import places
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
-from pytest_ddpscale.verdict.answering_rounds import rows_by_node, values_of_nodes
+from pytest_ddpscale.verdict.answering_rounds import values_of_nodes
 from pytest_ddpscale.verdict.answering_study import matching_study, why_no_study
 from pytest_ddpscale.verdict.caveats import credible_values, suspect_nodes
 from pytest_ddpscale.verdict.estimating import Estimates
@@ -79,12 +79,8 @@ def _of_training(case: Case, evidence: Evidence) -> dict[str, NodeValue]:
     is_missing = study is None or study.id in evidence.errors or study.id in evidence.interrupted
     if study is None or is_missing or not _is_of_a_node(case, layout):
         return {}
-    rows = rows_by_node(case.question, study, evidence)
-    numbers = {"reference": case.reference_img_per_s, "peak": case.peak_tflops}
-    samples = values_of_nodes(case.question.metric, rows, **numbers)
-    suspects: set[str] = set()
-    for row in rows:
-        suspects |= suspect_nodes(row.hosts, row.arms.measured, case, evidence.plan)
+    samples = values_of_nodes(case.question, study, evidence, case.reference_img_per_s, case.peak_tflops)
+    suspects = suspect_nodes(case, study, evidence)
     credible = credible_values(case.requirement.metric, case.world_size, evidence.plan)
     most = max((len(samples[host].values) for host in samples), default=0)
     found, estimates = dict[str, NodeValue](), Estimates(samples, case.requirement.definition.scale)
@@ -135,13 +131,10 @@ def _value_at(
 
     The reach is scaled by one over the root of the rounds, because intervals narrow at least that fast.
     """
-    definition, values = case.requirement.definition, estimates.samples[place].values
-    by_factors = definition.scale == "factors"
-    if not np.isfinite(values).all() or (by_factors and not (values > 0).all()):
-        return None
-    found = estimates.at(place, CONFIDENCE).estimate
+    definition, found = case.requirement.definition, estimates.at(place, CONFIDENCE).estimate
     if found is None:
         return None
     end = found.interval[1 if definition.upper_bound else 0]
-    reach = abs(math.log(end / found.value)) if by_factors else abs(end - found.value)
-    return NodeValue(found.value, reach * math.sqrt(min(1.0, len(values) / max(1, most_rounds))), name)
+    reach = abs(math.log(end / found.value)) if definition.scale == "factors" else abs(end - found.value)
+    share = len(estimates.samples[place]) / max(1, most_rounds)
+    return NodeValue(found.value, reach * math.sqrt(min(1.0, share)), name)

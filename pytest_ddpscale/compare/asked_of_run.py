@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.evidence.evidence import Evidence
@@ -12,10 +12,9 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.verdicts import Verdict
-from pytest_ddpscale.verdict.answering_rounds import rounds_of, rows_by_node, values_of_nodes
+from pytest_ddpscale.verdict.answering_rounds import ALL_RANKS, rounds_of, values_of
 from pytest_ddpscale.verdict.answering_study import matching_study
 
 # Per-round values by host; several series of one host are of its GPUs, or of pairs of them.
@@ -74,19 +73,12 @@ def _of_launch(question: Question, evidence: Evidence) -> ByHost:
     study = matching_study(evidence.plan, question)
     if study is None or study.id in evidence.errors or study.id in evidence.interrupted:
         return {}
-    layout = evidence.plan.layout
-    if layout.judged_by_node(question.arms):
-        rows = rows_by_node(question, study, evidence)
-        return {host: [values] for host, values in values_of_nodes(question.metric, rows, _NUMBER, _NUMBER).items()}
-    return _of_one_group(question, study, evidence)
-
-
-def _of_one_group(question: Question, study: Study, evidence: Evidence) -> ByHost:
-    rounds = replace(rounds_of(question, study, evidence), reference=_NUMBER, peak=_NUMBER)
-    values = question.metric.samples_of(rounds)
-    hosts = list(rounds.measured.ranks.by_host)
+    values = values_of(question, study, evidence, _NUMBER, _NUMBER)
+    if ALL_RANKS not in values:
+        return {host: [of_host] for host, of_host in values.items()}
+    hosts = list(rounds_of(question, study, evidence).measured.ranks.by_host)
     fits = len(hosts) == 1 and all(map(evidence.plan.layout.fits_node, question.arms))
-    return {hosts[0] if fits else TOGETHER: [values]} if len(values) else {}
+    return {hosts[0] if fits else TOGETHER: [values[ALL_RANKS]]} if len(values[ALL_RANKS]) else {}
 
 
 def _of_probe(probe: Probe, evidence: Evidence) -> ByHost:

@@ -1,6 +1,6 @@
 """Evidence that a mean is on the bad side of a bound, against every mean on the good side.
 
-`pytest_ddpscale.stats.sequential.EProcess` has an e-process E_n(m) for each single mean m. The hypothesis is that the
+`pytest_ddpscale.stats.sequential.EProcesses` has an e-process E_n(m) for each single mean m. The hypothesis is that the
 bound is kept: the mean is any value on the good side. Its e-process is
 
     E_n = infimum of E_n(m) over all m on the good side,
@@ -61,7 +61,7 @@ def _least_ratios(distances: FloatArray) -> FloatArray:
 
 
 def _whitened(distances: FloatArray, correlation: float) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """a, b and w of Q(t) = a - 2·b·t + w·t² for the first 1, 2, … rounds, as in `EProcess`."""
+    """a, b and w of Q(t) = a - 2·b·t + w·t² for the first 1, 2, … rounds, as in `EProcesses`."""
     first, others = math.sqrt(1 - correlation**2), 1 - correlation
     filtered = np.append(first * distances[:1], distances[1:] - correlation * distances[:-1])
     ones = np.append(first, np.full(len(distances) - 1, others))

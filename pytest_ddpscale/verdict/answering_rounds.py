@@ -18,7 +18,7 @@ from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Arm, Study
 from pytest_ddpscale.verdict.answering_study import matching_study
 
-EVERYBODY = "all ranks"  # the only place of a question about all ranks together
+ALL_RANKS = "all ranks"  # the only place of a question on all ranks together
 
 
 def samples_of(question: Question, evidence: Evidence) -> list[Sample]:
@@ -38,11 +38,10 @@ def _samples_of_launch(question: Question, evidence: Evidence) -> list[Sample]:
     metric, study = question.metric, matching_study(evidence.plan, question)
     if study is None:
         return []
-    if not evidence.plan.layout.judged_by_node(question.arms):
-        return list(metric.samples_of(rounds_of(question, study, evidence)))
-    nodes = values_of_nodes(metric, rows_by_node(question, study, evidence))
-    samples = [list(of_node) for of_node in nodes.values()]
-    return worst_per_round(samples, metric) if len(samples) >= evidence.plan.nodes else []
+    samples = {place: list(values) for place, values in values_of(question, study, evidence).items()}
+    if ALL_RANKS in samples:
+        return samples[ALL_RANKS]
+    return worst_per_round(list(samples.values()), metric) if len(samples) >= evidence.plan.nodes else []
 
 
 def worst_per_round(samples: Sequence[Sequence[Sample]], metric: Metric) -> list[Sample]:
@@ -130,29 +129,30 @@ def _of_arms(
     )
 
 
-def values_of_nodes(
-    metric: Metric, rows: Sequence[RowsByNode], reference: float | None = None, peak: float | None = None
-) -> PerPlace[str]:
-    """Per-round values of a metric, by host.
+def values_of(
+    question: Question, study: Study, evidence: Evidence, reference: float | None = None, peak: float | None = None
+) -> Mapping[str, PerRound]:
+    """Per-round values of a question's metric, by host if each node is judged alone, else under `ALL_RANKS`.
 
     Args:
-        metric: the metric.
-        rows: measurements of the nodes.
+        question: its metric, workload and number of ranks.
+        study: the one that answers it.
+        evidence: of one launch.
         reference: `MeasuredArms.reference`.
         peak: `MeasuredArms.peak`.
     """
-    return of_nodes([(one.hosts, metric.samples_of(replace(one.arms, reference=reference, peak=peak))) for one in rows])
-
-
-def values_by_place(
-    question: Question,
-    study: Study,
-    evidence: Evidence,
-    reference: float | None = None,
-    peak: float | None = None,
-) -> Mapping[str, PerRound]:
-    """Per-round values of one launch: of each node if each is judged alone, else of `EVERYBODY`."""
     if evidence.plan.layout.judged_by_node(question.arms):
-        return values_of_nodes(question.metric, rows_by_node(question, study, evidence), reference, peak)
+        return values_of_nodes(question, study, evidence, reference, peak)
     rounds = replace(rounds_of(question, study, evidence), reference=reference, peak=peak)
-    return {EVERYBODY: question.metric.samples_of(rounds)}
+    return {ALL_RANKS: question.metric.samples_of(rounds)}
+
+
+def values_of_nodes(
+    question: Question, study: Study, evidence: Evidence, reference: float | None = None, peak: float | None = None
+) -> PerPlace[str]:
+    """`values_of` by host, of a question whose arms fit a node."""
+    found = []
+    for one in rows_by_node(question, study, evidence):
+        rows = replace(one.arms, reference=reference, peak=peak)
+        found.append((one.hosts, question.metric.samples_of(rows)))
+    return of_nodes(found)

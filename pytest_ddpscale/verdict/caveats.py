@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
 
 from pytest_ddpscale.blame.culprits import RankComparison
+from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.metrics.rounds import ArmRounds
 from pytest_ddpscale.metrics.samples import ArmSamples
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.results.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import Case
+from pytest_ddpscale.verdict.answering_rounds import rows_by_node
 
 # Below this, a GPU under strong scaling waits for its host: published ResNet-152 rows show 58-74 %
 # there, while every row that scales shows 95 % and more (willgpaik/pytorch-ddp-scaling-benchmark).
@@ -57,19 +59,16 @@ def credible_values(metric: str, world_size: int, plan: Plan) -> tuple[float, fl
     return METRICS[metric].credible_at(world_size) if plan.device_type == "cuda" else (-math.inf, math.inf)
 
 
-def suspect_nodes(hosts: Sequence[str], rows: ArmRounds, case: Case, plan: Plan) -> set[str]:
-    """Nodes that `with_skipped_steps` or `with_host_bound` may affect, or that were imported.
-
-    Args:
-        hosts: of the nodes.
-        rows: of the judged arm, a row for each round and node.
-        case: the requirement.
-        plan: of the run.
-    """
-    suspect = (rows.measured.skipped_steps != 0).any(axis=1) | rows.measured.single_sample
-    if _may_wait_for_host(case, plan):
-        suspect |= ~(rows.utilization >= HOST_BOUND_UTILIZATION)
-    return {hosts[node] for node in np.unique(rows.measured.node[suspect]).tolist()}
+def suspect_nodes(case: Case, study: Study, evidence: Evidence) -> set[str]:
+    """Nodes that `with_skipped_steps` or `with_host_bound` may affect, or that were imported."""
+    found = set[str]()
+    for hosts, arms in rows_by_node(case.question, study, evidence):
+        rows = arms.measured
+        is_suspect = (rows.measured.skipped_steps != 0).any(axis=1) | rows.measured.single_sample
+        if _may_wait_for_host(case, evidence.plan):
+            is_suspect |= ~(rows.utilization >= HOST_BOUND_UTILIZATION)
+        found |= {hosts[node] for node in np.unique(rows.measured.node[is_suspect]).tolist()}
+    return found
 
 
 def _may_wait_for_host(case: Case, plan: Plan) -> bool:

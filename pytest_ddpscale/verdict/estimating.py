@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.stats.correlation import are_beyond_the_method, lag_one_correlations
 from pytest_ddpscale.stats.intervals import Estimate, single_sample_estimate
 from pytest_ddpscale.stats.outlook import are_final
-from pytest_ddpscale.stats.sequential import BoolArray, EProcess, EProcesses, FloatArray
-from pytest_ddpscale.stats.steadiness import RoundDrift, find_drift, find_drifts, fit_lines
+from pytest_ddpscale.stats.sequential import BoolArray, EProcesses, FloatArray
+from pytest_ddpscale.stats.steadiness import Drifts, find_drifts, fit_lines
 from pytest_ddpscale.thresholds.model import Requirement
 
 SINGLE_SAMPLE_NOTE = (
@@ -28,8 +28,6 @@ SINGLE_VALUE_NOTE = "one imported value: it has no interval of its own"
 # Relative: a tenth of the usual distance between bounds and values. No verdict depends on so small a drift, nor on
 # the correlation of rounds that vary by so little.
 NEGLIGIBLE_DRIFT = 0.001
-# With fewer series numpy is slower than Python.
-_WORTH_AN_ARRAY = 8
 P = TypeVar("P", bound=Hashable)
 
 
@@ -47,6 +45,10 @@ class Outlook(NamedTuple):
     scale: Scale
     limit: int
     confidence: float
+
+    def of(self, row: int) -> Outlook:
+        """That of one of the series."""
+        return self._replace(series=self.series[[row]])
 
     def leave(self, bound: float, side: int) -> BoolArray:
         """Whether values of each place would stay above the bound (side 1) or below (-1): `are_final`."""
@@ -80,8 +82,87 @@ class Found(NamedTuple):
     outlook: Outlook | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Estimated:
+    """Values with their intervals of series of rounds, one row each.
+
+    Attributes:
+        values: point estimates, (series,).
+        low: lower limits; where a series drifts, the interval reaches to where that would lead, because the mean so
+            far is not where it will end. NaN if there are too few rounds for an interval.
+        high: upper limits.
+        drifts: on the scale of the estimates.
+        correlations: of successive rounds; NaN if unknown.
+        exceed: whether rounds certainly correlate by more than the interval allows for, and vary enough for that to
+            matter.
+        outlook: possible effect of further rounds.
+    """
+
+    values: FloatArray
+    low: FloatArray
+    high: FloatArray
+    drifts: Drifts
+    correlations: FloatArray
+    exceed: BoolArray
+    outlook: Outlook
+
+    def found(self, row: int) -> Found:
+        """One of the series."""
+        outlook = self.outlook.of(row)
+        value, low, high = float(self.values[row]), float(self.low[row]), float(self.high[row])
+        if math.isnan(low):
+            rounds = outlook.series.shape[1]
+            return Found(value, None, too_few=f"{rounds} rounds are too few for a confidence of {outlook.confidence:g}")
+        correlation = float(self.correlations[row])
+        return Found(
+            value, Estimate(value, (low, high)), self._drift_note(row),
+            correlation=None if math.isnan(correlation) else correlation, exceeds=bool(self.exceed[row]),
+            outlook=outlook,
+        )  # fmt: skip
+
+    def _drift_note(self, row: int) -> str:
+        if not self.drifts.are_seen[row]:
+            return ""
+        change, rounds = float(self.drifts.changes[row]), self.outlook.series.shape[1]
+        text = f"{math.expm1(change):+.1%}" if self.outlook.scale == "factors" else f"{change:+.3g}"
+        return f"not steady: {text} from the first to the last third of {rounds} rounds; judged as if this continued"
+
+
+def estimate(values: FloatArray, scale: Scale, confidence: float, limit: int = 0) -> Estimated:
+    """Values and intervals of many series.
+
+    Args:
+        values: in the order of the rounds, at least `FEWEST_ROUNDS` of them, (series, rounds).
+        scale: how they err.
+        confidence: of the interval, valid for all rounds together, 0 … 1.
+        limit: largest number of rounds; 0 if no more will come.
+
+    Raises:
+        ValueError: a value is impossible.
+    """
+    by_factors = scale == "factors"
+    if not _are_possible(values, scale).all():
+        raise ValueError(f"a value is not finite, or not positive; it is impossible for {scale}")
+    series = np.log(values) if by_factors else values
+    processes = EProcesses(series)
+    low, high = processes.intervals(confidence).T
+    negligible = NEGLIGIBLE_DRIFT * (np.ones(len(values)) if by_factors else np.abs(values).max(axis=1))
+    drifts, correlations = find_drifts(series, negligible), lag_one_correlations(series)
+    exceed = are_beyond_the_method(correlations, series.shape[1]) & (fit_lines(series).noise > negligible)
+    low = np.where(drifts.are_seen, np.minimum(low, drifts.gone_on), low)
+    high = np.where(drifts.are_seen, np.maximum(high, drifts.gone_on), high)
+    back = np.exp if by_factors else np.asarray
+    outlook = Outlook(series, scale, limit, confidence)
+    return Estimated(back(processes.centres), back(low), back(high), drifts, correlations, exceed, outlook)
+
+
+def _are_possible(values: FloatArray, scale: Scale) -> BoolArray:
+    """Whether the values of each series are finite and, if they err by factors, positive."""
+    return np.asarray((np.isfinite(values) & ((values > 0) | (scale != "factors"))).all(axis=1))
+
+
 def estimate_of(samples: Sequence[Sample], scale: Scale, confidence: float, limit: int = 0) -> Found:
-    """Value and interval.
+    """Value and interval of one series, which may be a single imported sample.
 
     Args:
         samples: at least one, in the order of the rounds; for ``factors`` positive.
@@ -97,23 +178,7 @@ def estimate_of(samples: Sequence[Sample], scale: Scale, confidence: float, limi
     if len(values) < FEWEST_ROUNDS:
         reason = f"{len(values)} rounds; expected at least {FEWEST_ROUNDS}"
         return Found(statistics.fmean(values), None, too_few=reason)
-    return _of_rounds(values, scale, confidence, limit)
-
-
-@dataclass(frozen=True, eq=False)
-class _Series(Generic[P]):
-    """Results of series with equally many rounds at one confidence, on their scale; NaN where there is no limit."""
-
-    row: dict[P, int]
-    rounds: int
-    least: FloatArray  # of each series
-    centre: FloatArray
-    low: FloatArray
-    high: FloatArray
-    drifts: list[RoundDrift | None]
-    values: FloatArray  # on the scale of the estimates, (series, rounds)
-    correlations: FloatArray
-    exceed: BoolArray
+    return estimate(np.array([values]), scale, confidence, limit).found(0)
 
 
 class Clear(NamedTuple):
@@ -132,6 +197,15 @@ class Clear(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+class _Rows(NamedTuple):
+    """Places with equally many rounds, all possible, and their estimates."""
+
+    places: Sequence[Any]
+    row: Mapping[Any, int]
+    least: FloatArray
+    estimated: Estimated
+
+
 class Estimates(Generic[P]):
     """Value and interval of each of many places, computed for all of them on first access.
 
@@ -139,25 +213,26 @@ class Estimates(Generic[P]):
         samples: by place.
         scale: how they err.
         limit: largest number of rounds; 0 if no more will come.
+
+    Attributes:
+        samples: the argument.
+        scale: the argument.
     """
 
     def __init__(self, samples: Mapping[P, PerRound], scale: Scale, limit: int = 0) -> None:
         self.samples, self._limit = samples, limit
-        self._scale: Scale = scale
-        self._found: dict[float, list[_Series[P]]] = {}
+        self.scale: Scale = scale
+        self._found: dict[float, list[_Rows]] = {}
 
     def at(self, place: P, confidence: float) -> Found:
-        """`estimate_of` for that place."""
-        for series in self._series(confidence):
-            row = series.row.get(place)
-            if row is not None:
-                low, high = float(series.low[row]), float(series.high[row])
-                interval = None if math.isnan(low) else (low, high)
-                centre, drift = float(series.centre[row]), series.drifts[row]
-                outlook = Outlook(series.values[[row]], self._scale, self._limit, confidence)
-                alike = _Alikeness(float(series.correlations[row]), bool(series.exceed[row]))
-                return _found(centre, interval, drift, outlook, alike)
-        return estimate_of(list(self.samples[place]), self._scale, confidence, self._limit)
+        """Value and interval of a place; NaN without an interval if it has an impossible value."""
+        for rows in self._rows(confidence):
+            if place in rows.row:
+                return rows.estimated.found(rows.row[place])
+        values = self.samples[place].values
+        if not _are_possible(values[np.newaxis], self.scale).all():
+            return Found(math.nan, None, too_few=f"an impossible value was measured: {values.tolist()}")
+        return estimate_of(list(self.samples[place]), self.scale, confidence, self._limit)
 
     def clear_passes(
         self, requirement: Requirement, credible: tuple[float, float], fewest_rounds: int, confidence: float
@@ -170,105 +245,36 @@ class Estimates(Generic[P]):
             fewest_rounds: number of rounds that are due.
             confidence: of the intervals, 0 … 1.
         """
-        definition, bound, found = requirement.definition, requirement.bound, dict[P, Clear]()
-        back = np.exp if self._scale == "factors" else np.asarray
-        for series in self._series(confidence):
-            if series.rounds < fewest_rounds:
+        definition, bound, clear = requirement.definition, requirement.bound, dict[P, Clear]()
+        for rows in self._rows(confidence):
+            found = rows.estimated
+            rounds, value = found.outlook.series.shape[1], found.values
+            if rounds < fewest_rounds:
                 continue
-            value = back(series.centre)
-            is_clear = back(series.high) <= bound if definition.upper_bound else back(series.low) >= bound
-            is_clear &= (credible[0] <= value) & (value <= credible[1])
-            is_clear &= np.array([drift is None for drift in series.drifts], np.bool_) & ~series.exceed
-            side = -1 if definition.upper_bound else 1
-            outlook = Outlook(series.values, self._scale, self._limit, confidence)
-            is_clear &= outlook.leave(bound, side)
+            is_clear = found.high <= bound if definition.upper_bound else found.low >= bound
+            is_clear &= (credible[0] <= value) & (value <= credible[1]) & ~found.drifts.are_seen & ~found.exceed
+            is_clear &= found.outlook.leave(bound, -1 if definition.upper_bound else 1)
             if definition.scale == "differences" and definition.baseline is None:
-                is_clear &= series.least >= 0
+                is_clear &= rows.least >= 0
             margin = (bound - value if definition.upper_bound else value - bound) / bound
-            of_each = zip(series.row, is_clear.tolist(), value.tolist(), margin.tolist(), strict=True)
-            found |= {place: Clear(one, of_one, series.rounds) for place, is_one, one, of_one in of_each if is_one}
-        return found
+            of_each = zip(rows.places, is_clear.tolist(), value.tolist(), margin.tolist(), strict=True)
+            clear |= {place: Clear(one, of_one, rounds) for place, is_one, one, of_one in of_each if is_one}
+        return clear
 
-    def _series(self, confidence: float) -> list[_Series[P]]:
+    def _rows(self, confidence: float) -> list[_Rows]:
         """Results of places with an ordinary series of rounds; one array for each length."""
         if confidence not in self._found:
-            alike = self.samples.by_rounds if isinstance(self.samples, PerPlace) else []
-            many = [one for one in alike if len(one.places) >= _WORTH_AN_ARRAY and one.values.shape[1] >= FEWEST_ROUNDS]
-            self._found[confidence] = [_of_series(one, self._scale, confidence) for one in many]
+            if isinstance(self.samples, PerPlace):
+                alike = self.samples.by_rounds
+            else:
+                alike = [Alike([place], one.values[np.newaxis]) for place, one in self.samples.items()]
+            many = [one for one in alike if one.values.shape[1] >= FEWEST_ROUNDS]
+            self._found[confidence] = [self._estimated(one, confidence) for one in many]
         return self._found[confidence]
 
-
-def _of_series(alike: Alike[P], scale: Scale, confidence: float) -> _Series[P]:
-    """`_of_rounds` of each place; places with impossible values are left out and judged one by one."""
-    values, by_factors = alike.values, scale == "factors"
-    usual: BoolArray = np.asarray(np.isfinite(values).all(axis=1))
-    if by_factors:
-        usual &= (values > 0).all(axis=1)
-    values = values[usual]
-    places = [place for place, is_usual in zip(alike.places, usual.tolist(), strict=True) if is_usual]
-    series, largest = np.log(values) if by_factors else values, np.abs(values).max(axis=1, initial=0.0)
-    processes = EProcesses(series)
-    drifts = find_drifts(series, NEGLIGIBLE_DRIFT * (np.ones(len(values)) if by_factors else largest))
-    low, high = processes.intervals(confidence).T
-    rows = {place: row for row, place in enumerate(places)}
-    least, correlations = values.min(axis=1, initial=np.inf), lag_one_correlations(series)
-    exceed = _exceed(series, correlations, np.ones(len(values)) if by_factors else largest)
-    centres, rounds = processes.centres, values.shape[1]
-    return _Series(rows, rounds, least, centres, low, high, drifts, series, correlations, exceed)
-
-
-def _exceed(series: FloatArray, correlations: FloatArray, sizes: FloatArray) -> BoolArray:
-    """Whether series certainly correlate by more than the interval allows for, and vary enough for that to matter."""
-    is_told = fit_lines(series).noise > NEGLIGIBLE_DRIFT * sizes
-    return np.asarray(is_told & are_beyond_the_method(correlations, series.shape[1]))
-
-
-def _of_rounds(values: Sequence[float], scale: Scale, confidence: float, limit: int) -> Found:
-    by_factors = scale == "factors"
-    series = [math.log(value) for value in values] if by_factors else values
-    process = EProcess(series)
-    interval = process.interval(confidence)
-    size = 1.0 if by_factors else max(map(abs, values))
-    drift = find_drift(series, NEGLIGIBLE_DRIFT * size)
-    row = np.array([series])
-    correlations = lag_one_correlations(row)
-    alike = _Alikeness(float(correlations[0]), bool(_exceed(row, correlations, np.array([size]))[0]))
-    return _found(process.centre, interval, drift, Outlook(row, scale, limit, confidence), alike)
-
-
-class _Alikeness(NamedTuple):
-    """Correlation of successive rounds, NaN if unknown, and whether it certainly is too large."""
-
-    correlation: float
-    exceeds: bool
-
-
-def _found(
-    centre: float,
-    interval: tuple[float, float] | None,
-    drift: RoundDrift | None,
-    outlook: Outlook,
-    alike: _Alikeness,
-) -> Found:
-    by_factors, rounds = outlook.scale == "factors", outlook.series.shape[1]
-    back = math.exp if by_factors else float
-    value = back(centre)
-    if interval is None:
-        return Found(value, None, too_few=f"{rounds} rounds are too few for a confidence of {outlook.confidence:g}")
-    low, high = _widened(interval, drift)
-    note = _drift_note(drift, by_factors, rounds) if drift else ""
-    correlation = None if math.isnan(alike.correlation) else alike.correlation
-    estimate = Estimate(value, (back(low), back(high)))
-    return Found(value, estimate, note, correlation=correlation, exceeds=alike.exceeds, outlook=outlook)
-
-
-def _widened(interval: tuple[float, float], drift: RoundDrift | None) -> tuple[float, float]:
-    """The interval extended to where a drift would lead, because the mean so far is not where it will end."""
-    if drift is None:
-        return interval
-    return min(interval[0], drift.gone_on), max(interval[1], drift.gone_on)
-
-
-def _drift_note(drift: RoundDrift, by_factors: bool, rounds: int) -> str:
-    change = f"{math.expm1(drift.change):+.1%}" if by_factors else f"{drift.change:+.3g}"
-    return f"not steady: {change} from the first to the last third of {rounds} rounds; judged as if this continued"
+    def _estimated(self, alike: Alike[P], confidence: float) -> _Rows:
+        """Estimates of places without impossible values."""
+        usual = _are_possible(alike.values, self.scale)
+        places = [place for place, is_usual in zip(alike.places, usual.tolist(), strict=True) if is_usual]
+        values, row = alike.values[usual], {place: number for number, place in enumerate(places)}
+        return _Rows(places, row, values.min(axis=1), estimate(values, self.scale, confidence, self._limit))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from pytest_ddpscale.blame.culprits import RankComparison, with_culprits
 from pytest_ddpscale.blame.replicas import with_agreement
@@ -19,15 +18,7 @@ from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.results.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
-from pytest_ddpscale.verdict.answering_rounds import (
-    EVERYBODY,
-    RowsByNode,
-    node_of,
-    rounds_of,
-    rows_by_node,
-    values_by_place,
-    values_of_nodes,
-)
+from pytest_ddpscale.verdict.answering_rounds import ALL_RANKS, node_of, rounds_of, values_of
 from pytest_ddpscale.verdict.answering_study import matching_study, why_no_study
 from pytest_ddpscale.verdict.bounds import against_bound, blank_verdict
 from pytest_ddpscale.verdict.caveats import (
@@ -43,9 +34,9 @@ from pytest_ddpscale.verdict.caveats import (
 from pytest_ddpscale.verdict.checking import judge_check
 from pytest_ddpscale.verdict.device_notes import notes_without_telemetry, with_stalled_devices
 from pytest_ddpscale.verdict.each import combined, judge_each
-from pytest_ddpscale.verdict.estimating import Clear, Estimates
+from pytest_ddpscale.verdict.estimating import Clear, Estimates, Found
 from pytest_ddpscale.verdict.failed_nodes import JudgedNode, why_nodes_missing, with_failed_nodes
-from pytest_ddpscale.verdict.launches import LaunchEstimates, combined_launches
+from pytest_ddpscale.verdict.launches import at_place, combined_launches
 from pytest_ddpscale.verdict.probing import judge_probe
 
 
@@ -80,10 +71,7 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
 def _judge_launches(launches: Sequence[_Asked], confidence: float) -> Verdict:
     """Judge each launch with the value and interval of all; ranks with wrong results count in each launch alone."""
     if not launches[0].case.requirement.definition.compares_results:
-        of_launches = tuple(
-            {} if _why_not(one) else values_by_place(one.case.question, one.study, one.evidence, **one.sku)
-            for one in launches
-        )
+        of_launches = tuple(Estimates({} if _why_not(one) else one.samples, one.scale) for one in launches)
         launches = [replace(one, of_launches=of_launches) for one in launches]
     return combined_launches([_judge_launch(one, confidence) for one in launches])
 
@@ -118,30 +106,36 @@ class _Asked:
         case: the requirement.
         study: the planned study.
         evidence: measurements of one launch.
-        of_launches: values by place of all launches; empty if each is judged by its own values.
+        of_launches: estimates of all launches by place; empty if each launch is judged by its own values.
     """
 
     blank: Verdict
     case: Case
     study: Study
     evidence: Evidence
-    of_launches: tuple[Mapping[str, PerRound], ...] = ()
+    of_launches: tuple[Estimates[str], ...] = ()
 
     @property
     def scale(self) -> Scale:
         """How the values err."""
         return self.case.requirement.definition.scale
 
-    def estimates(self, samples: Mapping[str, PerRound]) -> Estimates[str]:
-        """Value and interval of each place, from the rounds of this launch or from all launches together."""
-        if self.of_launches:
-            return LaunchEstimates(samples, self.of_launches, self.scale)
-        return Estimates(samples, self.scale, self.study.rounds)
+    @cached_property
+    def samples(self) -> Mapping[str, PerRound]:
+        """Values of the rounds of this launch, by place."""
+        case = self.case
+        return values_of(case.question, self.study, self.evidence, case.reference_img_per_s, case.peak_tflops)
 
-    @property
-    def sku(self) -> dict[str, Any]:
-        """Numbers from the thresholds file that a metric may need."""
-        return {"reference": self.case.reference_img_per_s, "peak": self.case.peak_tflops}
+    @cached_property
+    def estimates(self) -> Estimates[str]:
+        """Value and interval of each place from the rounds of this launch; several launches have a fixed length."""
+        return Estimates(self.samples, self.scale, 0 if self.of_launches else self.study.rounds)
+
+    def found(self, place: str, confidence: float) -> Found:
+        """Value and interval of a place that are judged: of this launch or of all together."""
+        if self.of_launches:
+            return at_place(self.of_launches, place, confidence)
+        return self.estimates.at(place, confidence)
 
     @cached_property
     def rounds_due(self) -> int:
@@ -166,9 +160,7 @@ def _judge_study(asked: _Asked, confidence: float) -> Verdict:
     if evidence.plan.layout.judged_by_node(case.question.arms):
         return _judge_by_node(asked, confidence)
     rounds = rounds_of(case.question, study, evidence)
-    samples = case.question.metric.samples_of(replace(rounds, **asked.sku))
-    estimates = asked.estimates({EVERYBODY: samples})
-    verdict = _judge_rounds(asked, rounds, estimates, EVERYBODY, confidence)
+    verdict = _judge_rounds(asked, rounds, ALL_RANKS, confidence)
     if verdict.outcome == "not_measured":
         return verdict
     verdict = with_agreement(verdict, study, evidence)
@@ -189,15 +181,14 @@ def _judge_node(blank: Verdict, case: NodeCase, evidence: Evidence, confidence: 
 
 def _judge_by_node(asked: _Asked, confidence: float) -> Verdict:
     case, study, evidence = asked.case, asked.study, asked.evidence
-    rows, peers = rows_by_node(case.question, study, evidence), RankComparison(study, evidence)
-    estimates = asked.estimates(values_of_nodes(case.question.metric, rows, **asked.sku))
-    clear = _clear_nodes(asked, rows, estimates, peers, confidence)
+    peers = RankComparison(study, evidence)
+    clear = _clear_nodes(asked, peers, confidence)
 
     def rounds_of_node(host: str) -> MeasuredArms:
         return node_of(case.question, study, evidence, host)
 
     def judge_node(node: JudgedNode, confidence: float) -> Verdict:
-        verdict = _judge_rounds(asked, rounds_of_node(node.name), estimates, node.name, confidence)
+        verdict = _judge_rounds(asked, rounds_of_node(node.name), node.name, confidence)
         return with_slow_node(verdict, node.name, peers)
 
     planned, hosts = evidence.plan.nodes, hosts_of(evidence.columns, study.id)
@@ -211,35 +202,34 @@ def _judge_by_node(asked: _Asked, confidence: float) -> Verdict:
     return with_failed_nodes(with_culprits(verdict, case, peers, alike), nodes, planned)
 
 
-def _clear_nodes(
-    asked: _Asked, rows: Sequence[RowsByNode], estimates: Estimates[str], peers: RankComparison, confidence: float
-) -> dict[str, Clear]:
-    """Nodes that pass without any caveat, as `_judge_rounds` would find."""
+def _clear_nodes(asked: _Asked, peers: RankComparison, confidence: float) -> dict[str, Clear]:
+    """Nodes that pass without any caveat, as `_judge_rounds` would find; none of several launches."""
+    if asked.of_launches:
+        return {}
     requirement, plan = asked.case.requirement, asked.evidence.plan
     credible = credible_values(requirement.definition.name, asked.case.world_size, plan)
-    clear = estimates.clear_passes(requirement, credible, asked.rounds_due, confidence)
-    suspects = {straggler.host for straggler in peers.stragglers} if clear else set()
+    clear = asked.estimates.clear_passes(requirement, credible, asked.rounds_due, confidence)
+    if not clear:
+        return {}
+    suspects = {straggler.host for straggler in peers.stragglers}
+    suspects |= suspect_nodes(asked.case, asked.study, asked.evidence)
     notes: tuple[str, ...] = ()
-    for one in rows if clear else ():
-        suspects |= suspect_nodes(one.hosts, one.arms.measured, asked.case, plan)
     if asked.case.question.metric.reads_utilization:
         suspects |= asked.evidence.telemetry.hosts
         notes = notes_without_telemetry(plan)
     return {host: one._replace(notes=notes) for host, one in clear.items() if host not in suspects}
 
 
-def _judge_rounds(
-    asked: _Asked, rounds: MeasuredArms, estimates: Estimates[str], place: str, confidence: float
-) -> Verdict:
+def _judge_rounds(asked: _Asked, rounds: MeasuredArms, place: str, confidence: float) -> Verdict:
     """The verdict from the numbers of a place, with caveats."""
-    case, evidence, samples = asked.case, asked.evidence, estimates.samples.get(place)
+    case, evidence, samples = asked.case, asked.evidence, asked.samples.get(place)
     if not samples:
         return replace(asked.blank, reason=_why_no_samples(case.question, asked.study, rounds))
-    verdict = against_bound(asked.blank, case.requirement, samples.values, lambda: estimates.at(place, confidence))
+    verdict = against_bound(asked.blank, case.requirement, samples.values, lambda: asked.found(place, confidence))
     verdict = with_missing_rounds(verdict, asked.rounds_due)
     verdict = with_plausibility(verdict, evidence.plan)
-    if isinstance(estimates, LaunchEstimates) and verdict.outcome in ("passed", "failed"):
-        here = estimates.of_this_launch(place, confidence).value
+    if asked.of_launches and verdict.outcome in ("passed", "failed"):
+        here = asked.estimates.at(place, confidence).value
         verdict = replace(with_plausibility(replace(verdict, value=here), evidence.plan), value=verdict.value)
     verdict = with_host_bound(verdict, case, evidence.plan, rounds.measured)
     if case.question.metric.reads_utilization:

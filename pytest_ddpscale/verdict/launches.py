@@ -11,59 +11,37 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from pytest_ddpscale.plan.metric import Scale
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.results.verdicts import Culprit, Verdict, VerdictOutcome
 from pytest_ddpscale.stats.intervals import Estimate, geometric_mean_estimate, mean_estimate
-from pytest_ddpscale.thresholds.model import Requirement
-from pytest_ddpscale.verdict.estimating import Clear, Estimates, Found
+from pytest_ddpscale.verdict.estimating import Estimates, Found
 
 P = TypeVar("P", bound=Hashable)
 # The first of these that any launch has stands for all. Launches share value and interval, so only caveats differ.
 _WORST_FIRST: tuple[VerdictOutcome, ...] = ("error", "not_measured", "inconclusive", "failed", "passed")
 
 
-class LaunchEstimates(Estimates[P]):
-    """Value and interval of each place over all launches; the samples are those of one launch.
+def at_place(launches: Sequence[Estimates[P]], place: P, confidence: float) -> Found:
+    """Mean of the launches at a place with its interval; without one if any launch has too few rounds.
 
     Args:
-        own: samples of this launch.
-        of_launches: samples of each launch, at least three.
-        scale: how they err.
+        launches: at least three.
+        place: which may be missing in a launch.
+        confidence: of the interval, 0 … 1.
     """
+    found = [_of_launch(launch, place, confidence) for launch in launches]
+    return over_launches(found, launches[0].scale, confidence)
 
-    def __init__(self, own: Mapping[P, PerRound], of_launches: Sequence[Mapping[P, PerRound]], scale: Scale) -> None:
-        super().__init__(own, scale)
-        self._launches = [Estimates(samples, scale) for samples in of_launches]
 
-    def at(self, place: P, confidence: float) -> Found:
-        """Mean of the launches with its interval; without one if any launch has too few rounds."""
-        found = [self._of_launch(launch, place, confidence) for launch in self._launches]
-        return over_launches(found, self._scale, confidence)
-
-    def of_this_launch(self, place: P, confidence: float) -> Found:
-        """Value and interval of this launch alone."""
-        return super().at(place, confidence)
-
-    def clear_passes(
-        self, requirement: Requirement, credible: tuple[float, float], fewest_rounds: int, confidence: float
-    ) -> dict[P, Clear]:
-        """Return no places: each one needs a full verdict."""
-        return {}
-
-    def _of_launch(self, launch: Estimates[P], place: P, confidence: float) -> Found:
-        samples = launch.samples.get(place)
-        if not samples:
-            return Found(math.nan, None, too_few="no complete round")
-        values = samples.values.tolist()
-        if not all(math.isfinite(value) and (self._scale != "factors" or value > 0) for value in values):
-            return Found(math.nan, None, too_few=f"an impossible value was measured: {values}")
-        return launch.at(place, confidence)
+def _of_launch(launch: Estimates[P], place: P, confidence: float) -> Found:
+    if not launch.samples.get(place):
+        return Found(math.nan, None, too_few="no complete round")
+    return launch.at(place, confidence)
 
 
 def over_launches(found: Sequence[Found], scale: Scale, confidence: float) -> Found:

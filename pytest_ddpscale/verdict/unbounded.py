@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.verdict.answering_rounds import EVERYBODY, values_by_place
+from pytest_ddpscale.verdict.answering_rounds import ALL_RANKS, values_of
 from pytest_ddpscale.verdict.answering_study import matching_study
 from pytest_ddpscale.verdict.bounds import are_possible, possible_part
 from pytest_ddpscale.verdict.estimating import Estimates
-from pytest_ddpscale.verdict.launches import LaunchEstimates
+from pytest_ddpscale.verdict.launches import at_place
 
 
 class WorstValue(NamedTuple):
@@ -32,12 +32,15 @@ def worst_value(question: Question, evidence: Evidence, confidence: float) -> Wo
     """
     metric = question.metric
     studies = [(matching_study(launch.plan, question), launch) for launch in evidence.launches]
-    of_launches = [values_by_place(question, study, launch) if study else {} for study, launch in studies]
+    of_launches = [values_of(question, study, launch) if study else {} for study, launch in studies]
     fullest = max(of_launches, key=len)
-    several = len(of_launches) > 1
-    estimates = LaunchEstimates(fullest, of_launches, metric.scale) if several else Estimates(fullest, metric.scale)
+    estimates = [Estimates(values, metric.scale) for values in of_launches]
+    several = len(estimates) > 1
     places = [place for place, values in fullest.items() if len(values) and are_possible(values.values, metric)]
-    found = [(place, estimates.at(place, confidence)) for place in places]
+    found = [
+        (place, at_place(estimates, place, confidence) if several else estimates[0].at(place, confidence))
+        for place in places
+    ]
     known = [(place, one) for place, one in found if math.isfinite(one.value)]
     if not known:
         return None
@@ -45,4 +48,4 @@ def worst_value(question: Question, evidence: Evidence, confidence: float) -> Wo
     interval = worst.estimate and possible_part(
         *worst.estimate.interval, worst.value, metric.possible_at(question.world_size)
     )
-    return WorstValue(worst.value, interval, "" if place == EVERYBODY else place)
+    return WorstValue(worst.value, interval, "" if place == ALL_RANKS else place)

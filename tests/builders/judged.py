@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.image_folder import ImageFolderData
 from pytest_ddpscale.plan.metric import measured_arm
@@ -17,7 +19,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.results.records import SeededStep
 from pytest_ddpscale.results.verdicts import Verdict
 from pytest_ddpscale.stats.intervals import Estimate
-from pytest_ddpscale.stats.sequential import EProcess
+from pytest_ddpscale.stats.sequential import EProcesses
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.thresholds.model import Requirement, Source
 from pytest_ddpscale.verdict.judge import judge
@@ -268,9 +270,9 @@ def evidence_of_plan(
 
 def sequential_mean(values: Sequence[float], confidence: float) -> Estimate | None:
     """What the values alone say, without drift: for comparison with a verdict."""
-    process = EProcess(values)
-    interval = process.interval(confidence)
-    return None if interval is None else Estimate(process.centre, interval)
+    process = EProcesses(np.array([values]))
+    low, high = process.intervals(confidence)[0].tolist()
+    return None if math.isnan(low) else Estimate(float(process.centres[0]), (low, high))
 
 
 def sequential_geometric_mean(values: Sequence[float], confidence: float) -> Estimate | None:

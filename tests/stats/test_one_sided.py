@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pytest_ddpscale.stats.one_sided import _least_ratios, largest_log_evidence
-from pytest_ddpscale.stats.sequential import EFFECT_SCALE, EProcess, FloatArray
+from pytest_ddpscale.stats.sequential import EFFECT_SCALE, EProcesses, FloatArray
 from tests.rows import rows
 
 FEWEST = 8
@@ -45,16 +45,17 @@ def least_evidence(values: FloatArray) -> float:
     ],
 )
 def test_it_is_the_least_over_all_means_on_the_good_side(values: FloatArray) -> None:
-    process = EProcess(values.tolist())
-    least = min(process.log_evidence(mean) for mean in (0.0, *np.geomspace(1e-3, 1e7, 2000).tolist()))
-    assert process.centre < 0
+    process = EProcesses(values[np.newaxis])
+    least = float(process.log_evidence(np.append(0.0, np.geomspace(1e-3, 1e7, 2000))).min())
+    assert process.centres[0] < 0
     assert least_evidence(values) == pytest.approx(least, abs=2e-4)
     assert after_all_rounds(values) == pytest.approx(max(0.0, least_evidence(values)), rel=1e-12)
 
 
 def test_it_is_that_against_the_bound_itself_where_the_values_are_near_and_below() -> None:
     values = noise(np.random.default_rng(2), 1, 24, 0.0)[0] - 2.0
-    assert after_all_rounds(values) == pytest.approx(EProcess(values.tolist()).log_evidence(0.0), rel=1e-9)
+    against_the_bound = EProcesses(values[np.newaxis]).log_evidence(np.zeros(1))
+    assert after_all_rounds(values) == pytest.approx(against_the_bound[0], rel=1e-9)
 
 
 @rows("value", [0.0, 1.0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pytest_ddpscale.stats.outlook import are_final, survive_a_hiccup, survive_a_trend
-from pytest_ddpscale.stats.sequential import EProcess
+from pytest_ddpscale.stats.sequential import EProcesses
 from tests.rows import rows
 
 CONFIDENCE = 0.95
@@ -48,9 +48,8 @@ def test_a_trend_of_less_than_two_per_cent_in_all_rounds_is_not_waited_for() -> 
 
 @rows("side", [1, -1])
 def test_one_odd_round_overturns_what_only_just_holds(side: int) -> None:
-    interval = EProcess(NOISE.tolist()).interval(CONFIDENCE)
-    assert interval is not None
-    series = side * series_of(NOISE - 1.05 * interval[0], NOISE + 20.0)
+    low = EProcesses(series_of(NOISE)).intervals(CONFIDENCE)[0, 0]
+    series = side * series_of(NOISE - 1.05 * low, NOISE + 20.0)
     assert survive_a_hiccup(series, 0.0, side, CONFIDENCE).tolist() == [False, True]
 
 

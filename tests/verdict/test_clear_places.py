@@ -24,11 +24,11 @@ CLUSTER = open_cluster(thresholds(), ClusterOptions("b200", GPUS, workloads=("re
 
 
 def odd(evidence: Evidence) -> Evidence:
-    """With a node of which steps were skipped, one that is faster together than alone, and one that only waits."""
+    """With a rank of which steps were skipped, one that is faster together than alone, and one that only waits."""
     arms = dict(evidence.columns.arms)
     for key, arm in arms.items():
         skipped, block_s, node = arm.skipped_steps.copy(), arm.block_s.copy(), arm.ranks.numbers // 8
-        skipped[:, node == 2] = 3
+        skipped[:, arm.ranks.numbers == 17] = 3
         block_s[:, node == 5] *= 2 if arm.arm == "alone" else 1
         arms[key] = replace(arm, skipped_steps=skipped, block_s=block_s)
     waits = {"utilization": 0.99, "power_w": 200.0, "power_limit_w": 1000.0, "idle_power_w": 150.0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import product
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from pytest_ddpscale.metrics.per_place import PerPlace
 from pytest_ddpscale.plan.metric import Scale
 from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.stats.sequential import EProcess
+from pytest_ddpscale.stats.sequential import EProcesses
 from pytest_ddpscale.verdict.estimating import SINGLE_SAMPLE_NOTE, SINGLE_VALUE_NOTE, Estimates, estimate_of
 from tests.rows import rows
 
@@ -25,20 +24,14 @@ def samples(values: list[float]) -> list[Sample]:
     return [Sample(value) for value in values]
 
 
-def test_factors_have_the_interval_of_their_logarithms() -> None:
-    found = estimate_of(samples(VALUES), "factors", 0.95).estimate
-    logs = EProcess([math.log(value) for value in VALUES])
-    limits = logs.interval(0.95)
+@rows("scale", ["factors", "differences"])
+def test_the_interval_is_that_of_logarithms_or_of_values(scale: Scale) -> None:
+    to, back = (math.log, np.exp) if scale == "factors" else (float, np.asarray)
+    process = EProcesses(np.array([[to(value) for value in VALUES]]))
+    found = estimate_of(samples(VALUES), scale, 0.95).estimate
     assert found is not None
-    assert limits is not None
-    assert found.value == math.exp(logs.centre)
-    assert found.interval == (math.exp(limits[0]), math.exp(limits[1]))
-
-
-def test_differences_have_the_interval_of_their_values() -> None:
-    found = estimate_of(samples(VALUES), "differences", 0.95).estimate
-    assert found is not None
-    assert (found.value, found.interval) == (EProcess(VALUES).centre, EProcess(VALUES).interval(0.95))
+    assert found.value == back(process.centres)
+    assert found.interval == tuple(back(process.intervals(0.95))[0].tolist())
 
 
 def test_too_few_rounds_have_a_value_and_no_interval() -> None:
@@ -81,23 +74,22 @@ def test_an_imported_value_without_spread_stands_for_itself() -> None:
 
 
 @rows("scale", ["factors", "differences"])
-@rows("values", [[2.5] * 9, VALUES, FALLING, WAVES, [0.0, *VALUES[1:]]])
-def test_of_many_places_each_comes_to_what_it_comes_to_alone(scale: Scale, values: list[float]) -> None:
-    if min(values) == 0 and scale == "factors":
-        return
-    rounds = len(values)
-    many = Estimates(PerPlace(range(20), np.arange(rounds), np.array([values] * 20)), scale, 32)
-    alone, found = estimate_of(samples(values), scale, 0.95, 32), many.at(3, 0.95)
-    assert (found.note, found.exceeds) == (alone.note, alone.exceeds)
-    assert found.correlation == pytest.approx(alone.correlation)
-    assert alone.estimate is not None
-    assert found.estimate is not None
-    assert found.estimate.value == pytest.approx(alone.estimate.value)
-    assert found.estimate.interval == pytest.approx(alone.estimate.interval)
-    assert found.outlook is not None
-    assert alone.outlook is not None
-    for bound, side in product((0.5, 0.9, 0.94, 0.96, 1.1, 3.0), (1, -1)):
-        assert found.outlook.leave(bound, side).tolist() == alone.outlook.leave(bound, side).tolist()
+@rows("as_table", [True, False])
+def test_of_many_places_each_has_its_own(scale: Scale, as_table: bool) -> None:
+    series = np.array([[2.5] * 9, VALUES, FALLING, WAVES[:9], [0.0, *VALUES[1:]], [math.inf, *VALUES[1:]]])
+    table = PerPlace("abcdef", np.arange(9), series)
+    places = Estimates(table if as_table else dict(table), scale, 32)
+    usual = "abcd" if scale == "factors" else "abcde"
+    for place, values in zip(usual, series.tolist(), strict=False):
+        found, alone = places.at(place, 0.95), estimate_of(samples(values), scale, 0.95, 32)
+        assert found._replace(outlook=None) == alone._replace(outlook=None)
+        assert found.outlook is not None
+        assert found.outlook.series.shape == (1, 9)
+    for place in set("abcdef") - set(usual):
+        assert places.at(place, 0.95).estimate is None
+        assert places.at(place, 0.95).too_few.startswith("an impossible value was measured: [")
+        with pytest.raises(ValueError, match="impossible"):
+            estimate_of(list(table[place]), scale, 0.95)
 
 
 def test_waves_are_said_to_correlate_by_more_than_the_interval_allows_for() -> None:

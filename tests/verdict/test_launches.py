@@ -21,7 +21,7 @@ from pytest_ddpscale.verdict.answering_rounds import samples_of
 from pytest_ddpscale.verdict.deciding import Decider
 from pytest_ddpscale.verdict.estimating import Estimates, Found, estimate_of
 from pytest_ddpscale.verdict.judge import judge
-from pytest_ddpscale.verdict.launches import LaunchEstimates, over_launches
+from pytest_ddpscale.verdict.launches import at_place, over_launches
 from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case, measure
 from tests.builders.measurements import Measurement
 from tests.rows import rows
@@ -85,6 +85,17 @@ class TestTheInterval:
         assert judged(case).outcome == "inconclusive"
         assert judge(case, evidence_of_plan(plan_of(case, 1), measured(plan_of(case, 1))), CONFIDENCE).passed
 
+    def test_of_a_node_that_passes_in_each_launch_may_still_hold_the_bound(self) -> None:
+        case = make_case("throughput_per_gpu", 90.0, 2)
+        plan, found = plan_of(case, nodes=2), list[Measurement]()
+        for launch, ratio in enumerate((1.0, 1.03, 1.08), start=1):
+            found += measure_nodes(plan.of_launch(launch), slow_node(1, ratio))
+            alone = plan_of(case, 1, nodes=2)
+            assert judge(case, nodes_evidence(alone, measure_nodes(alone, slow_node(1, ratio))), CONFIDENCE).passed
+        verdict = judge(case, nodes_evidence(plan, found), CONFIDENCE)
+        assert verdict.outcome == "inconclusive"
+        assert verdict.reason == "launch 1 of 3: n1, one of 2 nodes: the bound lies inside the interval"
+
     def test_of_a_launch_that_was_not_steady_reaches_where_it_went(self) -> None:
         """Else three launches that all fall alike would agree on a value that none of them stays at."""
         fallen = estimate_of([Sample(100.0 - 2 * number) for number in range(9)], "factors", CONFIDENCE)
@@ -103,10 +114,9 @@ class TestTheInterval:
         logs = logs + round_sd * chance.standard_normal((launches, runs, FEWEST_ROUNDS))
         names, numbers = [str(run) for run in range(runs)], np.arange(FEWEST_ROUNDS)
         of_launches = [PerPlace(names, numbers, np.exp(of_one)) for of_one in logs]
-        together = LaunchEstimates(of_launches[0], of_launches, "factors")
-        alone = Estimates(of_launches[0], "factors")
-        hits = sum(holds(together.at(name, CONFIDENCE), 1.0) for name in names)
-        hits_alone = sum(holds(alone.at(name, CONFIDENCE), 1.0) for name in names)
+        launches_alone = [Estimates(of_one, "factors") for of_one in of_launches]
+        hits = sum(holds(at_place(launches_alone, name, CONFIDENCE), 1.0) for name in names)
+        hits_alone = sum(holds(launches_alone[0].at(name, CONFIDENCE), 1.0) for name in names)
         assert hits >= 0.93 * runs
         assert hits_alone < 0.8 * runs
 

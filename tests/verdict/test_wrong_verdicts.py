@@ -8,15 +8,15 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.stats.intervals import t_quantile
-from pytest_ddpscale.stats.sequential import EProcess
+from pytest_ddpscale.stats.sequential import EProcesses, FloatArray
 from pytest_ddpscale.verdict.judge import judge
 from tests.builders.judged import CONFIDENCE, make_case, make_evidence, make_measurements
 
@@ -37,8 +37,8 @@ TAILS: dict[str, Callable[[random.Random], float]] = {
 }
 CORRELATIONS = (0.0, 0.3, 0.5)
 NOISES = list(itertools.product(TAILS, CORRELATIONS))
-# Of logarithms of a value over the bound: whether they are taken to be above 0, below (-1), or undecided (0).
-Design = Callable[[Sequence[float]], int]
+# Of logarithms of values over the bound, (runs, rounds): which are taken to be above 0, below (-1), or undecided (0).
+Design = Callable[[FloatArray], FloatArray]
 
 
 def _student_3(chance: random.Random) -> float:
@@ -56,26 +56,28 @@ def rounds_of_noise(chance: random.Random, tail: str, correlation: float) -> lis
     return [NOISE_PER_ROUND * value for value in values]
 
 
-def e_process(logs: Sequence[float]) -> int:
+def e_process(logs: FloatArray) -> FloatArray:
     """The bound is outside of the interval just if there is this much evidence against it."""
-    process = EProcess(logs)
-    if process.log_evidence(0.0) < -math.log(ALPHA):
-        return 0
-    return 1 if process.centre > 0 else -1
+    processes = EProcesses(logs)
+    is_out = processes.log_evidence(np.zeros(len(logs))) >= -math.log(ALPHA)
+    return np.where(is_out, np.where(processes.centres > 0, 1, -1), 0)
 
 
-def verdict(logs: Sequence[float]) -> int:
+def verdict(logs: FloatArray) -> FloatArray:
     """From measurements to a verdict, all the way."""
-    case = make_case("throughput_per_gpu", BOUND, world_size=1)
-    measurements = make_measurements(case, [BOUND * math.exp(value) for value in logs])
-    return {"passed": 1, "failed": -1}.get(judge(case, make_evidence(case, measurements), CONFIDENCE).outcome, 0)
+    case, found = make_case("throughput_per_gpu", BOUND, world_size=1), []
+    for values in (BOUND * np.exp(logs)).tolist():
+        outcome = judge(case, make_evidence(case, make_measurements(case, values)), CONFIDENCE).outcome
+        found.append({"passed": 1, "failed": -1}.get(outcome, 0))
+    return np.array(found)
 
 
-def naive(logs: Sequence[float]) -> int:
+def naive(logs: FloatArray) -> FloatArray:
     """What one would write first: a t-test at each look."""
-    mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
-    limit = _NAIVE_LIMITS[len(logs)]
-    return (mean > limit * error) - (mean < -limit * error)
+    rounds = logs.shape[1]
+    errors = logs.std(axis=1, ddof=1) / math.sqrt(rounds)
+    means, limit = logs.mean(axis=1), _NAIVE_LIMITS[rounds]
+    return np.where(np.abs(means) > limit * errors, np.sign(means), 0)
 
 
 _NAIVE_LIMITS = {
@@ -109,17 +111,16 @@ class Share:
         return 1.96 * spread / (1 + 1.96**2 / self.runs)
 
 
-def decision(design: Design, logs: Sequence[float]) -> int:
-    """The first that a run comes to; 0 if it comes to none."""
-    looks = (design(logs[:rounds]) for rounds in range(FEWEST_ROUNDS, LIMIT + 1))
-    return next((found for found in looks if found), 0)
-
-
-def decisions(design: Design, tail: str, correlation: float, truth: float, runs: int) -> list[int]:
-    """Of many runs; `truth` is a logarithm of the true value over the bound."""
+def decisions(design: Design, tail: str, correlation: float, truth: float, runs: int) -> list[float]:
+    """The first of each of many runs, 0 without any; `truth` is a logarithm of the true value over the bound."""
     chance = random.Random(f"20260301/{tail}/{correlation}")
-    series = (rounds_of_noise(chance, tail, correlation) for _ in range(runs))
-    return [decision(design, [truth + value for value in values]) for values in series]
+    logs = truth + np.array([rounds_of_noise(chance, tail, correlation) for _ in range(runs)])
+    found = np.zeros(runs)
+    for rounds in range(FEWEST_ROUNDS, LIMIT + 1):
+        is_open = found == 0
+        found[is_open] = design(logs[is_open, :rounds])
+    decided: list[float] = found.tolist()
+    return decided
 
 
 def wrong_on_the_bound(design: Design, tail: str, correlation: float, runs: int) -> Share:
@@ -164,9 +165,9 @@ def test_no_verdict_comes_without_the_evidence(tail: str) -> None:
     both, neither, evidence_only = 0, 0, 0
     for _ in range(25):
         truth = chance.choice([-0.06, -0.03, 0.0, 0.03, 0.06])
-        logs = [truth + value for value in rounds_of_noise(chance, tail, 0.5)]
+        logs = truth + np.array([rounds_of_noise(chance, tail, 0.5)])
         for rounds in range(FEWEST_ROUNDS, LIMIT + 1):
-            judged, evident = verdict(logs[:rounds]), e_process(logs[:rounds])
+            judged, evident = verdict(logs[:, :rounds])[0], e_process(logs[:, :rounds])[0]
             assert judged in (0, evident)
             both += judged != 0
             neither += evident == 0
