@@ -34,7 +34,7 @@ def masked(text: str, *paths: Path) -> str:
     for pattern, name in MASKS:
         text = re.sub(pattern, name, text, flags=re.MULTILINE)
     # Numbers that nobody rounded differ in their last digits between machines.
-    text = re.sub(r"\b\d+\.\d{6,}(e[+-]\d+)?", lambda found: f"{float(found[0]):.6g}", text)
+    text = re.sub(r"\b(\d+\.\d{6,}|\d{9,}\.\d+)(e[+-]\d+)?", lambda found: f"{float(found[0]):.6g}", text)
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 
