@@ -37,7 +37,8 @@ import json, platform, sys
 from importlib.metadata import version
 print(json.dumps({"Python": platform.python_version()} | {name: version(name) for name in sys.argv[1:]}))
 """
-# One study of a workload that the package brings, with bounds that any machine meets.
+# One study of a workload that the package brings, with bounds that any machine meets, however busy. Scaling is not
+# among them: beside other work an efficiency may be above 1.1, which is not credible.
 THRESHOLDS = """\
 schema_version: 2
 sources: {any: no machine is so slow}
@@ -49,8 +50,8 @@ skus:
     detect: {device: cpu}
     batch: {shufflenet-fp32: 4}
     requirements:
+      - {throughput_per_gpu: {1: 100}, of: shufflenet-fp32, published: any, bound: 0.1, because: it has to run}
       - {throughput_per_gpu: {2: 100}, of: shufflenet-fp32, published: any, bound: 0.1, because: it has to run}
-      - {weak_scaling_efficiency: {2: 1}, of: shufflenet-fp32, published: any, bound: 0.001, because: it has to run}
       - {replica_agreement: {2: 1}, of: shufflenet-fp32, because: arithmetic}
 """
 SHORT = ("--gpu-sku=cpu", "--ddp-rounds=8", "--ddp-block=0.02s")
