@@ -31,9 +31,10 @@ from reporting import Share, argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.calibrate.calibration import Calibration, calibrate
 from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
-from pytest_ddpscale.evidence.columns import columns_of
-from pytest_ddpscale.evidence.evidence import Evidence, evidence_of
-from pytest_ddpscale.results.records import Block, gangs_by_number
+from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.run.columns import columns_of
+from pytest_ddpscale.run.evidence import Evidence, evidence_of
+from pytest_ddpscale.run.records import Block, gangs_by_number
 from pytest_ddpscale.simulate.faults import Faults, InjectedFault
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
@@ -43,7 +44,6 @@ from pytest_ddpscale.simulate.writing import records
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.util.packaged import packaged
-from pytest_ddpscale.verdict.judge import judge
 
 SKU, WORKLOAD, PER_NODE = "rtx-pro-6000-server", "resnet152-fp16", 8
 CONFIDENCE = 0.95  # of verdicts, as a session has it

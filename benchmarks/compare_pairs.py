@@ -16,21 +16,21 @@ from typing import Any
 
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.comparing import ComparedRequirement, compare_runs
-from pytest_ddpscale.evidence.columns import columns_of
-from pytest_ddpscale.evidence.evidence import evidence_of
-from pytest_ddpscale.results.records import Block, gangs_by_number
-from pytest_ddpscale.results.run_json import RunRecord
-from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.value_change import NEGLIGIBLE_CHANGE
+from pytest_ddpscale.run.columns import columns_of
+from pytest_ddpscale.run.evidence import evidence_of
+from pytest_ddpscale.run.records import Block, gangs_by_number
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.simulate.faults import parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.spread import NodeSpread
 from pytest_ddpscale.simulate.writing import records
-from pytest_ddpscale.stats.value_change import NEGLIGIBLE_CHANGE
 from pytest_ddpscale.thresholds.cases import training_cases
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
-from pytest_ddpscale.verdict.judge import judge
 
 CONFIDENCE, ROUNDS, GPUS = 0.95, 16, 8
 NONE, SLOW, LEAST_LOSS = "no difference shown", "slow-gpu:3:1.1", 0.01

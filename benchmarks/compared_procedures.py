@@ -15,24 +15,24 @@ from typing import Literal
 import numpy as np
 from simulated_session import decide
 
-from pytest_ddpscale.evidence.columns import columns_of
-from pytest_ddpscale.evidence.evidence import Evidence, evidence_of
-from pytest_ddpscale.metrics.samples import MeasuredArms
+from pytest_ddpscale.judge.answering_rounds import rounds_of
+from pytest_ddpscale.judge.answering_study import matching_study
+from pytest_ddpscale.judge.deciding import arms_needed
+from pytest_ddpscale.judge.intervals import t_quantile
+from pytest_ddpscale.judge.samples import MeasuredArms
 from pytest_ddpscale.plan.estimate import STARTUP_S, round_seconds, warm_up_seconds
 from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import Block
-from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.run.columns import columns_of
+from pytest_ddpscale.run.evidence import Evidence, evidence_of
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import Block
+from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.simulate.faults import parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.performance import FloatArray
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
 from pytest_ddpscale.simulate.simulated_nodes import gang_of
-from pytest_ddpscale.stats.intervals import t_quantile
 from pytest_ddpscale.thresholds.cases import Case, training_cases
-from pytest_ddpscale.verdict.answering_rounds import rounds_of
-from pytest_ddpscale.verdict.answering_study import matching_study
-from pytest_ddpscale.verdict.deciding import arms_needed
 
 Decision = Literal["accepted", "rejected", "undecided"]
 CONFIDENCE = 0.95

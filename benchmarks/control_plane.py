@@ -36,7 +36,7 @@ from typing import Any
 from reporting import argument_parser, keep, positive_int, table
 from torch.distributed import TCPStore
 
-from pytest_ddpscale.results.strict_json import parse_strict_json, strict_json
+from pytest_ddpscale.run.strict_json import parse_strict_json, strict_json
 from pytest_ddpscale.worker.control import Control
 
 RANKS = (64, 128, 256, 512, 1024, 2048)

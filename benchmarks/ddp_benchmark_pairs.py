@@ -13,7 +13,7 @@ import argparse
 import random
 
 from pytest_ddpscale.compare.ddp_benchmark_diff import ComparedSize, compare_reports
-from pytest_ddpscale.results.ddp_benchmark_file import (
+from pytest_ddpscale.run.ddp_benchmark_file import (
     CONFIGURATION,
     DdpBenchmark,
     DdpBenchmarkFile,

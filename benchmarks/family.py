@@ -22,13 +22,13 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from reporting import Share, argument_parser, keep, positive_int, table
 
+from pytest_ddpscale.judge.bounds import against_bound
+from pytest_ddpscale.judge.estimating import estimate_of
+from pytest_ddpscale.judge.sequential import EProcesses, FloatArray
 from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
-from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
-from pytest_ddpscale.stats.sequential import EProcesses, FloatArray
+from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.model import Requirement, Source
-from pytest_ddpscale.verdict.bounds import against_bound
-from pytest_ddpscale.verdict.estimating import estimate_of
 
 CONFIDENCE = 0.95
 NOISE = 0.003

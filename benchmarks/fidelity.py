@@ -33,12 +33,12 @@ from typing import Any, Literal
 
 from reporting import argument_parser, keep, positive_int, table
 
+from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 from pytest_ddpscale.plan.study import Arm, DeviceType, Study
 from pytest_ddpscale.plan.workload import MemoryFormat, Precision, Workload
 from pytest_ddpscale.sku.detection import visible_gpus
-from pytest_ddpscale.stats.intervals import Estimate, geometric_mean_estimate
 
 Loop = Literal["bare", "worker"]
 # Of each round, by loop.

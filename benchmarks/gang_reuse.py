@@ -32,9 +32,9 @@ from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.plan.planner import PACES
 from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.results.records import Block, gangs_by_number
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_record import errors_of
+from pytest_ddpscale.run.records import Block, gangs_by_number
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_record import errors_of
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 

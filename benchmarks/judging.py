@@ -27,15 +27,15 @@ from typing import Any
 
 from reporting import argument_parser, keep, positive_int, table
 
+from pytest_ddpscale.judge.deciding import Decider
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here
-from pytest_ddpscale.results.rank_folder import MEASUREMENTS
-from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.run.rank_folder import MEASUREMENTS
+from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.thresholds.cases import cases_for
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
-from pytest_ddpscale.verdict.deciding import Decider
 
 SKU = "b200"
 EXPECTED_CPU_S = {64: 2.0, 8192: 10.0}

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.run.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from tests.slurm_lab.lab import SlurmLab

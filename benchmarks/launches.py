@@ -23,7 +23,7 @@ from pathlib import Path
 
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.results.verdicts import Verdict, read_judgement
+from pytest_ddpscale.run.verdicts import Verdict, read_judgement
 
 REQUIREMENTS = ("throughput_per_gpu[shuffle96-fp32-1rank]", "weak_scaling_efficiency[shuffle96-fp32-2rank]")
 ONLY_THESE = "(throughput_per_gpu and 1rank) or (weak_scaling_efficiency and 2rank)"

@@ -28,8 +28,8 @@ from random import Random
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.results.records import Block
-from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.run.records import Block
+from pytest_ddpscale.run.run_directory import RunDirectory
 
 CONFIDENCE = 0.95
 FEWEST_PAIRS = 6  # fewer have no such interval
@@ -39,9 +39,9 @@ ALL_ARMS, CPU_TIME = "all arms", "CPU time"
 _CONFTEST = """\
 import json
 from pathlib import Path
-from pytest_ddpscale.results.records import GangRecord, RoundEnd
+from pytest_ddpscale.run.records import GangRecord, RoundEnd
 from pytest_ddpscale.session import live_page
-from pytest_ddpscale.verdict.deciding import Decider
+from pytest_ddpscale.judge.deciding import Decider
 
 Decider.needed_arms = lambda self, study_id: [arm.name for arm in self._plan.study(study_id).arms]  # all rounds
 live_page.LARGEST_SHARE, live_page.EVERY_S = 1e9, 0.0

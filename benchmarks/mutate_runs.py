@@ -25,8 +25,8 @@ from typing import Any
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.errors import BadInput
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.session import open as session_open
 from pytest_ddpscale.session.unjudged import judgement_of
 from pytest_ddpscale.simulate.faults import parse_faults

@@ -24,7 +24,7 @@ from simulated_session import decide_all
 from pytest_ddpscale.errors import BadInput, OptionError
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.simulate.faults import ALL, COMMON_FAULTS, FORMS, NODE_FAULTS, Faults, InjectedFault, parse_fault
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster

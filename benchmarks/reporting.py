@@ -13,7 +13,7 @@ from statistics import NormalDist
 from typing import Any
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.results.strict_json import strict_json
+from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.util.atomic_writing import write_atomically
 
 

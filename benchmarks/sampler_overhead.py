@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 
 from reporting import argument_parser, keep, positive_int, table
 
+from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate
 from pytest_ddpscale.sku.detection import visible_gpus
-from pytest_ddpscale.stats.intervals import Estimate, geometric_mean_estimate
 from pytest_ddpscale.telemetry.link import POLL_S, Sampler
 
 if TYPE_CHECKING:

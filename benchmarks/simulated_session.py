@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pytest_ddpscale.evidence.columns import columns_of
-from pytest_ddpscale.evidence.evidence import Evidence, evidence_of
-from pytest_ddpscale.evidence.telemetry_columns import telemetry_columns_of
+from pytest_ddpscale.judge.answering_study import matching_study
+from pytest_ddpscale.judge.deciding import Decider
+from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.results.probe_record import ProbeBlock
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import Block, GangRecord, gangs_by_number
-from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.run.columns import columns_of
+from pytest_ddpscale.run.evidence import Evidence, evidence_of
+from pytest_ddpscale.run.probe_record import ProbeBlock
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import Block, GangRecord, gangs_by_number
+from pytest_ddpscale.run.telemetry_columns import telemetry_columns_of
+from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
 from pytest_ddpscale.simulate.simulated_nodes import gang_of, telemetry_of_block
 from pytest_ddpscale.simulate.writing import after_training, before_training
 from pytest_ddpscale.thresholds.cases import AnyCase, training_cases
-from pytest_ddpscale.verdict.answering_study import matching_study
-from pytest_ddpscale.verdict.deciding import Decider
-from pytest_ddpscale.verdict.judge import judge
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from reporting import argument_parser, keep, table
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pytest_ddpscale.results.strict_json import parse_strict_json  # noqa: E402
+from pytest_ddpscale.run.strict_json import parse_strict_json  # noqa: E402
 from tests.integration.lab_runs import QUICK, thresholds_for  # noqa: E402
 from tests.ssh_lab.lab import SshLab  # noqa: E402
 

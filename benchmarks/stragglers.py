@@ -23,7 +23,7 @@ from pathlib import Path
 
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.evidence.evidence import read_evidence
+from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
@@ -32,13 +32,13 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_json import RunRecord
-from pytest_ddpscale.results.run_record import now_iso
-from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.run.evidence import read_evidence
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.run_record import now_iso
+from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.thresholds.model import Requirement, Source
-from pytest_ddpscale.verdict.judge import judge
 
 RANKS = 2
 WORKLOAD = Workload("small", "resnet18", "fp32", 16, 64, "contiguous", num_classes=10)

@@ -23,12 +23,12 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from reporting import Share, argument_parser, keep, positive_int, table
 
+from pytest_ddpscale.judge.estimating import estimate_of
+from pytest_ddpscale.judge.intervals import Estimate
+from pytest_ddpscale.judge.sequential import EProcesses
 from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.simulate.round_noise import FloatArray
-from pytest_ddpscale.stats.intervals import Estimate
-from pytest_ddpscale.stats.sequential import EProcesses
-from pytest_ddpscale.verdict.estimating import estimate_of
 
 CONFIDENCE = 0.95
 ROUNDS = (5, 8, 10, 12, 14, 16, 18, 20, 24, 28, 32)

@@ -57,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.results.run_directory import RunDirectory
-    from pytest_ddpscale.results.verdicts import Judgement
+    from pytest_ddpscale.run.run_directory import RunDirectory
+    from pytest_ddpscale.run.verdicts import Judgement
     from pytest_ddpscale.sku.detection import Gpu
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -155,7 +155,7 @@ def _judgement_of(run: RunDirectory) -> Judgement:
 
 
 def _import_paik(arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.results.paik import import_paik
+    from pytest_ddpscale.run.paik import import_paik
     from pytest_ddpscale.thresholds.loading import load_thresholds
 
     thresholds = load_thresholds(arguments.thresholds or usual_thresholds())
@@ -173,7 +173,7 @@ def _import_pytorch_ddp(arguments: argparse.Namespace) -> None:
 
 def _runs(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.report.runs_text import run_lines
-    from pytest_ddpscale.results.run_opening import RUNS_FOLDER
+    from pytest_ddpscale.run.run_opening import RUNS_FOLDER
 
     # Lines are cut only to fit a terminal, not in a file or a pipe.
     columns = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 0
@@ -182,10 +182,10 @@ def _runs(arguments: argparse.Namespace) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from pytest_ddpscale.evidence.evidence import read_evidence
     from pytest_ddpscale.report.files import write_reports
     from pytest_ddpscale.report.terminal import brief_lines, table_lines
-    from pytest_ddpscale.results.judged_run import open_judged
+    from pytest_ddpscale.run.evidence import read_evidence
+    from pytest_ddpscale.run.judged_run import open_judged
     from pytest_ddpscale.session.unjudged import judgement_of
 
     run, judged = open_judged(arguments.directory)
@@ -212,7 +212,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _culprits(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.report.culprits_text import HostFindings, read_findings, settled, text_lines, tsv_lines
-    from pytest_ddpscale.results.run_json import WATERMARK
+    from pytest_ddpscale.run.run_json import WATERMARK
     from pytest_ddpscale.session.unjudged import judgement_of
 
     readable: list[HostFindings] = []

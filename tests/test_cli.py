@@ -14,9 +14,9 @@ import pytest
 
 from pytest_ddpscale import cli
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.records import Lost
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_record import start_run
+from pytest_ddpscale.run.records import Lost
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_record import start_run
 from tests.report.judged import failed, write_judged_run
 from tests.rows import rows
 

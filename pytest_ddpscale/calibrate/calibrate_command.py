@@ -55,7 +55,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.calibrate.calibration_text import calibration_json, calibration_lines
     from pytest_ddpscale.calibrate.provenance import overlay_of, provenance_of
     from pytest_ddpscale.calibrate.trusted_runs import read_trusted_run, refuse_unlike_runs
-    from pytest_ddpscale.results.strict_json import strict_json
+    from pytest_ddpscale.run.strict_json import strict_json
     from pytest_ddpscale.thresholds.loading import load_thresholds
     from pytest_ddpscale.thresholds.overlay import refuse_unwritable, write_overlay
 

@@ -10,16 +10,16 @@ from typing import TypeVar
 
 import numpy as np
 
-from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.metrics.probes import places
+from pytest_ddpscale.judge.answering_rounds import values_of_nodes
+from pytest_ddpscale.judge.answering_study import matching_study, why_no_study
+from pytest_ddpscale.judge.caveats import credible_values, suspect_nodes
+from pytest_ddpscale.judge.estimating import Estimates
+from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.probes import places
+from pytest_ddpscale.judge.probing import MOST_OF_PEAK
 from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
-from pytest_ddpscale.verdict.answering_rounds import values_of_nodes
-from pytest_ddpscale.verdict.answering_study import matching_study, why_no_study
-from pytest_ddpscale.verdict.caveats import credible_values, suspect_nodes
-from pytest_ddpscale.verdict.estimating import Estimates
-from pytest_ddpscale.verdict.judge import judge
-from pytest_ddpscale.verdict.probing import MOST_OF_PEAK
 
 CONFIDENCE = 0.95  # of intervals, a session's default
 P = TypeVar("P", bound=Hashable)

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_ddpscale.compare.compared_run import ComparedRun
-from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.metrics.probes import places
+from pytest_ddpscale.judge.answering_rounds import ALL_RANKS, rounds_of, values_of
+from pytest_ddpscale.judge.answering_study import matching_study
+from pytest_ddpscale.judge.probes import places
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.verdicts import Verdict
-from pytest_ddpscale.verdict.answering_rounds import ALL_RANKS, rounds_of, values_of
-from pytest_ddpscale.verdict.answering_study import matching_study
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.verdicts import Verdict
 
 # Per-round values by host; several series of one host are of its GPUs, or of pairs of them.
 ByHost = Mapping[str, Sequence[PerRound]]

@@ -12,8 +12,8 @@ from pytest_ddpscale.settings import OPTIONS, confidence_level, read_value
 
 if TYPE_CHECKING:
     from pytest_ddpscale.compare.gate import Gate, Gated
-    from pytest_ddpscale.results.run_directory import RunDirectory
-    from pytest_ddpscale.results.verdicts import Judgement
+    from pytest_ddpscale.run.run_directory import RunDirectory
+    from pytest_ddpscale.run.verdicts import Judgement
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
     JudgementOf = Callable[[RunDirectory], Judgement]
@@ -49,7 +49,7 @@ def _compare(arguments: argparse.Namespace, judgement_of: JudgementOf) -> int:
     """Print the comparison. Returns the exit code; raises BadInput."""
     from pytest_ddpscale.compare.compared_run import read_compared_run
     from pytest_ddpscale.compare.gate import Gate
-    from pytest_ddpscale.results.ddp_benchmark_file import report_at
+    from pytest_ddpscale.run.ddp_benchmark_file import report_at
 
     fail_below = None if arguments.fail_below is None else read_value("--fail-below", arguments.fail_below, _share)
     if arguments.allow_missing and fail_below is None:
@@ -77,7 +77,7 @@ def _compare(arguments: argparse.Namespace, judgement_of: JudgementOf) -> int:
 def _of_ddp_benchmark(arguments: argparse.Namespace, confidence: float, gate: Gate) -> int:
     from pytest_ddpscale.compare.ddp_benchmark_diff import compare_reports
     from pytest_ddpscale.compare.ddp_benchmark_lines import benchmark_comparison_json, benchmark_comparison_lines
-    from pytest_ddpscale.results.ddp_benchmark_file import FILE_NAME, read_ddp_benchmark, report_at
+    from pytest_ddpscale.run.ddp_benchmark_file import FILE_NAME, read_ddp_benchmark, report_at
 
     if arguments.history is not None:
         raise OptionError("--history", "found with a report of PyTorch's DDP benchmark", "a judged run")
@@ -102,7 +102,7 @@ def _print(
     form: str,
 ) -> int:  # fmt: skip
     """Print a comparison in the requested format, with the result of --fail-below. Returns the exit code."""
-    from pytest_ddpscale.results.strict_json import strict_json
+    from pytest_ddpscale.run.strict_json import strict_json
 
     if form == "json":
         print(strict_json(as_json(found) | gate.as_json(found)))

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_ddpscale.evidence.evidence import Evidence, read_evidence
 from pytest_ddpscale.history.baseline import BASELINE_SCHEMA_VERSION, Baseline
 from pytest_ddpscale.history.key_values import KeyValueSeries
 from pytest_ddpscale.history.prediction import Reference
 from pytest_ddpscale.history.recording import versions_by_host
-from pytest_ddpscale.results.run_directory import RunDirectory, read_file
-from pytest_ddpscale.results.run_json import RunRecord
-from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.run.evidence import Evidence, read_evidence
+from pytest_ddpscale.run.run_directory import RunDirectory, read_file
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.verdicts import Judgement
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 diff.py (github.com/pytorch/pytorch, benchmarks/distributed/ddp/diff.py) pools all steps of all ranks for percentiles.
 Pooled steps are not independent. Ranks wait for each other, so for the interval a step counts once, as the mean of its
 ranks. Successive steps are correlated, which the interval of a series allows for up to 0.5
-(`pytest_ddpscale.verdict.estimating`). If a file records which steps belong to a round, rounds count instead of steps.
+(`pytest_ddpscale.judge.estimating`). If a file records which steps belong to a round, rounds count instead of steps.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pytest_ddpscale.compare.step_percentiles import StepPercentile, step_percentile
-from pytest_ddpscale.metrics.step_times import percentile
+from pytest_ddpscale.judge.estimating import estimate_of
+from pytest_ddpscale.judge.step_times import percentile
+from pytest_ddpscale.judge.value_change import ComparedValue, ValueChange, change_between
 from pytest_ddpscale.plan.per_round import Sample
-from pytest_ddpscale.results.ddp_benchmark_file import DdpBenchmark, DdpBenchmarkFile, DdpBenchmarkResult, Said
-from pytest_ddpscale.stats.value_change import ComparedValue, ValueChange, change_between
-from pytest_ddpscale.verdict.estimating import estimate_of
+from pytest_ddpscale.run.ddp_benchmark_file import DdpBenchmark, DdpBenchmarkFile, DdpBenchmarkResult, Said
 
 PERCENTS_OF_DIFF = (75, 95)
 ABSENT_KEY = "-"

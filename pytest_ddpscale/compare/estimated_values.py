@@ -10,13 +10,13 @@ import numpy as np
 
 from pytest_ddpscale.compare.asked_of_run import TOGETHER, AskedOfRun, ByHost
 from pytest_ddpscale.history.launch_deviation import launch_deviation_of
+from pytest_ddpscale.judge.estimating import Found, estimate_of
+from pytest_ddpscale.judge.finality import stretched_interval
+from pytest_ddpscale.judge.launches import over_launches
+from pytest_ddpscale.judge.value_change import ComparedValue
 from pytest_ddpscale.plan.metric import Metric, Scale
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.per_round import PerRound, Sample
-from pytest_ddpscale.stats.value_change import ComparedValue
-from pytest_ddpscale.verdict.estimating import Found, estimate_of
-from pytest_ddpscale.verdict.finality import stretched_interval
-from pytest_ddpscale.verdict.launches import over_launches
 
 # With several nodes: the worst of each round; the mean if the runs share no nodes, because the worst of many nodes is
 # worse than the worst of few.

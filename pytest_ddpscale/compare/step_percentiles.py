@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pytest_ddpscale.compare.compared_run import ComparedRun
-from pytest_ddpscale.metrics.rounds import all_groups
-from pytest_ddpscale.metrics.step_times import step_time_percentiles_ms
+from pytest_ddpscale.judge.rounds import all_groups
+from pytest_ddpscale.judge.step_times import step_time_percentiles_ms
 from pytest_ddpscale.plan.study import Arm, Study
 from pytest_ddpscale.plan.workload import COMPARABLE_FIELDS
 

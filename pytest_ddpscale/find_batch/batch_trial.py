@@ -20,13 +20,13 @@ from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.protocol import Task
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.results.memory_record import RankMemory, StudyMemory, read_memory
-from pytest_ddpscale.results.notices import Notice
-from pytest_ddpscale.results.rank_folder import MEASUREMENTS, MEMORY, Assignment, lines_by_file
-from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader
-from pytest_ddpscale.results.records import Block, StudyEnd
-from pytest_ddpscale.results.strict_json import strict_json
-from pytest_ddpscale.results.survey_record import Survey
+from pytest_ddpscale.run.memory_record import RankMemory, StudyMemory, read_memory
+from pytest_ddpscale.run.notices import Notice
+from pytest_ddpscale.run.rank_folder import MEASUREMENTS, MEMORY, Assignment, lines_by_file
+from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader
+from pytest_ddpscale.run.records import Block, StudyEnd
+from pytest_ddpscale.run.strict_json import strict_json
+from pytest_ddpscale.run.survey_record import Survey
 
 # Inactive gangs are ended, because many hang when they run out of memory.
 LIMITS = Limits(inactivity_s=300.0, startup_s=600.0, total_s=3600.0)

@@ -262,7 +262,7 @@ def _write_json(file: Path | None, node: TrialNode, options: BatchOptions, found
     if file is None:
         return
     from pytest_ddpscale.find_batch.batch_text import as_json
-    from pytest_ddpscale.results.strict_json import strict_json
+    from pytest_ddpscale.run.strict_json import strict_json
 
     workloads = [as_json(one.name, one.plan, one.largest, one.trials) for one in found]
     data: dict[str, Any] = {

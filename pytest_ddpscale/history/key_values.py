@@ -10,16 +10,16 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.evidence.probe_columns import ProbeColumns
-from pytest_ddpscale.metrics.probes import places
-from pytest_ddpscale.metrics.rounds import group_rounds
+from pytest_ddpscale.judge.probes import places
+from pytest_ddpscale.judge.rounds import group_rounds
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.variant import USUAL
-from pytest_ddpscale.results.strict_json import strict_json
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.probe_columns import ProbeColumns
+from pytest_ddpscale.run.strict_json import strict_json
 
 _CPU = "cpu"
 _DIGEST_DIGITS = 12

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.history.baseline import Baseline
 from pytest_ddpscale.history.key_values import KeyValueSeries, key_values_of
 from pytest_ddpscale.history.prediction import LEAST_SPREAD, Reference
+from pytest_ddpscale.judge.intervals import t_quantile
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.results.verdicts import THIS_LAUNCH_ONLY, WRONG_DATA, Verdict
-from pytest_ddpscale.stats.intervals import t_quantile
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, WRONG_DATA, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
 
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from pytest_ddpscale.judge.intervals import t_quantile
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.stats.intervals import t_quantile
 
 CONFIDENCE = 0.95
 FEWEST_VALUES = 5  # fewer do not show their spread

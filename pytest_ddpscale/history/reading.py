@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries
 from pytest_ddpscale.history.prediction import MOST_VALUES, Reference, reference_of
-from pytest_ddpscale.results.strict_json import parse_strict_json
+from pytest_ddpscale.run.strict_json import parse_strict_json
 
 # Most runs of a node that serve as a baseline. Not every run has every value, so twenty values may need more runs.
 MOST_RUNS = 60

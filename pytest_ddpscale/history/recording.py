@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Literal
 
 from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.evidence.evidence import Evidence, read_evidence
 from pytest_ddpscale.history.database import reading, writing
 from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries, key_values_of, known_versions
 from pytest_ddpscale.history.prediction import Reference
 from pytest_ddpscale.history.reading import host_runs, references_of
 from pytest_ddpscale.history.regression import regressed_values
-from pytest_ddpscale.results.record_lines import AnyRecord, line_of
-from pytest_ddpscale.results.records import GangRecord, gangs_by_number
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_json import RunRecord
-from pytest_ddpscale.results.strict_json import each, strict_json
-from pytest_ddpscale.results.verdicts import Judgement, Verdict, read_judgement
+from pytest_ddpscale.run.evidence import Evidence, read_evidence
+from pytest_ddpscale.run.record_lines import AnyRecord, line_of
+from pytest_ddpscale.run.records import GangRecord, gangs_by_number
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.strict_json import each, strict_json
+from pytest_ddpscale.run.verdicts import Judgement, Verdict, read_judgement
 
 Recorded = Literal["added", "replaced", "known"]
 

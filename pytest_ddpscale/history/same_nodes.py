@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pytest_ddpscale.history.key_values import KeyValue
+from pytest_ddpscale.judge.value_change import ComparedValue
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.results.verdicts import RunOutcome
-from pytest_ddpscale.stats.value_change import ComparedValue
+from pytest_ddpscale.run.verdicts import RunOutcome
 
 RequirementKey: TypeAlias = "tuple[str, int]"  # id, and number of ranks
 _Work: TypeAlias = "dict[tuple[str, str, int], set[str]]"  # definitions by subject, arm and number of ranks

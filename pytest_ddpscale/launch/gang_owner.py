@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pytest_ddpscale.node.protocol import Failed
-from pytest_ddpscale.results.notices import Notice
-from pytest_ddpscale.results.rank_folder import WantedArms
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.survey_record import PostMortem, Survey
+from pytest_ddpscale.run.notices import Notice
+from pytest_ddpscale.run.rank_folder import WantedArms
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.survey_record import PostMortem, Survey
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pytest_ddpscale.node.protocol import (
     RankSeen,
     Up,
 )
-from pytest_ddpscale.results.survey_record import ClockSkew, Survey
+from pytest_ddpscale.run.survey_record import ClockSkew, Survey
 
 
 @dataclass

@@ -26,17 +26,17 @@ from pytest_ddpscale.launch.launcher import Launch, why_signalled
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.protocol import SILENCE_S, Task
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.results.notices import Interrupted, Listener, Notice
-from pytest_ddpscale.results.profile_record import ArmProfile
-from pytest_ddpscale.results.rank_folder import MEASUREMENTS, Assignment, WantedArms, lines_by_file
-from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader
-from pytest_ddpscale.results.records import EndReason, Lost, RoundEnd, StudyEnd, StudyStart
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_record import ends_of
-from pytest_ddpscale.results.strict_json import strict_json
-from pytest_ddpscale.results.survey_record import STUDY_ID as SURVEY
-from pytest_ddpscale.results.survey_record import Survey
-from pytest_ddpscale.results.training_record import LaunchTime
+from pytest_ddpscale.run.notices import Interrupted, Listener, Notice
+from pytest_ddpscale.run.profile_record import ArmProfile
+from pytest_ddpscale.run.rank_folder import MEASUREMENTS, Assignment, WantedArms, lines_by_file
+from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader
+from pytest_ddpscale.run.records import EndReason, Lost, RoundEnd, StudyEnd, StudyStart
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_record import ends_of
+from pytest_ddpscale.run.strict_json import strict_json
+from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
+from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.run.training_record import LaunchTime
 
 Admit = Callable[[Sequence[Survey]], str]
 # Target rate of messages from all nodes together, as long as beats stay well within SILENCE_S.

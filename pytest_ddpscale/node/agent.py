@@ -52,14 +52,14 @@ from pytest_ddpscale.node.rank_logs import LogRelay, last_nccl_lines, last_words
 from pytest_ddpscale.node.ranks import LocalRanks, oom_kills
 from pytest_ddpscale.node.survey_process import LIMIT_S, POST_MORTEM_LIMIT_S, survey_command, survey_from
 from pytest_ddpscale.node.torchrun_command import ended_pids, interfaces, rank_exits, torchrun_command
-from pytest_ddpscale.results.rank_folder import (
+from pytest_ddpscale.run.rank_folder import (
     LOGS,
     WantedArms,
     leave_assignment,
     leave_wanted_arms,
     open_records,
 )
-from pytest_ddpscale.results.rank_status import STATUS_VARIABLE
+from pytest_ddpscale.run.rank_status import STATUS_VARIABLE
 from pytest_ddpscale.util.orphans import die_with_parent
 
 POLL_S = 0.3

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from pytest_ddpscale.results.rank_folder import Assignment, WantedArms
-from pytest_ddpscale.results.rank_status import RankFailure, RankStatus
-from pytest_ddpscale.results.survey_record import Survey
+from pytest_ddpscale.run.rank_folder import Assignment, WantedArms
+from pytest_ddpscale.run.rank_status import RankFailure, RankStatus
+from pytest_ddpscale.run.survey_record import Survey
 
 MARK = b"@ddpscale "
 # A scheduler's client forwards longer lines in pieces and may interleave them with another node's.

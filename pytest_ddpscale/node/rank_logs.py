@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_ddpscale.results.rank_folder import MOST_TRACE_BYTES, TRACES
+from pytest_ddpscale.run.rank_folder import MOST_TRACE_BYTES, TRACES
 from pytest_ddpscale.util.masking import masked_text
 
 # This much of a log's head is sent as it grows, and this much of its tail at the end; verbose NCCL logs are larger.

@@ -6,7 +6,7 @@ import sys
 import time
 
 from pytest_ddpscale.node.limited_command import Command, last_line
-from pytest_ddpscale.results.survey_record import Survey, read_survey
+from pytest_ddpscale.run.survey_record import Survey, read_survey
 
 LIMIT_S = 60.0
 # Short, because the supervisor waits for agents to exit, but a driver without persistence mode takes up to ten seconds.

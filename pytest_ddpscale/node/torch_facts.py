@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from pytest_ddpscale.node.limited_command import Command
-from pytest_ddpscale.results.strict_json import Record
+from pytest_ddpscale.run.strict_json import Record
 
 LIMIT_S = 45.0  # allows for a shared disk that many nodes read at once
 # Touches no GPU: the flags do not initialise CUDA, unlike torch.cuda.get_arch_list() of older versions.

@@ -13,7 +13,7 @@ from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.settings import Settings
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.results.verdicts import Blocker, Judgement
+    from pytest_ddpscale.run.verdicts import Blocker, Judgement
     from pytest_ddpscale.session.session import AcceptanceSession
     from pytest_ddpscale.session.sources import EvidenceSource
 

@@ -17,10 +17,10 @@ from pytest_ddpscale.report.explain import explain
 from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.report.properties import verdict_properties
 from pytest_ddpscale.report.text import one_line, rerun_command
-from pytest_ddpscale.results.verdicts import Blocker
+from pytest_ddpscale.run.verdicts import Blocker
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.results.verdicts import Judgement
+    from pytest_ddpscale.run.verdicts import Judgement
     from pytest_ddpscale.session.session import AcceptanceSession
     from pytest_ddpscale.thresholds.cases import AnyCase
 

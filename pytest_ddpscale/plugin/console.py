@@ -16,8 +16,8 @@ from pytest_ddpscale.report.progress import Progress, load_warning
 from pytest_ddpscale.report.terminal import brief_lines, table_lines
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.results.notices import Listener
-    from pytest_ddpscale.results.verdicts import Judgement
+    from pytest_ddpscale.run.notices import Listener
+    from pytest_ddpscale.run.verdicts import Judgement
 
 LOG_EVERY_S = 60.0
 JUDGED_BY_US = "ddpscale_judged"  # marks reports of items that fail by their verdict

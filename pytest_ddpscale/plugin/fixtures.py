@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.results.notices import Listener
-    from pytest_ddpscale.results.verdicts import Verdict
+    from pytest_ddpscale.run.notices import Listener
+    from pytest_ddpscale.run.verdicts import Verdict
     from pytest_ddpscale.session.session import AcceptanceSession
     from pytest_ddpscale.session.sources import EvidenceSource
     from pytest_ddpscale.thresholds.cases import AnyCase

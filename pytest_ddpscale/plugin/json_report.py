@@ -17,7 +17,7 @@ from pytest_ddpscale.plugin.active import TOLD
 from pytest_ddpscale.plugin.selection import case_of
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.results.verdicts import Verdict
+    from pytest_ddpscale.run.verdicts import Verdict
     from pytest_ddpscale.session.sources import EvidenceSource
 
 JSON_REPORT = "pytest-report.json"

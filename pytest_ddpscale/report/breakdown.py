@@ -9,12 +9,12 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pytest_ddpscale.evidence.columns import Columns
-from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.metrics.rounds import ArmRounds, all_groups
-from pytest_ddpscale.metrics.step_times import PERCENTS, step_time_percentiles_ms
+from pytest_ddpscale.judge.rounds import ArmRounds, all_groups
+from pytest_ddpscale.judge.step_times import PERCENTS, step_time_percentiles_ms
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import Evidence
 
 HEADINGS = (
     "Study", "Arm", "Rounds", "img/s per rank", "TFLOPS per rank", *(f"p{percent} ms" for percent in PERCENTS),

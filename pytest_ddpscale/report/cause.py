@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pytest_ddpscale.plan.metric_catalogue import MATMUL_TFLOPS, METRICS, RANK_UNIFORMITY
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.unmet import explained_text
-from pytest_ddpscale.results.verdicts import WRONG_DATA, Blocker, Culprit, Judgement, Verdict
+from pytest_ddpscale.run.verdicts import WRONG_DATA, Blocker, Culprit, Judgement, Verdict
 from pytest_ddpscale.util.listing import first_few
 
 _Who = tuple[str, str, int | None, str | None, int | None]  # kind, host, GPU, other end

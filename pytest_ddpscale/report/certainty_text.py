@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
-from pytest_ddpscale.results.verdicts import Judgement, UniformLoss, Verdict
+from pytest_ddpscale.run.verdicts import Judgement, UniformLoss, Verdict
 
 # False failures of a requirement exactly on its bound, relative to 1 - confidence, if successive rounds correlate by
 # 0.5, the most that intervals allow for. With independent rounds it is 0.014 (benchmarks/family.py).

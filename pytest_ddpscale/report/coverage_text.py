@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from pytest_ddpscale.report.text import ABSENT, count_text
-from pytest_ddpscale.results.coverage import Coverage, GpuCoverage
+from pytest_ddpscale.run.coverage import Coverage, GpuCoverage
 from pytest_ddpscale.util.listing import first_few
 
 MOST_NODES, MOST_PATHS = 64, 40

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 
 from pytest_ddpscale.report import text
-from pytest_ddpscale.results.verdicts import Judgement, Verdict
+from pytest_ddpscale.run.verdicts import Judgement, Verdict
 
 Cell = str | int | float | bool | None
 

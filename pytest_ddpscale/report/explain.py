@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_ddpscale.report import text
-from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.run.verdicts import Verdict
 
 
 def explain(verdict: Verdict, where: str, rerun: str) -> str:

@@ -9,11 +9,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_ddpscale.errors import WritingError
-from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.report.live_progress import LIVE
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_json import OPERATOR, RunRecord, ThresholdsUsed
-from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_json import OPERATOR, RunRecord, ThresholdsUsed
+from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.atomic_writing import write_atomically
 
 

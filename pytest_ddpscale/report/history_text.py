@@ -11,7 +11,7 @@ from pytest_ddpscale.history.overview import NodeHistory, ValueComparison
 from pytest_ddpscale.history.prediction import FEWEST_VALUES
 from pytest_ddpscale.history.reading import HostRun
 from pytest_ddpscale.report import text
-from pytest_ddpscale.results.strict_json import strict_json
+from pytest_ddpscale.run.strict_json import strict_json
 
 TSV_HEADER = (
     "sku", "host", "at", "metric", "subject", "world_size", "arm", "gpu_index", "gpu_uuid", "value", "unit",

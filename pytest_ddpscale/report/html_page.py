@@ -18,7 +18,6 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
-from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.metric_catalogue import (
     GENERATION_RATIO,
     METRICS,
@@ -37,9 +36,10 @@ from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.report.software_text import software_line, software_versions
 from pytest_ddpscale.report.svg_figures import figures
 from pytest_ddpscale.report.unmet import counts_text, explained_text
-from pytest_ddpscale.results.run_json import OPERATOR, WATERMARK, Resumed, RunRecord
-from pytest_ddpscale.results.survey_record import Survey
-from pytest_ddpscale.results.verdicts import Judgement, Verdict
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.run_json import OPERATOR, WATERMARK, Resumed, RunRecord
+from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.listing import first_few
 
 TEMPLATES = Path(__file__).parent / "templates"

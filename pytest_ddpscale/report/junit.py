@@ -14,8 +14,8 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.cause import headline
 from pytest_ddpscale.report.unmet import counts_text
-from pytest_ddpscale.results.run_json import WATERMARK
-from pytest_ddpscale.results.verdicts import Judgement, Verdict
+from pytest_ddpscale.run.run_json import WATERMARK
+from pytest_ddpscale.run.verdicts import Judgement, Verdict
 
 
 def render_junit(judgement: Judgement) -> str:

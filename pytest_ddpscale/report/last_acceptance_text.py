@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_ddpscale.report.text import one_line
-from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.listing import first_few
 
 

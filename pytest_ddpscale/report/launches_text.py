@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report.text import has_interval, number_text
-from pytest_ddpscale.results.verdicts import THIS_LAUNCH_ONLY, Verdict
+from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Verdict
 
 MARK = "†"  # marks an interval that is known to be too narrow
 _DOUBTFUL = (

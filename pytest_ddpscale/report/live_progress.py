@@ -7,8 +7,8 @@ from html import escape
 
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.text import count_text, one_line
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import Block, RoundEnd, StudyEnd, StudyStart
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import Block, RoundEnd, StudyEnd, StudyStart
 
 REFRESH_S = 5
 # The placeholder in the page; escaping keeps it out of any text from outside.

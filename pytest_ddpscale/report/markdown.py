@@ -16,15 +16,15 @@ from urllib.parse import quote
 
 import jinja2
 
-from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.report import cause, coverage_text, profile_text, text
 from pytest_ddpscale.report.certainty_text import certainty_lines
 from pytest_ddpscale.report.launches_text import interval_mark
 from pytest_ddpscale.report.not_tested_text import not_tested_lines
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.report.unmet import counts_text, explained_text
-from pytest_ddpscale.results.run_json import OPERATOR, SITE, TICKET, WATERMARK, RunDevice, RunRecord
-from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.run_json import OPERATOR, SITE, TICKET, WATERMARK, RunDevice, RunRecord
+from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
 
 TEMPLATES = Path(__file__).parent / "templates"
 # Most entries shown here; all are in report.html, culprits.csv or verdicts.json.

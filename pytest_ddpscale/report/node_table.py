@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
-from pytest_ddpscale.results.coverage import INFERENCE, PROBES, TRAINING
-from pytest_ddpscale.results.run_json import RunRecord
-from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict
+from pytest_ddpscale.run.coverage import INFERENCE, PROBES, TRAINING
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict
 
 MOST_ROWS = 50
 ALL_ROWS_UP_TO = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from pytest_ddpscale.report import text
-from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.listing import first_few
 
 _NOT_SAID = (

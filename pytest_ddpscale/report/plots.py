@@ -20,7 +20,6 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullFormatter, NullLocator
 
-from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.study import Scaling
 from pytest_ddpscale.report.scaling_curves import (
     EFFICIENCY,
@@ -34,8 +33,9 @@ from pytest_ddpscale.report.scaling_curves import (
     charted_curves,
 )
 from pytest_ddpscale.report.text import one_line, shorten
-from pytest_ddpscale.results.run_json import WATERMARK
-from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.run_json import WATERMARK
+from pytest_ddpscale.run.verdicts import Judgement
 
 # Okabe and Ito's palette, without its yellow, which is too light for lines on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")

@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.metrics.profiled_exposure import profiled_exposures
+from pytest_ddpscale.judge.intervals import Estimate, mean_estimate
+from pytest_ddpscale.judge.profiled_exposure import profiled_exposures
 from pytest_ddpscale.report.text import ABSENT, count_text, shorten
-from pytest_ddpscale.results.column_record import FloatArray
-from pytest_ddpscale.results.profile_record import ArmProfile
-from pytest_ddpscale.stats.intervals import Estimate, mean_estimate
+from pytest_ddpscale.run.column_record import FloatArray
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.profile_record import ArmProfile
 
 PARTS = ("Study", "Arm", "Step", "Computes", "Waits for a collective", "Idle", "All-reduce", "of that hidden")
 EXPOSED = ("Study", "Arm", "Timed rounds", "Profiled steps", "of that waiting", "of that slower computing", "")

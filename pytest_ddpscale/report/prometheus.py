@@ -13,8 +13,8 @@ from datetime import datetime
 
 from pytest_ddpscale.plan.metric import Unit
 from pytest_ddpscale.report import text
-from pytest_ddpscale.results.run_json import RunRecord
-from pytest_ddpscale.results.verdicts import Culprit, Judgement, RunOutcome, Verdict, VerdictOutcome
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.verdicts import Culprit, Judgement, RunOutcome, Verdict, VerdictOutcome
 
 Labels = dict[str, str]
 Samples = Iterable[tuple[Labels, float]]

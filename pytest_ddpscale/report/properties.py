@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
-from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.run.verdicts import Verdict
 
 
 def verdict_properties(verdict: Verdict) -> list[tuple[str, object]]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.launches_text import interval_mark
 from pytest_ddpscale.report.text import Style
-from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.run.verdicts import Verdict
 
 Line = tuple[str, Style]
 

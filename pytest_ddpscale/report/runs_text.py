@@ -8,10 +8,10 @@ from pathlib import Path
 from pytest_ddpscale.errors import BadInput, RunDirectoryError
 from pytest_ddpscale.report.cause import headline
 from pytest_ddpscale.report.text import ABSENT, one_line
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_json import RunRecord
-from pytest_ddpscale.results.strict_json import parse_strict_json
-from pytest_ddpscale.results.verdicts import read_judgement
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.strict_json import parse_strict_json
+from pytest_ddpscale.run.verdicts import read_judgement
 
 _HEADINGS = ("run", "began, UTC", "SKU", "nodes", "GPUs", "outcome")
 

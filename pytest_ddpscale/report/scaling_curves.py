@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Literal
 
-from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.judge.unbounded import worst_value
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import (
@@ -24,9 +24,9 @@ from pytest_ddpscale.plan.metric_catalogue import (
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Arm, OneGpu, Plan, Scaling, Study
 from pytest_ddpscale.plan.variant import USUAL
-from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.util.listing import first_few
-from pytest_ddpscale.verdict.unbounded import worst_value
 
 # Intervals are drawn up to this factor from the value, because a wide one would squeeze all curves into one line.
 _WIDEST = 2.0

@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.metrics.rounds import all_groups
-from pytest_ddpscale.metrics.scaling_facts import MeasuredSize, energy_j_per_image
+from pytest_ddpscale.judge.rounds import all_groups
+from pytest_ddpscale.judge.scaling_facts import MeasuredSize, energy_j_per_image
 from pytest_ddpscale.plan.study import Arm, Study
 from pytest_ddpscale.report.scaling_curves import EFFICIENCY, THROUGHPUT, place_notes, scaling_curve, usual_arms
-from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.verdicts import Verdict
 
 
 @dataclass(frozen=True)

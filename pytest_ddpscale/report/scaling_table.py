@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from pytest_ddpscale.errors import OptionError
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.evidence.evidence import Evidence
-    from pytest_ddpscale.metrics.scaling_facts import ScalingFact, SweetSpots, TrainingJob
+    from pytest_ddpscale.judge.scaling_facts import ScalingFact, SweetSpots, TrainingJob
     from pytest_ddpscale.report.scaling_series import ScalingSeries
-    from pytest_ddpscale.results.verdicts import Verdict
+    from pytest_ddpscale.run.evidence import Evidence
+    from pytest_ddpscale.run.verdicts import Verdict
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -40,7 +40,7 @@ class ScalingTable:
 
 def scaling_tables(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[ScalingTable]:
     """A table for each study with at least two sizes, for one epoch of ImageNet."""
-    from pytest_ddpscale.metrics.scaling_facts import TrainingJob, scaling_facts, sweet_spots
+    from pytest_ddpscale.judge.scaling_facts import TrainingJob, scaling_facts, sweet_spots
     from pytest_ddpscale.report.scaling_series import scaling_series
 
     # A price of 1 makes the costs GPU-hours and kWh.
@@ -75,9 +75,9 @@ def _scaling(arguments: argparse.Namespace) -> None:
     """Print scaling facts of the measured sizes. Raises BadInput."""
     from dataclasses import asdict
 
-    from pytest_ddpscale.metrics.scaling_facts import TrainingJob, scaling_facts, sweet_spots
-    from pytest_ddpscale.results.run_json import WATERMARK
-    from pytest_ddpscale.results.strict_json import strict_json
+    from pytest_ddpscale.judge.scaling_facts import TrainingJob, scaling_facts, sweet_spots
+    from pytest_ddpscale.run.run_json import WATERMARK
+    from pytest_ddpscale.run.strict_json import strict_json
 
     for option in ("images", "fixed_s", "deadline", "gpu_hour_price", "kwh_price"):
         _refuse_nonsense(option, getattr(arguments, option))
@@ -109,10 +109,10 @@ def _refuse_nonsense(option: str, number: float | None) -> None:
 
 def _series(directory: Path) -> tuple[list[ScalingSeries], bool]:
     """The measured sizes of a run, and whether it was simulated. Raises BadInput."""
-    from pytest_ddpscale.evidence.evidence import read_evidence
     from pytest_ddpscale.report.scaling_series import scaling_series
-    from pytest_ddpscale.results.run_directory import RunDirectory
-    from pytest_ddpscale.results.verdicts import read_judgement
+    from pytest_ddpscale.run.evidence import read_evidence
+    from pytest_ddpscale.run.run_directory import RunDirectory
+    from pytest_ddpscale.run.verdicts import read_judgement
 
     run = RunDirectory.open(directory)
     evidence = read_evidence(run)
@@ -157,7 +157,7 @@ def _relative_to(series: ScalingSeries, device: str) -> Iterator[str]:
 
 
 def _spot_lines(spots: SweetSpots, device: str) -> Iterator[str]:
-    from pytest_ddpscale.metrics.scaling_facts import SATURATED_GAIN
+    from pytest_ddpscale.judge.scaling_facts import SATURATED_GAIN
 
     named = (("deadline", spots.deadline), ("efficiency of 90 %", spots.efficiency),
              (f"{device}-hours", spots.gpu_cost), ("energy", spots.energy_cost))  # fmt: skip

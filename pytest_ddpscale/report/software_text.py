@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Collection
 
 from pytest_ddpscale.report.text import count_text
-from pytest_ddpscale.results.run_json import RunRecord
-from pytest_ddpscale.results.survey_record import Survey
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.survey_record import Survey
 
 # Packages on the first page, with their titles there.
 _FOREMOST = {

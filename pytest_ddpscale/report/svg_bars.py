@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytest_ddpscale.evidence.columns import ArmColumns, Columns
-from pytest_ddpscale.metrics.device_flags import IDLE
-from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds, all_groups
-from pytest_ddpscale.metrics.step_times import PERCENTS, step_time_percentiles_ms
+from pytest_ddpscale.judge.device_flags import IDLE
+from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, all_groups
+from pytest_ddpscale.judge.step_times import PERCENTS, step_time_percentiles_ms
 from pytest_ddpscale.plan.study import Arm, ArmKind, Plan, Study
 from pytest_ddpscale.report import svg_axes
 from pytest_ddpscale.report.svg_axes import BAD, SERIES_COLOURS, label, line, rectangle
 from pytest_ddpscale.report.text import number_text, one_line, shorten
-from pytest_ddpscale.results.column_record import FloatArray
+from pytest_ddpscale.run.column_record import FloatArray
+from pytest_ddpscale.run.columns import ArmColumns, Columns
 
 MOST_BARS = 36  # more would not fit on a page of paper
 _WIDTH, _LEFT, _BAR_WIDTH = 480.0, 8.0, 464.0

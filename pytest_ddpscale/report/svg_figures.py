@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from html import escape
 
-from pytest_ddpscale.evidence.columns import Columns
-from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.study import Plan, Scaling
 from pytest_ddpscale.report import svg_bars, svg_maps
 from pytest_ddpscale.report.profile_text import largest_profiles
@@ -15,8 +13,10 @@ from pytest_ddpscale.report.scaling_curves import EFFICIENCY, OVERVIEW, PLOTS, T
 from pytest_ddpscale.report.svg_axes import BAD
 from pytest_ddpscale.report.svg_scaling import generation_table, scaling_chart, weak_table
 from pytest_ddpscale.report.svg_timeline import step_timeline
-from pytest_ddpscale.results.run_json import WATERMARK, RunRecord
-from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
+from pytest_ddpscale.run.verdicts import Judgement
 
 # In the middle of each picture, so that it cannot be cropped away.
 _WATERMARK = (

@@ -10,16 +10,16 @@ from typing import TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.evidence.columns import Columns
-from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.metrics.probes import places
-from pytest_ddpscale.metrics.rounds import all_groups
-from pytest_ddpscale.metrics.slowness import slowness_of
+from pytest_ddpscale.judge.probes import places
+from pytest_ddpscale.judge.rounds import all_groups
+from pytest_ddpscale.judge.slowness import slowness_of
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import svg_axes
 from pytest_ddpscale.report.svg_axes import BAD, label, number, rectangle
 from pytest_ddpscale.report.text import number_text, one_line, shorten
-from pytest_ddpscale.results.column_record import FloatArray, IntArray
+from pytest_ddpscale.run.column_record import FloatArray, IntArray
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import Evidence
 
 MOST_NODES = 64
 MOST_ROWS = 50

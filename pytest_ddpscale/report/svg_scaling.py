@@ -20,7 +20,7 @@ from pytest_ddpscale.report.scaling_curves import (
 )
 from pytest_ddpscale.report.svg_axes import SERIES_COLOURS, AxisScale, cross, label, line, marker, number
 from pytest_ddpscale.report.text import ABSENT, number_text
-from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.run.verdicts import Judgement
 
 WIDTH, _PLOT_HEIGHT = 480.0, 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM, _KEY_HEIGHT = 52.0, 14.0, 30.0, 44.0, 19.0

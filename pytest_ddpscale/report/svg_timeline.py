@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pytest_ddpscale.report import svg_axes
 from pytest_ddpscale.report.svg_axes import SERIES_COLOURS, AxisScale, label, line, rectangle, round_ticks
-from pytest_ddpscale.results.profile_record import ArmProfile, Lane, ProfileSpan
+from pytest_ddpscale.run.profile_record import ArmProfile, Lane, ProfileSpan
 
 _WIDTH, _LEFT, _RIGHT = 960.0, 120.0, 944.0
 _ROW, _BAR = 34.0, 20.0

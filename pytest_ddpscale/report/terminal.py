@@ -13,8 +13,8 @@ from pytest_ddpscale.report.launches_text import launches_sentence
 from pytest_ddpscale.report.requirement_table import Line, requirement_table
 from pytest_ddpscale.report.text import Style
 from pytest_ddpscale.report.unmet import counts_text
-from pytest_ddpscale.results.run_json import WATERMARK
-from pytest_ddpscale.results.verdicts import Judgement, Verdict
+from pytest_ddpscale.run.run_json import WATERMARK
+from pytest_ddpscale.run.verdicts import Judgement, Verdict
 
 _INDENT = "    "
 _LEAST_COLUMNS = 40

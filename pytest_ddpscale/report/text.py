@@ -16,7 +16,7 @@ from typing import Literal
 from pytest_ddpscale.plan.metric import Metric, Unit
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeCheck
-from pytest_ddpscale.results.verdicts import (
+from pytest_ddpscale.run.verdicts import (
     Culprit,
     GenerationComparison,
     Judgement,

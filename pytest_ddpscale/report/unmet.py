@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from pytest_ddpscale.report.text import count_text
-from pytest_ddpscale.results.verdicts import Judgement, VerdictOutcome
+from pytest_ddpscale.run.verdicts import Judgement, VerdictOutcome
 
 # Outcome → singular and plural.
 _NOUNS: dict[VerdictOutcome, tuple[str, str]] = {

@@ -7,11 +7,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import BadInput
-from pytest_ddpscale.evidence.evidence import read_evidence
-from pytest_ddpscale.results.notices import Interrupted, Listener, Notice
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import StudyEnd
-from pytest_ddpscale.results.run_record import ends_of, now_iso
+from pytest_ddpscale.run.evidence import read_evidence
+from pytest_ddpscale.run.notices import Interrupted, Listener, Notice
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import StudyEnd
+from pytest_ddpscale.run.run_record import ends_of, now_iso
 
 if TYPE_CHECKING:
     from pytest_ddpscale.session.session import AcceptanceSession

@@ -9,14 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import BadInput
-from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.report.live_progress import LiveProgress
-from pytest_ddpscale.results.notices import Interrupted, Notice
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import GangRecord, RoundEnd, StudyEnd, StudyStart
-from pytest_ddpscale.results.run_record import now_iso
-from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.notices import Interrupted, Notice
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import GangRecord, RoundEnd, StudyEnd, StudyStart
+from pytest_ddpscale.run.run_record import now_iso
+from pytest_ddpscale.run.verdicts import Judgement
 
 if TYPE_CHECKING:
     from pytest_ddpscale.session.session import AcceptanceSession

@@ -19,13 +19,13 @@ from pytest_ddpscale.plan.estimate import estimate
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import PACES, Pace, Question
 from pytest_ddpscale.plan.study import DeviceType, Plan
-from pytest_ddpscale.results.notices import Listener, Unfit
-from pytest_ddpscale.results.records import StudyEnd
-from pytest_ddpscale.results.run_json import Ending
-from pytest_ddpscale.results.run_opening import new_run_directory
-from pytest_ddpscale.results.run_record import finish_run, note_left_out, start_run
-from pytest_ddpscale.results.survey_record import Survey, surveys_of
-from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.run.notices import Listener, Unfit
+from pytest_ddpscale.run.records import StudyEnd
+from pytest_ddpscale.run.run_json import Ending
+from pytest_ddpscale.run.run_opening import new_run_directory
+from pytest_ddpscale.run.run_record import finish_run, note_left_out, start_run
+from pytest_ddpscale.run.survey_record import Survey, surveys_of
+from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.session.again import command_again
 from pytest_ddpscale.session.sources import EvidenceSource, Machine, Subject
 from pytest_ddpscale.settings import LEAVE_OUT, MEASURE, Settings
@@ -34,7 +34,7 @@ from pytest_ddpscale.thresholds.planned_cases import plan_of_cases
 from pytest_ddpscale.thresholds.waiver import today
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.evidence.evidence import Evidence
+    from pytest_ddpscale.run.evidence import Evidence
 
 # Variables that nsys needs in ranks, besides those passed anyway (CUDA_*, LD_PRELOAD).
 _OF_NSYS = ("NVTX_*", "NSYS_*", "QUADD_*")
@@ -55,14 +55,14 @@ class MeasureSource(EvidenceSource):
 
     def judge_of(self, plan: Plan) -> Judge | None:
         """Decides when a study of the plan has enough rounds; None measures all rounds."""
-        from pytest_ddpscale.verdict.deciding import Decider
+        from pytest_ddpscale.judge.deciding import Decider
 
         settings = self.subject.settings
         return Decider(plan, self.selected, settings.confidence)
 
     def unfit_of(self, plan: Plan, surveys: Sequence[Survey]) -> dict[str, str]:
         """Unfit nodes and reasons, from the surveys taken before launch."""
-        from pytest_ddpscale.verdict.checking import unfit_nodes
+        from pytest_ddpscale.judge.checking import unfit_nodes
 
         return unfit_nodes(self.selected, plan, surveys_of(surveys), today())
 
@@ -141,7 +141,7 @@ class MeasureSource(EvidenceSource):
 
     def covering(self, question: Question | None, listener: Listener) -> Evidence:
         """Evidence for a question, measured by another launch if the plan does not cover it."""
-        from pytest_ddpscale.verdict.answering_study import covers
+        from pytest_ddpscale.judge.answering_study import covers
 
         self.measure(listener)
         assert self.evidence is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 from pytest_ddpscale.errors import SkuError
 from pytest_ddpscale.launch.launcher import launcher_for
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.session.devices import (
     devices_per_node,
     gpus_asked,

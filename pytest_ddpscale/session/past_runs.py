@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_ddpscale.errors import BadInput, HistoryError
-from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.history.baseline import BASELINE_SCHEMA_VERSION, Baseline, read_baseline
 from pytest_ddpscale.history.key_values import key_values_of
 from pytest_ddpscale.history.last_acceptance import last_acceptance
 from pytest_ddpscale.history.recording import history_sku, record_run, started_at_of
-from pytest_ddpscale.results.run_directory import RunDirectory, read_file
-from pytest_ddpscale.results.verdicts import Judgement, LastAcceptance, Verdict
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.run_directory import RunDirectory, read_file
+from pytest_ddpscale.run.verdicts import Judgement, LastAcceptance, Verdict
 
 
 def baseline_of(measured: RunDirectory, history_file: Path | None, sku: str, evidence: Evidence) -> Baseline | None:

@@ -9,16 +9,16 @@ from pathlib import Path
 from statistics import median
 
 from pytest_ddpscale.errors import BadInput, ThresholdsError
-from pytest_ddpscale.evidence.evidence import Evidence, read_evidence
+from pytest_ddpscale.judge.answering_rounds import samples_of
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.workload import Workload, incomparable_fields
-from pytest_ddpscale.results.judged_run import open_judged
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_json import RunRecord
-from pytest_ddpscale.results.verdicts import Judgement, read_judgement
+from pytest_ddpscale.run.evidence import Evidence, read_evidence
+from pytest_ddpscale.run.judged_run import open_judged
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.verdicts import Judgement, read_judgement
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
 from pytest_ddpscale.util.listing import first_few
-from pytest_ddpscale.verdict.answering_rounds import samples_of
 
 
 def with_measured_references(cases: Iterable[AnyCase], *, rehearses: bool) -> list[AnyCase]:

@@ -11,21 +11,21 @@ from pathlib import Path
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError, RunDirectoryError
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.profile_record import ArmProfile
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import GangRecord, Lost, gangs_by_number
-from pytest_ddpscale.results.run_directory import (
+from pytest_ddpscale.run.profile_record import ArmProfile
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import GangRecord, Lost, gangs_by_number
+from pytest_ddpscale.run.run_directory import (
     RunDirectory,
     append_whole,
     cut_torn_line,
     not_writable,
 )
-from pytest_ddpscale.results.run_opening import reopened
-from pytest_ddpscale.results.run_record import ends_of, resume_run, studies_measured
-from pytest_ddpscale.results.survey_record import STUDY_ID as SURVEY
-from pytest_ddpscale.results.survey_record import PostMortem, Survey
-from pytest_ddpscale.results.telemetry_record import TelemetryBlock
-from pytest_ddpscale.results.transport_record import GangTransport
+from pytest_ddpscale.run.run_opening import reopened
+from pytest_ddpscale.run.run_record import ends_of, resume_run, studies_measured
+from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
+from pytest_ddpscale.run.survey_record import PostMortem, Survey
+from pytest_ddpscale.run.telemetry_record import TelemetryBlock
+from pytest_ddpscale.run.transport_record import GangTransport
 from pytest_ddpscale.session.devices import measured_layout
 from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.references import refuse_itself

@@ -7,30 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeGuard
 
-from pytest_ddpscale.blame.slow_links import slow_links
 from pytest_ddpscale.errors import HistoryError
-from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.history.baseline import Baseline
 from pytest_ddpscale.history.database import history_file_of
 from pytest_ddpscale.history.judging import judge_regression
 from pytest_ddpscale.history.launch_deviation import may_be_widened, with_launch_deviation
-from pytest_ddpscale.results.coverage import Coverage
-from pytest_ddpscale.results.gangs import why_not_one_machine
-from pytest_ddpscale.results.notices import Listener
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_record import now_iso
-from pytest_ddpscale.results.verdicts import ACCEPTING, Blocker, Judgement, RunOutcome, UniformLoss, Verdict
-from pytest_ddpscale.session.interim import Interim
-from pytest_ddpscale.session.live_page import LivePage
-from pytest_ddpscale.session.past_runs import acceptance_before, baseline_of
-from pytest_ddpscale.session.sources import EvidenceSource
-from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
-from pytest_ddpscale.thresholds.waiver import today
-from pytest_ddpscale.verdict.answering_rounds import samples_of
-from pytest_ddpscale.verdict.bounds import blank_verdict
-from pytest_ddpscale.verdict.covering import coverage_of
-from pytest_ddpscale.verdict.judge import judge
-from pytest_ddpscale.verdict.run_outcome import (
+from pytest_ddpscale.judge.answering_rounds import samples_of
+from pytest_ddpscale.judge.bounds import blank_verdict
+from pytest_ddpscale.judge.covering import coverage_of
+from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.run_outcome import (
     ONE_NODE,
     RunCaveats,
     conclude,
@@ -38,8 +24,22 @@ from pytest_ddpscale.verdict.run_outcome import (
     qualified,
     rests_on_published,
 )
-from pytest_ddpscale.verdict.uniform_loss import uniform_loss
-from pytest_ddpscale.verdict.waiving import with_waiver
+from pytest_ddpscale.judge.slow_links import slow_links
+from pytest_ddpscale.judge.uniform_loss import uniform_loss
+from pytest_ddpscale.judge.waiving import with_waiver
+from pytest_ddpscale.run.coverage import Coverage
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.gangs import why_not_one_machine
+from pytest_ddpscale.run.notices import Listener
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_record import now_iso
+from pytest_ddpscale.run.verdicts import ACCEPTING, Blocker, Judgement, RunOutcome, UniformLoss, Verdict
+from pytest_ddpscale.session.interim import Interim
+from pytest_ddpscale.session.live_page import LivePage
+from pytest_ddpscale.session.past_runs import acceptance_before, baseline_of
+from pytest_ddpscale.session.sources import EvidenceSource
+from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
+from pytest_ddpscale.thresholds.waiver import today
 
 
 class AcceptanceSession:

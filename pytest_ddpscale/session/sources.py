@@ -21,13 +21,13 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import DeviceType, Plan
-from pytest_ddpscale.results.notices import Listener
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_json import JUDGED_NOTE, Ending, ThresholdsUsed
-from pytest_ddpscale.results.run_lock import RunLock
-from pytest_ddpscale.results.run_opening import judging_directory
-from pytest_ddpscale.results.run_record import binding_notes
-from pytest_ddpscale.results.verdicts import Judgement, LoweredBound
+from pytest_ddpscale.run.notices import Listener
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_json import JUDGED_NOTE, Ending, ThresholdsUsed
+from pytest_ddpscale.run.run_lock import RunLock
+from pytest_ddpscale.run.run_opening import judging_directory
+from pytest_ddpscale.run.run_record import binding_notes
+from pytest_ddpscale.run.verdicts import Judgement, LoweredBound
 from pytest_ddpscale.session.again import command_again
 from pytest_ddpscale.session.references import refuse_itself, with_measured_references
 from pytest_ddpscale.settings import Settings
@@ -37,8 +37,8 @@ from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.evidence.evidence import Evidence
     from pytest_ddpscale.history.baseline import Baseline
+    from pytest_ddpscale.run.evidence import Evidence
 
 THIS_MACHINE = Cluster()
 
@@ -107,8 +107,8 @@ class Subject:
 
     def evidence_of_nothing(self, plan: Plan | None = None) -> Evidence:
         """Evidence of a run, planned or not, of which nothing was measured."""
-        from pytest_ddpscale.evidence.columns import Columns
-        from pytest_ddpscale.evidence.evidence import Evidence
+        from pytest_ddpscale.run.columns import Columns
+        from pytest_ddpscale.run.evidence import Evidence
 
         return Evidence(plan or Plan(self.sku, self.device_type, ()), Columns(), {})
 
@@ -272,7 +272,7 @@ class EvidenceSource(ABC):
 
     def _read(self, run: RunDirectory) -> Evidence:
         """The evidence in a run. Raises RunDirectoryError."""
-        from pytest_ddpscale.evidence.evidence import DIED, read_evidence
+        from pytest_ddpscale.run.evidence import DIED, read_evidence
 
         # The evidence lives as long as the session, so freeze it to spare the garbage collector. Not if other tests
         # have loaded triton, which prints warnings at exit about objects that are never collected.
@@ -309,8 +309,8 @@ class EvidenceSource(ABC):
     def notes(self) -> tuple[str, ...]:
         """Notes for the reader about how this was measured."""
         record, records = self.measured_run.read_run(), self.measured_run.read_records()
-        from pytest_ddpscale.verdict.device_notes import device_notes
-        from pytest_ddpscale.verdict.rank_notes import rank_notes
+        from pytest_ddpscale.judge.device_notes import device_notes
+        from pytest_ddpscale.judge.rank_notes import rank_notes
 
         of_devices = (*rank_notes(self.evidence), *device_notes(self.evidence)) if self.evidence else ()
         left_out = [f"{host} was left out: {why}" for host, why in record.left_out.items()]

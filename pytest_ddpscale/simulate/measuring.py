@@ -15,8 +15,8 @@ from pytest_ddpscale.plan.estimate import OVERHEAD_PER_BLOCK_S, STARTUP_S
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import ProbeStudy
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Plan, Study
-from pytest_ddpscale.results.records import Block, RoundEnd, SeededSteps, StudyStart, WorkloadFlops, joined_checksums
-from pytest_ddpscale.results.strict_json import column
+from pytest_ddpscale.run.records import Block, RoundEnd, SeededSteps, StudyStart, WorkloadFlops, joined_checksums
+from pytest_ddpscale.run.strict_json import column
 from pytest_ddpscale.simulate.faults import Faults, Moment
 from pytest_ddpscale.simulate.models import model_of
 from pytest_ddpscale.simulate.performance import FloatArray, Performance, StepTime

@@ -14,13 +14,13 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.plan.torch_versions import NEWEST_TRIED
-from pytest_ddpscale.results.probe_record import ProbeBlock
-from pytest_ddpscale.results.records import Block, GangRecord
-from pytest_ddpscale.results.run_json import SIMULATED_DEVICE
-from pytest_ddpscale.results.strict_json import column
-from pytest_ddpscale.results.survey_record import ClockSkew, InfiniBandPort, RemappedRows, Survey, SurveyedGpu
-from pytest_ddpscale.results.telemetry_record import SpreadColumns, TelemetryBlock
-from pytest_ddpscale.results.transport_record import GangTransport
+from pytest_ddpscale.run.probe_record import ProbeBlock
+from pytest_ddpscale.run.records import Block, GangRecord
+from pytest_ddpscale.run.run_json import SIMULATED_DEVICE
+from pytest_ddpscale.run.strict_json import column
+from pytest_ddpscale.run.survey_record import ClockSkew, InfiniBandPort, RemappedRows, Survey, SurveyedGpu
+from pytest_ddpscale.run.telemetry_record import SpreadColumns, TelemetryBlock
+from pytest_ddpscale.run.transport_record import GangTransport
 from pytest_ddpscale.simulate.faults import LANES_LEFT, Faults
 from pytest_ddpscale.simulate.measuring import GANG
 

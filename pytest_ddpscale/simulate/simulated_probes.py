@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from pytest_ddpscale.metrics.probes import GIGA, TERA, bus_factor
+from pytest_ddpscale.judge.probes import GIGA, TERA, bus_factor
 from pytest_ddpscale.plan.estimate import OVERHEAD_PER_BLOCK_S
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, PairStudy, next_round
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe, ProbeStudy
 from pytest_ddpscale.plan.probe_pairs import expected_ranks, pair_turns
-from pytest_ddpscale.results.pair_record import PairRound
-from pytest_ddpscale.results.probe_record import ProbeBlock
-from pytest_ddpscale.results.strict_json import each
+from pytest_ddpscale.run.pair_record import PairRound
+from pytest_ddpscale.run.probe_record import ProbeBlock
+from pytest_ddpscale.run.strict_json import each
 from pytest_ddpscale.simulate.allreduce import all_reduce_s
 from pytest_ddpscale.simulate.faults import Moment
 from pytest_ddpscale.simulate.measuring import GANG, IntArray, SimulatedRun

@@ -84,8 +84,8 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _simulate(arguments: argparse.Namespace) -> None:
     """Write a run directory. Raises BadInput."""
-    from pytest_ddpscale.results.run_directory import RunDirectory
-    from pytest_ddpscale.results.run_json import WATERMARK
+    from pytest_ddpscale.run.run_directory import RunDirectory
+    from pytest_ddpscale.run.run_json import WATERMARK
     from pytest_ddpscale.simulate.measuring import SimulatedRun
     from pytest_ddpscale.simulate.writing import write_simulated_run
 

@@ -9,12 +9,12 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.pairing import PairStudy, most_rounds
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.results.probe_record import ProbeBlock
-from pytest_ddpscale.results.record_lines import AnyRecord, line_of
-from pytest_ddpscale.results.records import Block, RoundEnd, StudyEnd, StudyStart
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_json import RunRecord, Simulation, ThresholdsUsed
-from pytest_ddpscale.results.run_record import hosts_of, now_iso
+from pytest_ddpscale.run.probe_record import ProbeBlock
+from pytest_ddpscale.run.record_lines import AnyRecord, line_of
+from pytest_ddpscale.run.records import Block, RoundEnd, StudyEnd, StudyStart
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_json import RunRecord, Simulation, ThresholdsUsed
+from pytest_ddpscale.run.run_record import hosts_of, now_iso
 from pytest_ddpscale.simulate.measuring import GANG, SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
 from pytest_ddpscale.simulate.simulated_nodes import gang_of, surveys, telemetry_of_block, transports

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.report import svg_axes
 from pytest_ddpscale.report.svg_axes import SERIES_COLOURS, AxisScale, label, line, rectangle
-from pytest_ddpscale.verdict.estimating import Found
 
 _LEAST_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM, _KEY_HEIGHT = 480.0, 300.0, 60.0, 14.0, 30.0, 44.0, 19.0
 _CHARACTER, _GAP = 7.5, 12.0  # width of a character in a cell's name, and gap between names

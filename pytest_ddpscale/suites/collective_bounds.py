@@ -8,7 +8,7 @@ from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import COLLECTIVES
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.run_json import RunRecord
+from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.metrics.probes import GIGA, ProbedPlace, bus_factor, places
+from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate
+from pytest_ddpscale.judge.probes import GIGA, ProbedPlace, bus_factor, places
 from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.probe import COLLECTIVES, Probe, ProbeKind
 from pytest_ddpscale.plan.probe_pairs import expected_ranks
-from pytest_ddpscale.stats.intervals import Estimate, geometric_mean_estimate
+from pytest_ddpscale.run.evidence import Evidence
 
 _FP32_BYTES = 4
 # For these operations, nccl-tests' `count` column has the elements of one rank, because ranks share the message.

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.collective_sweep import size_text
 from pytest_ddpscale.plan.probe import COLLECTIVES
 from pytest_ddpscale.report.svg_maps import PairValues, pair_bandwidths, pair_bandwidths_within, pair_matrix
 from pytest_ddpscale.report.svg_sweep import SweptCurve, SweptPoint, sweep_chart
 from pytest_ddpscale.report.text import ABSENT, bound_text, one_line, value_text, verdict_word
-from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.suites.collective_bounds import cases_of_run
 from pytest_ddpscale.suites.collective_rows import CollectiveRow, collective_rows
 from pytest_ddpscale.suites.collective_table import grouped, nccl_lines, not_measured
@@ -18,7 +19,6 @@ from pytest_ddpscale.suites.ratio_text import interval_title
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.thresholds.cases import NodeCase
-from pytest_ddpscale.verdict.judge import judge
 
 Judged = Sequence[tuple[NodeCase, Verdict]]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.plan.study import ArmKind
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.suites.bars_figure import Bars, bars_figure
@@ -14,7 +15,6 @@ from pytest_ddpscale.suites.ratio_text import estimate_texts, interval_title
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.util.listing import first_few
-from pytest_ddpscale.verdict.estimating import Found
 
 _METHOD = (
     "Every column infers the same images in a pass: on one device; by one process that splits them over {devices} "

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pytest_ddpscale.judge.arm_change import img_per_s
+from pytest_ddpscale.judge.estimating import Found, estimate_of
 from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.study import Arm, ArmKind, Study
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
-from pytest_ddpscale.verdict.arm_change import img_per_s
-from pytest_ddpscale.verdict.estimating import Found, estimate_of
 
 # Arms in which one process divides a batch.
 WAYS: Mapping[ArmKind, str] = {"vanilla_parallel": "our DataParallel", "data_parallel": "nn.DataParallel"}

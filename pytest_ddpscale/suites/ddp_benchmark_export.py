@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.metrics.rounds import ArmRounds, group_rounds
+from pytest_ddpscale.judge.rounds import ArmRounds, group_rounds
 from pytest_ddpscale.plan.study import DeviceType, Study
 from pytest_ddpscale.plan.variant import USUAL_BUCKET_CAP_MB, Variant
-from pytest_ddpscale.results.ddp_benchmark_file import (
+from pytest_ddpscale.run.ddp_benchmark_file import (
     CONFIGURATION,
     FILE_NAME,
     GPUS_PER_MACHINE,
@@ -19,6 +18,7 @@ from pytest_ddpscale.results.ddp_benchmark_file import (
     DdpBenchmarkResult,
     ddp_benchmark_json,
 )
+from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.suites.suite import MeasuredSuite
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_ddpscale.metrics.step_times import percentile
+from pytest_ddpscale.judge.step_times import percentile
 from pytest_ddpscale.report.text import count_text, one_line
-from pytest_ddpscale.results.ddp_benchmark_file import (
+from pytest_ddpscale.run.ddp_benchmark_file import (
     FILE_NAME,
     SOURCE,
     DdpBenchmark,
@@ -16,9 +16,9 @@ from pytest_ddpscale.results.ddp_benchmark_file import (
     read_ddp_benchmark,
     size_name,
 )
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_json import RunRecord
-from pytest_ddpscale.results.run_record import now_iso
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.run_record import now_iso
 from pytest_ddpscale.suites.ddp_benchmark_table import (
     NO_DDP,
     PERCENTS,

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pytest_ddpscale.judge.answering_rounds import samples_of
+from pytest_ddpscale.judge.estimating import Found, estimate_of
 from pytest_ddpscale.plan.frozen_features import BYTES_PER_GRADIENT, trained_parameters
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import COMMUNICATION_TIME, COMPUTATION_TIME, EXPOSED_COMMUNICATION
@@ -14,8 +16,6 @@ from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
-from pytest_ddpscale.verdict.answering_rounds import samples_of
-from pytest_ddpscale.verdict.estimating import Found, estimate_of
 
 EPOCH_IMAGES = 60_000  # of MNIST's training split
 Factor = Literal["batch", "world size", "model", "trained parameters"]

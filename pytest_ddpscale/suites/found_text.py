@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.report.text import ABSENT
-from pytest_ddpscale.verdict.estimating import Found
 
 
 def found_cells(found: Found | None, form: str = "{:.4g}") -> tuple[str, str]:

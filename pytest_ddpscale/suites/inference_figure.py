@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.report import svg_axes
 from pytest_ddpscale.report.svg_axes import SERIES_COLOURS, AxisScale, label, line, marker, number
 from pytest_ddpscale.suites.inference_values import InferredBatch
-from pytest_ddpscale.verdict.estimating import Found
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM, _KEY_HEIGHT = 480.0, 300.0, 60.0, 14.0, 30.0, 44.0, 19.0
 _MARGIN = 1.2  # of the batches at both ends, and of the highest value

@@ -8,15 +8,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pytest_ddpscale.metrics.rounds import all_groups
+from pytest_ddpscale.judge.arm_change import throughput, throughput_ratio
+from pytest_ddpscale.judge.estimating import Found
+from pytest_ddpscale.judge.rounds import all_groups
 from pytest_ddpscale.plan.metric_catalogue import INPUT_PIPELINE_EFFICIENCY
 from pytest_ddpscale.plan.study import Arm, Study
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.suites.ratio_text import estimate_texts
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
-from pytest_ddpscale.verdict.arm_change import throughput, throughput_ratio
-from pytest_ddpscale.verdict.estimating import Found
 
 # Share of the throughput on synthetic data below which loading counts as the bottleneck.
 WORTH = 0.95

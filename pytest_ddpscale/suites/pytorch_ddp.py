@@ -19,7 +19,7 @@ from pytest_ddpscale.settings import count_up_to, read_value
 from pytest_ddpscale.suites.suite import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.results.survey_record import Survey
+    from pytest_ddpscale.run.survey_record import Survey
     from pytest_ddpscale.suites.suite_report import SuiteReport
 
 MODELS = ("resnet50", "resnet101", "resnext50_32x4d", "resnext101_32x8d")

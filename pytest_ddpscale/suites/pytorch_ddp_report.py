@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from pytest_ddpscale.metrics.rounds import all_groups
-from pytest_ddpscale.metrics.step_times import step_time_percentiles_ms
+from pytest_ddpscale.judge.arm_change import throughput, throughput_ratio
+from pytest_ddpscale.judge.estimating import Found
+from pytest_ddpscale.judge.rounds import all_groups
+from pytest_ddpscale.judge.step_times import step_time_percentiles_ms
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.variant import Variant
-from pytest_ddpscale.results.ddp_benchmark_file import size_name
+from pytest_ddpscale.run.ddp_benchmark_file import size_name
 from pytest_ddpscale.suites.ddp_benchmark_export import backend_of, exported_files
 from pytest_ddpscale.suites.ddp_benchmark_table import (
     NO_DDP,
@@ -23,8 +25,6 @@ from pytest_ddpscale.suites.ddp_benchmark_table import (
 from pytest_ddpscale.suites.ratio_text import estimate_texts, interval_title, ratio_values, shown_difference
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
-from pytest_ddpscale.verdict.arm_change import throughput, throughput_ratio
-from pytest_ddpscale.verdict.estimating import Found
 
 
 class ComparedArm(NamedTuple):

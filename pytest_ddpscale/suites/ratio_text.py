@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from pytest_ddpscale.stats.intervals import Estimate
-from pytest_ddpscale.verdict.estimating import Found
+from pytest_ddpscale.judge.estimating import Found
+from pytest_ddpscale.judge.intervals import Estimate
 
 
 def interval_title(confidence: float) -> str:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.evidence.evidence import Evidence
     from pytest_ddpscale.launch.supervisor import Judge
     from pytest_ddpscale.plan.planner import Pace
     from pytest_ddpscale.plan.study import Plan
-    from pytest_ddpscale.results.run_json import RunRecord
-    from pytest_ddpscale.results.survey_record import Survey
+    from pytest_ddpscale.run.evidence import Evidence
+    from pytest_ddpscale.run.run_json import RunRecord
+    from pytest_ddpscale.run.survey_record import Survey
     from pytest_ddpscale.session.sources import Machine, Subject
     from pytest_ddpscale.settings import Settings
     from pytest_ddpscale.suites.suite_report import SuiteReport

@@ -16,8 +16,8 @@ from pytest_ddpscale.suites.suite import Suite
 
 if TYPE_CHECKING:
     from pytest_ddpscale.plan.study import Plan
-    from pytest_ddpscale.results.notices import Listener
-    from pytest_ddpscale.results.run_directory import RunDirectory
+    from pytest_ddpscale.run.notices import Listener
+    from pytest_ddpscale.run.run_directory import RunDirectory
     from pytest_ddpscale.suites.suite import MeasuredSuite, SuiteNodes
     from pytest_ddpscale.suites.suite_source import SuiteSource
 
@@ -99,9 +99,9 @@ def run_suite(suite: Suite, arguments: argparse.Namespace) -> int:
 
 def report_suite(run: RunDirectory) -> int:
     """Make a suite's reports again from its run directory. Returns the exit code. Raises BadInput, OSError."""
-    from pytest_ddpscale.evidence.evidence import read_evidence
-    from pytest_ddpscale.results.run_directory import broken_file
-    from pytest_ddpscale.results.strict_json import parse_strict_json
+    from pytest_ddpscale.run.evidence import read_evidence
+    from pytest_ddpscale.run.run_directory import broken_file
+    from pytest_ddpscale.run.strict_json import parse_strict_json
     from pytest_ddpscale.suites.suite import MeasuredSuite
 
     said = parse_strict_json(run.suite_json.read_text(encoding="utf-8"))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pytest_ddpscale.evidence.evidence import read_evidence
 from pytest_ddpscale.launch.supervisor import Judge
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.notices import Listener
-from pytest_ddpscale.results.run_json import Ending
-from pytest_ddpscale.results.survey_record import Survey
+from pytest_ddpscale.run.evidence import read_evidence
+from pytest_ddpscale.run.notices import Listener
+from pytest_ddpscale.run.run_json import Ending
+from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
 

@@ -12,8 +12,8 @@ from markupsafe import Markup, escape
 
 from pytest_ddpscale.report.html_page import page_template, printable
 from pytest_ddpscale.report.text import one_line
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_json import SITE, TICKET, RunRecord
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_json import SITE, TICKET, RunRecord
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteTable
 from pytest_ddpscale.util.atomic_writing import write_atomically
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pytest_ddpscale.judge.arm_change import img_per_s, throughput_ratio
+from pytest_ddpscale.judge.estimating import Found
+from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate
 from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Study
-from pytest_ddpscale.stats.intervals import Estimate, geometric_mean_estimate
 from pytest_ddpscale.suites.ratio_text import estimate_texts, ratio_values
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.suites.tune_candidates import Candidate, snippet
 from pytest_ddpscale.suites.tune_judge import WORTH
-from pytest_ddpscale.verdict.arm_change import img_per_s, throughput_ratio
-from pytest_ddpscale.verdict.estimating import Found
 
 _RULES = (
     "{name}: the global batch is {batch} in place of {usual}. Multiply the learning rate by {factor:.3g} (linear rule: "

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pytest_ddpscale.metrics.scaling_facts import (
+from pytest_ddpscale.judge.scaling_facts import (
     GOOD_EFFICIENCY,
     SATURATED_GAIN,
     MeasuredSize,

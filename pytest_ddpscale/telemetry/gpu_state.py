@@ -14,7 +14,7 @@ from typing import Any
 
 import pynvml
 
-from pytest_ddpscale.results.survey_record import GpuProcess, RemappedRows, SurveyedGpu
+from pytest_ddpscale.run.survey_record import GpuProcess, RemappedRows, SurveyedGpu
 from pytest_ddpscale.telemetry.nvml_calls import is_lost, reasons_of, words
 
 # An NVML function and its arguments after the handle, by name, as an older nvidia-ml-py lacks some.

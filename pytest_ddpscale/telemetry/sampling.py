@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pynvml
 
-from pytest_ddpscale.results.record_lines import line_of
+from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.telemetry.link import CutReadings, CutWindows, Mark
 from pytest_ddpscale.telemetry.log import GpuLog
 from pytest_ddpscale.telemetry.nvml_calls import words

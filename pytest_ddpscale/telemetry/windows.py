@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from pytest_ddpscale.results.telemetry_record import GpuReadings, Spread
+from pytest_ddpscale.run.telemetry_record import GpuReadings, Spread
 from pytest_ddpscale.telemetry.log import GpuLog
 from pytest_ddpscale.telemetry.nvml_calls import reasons_of
 

@@ -30,10 +30,10 @@ import torchvision  # noqa: E402
 
 from pytest_ddpscale import __version__  # noqa: E402
 from pytest_ddpscale.plan.study import Plan  # noqa: E402
-from pytest_ddpscale.results.rank_folder import LOGS, RecordSink, read_assignment  # noqa: E402
-from pytest_ddpscale.results.rank_status import FINISHED, STATUS_VARIABLE  # noqa: E402
-from pytest_ddpscale.results.records import WhoIAm  # noqa: E402
-from pytest_ddpscale.results.strict_json import parse_strict_json, read_as  # noqa: E402
+from pytest_ddpscale.run.rank_folder import LOGS, RecordSink, read_assignment  # noqa: E402
+from pytest_ddpscale.run.rank_status import FINISHED, STATUS_VARIABLE  # noqa: E402
+from pytest_ddpscale.run.records import WhoIAm  # noqa: E402
+from pytest_ddpscale.run.strict_json import parse_strict_json, read_as  # noqa: E402
 from pytest_ddpscale.util.masking import masked_environment  # noqa: E402
 from pytest_ddpscale.util.orphans import die_with_parent  # noqa: E402
 from pytest_ddpscale.worker.control import Control, connect, host_name  # noqa: E402

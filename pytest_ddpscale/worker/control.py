@@ -13,8 +13,8 @@ import torch
 from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
 
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.results.record_lines import line_of
-from pytest_ddpscale.results.strict_json import Record, decode, parse_strict_json, strict_json
+from pytest_ddpscale.run.record_lines import line_of
+from pytest_ddpscale.run.strict_json import Record, decode, parse_strict_json, strict_json
 
 # Set by the node's agent: index of the node in the allocation, and number of nodes of the gang.
 NODE_INDEX_VARIABLE = "DDPSCALE_NODE_INDEX"

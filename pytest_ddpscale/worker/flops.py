@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.records import WorkloadFlops
+from pytest_ddpscale.run.records import WorkloadFlops
 
 # Batch normalisation needs two images.
 _BATCH_SIZE = 2

@@ -20,7 +20,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms.functional import center_crop, pil_to_tensor, resize
 
 from pytest_ddpscale.plan.image_folder import Split
-from pytest_ddpscale.results.dataset_record import DATASET_FILE, read_dataset_record
+from pytest_ddpscale.run.dataset_record import DATASET_FILE, read_dataset_record
 from pytest_ddpscale.util.orphans import die_with_parent
 
 IMAGE_TIMEOUT_S = 120.0

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, PairStudy, most_rounds, next_round
-from pytest_ddpscale.results.pair_record import PairRound, PairSpeed
-from pytest_ddpscale.results.records import EndReason
-from pytest_ddpscale.results.strict_json import column
+from pytest_ddpscale.run.pair_record import PairRound, PairSpeed
+from pytest_ddpscale.run.records import EndReason
+from pytest_ddpscale.run.strict_json import column
 from pytest_ddpscale.worker.control import host_name
 from pytest_ddpscale.worker.rank_context import RankContext
 

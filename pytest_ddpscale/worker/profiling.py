@@ -20,8 +20,8 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from pytest_ddpscale.plan.study import Arm, DeviceType, Study
-from pytest_ddpscale.results.profile_record import ArmProfile
-from pytest_ddpscale.results.rank_folder import LOGS, MOST_TRACE_BYTES, TRACES
+from pytest_ddpscale.run.profile_record import ArmProfile
+from pytest_ddpscale.run.rank_folder import LOGS, MOST_TRACE_BYTES, TRACES
 from pytest_ddpscale.worker import trace_analysis
 from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.rank_context import RankContext, arm_order

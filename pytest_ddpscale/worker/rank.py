@@ -14,8 +14,8 @@ from torch.distributed import PrefixStore
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Arm, Plan, Study
-from pytest_ddpscale.results.memory_record import RankMemory, joined_memory
-from pytest_ddpscale.results.records import (
+from pytest_ddpscale.run.memory_record import RankMemory, joined_memory
+from pytest_ddpscale.run.records import (
     BEFORE_ROUNDS,
     EndReason,
     RankBlock,
@@ -30,7 +30,7 @@ from pytest_ddpscale.results.records import (
     joined_seeded_steps,
     step_bytes,
 )
-from pytest_ddpscale.results.transport_record import RankTransport, joined_transport
+from pytest_ddpscale.run.transport_record import RankTransport, joined_transport
 from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_for_block
 from pytest_ddpscale.worker.device import Timing
 from pytest_ddpscale.worker.flops import workload_flops_record

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.results.rank_folder import RecordSink, read_wanted_arms
-from pytest_ddpscale.results.records import EndReason
-from pytest_ddpscale.results.strict_json import Record
+from pytest_ddpscale.run.rank_folder import RecordSink, read_wanted_arms
+from pytest_ddpscale.run.records import EndReason
+from pytest_ddpscale.run.strict_json import Record
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry, TimedWindow

@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from pytest_ddpscale.plan.study import DeviceType
-from pytest_ddpscale.results.column_record import FloatArray
-from pytest_ddpscale.results.profile_record import (
+from pytest_ddpscale.run.column_record import FloatArray
+from pytest_ddpscale.run.profile_record import (
     LONGEST_NAME,
     MOST_GAPS,
     MOST_KERNELS,

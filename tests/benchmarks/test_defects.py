@@ -15,7 +15,7 @@ pytestmark = pytest.mark.lab
 TABLE: Any = benchmark("mutation_table")
 DEFECTS = {defect.id: defect for defect in TABLE.DEFECTS}
 ROOT = BENCHMARKS.parent
-VALIDATE = "evidence/test_validate.py"
+VALIDATE = "run/test_validate.py"
 ARMS = "worker/test_arms.py"
 GPU_CLOCK = "worker/test_device.py::TestGpus::test_start_their_clock_when_they_are_idle_and_stop_it_when_they_are_done"
 # The test that has to fail, below tests/.
@@ -26,13 +26,13 @@ WATCHED_BY = {
     "environment-leaked": "launch/test_environment.py::test_what_would_change_torchrun_or_srun_in_silence_is_scrubbed",
     "node-order": "plan/test_layout.py::test_four_ranks_spread_over_three_nodes",
     "hang-not-ended": "launch/test_gang.py::test_before_the_first_record_the_limit_for_the_start_counts",
-    "torn-line": "results/test_other_records.py::TestTelemetryFile::"
+    "torn-line": "run/test_other_records.py::TestTelemetryFile::"
     "test_a_torn_line_is_left_out_and_cut_so_that_the_next_one_does_not_join_it",
     "duplicates": f"{VALIDATE}::TestOneLine::test_tells_of_each_block",
-    "key-twice": "results/test_records.py::test_a_line_that_says_something_twice_is_refused",
+    "key-twice": "run/test_records.py::test_a_line_that_says_something_twice_is_refused",
     "copied-round": f"{VALIDATE}::TestSteps::test_of_two_rounds_are_not_the_same_to_the_last_digit",
-    "nan": "results/test_strict_json.py::test_what_json_has_no_word_for_is_not_read",
-    "half-written": "results/test_full_disk.py::test_a_line_that_does_not_fit_leaves_no_part",
+    "nan": "run/test_strict_json.py::test_what_json_has_no_word_for_is_not_read",
+    "half-written": "run/test_full_disk.py::test_a_line_that_does_not_fit_leaves_no_part",
     "shared-gpu": f"{VALIDATE}::TestGangs::test_that_cannot_be_so_are_refused",
     "steps-contradict": f"{VALIDATE}::TestSteps::test_that_cannot_be_are_refused",
     "no-sync": GPU_CLOCK,

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pytest_ddpscale.judge.bounds import against_bound, blank_verdict
+from pytest_ddpscale.judge.estimating import estimate_of
 from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.simulate.round_noise import RoundNoise
-from pytest_ddpscale.verdict.bounds import against_bound, blank_verdict
-from pytest_ddpscale.verdict.estimating import estimate_of
 from tests.benchmarks.scripts import benchmark
 from tests.builders.judged import CONFIDENCE, make_case
 

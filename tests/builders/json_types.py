@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_ddpscale.results.run_json import RunRecord
-from pytest_ddpscale.results.strict_json import parse_strict_json, read_as, strict_json
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.strict_json import parse_strict_json, read_as, strict_json
 
 
 def as_json(record: object) -> Any:

@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.judge.intervals import Estimate
+from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.sequential import EProcesses
 from pytest_ddpscale.plan.image_folder import ImageFolderData
 from pytest_ddpscale.plan.metric import measured_arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
 from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.records import SeededStep
-from pytest_ddpscale.results.verdicts import Verdict
-from pytest_ddpscale.stats.intervals import Estimate
-from pytest_ddpscale.stats.sequential import EProcesses
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.records import SeededStep
+from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.thresholds.model import Requirement, Source
-from pytest_ddpscale.verdict.judge import judge
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import columns_of
 

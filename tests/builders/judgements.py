@@ -8,8 +8,8 @@ from datetime import date
 
 from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.run_json import RunRecord
-from pytest_ddpscale.results.verdicts import Culprit, Judgement, LoweredBound, Verdict
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.verdicts import Culprit, Judgement, LoweredBound, Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.json_types import run_record
 from tests.builders.measurements import Measurement

@@ -15,7 +15,7 @@ from pytest_ddpscale.launch.slurm import SlurmLauncher
 from pytest_ddpscale.launch.torchrun import TorchrunLauncher
 from pytest_ddpscale.node.protocol import News as Message
 from pytest_ddpscale.node.protocol import Task
-from pytest_ddpscale.results.rank_folder import Assignment
+from pytest_ddpscale.run.rank_folder import Assignment
 from pytest_ddpscale.settings import Settings, settings_from
 
 NOTHING = Assignment(plan=msgspec.Raw(b"{}"), studies=())

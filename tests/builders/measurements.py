@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import Block, GangRecord, gangs_by_number
-from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import Block, GangRecord, gangs_by_number
+from pytest_ddpscale.run.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)

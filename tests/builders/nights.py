@@ -11,12 +11,12 @@ from typing import Any
 from pytest_ddpscale.history.key_values import KeyValue
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import StudyEnd
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_json import RunRecord
-from pytest_ddpscale.results.survey_record import Survey
-from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import StudyEnd
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.json_types import run_record
 from tests.builders.judged import ALONE_IMG_PER_S, WORKLOAD, make_measurement

@@ -7,11 +7,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pytest_ddpscale.checks.catalogue import check
-from pytest_ddpscale.checks.finding import CheckResult, NodeEvidence
+from pytest_ddpscale.judge.catalogue import check
+from pytest_ddpscale.judge.finding import CheckResult, NodeEvidence
 from pytest_ddpscale.plan.node_check import NodeExpectation
-from pytest_ddpscale.results.survey_record import ClockSkew, InfiniBandPort, RemappedRows, Survey, SurveyedGpu
-from pytest_ddpscale.results.telemetry_record import Spread
+from pytest_ddpscale.run.survey_record import ClockSkew, InfiniBandPort, RemappedRows, Survey, SurveyedGpu
+from pytest_ddpscale.run.telemetry_record import Spread
 from tests.builders.telemetry import Telemetry, columns_of_telemetry
 
 GIB = 2**30

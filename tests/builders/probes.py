@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from pytest_ddpscale.evidence import probe_columns
-from pytest_ddpscale.evidence.probe_columns import ProbeColumns, ProbeName
-from pytest_ddpscale.results.probe_record import ProbeBlock, ProbeMeasurement
+from pytest_ddpscale.run import probe_columns
+from pytest_ddpscale.run.probe_columns import ProbeColumns, ProbeName
+from pytest_ddpscale.run.probe_record import ProbeBlock, ProbeMeasurement
 from tests.builders.records import gang_of, probe_blocks_of
 
 

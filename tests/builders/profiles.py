@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_ddpscale.results.profile_record import ArmProfile, IdleGap, ProfiledBucket, ProfiledKernel, ProfileSpan
+from pytest_ddpscale.run.profile_record import ArmProfile, IdleGap, ProfiledBucket, ProfiledKernel, ProfileSpan
 
 
 def profile(

@@ -8,10 +8,10 @@ from itertools import groupby
 from typing import Any
 
 from pytest_ddpscale.plan.study import Arm
-from pytest_ddpscale.results.pair_record import PairMeasurement
-from pytest_ddpscale.results.probe_record import ProbeBlock, ProbeMeasurement
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import (
+from pytest_ddpscale.run.pair_record import PairMeasurement
+from pytest_ddpscale.run.probe_record import ProbeBlock, ProbeMeasurement
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import (
     Block,
     GangRecord,
     SeededStep,
@@ -19,8 +19,8 @@ from pytest_ddpscale.results.records import (
     joined_checksums,
     step_bytes,
 )
-from pytest_ddpscale.results.strict_json import column
-from pytest_ddpscale.results.transport_record import GangTransport, RankTransport, Transport, joined_transport
+from pytest_ddpscale.run.strict_json import column
+from pytest_ddpscale.run.transport_record import GangTransport, RankTransport, Transport, joined_transport
 from tests.builders.measurements import Measurement
 
 Placed = Measurement | SeededStep | ProbeMeasurement | Transport

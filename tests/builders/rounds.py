@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pytest_ddpscale.evidence import columns
-from pytest_ddpscale.evidence.columns import Columns
-from pytest_ddpscale.metrics.rounds import NO_ROUNDS, ArmRounds
-from pytest_ddpscale.results.records import Block
+from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds
+from pytest_ddpscale.run import columns
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.records import Block
 from tests.builders.measurements import Measurement
 from tests.builders.records import block_of, gang_of
 

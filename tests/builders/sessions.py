@@ -8,9 +8,9 @@ from pathlib import Path
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.records import EndReason, StudyEnd, gangs_by_number
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.survey_record import Survey
+from pytest_ddpscale.run.records import EndReason, StudyEnd, gangs_by_number
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.sku.detection import Gpu
 from tests.builders.json_types import run_record

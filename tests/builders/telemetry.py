@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pytest_ddpscale.evidence.gpu_blocks import GpuBlocks
-from pytest_ddpscale.evidence.telemetry_columns import TelemetryColumns, telemetry_columns_of
-from pytest_ddpscale.metrics import device_flags
-from pytest_ddpscale.results.records import GangRecord
-from pytest_ddpscale.results.strict_json import Count, each
-from pytest_ddpscale.results.telemetry_record import (
+from pytest_ddpscale.judge import device_flags
+from pytest_ddpscale.run.gpu_blocks import GpuBlocks
+from pytest_ddpscale.run.records import GangRecord
+from pytest_ddpscale.run.strict_json import Count, each
+from pytest_ddpscale.run.telemetry_columns import TelemetryColumns, telemetry_columns_of
+from pytest_ddpscale.run.telemetry_record import (
     GpuReadings,
     Spread,
     SpreadColumns,

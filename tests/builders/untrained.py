@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.verdicts import Culprit, Judgement, Verdict
+from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict
 from tests.builders.judgements import PASSED, UUID
 
 MATMUL = Verdict(

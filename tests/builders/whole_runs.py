@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from pytest_ddpscale.evidence.evidence import Evidence
-from pytest_ddpscale.evidence.trained_runs import trained_runs
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import GangRecord, StudyEnd
-from pytest_ddpscale.results.run_record import errors_of
-from pytest_ddpscale.results.training_record import LaunchTime, TrainedEpoch, TrainedRun
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import GangRecord, StudyEnd
+from pytest_ddpscale.run.run_record import errors_of
+from pytest_ddpscale.run.trained_runs import trained_runs
+from pytest_ddpscale.run.training_record import LaunchTime, TrainedEpoch, TrainedRun
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from tests.builders.rounds import columns_of
 from tests.suites.run_records import SUITE_RECORD

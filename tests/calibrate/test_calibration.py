@@ -17,10 +17,10 @@ from pytest_ddpscale.calibrate.calibration import (
 from pytest_ddpscale.calibrate.node_values import NodeValue, node_values, unfit_nodes
 from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.simulate.simulated_nodes import host_name
 from pytest_ddpscale.thresholds.cases import cases_for
-from pytest_ddpscale.verdict.judge import judge
 from tests.builders.clusters import thresholds
 from tests.builders.trusted import PER_NODE, SKU, WORKLOAD, launches, nodes
 

@@ -14,7 +14,7 @@ from pytest_ddpscale.calibrate.calibration import Calibration, calibrate
 from pytest_ddpscale.calibrate.calibration_text import calibration_json, calibration_lines
 from pytest_ddpscale.calibrate.provenance import overlay_of, provenance_of, source_text
 from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
-from pytest_ddpscale.results.strict_json import strict_json
+from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.thresholds.overlay import write_overlay

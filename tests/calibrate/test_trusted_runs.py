@@ -11,8 +11,8 @@ from msgspec.structs import replace as altered
 
 from pytest_ddpscale.calibrate.trusted_runs import TrustedRun, read_trusted_run, refuse_unlike_runs
 from pytest_ddpscale.errors import BadInput
-from pytest_ddpscale.results.records import StudyEnd
-from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.run.records import StudyEnd
+from pytest_ddpscale.run.run_directory import RunDirectory
 from tests.builders.nights import VERSIONS as RANKS_VERSIONS
 from tests.builders.nights import judged_run
 from tests.builders.trusted import VERSIONS, launch, nodes, written

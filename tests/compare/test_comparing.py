@@ -12,17 +12,17 @@ import pytest
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns, compare_runs
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.evidence.columns import columns_of
-from pytest_ddpscale.evidence.evidence import evidence_of
 from pytest_ddpscale.history.key_values import key_values_of
 from pytest_ddpscale.history.prediction import reference_of
-from pytest_ddpscale.results.records import Block, gangs_by_number
-from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.run.columns import columns_of
+from pytest_ddpscale.run.evidence import evidence_of
+from pytest_ddpscale.run.records import Block, gangs_by_number
+from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.simulate.faults import parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.writing import records
 from pytest_ddpscale.thresholds.cases import training_cases
-from pytest_ddpscale.verdict.judge import judge
 from tests.builders.clusters import a100
 from tests.builders.json_types import run_record
 

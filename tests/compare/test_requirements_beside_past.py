@@ -14,9 +14,9 @@ import pytest
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.history.recording import add_run
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
-from pytest_ddpscale.stats.intervals import t_quantile
+from pytest_ddpscale.judge.intervals import t_quantile
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
 from tests.builders.nights import SKU, at, judged_run, verdict
 
 PACES = (100.0, 100.4, 99.7, 100.1, 99.8)

@@ -20,7 +20,7 @@ from pytest_ddpscale.datasets.dataset_writing import chunks_of, write_chunk, wri
 from pytest_ddpscale.datasets.image_pattern import class_pattern, image_of
 from pytest_ddpscale.datasets.known_sizes import KNOWN_SIZES
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.results.dataset_record import DatasetRecord, read_dataset_record
+from pytest_ddpscale.run.dataset_record import DatasetRecord, read_dataset_record
 
 SMALL = DatasetRecord(images={"train": 23, "val": 7}, classes=5, image_size=16)
 # Tables 12.1 and 12.5 of Torres, "Supercomputing for AI": seconds of the whole training and img/s, by GPUs.
@@ -62,7 +62,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from pytest_ddpscale.datasets.dataset_writing import write_dataset
-from pytest_ddpscale.results.dataset_record import DatasetRecord
+from pytest_ddpscale.run.dataset_record import DatasetRecord
 if __name__ == "__main__":
     record = DatasetRecord(images={"train": 200_000, "val": 10}, classes=10, image_size=16)
     write_dataset(Path(sys.argv[1]), record, lambda written, total: print(written, flush=True))

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.evidence.evidence import Evidence, read_evidence
 from pytest_ddpscale.history.baseline import Baseline
 from pytest_ddpscale.history.judging import judge_regression
 from pytest_ddpscale.history.key_values import KeyValue, key_values_of
 from pytest_ddpscale.history.prediction import reference_of
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.survey_record import Survey
-from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.run.evidence import Evidence, read_evidence
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.model import Requirement, Source
 from tests.builders.nights import GPUS, SKU, at, judged_run
-from tests.verdict.probed import A100
+from tests.judge.probed import A100
 
 BOUND = 0.95
 STEADY = (99.0, 100.0, 101.0, 100.0, 100.5, 99.5)

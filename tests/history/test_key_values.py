@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.evidence.columns import Columns
-from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.history.key_values import KeyValue, key_values_of
 from pytest_ddpscale.plan.image_folder import ImageFolderData
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.variant import Variant
-from pytest_ddpscale.results.probe_record import ProbeMeasurement
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.probe_record import ProbeMeasurement
 from tests.builders.measurements import Measurement
 from tests.builders.nights import ALONE, DDP, EACH, GPUS, SKU, STUDY, key_value, measurements
 from tests.builders.probes import probe_columns_of

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.evidence.evidence import Evidence, read_evidence
 from pytest_ddpscale.history.baseline import Baseline
 from pytest_ddpscale.history.key_values import key_values_of
 from pytest_ddpscale.history.launch_deviation import may_be_widened, with_launch_deviation
 from pytest_ddpscale.history.prediction import reference_of
+from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.results.verdicts import THIS_LAUNCH_ONLY, WRONG_DATA, Verdict
+from pytest_ddpscale.run.evidence import Evidence, read_evidence
+from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, WRONG_DATA, Verdict
 from pytest_ddpscale.thresholds.cases import Case
-from pytest_ddpscale.verdict.judge import judge
 from tests.builders.judged import CONFIDENCE, make_case, make_evidence, make_measurements
 from tests.builders.nights import GPUS, SKU, at, judged_run, stable
 

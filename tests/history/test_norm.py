@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.cli import main
-from pytest_ddpscale.evidence.evidence import read_evidence
 from pytest_ddpscale.history.baseline import Baseline, read_baseline
 from pytest_ddpscale.history.database import reading
 from pytest_ddpscale.history.judging import judge_regression
@@ -19,10 +18,11 @@ from pytest_ddpscale.history.reading import MOST_RUNS, host_runs
 from pytest_ddpscale.history.recording import add_run, record_run
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.strict_json import read_as
-from pytest_ddpscale.results.survey_record import Survey
-from pytest_ddpscale.results.verdicts import Verdict, read_judgement
+from pytest_ddpscale.run.evidence import read_evidence
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.strict_json import read_as
+from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.run.verdicts import Verdict, read_judgement
 from tests.builders.json_types import as_json, run_record
 from tests.builders.measurements import measurements_of
 from tests.builders.nights import SKU, at, conclude, judged_run, run_json

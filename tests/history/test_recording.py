@@ -14,10 +14,10 @@ from pytest_ddpscale.history.database import reading
 from pytest_ddpscale.history.reading import HostRun, host_runs, skus_and_hosts
 from pytest_ddpscale.history.recording import add_run, record_run
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.results.records import GangRecord, StudyEnd, gangs_by_number
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.survey_record import Survey
-from pytest_ddpscale.results.verdicts import read_judgement
+from pytest_ddpscale.run.records import GangRecord, StudyEnd, gangs_by_number
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.run.verdicts import read_judgement
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.writing import write_simulated_run
 from tests.builders.clusters import a100, faults

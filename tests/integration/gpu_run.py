@@ -18,7 +18,7 @@ from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Precision, Workload
-from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.sku.detection import visible_gpus
 from pytest_ddpscale.sku.matching import matching_skus
 from pytest_ddpscale.thresholds.loading import load_thresholds

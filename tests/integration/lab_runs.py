@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.strict_json import parse_strict_json
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.strict_json import parse_strict_json
 from tests.integration.sites import HARDLY_WARM_UP
 from tests.slurm_lab.lab import SlurmLab
 from tests.slurm_lab.polling import wait_until

@@ -12,16 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pytest_ddpscale.judge.rounds import arm_rounds
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
-from pytest_ddpscale.metrics.rounds import arm_rounds
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.by_rank import flops_of, seeded_steps_of
-from pytest_ddpscale.results.gangs import versions_of
-from pytest_ddpscale.results.records import (
+from pytest_ddpscale.run.by_rank import flops_of, seeded_steps_of
+from pytest_ddpscale.run.gangs import versions_of
+from pytest_ddpscale.run.records import (
     Block,
     RoundEnd,
     SeededSteps,
@@ -30,9 +30,9 @@ from pytest_ddpscale.results.records import (
     WorkloadFlops,
     gangs_by_number,
 )
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_record import ends_of
-from pytest_ddpscale.results.strict_json import each
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_record import ends_of
+from pytest_ddpscale.run.strict_json import each
 from tests.builders.measurements import measurements_in
 from tests.builders.rounds import columns_of
 from tests.forks.launcher import forked_here

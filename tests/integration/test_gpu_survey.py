@@ -7,14 +7,14 @@ import subprocess
 
 import pytest
 
-from pytest_ddpscale.checks.catalogue import check
-from pytest_ddpscale.checks.finding import NodeEvidence
-from pytest_ddpscale.evidence.telemetry_columns import telemetry_columns_of
+from pytest_ddpscale.judge.catalogue import check
+from pytest_ddpscale.judge.finding import NodeEvidence
 from pytest_ddpscale.plan.architectures import has_kernels
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
-from pytest_ddpscale.results.records import gangs_by_number
-from pytest_ddpscale.results.survey_record import Survey, SurveyedGpu, surveys_of
-from pytest_ddpscale.results.transport_record import transports_of
+from pytest_ddpscale.run.records import gangs_by_number
+from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, surveys_of
+from pytest_ddpscale.run.telemetry_columns import telemetry_columns_of
+from pytest_ddpscale.run.transport_record import transports_of
 from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.thresholds.node_expectation import node_expectation
 from tests.integration.gpu_run import GpuRun, TorchGpu

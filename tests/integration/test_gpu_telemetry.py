@@ -9,10 +9,10 @@ from contextlib import closing
 
 import pytest
 
-from pytest_ddpscale.metrics.rounds import arm_rounds
-from pytest_ddpscale.metrics.samples import ArmSamples
+from pytest_ddpscale.judge.rounds import arm_rounds
+from pytest_ddpscale.judge.samples import ArmSamples
 from pytest_ddpscale.plan.workload import Precision
-from pytest_ddpscale.results.records import gangs_by_number
+from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.telemetry.link import Sampler
 from tests.builders.measurements import measurements_in
 from tests.builders.records import probes_of

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from pytest_ddpscale.cli import main
-from pytest_ddpscale.results.records import Block, gangs_by_number
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.strict_json import each
+from pytest_ddpscale.run.records import Block, gangs_by_number
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.strict_json import each
 from tests.builders.image_folder import image_folder
 from tests.forks.launcher import forking_here
 from tests.forks.start import LOADER_SITE, command

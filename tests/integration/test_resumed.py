@@ -7,10 +7,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_ddpscale.results.records import Block, gangs_by_number
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_record import ends_of
-from pytest_ddpscale.results.strict_json import each
+from pytest_ddpscale.run.records import Block, gangs_by_number
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_record import ends_of
+from pytest_ddpscale.run.strict_json import each
 from tests.builders.tiny_site import tiny_thresholds
 from tests.integration.sites import QUICK, make_site, measured, session, verdicts_of
 
@@ -23,7 +23,7 @@ INTERRUPTING = """
 import os
 import signal
 
-from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.run.run_directory import RunDirectory
 
 append_lines = RunDirectory.append_lines
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_record import ends_of
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_record import ends_of
 from tests.builders.measurements import measurements_in
 from tests.integration.lab_runs import DEADLINE_S, TRAINING, LabRun, pytest_command
 from tests.slurm_lab.lab import SlurmLab

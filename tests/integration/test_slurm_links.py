@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.results.pair_record import pairs_of
+from pytest_ddpscale.run.pair_record import pairs_of
 from tests.integration.lab_runs import TRAINING, LabRun, accept
 from tests.slurm_lab.lab import SlurmLab
 

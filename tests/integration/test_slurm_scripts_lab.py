@@ -13,9 +13,9 @@ import pytest
 
 from pytest_ddpscale.history.database import reading
 from pytest_ddpscale.history.reading import skus_and_hosts
-from pytest_ddpscale.results.records import gangs_by_number
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.survey_record import surveys_of
+from pytest_ddpscale.run.records import gangs_by_number
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.survey_record import surveys_of
 from tests.builders.measurements import measurements_in
 from tests.integration.lab_runs import CHECKED, THRESHOLDS, drain_failed
 from tests.integration.sites import HARDLY_WARM_UP

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.results.survey_record import surveys_of
+from pytest_ddpscale.run.survey_record import surveys_of
 from tests.builders.measurements import measurements_in
 from tests.integration.lab_runs import CHECKED, LabRun, accept, drain_failed
 from tests.slurm_lab.lab import SlurmLab

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.results.records import gangs_by_number
-from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.run.records import gangs_by_number
+from pytest_ddpscale.run.run_directory import RunDirectory
 from tests.slurm_lab.lab import SlurmLab
 from tests.slurm_scripts.stage import SLURM
 

@@ -10,7 +10,7 @@ import pytest
 
 import pytest_ddpscale
 from pytest_ddpscale import __version__
-from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.run.run_directory import RunDirectory
 from tests.builders.measurements import measurements_in
 from tests.integration.lab_runs import QUICK, ROOT, thresholds_for
 from tests.integration.sites import HARDLY_WARM_UP

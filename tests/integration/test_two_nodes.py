@@ -13,9 +13,9 @@ from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.study import Arm, Plan
-from pytest_ddpscale.results.by_rank import seeded_steps_of
-from pytest_ddpscale.results.records import gangs_by_number
-from pytest_ddpscale.results.run_record import errors_of
+from pytest_ddpscale.run.by_rank import seeded_steps_of
+from pytest_ddpscale.run.records import gangs_by_number
+from pytest_ddpscale.run.run_record import errors_of
 from tests.builders.measurements import Measurement, measurements_in
 from tests.nccl_rules import test_gangs
 from tests.nccl_rules.checking import violations

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_ddpscale.launch.supervisor import wanted_arms
-from pytest_ddpscale.results.rank_folder import WantedArms
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import RoundEnd, StudyEnd, StudyStart, WarmUp
+from pytest_ddpscale.run.rank_folder import WantedArms
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart, WarmUp
 
 
 class JudgeAfter:

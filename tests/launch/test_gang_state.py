@@ -13,7 +13,7 @@ from msgspec import to_builtins
 from pytest_ddpscale.launch.gang_failure import describe, describe_standstill
 from pytest_ddpscale.launch.gang_state import GangState, clock_skew
 from pytest_ddpscale.node.protocol import MARK, decode_news
-from pytest_ddpscale.results.survey_record import ClockSkew, Survey, surveys_of
+from pytest_ddpscale.run.survey_record import ClockSkew, Survey, surveys_of
 from tests.builders.launches import News
 
 

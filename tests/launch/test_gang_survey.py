@@ -14,22 +14,22 @@ from typing import Any
 import pytest
 from msgspec import to_builtins
 
-from pytest_ddpscale.evidence.columns import Columns
-from pytest_ddpscale.evidence.evidence import evidence_of
+from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.launch import gang as gang_module
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Admit, NotAdmitted, Supervisor
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.notices import Idle
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import StudyEnd
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.survey_record import Survey, post_mortems_of, surveys_of
-from pytest_ddpscale.verdict.judge import judge
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import evidence_of
+from pytest_ddpscale.run.notices import Idle
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import StudyEnd
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.survey_record import Survey, post_mortems_of, surveys_of
 from tests.builders.launches import playing
-from tests.verdict.test_checking import CPU, check_case
+from tests.judge.test_checking import CPU, check_case
 
 STUDIES = tuple(
     Study("weak", Workload(name, "resnet18", "fp32", 4), (Arm("ddp", 2, 4),), 5, 1.0, 1.0) for name in ("r", "v")

@@ -22,11 +22,11 @@ from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.node.protocol import SILENCE_S, Failed, Task
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.profile_record import ArmProfile
-from pytest_ddpscale.results.record_lines import AnyRecord, line_of
-from pytest_ddpscale.results.records import StudyEnd, StudyStart
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.strict_json import read_as
+from pytest_ddpscale.run.profile_record import ArmProfile
+from pytest_ddpscale.run.record_lines import AnyRecord, line_of
+from pytest_ddpscale.run.records import StudyEnd, StudyStart
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.strict_json import read_as
 from tests.builders.launches import slurm
 from tests.builders.records import gang_on
 

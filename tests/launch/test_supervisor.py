@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from msgspec import to_builtins
 
-from pytest_ddpscale.evidence.evidence import read_evidence
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.records import StudyEnd, StudyStart
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_record import ends_of, errors_of, start_run
-from pytest_ddpscale.results.survey_record import Survey, surveys_of
+from pytest_ddpscale.run.evidence import read_evidence
+from pytest_ddpscale.run.records import StudyEnd, StudyStart
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_record import ends_of, errors_of, start_run
+from pytest_ddpscale.run.survey_record import Survey, surveys_of
 from tests.builders.launches import AGENTS, scripted
 
 STUDIES = tuple(

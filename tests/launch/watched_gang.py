@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytest_ddpscale.launch.gang_owner import GangEnd
-from pytest_ddpscale.results.rank_folder import WantedArms, lines_by_file
-from pytest_ddpscale.results.strict_json import parse_strict_json
-from pytest_ddpscale.results.survey_record import Survey
+from pytest_ddpscale.run.rank_folder import WantedArms, lines_by_file
+from pytest_ddpscale.run.strict_json import parse_strict_json
+from pytest_ddpscale.run.survey_record import Survey
 
 Run = Callable[..., GangEnd]
 

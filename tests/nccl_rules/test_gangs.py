@@ -17,8 +17,8 @@ from pytest_ddpscale.plan.probe import COLLECTIVES as EXCHANGES
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_record import ends_of
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_record import ends_of
 from tests.forks.start import command
 
 from .checking import COLLECTIVES, CREATION, Event, Logs, read_logs, violations

@@ -30,7 +30,7 @@ from pytest_ddpscale.node.protocol import (
     encode_news,
     encode_order,
 )
-from pytest_ddpscale.results.rank_folder import WantedArms
+from pytest_ddpscale.run.rank_folder import WantedArms
 from tests.builders.launches import task
 from tests.rows import rows
 

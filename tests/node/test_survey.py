@@ -19,8 +19,8 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.node.limited_command import Command
 from pytest_ddpscale.node.survey import free_bytes, infiniband_ports, with_visibility
 from pytest_ddpscale.node.survey_process import LIMIT_S, survey_command, survey_from
-from pytest_ddpscale.results.record_lines import line_of
-from pytest_ddpscale.results.survey_record import InfiniBandPort, Survey, SurveyedGpu, read_survey
+from pytest_ddpscale.run.record_lines import line_of
+from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu, read_survey
 from tests.node.fake_torch import CUDA_BUILD, write_torch
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
 from tests.nvml_stand_in.gpus import ANY_FUNCTION, GPU_IS_LOST

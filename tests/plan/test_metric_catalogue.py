@@ -17,7 +17,7 @@ PACKAGE = ROOT / "pytest_ddpscale"
 # Keys of records, parameters and units that are called as a metric is, and mean something else.
 NAMESAKES = {
     ("report/prometheus.py", "images_per_joule"),
-    ("results/pair_record.py", "busbw_gbps"),
+    ("run/pair_record.py", "busbw_gbps"),
     ("simulate/performance.py", "ddp_overhead"),
 }
 

@@ -25,7 +25,7 @@ from pytest_ddpscale.plan.pairing import (
     pair_study,
     powers_of_two_apart,
 )
-from pytest_ddpscale.results.strict_json import read_as
+from pytest_ddpscale.run.strict_json import read_as
 from tests.builders.json_types import as_json
 from tests.plan.network import Network
 from tests.rows import rows

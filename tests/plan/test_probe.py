@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from pytest_ddpscale.plan.probe import Probe, ProbeKind, ProbeStudy
-from pytest_ddpscale.results.strict_json import read_as
+from pytest_ddpscale.run.strict_json import read_as
 from tests.builders.json_types import as_json
 from tests.rows import rows
 

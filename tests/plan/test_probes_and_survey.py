@@ -23,7 +23,7 @@ from pytest_ddpscale.plan.planner import PROBE_BLOCKS_S, Pace, Question, build_p
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import DeviceType, Plan
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.strict_json import read_as
+from pytest_ddpscale.run.strict_json import read_as
 from tests.builders.json_types import as_json
 from tests.rows import rows
 

@@ -13,7 +13,7 @@ from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.strict_json import parse_strict_json, read_as, strict_json
+from pytest_ddpscale.run.strict_json import parse_strict_json, read_as, strict_json
 from tests.builders.json_types import as_json
 from tests.builders.plans import PLANS, STUDIES
 

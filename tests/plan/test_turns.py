@@ -10,7 +10,7 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import PACES, Question, build_plan
 from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.strict_json import read_as
+from pytest_ddpscale.run.strict_json import read_as
 from tests.builders.json_types import as_json
 from tests.rows import rows
 

@@ -17,8 +17,8 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import ProbeStudy
 from pytest_ddpscale.plan.probe_pairs import expected_ranks
 from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.results.probe_record import ProbeBlock
-from pytest_ddpscale.results.records import (
+from pytest_ddpscale.run.probe_record import ProbeBlock
+from pytest_ddpscale.run.records import (
     Block,
     GangRecord,
     RoundEnd,
@@ -27,7 +27,7 @@ from pytest_ddpscale.results.records import (
     gangs_by_number,
     step_bytes,
 )
-from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.session import measure
 
 ROUNDS = FEWEST_ROUNDS + 1

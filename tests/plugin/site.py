@@ -17,10 +17,10 @@ import pytest
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.records import StudyEnd
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_record import finish_run, start_run
-from pytest_ddpscale.results.strict_json import parse_strict_json
+from pytest_ddpscale.run.records import StudyEnd
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_record import finish_run, start_run
+from pytest_ddpscale.run.strict_json import parse_strict_json
 from pytest_ddpscale.util.packaged import packaged
 from tests.builders.measurements import Measurement
 from tests.builders.records import blocks_of, gang_of

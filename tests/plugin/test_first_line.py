@@ -9,8 +9,8 @@ import pytest
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.report.unmet import counts_text
-from pytest_ddpscale.results.run_json import WATERMARK
-from pytest_ddpscale.results.verdicts import read_judgement
+from pytest_ddpscale.run.run_json import WATERMARK
+from pytest_ddpscale.run.verdicts import read_judgement
 from tests.plugin.site import Site, assert_no_crash
 
 MOST_LINES, COLUMNS = 40, 80

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.verdicts import Judgement, RunOutcome, Verdict
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
 from tests.plugin.site import (
     MEASURED_RUN,
     REQUIREMENTS,

@@ -15,9 +15,9 @@ import pytest
 
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.report.unmet import counts_text
-from pytest_ddpscale.results.records import StudyEnd
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.verdicts import read_judgement
+from pytest_ddpscale.run.records import StudyEnd
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.verdicts import read_judgement
 from pytest_ddpscale.thresholds.waiver import today
 from tests.builders.json_types import run_record
 from tests.plugin.site import (

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_record import start_run
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_record import start_run
 from tests.plugin.site import Site, assert_no_crash, assert_refused, contents, output_of
 from tests.rows import rows
 from tests.small_disk import small_disk

@@ -7,9 +7,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.results.records import Block, GangRecord
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.verdicts import Culprit, Judgement, RunOutcome, Verdict
+from pytest_ddpscale.run.records import Block, GangRecord
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.verdicts import Culprit, Judgement, RunOutcome, Verdict
 from tests.builders.json_types import run_record
 
 STARTED_UNIX_S = 1_770_000_000

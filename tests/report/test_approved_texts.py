@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.evidence.columns import Columns
-from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.report.cause import headline
@@ -20,7 +18,9 @@ from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.plan_text import plan_lines
 from pytest_ddpscale.report.prometheus import render_prometheus
 from pytest_ddpscale.report.terminal import brief_lines, table_lines
-from pytest_ddpscale.results.verdicts import THIS_LAUNCH_ONLY, Judgement, UniformLoss
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Judgement, UniformLoss
 from tests.approved import assert_approved, masked
 from tests.builders import untrained
 from tests.builders.judgements import ACCEPTED, JUDGEMENT, PASSED, PLAN, RATIO, RUN

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_ddpscale.report.cause import causes, headline, warnings
-from pytest_ddpscale.results.coverage import Coverage, GpuCoverage, NodeCoverage
-from pytest_ddpscale.results.verdicts import WRONG_DATA, Blocker, Culprit, Judgement, RunOutcome, Verdict
+from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage
+from pytest_ddpscale.run.verdicts import WRONG_DATA, Blocker, Culprit, Judgement, RunOutcome, Verdict
 from tests.builders.judgements import FAILED, HOSTILE, MEMORY, NOT_MEASURED, PASSED, hostile_judgement
 
 GPU = Culprit("gpu", "node7", 3, "GPU-4f1c0b7a-77aa", "1.20× the median of 7 peers", slowdown=1.2, peers=7)

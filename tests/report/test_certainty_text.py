@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.report.certainty_text import certainty_lines, chance_text, uniform_loss_text
-from pytest_ddpscale.results.verdicts import Judgement, UniformLoss
+from pytest_ddpscale.run.verdicts import Judgement, UniformLoss
 from tests.builders.judgements import FAILED, PASSED
 
 LOSS = UniformLoss(0.0028, 0.051, 0.95, "throughput_per_gpu[a]", 5)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_ddpscale.evidence.columns import Columns
-from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.report.coverage_text import MOST_NODES, MOST_PATHS, node_rows, path_rows, summary
 from pytest_ddpscale.report.html_page import render_html
-from pytest_ddpscale.results.coverage import Coverage, GpuCoverage, NodeCoverage, PathCoverage
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage, PathCoverage
+from pytest_ddpscale.run.evidence import Evidence
 from tests.builders.judgements import ACCEPTED, HOSTILE, PLAN, RUN
 from tests.report.page_text import page_text
 

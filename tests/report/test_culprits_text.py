@@ -22,11 +22,11 @@ from pytest_ddpscale.report.culprits_text import (
     text_lines,
     tsv_lines,
 )
-from pytest_ddpscale.results.records import Lost
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_json import Resumed
-from pytest_ddpscale.results.survey_record import Survey
-from pytest_ddpscale.results.verdicts import RunOutcome, Verdict
+from pytest_ddpscale.run.records import Lost
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_json import Resumed
+from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.run.verdicts import RunOutcome, Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.approved import assert_approved, masked
 from tests.builders.judgements import HOSTILE

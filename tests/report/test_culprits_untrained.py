@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace as altered
 
 from pytest_ddpscale.report.culprits_text import read_findings, settled
-from pytest_ddpscale.results.probe_record import ProbeBlock
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import GangRecord
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.survey_record import Survey
-from pytest_ddpscale.results.verdicts import RunOutcome, Verdict
+from pytest_ddpscale.run.probe_record import ProbeBlock
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import GangRecord
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.run.verdicts import RunOutcome, Verdict
 from tests.report.judged import STARTED_UNIX_S, failed, gpu, write_judged_run
 
 LATER = STARTED_UNIX_S + 3600

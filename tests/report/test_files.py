@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.evidence.columns import Columns
-from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.report.files import write_reports
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.strict_json import read_as
-from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.strict_json import read_as
+from pytest_ddpscale.run.verdicts import Judgement
 from tests.builders.judgements import JUDGEMENT, PLAN, RUN
 
 FILES = ["verdicts.json", "junit.xml", "requirements.csv", "culprits.csv", "metrics.prom", "report.md", "report.html"]

@@ -11,14 +11,14 @@ from typing import Any
 
 from msgspec.structs import replace as with_fields
 
-from pytest_ddpscale.evidence.columns import Columns
-from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.report.html_page import key_numbers, render_html, topologies
 from pytest_ddpscale.report.live_progress import LIVE
-from pytest_ddpscale.results.coverage import Coverage, NodeCoverage
-from pytest_ddpscale.results.run_json import Resumed
-from pytest_ddpscale.results.survey_record import Survey
-from pytest_ddpscale.results.verdicts import Culprit, Verdict
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.run_json import Resumed
+from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.run.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.judgements import (
     ACCEPTED,

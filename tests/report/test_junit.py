@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.report.junit import render_junit
-from pytest_ddpscale.results.verdicts import Blocker, Judgement, Verdict
+from pytest_ddpscale.run.verdicts import Blocker, Judgement, Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.judgements import (
     ACCEPTED,

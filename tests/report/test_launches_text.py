@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_ddpscale.evidence.columns import Columns
-from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.launches_text import launches_sentence
 from pytest_ddpscale.report.terminal import table_lines
-from pytest_ddpscale.results.verdicts import Judgement, Verdict
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from tests.builders.judgements import ACCEPTED, PASSED, PLAN, RUN
 from tests.report.page_text import page_text
 

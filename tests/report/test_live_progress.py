@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.report.live_progress import LiveProgress
-from pytest_ddpscale.results.records import RoundEnd, StudyEnd, StudyStart
+from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart
 from tests.builders.judgements import HOSTILE, PLAN
 from tests.builders.records import steady_block
 

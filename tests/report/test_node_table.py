@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_ddpscale.report.node_table import node_table
-from pytest_ddpscale.results.coverage import Coverage, NodeCoverage
-from pytest_ddpscale.results.verdicts import Culprit
+from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
+from pytest_ddpscale.run.verdicts import Culprit
 from tests.builders.judgements import ACCEPTED, FAILED, NOT_MEASURED, RUN, WARNED, judgement_with
 
 

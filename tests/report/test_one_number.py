@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
+from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.report import plots
 from pytest_ddpscale.report.csv_tables import render_requirements
 from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.report.svg_figures import figures
-from pytest_ddpscale.results.verdicts import Judgement
-from pytest_ddpscale.verdict.judge import judge
+from pytest_ddpscale.run.verdicts import Judgement
 from tests.builders.judged import CONFIDENCE, make_case
 from tests.builders.judgements import JUDGEMENT, RUN
-from tests.verdict.nodes import measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
+from tests.judge.nodes import measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
 
 # Of four nodes with two GPUs each; the first two nodes, of which a size is not judged, are the fast ones.
 EFFICIENCY = {size: make_case("weak_scaling_efficiency", 0.9, world_size=size) for size in (2, 8)}

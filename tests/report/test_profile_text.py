@@ -5,15 +5,15 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
-from pytest_ddpscale.evidence.columns import Columns
-from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.profile_text import exposed_rows, part_rows
 from pytest_ddpscale.report.svg_timeline import exposed_parts, step_timeline
-from pytest_ddpscale.results.profile_record import ArmProfile, ProfiledKernel, ProfileSpan
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.profile_record import ArmProfile, ProfiledKernel, ProfileSpan
 from tests.builders.judgements import ACCEPTED, HOSTILE, RUN
 from tests.builders.measurements import Measurement
 from tests.builders.profiles import profile

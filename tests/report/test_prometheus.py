@@ -20,8 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report.prometheus import render_prometheus
-from pytest_ddpscale.results.run_json import RunRecord
-from pytest_ddpscale.results.verdicts import Judgement, Verdict
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from tests.builders.judgements import FAILED, JUDGEMENT, RUN, WARNED, hostile_judgement, hostile_run, judgement_with
 
 ROOT = Path(__file__).parents[2]

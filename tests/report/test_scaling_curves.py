@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.study import Arm, Plan
 from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.report.scaling_curves import (
@@ -21,8 +21,8 @@ from pytest_ddpscale.report.scaling_curves import (
     place_notes,
     scaling_curve,
 )
-from pytest_ddpscale.results.verdicts import Verdict
-from pytest_ddpscale.verdict.judge import judge
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.verdicts import Verdict
 from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
 from tests.builders.judgements import (
     FAILED,
@@ -37,8 +37,8 @@ from tests.builders.judgements import (
     make_study,
 )
 from tests.builders.measurements import Measurement
+from tests.judge.nodes import measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
 from tests.rows import rows
-from tests.verdict.nodes import measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
 
 WEAK = make_study("weak", RESNET, (1, 2))
 

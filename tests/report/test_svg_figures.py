@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.report.svg_bars import MOST_BARS
 from pytest_ddpscale.report.svg_figures import Figure, figures
-from pytest_ddpscale.results.pair_record import PairMeasurement
-from pytest_ddpscale.results.verdicts import GenerationComparison, Judgement
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.pair_record import PairMeasurement
+from pytest_ddpscale.run.verdicts import GenerationComparison, Judgement
 from tests.builders.judged import evidence_of_plan
 from tests.builders.judgements import (
     ACCEPTED,

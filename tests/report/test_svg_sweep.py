@@ -11,7 +11,7 @@ from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.svg_maps import pair_bandwidths_within, pair_matrix
 from pytest_ddpscale.report.svg_sweep import SweptCurve, SweptPoint, sweep_chart
-from tests.verdict.probed import measure_probe, probe_evidence, steady
+from tests.judge.probed import measure_probe, probe_evidence, steady
 
 SVG = "{http://www.w3.org/2000/svg}"
 KIB = 1024

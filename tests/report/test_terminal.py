@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.report.terminal import brief_lines, table_lines
-from pytest_ddpscale.results.verdicts import Blocker, Judgement, RunOutcome, Verdict
+from pytest_ddpscale.run.verdicts import Blocker, Judgement, RunOutcome, Verdict
 from tests.builders.judgements import (
     ALL,
     ERROR,

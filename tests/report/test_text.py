@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pytest_ddpscale.plan.metric import Unit
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
-from pytest_ddpscale.results.verdicts import Verdict, VerdictOutcome
+from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.model import Severity
 from tests.builders.judgements import ALL, HOSTILE, MEMORY, PASSED, WARNED
 

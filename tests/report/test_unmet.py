@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from pytest_ddpscale.report.junit import render_junit
 from pytest_ddpscale.report.unmet import counts_text, explained_text
-from pytest_ddpscale.results.verdicts import Blocker, Judgement, Verdict
+from pytest_ddpscale.run.verdicts import Blocker, Judgement, Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.judgements import JUDGEMENT, NOT_MEASURED, PASSED
 

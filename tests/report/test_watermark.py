@@ -11,8 +11,8 @@ import pytest
 from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.plots import write_plots
 from pytest_ddpscale.report.terminal import table_lines
-from pytest_ddpscale.results.run_json import WATERMARK, RunRecord
-from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
+from pytest_ddpscale.run.verdicts import Judgement
 from tests.builders.json_types import run_record
 from tests.builders.judged import evidence_of_plan
 from tests.builders.judgements import ACCEPTED, JUDGEMENT, MEASUREMENTS, PLAN, RUN

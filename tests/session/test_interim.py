@@ -7,11 +7,11 @@ import time
 import pytest
 
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.results.notices import Idle, Interrupted, Notice
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import EndReason, StudyEnd, StudyStart
-from pytest_ddpscale.results.strict_json import parse_strict_json
-from pytest_ddpscale.results.verdicts import Judgement, read_judgement
+from pytest_ddpscale.run.notices import Idle, Interrupted, Notice
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import EndReason, StudyEnd, StudyStart
+from pytest_ddpscale.run.strict_json import parse_strict_json
+from pytest_ddpscale.run.verdicts import Judgement, read_judgement
 from pytest_ddpscale.session.interim import Interim
 from pytest_ddpscale.session.session import AcceptanceSession
 from tests.builders.sessions import IMG_PER_S, InstantGang, nothing

@@ -11,7 +11,7 @@ from msgspec.structs import replace as with_fields
 
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.report.files import write_page
-from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.sku.detection import Gpu
 from tests.builders.json_types import run_record

@@ -7,8 +7,8 @@ import pytest
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.results.pair_record import PairRound
-from pytest_ddpscale.results.records import gangs_by_number
+from pytest_ddpscale.run.pair_record import PairRound
+from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.session.measure import further_name
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.session.sources import Machine

@@ -11,8 +11,8 @@ import pytest
 
 from pytest_ddpscale.errors import OptionError, RunDirectoryError, SkuError
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.strict_json import parse_strict_json, read_as
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.strict_json import parse_strict_json, read_as
 from pytest_ddpscale.session import devices
 from pytest_ddpscale.session.sources import THIS_MACHINE, Machine
 from pytest_ddpscale.sku.detection import Gpu

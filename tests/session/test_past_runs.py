@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.errors import HistoryError, RunDirectoryError
-from pytest_ddpscale.evidence.evidence import read_evidence
 from pytest_ddpscale.history.baseline import Baseline
 from pytest_ddpscale.history.database import reading
 from pytest_ddpscale.history.reading import host_runs
 from pytest_ddpscale.history.recording import add_run
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.verdicts import read_judgement
+from pytest_ddpscale.run.evidence import read_evidence
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.verdicts import read_judgement
 from pytest_ddpscale.session.past_runs import baseline_of, remember
 from tests.builders.json_types import as_json
 from tests.builders.nights import SKU, at, judged_run

@@ -13,14 +13,14 @@ from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.profile_record import ArmProfile
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import EndReason, StudyEnd, StudyStart
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_record import errors_of, note_left_out, start_run
-from pytest_ddpscale.results.survey_record import Survey, surveys_of
-from pytest_ddpscale.results.telemetry_record import GpuReadings, joined_telemetry
-from pytest_ddpscale.results.transport_record import Transport, transports_of
+from pytest_ddpscale.run.profile_record import ArmProfile
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import EndReason, StudyEnd, StudyStart
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_record import errors_of, note_left_out, start_run
+from pytest_ddpscale.run.survey_record import Survey, surveys_of
+from pytest_ddpscale.run.telemetry_record import GpuReadings, joined_telemetry
+from pytest_ddpscale.run.transport_record import Transport, transports_of
 from pytest_ddpscale.session import resume as resuming
 from pytest_ddpscale.session.resume import read_resumption, refuse_other_devices
 from tests.builders.records import gang_on, steady_block, transport_line

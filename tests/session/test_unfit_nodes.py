@@ -13,11 +13,11 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.launch.launcher import Cluster, Launch
 from pytest_ddpscale.launch.supervisor import NotAdmitted
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.notices import Unfit
-from pytest_ddpscale.results.records import StudyEnd, gangs_by_number
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.survey_record import Survey, surveys_of
-from pytest_ddpscale.results.verdicts import Judgement
+from pytest_ddpscale.run.notices import Unfit
+from pytest_ddpscale.run.records import StudyEnd, gangs_by_number
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.survey_record import Survey, surveys_of
+from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.session import measure
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.session.sources import THIS_MACHINE, Machine

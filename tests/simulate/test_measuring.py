@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.results.by_rank import seeded_steps_of
-from pytest_ddpscale.results.probe_record import ProbeBlock
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import (
+from pytest_ddpscale.run.by_rank import seeded_steps_of
+from pytest_ddpscale.run.probe_record import ProbeBlock
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import (
     Block,
     GangRecord,
     RoundEnd,
@@ -24,8 +24,8 @@ from pytest_ddpscale.results.records import (
     StudyStart,
     WorkloadFlops,
 )
-from pytest_ddpscale.results.survey_record import Survey
-from pytest_ddpscale.results.transport_record import GangTransport
+from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.run.transport_record import GangTransport
 from pytest_ddpscale.simulate.faults import Moment
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.performance import FloatArray, Noise

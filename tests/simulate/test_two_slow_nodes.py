@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.results.records import Block
+from pytest_ddpscale.run.records import Block
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_nodes import gang_of
 from pytest_ddpscale.thresholds.cases import Case
-from pytest_ddpscale.verdict.judge import judge
 from tests.builders.clusters import a100, faults, weak_study
 from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case
 from tests.builders.measurements import of_ranks

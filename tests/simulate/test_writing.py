@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.evidence.evidence import read_evidence
+from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.results.records import gangs_by_number
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.run_json import RunDevice
-from pytest_ddpscale.results.verdicts import Verdict
+from pytest_ddpscale.run.evidence import read_evidence
+from pytest_ddpscale.run.records import gangs_by_number
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_json import RunDevice
+from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.session.devices import measured_layout
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.spread import NodeSpread
 from pytest_ddpscale.simulate.writing import write_simulated_run
-from pytest_ddpscale.verdict.judge import judge
 from tests.builders.clusters import a100, faults
 
 # By a sound machine: its host takes longer than so few images, and there are no earlier runs.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.cli import main
-from pytest_ddpscale.results.run_directory import RunDirectory
+from pytest_ddpscale.run.run_directory import RunDirectory
 from tests.forks.launcher import forking_here
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pytest_ddpscale.results.run_json import RunRecord, ThresholdsUsed
+from pytest_ddpscale.run.run_json import RunRecord, ThresholdsUsed
 from pytest_ddpscale.suites.suite_report import SuiteReport
 from pytest_ddpscale.suites.suite_views import text_lines
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.evidence.evidence import Evidence
+from pytest_ddpscale.judge.intervals import t_quantile
 from pytest_ddpscale.plan.collective_sweep import GIB, KIB, sweep_probes, sweep_study
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import COLLECTIVES, Probe
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.probe_record import ProbeMeasurement
-from pytest_ddpscale.stats.intervals import t_quantile
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.probe_record import ProbeMeasurement
 from pytest_ddpscale.suites.collective_rows import CollectiveRow, collective_rows
 from pytest_ddpscale.suites.collective_table import cells, heading, nccl_lines, not_measured, number_in_width
-from tests.verdict.probed import Value, measure_probe, probe_evidence, steady
+from tests.judge.probed import Value, measure_probe, probe_evidence, steady
 
 SIZES = (KIB, GIB)
 

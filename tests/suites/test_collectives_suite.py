@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_ddpscale.evidence.evidence import Evidence
 from pytest_ddpscale.plan.collective_sweep import GIB, KIB, MIB, message_sizes, sweep_probes, sweep_study
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import COLLECTIVES
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.probe_record import ProbeMeasurement
-from pytest_ddpscale.results.run_json import RunRecord, ThresholdsUsed
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.probe_record import ProbeMeasurement
+from pytest_ddpscale.run.run_json import RunRecord, ThresholdsUsed
 from pytest_ddpscale.suites.collective_bounds import cases_of_run, sweep_cases
 from pytest_ddpscale.suites.collectives_report import collectives_report
 from pytest_ddpscale.suites.collectives_suite import operations_of, sizes_of
@@ -26,9 +26,9 @@ from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport
 from tests.approved import assert_approved
 from tests.builders.clusters import thresholds
+from tests.judge.probed import Value, measure_probe, probe_evidence, steady
 from tests.suites.conftest import MeasuredAndTold
 from tests.suites.run_records import text_of
-from tests.verdict.probed import Value, measure_probe, probe_evidence, steady
 
 FILE = thresholds()
 USED = ThresholdsUsed(str(FILE.path), FILE.sha256)

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.judge.estimating import Found
+from pytest_ddpscale.judge.intervals import Estimate
 from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.stats.intervals import Estimate
 from pytest_ddpscale.suites.factors_report import factors_report
 from pytest_ddpscale.suites.factors_suite import Factors
 from pytest_ddpscale.suites.factors_values import DataMoved, sweeps, trend
 from pytest_ddpscale.suites.suite import MeasuredSuite
-from pytest_ddpscale.verdict.estimating import Found
 from tests.approved import assert_approved
 from tests.builders.judged import evidence_of_plan, make_measurement
 from tests.builders.measurements import Measurement

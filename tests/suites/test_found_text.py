@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 
+from pytest_ddpscale.judge.estimating import Found
+from pytest_ddpscale.judge.intervals import Estimate
 from pytest_ddpscale.report.text import ABSENT
-from pytest_ddpscale.results.strict_json import strict_json
-from pytest_ddpscale.stats.intervals import Estimate
+from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.suites.found_text import found_cells, found_value
-from pytest_ddpscale.verdict.estimating import Found
 
 WIDE = Found(-0.25, Estimate(-0.25, (-0.5, math.inf)))
 

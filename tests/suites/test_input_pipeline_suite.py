@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pytest_ddpscale.judge.estimating import Found
+from pytest_ddpscale.judge.intervals import Estimate
 from pytest_ddpscale.plan.image_folder import ImageFolderData
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.variant import Variant
-from pytest_ddpscale.stats.intervals import Estimate
 from pytest_ddpscale.suites.input_pipeline_report import (
     LoadedArm,
     bottleneck,
@@ -18,7 +19,6 @@ from pytest_ddpscale.suites.input_pipeline_report import (
 )
 from pytest_ddpscale.suites.input_pipeline_suite import SYNTHETIC
 from pytest_ddpscale.suites.suite import MeasuredSuite
-from pytest_ddpscale.verdict.estimating import Found
 from tests.approved import assert_approved
 from tests.builders.judged import WORKLOAD, evidence_of_plan, make_measurement
 from tests.suites.run_records import SUITE_RECORD, text_of

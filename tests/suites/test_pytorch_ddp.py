@@ -13,9 +13,9 @@ from pytest_ddpscale.cli import USER_ERROR, main
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.supervisor import NotAdmitted
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.results.ddp_benchmark_file import FILE_NAME, read_ddp_benchmark
-from pytest_ddpscale.results.run_directory import RunDirectory
-from pytest_ddpscale.results.survey_record import Survey
+from pytest_ddpscale.run.ddp_benchmark_file import FILE_NAME, read_ddp_benchmark
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.session import measure
 from pytest_ddpscale.suites.ddp_benchmark_table import BenchmarkRow, benchmark_lines
 from pytest_ddpscale.suites.pytorch_ddp import PytorchDdp, _arms

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_ddpscale.results.survey_record import GpuProcess, RemappedRows, SurveyedGpu
+from pytest_ddpscale.run.survey_record import GpuProcess, RemappedRows, SurveyedGpu
 from pytest_ddpscale.telemetry.gpu_state import command_of
 from tests.nvml_stand_in.gpus import HW_SLOWDOWN, HW_THERMAL_SLOWDOWN, Ecc, Mig, NvLink, Process, RetiredPages
 from tests.nvml_stand_in.gpus import RemappedRows as PlayedRows

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.cli import main
-from pytest_ddpscale.results.strict_json import parse_strict_json
+from pytest_ddpscale.run.strict_json import parse_strict_json
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from tests.builders.clusters import thresholds
 from tests.rows import rows

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.results.strict_json import parse_strict_json
+from pytest_ddpscale.run.strict_json import parse_strict_json
 from pytest_ddpscale.thresholds.showing import asked_json, asked_of, listed_json, listed_skus
 from tests.builders.clusters import thresholds
 from tests.rows import rows

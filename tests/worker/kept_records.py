@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from pytest_ddpscale.results.memory_record import StudyMemory
-from pytest_ddpscale.results.profile_record import ArmProfile
-from pytest_ddpscale.results.rank_folder import RecordSink
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import StudyEnd
+from pytest_ddpscale.run.memory_record import StudyMemory
+from pytest_ddpscale.run.profile_record import ArmProfile
+from pytest_ddpscale.run.rank_folder import RecordSink
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry

@@ -24,8 +24,8 @@ from PIL import Image
 from torch.distributed import HashStore
 
 from pytest_ddpscale.plan.image_folder import ImageFolderData
-from pytest_ddpscale.results.dataset_record import DATASET_FILE, DatasetRecord
-from pytest_ddpscale.results.record_lines import line_of
+from pytest_ddpscale.run.dataset_record import DATASET_FILE, DatasetRecord
+from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.image_loader import ImageLoader, LoaderSettings, open_samples
 from pytest_ddpscale.worker.image_samples import read_samples

@@ -11,10 +11,10 @@ from datetime import timedelta
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from pytest_ddpscale.blame.link_faults import find_link_faults
+from pytest_ddpscale.judge.link_faults import find_link_faults
 from pytest_ddpscale.plan.pairing import PairStudy
-from pytest_ddpscale.results.pair_record import PairMeasurement, pairs_of
-from pytest_ddpscale.results.records import GangRecord
+from pytest_ddpscale.run.pair_record import PairMeasurement, pairs_of
+from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.worker import pairs
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing

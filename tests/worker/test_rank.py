@@ -12,8 +12,8 @@ from pathlib import Path
 from torch.distributed import HashStore
 
 from pytest_ddpscale.plan.study import Arm, Plan
-from pytest_ddpscale.results.rank_folder import LOGS
-from pytest_ddpscale.results.records import StudyEnd, StudyStart
+from pytest_ddpscale.run.rank_folder import LOGS
+from pytest_ddpscale.run.records import StudyEnd, StudyStart
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.rank import GangMember

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.results.rank_folder import WantedArms, leave_wanted_arms
+from pytest_ddpscale.run.rank_folder import WantedArms, leave_wanted_arms
 from pytest_ddpscale.worker.rank_context import needed_arms
 
 

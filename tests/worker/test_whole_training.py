@@ -14,9 +14,9 @@ from torch._dynamo.utils import counters
 
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader, line_of
-from pytest_ddpscale.results.records import EndReason
-from pytest_ddpscale.results.training_record import TrainedEpoch, TrainedRun
+from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
+from pytest_ddpscale.run.records import EndReason
+from pytest_ddpscale.run.training_record import TrainedEpoch, TrainedRun
 from pytest_ddpscale.worker import whole_training
 from pytest_ddpscale.worker.compiled_call import forget_compiled
 from pytest_ddpscale.worker.control import Control

@@ -8,8 +8,8 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.pairing import other_end
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.plan.probe_pairs import pair_turns
-from pytest_ddpscale.results.probe_record import RankProbe
-from pytest_ddpscale.results.strict_json import Count, Record
+from pytest_ddpscale.run.probe_record import RankProbe
+from pytest_ddpscale.run.strict_json import Count, Record
 from pytest_ddpscale.worker.device import Device, Timing
 from pytest_ddpscale.worker.probes.collectives import MESSAGES_HELD, open_collective, open_send_receive
 from pytest_ddpscale.worker.probes.groups import ProbeGroups, Ranks

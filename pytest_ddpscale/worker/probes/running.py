@@ -7,10 +7,10 @@ from functools import partial
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.results.probe_record import ProbeUnsupported, joined_probe_block
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import EndReason, RoundEnd
-from pytest_ddpscale.results.strict_json import column
+from pytest_ddpscale.run.probe_record import ProbeUnsupported, joined_probe_block
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import EndReason, RoundEnd
+from pytest_ddpscale.run.strict_json import column
 from pytest_ddpscale.worker.node_telemetry import TimedWindow
 from pytest_ddpscale.worker.probes.blocks import ProbeBlocks, RankProbed
 from pytest_ddpscale.worker.probes.groups import rank_groups

@@ -13,7 +13,7 @@ import pytest
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.results.telemetry_record import Spread
+from pytest_ddpscale.run.telemetry_record import Spread
 from tests.integration.played_gpus.played_session import HOST, EndedSession, PlayedSession, begin, has_begun
 from tests.nvml_stand_in.gpus import (
     ANY_FUNCTION,

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from pytest_ddpscale.plan.probe import COLLECTIVES, Probe, ProbeStudy
-from pytest_ddpscale.results.probe_record import ProbeBlock, ProbeMeasurement, ProbeUnsupported
-from pytest_ddpscale.results.record_lines import AnyRecord, RecordReader, line_of
-from pytest_ddpscale.results.records import GangRecord, RoundEnd
+from pytest_ddpscale.run.probe_record import ProbeBlock, ProbeMeasurement, ProbeUnsupported
+from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
+from pytest_ddpscale.run.records import GangRecord, RoundEnd
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.probes import blocks, collectives, known_values, memory

@@ -13,9 +13,9 @@ from torch.distributed import TCPStore
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.results.probe_record import ProbeMeasurement, ProbeUnsupported
-from pytest_ddpscale.results.record_lines import AnyRecord
-from pytest_ddpscale.results.records import GangRecord, RoundEnd
+from pytest_ddpscale.run.probe_record import ProbeMeasurement, ProbeUnsupported
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import GangRecord, RoundEnd
 from pytest_ddpscale.worker import rank_context
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing

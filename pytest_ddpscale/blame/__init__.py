@@ -1,1 +1,0 @@
-"""Find culprits: ranks, GPUs, nodes or links between nodes. Pure functions."""

@@ -1,1 +1,0 @@
-"""Node checks of surveys, telemetry and transports; `catalogue` lists them all."""

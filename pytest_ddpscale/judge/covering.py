@@ -1,0 +1,272 @@
+"""Coverage of the machine by a run's measurements, from the evidence and the verdicts on it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from pytest_ddpscale.judge.answering_study import matching_study
+from pytest_ddpscale.judge.link_faults import node_pair_results
+from pytest_ddpscale.plan.pairing import first_rounds
+from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.run.column_record import BoolArray
+from pytest_ddpscale.run.columns import RankColumns
+from pytest_ddpscale.run.coverage import (
+    INFERENCE,
+    PAIRS,
+    PROBES,
+    SURVEY,
+    TRAINING,
+    Coverage,
+    GpuCoverage,
+    NodeCoverage,
+    PathCoverage,
+)
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.verdicts import Verdict
+from pytest_ddpscale.thresholds.cases import AnyCase, Case
+
+_Block = tuple[str, str]  # study and arm, or probe's study and id
+_Place = tuple[str, int]  # host and local rank
+_KINDS = (SURVEY, PROBES, TRAINING, INFERENCE, PAIRS)
+_DECIDED, _UNDECIDED = ("passed", "failed"), ("inconclusive", "not_measured")
+# One round may have been cut short by the end of the run.
+_MOST_CUT_SHORT = 1
+
+
+def coverage_of(
+    evidence: Evidence,
+    cases: Sequence[AnyCase],
+    verdicts: Mapping[str, Verdict],
+    left_out: Mapping[str, str],
+    gpus_per_node: int,
+) -> Coverage:
+    """Coverage of a run. A measurement counts if it decided a requirement, with a published bound or not.
+
+    Args:
+        evidence: of the whole run.
+        cases: the selected cases.
+        verdicts: on them, by id.
+        left_out: reason by host for nodes on which nothing was launched.
+        gpus_per_node: number of usable GPUs; 0 if unknown, or on a CPU.
+    """
+    blocks = _Blocks(evidence)
+    judged = {case.id: block for case in cases if case.id in verdicts and (block := _block(case, evidence))}
+    decided = {name: block for name, block in judged.items() if verdicts[name].outcome in _DECIDED}
+    undecided = [(name, study) for name, (study, _) in judged.items() if verdicts[name].outcome in _UNDECIDED]
+    hosts = sorted(blocks.hosts | evidence.surveys.keys() | set(evidence.hosts) | left_out.keys())
+    tested = blocks.tested(decided.values())
+    missing_in = {place: [n for n, study in undecided if study in at] for place, at in blocks.missing_in.items()}
+    nodes = tuple(
+        _node(host, evidence, tested, blocks, left_out.get(host, ""), gpus_per_node, missing_in) for host in hosts
+    )
+    planned = max(evidence.plan.nodes, len(hosts) - len(left_out))
+    together = {name: blocks.of[block] for name, block in judged.items() if blocks.spans_nodes(block)}
+    return Coverage(
+        nodes=nodes,
+        unnamed_nodes=planned - (len(hosts) - len(set(left_out) & set(hosts))),
+        ranks_per_node=evidence.plan.layout.ranks_per_node,
+        ranks=evidence.plan.layout.world_size,
+        paths=tuple(_paths(evidence, hosts)),
+        why_paths_are_missing=_why_no_pairs(evidence),
+        paths_planned=sum(map(len, first_rounds(evidence.plan.nodes))) if evidence.plan.pairs else 0,
+        between_nodes=tuple(together),
+        over_all_nodes=tuple(
+            name for name, places in together.items() if name in decided and len({h for h, _ in places}) == planned
+        ),
+    )
+
+
+def is_between_nodes(case: AnyCase, evidence: Evidence) -> bool:
+    """Whether ranks of several nodes measured a requirement together, as in `Coverage.between_nodes`."""
+    block = _block(case, evidence)
+    return block is not None and _Blocks(evidence).spans_nodes(block)
+
+
+class _Blocks:
+    """The ranks that took part in each block.
+
+    Attributes:
+        of: host and local rank of its ranks, by block.
+        devices: UUIDs, by host and local rank.
+        seen: UUIDs of all ranks that computed a seeded step, if one of them was never measured.
+        missed: number of rounds of an arm or probe in which others were measured and this rank was not, by place.
+        missing_in: studies, or the probes, of which a rank missed more than the end of a run may cut short, by place.
+        places: places of all ranks with measurements, by host.
+        hosts: hosts with measurements.
+        paired: hosts of the measured node pairs.
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._layout = evidence.plan.layout
+        self._arms = {(study.id, arm.name): arm for study in evidence.plan.studies for arm in study.arms}
+        self.of: dict[_Block, set[_Place]] = defaultdict(set)
+        self._sizes: dict[_Block, int] = {}
+        self.devices: dict[_Place, str] = {}
+        self.missed: dict[_Place, int] = defaultdict(int)
+        self.missing_in: dict[_Place, set[str]] = defaultdict(set)
+        for key, trained in evidence.columns.arms.items():
+            self._take(key, trained.ranks)
+            self._miss(key[0], trained.ranks, trained.present)
+            arm = self._arms.get(key)
+            if arm is not None and not self._layout.takes_turns(arm) and not trained.single_sample.any():
+                self._never_came(key[0], trained.ranks, trained.present, self._layout.ranks([arm]))
+        for (name, world_size), probed in evidence.probes.items():
+            block = (PROBES, f"{name}@{world_size}")
+            self._sizes[block] = world_size
+            self._take(block, probed.ranks)
+            if world_size == 1:
+                self._never_came(PROBES, probed.ranks, probed.present, range(self._layout.world_size))
+        self._miss_probes(evidence)
+        self.places: dict[str, list[_Place]] = defaultdict(list)
+        for place in self.devices:
+            self.places[place[0]].append(place)
+        self.hosts = self.places.keys()
+        never, on_host = self.missing_in.keys() - self.devices.keys(), defaultdict[str, set[str]](set)
+        for (study, _), places in self.of.items() if never else ():
+            for host in {host for host, _ in places}:
+                on_host[host].add(study)
+        for place in never:  # it also misses its turn in all studies of its host
+            self.missing_in[place] |= on_host[place[0]]
+        steps = (step for of_study in evidence.seeded_steps.values() for step in of_study) if never else ()
+        self.seen = {(step.host, step.local_rank): step.device for step in steps}
+        self.paired = {host for pair in evidence.pairs for host in pair.hosts}
+
+    def _take(self, block: _Block, ranks: RankColumns) -> None:
+        places = ranks.places
+        self.of[block].update(places)
+        self.devices.update(zip(places, ranks.devices.tolist(), strict=True))
+
+    def _miss(self, study: str, ranks: RankColumns, present: BoolArray) -> None:
+        """Note ranks that miss some rounds, if all were present in another one: otherwise ranks may take turns."""
+        if present.all(axis=1).any():
+            missed = (present.any(axis=1, keepdims=True) & ~present).sum(axis=0)
+            for at in missed.nonzero()[0].tolist():
+                self._note(study, ranks.places[at], int(missed[at]))
+
+    def _miss_probes(self, evidence: Evidence) -> None:
+        """Note ranks that miss training rounds and were probed less often than others.
+
+        In pairs both ends are probed less often, so probes alone do not tell which one is missing.
+        """
+        for probed in evidence.probes.values() if self.missing_in else ():
+            times = probed.present.sum(axis=0)
+            for at in (times < times.max(initial=0) - _MOST_CUT_SHORT).nonzero()[0].tolist():
+                if (place := probed.ranks.places[at]) in self.missing_in:
+                    self.missing_in[place].add(PROBES)
+
+    def _never_came(self, study: str, ranks: RankColumns, present: BoolArray, planned: Iterable[int]) -> None:
+        """Note ranks that never came while at least half of their node did; a lost node counts elsewhere."""
+        per_node, numbers = self._layout.ranks_per_node, ranks.numbers.tolist()
+        there: dict[int, list[int]] = defaultdict(list)
+        for column, number in enumerate(numbers):
+            there[number // per_node].append(column)
+        absent: dict[int, list[int]] = defaultdict(list)
+        for number in set(planned) - set(numbers):
+            absent[number // per_node].append(number)
+        rounds = int(present.any(axis=1).sum())
+        for node, missing in absent.items():
+            if len(there[node]) >= len(missing):
+                host = ranks.places[there[node][0]][0]
+                for number in missing:
+                    self._note(study, (host, number % per_node), rounds)
+
+    def _note(self, study: str, place: _Place, rounds: int) -> None:
+        self.missed[place] = max(self.missed[place], rounds)
+        if rounds > _MOST_CUT_SHORT:
+            self.missing_in[place].add(study)
+
+    def tested(self, blocks: Iterable[_Block]) -> dict[_Place, set[str]]:
+        """Kinds of tests by place."""
+        found: dict[_Place, set[str]] = defaultdict(set)
+        for block in blocks:
+            arm = self._arms.get(block)
+            kind = PROBES if block in self._sizes else INFERENCE if arm and arm.infers else TRAINING
+            for place in self.of[block]:
+                found[place].add(kind)
+        return found
+
+    def spans_nodes(self, block: _Block) -> bool:
+        """Whether ranks of several nodes communicated in a block."""
+        if len({host for host, _ in self.of[block]}) < 2:
+            return False
+        arm = self._arms.get(block) or Arm("ddp", self._sizes.get(block, 1), 1)
+        # The plan of an imported run has one node, even if its ranks were on several hosts.
+        return arm.kind == "ddp" and arm.world_size > 1 and (self._layout.nodes == 1 or not self._layout.fits_node(arm))
+
+
+def _block(case: AnyCase, evidence: Evidence) -> _Block | None:
+    """The block measured for a requirement; None for one on neither training nor a probe."""
+    if not isinstance(case, Case):
+        return (PROBES, f"{case.probe.name}@{case.probe.world_size}") if case.probe else None
+    question = case.question
+    study = matching_study(evidence.plan, question)
+    return (study.id, question.measured.name) if study else None
+
+
+def _node(
+    host: str,
+    evidence: Evidence,
+    tested: Mapping[_Place, set[str]],
+    blocks: _Blocks,
+    left_out: str,
+    gpus_per_node: int,
+    missing_in: Mapping[_Place, Sequence[str]],
+) -> NodeCoverage:
+    by = {kind for place in blocks.places.get(host, ()) for kind in tested.get(place, ())}
+    if host in evidence.surveys and not evidence.surveys[host].problem:
+        by.add(SURVEY)
+    if host in blocks.paired:
+        by.add(PAIRS)
+    has_gpus = evidence.plan.device_type == "cuda"
+    gpus = _gpus(host, evidence, tested, blocks, gpus_per_node, missing_in) if has_gpus else ()
+    return NodeCoverage(host, _in_order(by), left_out, gpus)
+
+
+def _gpus(
+    host: str,
+    evidence: Evidence,
+    tested: Mapping[_Place, set[str]],
+    blocks: _Blocks,
+    gpus_per_node: int,
+    missing_in: Mapping[_Place, Sequence[str]],
+) -> tuple[GpuCoverage, ...]:
+    """GPUs that ranks may use, by number, then those that do not answer."""
+    survey = evidence.surveys.get(host)
+    seen = survey.gpus if survey else ()
+    uuids = {gpu.local_rank: gpu.uuid for gpu in seen if gpu.local_rank is not None}
+    uuids |= {rank: uuid for (node, rank), uuid in blocks.seen.items() if node == host}
+    uuids |= {place[1]: blocks.devices[place] for place in blocks.places.get(host, ())}
+    numbers = sorted(uuids.keys() | set(range(gpus_per_node)))
+    found = [
+        GpuCoverage(
+            i, uuids.get(i, ""), _in_order(tested.get((host, i), ())), rounds_missing=blocks.missed.get((host, i), 0),
+            missing_in=tuple(missing_in.get((host, i), ())),
+        )
+        for i in numbers
+    ]  # fmt: skip
+    silent = [gpu for gpu in seen if gpu.local_rank is None and gpu.is_visible and gpu.problem]
+    return (*found, *(GpuCoverage(None, gpu.uuid or f"NVML index {gpu.index}", (), gpu.problem) for gpu in silent))
+
+
+def _in_order(kinds: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(kinds, key=_KINDS.index))
+
+
+def _why_no_pairs(evidence: Evidence) -> str:
+    """The reason why the search over node pairs ended early; empty if it did not."""
+    if evidence.plan.pairs is None:
+        return ""
+    study = evidence.plan.pairs.id
+    if study in evidence.out_of_time:
+        return "--ddp-budget ran out"
+    return evidence.errors.get(study, "") or evidence.interrupted.get(study, "")
+
+
+def _paths(evidence: Evidence, hosts: Sequence[str]) -> Iterable[PathCoverage]:
+    """Measured pairs of nodes."""
+    numbers = {host: number for number, host in enumerate(hosts)}
+    reached: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for (one, other), gbps in node_pair_results(evidence.pairs):
+        reached[numbers[one], numbers[other]].append(gbps)
+    return (PathCoverage(*nodes, max(gbps), len(gbps)) for nodes, gbps in sorted(reached.items()))

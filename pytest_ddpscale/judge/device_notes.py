@@ -1,0 +1,180 @@
+"""Notes on devices with anomalies, independent of requirements.
+
+NVML's utilization counts a waiting kernel as busy, so a high utilization proves little. Power and clocks tell more: see
+`pytest_ddpscale.judge.device_flags`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from pytest_ddpscale.judge.device_flags import IDLE, flags, mean_power_w
+from pytest_ddpscale.judge.rounds import ArmRounds
+from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
+from pytest_ddpscale.run.columns import ArmColumns, Columns
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.run.telemetry_columns import TelemetryColumns
+from pytest_ddpscale.run.verdicts import Culprit, Verdict
+from pytest_ddpscale.util.listing import first_few
+
+# Share of the rounds of an arm; an anomaly in fewer rounds may come from a neighbour's job.
+SHARE_OF_ROUNDS = 0.5
+_POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
+_IN_WORDS = {
+    "stalled": "busy at nearly idle power: it waits inside a kernel",
+    "throttled": "held down by heat, power supply or board",
+    "slow_clock": "busy at less than half of its clock",
+}
+
+
+def device_notes(evidence: Evidence) -> list[str]:
+    """A line for each arm with idle, stalled, throttled or slow devices in most rounds, and on lowered power limits."""
+    return [*_low_utilization(evidence.columns), *_flagged(evidence.telemetry), *_capped(evidence.surveys.values())]
+
+
+def with_stalled_devices(verdict: Verdict, measured: ArmRounds, telemetry: TelemetryColumns) -> Verdict:
+    """Make a pass inconclusive if devices only wait, and name them; note a pass on GPUs of unknown power.
+
+    Args:
+        verdict: on device_utilization.
+        measured: complete rounds of the judged arm.
+        telemetry: of that arm.
+    """
+    if verdict.outcome != "passed":
+        return verdict
+    rows, columns = np.nonzero(measured.present)
+    numbers, ranks = measured.numbers[rows].tolist(), measured.ranks.numbers[columns].tolist()
+    blocks = set(zip(numbers, ranks, strict=True)) if len(telemetry) else set()
+    told = zip(telemetry.round.tolist(), telemetry.rank.tolist(), strict=True)
+    theirs = telemetry.of(np.array([block in blocks for block in told], np.bool_))
+    stalled = [windows for flag, windows in _mostly(theirs) if flag == "stalled"]
+    if not stalled:
+        is_known = _has_known_power(measured, theirs)
+        return verdict if is_known else replace(verdict, notes=(*verdict.notes, _POWER_UNKNOWN))
+    culprits = tuple(_culprit(windows) for windows in stalled)
+    reason = f"{_name(stalled[0])} is {_IN_WORDS['stalled']} ({_power(stalled[0])}), so its utilization proves nothing"
+    return replace(verdict, outcome="inconclusive", reason=reason, culprits=culprits)
+
+
+def notes_without_telemetry(plan: Plan) -> tuple[str, ...]:
+    """Notes of `with_stalled_devices` on a pass of a node without telemetry."""
+    return () if plan.device_type == "cpu" else (_POWER_UNKNOWN,)
+
+
+def _has_known_power(measured: ArmRounds, telemetry: TelemetryColumns) -> bool:
+    """Whether the power of every GPU is known in most blocks; CPUs and imported values need none."""
+    ranks, counts = measured.ranks, measured.present[~measured.measured.single_sample].sum(axis=0).tolist()
+    gpus = dict(zip(zip(ranks.hosts.tolist(), ranks.devices.tolist(), strict=True), counts, strict=True))
+    known = telemetry.of(~np.isnan(mean_power_w(telemetry)) & (telemetry.power_limit_w > 0))
+    told = Counter((place.host, place.device) for place in map(known.place_of, range(len(known))))
+    return all(told[gpu] >= SHARE_OF_ROUNDS * count for gpu, count in gpus.items() if gpu[1] != "cpu")
+
+
+def _culprit(windows: TelemetryColumns) -> Culprit:
+    host, local_rank, device = windows.place_of(0)
+    evidence = f"stalled in {len(windows)} rounds: {_power(windows)}"
+    # Not certain: the GPU may be waiting for a peer.
+    return Culprit("gpu", host, local_rank, device, evidence, is_certain=False)
+
+
+def _low_utilization(columns: Columns) -> Iterator[str]:
+    for (study, arm), measured in columns.arms.items():
+        own = measured.of(~measured.single_sample)
+        read = np.flatnonzero((~np.isnan(own.utilization)).any(axis=0))
+        busy = np.nanmedian(own.utilization[:, read], axis=0)
+        if (busy < IDLE).any():
+            share = busy.min()
+            rank, host = min(_ranks(own, read[busy == share]), key=lambda one: (one[1], one[0]))
+            whose = f"{(busy < IDLE).sum()} of {len(busy)} devices" if len(busy) > 1 else "the device"
+            yield (
+                f"low utilization: {study}, {arm}: {whose} below {IDLE:.0%}, least busy rank {rank} on {host} "
+                f"with {share:.0%}"
+            )
+
+
+def _ranks(measured: ArmColumns, columns: IntArray) -> list[tuple[int, str]]:
+    """Rank number and host of these columns."""
+    ranks = measured.ranks.of(columns)
+    return list(zip(ranks.numbers.tolist(), ranks.hosts.tolist(), strict=True))
+
+
+def _capped(surveys: Iterable[Survey]) -> Iterator[str]:
+    """GPUs with a lowered power limit, which makes them slower than others of their model."""
+    capped = [
+        f"GPU {gpu.local_rank} on {survey.host} ({gpu.power_limit_w:g} W, default {gpu.power_limit_default_w:g} W)"
+        for survey in surveys
+        for gpu in survey.gpus
+        if gpu.local_rank is not None and (gpu.power_limit_w or math.inf) < (gpu.power_limit_default_w or 0)
+    ]
+    if capped:
+        yield f"power limit below the default: {first_few(capped)}"
+
+
+def _flagged(telemetry: TelemetryColumns) -> Iterator[str]:
+    found: dict[int, dict[str, list[TelemetryColumns]]] = {}
+    for flag, windows in _mostly(telemetry):
+        found.setdefault(int(windows.arm[0]), {}).setdefault(flag, []).append(windows)
+    for number, flagged in sorted(found.items()):
+        study, arm = telemetry.arms[number]
+        # Idle devices are noted from the measurements, on a CPU too. Probes of memory and links wait by nature.
+        told = {"throttled"} if study == PROBES else set(_IN_WORDS)
+        for flag, devices in flagged.items():
+            if flag in told:
+                names = first_few([f"{_name(theirs)} ({_power(theirs)})" for theirs in devices])
+                yield f"{flag}: {study}, {arm}: {names}: {_IN_WORDS[flag]}"
+
+
+def _mostly(windows: TelemetryColumns) -> Iterator[tuple[str, TelemetryColumns]]:
+    """Flags that a device has in most of its windows of an arm, with those windows, device by device."""
+    devices = windows.arm * len(windows.places) + windows.place
+    # A short window may lie between two polls and is then unknown.
+    is_polled = windows.throttle_reasons.where(lambda reasons: reasons is not None)
+    often: dict[str, BoolArray] = {}
+    for flag, is_raised in flags(windows).items():
+        count = np.bincount(devices, is_raised)
+        told = np.bincount(devices, is_polled if flag == "throttled" else ~np.isnan(windows.utilization))
+        often[flag] = (count > 0) & (count >= SHARE_OF_ROUNDS * told)
+    is_conspicuous = np.logical_or.reduce([often[flag] for flag in _IN_WORDS])[devices]
+    conspicuous, devices = windows.of(is_conspicuous), devices[is_conspicuous]
+    raised = flags(conspicuous)
+    for rows in conspicuous.together(devices):
+        theirs = {flag: rows[raised[flag][rows]] for flag in raised if often[flag][devices[rows[0]]]}
+        for flag in sorted(theirs, key=lambda flag: int(theirs[flag][0])):
+            yield flag, conspicuous.of(theirs[flag])
+
+
+def _name(windows: TelemetryColumns) -> str:
+    place = windows.place_of(0)
+    return f"GPU {place.local_rank} on {place.host}"
+
+
+def _power(windows: TelemetryColumns) -> str:
+    """``99 % busy at 80 W of 700 W, 1200 MHz of 1980 MHz``, as far as it is known."""
+    parts = []
+    busy, watts, clock_mhz = map(_median, (windows.utilization, mean_power_w(windows), windows.sm_clock_mhz))
+    if busy is not None:
+        parts.append(f"{busy:.0%} busy")
+    if watts is not None:
+        parts.append(f"{watts:.0f} W{_of(windows.power_limit_w[0], 'W')}")
+    if clock_mhz is not None:
+        parts.append(f"{clock_mhz:.0f} MHz{_of(windows.sm_clock_max_mhz[0], 'MHz')}")
+    return ", ".join(parts) or "no other readings"
+
+
+def _median(values: FloatArray) -> float | None:
+    """Median of the known values; None without any."""
+    known = values[~np.isnan(values)]
+    return statistics.median(known.tolist()) if len(known) else None
+
+
+def _of(limit: float, unit: str) -> str:
+    return f" of {limit:.0f} {unit}" if limit > 0 else ""

@@ -1,0 +1,222 @@
+"""A requirement judged at each place separately: it passes if every planned place passes.
+
+A place is a node, a GPU, a group of ranks or a pair of them. Each is judged at the requested confidence. A false pass
+is then no likelier than with one place. With N places a false failure is up to N times as likely, so a failure counts
+only if it also holds at 1 - (1 - confidence) / N (Bonferroni).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Generic, Protocol, TypeVar
+
+from pytest_ddpscale.judge.estimating import Clear
+from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Flag, Verdict, VerdictOutcome
+from pytest_ddpscale.util.listing import first_few
+
+
+class NamedPlace(Protocol):
+    """A place with a name."""
+
+    @property
+    def name(self) -> str:
+        """``GPU 3 of n1``."""
+
+    @property
+    def noun(self) -> str:
+        """Plural noun for its kind: ``GPUs``."""
+
+
+P = TypeVar("P", bound=NamedPlace)
+
+
+class PlaceVerdict(Generic[P]):
+    """The verdict on one place.
+
+    Thousands of places may be clear, of which only values are needed: their full verdicts are made on first access.
+
+    Args:
+        place: the place.
+        judge: makes its verdict.
+        clear: summary of a place that passes without notes, flags or culprits of its own; None if it has to be judged.
+
+    Attributes:
+        is_clear: whether it is known to pass, without flags and culprits.
+    """
+
+    def __init__(self, place: P, judge: Callable[[P], Verdict], clear: Clear | None = None) -> None:
+        self.place, self.is_clear = place, clear is not None
+        self._judge, self._clear = judge, clear
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """The full verdict."""
+        return self._judge(self.place)
+
+    @property
+    def outcome(self) -> VerdictOutcome:
+        """Its verdict's."""
+        return self.verdict.outcome if self._clear is None else "passed"
+
+    @property
+    def value(self) -> float | None:
+        """Its verdict's."""
+        return self.verdict.value if self._clear is None else self._clear.value
+
+    @property
+    def margin(self) -> float | None:
+        """Its verdict's."""
+        return self.verdict.margin if self._clear is None else self._clear.margin
+
+    @property
+    def rounds(self) -> int:
+        """Its verdict's."""
+        return self.verdict.rounds if self._clear is None else self._clear.rounds
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Its verdict's."""
+        return self.verdict.notes if self._clear is None else self._clear.notes
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the place fails."""
+        return self.outcome == "failed"
+
+
+def judge_each(
+    judge: Callable[[P, float], Verdict],
+    places: Iterable[P],
+    planned: int,
+    confidence: float,
+    clear: Callable[[P], Clear | None] = lambda _: None,
+) -> tuple[PlaceVerdict[P], ...]:
+    """Judge each place; failures are judged again at the confidence that holds for all places together.
+
+    Args:
+        judge: judges one place at a confidence.
+        places: the measured places.
+        planned: number of planned places.
+        confidence: of the verdict on all of them, 0 … 1.
+        clear: summary of a place that passes and needs no full verdict, else None.
+    """
+    measured = list(places)
+    of = max(planned, len(measured))
+
+    def judge_twice(place: P) -> Verdict:
+        verdict = judge(place, confidence)
+        if verdict.outcome != "failed" or of == 1:
+            return verdict
+        again = judge(place, 1 - (1 - confidence) / of)
+        if again.outcome == "failed":
+            return again
+        reason = f"{verdict.reason}, but on one of {of} {place.noun} this may be chance"
+        return replace(again, outcome="inconclusive", reason=reason)
+
+    return tuple(PlaceVerdict(place, judge_twice, clear(place)) for place in measured)
+
+
+def combined(blank: Verdict, judged: Sequence[PlaceVerdict[P]], planned: int, missing: str) -> Verdict:
+    """Combine the verdicts on places to one.
+
+    Args:
+        blank: on the same requirement, ``not_measured``.
+        judged: the places; at least one, unless something is missing.
+        planned: number of planned places.
+        missing: why it cannot pass even if all measured places do; empty if nothing is missing.
+
+    Returns:
+        ``failed`` if any place fails; else ``error`` if any place has that, ``not_measured`` if something is missing,
+        ``inconclusive`` if any place is; else ``passed``. Value and interval are those of the worst place with that
+        outcome, which it names; rounds the fewest of any place, and the p value the smallest of any times the number of
+        places.
+    """
+    clear = [one for one in judged if one.is_clear]
+    told = [one for one in judged if not one.is_clear and one.outcome != "not_measured"]
+    outcome = _outcome({one.outcome for one in (*told, *clear[:1])}, is_missing=bool(missing))
+    undecided = [one.place for one in told if one.verdict.is_open]
+    if outcome == "not_measured":
+        return _with_undecided(replace(blank, reason=missing), undecided)
+    deciding = [one for one in (judged if outcome == "passed" else told) if one.outcome == outcome]
+    worst = min(deciding, key=_badness)
+    notes = _notes(told, clear, deciding)
+    verdicts = [one.verdict for one in deciding if not one.is_clear]
+    verdict = replace(
+        worst.verdict,
+        rounds=min(one.rounds for one in (*told, *clear)),
+        p_value=_p_value(verdicts, max(planned, len(judged))) if outcome == "failed" else None,
+        reason=_reason(worst, deciding, planned),
+        place=worst.place.name,
+        notes=(*notes, missing) if missing else notes,
+        culprits=tuple(dict.fromkeys(culprit for one in verdicts for culprit in one.culprits)),
+        flags=_shared_flags(worst, verdicts) if len(verdicts) == len(deciding) else (),
+    )
+    if outcome != "failed":
+        return verdict
+    if missing or {one.outcome for one in judged} - {"passed", "failed"}:
+        verdict = replace(verdict, flags=(*verdict.flags, PARTLY_KNOWN))
+    return _with_undecided(verdict, undecided)
+
+
+def _outcome(found: Collection[VerdictOutcome], *, is_missing: bool) -> VerdictOutcome:
+    if "failed" in found:
+        return "failed"
+    if "error" in found:
+        return "error"
+    if is_missing:
+        return "not_measured"
+    return "passed" if set(found) == {"passed"} else "inconclusive"
+
+
+def _shared_flags(worst: PlaceVerdict[P], verdicts: Sequence[Verdict]) -> tuple[Flag, ...]:
+    """Flags that all these places share."""
+    return tuple(flag for flag in worst.verdict.flags if all(flag in one.flags for one in verdicts))
+
+
+def _p_value(failed: Sequence[Verdict], places: int) -> float | None:
+    """Bonferroni over places; None if any failed without one."""
+    found = [one.p_value for one in failed if one.p_value is not None]
+    return min(1.0, places * min(found)) if len(found) == len(failed) else None
+
+
+def _badness(one: PlaceVerdict[P]) -> float:
+    """Sort key, smallest is worst: the margin of the value; without a value -inf."""
+    margin = one.margin
+    return float("-inf") if margin is None else margin
+
+
+def _reason(worst: PlaceVerdict[P], deciding: Sequence[PlaceVerdict[P]], planned: int) -> str:
+    if planned == 1:
+        return worst.verdict.reason
+    name, noun = worst.place.name, worst.place.noun
+    if worst.outcome == "passed":
+        return f"{worst.verdict.reason} on each of {planned} {noun}; {name} is nearest to it"
+    others = [one.place.name for one in deciding if one is not worst]
+    more = f" ({worst.outcome} too: {first_few(others)})" if others else ""
+    return f"{name}, one of {planned} {noun}: {worst.verdict.reason}{more}"
+
+
+def _notes(
+    told: Sequence[PlaceVerdict[P]], clear: Sequence[PlaceVerdict[P]], deciding: Sequence[PlaceVerdict[P]]
+) -> tuple[str, ...]:
+    """Notes on the places; with names, unless all deciding places share the note."""
+    names: dict[str, list[str]] = {}
+    for one in (*told, *(one for one in clear if one.notes)):
+        for note in one.notes:
+            names.setdefault(note, []).append(one.place.name)
+    there = {note: set(at) for note, at in names.items()}
+    return tuple(
+        note if all(one.place.name in there[note] for one in deciding) else f"{first_few(at)}: {note}"
+        for note, at in names.items()
+    )
+
+
+def _with_undecided(verdict: Verdict, undecided: Sequence[P]) -> Verdict:
+    """Note the places that may still fail, of a verdict that can no longer pass."""
+    if not undecided:
+        return verdict
+    names = first_few([place.name for place in undecided])
+    note = f"more rounds may fail further {undecided[0].noun}: undecided on {names}"
+    return replace(verdict, notes=(*verdict.notes, note), flags=(*verdict.flags, "undecided"))

@@ -1,0 +1,159 @@
+"""Values of probe metrics: one per round and place.
+
+A bound applies to each place: one device, one group of ranks that communicate, or one pair of ranks. Bandwidths
+follow nccl-tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md): with S bytes in t seconds among n ranks the bus
+bandwidth, which is comparable with that of the hardware for any n, is
+
+    all-reduce                   S/t · 2(n - 1)/n
+    all-gather, reduce-scatter   S/t · (n - 1)/n, with S the whole buffer: gathered, or before it is scattered
+    all-to-all                   S/t · (n - 1)/n, with S all bytes that a rank sends, including those to itself
+    broadcast, reduce            S/t
+    send-recv                    S/t, with S the bytes that each end sends
+
+nccl-tests takes the mean time of all ranks; here the slowest rank's time counts, because the aim is to find a bad one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from msgspec import Struct
+
+from pytest_ddpscale.judge.per_place import PerPlace
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.per_round import PerRound
+from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
+from pytest_ddpscale.plan.probe_pairs import Ranks, expected_ranks
+from pytest_ddpscale.run.column_record import BoolArray, IntArray
+from pytest_ddpscale.run.probe_columns import ProbeColumns
+from pytest_ddpscale.run.probe_record import NO_PEER, ProbeMeasurement
+
+TERA, GIGA = 1e12, 1e9
+# A worker may shorten a message by up to this per rank, to split it evenly in aligned pieces.
+_ALIGNMENT_BYTES = 256
+# Each rank keeps one of n parts of the message, which crosses no link.
+_SHARED_EVENLY = ("all-gather", "reduce-scatter", "all-to-all")
+
+
+class ProbedPlace(Struct, frozen=True, cache_hash=True):  # thousands are looked up: faster than a dataclass
+    """The place that a probe's value belongs to.
+
+    Attributes:
+        kind: ``gpu``: one device. ``node``: a group of ranks of one host. ``gang``: a group of ranks of several.
+            ``link``: a pair of ranks.
+        ranks: global ranks that measure it together, in order.
+        host: host of the device or the group; for a gang that of its first rank, for a link that of the lower rank.
+        gpu_index: local rank of the device, or of the link's lower rank; None for a group.
+        gpu_uuid: from NVML; ``cpu`` without a GPU; None for a group.
+        peer_host: for a link, the host of the higher rank; else None.
+        peer_gpu_index: `gpu_index` of that end.
+        peer_gpu_uuid: `gpu_uuid` of that end.
+    """
+
+    kind: Literal["gpu", "node", "gang", "link"]
+    ranks: Ranks
+    host: str
+    gpu_index: int | None = None
+    gpu_uuid: str | None = None
+    peer_host: str | None = None
+    peer_gpu_index: int | None = None
+    peer_gpu_uuid: str | None = None
+
+    @property
+    def name(self) -> str:
+        """``GPU 3 of n1``, ``CPU rank 3 of n1``, ``n1``, ``ranks 0 to 15`` or ``GPUs 2 and 5 of n1``."""
+        if self.kind == "node":
+            return self.host
+        if self.kind == "gang":
+            return f"ranks {self.ranks[0]} to {self.ranks[-1]}"
+        device = "CPU rank" if self.gpu_uuid == "cpu" else "GPU"
+        if self.kind == "gpu":
+            return f"{device} {self.gpu_index} of {self.host}"
+        if self.host == self.peer_host:
+            return f"{device}s {self.gpu_index} and {self.peer_gpu_index} of {self.host}"
+        return f"{device} {self.gpu_index} of {self.host} and {self.peer_gpu_index} of {self.peer_host}"
+
+    @property
+    def noun(self) -> str:
+        """Plural noun for its kind."""
+        return {"gpu": "GPUs", "node": "nodes", "gang": "groups", "link": "pairs"}[self.kind]
+
+
+def value_of(measurement: ProbeMeasurement) -> float:
+    """Value of one rank: TFLOPS (10¹² operations per second) for a matmul, else GB/s (10⁹ bytes per second)."""
+    return measurement.per_second * _factor(Probe(measurement.probe, measurement.world_size))
+
+
+def places(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> Mapping[ProbedPlace, PerRound]:
+    """Values of a probe, in its metric's unit, by place.
+
+    The slowest rank sets the value. Rounds in which a rank of the place is missing are left out, because its speed is
+    unknown, and so are measurements with another message size than the probe's.
+
+    Args:
+        probed: measurements of the probe; None if there are none.
+        probe: with its message size.
+        layout: of the planned gang; ranks outside it are ignored.
+
+    Raises:
+        ValueError: raised by `expected_ranks`.
+    """
+    if probed is None:
+        expected_ranks(probe, layout)
+        return {}
+    key = probe, layout
+    if key not in probed.kept:
+        probed.kept[key] = _places_there(probed, probe, layout)
+    found, ends = probed.kept[key]
+    if not found:
+        return {}
+    values = np.where(_counts(probed, probe), probed.per_second * _factor(probe), np.nan)
+    return PerPlace(found, probed.numbers, values[:, ends].min(axis=2).T)  # NaN if any is
+
+
+def _places_there(probed: ProbeColumns, probe: Probe, layout: Layout) -> tuple[list[ProbedPlace], IntArray]:
+    """Places whose ranks all have a column, and the columns of each, (places, ranks of one)."""
+    expected = sorted(expected_ranks(probe, layout))
+    ranks = np.array(expected, np.int64)
+    peers = ranks[:, ::-1] if probe.kind == "send-recv" else np.full_like(ranks, NO_PEER)
+    most = int(max(ranks.max(), probed.peers.max())) + 2  # base that encodes a rank and its peer in one number
+    columns, wanted = (one * most + peer + 1 for one, peer in ((probed.ranks.numbers, probed.peers), (ranks, peers)))
+    at = np.minimum(np.searchsorted(columns, wanted), len(columns) - 1)
+    at_all = (columns[at] == wanted).all(axis=1)
+    who = list(zip(probed.ranks.hosts, probed.ranks.local_ranks.tolist(), probed.ranks.devices, strict=True))
+    there = zip(np.flatnonzero(at_all).tolist(), at[at_all].tolist(), strict=True)
+    return [place_of(probe, expected[i], [who[column] for column in ends]) for i, ends in there], at[at_all]
+
+
+def _counts(probed: ProbeColumns, probe: Probe) -> BoolArray:
+    """Whether the message size was the probe's, (rounds, ranks)."""
+    size = probe.message_bytes
+    if size is None:
+        return probed.present
+    return probed.present & (np.abs(probed.work - size) <= _ALIGNMENT_BYTES * probed.world_size)
+
+
+def place_of(probe: Probe, ranks: Ranks, ends: Sequence[tuple[str, int, str]]) -> ProbedPlace:
+    """The place that these ranks form; `ends` has host, local rank and device of each."""
+    kind = probe.kind
+    if kind in SINGLE_DEVICE:
+        return ProbedPlace("gpu", ranks, *ends[0])
+    if kind == "send-recv":
+        return ProbedPlace("link", ranks, *ends[0], *ends[1])
+    is_one_host = len({host for host, _, _ in ends}) == 1
+    return ProbedPlace("node" if is_one_host else "gang", ranks, ends[0][0])
+
+
+def _factor(probe: Probe) -> float:
+    """Factor from work per second to the metric's unit."""
+    return 1 / TERA if probe.kind == "matmul" else bus_factor(probe) / GIGA
+
+
+def bus_factor(probe: Probe) -> float:
+    """Ratio of bus bandwidth to message bytes per second."""
+    n = probe.world_size
+    if probe.kind == "all-reduce":
+        return 2 * (n - 1) / n
+    return (n - 1) / n if probe.kind in _SHARED_EVENLY else 1.0

@@ -1,0 +1,131 @@
+"""Probes with wrong results, which fail whatever their speed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from pytest_ddpscale.judge.probe_culprits import link_culprit, shared_end
+from pytest_ddpscale.judge.probes import ProbedPlace, place_of
+from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
+from pytest_ddpscale.run.probe_columns import ProbeColumns
+from pytest_ddpscale.run.probe_record import ProbeMeasurement
+from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Verdict
+from pytest_ddpscale.util.listing import first_few
+
+
+def with_wrong_data(verdict: Verdict, probe: Probe, probed: ProbeColumns) -> Verdict:
+    """The verdict, failed if any result was wrong: one is enough, because results are not random.
+
+    A device that works alone is at fault. In a collective a rank that sees wrong data is only a witness, because others
+    may have sent it. Then the node that all ranks of the group are on is certainly at fault, and no GPU is.
+
+    Args:
+        verdict: on speed.
+        probe: the probe.
+        probed: all its measurements, in complete rounds or not.
+    """
+    if not probed.wrong.any():
+        return verdict
+    measured = probed.rank_by_rank()
+    wrong = [one for one in measured if not one.is_correct]
+    culprits = tuple(replace(one, computed_wrong=True) for one in _culprits(probe, wrong, measured))
+    accused = {_who(culprit) for culprit in culprits}
+    others = tuple(culprit for culprit in verdict.culprits if _who(culprit) not in accused)
+    names = list(dict.fromkeys(f"local rank {one.local_rank} of {one.host}" for one in wrong))
+    reason = f"{_did(probe)} wrong data, as seen by {first_few(names)} ({_rounds(wrong, measured)})"
+    if verdict.outcome in ("failed", "error"):
+        reason += f"; also: {verdict.reason}"
+    flags = (*verdict.flags, WRONG_DATA)
+    return replace(verdict, outcome="failed", reason=reason, culprits=(*culprits, *others), flags=flags)
+
+
+def _culprits(
+    probe: Probe, wrong: Sequence[ProbeMeasurement], measured: Sequence[ProbeMeasurement]
+) -> Iterable[Culprit]:
+    if probe.kind == "send-recv":
+        return _of_pairs(probe, wrong, measured)
+    if probe.kind in SINGLE_DEVICE:
+        return _of_witnesses(probe, wrong, measured, is_certain=True)
+    return _of_group(probe, wrong, measured)
+
+
+def _of_witnesses(
+    probe: Probe, wrong: Sequence[ProbeMeasurement], measured: Sequence[ProbeMeasurement], *, is_certain: bool
+) -> Iterable[Culprit]:
+    for where in dict.fromkeys(map(_device, wrong)):
+        own = [one for one in wrong if _device(one) == where]
+        rounds = _rounds(own, [one for one in measured if _device(one) == where])
+        verb = _did(probe) if is_certain else "saw"
+        yield Culprit("gpu", *where, f"{verb} wrong data in {rounds}", is_certain=is_certain)
+
+
+def _of_group(
+    probe: Probe, wrong: Sequence[ProbeMeasurement], measured: Sequence[ProbeMeasurement]
+) -> Iterable[Culprit]:
+    """The node first, if the whole group is on it, then all witnesses."""
+    is_within_hosts = _fits_hosts(probe, measured)
+    for host in dict.fromkeys(one.host for one in wrong) if is_within_hosts else ():
+        own = [one for one in wrong if one.host == host]
+        there = [one for one in measured if one.host == host]
+        saw, ranks = len(set(map(_device, own))), len(set(map(_device, there)))
+        evidence = f"{_did(probe)} wrong data in {_rounds(own, there)}, seen by {saw} of {ranks} ranks"
+        yield Culprit("node", host, None, None, evidence)
+    yield from _of_witnesses(probe, wrong, measured, is_certain=False)
+
+
+def _of_pairs(
+    probe: Probe, wrong: Sequence[ProbeMeasurement], measured: Sequence[ProbeMeasurement]
+) -> Iterable[Culprit]:
+    """The links of each host, or the GPU that they share."""
+    links: dict[str, dict[ProbedPlace, list[ProbeMeasurement]]] = defaultdict(lambda: defaultdict(list))
+    for one in wrong:
+        link = _link_of(probe, one, measured)
+        if link is None:  # the other end is unknown
+            yield Culprit("gpu", *_device(one), f"saw wrong data in round {one.round}", is_certain=False)
+        else:
+            links[link.host][link].append(one)
+    for theirs in links.values():
+        shared = shared_end(list(theirs))
+        if shared is not None:
+            evidence = f"{_did(probe)} wrong data with {len(theirs)} others: the GPU is at fault, not its links"
+            yield Culprit("gpu", *shared, evidence)
+            continue
+        for link, own in theirs.items():
+            both = [one for one in measured if {one.rank, one.peer_rank} == set(link.ranks)]
+            evidence = f"{_did(probe)} wrong data in {_rounds(own, both)}"
+            yield link_culprit(link, evidence, is_certain=link.host == link.peer_host)
+
+
+def _link_of(probe: Probe, one: ProbeMeasurement, measured: Sequence[ProbeMeasurement]) -> ProbedPlace | None:
+    peer = next((other for other in measured if other.rank == one.peer_rank), None)
+    if peer is None:
+        return None
+    ends = sorted((one, peer), key=lambda end: end.rank)
+    return place_of(probe, tuple(end.rank for end in ends), [(end.host, end.local_rank, end.device) for end in ends])
+
+
+def _fits_hosts(probe: Probe, measured: Sequence[ProbeMeasurement]) -> bool:
+    """Whether each group of the probe is on one host; every host then has a whole group."""
+    ranks: dict[str, set[int]] = defaultdict(set)
+    for one in measured:
+        ranks[one.host].add(one.rank)
+    return all(len(own) >= probe.world_size for own in ranks.values())
+
+
+def _device(measurement: ProbeMeasurement) -> tuple[str, int, str]:
+    return measurement.host, measurement.local_rank, measurement.device
+
+
+def _who(culprit: Culprit) -> tuple[object, ...]:
+    return culprit.kind, culprit.host, culprit.gpu_index, culprit.peer_host, culprit.peer_gpu_index
+
+
+def _did(probe: Probe) -> str:
+    return "computed" if probe.kind == "matmul" else "moved"
+
+
+def _rounds(some: Iterable[ProbeMeasurement], of: Iterable[ProbeMeasurement]) -> str:
+    """``2 of 8 rounds``."""
+    return f"{len({one.round for one in some})} of {len({one.round for one in of})} rounds"

@@ -1,1 +1,0 @@
-"""From measurements to per-round values of a metric: pure functions."""

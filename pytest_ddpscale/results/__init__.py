@@ -1,1 +1,0 @@
-"""Measurements as typed records in JSON lines, and the run directory that keeps them."""

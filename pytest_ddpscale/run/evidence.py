@@ -1,0 +1,213 @@
+"""Evidence for the judge from a run directory, refused if it contradicts itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.run.by_rank import flops_of, seeded_steps_of, timed_arms_of
+from pytest_ddpscale.run.columns import Columns, columns_of
+from pytest_ddpscale.run.pair_record import PairMeasurement, pairs_of
+from pytest_ddpscale.run.probe_columns import ProbeColumns, ProbeName, probe_columns_of
+from pytest_ddpscale.run.probe_record import ProbeBlock, unsupported_of
+from pytest_ddpscale.run.profile_record import ArmProfile, latest_profiles
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import Block, SeededStep, gangs_by_number
+from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.run_record import (
+    ends_of,
+    errors_of,
+    interruptions_of,
+    studies_out_of_time,
+)
+from pytest_ddpscale.run.survey_record import Survey, post_mortems_of, surveys_of
+from pytest_ddpscale.run.telemetry_columns import NO_TELEMETRY, TelemetryColumns, telemetry_columns_of
+from pytest_ddpscale.run.trained_runs import RunRecords, trained_runs
+from pytest_ddpscale.run.transport_record import Transport, transports_of
+from pytest_ddpscale.run.validate import Recorded, refuse_contradictions, telemetry_of_blocks
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The plan of a run, its measurements and its errors.
+
+    Attributes:
+        plan: the planned studies.
+        columns: all measurements of training.
+        errors: error message of each study that broke, by study id.
+        interrupted: why a study was ended from outside before its end, by study id.
+        flops_per_image: floating-point operations of forward and backward pass, by study, if counted.
+        seeded_steps: one record per rank of the seeded step that it computed alone, by study.
+        timed_arms: names of the arms that a round timed, by study and round: once a requirement is decided, arms that
+            only it needed are dropped. Empty if all arms were timed in every round.
+        pairs: bandwidth between pairs of nodes, if they were measured to find a slow node or link.
+        probes: measurements of probes, by name and world size.
+        unsupported: why a probe could not be run, by probe id.
+        surveys: survey of each node before the launch, by host.
+        telemetry: telemetry of GPUs during measurements.
+        transports: NCCL's connections of each rank.
+        post_mortems: surveys of GPUs after ranks had failed, in order; empty if none did.
+        out_of_time: ids of the studies that ended because the budget ran out.
+        profiles: profiles of arms after their timed rounds, or why there are none.
+        training: whole training runs, by id.
+        hosts: names of all known hosts that took part, measured or not.
+    """
+
+    plan: Plan
+    columns: Columns
+    errors: Mapping[str, str]
+    flops_per_image: Mapping[str, float] = field(default_factory=dict)
+    seeded_steps: Mapping[str, Sequence[SeededStep]] = field(default_factory=dict)
+    timed_arms: Mapping[str, Mapping[int, Collection[str]]] = field(default_factory=dict)
+    interrupted: Mapping[str, str] = field(default_factory=dict)
+    hosts: Collection[str] = ()
+    pairs: Sequence[PairMeasurement] = ()
+    probes: Mapping[ProbeName, ProbeColumns] = field(default_factory=dict)
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+    surveys: Mapping[str, Survey] = field(default_factory=dict)
+    telemetry: TelemetryColumns = NO_TELEMETRY
+    transports: Sequence[Transport] = ()
+    post_mortems: Sequence[Survey] = ()
+    out_of_time: Collection[str] = ()
+    profiles: Sequence[ArmProfile] = ()
+    training: Mapping[str, RunRecords] = field(default_factory=dict)
+
+    @cached_property
+    def launches(self) -> Sequence[Evidence]:
+        """The evidence of each launch; only the parts on training differ."""
+        if self.plan.launches == 1:
+            return (self,)
+        return tuple(replace(self, plan=self.plan.of_launch(n)) for n in range(1, self.plan.launches + 1))
+
+    @cached_property
+    def rounds_probed(self) -> Collection[int]:
+        """Numbers of the rounds with any probe."""
+        return frozenset(number for probe in self.probes.values() for number in probe.numbers.tolist())
+
+    def seeded_checksums(self, study_id: str) -> Mapping[int, str]:
+        """Checksum of the seeded step, by rank; empty if none was computed.
+
+        All are equal if most ranks could not repeat their own: then the model has an operation without a
+        deterministic kernel, and different bits accuse nobody.
+        """
+        found: dict[int, str] = self.once(("seeded", study_id), lambda: self._seeded_checksums(study_id))
+        return found
+
+    @cached_property
+    def _kept(self) -> dict[Hashable, Any]:
+        return {}
+
+    def once(self, key: Hashable, find_out: Callable[[], Any]) -> Any:
+        """A derived value that many requirements need, computed on first access.
+
+        Args:
+            key: unique key of the value.
+            find_out: computes it.
+        """
+        if key not in self._kept:
+            self._kept[key] = find_out()
+        return self._kept[key]
+
+    def _seeded_checksums(self, study_id: str) -> dict[int, str]:
+        steps = self.seeded_steps.get(study_id, ())
+        if 2 * sum(step.repeats for step in steps) <= len(steps):
+            return dict.fromkeys((step.rank for step in steps), "not repeatable")
+        return {step.rank: step.checksum for step in steps}
+
+
+def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> Evidence:
+    """The evidence in records of measurements.jsonl; studies may be unfinished.
+
+    Args:
+        plan: of the run.
+        columns: the measurements of training in these records.
+        records: all records.
+    """
+    gangs = gangs_by_number(records).values()
+    return Evidence(
+        plan,
+        columns,
+        errors_of(records),
+        flops_of(records),
+        seeded_steps_of(records),
+        timed_arms_of(records),
+        interruptions_of(records),
+        sorted({host for gang in gangs for host in gang.hosts}),
+        pairs_of(records),
+        probe_columns_of((one for one in records if isinstance(one, ProbeBlock)), gangs),
+        unsupported_of(records),
+        surveys_of(records),
+        transports=transports_of(records),
+        post_mortems=post_mortems_of(records),
+        out_of_time=studies_out_of_time(records),
+    )
+
+
+DIED = "the run died before or while measuring this: its end was not recorded"
+
+
+def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False) -> Evidence:
+    """The evidence in a run directory.
+
+    A study without a recorded end is an error: the fault that it should find may have killed it.
+
+    Args:
+        run: the directory.
+        died: the message for such a study.
+        goes_on: whether the run still goes on; such a study is then not measured yet.
+
+    Raises:
+        RunDirectoryError: a file is broken, plan.json and run.json belong to different runs, or measurements
+            contradict themselves, the plan or each other.
+    """
+    record, plan, records = run.read_run(), run.read_plan(), run.read_records()
+    if plan.sku != record.sku:
+        raise broken_file(run.plan_json, f"plans for {plan.sku}, but run.json measured {record.sku}")
+    ids = plan.study_ids
+    if len(set(ids)) != len(ids):
+        raise broken_file(run.plan_json, "has two studies with the same id")
+    is_imported, gangs = record.is_imported, gangs_by_number(records)
+    simulated = record.is_simulated(device for gang in gangs.values() for device in gang.devices)
+    recorded = Recorded(plan, records, _hosts(record), is_imported, simulated)
+    refuse_contradictions(run, recorded)
+    try:
+        training = trained_runs(plan, records)
+    except ValueError as error:
+        raise broken_file(run.measurements_jsonl, str(error)) from None
+    telemetry = telemetry_columns_of(telemetry_of_blocks(run, recorded, run.read_telemetry()), gangs)
+    try:
+        columns = columns_of((one for one in records if isinstance(one, Block)), gangs.values())
+        evidence = replace(
+            evidence_of(plan, columns, records), telemetry=telemetry, profiles=_profiles(run, plan), training=training
+        )
+    except ValueError as error:
+        raise broken_file(run.measurements_jsonl, f"holds blocks that contradict each other ({error})") from None
+    if not is_imported:
+        ended = ends_of(records)
+        unfinished = {study: died for study in ids if study not in ended}
+        finish_it = "" if run.suite_json.exists() else f"; --ddp-resume={run.path} finishes it"
+        interrupted = {study: f"interrupted: {why}{finish_it}" for study, why in evidence.interrupted.items()}
+        errors = evidence.errors if goes_on else {**evidence.errors, **unfinished}
+        interrupted |= unfinished if goes_on else {}
+        evidence = replace(evidence, errors=errors, interrupted=interrupted)
+    return evidence
+
+
+def _profiles(run: RunDirectory, plan: Plan) -> tuple[ArmProfile, ...]:
+    """The latest profile of each arm. Raises RunDirectoryError if one is of an arm that was not planned."""
+    found = latest_profiles(run.read_profiles())
+    for one in found:
+        study = plan.study(one.study)
+        if study is None or study.arm(one.arm) is None:
+            raise broken_file(run.profiles_jsonl, f"has {one.arm} of {one.study}, which plan.json does not have")
+    return found
+
+
+def _hosts(record: RunRecord) -> dict[str, set[str]]:
+    """UUIDs of the devices of each host, from run.json once the run has ended; empty before."""
+    hosts = record.hosts if record.finished_at else ()
+    return {one.host: {device.uuid for device in one.devices} for one in hosts}

@@ -1,0 +1,105 @@
+"""Read and write lines of records; each may refer only to gangs and ranks that earlier lines announced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+
+from pytest_ddpscale.run.column_record import as_json
+from pytest_ddpscale.run.pair_record import PairRound
+from pytest_ddpscale.run.probe_record import ProbeBlock, ProbeUnsupported
+from pytest_ddpscale.run.profile_record import ArmProfile
+from pytest_ddpscale.run.records import (
+    Block,
+    GangRecord,
+    Lost,
+    RoundEnd,
+    SeededSteps,
+    StudyEnd,
+    StudyStart,
+    WarmUp,
+    WorkloadFlops,
+    gangs_by_number,
+)
+from pytest_ddpscale.run.strict_json import Record, decode
+from pytest_ddpscale.run.survey_record import PostMortem, Survey
+from pytest_ddpscale.run.telemetry_record import TelemetryBlock
+from pytest_ddpscale.run.training_record import LaunchTime, TrainedEpoch, TrainedRun
+from pytest_ddpscale.run.transport_record import GangTransport
+
+OfRanks = Block | SeededSteps | ProbeBlock | ProbeUnsupported | PairRound | GangTransport
+OfTraining = TrainedEpoch | TrainedRun  # by all ranks of a gang
+OfStudies = StudyStart | WarmUp | WorkloadFlops | RoundEnd | StudyEnd | LaunchTime
+AnyRecord = GangRecord | Lost | Survey | PostMortem | OfStudies | OfTraining | OfRanks
+_RECORDS: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
+_TELEMETRY = msgspec.json.Decoder(TelemetryBlock)
+_PROFILES = msgspec.json.Decoder(ArmProfile)
+_encode = msgspec.json.Encoder(enc_hook=as_json).encode
+
+
+class RecordReader:
+    """Reads line by line; a line may name only ranks of a gang that an earlier line announced."""
+
+    def __init__(self) -> None:
+        self._world_sizes: dict[int, int] = {}
+
+    def read(self, line: bytes) -> AnyRecord:
+        """The record of one line.
+
+        Raises:
+            ValueError: the line holds no record, or names an unknown gang or rank.
+        """
+        record = decode(_RECORDS, line)
+        if isinstance(record, GangRecord):
+            if record.gang in self._world_sizes:
+                raise ValueError(f"a second gang {record.gang}")
+            self._world_sizes[record.gang] = record.world_size
+        elif isinstance(record, OfRanks | OfTraining):
+            self._refuse_unannounced(record)
+        return record
+
+    def know(self, records: Iterable[AnyRecord]) -> None:
+        """Add the gangs among records that another reader read."""
+        self._world_sizes |= {number: gang.world_size for number, gang in gangs_by_number(records).items()}
+
+    def read_telemetry(self, line: bytes) -> TelemetryBlock:
+        """`read` for telemetry.jsonl, once all gangs are known."""
+        record = decode(_TELEMETRY, line)
+        self._refuse_unannounced(record)
+        return record
+
+    def read_profile(self, line: bytes) -> ArmProfile:
+        """`read` for profiles.jsonl, once all gangs are known."""
+        record = decode(_PROFILES, line)
+        self._refuse_unannounced(record)
+        return record
+
+    def _refuse_unannounced(self, record: OfRanks | OfTraining | TelemetryBlock | ArmProfile) -> None:
+        size = self._world_sizes.get(record.gang)
+        if size is None:
+            raise ValueError(f"gang {record.gang} was not announced before")
+        if isinstance(record, ProbeBlock | PairRound):
+            highest = record.highest_rank
+        else:
+            highest = record.rank if isinstance(record, ArmProfile) else int(np.max(record.ranks))
+        if highest >= size:
+            raise ValueError(f"rank {highest} is named, but gang {record.gang} has {size} ranks")
+
+
+def checked_line(record: AnyRecord | TelemetryBlock | ArmProfile) -> bytes:
+    """`line_of` with a check that it can be read again, because NaN would be written as null. Raises ValueError."""
+    line = line_of(record)
+    if isinstance(record, TelemetryBlock):
+        decode(_TELEMETRY, line)
+    elif isinstance(record, ArmProfile):
+        decode(_PROFILES, line)
+    else:
+        decode(_RECORDS, line)
+    return line
+
+
+def line_of(record: Record) -> bytes:
+    """A record as a line of its file, with the newline."""
+    return _encode(record) + b"\n"

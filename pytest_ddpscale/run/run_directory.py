@@ -1,0 +1,374 @@
+"""The run directory: all measurements and results of one session.
+
+Writes are atomic or append-and-flush, so a killed run keeps every finished measurement. Reading tolerates a torn last
+line, which a kill may leave behind, but no other damage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pytest_ddpscale.errors import RunDirectoryError, WritingError
+from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
+from pytest_ddpscale.run.former_keys import plan_without_former, run_without_former
+from pytest_ddpscale.run.profile_record import ArmProfile
+from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, checked_line
+from pytest_ddpscale.run.run_json import RUN_SCHEMA_VERSION, RunRecord
+from pytest_ddpscale.run.strict_json import parse_strict_json, read_as, strict_json
+from pytest_ddpscale.run.telemetry_record import TelemetryBlock
+from pytest_ddpscale.util.atomic_writing import write_atomically
+
+T = TypeVar("T")
+LOCK_NAME = "run.lock"  # lock file against other writers, see run_lock.py
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths of a run's files, with methods to read and write them.
+
+    Attributes:
+        path: the directory itself.
+    """
+
+    path: Path
+    _read: dict[Path, tuple[Any, list[Any]]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def run_json(self) -> Path:
+        """Who, when, where, with what versions."""
+        return self.path / "run.json"
+
+    @property
+    def plan_json(self) -> Path:
+        """The planned studies."""
+        return self.path / "plan.json"
+
+    @property
+    def measurements_jsonl(self) -> Path:
+        """Measurements, one line per arm and round."""
+        return self.path / "measurements.jsonl"
+
+    @property
+    def telemetry_jsonl(self) -> Path:
+        """Telemetry of GPUs, one line per arm and round."""
+        return self.path / "telemetry.jsonl"
+
+    @property
+    def profiles_jsonl(self) -> Path:
+        """Profiles of arms by torch.profiler after the timed rounds, one line per arm."""
+        return self.path / "profiles.jsonl"
+
+    @property
+    def baseline_json(self) -> Path:
+        """Values of these nodes in earlier runs, from the site's history."""
+        return self.path / "baseline.json"
+
+    @property
+    def superseded_jsonl(self) -> Path:
+        """Earlier records of studies that were measured again: no measurement is thrown away."""
+        return self.path / "superseded.jsonl"
+
+    @property
+    def verdicts_json(self) -> Path:
+        """Verdicts and outcome, the source of all reports."""
+        return self.path / "verdicts.json"
+
+    @property
+    def suite_json(self) -> Path:
+        """Results of a suite, which has no verdicts."""
+        return self.path / "suite.json"
+
+    @property
+    def plots(self) -> Path:
+        """PNG plots."""
+        return self.path / "plots"
+
+    @property
+    def logs(self) -> Path:
+        """Output of torchrun and of all ranks."""
+        return self.path / "logs"
+
+    @staticmethod
+    def create(path: Path) -> RunDirectory:
+        """Create a new run directory.
+
+        Raises:
+            RunDirectoryError: it cannot be written, or already holds a run or verdicts, which are never overwritten.
+        """
+        run = RunDirectory(path)
+        run.refuse_if_taken()
+        try:
+            make_directory(path, exist_ok=True)
+            run.logs.mkdir(exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        except OSError as error:
+            raise not_writable(path, error) from None
+        return run
+
+    @property
+    def is_only_begun(self) -> bool:
+        """Whether a session began a run here and ended before it had a plan, so nothing would be lost."""
+        if any(path.exists() for path in (self.plan_json, self.measurements_jsonl, self.verdicts_json)):
+            return False
+        try:
+            return self.read_run().status == "running"
+        except RunDirectoryError:  # there is none, or it is broken
+            return False
+
+    def refuse_if_taken(self) -> None:
+        """Refuse to begin a run in a directory with files that it might overwrite.
+
+        Raises:
+            RunDirectoryError: the directory holds a run, verdicts or other files.
+        """
+        path = self.path
+        if (self.run_json.exists() and not self.is_only_begun) or self.measurements_jsonl.exists():
+            raise RunDirectoryError(
+                str(path), "already holds a run", "a new or empty directory",
+                f"Name another one, judge that run with --ddp-judge={path}, or finish it with --ddp-resume={path}.",
+            )  # fmt: skip
+        if self.verdicts_json.exists():  # on a run in another directory
+            raise RunDirectoryError(
+                str(path), "already holds verdicts", "a new or empty directory", "Name another one."
+            )
+        if path.is_dir() and not all(map(_is_of_a_beginning, path.iterdir())):
+            raise RunDirectoryError(
+                str(path),
+                "is not empty",
+                "a new or empty directory",
+                "Name another one, because a run could overwrite the files in it.",
+            )
+
+    @staticmethod
+    def open(path: Path) -> RunDirectory:
+        """Open an existing run directory to read it.
+
+        Raises:
+            RunDirectoryError: there is none, it is broken, or a newer version wrote it.
+        """
+        run = RunDirectory(path)
+        if not run.run_json.is_file():
+            raise RunDirectoryError(
+                str(path), "has no run.json", "a run directory", "Name the directory that --ddp-run-dir created."
+            )
+        run.read_run()
+        return run
+
+    def write_json(self, path: Path, data: Any) -> None:
+        """Write a JSON file atomically: readers see the old or the new content.
+
+        Raises:
+            WritingError: the disk is full, read-only or broken; the old content stays.
+        """
+        text = strict_json(data) + "\n"
+        try:
+            write_atomically(path, text)
+        except OSError as error:
+            raise self.unwritten(path, error) from None
+
+    def read_run(self) -> RunRecord:
+        """The content of run.json. Raises RunDirectoryError."""
+        return read_file(self.run_json, RunRecord, RUN_SCHEMA_VERSION, run_without_former)
+
+    def read_plan(self) -> Plan:
+        """The content of plan.json. Raises RunDirectoryError."""
+        return read_file(self.plan_json, Plan, PLAN_SCHEMA_VERSION, plan_without_former)
+
+    def read_records(self) -> list[AnyRecord]:
+        """All records of measurements.jsonl, in order, without a torn last line; cached until the file changes.
+
+        Raises:
+            RunDirectoryError: another line is not a record; the message has its number.
+        """
+        return self._read_once(self.measurements_jsonl, RecordReader().read)
+
+    def read_telemetry(self) -> list[TelemetryBlock]:
+        """All telemetry records, in order; may be empty. Raises RunDirectoryError."""
+        reader = RecordReader()
+        reader.know(self.read_records())
+        return self._read_once(self.telemetry_jsonl, reader.read_telemetry)
+
+    def read_profiles(self) -> list[ArmProfile]:
+        """All profiles, in order; may be empty. Raises RunDirectoryError."""
+        reader = RecordReader()
+        reader.know(self.read_records())
+        return self._read_once(self.profiles_jsonl, reader.read_profile)
+
+    def _read_once(self, path: Path, read: Callable[[bytes], T]) -> list[T]:
+        stamp = _stamp(path)
+        if path not in self._read or self._read[path][0] != stamp:
+            self._read[path] = stamp, list(_records(path, read))
+        found: list[T] = self._read[path][1]
+        return found
+
+    def measurements_sha256(self) -> str:
+        """Digest of measurements.jsonl, which ties verdicts to their measurements."""
+        digest = hashlib.sha256()
+        if self.measurements_jsonl.exists():
+            with self.measurements_jsonl.open("rb") as file:
+                while piece := file.read(2**20):
+                    digest.update(piece)
+        return digest.hexdigest()
+
+    def cut_torn_line(self) -> None:
+        """Remove incomplete last lines left by a kill, before further records are appended. No rank may be writing.
+
+        Raises:
+            WritingError: the file cannot be changed.
+        """
+        try:
+            cut_torn_line(self.measurements_jsonl)
+            cut_torn_line(self.telemetry_jsonl)
+            cut_torn_line(self.profiles_jsonl)
+        except OSError as error:
+            raise self.unwritten(self.measurements_jsonl, error) from None
+
+    def append_record(self, record: AnyRecord) -> None:
+        """Append one record, which then survives a kill of this process. Raises like `append_records`."""
+        self.append_records([record])
+
+    def append_records(self, records: Sequence[AnyRecord]) -> None:
+        """Append records, opening the file once, because on a shared file system opening may cost more than writing.
+
+        Raises:
+            WritingError: the disk is full, read-only or broken; earlier records stay, and no part of these is written.
+        """
+        self._append(self.measurements_jsonl, records)
+
+    def append_telemetry(self, records: Sequence[TelemetryBlock]) -> None:
+        """Append telemetry records. Raises like `append_records`."""
+        self._append(self.telemetry_jsonl, records)
+
+    def append_profiles(self, records: Sequence[ArmProfile]) -> None:
+        """Append profiles. Raises like `append_records`."""
+        self._append(self.profiles_jsonl, records)
+
+    def _append(self, path: Path, records: Sequence[AnyRecord | TelemetryBlock | ArmProfile]) -> None:
+        self.append_lines(path.name, b"".join(map(checked_line, records)))
+
+    def append_lines(self, name: str, lines: bytes) -> None:
+        """Append lines to a file unchanged. Raises like `append_records`."""
+        try:
+            append_whole(self.path / name, lines)
+        except OSError as error:
+            raise self.unwritten(self.path / name, error) from None
+
+    def unwritten(self, path: Path, error: OSError) -> WritingError:
+        """The error for a file of the run, or of a judgement on another one, that cannot be written."""
+        is_measured = self.measurements_jsonl.exists()
+        then = f"measure the rest with --ddp-resume={self.path}" if is_measured else "try again"
+        return WritingError(
+            str(path), f"cannot be written ({error.strerror or error})", "a writable file system with space left",
+            f"Earlier measurements are kept. Free space or repair the file system, then {then}.",
+        )  # fmt: skip
+
+
+def make_directory(path: Path, *, exist_ok: bool = False) -> None:
+    """Create a run directory that only its user and group may read. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o750, exist_ok=exist_ok)
+
+
+def _is_of_a_beginning(entry: Path) -> bool:
+    """Whether a session that is killed before it has a plan leaves this; includes `write_atomically`'s temporaries."""
+    return entry.name in ("logs", LOCK_NAME, "run.json") or entry.name.startswith((".run.json.", ".plan.json."))
+
+
+def append_whole(path: Path, data: bytes) -> None:
+    """Append all of the data or, if that fails, none of it.
+
+    Raises:
+        OSError: the disk is full, read-only or broken.
+    """
+    with path.open("ab", buffering=0) as file:  # unbuffered: closing must not repeat a failed write
+        length, rest = file.seek(0, os.SEEK_END), memoryview(data)
+        try:
+            while rest:  # a full disk first writes less than asked; the next write raises the error
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(length)
+            raise
+
+
+def cut_torn_line(path: Path) -> None:
+    """Cut a file after its last complete line. Raises OSError."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Changes when a file is replaced or appended to; empty without a file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _records(path: Path, read: Callable[[bytes], T]) -> Iterator[T]:
+    """Records of the complete lines, one by one, because files of large runs do not fit into memory."""
+    if not path.exists():
+        return
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):  # torn by a kill
+                    return
+                try:
+                    yield read(line)
+                except ValueError as error:
+                    raise broken_file(path, f"line {number} is not a record: {error}") from None
+    except OSError as error:
+        raise broken_file(path, f"cannot be read ({error.strerror})") from None
+
+
+def read_file(path: Path, kind: type[T], supported: int, amend: Callable[[dict[str, Any]], None] | None = None) -> T:
+    """The content of a JSON file with a supported `schema_version`; `amend` removes keys of earlier versions.
+
+    Raises:
+        RunDirectoryError: the file is missing or broken, or a newer or older version wrote it.
+    """
+    try:
+        data = parse_strict_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise broken_file(path, f"cannot be read ({error})") from None
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise broken_file(path, f"is not a {path.name}: it has no schema_version")
+    if version != supported:
+        what_next = (
+            "A newer pytest-ddpscale wrote it: upgrade to read it."
+            if version > supported
+            else "An older pytest-ddpscale wrote it: measure, import or simulate again with this one."
+        )
+        raise RunDirectoryError(str(path), f"has schema_version {version}", str(supported), what_next)
+    if amend is not None:
+        amend(data)
+    try:
+        return read_as(kind, data)
+    except ValueError as error:
+        raise broken_file(path, f"has invalid content ({error})") from None
+
+
+def not_writable(path: Path, error: OSError) -> RunDirectoryError:
+    """The error for a directory in which no run can begin."""
+    return RunDirectoryError(
+        str(path), f"cannot be written ({error.strerror or error})", "a writable directory", "Name another one."
+    )
+
+
+def broken_file(path: Path, found: str) -> RunDirectoryError:
+    """The error for a damaged file."""
+    return RunDirectoryError(
+        str(path), found, "the file as pytest-ddpscale wrote it", "Restore it from a copy, or measure again."
+    )

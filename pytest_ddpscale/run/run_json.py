@@ -1,0 +1,182 @@
+"""run.json: who measured when, on which machine, with which versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from typing import Any, Literal
+
+from msgspec import field
+
+from pytest_ddpscale.run.strict_json import Count, Record
+
+RUN_SCHEMA_VERSION = 2
+WATERMARK = "SIMULATED: no machine was measured"  # on every report of a simulated run
+Ending = Literal["finished", "interrupted"]
+OPERATOR = "operator"  # key of the note that names the person responsible for a session
+JUDGED_NOTE = "note_"  # in the basis of verdicts, before the keys of a judging session's notes
+SITE, TICKET = "site", "ticket"  # keys of notes that reports show even if they are missing
+SIMULATED_DEVICE = "SIM-"  # prefix of simulated devices, instead of GPU-
+
+
+class RunDevice(Record, frozen=True):
+    """A device of a host."""
+
+    index: int
+    uuid: str
+    name: str
+
+
+class RunHost(Record, frozen=True):
+    """A host that took part."""
+
+    host: str
+    devices: tuple[RunDevice, ...]
+
+
+class ThresholdsUsed(Record, frozen=True):
+    """A thresholds file with its digest, and each file that it extends, the nearest first."""
+
+    path: str
+    sha256: str
+    extends: tuple[ThresholdsUsed, ...] = ()
+
+    @property
+    def digests(self) -> str:
+        """Digests of all these files, joined."""
+        return "+".join([self.sha256, *(one.sha256 for one in self.extends)])
+
+
+class Startup(Record, frozen=True, kw_only=True):
+    """Start-up times of the slowest rank of any gang and of the first step, in seconds; not judged."""
+
+    import_s: float
+    rendezvous_s: float
+    first_step_s: float | None = None
+
+
+class Simulation(Record, frozen=True, kw_only=True):
+    """Parameters of a simulation: GPUs, seed of the noise, faults and model."""
+
+    gpus: int
+    seed: int
+    faults: tuple[str, ...]
+    model: dict[str, Any]
+
+
+class Resumed(Record, frozen=True, kw_only=True):
+    """A session that resumed the run; `measured_anew` has the earlier ends of studies measured again, by id.
+
+    `noted` as in `RunRecord`: of this session.
+    """
+
+    at: str
+    argv: tuple[str, ...]
+    status_before: str
+    thresholds_digests: str
+    measured_anew: dict[str, str]
+    noted: dict[str, str] = field(default_factory=dict)
+
+
+class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", tag=RUN_SCHEMA_VERSION):
+    """The content of run.json; times are ISO 8601 with their offset from UTC.
+
+    Attributes:
+        status: ``running`` until it has ended.
+        argv: the command line, secrets masked.
+        again: arguments of the command that repeats the measurement, from any directory; empty if impossible.
+        thresholds: the file at the start of the measurement; None for an imported run.
+        versions: of the software, reported by the ranks.
+        devices_present: number of usable GPUs, used or not; None if unknown.
+        hosts: hosts that took part, set when the run has ended.
+        left_out: why nothing was launched on a host, by host.
+        resumed: the sessions after the first one.
+        environment: variables that change the speed of training or communication, secrets masked.
+        startup: start-up times; None if nothing was launched.
+        simulated: whether the run is simulated, by `simulation`.
+        notes: for readers of an imported or simulated run.
+        source: the tool of an imported run; `imported_from` is the name of its directory.
+        nccl_topology: described by that tool.
+        noted: the user's notes by key, such as `OPERATOR`, of the first session; the others' replace all but that one.
+    """
+
+    sku: str
+    status: Ending | Literal["running", "imported", "simulated"]
+    started_at: str
+    finished_at: str | None = None
+    argv: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
+    thresholds: ThresholdsUsed | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    devices_present: Count | None = None
+    hosts: tuple[RunHost, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)
+    resumed: tuple[Resumed, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    startup: Startup | None = None
+    simulated: bool = False
+    simulation: Simulation | None = None
+    notes: tuple[str, ...] = ()
+    source: str = ""
+    imported_from: str = ""
+    nccl_topology: str | None = None
+    noted: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for moment in filter(None, (self.started_at, self.finished_at)):
+            if datetime.fromisoformat(moment).tzinfo is None:
+                raise ValueError(f"{moment} has no UTC offset")
+
+    @property
+    def command_again(self) -> tuple[str, ...]:
+        """`again`, or a guess for a run that did not record it."""
+        return self.again or ("pytest", f"--gpu-sku={self.sku}")
+
+    @property
+    def began(self) -> datetime:
+        """`started_at`, in UTC."""
+        return datetime.fromisoformat(self.started_at).astimezone(timezone.utc)
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Persons responsible for its sessions, in order; empty if not given."""
+        named = [one.get(OPERATOR) for one in (self.noted, *(resumed.noted for resumed in self.resumed))]
+        return tuple(dict.fromkeys(filter(None, named)))
+
+    @property
+    def further_notes(self) -> dict[str, str]:
+        """Notes other than operator, site and ticket, by key."""
+        return {key: said for key, said in self.noted.items() if key not in (OPERATOR, SITE, TICKET)}
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether the run was measured by another tool."""
+        return self.status == "imported"
+
+    def is_simulated(self, devices: Iterable[str] = ()) -> bool:
+        """Whether the run is simulated; any one mark of that is enough.
+
+        Args:
+            devices: devices named in the measurements.
+        """
+        named = (*devices, *(device.uuid for host in self.hosts for device in host.devices))
+        said = self.simulated or self.status == "simulated" or self.simulation is not None
+        return said or any(device.startswith(SIMULATED_DEVICE) for device in named)
+
+    def resumption_notes(self) -> list[str]:
+        """Notes for readers of a run that was measured in several sessions."""
+        if not self.resumed:
+            return []
+        first = self.thresholds.digests if self.thresholds else ""
+        notes = [f"measured in {len(self.resumed) + 1} sessions: resumed {', '.join(one.at for one in self.resumed)}"]
+        anew = [f"{study} ({end})" for one in self.resumed for study, end in one.measured_anew.items()]
+        if anew:
+            earlier = "measured again when resumed (earlier attempts: superseded.jsonl)"
+            notes.append(f"{earlier}: {', '.join(anew)}")
+        others = [one.thresholds_digests for one in self.resumed if one.thresholds_digests != first]
+        if others:
+            notes.append(
+                f"resumed with another thresholds file (sha256 {others[-1][:12]}) than at the start "
+                f"(sha256 {first[:12]}); the bounds of the first decided when the kept studies ended"
+            )
+        return notes

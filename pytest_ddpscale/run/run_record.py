@@ -1,0 +1,171 @@
+"""Write run.json during a session, and read from a run's records how its studies ended."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from pytest_ddpscale import __version__
+from pytest_ddpscale.run.gangs import versions_of
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import GangRecord, StudyEnd, WarmUp, gangs_by_number
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_json import (
+    OPERATOR,
+    Ending,
+    Resumed,
+    RunDevice,
+    RunHost,
+    RunRecord,
+    Startup,
+    ThresholdsUsed,
+)
+from pytest_ddpscale.run.strict_json import each
+from pytest_ddpscale.util.masking import masked_arguments
+
+
+def start_run(
+    run: RunDirectory,
+    sku: str,
+    argv: Sequence[str],
+    thresholds_path: Path,
+    thresholds_sha256: str,
+    devices_present: int | None = None,
+    extends: Sequence[ThresholdsUsed] = (),
+    *,
+    again: Sequence[str] = (),
+    noted: Mapping[str, str] | None = None,
+) -> None:
+    """Write run.json before the run begins.
+
+    `devices_present` is the number of usable GPUs, whether the run uses them or not; `noted` are the user's notes.
+    """
+    record = RunRecord(
+        sku=sku,
+        status="running",
+        started_at=now_iso(),
+        argv=tuple(masked_arguments(argv)),
+        thresholds=ThresholdsUsed(str(thresholds_path), thresholds_sha256, tuple(extends)),
+        versions={"python": platform.python_version(), "pytest": version("pytest"), "pytest_ddpscale": __version__},
+        devices_present=devices_present,
+        again=tuple(again),
+        noted=dict(noted or {}),
+    )
+    run.write_json(run.run_json, record)
+
+
+def note_left_out(run: RunDirectory, devices_present: int, unfit: Mapping[str, str]) -> None:
+    """Record nodes that were left out before the launch, with reasons; `devices_present` is for the remaining ones."""
+    record = replace(run.read_run(), devices_present=devices_present, left_out=dict(unfit))
+    run.write_json(run.run_json, record)
+
+
+def resume_run(
+    run: RunDirectory,
+    argv: Sequence[str],
+    thresholds_digests: str,
+    measured_anew: Mapping[str, str],
+    noted: Mapping[str, str] | None = None,
+) -> None:
+    """Record that an earlier run is resumed; `measured_anew` has the earlier ends of studies measured again, by id.
+
+    The user's notes replace the run's with the same key, except that an operator is added to earlier ones.
+
+    Raises:
+        RunDirectoryError: run.json is broken or cannot be written.
+    """
+    record = run.read_run()
+    began = Resumed(
+        at=now_iso(), argv=tuple(masked_arguments(argv)), status_before=record.status,
+        thresholds_digests=thresholds_digests, measured_anew=dict(measured_anew), noted=dict(noted or {}),
+    )  # fmt: skip
+    others = {key: said for key, said in began.noted.items() if key != OPERATOR}
+    record = replace(
+        record, status="running", finished_at=None, resumed=(*record.resumed, began), noted=record.noted | others
+    )
+    run.write_json(run.run_json, record)
+
+
+def binding_notes(records: Sequence[AnyRecord]) -> list[str]:
+    """Notes on ranks that could not be bound to the NUMA nodes of their GPUs, one for each reason."""
+    ranks: dict[str, dict[tuple[str, int], None]] = {}
+    for gang in gangs_by_number(records).values():
+        for rank, note in enumerate(each(gang.numa_notes, gang.world_size)):
+            if note:
+                ranks.setdefault(note, {})[gang.hosts[rank], rank] = None
+    notes = []
+    for reason, unbound in ranks.items():
+        (host, rank), more = next(iter(unbound)), len(unbound) - 1
+        others = f" and {more} more {'rank' if more == 1 else 'ranks'}" if more else ""
+        notes.append(f"rank {rank} on {host}{others}: {reason}")
+    return notes
+
+
+def finish_run(run: RunDirectory, status: Ending) -> None:
+    """Record how the run ended, with hosts, devices, versions and start-up times from the ranks."""
+    record, records = replace(run.read_run(), status=status, finished_at=now_iso()), run.read_records()
+    gangs = list(gangs_by_number(records).values())
+    if gangs:
+        versions = {name: version for name, version in versions_of(gangs[0]).items() if version is not None}
+        record = replace(
+            record,
+            hosts=hosts_of(gangs),
+            versions=record.versions | versions,
+            environment=each(gangs[0].environment, 1)[0],
+            startup=_slowest_startup(records, gangs),
+        )
+    run.write_json(run.run_json, record)
+
+
+def errors_of(records: Sequence[AnyRecord]) -> dict[str, str]:
+    """Error message of each study whose last end is an error, by study id."""
+    return {study: end.message for study, end in ends_of(records).items() if end.reason == "error"}
+
+
+def interruptions_of(records: Sequence[AnyRecord]) -> dict[str, str]:
+    """Why a study was ended from outside, by study id: neither an error nor a complete measurement."""
+    return {study: end.message for study, end in ends_of(records).items() if end.reason == "interrupted"}
+
+
+def studies_measured(records: Sequence[AnyRecord]) -> set[str]:
+    """Ids of the studies that ended regularly and need not be measured again."""
+    return {study for study, end in ends_of(records).items() if end.reason in ("decided", "rounds")}
+
+
+def studies_out_of_time(records: Sequence[AnyRecord]) -> set[str]:
+    """Ids of the studies that ended because the session's budget ran out."""
+    return {study for study, end in ends_of(records).items() if end.reason == "budget"}
+
+
+def ends_of(records: Sequence[AnyRecord]) -> dict[str, StudyEnd]:
+    """The last recorded end of each study, good or bad, by study id."""
+    return {record.study: record for record in records if isinstance(record, StudyEnd)}
+
+
+def now_iso() -> str:
+    """Now, in UTC, as ``2026-01-31T12:00:00+00:00``."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def hosts_of(gangs: Iterable[GangRecord]) -> tuple[RunHost, ...]:
+    """Hosts and their devices in the form of run.json."""
+    hosts: dict[str, dict[int, RunDevice]] = {}
+    for gang in gangs:
+        for rank, name in enumerate(each(gang.device_names, gang.world_size)):
+            host, index, device = gang.place(rank)
+            hosts.setdefault(host, {})[index] = RunDevice(index, device, name)
+    return tuple(RunHost(host, tuple(devices[i] for i in sorted(devices))) for host, devices in sorted(hosts.items()))
+
+
+def _slowest_startup(records: Sequence[AnyRecord], gangs: Sequence[GangRecord]) -> Startup:
+    first_steps = [record.first_block_s for record in records if isinstance(record, WarmUp)]
+    return Startup(
+        import_s=max(second for gang in gangs for second in each(gang.import_s, 1)),
+        rendezvous_s=max(second for gang in gangs for second in each(gang.rendezvous_s, 1)),
+        first_step_s=first_steps[0] if first_steps else None,
+    )

@@ -1,0 +1,188 @@
+"""Surveys of nodes before the launch: records of kind ``survey`` in measurements.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import field
+
+from pytest_ddpscale.run.strict_json import Record, decode
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.run.record_lines import AnyRecord
+
+STUDY_ID = "survey"
+
+
+class GpuProcess(Record, frozen=True):
+    """A process that had a compute context on a GPU before the run began.
+
+    Attributes:
+        pid: from NVML: in the host's namespace, not a container's.
+        name: its command, or empty if it is not visible.
+        memory_bytes: device memory it holds; None if unknown.
+    """
+
+    pid: int
+    name: str
+    memory_bytes: int | None = None
+
+
+class RemappedRows(Record, frozen=True):
+    """Number of rows of device memory that were remapped to spare ones (Ampere and later), by kind of error.
+
+    Attributes:
+        pending: whether a remapping waits for a reset of the GPU.
+        failed: whether a remapping failed, so the GPU has to be replaced.
+    """
+
+    correctable: int
+    uncorrectable: int
+    pending: bool
+    failed: bool
+
+
+class SurveyedGpu(Record, frozen=True):
+    """One GPU. None means that the driver gave no value; `unreadable` has the reason.
+
+    Attributes:
+        index: NVML index, in PCI bus order.
+        uuid: ``GPU-…``; empty if the GPU does not answer.
+        pci_bus_id: ``00000000:17:00.0``.
+        pci_device_id: four lower-case hexadecimal digits.
+        is_visible: whether CUDA_VISIBLE_DEVICES lets ranks use it.
+        local_rank: local rank that uses it: its index in CUDA's order of visible devices; None if there is none.
+        problem: why the GPU as a whole does not answer, such as ``GPU is lost``; empty if it does.
+        is_lost: whether it stays so until the GPU or its node is reset.
+        compute_capability: ``9.0``.
+        ecc_corrected: errors since the driver was loaded; `ecc_uncorrected` likewise.
+        retired_pages_pending: whether a page waits for a reset to be retired (before Ampere).
+        remapped_rows: from Ampere on.
+        throttle_reasons: why its clocks are limited now, named as in `telemetry.nvml_calls`: ``hw_thermal_slowdown``
+            …; includes reasons that are not faults, such as ``gpu_idle``.
+        power_limit_w: enforced limit; `power_limit_default_w` is the factory default.
+        sm_clock_max_mhz: maximum SM clock.
+        pcie_generation: current generation; an idle GPU falls to 1 to save power.
+        pcie_generation_max: maximum of GPU and slot together.
+        pcie_generation_gpu_max: maximum of the GPU.
+        pcie_width: current lanes; `pcie_width_max` is their maximum.
+        nvlinks_active: links that are up, out of `nvlinks`; 0 without NVLink.
+        processes: processes of others.
+        unreadable: reason by reading.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    pci_bus_id: str
+    pci_device_id: str
+    is_visible: bool = True
+    local_rank: int | None = None
+    problem: str = ""
+    is_lost: bool = False
+    compute_capability: str | None = None
+    memory_bytes: int | None = None
+    mig_enabled: bool | None = None
+    ecc_enabled: bool | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    retired_pages_pending: bool | None = None
+    remapped_rows: RemappedRows | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    power_limit_w: float | None = None
+    power_limit_default_w: float | None = None
+    temperature_c: int | None = None
+    sm_clock_max_mhz: int | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_generation_gpu_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    nvlinks_active: int | None = None
+    nvlinks: int | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+
+class InfiniBandPort(Record, frozen=True):
+    """One port of an adapter under /sys/class/infiniband; the link layer is ``InfiniBand`` or ``Ethernet`` (RoCE)."""
+
+    device: str
+    port: int
+    state: str
+    link_layer: str
+
+
+class ClockSkew(Record, frozen=True):
+    """Bounds of the offset of a node's clock from the supervisor's, in seconds.
+
+    The node read its clock at some moment between the request and the arrival of its answer.
+
+    Attributes:
+        earliest_skew_s: the offset if it read the clock when the answer arrived.
+        latest_skew_s: the offset if it read the clock when the request was sent.
+    """
+
+    earliest_skew_s: float
+    latest_skew_s: float
+
+
+class Survey(Record, frozen=True, tag_field="kind", tag="survey"):
+    """One node.
+
+    Attributes:
+        unix_s: time of the survey, on the node's own clock.
+        problem: why the node could not be surveyed at all; empty if it could.
+        has_driver: whether an NVIDIA driver is loaded; False on a CPU SKU, where it is not checked.
+        driver_problem: NVML's error if the driver is loaded and does not work; empty without one.
+        gpus: all GPUs of the node, visible or not, in NVML's order.
+        cores: CPU cores that ranks may use.
+        versions: ``driver``, ``cuda_driver``, ``torch``, ``cuda``, ``nccl``, ``python``, ``pytest_ddpscale``,
+            ``kernel``; None if absent.
+        torch_problem: why torch cannot be imported; empty if it can.
+        arch_list: GPU architectures that this torch build has kernels for: ``sm_90``, ``compute_120`` …
+        free_bytes: on the file systems of ``run_directory``, ``shared_memory`` and ``temporary``.
+        topology: output of ``nvidia-smi topo -m``; empty if the command is missing or fails.
+        clock: offset from the supervisor's clock; None if it was not measured.
+    """
+
+    host: str
+    unix_s: float
+    problem: str = ""
+    has_driver: bool = False
+    driver_problem: str = ""
+    gpus: tuple[SurveyedGpu, ...] = ()
+    cores: int | None = None
+    versions: dict[str, str | None] = field(default_factory=dict)
+    torch_problem: str = ""
+    arch_list: tuple[str, ...] = ()
+    free_bytes: dict[str, int] = field(default_factory=dict)
+    infiniband: tuple[InfiniBandPort, ...] = ()
+    topology: str = ""
+    clock: ClockSkew | None = None
+
+
+class PostMortem(Record, frozen=True, tag_field="kind", tag="post_mortem"):
+    """A second survey of a node's GPUs, after ranks had failed."""
+
+    survey: Survey
+
+
+_SURVEY = msgspec.json.Decoder(Survey)
+
+
+def read_survey(data: bytes) -> Survey:
+    """A survey from a line of `line_of`. Raises ValueError if it is not one."""
+    return decode(_SURVEY, data)
+
+
+def surveys_of(records: Sequence[AnyRecord]) -> dict[str, Survey]:
+    """The last survey of each host among records."""
+    return {record.host: record for record in records if isinstance(record, Survey)}
+
+
+def post_mortems_of(records: Sequence[AnyRecord]) -> list[Survey]:
+    """Surveys of driver and GPUs after ranks had failed, in order."""
+    return [record.survey for record in records if isinstance(record, PostMortem)]

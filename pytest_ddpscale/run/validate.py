@@ -1,0 +1,444 @@
+"""Refuse measurements that contradict themselves, their plan or each other.
+
+Single lines that are invalid are refused when read (`run/record_lines.py`). Each check here yields contradictions
+with their line; the first one becomes the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
+from pytest_ddpscale.plan.probe_pairs import pair_turns
+from pytest_ddpscale.plan.study import Arm, Plan
+from pytest_ddpscale.run.column_record import FloatArray
+from pytest_ddpscale.run.pair_record import PairRound
+from pytest_ddpscale.run.probe_record import ProbeBlock, ProbeUnsupported
+from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
+from pytest_ddpscale.run.records import Block, GangRecord, RoundEnd, SeededSteps, WorkloadFlops, gangs_by_number
+from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
+from pytest_ddpscale.run.run_record import studies_measured
+from pytest_ddpscale.run.telemetry_record import TelemetryBlock
+from pytest_ddpscale.util.listing import first_few
+
+# Steps follow each other without a gap and are timed by the same clock as their block: only rounding may differ.
+STEPS_DIFFER_FROM_BLOCK = 0.05
+_MOST_NAMED = 4  # ranks in one message
+
+
+class Contradiction(NamedTuple):
+    """The error in a line, counted from 1; `remedy` if it is another one than restoring the file."""
+
+    line: int
+    found: str
+    expected: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The content of a run directory, to be checked for contradictions.
+
+    Attributes:
+        plan: of the run.
+        records: all lines of measurements.jsonl.
+        hosts: devices by host, from run.json once the run has ended; empty before.
+        is_imported: measured by another tool, so device names are meaningless and there is no sequence of rounds.
+        is_simulated: ranks may be missing.
+    """
+
+    plan: Plan
+    records: Sequence[AnyRecord]
+    hosts: Mapping[str, Collection[str]]
+    is_imported: bool
+    is_simulated: bool
+
+    @cached_property
+    def numbered(self) -> list[tuple[int, AnyRecord]]:
+        """Each record with its line."""
+        return list(enumerate(self.records, start=1))
+
+    @cached_property
+    def blocks(self) -> list[tuple[int, Block]]:
+        """Blocks of training, with their lines."""
+        return [(line, one) for line, one in self.numbered if isinstance(one, Block)]
+
+    @cached_property
+    def gangs(self) -> Mapping[int, GangRecord]:
+        """Gangs by number."""
+        return gangs_by_number(self.records)
+
+    @cached_property
+    def ends(self) -> Mapping[tuple[str, int], tuple[int, RoundEnd]]:
+        """Ends of rounds with their lines, by study and number."""
+        return {(one.study, one.round): (line, one) for line, one in self.numbered if isinstance(one, RoundEnd)}
+
+    @cached_property
+    def arms(self) -> Mapping[str, Mapping[str, Arm | Probe]]:
+        """Planned arms and probes, by study and name."""
+        planned: dict[str, Mapping[str, Arm | Probe]] = {
+            study.id: {arm.name: arm for arm in study.arms} for study in self.plan.studies
+        }
+        if self.plan.probes is not None:
+            planned[self.plan.probes.id] = {probe.id: probe for probe in self.plan.probes.probes}
+        return planned
+
+    @cached_property
+    def unsupported(self) -> Mapping[str, Collection[int]]:
+        """Ranks that could not run a probe, by probe id."""
+        found: dict[str, set[int]] = {}
+        for one in self.records:
+            if isinstance(one, ProbeUnsupported):
+                found.setdefault(one.probe, set()).update(one.ranks)
+        return found
+
+    def layout(self, gang: int) -> Layout:
+        """Layout of a gang; a simulated cluster may have more hosts than its plan."""
+        who = self.gangs[gang]
+        nodes = len(set(who.hosts)) if self.plan.nodes > 1 else 1
+        return Layout(nodes, max(1, who.world_size // nodes))
+
+
+def refuse_contradictions(run: RunDirectory, recorded: Recorded) -> None:
+    """Refuse a run with contradictory measurements.
+
+    Args:
+        run: its directory, for the message.
+        recorded: its content.
+
+    Raises:
+        RunDirectoryError: the message has the line.
+    """
+    everywhere = (_said_twice, _unplanned, _impossible_steps, _copied_rounds, _arms_that_come_back, _left_out)
+    gangs = (_other_devices, _shared_gpus, _shared_launches, _other_places, _other_hosts)
+    measured = (*gangs, _out_of_turn, _other_ranks, _no_steps)
+    checks: tuple[_Check, ...] = everywhere if recorded.is_imported else (*everywhere, *measured)
+    for check in checks:
+        for line, found, expected, remedy in check(recorded):
+            if not expected:
+                raise broken_file(run.measurements_jsonl, f"line {line} {found}")
+            raise RunDirectoryError(str(run.measurements_jsonl), f"line {line} {found}", expected, remedy)
+
+
+_Check = Callable[[Recorded], Iterator[Contradiction]]
+
+
+def telemetry_of_blocks(
+    run: RunDirectory, recorded: Recorded, telemetry: Sequence[TelemetryBlock]
+) -> list[TelemetryBlock]:
+    """The telemetry of measured blocks.
+
+    Telemetry is written before its block, so an unfinished study may have telemetry without a block: that is left out.
+
+    Args:
+        run: its directory, for the message.
+        recorded: its measurements.
+        telemetry: all lines of telemetry.jsonl.
+
+    Raises:
+        RunDirectoryError: a line is of a block that was not measured, or a block has two lines; the message has the
+            line.
+    """
+    timed = {_key(one): one for one in recorded.records if isinstance(one, Block | ProbeBlock)}
+    ended = studies_measured(recorded.records)
+    found: dict[tuple[str, str, int], TelemetryBlock] = {}
+    for line, one in enumerate(telemetry, start=1):
+        key = one.study, one.arm, one.round
+        of, block = f"line {line} is telemetry of {one.study}, {one.arm}, round {one.round}", timed.get(key)
+        if block is None:
+            if one.study in ended or one.arm not in recorded.arms.get(one.study, ()):
+                raise broken_file(run.telemetry_jsonl, f"{of}, which was not measured")
+            continue
+        if block.gang != one.gang or not np.array_equal(_times(block), _times(one)):
+            raise broken_file(run.telemetry_jsonl, f"{of}, which was measured by other ranks or at another time")
+        if key in found:
+            raise broken_file(run.telemetry_jsonl, f"{of}, which an earlier line has already")
+        found[key] = one
+    return list(found.values())
+
+
+def _key(block: Block | ProbeBlock) -> tuple[str, str, int]:
+    return block.study, block.arm if isinstance(block, Block) else block.probe_id, block.round
+
+
+def _times(block: Block | ProbeBlock | TelemetryBlock) -> FloatArray:
+    """Start times and ranks, sorted, (2, ranks)."""
+    ranks = np.asarray(block.ranks)
+    times = np.stack([np.broadcast_to(np.asarray(block.started_unix_s), len(ranks)), ranks])
+    return times[:, np.lexsort(times)]
+
+
+def _said_twice(recorded: Recorded) -> Iterator[Contradiction]:
+    """Each arm and round, and each unique record of a study, has one line."""
+    seen: dict[tuple[object, ...], int] = {}
+    for line, one in recorded.numbered:
+        if isinstance(one, Block | ProbeBlock):
+            what, key = "block", _key(one)
+        elif isinstance(one, RoundEnd | PairRound):
+            what, key = "round", (one.study, "", one.round)
+        elif isinstance(one, SeededSteps | WorkloadFlops):
+            what, key = type(one).__name__, (one.study, "", 0)
+        else:
+            continue
+        first = seen.setdefault((type(one), *key), line)
+        if first != line:
+            of = ", ".join(filter(None, (one.study, str(key[1]))))
+            yield Contradiction(line, f"is another {what} {key[2]} of {of} than line {first}")
+
+
+def _unplanned(recorded: Recorded) -> Iterator[Contradiction]:
+    plan = recorded.plan
+    for line, one in recorded.numbered:
+        names: Iterable[str] = ()
+        if isinstance(one, Block):
+            names, arm = [one.arm], recorded.arms.get(one.study, {}).get(one.arm)
+            if isinstance(arm, Arm) and arm.batch_size != one.batch_size:
+                found = f"has {one.batch_size} images a step of {one.study}, {one.arm}, for which plan.json plans"
+                yield Contradiction(line, f"{found} {arm.batch_size}")
+        elif isinstance(one, ProbeBlock):
+            names = [one.probe_id]
+        elif isinstance(one, ProbeUnsupported):
+            names = [one.probe]
+        elif isinstance(one, RoundEnd):
+            names = one.arms
+        elif isinstance(one, PairRound) and (plan.pairs is None or one.study != plan.pairs.id):
+            yield Contradiction(line, f"has pairs of nodes of {one.study}, which plan.json does not plan")
+        for name in names:
+            if name not in recorded.arms.get(one.study, ()):  # type: ignore[union-attr]  # all with names have one
+                yield Contradiction(line, f"has {name} of {one.study}, which plan.json does not plan")  # type: ignore[union-attr]
+
+
+def _impossible_steps(recorded: Recorded) -> Iterator[Contradiction]:
+    """The steps of a rank fill its block, and it waits for data if and only if it reads a folder."""
+    for line, block in recorded.blocks:
+        if not block.step_s:
+            continue
+        study = recorded.plan.study(block.study)
+        arm = study and study.arm(block.arm)
+        if (
+            study
+            and arm
+            and not recorded.is_simulated
+            and (arm.data_of(study.workload) == "synthetic") == bool(block.waited_s)
+        ):
+            yield Contradiction(line, f"has {len(block.waited_s)} bytes of seconds waited for data (waited_s)")
+        steps, block_s = np.frombuffer(block.step_s, "<f4").reshape(len(block.ranks), -1), block.each("block_s")
+        impossible = ~(np.isfinite(steps) & (steps > 0))
+        if impossible.any():
+            yield Contradiction(line, f"has a step of {steps[impossible][0]:g} s (step_s)")
+        total_s = steps.sum(axis=1, dtype=np.float64)
+        differ = np.abs(total_s - block_s) > STEPS_DIFFER_FROM_BLOCK * block_s
+        if differ.any():
+            rank = int(np.argmax(differ))
+            in_all = f"has steps of {total_s[rank]:g} s in all (step_s) of rank {block.ranks[rank]}"
+            yield Contradiction(line, f"{in_all} in a block of {block_s[rank]:g} s")
+
+
+def _copied_rounds(recorded: Recorded) -> Iterator[Contradiction]:
+    """No two rounds of any launch have exactly equal step times."""
+    studies = {study.id: replace(study, launch=1).id for study in recorded.plan.studies}
+    seen: dict[tuple[object, ...], int] = {}
+    for line, block in recorded.blocks:
+        if not block.step_s:
+            continue
+        first = seen.setdefault((studies[block.study], block.arm, block.step_s), line)
+        if first != line:
+            yield Contradiction(line, f"has the step times of line {first}, of another round, to the last digit")
+
+
+def _shared_launches(recorded: Recorded) -> Iterator[Contradiction]:
+    """Each launch has its own processes: one gang measures one launch only."""
+    launches: dict[int, int] = {}
+    for line, one in recorded.numbered:
+        if recorded.is_simulated or not isinstance(one, OfRanks):
+            continue
+        launch = recorded.plan.launch_of(one.study)
+        first = launches.setdefault(one.gang, launch)
+        if first != launch:
+            found = f"has {one.study}, of launch {launch}, measured by gang {one.gang}, which measured launch {first}"
+            yield Contradiction(line, found)
+
+
+def _arms_that_come_back(recorded: Recorded) -> Iterator[Contradiction]:
+    """An arm is dropped for good once all requirements on it are decided, but not before the fewest rounds.
+
+    The same holds for probes; unsupported ones may be dropped earlier.
+    """
+    for study, arms in recorded.arms.items():
+        before = arms.keys() & set(arms)
+        for number in sorted(number for of, number in recorded.ends if of == study):
+            line, end = recorded.ends[study, number]
+            timed = set(end.arms)
+            is_early = number < FEWEST_ROUNDS and not arms.keys() - recorded.unsupported.keys() <= timed
+            if not timed <= before or is_early:
+                found = f"{', '.join(sorted(timed)) or 'nothing'} after {', '.join(sorted(before))}"
+                yield Contradiction(line, f"is a round_end that times {found}")
+            before = timed
+
+
+def _left_out(recorded: Recorded) -> Iterator[Contradiction]:
+    """A round that has ended timed exactly the arms in its end record."""
+    timed: dict[tuple[str, int], set[str]] = {}
+    for line, one in recorded.numbered:
+        if isinstance(one, Block | ProbeBlock):
+            _, arm, _ = _key(one)
+            timed.setdefault((one.study, one.round), set()).add(arm)
+            end = recorded.ends.get((one.study, one.round))
+            if end is not None and arm not in end[1].arms:
+                yield Contradiction(line, f"is a measurement of an arm that its round left out (line {end[0]})")
+    if recorded.is_simulated:  # all ranks of an arm may be missing
+        return
+    for (study, number), (line, over) in recorded.ends.items():
+        absent = set(over.arms) - timed.get((study, number), set()) - recorded.unsupported.keys()
+        if absent:
+            found = f"ends round {number} of {study}, of which {', '.join(sorted(absent))} was not recorded"
+            yield Contradiction(line, found)
+
+
+def _other_devices(recorded: Recorded) -> Iterator[Contradiction]:
+    """A plan for GPUs is not measured on a CPU, nor the other way round."""
+    for line, one in recorded.numbered:
+        if isinstance(one, GangRecord):
+            for device in one.devices:
+                if (device == "cpu") != (recorded.plan.device_type == "cpu"):
+                    found = f"has ranks on {device!r}, but plan.json plans for {recorded.plan.device_type}"
+                    yield Contradiction(line, found)
+
+
+def _shared_gpus(recorded: Recorded) -> Iterator[Contradiction]:
+    """Each rank has its own GPU; with a shared one, another GPU was not measured."""
+    for line, one in recorded.numbered:
+        if not isinstance(one, GangRecord) or recorded.plan.device_type == "cpu":  # shared by all ranks
+            continue
+        users: dict[str, int] = {}
+        for rank, device in enumerate(one.devices):
+            if users.setdefault(device, rank) != rank:
+                yield Contradiction(
+                    line,
+                    f"has rank {rank} on {device}, as rank {users[device]}",
+                    "a separate GPU for every rank",
+                    "Restore the file from a copy, or measure again with as many GPUs as ranks.",
+                )
+
+
+def _other_places(recorded: Recorded) -> Iterator[Contradiction]:
+    """Nodes are judged separately, so each has a unique name and consecutive ranks."""
+    plan = recorded.plan
+    for line, one in recorded.numbered:
+        if not isinstance(one, GangRecord):
+            continue
+        if one.world_size > plan.layout.world_size:
+            found = f"has {one.world_size} ranks, but plan.json plans for {plan.layout.world_size}"
+            yield Contradiction(line, found)
+        if plan.nodes == 1:  # the plan of a simulated run may have 1 node with several hosts
+            if not recorded.is_simulated and len(set(one.hosts)) > 1:
+                yield Contradiction(line, f"has ranks on {len(set(one.hosts))} hosts, but plan.json plans for 1")
+            continue
+        places = list(zip(one.hosts, one.local_ranks, strict=True))
+        if len(set(places)) != len(places):
+            host, local_rank = next(place for place in places if places.count(place) > 1)
+            yield Contradiction(
+                line,
+                f"has two ranks as local rank {local_rank} of {host}, on different nodes",
+                "a unique name for every node",
+                "Give the nodes different host names, because results could not be assigned, and measure again.",
+            )
+        hosts = list(dict.fromkeys(one.hosts))
+        per_node, rest = divmod(one.world_size, len(hosts))
+        if rest or places != [(host, local_rank) for host in hosts for local_rank in range(per_node)]:
+            yield Contradiction(line, "has ranks that are not numbered node by node, with as many on each")
+        if len(hosts) > plan.nodes:
+            yield Contradiction(line, f"has ranks on {len(hosts)} hosts, but plan.json plans for {plan.nodes}")
+    for line, block in recorded.numbered:
+        if isinstance(block, OfRanks):
+            count = len(set(recorded.gangs[block.gang].hosts))
+            if count < plan.nodes and not plan.fits_nodes(block.study):  # studies that fit a node may lack lost nodes
+                yield Contradiction(line, f"has {block.study} on {count} hosts, but plan.json plans for {plan.nodes}")
+
+
+def _other_hosts(recorded: Recorded) -> Iterator[Contradiction]:
+    """Once a run has ended, run.json lists the devices of all its gangs."""
+    for line, one in recorded.numbered:
+        if isinstance(one, GangRecord) and recorded.hosts:
+            for host, device in sorted(one.places_of_devices):
+                if device not in recorded.hosts.get(host, ()):
+                    yield Contradiction(line, f"has a rank on {device} of {host}, which run.json does not have")
+
+
+def _out_of_turn(recorded: Recorded) -> Iterator[Contradiction]:
+    """All ranks of a node train an arm of one rank in turn, so a slow one cannot be skipped."""
+    studies = {study.id: study for study in recorded.plan.studies}
+    for line, block in recorded.blocks:
+        arm = recorded.arms[block.study][block.arm]
+        if arm.world_size != 1:
+            continue
+        turn, ranks = studies[block.study].turn(recorded.plan.seed, block.round), block.each("ranks")
+        turns = np.array(recorded.gangs[block.gang].local_ranks)[ranks] if recorded.plan.nodes > 1 else ranks
+        if (turns != turn).any():
+            found = f"has rank {ranks[turns != turn][0]} in round {block.round} of {block.arm} of {block.study}"
+            yield Contradiction(line, f"{found}, in which it is rank {turn}'s turn")
+
+
+def _other_ranks(recorded: Recorded) -> Iterator[Contradiction]:
+    """All ranks of an arm, a probe or a study take part, because a missing one might be the slow one."""
+    studies = {study.id: study for study in recorded.plan.studies}
+    seed = recorded.plan.seed
+    for line, one in recorded.numbered:
+        if not isinstance(one, Block | ProbeBlock | SeededSteps):
+            continue
+        layout = recorded.layout(one.gang)
+        if isinstance(one, SeededSteps):
+            what = "the seeded step"
+            expected = _ranks(studies[one.study].arms, studies[one.study].turns, layout) if one.study in studies else ()
+        elif recorded.is_simulated:
+            continue
+        elif isinstance(one, ProbeBlock):
+            what = one.probe_id
+            expected = _probed(Probe(one.probe, one.world_size), layout)
+            expected = [rank for rank in expected if rank not in recorded.unsupported.get(what, ())]
+        else:
+            what, arm = one.arm, studies[one.study].arm(one.arm)
+            assert arm is not None  # planned
+            expected = layout.ranks([arm], studies[one.study].turn(seed, one.round))
+        due = np.fromiter(expected, np.int64, len(expected))
+        if np.array_equal(due, one.ranks):
+            continue
+        absent, others = np.setdiff1d(due, one.ranks), np.setdiff1d(one.ranks, due)
+        if len(absent) or len(others):
+            said = "lacks" if len(absent) else "has"
+            ranks = first_few([str(rank) for rank in (absent if len(absent) else others)], _MOST_NAMED)
+            yield Contradiction(line, f"{said} rank {ranks} of {what} of {one.study}")
+
+
+def _ranks(arms: Sequence[Arm], turns: int, layout: Layout) -> Collection[int]:
+    return {rank for turn in range(turns) for rank in layout.ranks(arms, turn)}
+
+
+def _probed(probe: Probe, layout: Layout) -> Collection[int]:
+    if probe.kind in SINGLE_DEVICE:
+        return range(layout.world_size)
+    if probe.kind == "send-recv":
+        return {rank for turn in pair_turns(probe, layout) for pair in turn for rank in pair}
+    return layout.ranks([Arm("ddp", probe.world_size, 1)])
+
+
+def _no_steps(recorded: Recorded) -> Iterator[Contradiction]:
+    """Measured blocks have step times, replicas have checksums, and only imported results have single samples."""
+    for line, block in recorded.blocks:
+        if not block.step_s and not recorded.is_simulated:
+            yield Contradiction(line, "has no step times (step_s)")
+        if block.single_sample:
+            yield Contradiction(line, "is the single sample of an imported result (single_sample)")
+        arm = recorded.arms[block.study][block.arm]
+        if getattr(arm, "kind", "") == "ddp" and not block.checksums.all():
+            yield Contradiction(line, "has a replica without a checksum (parameters_checksum)")
+        if getattr(arm, "infers", False) and (np.any(block.skipped_steps) or block.checksums.any()):
+            yield Contradiction(line, "has traces of training in forward passes (skipped_steps, parameters_checksum)")

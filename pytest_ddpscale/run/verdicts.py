@@ -1,0 +1,378 @@
+"""Verdicts on requirements, and the judgement of a run: verdicts.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pytest_ddpscale.plan.metric import Unit
+from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
+from pytest_ddpscale.plan.study import OneGpu, Placement
+from pytest_ddpscale.run.coverage import Coverage
+from pytest_ddpscale.run.former_keys import judgement_without_former
+from pytest_ddpscale.run.run_directory import read_file
+from pytest_ddpscale.run.run_json import JUDGED_NOTE, ThresholdsUsed
+from pytest_ddpscale.thresholds.waiver import Waiver
+
+VerdictOutcome = Literal["passed", "failed", "inconclusive", "not_measured", "error"]
+RunOutcome = Literal["accepted", "accepted_with_waivers", "rejected", "incomplete", "partial"]
+ACCEPTING: frozenset[RunOutcome] = frozenset({"accepted", "accepted_with_waivers"})
+# Properties of a verdict for code; notes are for people.
+Flag = Literal[
+    "undecided",  # more rounds may fail further places
+    "host-bound",  # devices waited for their host, so more rounds decide nothing
+    "implausible",  # the value exceeds the hardware's limit, so more rounds decide nothing
+    "wrong-data",  # results were wrong, whatever the speed; cannot be waived
+    "this-launch-only",  # launches differ by more than the interval of a single one
+    "partly-known",  # it fails at some places and is undecided or not measured at others; cannot be waived
+]
+WRONG_DATA: Literal["wrong-data"] = "wrong-data"
+THIS_LAUNCH_ONLY: Literal["this-launch-only"] = "this-launch-only"
+PARTLY_KNOWN: Literal["partly-known"] = "partly-known"
+_OF_THROUGHPUT = (THROUGHPUT_PER_GPU.name, GENERATION_RATIO.name)
+VERDICTS_SCHEMA_VERSION: Literal[5] = 5
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """A culprit: a GPU, a node, or a link, whose other end is in `peer_host` and so on.
+
+    Attributes:
+        gpu_index: local rank of the device on its host; None for a whole node.
+        gpu_uuid: from NVML; ``cpu`` without a GPU; None for a whole node.
+        evidence: the finding, in numbers.
+        is_certain: False if either of two may be the odd one, if it stands out by too little to explain the failure, or
+            if most nodes fail alike. Only certain culprits are a reason to drain.
+        computed_wrong: whether it is named for wrong data, whatever its speed.
+        slowdown: step time without communication over that of its peers; None if it is not named for slow computation.
+        peers: number of ranks that `slowdown` is relative to; None without `slowdown`, and for a whole node.
+        slow_rounds: number of rounds in `slowdown`; None without `peers`.
+        rounds: number of all rounds.
+    """
+
+    kind: Literal["gpu", "node", "link"]
+    host: str
+    gpu_index: int | None
+    gpu_uuid: str | None
+    evidence: str
+    peer_host: str | None = None
+    peer_gpu_index: int | None = None
+    peer_gpu_uuid: str | None = None
+    is_certain: bool = True
+    computed_wrong: bool = False
+    slowdown: float | None = None
+    peers: int | None = None
+    slow_rounds: int | None = None
+    rounds: int | None = None
+
+
+@dataclass(frozen=True)
+class GenerationComparison:
+    """Both throughputs of a generation ratio, in images per second and GPU.
+
+    Attributes:
+        img_per_s: measured here.
+        reference_img_per_s: of the reference.
+        reference: a SKU or a run.
+        source: of the reference's number.
+    """
+
+    img_per_s: float
+    reference_img_per_s: float
+    reference: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict on one requirement.
+
+    Attributes:
+        id: ``metric[workload-8gpu]``, the test item's name.
+        metric: name in the catalogue.
+        world_size: ranks that trained together.
+        severity: whether a failure rejects the run.
+        bound: ``{"at_least": x}`` or ``{"at_most": x}``, in `unit`.
+        value: point estimate, in `unit`; None if nothing was measured.
+        interval: confidence interval of the value, in `unit`; None if there is none.
+        confidence: of the interval, 0 … 1.
+        rounds: number of measured rounds, in all launches.
+        launches: number of launches with new processes; the interval of several is that of their means.
+        launch_sd: relative standard deviation between launches; for one launch that between earlier runs, if the
+            history has it; else None.
+        reason: one sentence: why this outcome.
+        provisional: the bound has no published source.
+        source: where the bound comes from, for the reader.
+        notes: for the reader, such as ``host-bound``.
+        flags: for code.
+        compared: both sides of a ratio; None for other metrics, or if not measured.
+        one_gpu: whether the single GPU that the metric times or compares with was trained without DDP (``alone``) or
+            under it; None if there is no such GPU, or both ways are used.
+        waiver: the waiver by which this failure does not reject; else None.
+        published: published value that the bound is derived from, in `unit`; None without one.
+        p_value: of a failure by rounds: upper limit, valid in any round, of the probability of values this bad if the
+            bound is kept; for all places together. None for all others.
+        place: GPU, pair or node of the value: the worst of those with this outcome; empty if the value is of all.
+        unit: of value, interval and bound: the metric's.
+        margin: distance of the value from the bound, relative to the bound; positive on the good side.
+        correlation: of successive rounds, -1 … 1; None if unknown.
+    """
+
+    id: str
+    metric: str
+    workload: str
+    world_size: int
+    severity: Literal["fail", "warn"]
+    bound: dict[str, float]
+    outcome: VerdictOutcome
+    value: float | None = None
+    interval: tuple[float, float] | None = None
+    confidence: float = 0.95
+    rounds: int = 0
+    reason: str = ""
+    provisional: bool = False
+    source: str = ""
+    notes: tuple[str, ...] = ()
+    culprits: tuple[Culprit, ...] = ()
+    flags: tuple[Flag, ...] = ()
+    placement: Placement = "packed"
+    compared: GenerationComparison | None = None
+    waiver: Waiver | None = None
+    launches: int = 1
+    launch_sd: float | None = None
+    published: float | None = None
+    p_value: float | None = None
+    correlation: float | None = None
+    one_gpu: OneGpu | None = None
+    place: str = ""
+    unit: Unit = field(init=False, default="x")
+    margin: float | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS or not any(self.bound.values()):
+            raise ValueError(f"a verdict on {self.metric!r} with bound {self.bound}; expected a metric and its bound")
+        if self.is_waived and (self.outcome != "failed" or {WRONG_DATA, PARTLY_KNOWN} & set(self.flags)):
+            raise ValueError(f"{self.id} is waived; expected a failure that is fully known and has correct data")
+        object.__setattr__(self, "unit", METRICS[self.metric].unit)
+        if self.value is not None:
+            difference = self.value - self.bound_value
+            better = difference if "at_least" in self.bound else -difference
+            object.__setattr__(self, "margin", better / self.bound_value)
+
+    @property
+    def passed(self) -> bool:
+        """Whether it passed; every other outcome is no pass."""
+        return self.outcome == "passed"
+
+    @property
+    def is_waived(self) -> bool:
+        """Whether it failed and has a waiver."""
+        return self.waiver is not None
+
+    def blocks(self, *, allows_unmeasured: bool = False) -> bool:
+        """Whether this verdict prevents acceptance of the machine.
+
+        Wrong data does, whatever the severity. A waived failure does not. A requirement of severity ``warn`` prevents
+        it only if it broke or was not measured, because a machine is accepted for what was measured; a check that only
+        warns does not even then. With `allows_unmeasured`, no unmeasured requirement does.
+        """
+        if self.outcome == "not_measured":
+            is_waited_for = self.severity == "fail" or METRICS[self.metric].subject != "check"
+            return is_waited_for and not allows_unmeasured
+        if WRONG_DATA in self.flags:
+            return not self.passed
+        if self.is_waived:
+            return False
+        return self.outcome == "error" or (not self.passed and self.severity == "fail")
+
+    @property
+    def may_reject_by_chance(self) -> bool:
+        """Whether it could falsely reject a machine by chance."""
+        return self.severity == "fail" and METRICS[self.metric].errs_by_chance
+
+    @property
+    def shows_uniform_loss(self) -> bool:
+        """Whether it compares throughput with a published value, which shows a loss common to all GPUs."""
+        return self.published is not None and self.metric in _OF_THROUGHPUT
+
+    @property
+    def is_open(self) -> bool:
+        """Whether further rounds may decide it, or fail further places."""
+        may_be_decided = self.outcome == "inconclusive" and not self._is_beyond_rounds
+        return may_be_decided or "undecided" in self.flags
+
+    @property
+    def half_width(self) -> float | None:
+        """Distance of the value from the farther end of its interval, in `unit`; None without an interval."""
+        if self.value is None or self.interval is None:
+            return None
+        low, high = self.interval
+        return max(self.value - low, high - self.value)
+
+    @property
+    def _is_beyond_rounds(self) -> bool:
+        """Whether further rounds cannot decide it."""
+        return not {"host-bound", "implausible"}.isdisjoint(self.flags)
+
+    @property
+    def bound_value(self) -> float:
+        """The bound's number."""
+        return next(iter(self.bound.values()))
+
+
+@dataclass(frozen=True)
+class Blocker:
+    """One reason why a machine is not accepted.
+
+    Attributes:
+        kind: ``requirement``; ``test``: an item that was skipped, or failed for a reason other than its verdict;
+            ``run``: a reason on the run as a whole.
+        name: id of the requirement, name of the test, or ``acceptance``.
+        reason: one sentence.
+    """
+
+    kind: Literal["requirement", "test", "run"]
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class LoweredBound:
+    """A requirement that a site's thresholds make weaker than the file that they extend.
+
+    Attributes:
+        requirement: description.
+        was: the bound in the extended file, in the metric's unit.
+        now: the site's bound; None if the requirement is removed.
+        only_warns: whether a failure rejected before and now only warns.
+    """
+
+    requirement: str
+    metric: str
+    was: float
+    now: float | None
+    only_warns: bool = False
+
+
+@dataclass(frozen=True)
+class UniformLoss:
+    """Upper limit of a loss, relative to published throughput, that is common to all GPUs.
+
+    Attributes:
+        fraction: of the published value, 0 … 1, from the workload that limits it most; 0 if that is no slower.
+        largest: the same from the workload that limits it least.
+        confidence: of both, 0 … 1.
+        requirement: id of the requirement that limits it most.
+        workloads: number of compared workloads.
+    """
+
+    fraction: float
+    largest: float
+    confidence: float
+    requirement: str
+    workloads: int
+
+
+@dataclass(frozen=True)
+class LastAcceptance:
+    """The latest accepted earlier run of the same nodes, compared with this one.
+
+    Attributes:
+        began: start of that run, ISO 8601 in UTC.
+        run: path of its directory.
+        compared: number of requirements with a value and an interval in both runs.
+        least_throughput: smallest ratio of throughput per GPU, this run ÷ that one; None if nothing can be compared.
+        most_throughput: largest ratio.
+        worse: ids of the requirements that are certainly worse now.
+    """
+
+    began: str
+    run: str
+    outcome: RunOutcome
+    compared: int
+    least_throughput: float | None = None
+    most_throughput: float | None = None
+    worse: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """All verdicts of a run and its outcome: the content of verdicts.json.
+
+    Attributes:
+        reason: one sentence: why this outcome.
+        verdicts: in the order of the thresholds file.
+        notes: for the reader, on the whole run, such as where it was imported from.
+        basis: thresholds file, measurements and time of the judgement, with digests; for an earlier run also
+            the notes of who judged it, their keys after `JUDGED_NOTE`.
+        coverage: tested parts of the machine; None if nothing could be tested.
+        allows_unmeasured: whether requirements may stay unmeasured (--ddp-allow-incomplete).
+        simulated: whether no machine was measured.
+        extends: the files that the thresholds file of `basis` extends, the nearest first.
+        lowered: requirements that it makes weaker.
+        altered: other changes to the SKU, described.
+        uniform_loss: upper limit of a loss common to all GPUs; None if no requirement on published throughput passed.
+        last_acceptance: of the same nodes; None if the history has none.
+        not_selected: number of the SKU's requirements that no selected test item judges.
+        blockers: all reasons against acceptance, which items, reports and the exit code show as failures. Those on
+            requirements are added here; the caller passes the others.
+    """
+
+    sku: str
+    outcome: RunOutcome
+    reason: str
+    verdicts: tuple[Verdict, ...]
+    notes: tuple[str, ...] = ()
+    basis: Mapping[str, str] = field(default_factory=dict)
+    coverage: Coverage | None = None
+    allows_unmeasured: bool = False
+    simulated: bool = False
+    blockers: tuple[Blocker, ...] = ()
+    extends: tuple[ThresholdsUsed, ...] = ()
+    lowered: tuple[LoweredBound, ...] = ()
+    altered: tuple[str, ...] = ()
+    uniform_loss: UniformLoss | None = None
+    last_acceptance: LastAcceptance | None = None
+    not_selected: int = 0
+    schema_version: Literal[5] = VERDICTS_SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        blocking = filter(self.is_blocked_by, self.verdicts)
+        blockers = (*(Blocker("requirement", one.id, one.reason) for one in blocking), *self.other_blockers)
+        object.__setattr__(self, "blockers", blockers)
+
+    @property
+    def accepts(self) -> bool:
+        """Whether the machine is accepted, with waivers or without."""
+        return self.outcome in ACCEPTING
+
+    @property
+    def notes_of_judging(self) -> dict[str, str]:
+        """Notes by key of the session that judged an earlier run, such as who did."""
+        noted = ((key.partition(JUDGED_NOTE), said) for key, said in self.basis.items())
+        return {key: said for (before, prefix, key), said in noted if prefix and not before}
+
+    @property
+    def waived(self) -> list[Verdict]:
+        """Failed requirements with a waiver."""
+        return [verdict for verdict in self.verdicts if verdict.is_waived]
+
+    @property
+    def other_blockers(self) -> list[Blocker]:
+        """Reasons against acceptance other than requirements."""
+        return [blocker for blocker in self.blockers if blocker.kind != "requirement"]
+
+    def is_blocked_by(self, verdict: Verdict) -> bool:
+        """Whether a verdict is a reason against acceptance."""
+        return verdict.blocks(allows_unmeasured=self.allows_unmeasured)
+
+
+def read_judgement(path: Path) -> Judgement:
+    """The content of a verdicts.json.
+
+    Raises:
+        RunDirectoryError: it is missing or broken, contradicts itself, or a newer version wrote it.
+    """
+    return read_file(path, Judgement, VERDICTS_SCHEMA_VERSION, judgement_without_former)

@@ -1,1 +1,0 @@
-"""Intervals and drift of rounds. Pure functions."""

@@ -1,1 +1,0 @@
-"""From per-round values to verdicts and the run's outcome: pure functions."""

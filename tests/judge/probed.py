@@ -1,0 +1,110 @@
+"""Probes whose values are known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pytest_ddpscale.judge.bounds import blank_verdict
+from pytest_ddpscale.judge.probes import value_of
+from pytest_ddpscale.judge.probing import judge_probe
+from pytest_ddpscale.plan.probe import STUDY_ID, Probe, ProbeStudy
+from pytest_ddpscale.plan.probe_pairs import expected_ranks
+from pytest_ddpscale.plan.study import DeviceType, Plan
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.probe_record import ProbeMeasurement
+from pytest_ddpscale.run.verdicts import Verdict
+from pytest_ddpscale.thresholds.cases import NodeCase
+from pytest_ddpscale.thresholds.hardware import Detect
+from pytest_ddpscale.thresholds.model import Requirement, Sku, Source
+from tests.builders.probes import probe_columns_of
+
+CONFIDENCE = 0.95
+ROUNDS = 8
+MATMUL = Probe("matmul-bf16")
+ALL_REDUCE = Probe("all-reduce-32mib", 8)
+SEND_RECV = Probe("send-recv-256mib", 8)
+A100 = Sku("any", Detect(name="^A100$"))
+# Value, in the metric's unit, of a round and the ranks of a place.
+Value = Callable[[int, tuple[int, ...]], float]
+
+
+def metric_of(probe: Probe) -> str:
+    return {
+        "matmul": "matmul_tflops",
+        "memory-copy": "memory_bandwidth_gbps",
+        "host-to-device": "host_bandwidth_gbps",
+        "device-to-host": "host_bandwidth_gbps",
+        "send-recv": "pair_bandwidth_gbps",
+    }.get(probe.kind, "busbw_gbps")
+
+
+def probe_case(probe: Probe, bound: float, **keys: Any) -> NodeCase:
+    source = Source(bound, None, "a paper", "far enough away")
+    asked = Requirement(metric_of(probe), bound, source, probe=probe.name, world_size=probe.world_size)
+    name = f"{probe.name}-{probe.world_size}gpu"
+    return NodeCase(asked, name, "t.yaml:7", sku=A100, probe=probe, **keys)
+
+
+def steady(value: float, bad: Mapping[tuple[int, ...], float] | None = None) -> Value:
+    """The same everywhere, but for what `bad` says of some ranks; rounds differ by 0.2 %."""
+    return lambda number, ranks: (bad or {}).get(ranks, value) * (1 + 0.001 * (number % 3))
+
+
+def probe_plan(
+    probe: Probe, nodes: int = 1, ranks_per_node: int = 8, device_type: DeviceType = "cuda", rounds: int = 16
+) -> Plan:
+    study = ProbeStudy((probe,), rounds, 0.5)
+    return Plan("a100", device_type, (), nodes=nodes, ranks_per_node=ranks_per_node, probes=study)
+
+
+def measure_probe(
+    plan: Plan, probe: Probe, value: Value, rounds: int = ROUNDS, without: Collection[int] = ()
+) -> list[ProbeMeasurement]:
+    """What every rank of every place reports, but those of the ranks in `without`."""
+    return [
+        _report(plan, probe, value, number, ranks, rank)
+        for number in range(rounds)
+        for ranks in expected_ranks(probe, plan.layout)
+        for rank in ranks
+        if rank not in without
+    ]
+
+
+def _report(plan: Plan, probe: Probe, value: Value, number: int, ranks: tuple[int, ...], rank: int) -> ProbeMeasurement:
+    node, local_rank = divmod(rank, plan.layout.ranks_per_node)
+    device = "cpu" if plan.device_type == "cpu" else f"GPU-{rank}"
+    peer = next(other for other in ranks if other != rank) if probe.kind == "send-recv" else None
+    work = float(probe.message_bytes or 1e12)
+    unscaled = ProbeMeasurement(
+        STUDY_ID, probe.name, probe.world_size, number, rank, local_rank, f"n{node}", device, work, 10, 1.0,
+        1.7e9 + number, is_correct=True, peer_rank=peer,
+    )  # fmt: skip
+    return replace(unscaled, seconds=value_of(unscaled) / value(number, ranks))
+
+
+def probe_evidence(plan: Plan, measurements: list[ProbeMeasurement], **keys: Any) -> Evidence:
+    return Evidence(plan, Columns(), keys.pop("errors", {}), probes=probe_columns_of(measurements), **keys)
+
+
+def judge_evidence(case: NodeCase, evidence: Evidence, confidence: float = CONFIDENCE) -> Verdict:
+    return judge_probe(blank_verdict(case, confidence), case, evidence, confidence, case.peak)
+
+
+def judge_steady(
+    probe: Probe,
+    bound: float,
+    value: Value,
+    *,
+    nodes: int = 1,
+    ranks_per_node: int = 8,
+    without: Collection[int] = (),
+    device_type: DeviceType = "cuda",
+    **keys: Any,
+) -> Verdict:
+    """The verdict on a whole run."""
+    plan = probe_plan(probe, nodes, ranks_per_node, device_type)
+    evidence = probe_evidence(plan, measure_probe(plan, probe, value, without=without), **keys)
+    return judge_evidence(probe_case(probe, bound), evidence)

@@ -1,0 +1,114 @@
+"""What is missing, implausible or host-bound never passes, however good its numbers look."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.run.verdicts import Verdict
+from tests.builders.judged import CONFIDENCE, judge_values, make_case, make_evidence, make_measurements
+from tests.rows import rows
+
+GOOD = (0.98, 0.981, 0.979, 0.98, 0.98, 0.981, 0.979, 0.98, 0.98, 0.981)
+STRONG = tuple(name for name in METRICS if METRICS[name].scaling == "strong")
+
+
+NO_TIME = "--ddp-budget ran out before this was decided"
+
+
+class TestSpentBudget:
+    """Who gave too little time learns that this is all that was wrong."""
+
+    @rows(("rounds", "outcome"), [(0, "not_measured"), (3, "inconclusive"), (len(GOOD), "passed")])
+    def test_is_told_of_what_stays_open(self, rounds: int, outcome: str) -> None:
+        case = make_case("weak_scaling_efficiency", 0.9)
+        evidence = make_evidence(case, make_measurements(case, GOOD[:rounds]))
+        verdict = judge(case, replace(evidence, out_of_time={evidence.plan.studies[0].id}), CONFIDENCE)
+        assert verdict.outcome == outcome
+        assert (NO_TIME in verdict.notes) is (outcome != "passed")
+
+    def test_of_another_study_is_not_told(self) -> None:
+        case = make_case("weak_scaling_efficiency", 0.9)
+        verdict = judge(case, replace(make_evidence(case, []), out_of_time={"weak/other"}), CONFIDENCE)
+        assert (verdict.outcome, verdict.notes) == ("not_measured", ())
+
+
+class TestMissingRounds:
+    """They may be the very ones that would have failed."""
+
+    def test_of_the_baseline_without_communication_decide_nothing(self) -> None:
+        case = make_case("exposed_communication", 0.1)
+        whole = make_measurements(case, [0.02] * FEWEST_ROUNDS)
+        kept = [m for m in whole if not (m.arm == "no_sync@2" and m.round == 3)]
+        outcomes = [judge(case, make_evidence(case, some), CONFIDENCE).outcome for some in (whole, kept)]
+        assert outcomes == ["passed", "inconclusive"]
+
+    def test_of_a_checksum_decide_nothing(self) -> None:
+        case = make_case("replica_agreement", 1.0)
+        measurements = make_measurements(case, [1.0] * FEWEST_ROUNDS)
+        blind = [replace(m, parameters_checksum=None) if (m.round, m.rank) == (2, 1) else m for m in measurements]
+        outcomes = [judge(case, make_evidence(case, some), CONFIDENCE).outcome for some in (measurements, blind)]
+        assert outcomes == ["passed", "inconclusive"]
+
+
+class TestPlausibility:
+    @rows(
+        ("metric", "most"),
+        [("weak_scaling_efficiency", 1.1), ("model_flops_utilization", 1.0), ("device_utilization", 1.0)],
+    )
+    def test_of_gpus_ends_where_the_measurement_must_be_wrong(self, metric: str, most: float) -> None:
+        noise = (0.0, 0.001, -0.001, 0.0) * 2
+        believed = judge_values(metric, 0.9, [most - 0.01 + n for n in noise])
+        beyond = judge_values(metric, 0.9, [most + 0.01 + n for n in noise])
+        assert believed.outcome == "passed"
+        assert beyond.outcome == "inconclusive"
+        assert beyond.reason == (
+            f"implausible: {most + 0.01:.3g} is more than {most:g}; the measurement or its baseline was disturbed"
+        )
+
+    @rows(("device_type", "outcome"), [("cuda", "inconclusive"), ("cpu", "passed")])
+    def test_lets_a_cpu_have_threads_to_spare(self, device_type: DeviceType, outcome: str) -> None:
+        case = make_case("device_utilization", 0.9)
+        busy = [replace(m, utilization=1.02) for m in make_measurements(case, GOOD)]
+        assert judge(case, make_evidence(case, busy, device_type), CONFIDENCE).outcome == outcome
+
+
+class TestHostBound:
+    def judge_busy(self, metric: str, busy: float | None, device_type: DeviceType, bound: float = 0.5) -> Verdict:
+        case = make_case(metric, bound)
+        found = [replace(one, utilization=busy) for one in make_measurements(case, [0.9] * FEWEST_ROUNDS)]
+        return judge(case, make_evidence(case, found, device_type), CONFIDENCE)
+
+    @rows("metric", STRONG)
+    @rows("bound", [0.5, 1.05])
+    def test_strong_scaling_on_gpus_that_wait_for_their_host_is_inconclusive(self, metric: str, bound: float) -> None:
+        verdict = self.judge_busy(metric, 0.6, "cuda", bound)
+        assert verdict.outcome == "inconclusive"
+        assert verdict.reason == (
+            "host-bound: GPUs were 60% busy (below 90%); a global batch of 8 is too small for 2 GPUs, "
+            "so this result means nothing"
+        )
+        assert verdict.value == pytest.approx(0.9)
+        assert "host-bound" in verdict.notes
+        assert "host-bound" in verdict.flags
+
+    @rows("metric", STRONG)
+    def test_on_cpu_there_is_no_host_to_wait_for(self, metric: str) -> None:
+        assert self.judge_busy(metric, 0.6, "cpu").outcome == "passed"
+        assert self.judge_busy(metric, 0.6, "cpu", 1.05).outcome == "failed"
+
+    @rows("busy", [0.9, 1.0])
+    def test_busy_gpus_are_judged(self, busy: float) -> None:
+        verdict = self.judge_busy("strong_scaling_speedup", busy, "cuda")
+        assert (verdict.outcome, verdict.notes) == ("passed", ())
+
+    def test_unread_utilization_does_not_make_it_host_bound(self) -> None:
+        assert self.judge_busy("strong_scaling_speedup", None, "cuda", 1.5).outcome == "failed"
+
+    def test_weak_scaling_is_judged_however_busy(self) -> None:
+        assert self.judge_busy("weak_scaling_efficiency", 0.6, "cuda").outcome == "passed"

@@ -1,0 +1,124 @@
+"""Several nodes: when it is worth knowing which link is slow, and that what nobody can measure stops nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.judge import probing
+from pytest_ddpscale.judge.deciding import Decider
+from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.probing import judge_probe
+from pytest_ddpscale.plan.planner import Pace, build_plan
+from pytest_ddpscale.plan.probe import Probe
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.run.probe_record import ProbeUnsupported
+from pytest_ddpscale.run.verdicts import Verdict
+from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, training_cases
+from tests.builders.judged import make_case
+from tests.builders.records import gang_on, lines_of
+from tests.judge.nodes import measure_nodes, nodes_evidence, plan_of_nodes
+from tests.judge.probed import CONFIDENCE, MATMUL, measure_probe, probe_case, steady
+
+PAIRS = "pairs"
+NODES, PER_NODE = 3, 8
+WIDE, NARROW = Probe("all-reduce-1gib", NODES * PER_NODE), Probe("all-reduce-1gib", PER_NODE)
+FAST, SLOW = 100.0, 10.0
+
+
+def plan_of(cases: Sequence[AnyCase]) -> Plan:
+    questions = [case.question for case in training_cases(cases)]
+    probes = [case.probe for case in cases if isinstance(case, NodeCase) and case.probe]
+    pace = Pace(16, 1.0, 1.0)
+    return build_plan(Plan("a100", "cuda", (), nodes=NODES, ranks_per_node=PER_NODE), questions, pace, probes)
+
+
+def probed(value: float, *cases: NodeCase, rounds: int = 8) -> Decider:
+    """Who has heard what was probed, which was as fast everywhere."""
+    plan = plan_of(cases)
+    assert plan.probes is not None
+    assert plan.pairs is not None
+    decider = Decider(plan, cases, CONFIDENCE)
+    for probe in plan.probes.probes:
+        for record in lines_of(probed=measure_probe(plan, probe, steady(value), rounds)):
+            decider.hear(record)
+    return decider
+
+
+class TestProbesThatHaveToldEnough:
+    BOUNDS = probe_case(MATMUL, 50.0), probe_case(WIDE, 50.0)
+
+    @pytest.fixture
+    def judged(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """Names of the probes that are judged."""
+        found: list[str] = []
+
+        def judge_and_note(blank: Verdict, case: NodeCase, *others: Any) -> Verdict:
+            found.append(case.id)
+            return judge_probe(blank, case, *others)
+
+        monkeypatch.setattr(probing, "judge_probe", judge_and_note)
+        return found
+
+    def test_are_not_judged_again_before_they_are_measured_again(self, judged: list[str]) -> None:
+        matmul, wide = self.BOUNDS
+        decider = probed(FAST, matmul, wide)
+        assert decider.needed_arms("probes") == []
+        assert judged == [matmul.id, wide.id]
+        assert decider.needed_arms("probes") == []
+        assert judged == [matmul.id, wide.id]
+
+    def test_are_judged_again_with_what_was_measured_meanwhile(self, judged: list[str]) -> None:
+        matmul, wide = self.BOUNDS
+        decider = probed(FAST, matmul, wide)
+        decider.needed_arms("probes")
+        judged.clear()
+        plan = plan_of(self.BOUNDS)
+        anew = measure_probe(plan, WIDE, lambda number, ranks: FAST if number < 8 else 5 * SLOW, 16)
+        for record in lines_of(probed=[one for one in anew if one.round >= 8]):
+            decider.hear(record)
+        assert decider.needed_arms("probes") == [WIDE.id]
+        assert judged == [wide.id]
+
+    def test_are_still_asked_for_while_another_bound_on_them_is_open(self, judged: list[str]) -> None:
+        both = probe_case(WIDE, 50.0), probe_case(WIDE, FAST * 1.001)
+        decider = probed(FAST, *both)
+        assert [decider.needed_arms("probes") for _ in range(2)] == [[WIDE.id]] * 2
+        assert judged == [case.id for case in both] * 2
+
+
+class TestWhatNeedsMoreRanksThanThereAre:
+    CASES = make_case("throughput_per_gpu", 50.0, 6), make_case("throughput_per_gpu", 50.0, 4)
+
+    def test_is_not_measured(self) -> None:
+        plan = plan_of_nodes(self.CASES[1:], nodes=2, ranks_per_node=2)
+        verdict = judge(self.CASES[0], nodes_evidence(plan, measure_nodes(plan)), CONFIDENCE)
+        assert (verdict.outcome, verdict.reason) == ("not_measured", "no complete round of 6 ranks in weak/r")
+
+    def test_keeps_the_study_from_nothing(self) -> None:
+        plan = plan_of_nodes(self.CASES[1:], nodes=2, ranks_per_node=2)
+        decider = Decider(plan, self.CASES, CONFIDENCE)
+        for record in lines_of(measure_nodes(plan)):
+            decider.hear(record)
+        assert decider.needed_arms("weak/r") == []
+
+
+def test_a_lost_node_does_not_keep_the_others_from_being_decided_where_all_were_to_be_probed_together() -> None:
+    case = make_case("throughput_per_gpu", 50.0, PER_NODE)
+    plan = plan_of([case, probe_case(WIDE, 50.0)])
+    decider = Decider(plan, [case], CONFIDENCE)
+    for record in lines_of(measure_nodes(plan, without=[2])):
+        decider.hear(record)
+    assert decider.needed_arms("weak/r") == []
+
+
+def test_a_probe_that_only_some_ranks_cannot_do_goes_on_until_the_fewest_rounds() -> None:
+    decider = probed(FAST, probe_case(MATMUL, 50.0), rounds=3)
+    decider.hear(ProbeUnsupported(study="probes", probe=MATMUL.id, gang=0, ranks=(3,), reasons="too old"))
+    assert decider.needed_arms("probes") == [MATMUL.id]
+    fresh = Decider(plan_of([probe_case(MATMUL, 50.0)]), [probe_case(MATMUL, 50.0)], CONFIDENCE)
+    fresh.hear(gang_on(["n0", "n1", "n2"], PER_NODE, "GPU-{}"))
+    fresh.hear(ProbeUnsupported(study="probes", probe=MATMUL.id, gang=0, ranks=tuple(range(24)), reasons="too old"))
+    assert fresh.needed_arms("probes") == []

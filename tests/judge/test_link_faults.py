@@ -1,0 +1,218 @@
+"""Who is named for slow communication, and who is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from pytest_ddpscale.judge.link_faults import LinkFault, find_link_faults
+from pytest_ddpscale.plan.pairing import PairResult, first_rounds
+from pytest_ddpscale.run.pair_record import PairMeasurement
+from tests.plan.network import Network
+
+
+def host(node: int) -> str:
+    return f"n{node + 1:04d}"
+
+
+def measured(results: Sequence[PairResult], ranks_per_node: int = 1) -> list[PairMeasurement]:
+    """The records of results, the same on every rail."""
+    return [
+        rail(result.round, result.nodes[0], result.nodes[1], result.gbps, local_rank, ranks_per_node)
+        for result in results
+        for local_rank in range(ranks_per_node)
+    ]
+
+
+def rail(round_: int, one: int, other: int, gbps: float, local_rank: int = 0, per_node: int = 1) -> PairMeasurement:
+    ranks = one * per_node + local_rank, other * per_node + local_rank
+    return PairMeasurement(
+        study="pairs",
+        round=round_,
+        ranks=ranks,
+        hosts=(host(one), host(other)),
+        local_ranks=(local_rank, local_rank),
+        devices=(f"GPU-{ranks[0]}", f"GPU-{ranks[1]}"),
+        message_bytes=1024,
+        iterations=4,
+        busbw_gbps=gbps,
+    )
+
+
+def named(faults: Sequence[LinkFault]) -> set[tuple[str, ...]]:
+    return {fault.hosts for fault in faults}
+
+
+def three_nodes(slow: Mapping[tuple[int, int], float], times: int = 3) -> list[PairMeasurement]:
+    """Every pair of three nodes, measured some times; 0.61 GB/s where nothing else is said."""
+    pairs = list(combinations(range(3), 2))
+    return [rail(n, *pair, slow.get(pair, 0.61)) for n in range(times) for pair in pairs]
+
+
+BAD_FIRST = three_nodes({(0, 1): 0.024, (0, 2): 0.024}, times=2)
+
+
+@given(st.data(), st.integers(3, 64), st.integers())
+def test_one_bad_node_is_named_and_nobody_else(data: st.DataObject, nodes: int, seed: int) -> None:
+    bad = data.draw(st.integers(0, nodes - 1))
+    (fault,) = find_link_faults(measured(Network(nodes, {bad}, seed=seed).search()), "cuda")
+    assert (fault.kind, fault.hosts) == ("node", (host(bad),))
+
+
+@given(st.data(), st.integers(3, 64), st.integers())
+def test_one_bad_link_is_named_and_nobody_else(data: st.DataObject, nodes: int, seed: int) -> None:
+    links = sorted(pair for pairs in first_rounds(nodes) for pair in pairs)
+    bad = data.draw(st.sampled_from(links))
+    (fault,) = find_link_faults(measured(Network(nodes, bad_links={bad}, seed=seed).search()), "cuda")
+    assert (fault.kind, fault.hosts) == ("link", (host(bad[0]), host(bad[1])))
+
+
+@given(st.data(), st.integers(3, 64), st.integers())
+def test_on_a_restless_cpu_a_glaring_fault_is_named_and_nobody_else(data: st.DataObject, nodes: int, seed: int) -> None:
+    bad = data.draw(st.integers(0, nodes - 1))
+    results = Network(nodes, {bad}, factor=0.1, noise=0.4, seed=seed).search(slow_share=0.4)
+    assert named(find_link_faults(measured(results), "cpu")) == {(host(bad),)}
+
+
+@given(st.integers(2, 64), st.integers())
+def test_without_a_fault_nobody_is_named(nodes: int, seed: int) -> None:
+    assert find_link_faults(measured(Network(nodes, seed=seed).search()), "cuda") == []
+
+
+@pytest.mark.parametrize("nodes", range(3, 9))
+def test_up_to_half_of_the_nodes_may_be_bad(nodes: int) -> None:
+    for count in range(1, nodes // 2 + 1):
+        for bad in combinations(range(nodes), count):
+            faults = find_link_faults(measured(Network(nodes, bad).search()), "cuda")
+            assert named(faults) == {(host(node),) for node in bad}, bad
+
+
+@given(st.data(), st.integers(3, 20), st.integers())
+def test_when_more_than_half_are_bad_nobody_is_named(data: st.DataObject, nodes: int, seed: int) -> None:
+    bad = data.draw(st.sets(st.integers(0, nodes - 1), min_size=nodes // 2 + 1))
+    assert find_link_faults(measured(Network(nodes, bad, seed=seed).search()), "cuda") == []
+
+
+@given(st.data(), st.integers(6, 30), st.integers())
+def test_a_bad_node_and_a_bad_link_are_told_apart(data: st.DataObject, nodes: int, seed: int) -> None:
+    bad = data.draw(st.integers(0, nodes - 1))
+    link = data.draw(st.sampled_from(sorted(pair for pairs in first_rounds(nodes) for pair in pairs)))
+    assume(bad not in link)
+    faults = find_link_faults(measured(Network(nodes, {bad}, {link}, seed=seed).search()), "cuda")
+    assert [fault.kind for fault in faults] == ["node", "link"]
+    assert named(faults) == {(host(bad),), (host(link[0]), host(link[1]))}
+
+
+def test_of_a_thousand_nodes_exactly_the_faulty_ones_are_named() -> None:
+    network = Network(1000, {3, 500, 999}, {(1, 2), (10, 26)})
+    results = network.search()
+    faults = find_link_faults(measured(results), "cuda")
+    links = {(host(1), host(2)), (host(10), host(26))}
+    assert named(faults) == {(host(3),), (host(500),), (host(999),)} | links
+    assert 1 + max(result.round for result in results) <= 26
+
+
+def test_of_two_nodes_nobody_can_be_told() -> None:
+    assert find_link_faults([rail(n, 0, 1, gbps) for n, gbps in enumerate([0.6, 0.02, 0.02, 0.02])], "cpu") == []
+
+
+def test_nothing_measured_names_nobody() -> None:
+    assert find_link_faults([], "cpu") == []
+
+
+def test_the_evidence_on_a_node_is_in_numbers() -> None:
+    (fault,) = find_link_faults(BAD_FIRST, "cpu")
+    expected = "0.024 GB/s with n0002 and n0003, which reach 0.61 GB/s with each other (4 measurements)"
+    assert fault.evidence == expected
+    assert fault.partners == ("n0002", "n0003")
+    assert (fault.ends[0].ranks, fault.ends[0].local_ranks, fault.ends[0].devices) == ((0,), (0,), ("GPU-0",))
+
+
+def test_the_evidence_on_a_link_names_both_ends() -> None:
+    (fault,) = find_link_faults(three_nodes({(1, 2): 0.03}), "cpu")
+    expected = "0.03 GB/s between n0002 and n0003, which reach 0.61 GB/s with others (3 measurements)"
+    assert (fault.kind, fault.evidence) == ("link", expected)
+    assert [end.devices for end in fault.ends] == [("GPU-1",), ("GPU-2",)]
+
+
+@pytest.mark.parametrize("count", range(4))
+def test_what_was_not_measured_often_enough_accuses_nobody(count: int) -> None:
+    assert find_link_faults(BAD_FIRST[:count], "cpu") == []
+
+
+def test_a_slow_node_that_was_fast_once_is_not_named() -> None:
+    assert find_link_faults([*BAD_FIRST, rail(9, 0, 2, 0.61)], "cpu") == []
+
+
+def test_a_slow_link_that_was_fast_once_is_not_named() -> None:
+    assert find_link_faults([*three_nodes({(1, 2): 0.03}), rail(9, 1, 2, 0.61)], "cpu") == []
+
+
+def test_how_much_slower_counts_depends_on_the_device() -> None:
+    pairs = three_nodes({(0, 1): 0.61 * 0.5, (0, 2): 0.61 * 0.5})
+    assert named(find_link_faults(pairs, "cuda")) == {("n0001",)}
+    assert find_link_faults(pairs, "cpu") == []
+
+
+def test_a_host_that_computes_slowly_explains_what_it_takes_part_in() -> None:
+    four = [rail(n, *pair, 0.02 if {0, 1} & {*pair} else 0.6) for n in range(3) for pair in combinations(range(4), 2)]
+    assert named(find_link_faults(four, "cpu")) == {("n0001",), ("n0002",)}
+    assert named(find_link_faults(four, "cpu", excused={"n0001"})) == {("n0002",)}
+    assert find_link_faults(BAD_FIRST, "cpu", excused={"n0001"}) == []
+
+
+def test_ranks_of_one_host_are_no_node_pair() -> None:
+    pairs = [replace(pair, hosts=("n1", "n1")) for pair in BAD_FIRST]
+    assert find_link_faults(pairs, "cpu") == []
+
+
+def test_a_pair_is_the_same_whichever_end_comes_first() -> None:
+    turned = [
+        replace(pair, ranks=pair.ranks[::-1], hosts=pair.hosts[::-1], devices=pair.devices[::-1]) if n % 2 else pair
+        for n, pair in enumerate(BAD_FIRST)
+    ]
+    assert find_link_faults(turned, "cpu") == find_link_faults(BAD_FIRST, "cpu")
+
+
+def test_rounds_of_another_gang_are_further_measurements() -> None:
+    """A gang that was started again counts from 0: its results are not rails of the first one's."""
+    again = three_nodes({(0, 1): 0.61, (0, 2): 0.61}, times=2)
+    assert find_link_faults([*BAD_FIRST, *again], "cpu") == []
+
+
+def test_if_only_one_rail_is_slow_it_is_named() -> None:
+    pairs = [
+        rail(n, *pair, 4.0 if 1 in pair and local_rank == 2 else 40.0, local_rank, per_node=4)
+        for n in range(2)
+        for pair in combinations(range(3), 2)
+        for local_rank in range(4)
+    ]
+    (fault,) = find_link_faults(pairs, "cuda")
+    assert (fault.hosts, fault.whole) == (("n0002",), False)
+    assert (fault.ends[0].ranks, fault.ends[0].local_ranks, fault.ends[0].devices) == ((6,), (2,), ("GPU-6",))
+    assert fault.evidence.startswith("only local rank 2: 4 GB/s with n0001 and n0003, which reach 40 GB/s")
+
+
+def test_if_all_rails_are_slow_it_is_the_node() -> None:
+    pairs = measured(Network(3, {1}, noise=0.0).search(), ranks_per_node=2)
+    (fault,) = find_link_faults(pairs, "cuda")
+    assert fault.whole
+    assert fault.ends[0].local_ranks == (0, 1)
+    assert "only" not in fault.evidence
+
+
+def test_if_each_time_another_rail_is_slow_no_rail_is_singled_out() -> None:
+    pairs = [
+        rail(n, *pair, 4.0 if 0 in pair and local_rank == n else 40.0, local_rank, per_node=2)
+        for n in range(2)
+        for pair in combinations(range(3), 2)
+        for local_rank in range(2)
+    ]
+    (fault,) = find_link_faults(pairs, "cuda")
+    assert fault.whole
+    assert fault.ends[0].local_ranks == (0, 1)

@@ -1,0 +1,148 @@
+"""Values of probes, by place and round."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from pytest_ddpscale.judge import probes
+from pytest_ddpscale.judge.probes import ProbedPlace, value_of
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.per_round import PerRound
+from pytest_ddpscale.plan.probe import Probe
+from pytest_ddpscale.run import probe_columns
+from pytest_ddpscale.run.probe_record import ProbeMeasurement
+from tests.builders.probes import probe_columns_of
+from tests.builders.records import gang_of, probe_blocks_of
+from tests.rows import rows
+
+MIB = 2**20
+
+
+def places(measurements: Iterable[ProbeMeasurement], probe: Probe, layout: Layout) -> Mapping[ProbedPlace, PerRound]:
+    probed = probe_columns_of(measurements).get((probe.name, probe.world_size))
+    return probes.places(probed, probe, layout)
+
+
+def measured(
+    probe: Probe, rank: int, seconds: float = 1.0, ranks_per_node: int = 4, **keys: object
+) -> ProbeMeasurement:
+    node, local_rank = divmod(rank, ranks_per_node)
+    work = float(probe.message_bytes or 8e12)
+    one = ProbeMeasurement(
+        "probes", probe.name, probe.world_size, 0, rank, local_rank, f"n{node}", f"GPU-{rank}", work, 1, seconds, 1.0,
+        is_correct=True, peer_rank=None if probe.kind != "send-recv" else rank ^ 1,
+    )  # fmt: skip
+    return replace(one, **keys)  # type: ignore[arg-type]
+
+
+@rows(
+    ("probe", "work", "seconds", "value"),
+    [
+        # nccl-tests on 8 GPUs: an algorithm bandwidth of 8 GiB / 62.46 ms is a bus bandwidth of 7/4 of it.
+        (Probe("all-reduce-8gib", 8), 8 * 2**30, 0.06246, 8 * 2**30 / 0.06246 / 1e9 * 1.75),
+        (Probe("all-reduce-32mib", 2), 32 * MIB, 0.001, 33.554432),
+        (Probe("all-gather-32mib", 4), 32 * MIB, 0.001, 33.554432 * 3 / 4),
+        (Probe("reduce-scatter-32mib", 4), 32 * MIB, 0.001, 33.554432 * 3 / 4),
+        (Probe("all-to-all-32mib", 4), 32 * MIB, 0.001, 33.554432 * 3 / 4),
+        (Probe("broadcast-32mib", 4), 32 * MIB, 0.001, 33.554432),
+        (Probe("reduce-32mib", 4), 32 * MIB, 0.001, 33.554432),
+        (Probe("send-recv-32mib", 4), 32 * MIB, 0.001, 33.554432),
+        (Probe("matmul-bf16"), 2 * 8192**3, 0.002, 549.755813888),
+        (Probe("memory-copy"), 2e9, 0.001, 2000.0),
+        (Probe("host-to-device"), 1e9, 0.02, 50.0),
+        (Probe("device-to-host"), 1e9, 0.04, 25.0),
+    ],
+)
+def test_values_follow_the_formulas_of_nccl_tests(probe: Probe, work: float, seconds: float, value: float) -> None:
+    assert value_of(measured(probe, 0, seconds, work=float(work))) == pytest.approx(value)
+
+
+def test_several_iterations_are_one_value() -> None:
+    probe = Probe("memory-copy")
+    assert value_of(measured(probe, 0, 2.0, work=1e9, iterations=10)) == pytest.approx(5.0)
+
+
+def test_each_device_is_a_place() -> None:
+    probe = Probe("matmul-bf16")
+    found = places([measured(probe, 5, 0.01), measured(probe, 2, 0.02)], probe, Layout(2, 4))
+    assert {place: [sample.value for sample in samples] for place, samples in found.items()} == {
+        ProbedPlace("gpu", (2,), "n0", 2, "GPU-2"): [400.0],
+        ProbedPlace("gpu", (5,), "n1", 1, "GPU-5"): [800.0],
+    }
+
+
+def test_the_slowest_rank_of_a_group_sets_its_value() -> None:
+    probe = Probe("all-reduce-32mib", 2)
+    found = places([measured(probe, 4, 0.001), measured(probe, 5, 0.004)], probe, Layout(2, 4))
+    assert list(found) == [ProbedPlace("node", (4, 5), "n1")]
+    assert found[ProbedPlace("node", (4, 5), "n1")].values[0] == pytest.approx(33.554432 / 4)
+
+
+def test_a_group_over_several_hosts_is_a_gang() -> None:
+    probe = Probe("all-reduce-32mib", 8)
+    found = places([measured(probe, rank) for rank in range(8)], probe, Layout(2, 4))
+    assert list(found) == [ProbedPlace("gang", tuple(range(8)), "n0")]
+
+
+def test_a_pair_is_one_place_whoever_reports() -> None:
+    probe = Probe("send-recv-32mib", 4)
+    found = places([measured(probe, 3, 0.002), measured(probe, 2, 0.001)], probe, Layout(1, 4))
+    place = ProbedPlace("link", (2, 3), "n0", 2, "GPU-2", "n0", 3, "GPU-3")
+    assert found[place].values[0] == pytest.approx(33.554432 / 2)
+
+
+@rows(("probe", "ranks"), [(Probe("all-reduce-32mib", 4), 3), (Probe("send-recv-32mib", 2), 1)])
+def test_a_round_in_which_a_rank_is_missing_has_no_value(probe: Probe, ranks: int) -> None:
+    assert not places([measured(probe, rank) for rank in range(ranks)], probe, Layout(1, 4))
+
+
+def test_a_message_of_another_size_is_left_out() -> None:
+    probe = Probe("all-reduce-32mib", 2)
+    other = [measured(probe, rank, work=64.0 * MIB) for rank in range(2)]
+    assert not places(other, probe, Layout(1, 2))
+    shared_evenly = [measured(probe, rank, work=32.0 * MIB - 24) for rank in range(2)]
+    assert places(shared_evenly, probe, Layout(1, 2))
+
+
+def test_other_probes_and_ranks_outside_of_the_plan_are_passed_over() -> None:
+    probe = Probe("matmul-bf16")
+    others = [measured(Probe("matmul-fp16"), 0), measured(probe, 9)]
+    assert not places(others, probe, Layout(1, 4))
+    two, four = (Probe("all-reduce-1mib", size) for size in (2, 4))
+    assert not places([measured(two, rank) for rank in range(4)], four, Layout(1, 4))
+
+
+def test_values_come_in_the_order_of_the_rounds_whatever_that_of_the_records() -> None:
+    probe = Probe("matmul-bf16")
+    rounds = [measured(probe, 0, 8 / (number + 1), round=number) for number in range(12)]
+    random.Random(7).shuffle(rounds)
+    (samples,) = places(rounds, probe, Layout(1, 1)).values()
+    assert [sample.value for sample in samples] == pytest.approx([number + 1 for number in range(12)])
+
+
+def test_of_a_repeated_measurement_the_earliest_counts() -> None:
+    probe = Probe("matmul-bf16")
+    first, again = measured(probe, 0, 2.0, started_unix_s=1.0), measured(probe, 0, 1.0, started_unix_s=2.0)
+    for order in ([again, first], [first, again]):
+        (samples,) = places(order, probe, Layout(1, 1)).values()
+        assert [sample.value for sample in samples] == [4.0]
+
+
+def test_a_rank_that_moved_to_another_device_contradicts_itself() -> None:
+    moved = [measured(Probe("matmul-bf16"), 0, round=number, device=f"GPU-{number}") for number in range(2)]
+    blocks = [msgspec.structs.replace(block, gang=one.round) for one in moved for block in probe_blocks_of([one])]
+    with pytest.raises(ValueError, match="rank 0 was measured in two places by gangs 0, 1"):
+        probe_columns.probe_columns_of(blocks, [gang_of([one], one.round) for one in moved])
+
+
+def test_a_rank_beyond_its_gang_contradicts_itself() -> None:
+    many = [measured(Probe("matmul-bf16"), rank, round=0) for rank in (0, 1)]
+    few = [measured(Probe("matmul-bf16"), 0, round=1)]
+    blocks = [*probe_blocks_of(many), *probe_blocks_of(few, gang=1)]
+    with pytest.raises(ValueError, match="rank 1 took part, but gang 1 has 1 ranks"):
+        probe_columns.probe_columns_of(blocks, [gang_of(many, 0), gang_of(few, 1)])

@@ -1,0 +1,200 @@
+"""What a run comes to: rejected before incomplete before partial before accepted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date
+from typing import Literal
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_ddpscale.judge.run_outcome import ONE_NODE, RunCaveats, conclude, other_blockers, qualified
+from pytest_ddpscale.report.text import verdict_word
+from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
+from pytest_ddpscale.run.verdicts import Blocker, RunOutcome, Verdict, VerdictOutcome
+from pytest_ddpscale.thresholds.waiver import Waiver
+from tests.rows import rows
+
+PASSED = Verdict("m[a]", "throughput_per_gpu", "a", 1, "fail", {"at_least": 1.0}, "passed", 2.0, (1.5, 2.5), rounds=5)
+UNDECIDED: tuple[VerdictOutcome, ...] = ("inconclusive", "not_measured", "error")
+
+
+def verdict(
+    outcome: VerdictOutcome, severity: Literal["fail", "warn"] = "fail", name: str = "b", *, provisional: bool = False
+) -> Verdict:
+    return replace(PASSED, id=f"m[{name}]", outcome=outcome, severity=severity, provisional=provisional)
+
+
+WAIVED = replace(verdict("failed", name="w"), waiver=Waiver("A. Name", "a fan is ordered", date(2026, 12, 31)))
+WARNED, FAILED = verdict("failed", "warn", "c"), verdict("failed")
+UNPUBLISHED = verdict("passed", name="p", provisional=True)
+CHECK = replace(verdict("not_measured", "warn"), metric="node_check")
+AGREEMENT = replace(verdict("passed"), metric="replica_agreement")
+# Seven slow GPUs of eight leave a bound at world size 1 untouched.
+SLOW_EIGHT = replace(verdict("failed", "warn", provisional=True), world_size=8)
+SOUND_EIGHT = replace(verdict("passed", name="e"), world_size=8)
+WRONG = replace(verdict("failed", "warn", provisional=True), flags=("wrong-data",))
+# Verdicts, how many requirements were not selected, the outcome, and what the reason has in it.
+CONCLUDED: list[tuple[list[Verdict], int, RunOutcome, str]] = [
+    ([PASSED, verdict("passed")], 0, "accepted", "2 of 2 requirements passed"),
+    ([PASSED, FAILED], 0, "rejected", "1 of 2 requirements failed: m[b]"),
+    *(([verdict(other, name="x"), FAILED], 7, "rejected", "1 of 2 requirements failed: m[b]") for other in UNDECIDED),
+    *(
+        ([PASSED, verdict(other, severity)], 0, "incomplete", "1 of 2 requirements were not measured: m[b]")
+        for other in ("not_measured", "error") for severity in ("fail", "warn")
+    ),
+    ([PASSED, verdict("inconclusive")], 0, "incomplete", "1 of 2 requirements are inconclusive: m[b]"),
+    # A check that could reject nothing is not waited for.
+    ([PASSED, CHECK], 0, "accepted", "1 of 2 requirements passed, 1 warned"),
+    ([PASSED, replace(CHECK, severity="fail")], 0, "incomplete", ""),
+    ([PASSED, replace(CHECK, outcome="error")], 0, "incomplete", ""),
+    ([PASSED, WARNED], 0, "accepted", "1 of 2 requirements passed, 1 warned"),
+    ([PASSED, verdict("inconclusive", "warn")], 0, "accepted", "1 of 2 requirements passed, 1 warned"),
+    ([PASSED, verdict("not_measured")], 5, "incomplete", ""),
+    ([PASSED, verdict("inconclusive")], 5, "incomplete", ""),
+    ([PASSED], 2, "partial", "1 of 3 requirements passed; 2 not selected"),
+    ([WARNED], 8, "incomplete", ""),
+    ([], 0, "incomplete", "no requirement was judged"),
+    ([], 4, "incomplete", "no requirement was judged"),
+    ([UNPUBLISHED, UNPUBLISHED], 0, "incomplete", "2 of 2 requirements passed, but none with a published bound"),
+    ([UNPUBLISHED], 1, "partial", ""),
+    ([PASSED, UNPUBLISHED], 0, "accepted", ""),
+    ([verdict("passed", "warn"), UNPUBLISHED], 0, "incomplete", ""),
+    ([PASSED, verdict("failed", provisional=True)], 0, "rejected", ""),
+    ([PASSED, WAIVED], 0, "accepted_with_waivers", "1 of 2 requirements met, 1 waived"),
+    ([PASSED, WAIVED, WARNED], 0, "accepted_with_waivers", "1 of 3 requirements met, 1 waived, 1 warned"),
+    ([PASSED, WAIVED, FAILED], 0, "rejected", "1 of 3 requirements failed: m[b]"),
+    ([PASSED, WAIVED, verdict("inconclusive")], 0, "incomplete", ""),
+    ([PASSED, WAIVED], 1, "partial", ""),
+    # What is waived carries no acceptance.
+    ([WAIVED, UNPUBLISHED], 0, "incomplete", ""),
+    ([WAIVED], 0, "incomplete", ""),
+    ([PASSED, SLOW_EIGHT], 0, "incomplete", "none with a published bound covers all devices"),
+    ([PASSED, SLOW_EIGHT, SOUND_EIGHT], 0, "accepted", ""),
+    # That replicas agree accepts no machine whose speed nobody has judged.
+    ([AGREEMENT], 0, "incomplete", ""),
+    ([AGREEMENT, PASSED], 0, "accepted", ""),
+    ([PASSED, WRONG], 0, "rejected", "1 of 2 requirements failed: m[b]"),
+    ([verdict("failed", name=str(i)) for i in range(5)], 0, "rejected", "failed: m[0], m[1], m[2] and 2 more"),
+]  # fmt: skip
+
+
+@rows(
+    ("verdicts", "left_out", "outcome", "reason"),
+    CONCLUDED,
+    ids=[f"{[f'{one.id} {one.outcome}' for one in row[0]]}, {row[1]} left out" for row in CONCLUDED],
+)
+def test_a_run_comes_to(verdicts: list[Verdict], left_out: int, outcome: RunOutcome, reason: str) -> None:
+    found = conclude(verdicts, len(verdicts) + left_out)
+    assert found[0] == outcome
+    assert reason in found[1]
+    # Infrastructure is no failure of the machine, and no pass.
+    interrupted, _ = conclude(verdicts, len(verdicts) + left_out, interrupted=True)
+    assert interrupted == ("rejected" if outcome == "rejected" else "incomplete")
+
+
+def test_wrong_data_blocks_whatever_the_severity() -> None:
+    assert WRONG.blocks(allows_unmeasured=True)
+    assert verdict_word(WRONG) == "FAIL"
+
+
+def test_what_was_not_tested_keeps_the_rest_from_being_accepted() -> None:
+    silent = RunCaveats(silent=("GPU 1: GPU is lost",))
+    assert qualified("accepted", "all passed", silent) == ("incomplete", "GPU 1: GPU is lost (all passed)")
+    assert qualified("rejected", "one failed", silent) == ("rejected", "one failed")
+    absent = RunCaveats(coverage=Coverage((NodeCoverage("n0", (), left_out="disk: full"),)))
+    for caveats in (absent, RunCaveats(is_simulated=True)):
+        assert qualified("accepted_with_waivers", "all passed", caveats)[0] == "incomplete"
+    assert qualified("accepted_with_waivers", "why", RunCaveats()) == ("accepted_with_waivers", "why")
+    assert other_blockers([PASSED, WAIVED], 2, False, ONE_NODE, RunCaveats()) == ()
+
+
+OUTCOMES = st.sampled_from(["passed", "failed", "inconclusive", "not_measured", "error"])
+VERDICTS = st.lists(
+    st.builds(verdict, OUTCOMES, st.sampled_from(["fail", "warn"]), provisional=st.booleans()), max_size=6
+)
+
+
+@given(VERDICTS, st.integers(0, 7), st.booleans())
+def test_acceptance_needs_every_requirement_decided_and_none_failed(
+    verdicts: list[Verdict], left_out: int, interrupted: bool
+) -> None:
+    outcome, _ = conclude(verdicts, len(verdicts) + left_out, interrupted)
+    if outcome != "accepted":
+        return
+    assert not interrupted
+    assert left_out == 0
+    binding = [v for v in verdicts if v.severity == "fail"]
+    assert binding
+    assert all(v.passed for v in binding)
+    assert any(not v.provisional for v in binding)
+    assert all(v.outcome not in ("not_measured", "error") for v in verdicts)
+
+
+@given(VERDICTS, st.booleans())
+def test_the_order_of_verdicts_does_not_change_the_outcome(verdicts: list[Verdict], interrupted: bool) -> None:
+    forwards, _ = conclude(verdicts, len(verdicts), interrupted)
+    assert conclude(verdicts[::-1], len(verdicts), interrupted)[0] == forwards
+
+
+@rows(
+    ("others", "expected"),
+    [
+        ([verdict("not_measured")], True),
+        ([verdict("not_measured"), verdict("failed", "warn")], True),
+        ([verdict("inconclusive")], False),
+        ([verdict("error")], False),
+        ([verdict("error", "warn")], False),
+        ([verdict("failed")], False),
+    ],
+)
+def test_only_what_is_unmeasured_may_be_allowed(others: list[Verdict], expected: bool) -> None:
+    assert may_be_allowed([PASSED, *others]) is expected
+
+
+def test_nothing_published_or_nothing_measured_is_never_allowed() -> None:
+    assert not may_be_allowed([verdict("passed", provisional=True), verdict("not_measured")])
+    assert not may_be_allowed([verdict("not_measured")])
+    assert not may_be_allowed([])
+
+
+TWO_NODES = Coverage((NodeCoverage("n0", ("training",)), NodeCoverage("n1", ("training",))), ranks=1)
+
+
+@rows(
+    "caveats",
+    [
+        RunCaveats(spoiled=[Blocker("test", "test_x", "was skipped")]),
+        RunCaveats(not_one_machine="the studies ran on different hosts"),
+        RunCaveats(is_simulated=True),
+        RunCaveats(silent=["GPU 1: GPU is lost"]),
+        RunCaveats(slow_links=["n3"]),
+        RunCaveats(coverage=replace(TWO_NODES, unnamed_nodes=1)),
+        RunCaveats(coverage=Coverage((NodeCoverage("n0", (), left_out="disk: full"),))),
+        RunCaveats(coverage=replace(TWO_NODES, paths_planned=1)),
+        RunCaveats(coverage=replace(TWO_NODES, why_paths_are_missing="rank 2 died")),
+    ],
+)
+def test_what_else_stands_in_the_way_is_not_allowed_with_what_is_unmeasured(caveats: RunCaveats) -> None:
+    assert may_be_allowed([PASSED, verdict("not_measured")])
+    assert not may_be_allowed([PASSED, verdict("not_measured")], caveats=caveats)
+
+
+def test_an_interruption_or_a_miss_between_nodes_is_not_allowed_either() -> None:
+    assert not may_be_allowed([PASSED, verdict("not_measured")], interrupted=True)
+    missed = replace(verdict("failed", "warn", "c", provisional=True), world_size=2)
+    coverage = replace(TWO_NODES, between_nodes=(missed.id,), over_all_nodes=(missed.id,))
+    assert not may_be_allowed([PASSED, missed, verdict("not_measured")], coverage=coverage)
+
+
+def may_be_allowed(
+    verdicts: list[Verdict],
+    *,
+    interrupted: bool = False,
+    coverage: Coverage = ONE_NODE,
+    caveats: RunCaveats = RunCaveats(),  # noqa: B008 (frozen)
+) -> bool:
+    allowing = replace(caveats, allows_unmeasured=True)
+    others = other_blockers(verdicts, len(verdicts), interrupted, coverage, allowing)
+    return not others and not any(one.blocks(allows_unmeasured=True) for one in verdicts)

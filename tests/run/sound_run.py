@@ -1,0 +1,146 @@
+"""A run on two nodes of two GPUs in which all is well, and what becomes of it after a change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.plan.probe import Probe, ProbeStudy
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.run.evidence import Evidence, read_evidence
+from pytest_ddpscale.run.pair_record import PairRound
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import Block, RoundEnd, StudyEnd, WorkloadFlops
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_record import start_run
+from pytest_ddpscale.run.telemetry_record import GpuReadings, TelemetryBlock, joined_telemetry
+from pytest_ddpscale.run.transport_record import Transport
+from tests.builders.json_types import as_json
+from tests.builders.judged import make_case
+from tests.builders.records import blocks_of, gang_of, probe_blocks_of, seeded_line, transport_line
+from tests.judge.nodes import measure_nodes, nodes_evidence, plan_of_nodes
+from tests.judge.probed import measure_probe, steady
+
+Records = list[AnyRecord]
+Change = Callable[[Records], Records]
+Kind = TypeVar("Kind", bound=msgspec.Struct)
+NODES, PER_NODE, ROUNDS = 2, 2, FEWEST_ROUNDS + 2
+RANKS = NODES * PER_NODE
+PROBES = (Probe("matmul-bf16"), Probe("send-recv-256mib", 2), Probe("all-reduce-32mib", 4))
+PLAN = replace(
+    plan_of_nodes(
+        [
+            *(make_case("weak_scaling_efficiency", 0.9, ranks) for ranks in (PER_NODE, RANKS)),
+            make_case("inference_throughput", 0.9, PER_NODE),
+        ],
+        NODES,
+        PER_NODE,
+    ),
+    probes=ProbeStudy(PROBES, 16, 0.5),
+)
+(STUDY,) = PLAN.studies
+ARMS = [arm.name for arm in sorted(STUDY.arms, key=lambda arm: (arm.world_size, arm.kind == "ddp"))]
+FEWER = ARMS[:-1]  # after `FEWEST_ROUNDS`
+
+
+def sound() -> Records:
+    """All that rank 0 writes; the last rounds leave out an arm, and a probe."""
+    measured = measure_nodes(PLAN, rounds=ROUNDS)
+    probed = {probe.id: measure_probe(PLAN, probe, steady(100.0), ROUNDS) for probe in PROBES}
+    steps = [step for steps in nodes_evidence(PLAN, ()).seeded_steps.values() for step in steps]
+    who = gang_of(measured)
+    records: Records = [who]
+    for number in range(ROUNDS):
+        ids = list(probed)[number >= FEWEST_ROUNDS :]
+        for name in ids:
+            records += probe_blocks_of([one for one in probed[name] if one.round == number])
+        records.append(RoundEnd(study="probes", round=number, arms=tuple(ids)))
+    records += [StudyEnd(study="probes", reason="decided"), seeded_line(steps)]
+    records.append(WorkloadFlops(study=STUDY.id, flops_per_image=1e9, counter="by hand"))
+    for number in range(ROUNDS):
+        arms = FEWER if number >= FEWEST_ROUNDS else ARMS
+        records += blocks_of([one for one in measured if one.round == number and one.arm in arms])
+        records.append(RoundEnd(study=STUDY.id, round=number, arms=tuple(arms)))
+    transports = [Transport(rank=rank, **who.place(rank)._asdict()) for rank in range(RANKS)]
+    pairs = PairRound(study="pairs", round=0, gang=0, message_bytes=2**25, iterations=9, ranks=((0, 2), (1, 3)),
+                      busbw_gbps=10.0)  # fmt: skip
+    ends = [StudyEnd(study=STUDY.id, reason="decided"), StudyEnd(study="pairs", reason="decided")]
+    return [*records, transport_line(transports, STUDY.id), ends[0], pairs, ends[1]]
+
+
+def telemetry_of(records: Sequence[AnyRecord]) -> list[TelemetryBlock]:
+    """What GPUs said while they were trained."""
+    return [
+        joined_telemetry(
+            block.ranks, [GpuReadings(started_unix_s=block.started_unix_s, ended_unix_s=2e9)] * len(block.ranks),
+            block.study, block.arm, block.round, block.gang,
+        )
+        for block in records
+        if isinstance(block, Block) and isinstance(block.started_unix_s, float)
+    ]  # fmt: skip
+
+
+def read(
+    folder: Path,
+    change: Change = list,
+    plan: Plan = PLAN,
+    run_json: dict[str, Any] | None = None,
+    *,
+    is_watched: bool = True,
+) -> Evidence:
+    """The evidence of the run after a change to its records."""
+    folder.mkdir(exist_ok=True)
+    run = RunDirectory.create(Path(mkdtemp(dir=folder)) / "run")
+    start_run(run, plan.sku, (), folder, "ab" * 32)
+    run.write_json(run.run_json, as_json(run.read_run()) | (run_json or {}))
+    run.write_json(run.plan_json, plan)
+    records = sound()
+    run.append_records(change(records))
+    if is_watched:
+        run.append_telemetry(telemetry_of(records))
+    return read_evidence(run)
+
+
+def refusal(folder: Path, change: Change = list, plan: Plan = PLAN, run_json: dict[str, Any] | None = None) -> str:
+    """What is said of it; a test fails if nothing is."""
+    with pytest.raises(RunDirectoryError) as raised:
+        read(folder, change, plan, run_json)
+    return str(raised.value)
+
+
+def changed(kind: type[Kind], where: Callable[[Kind], bool] = lambda one: True, **changes: Any) -> Change:
+    """Changes the first record of a kind that is so."""
+
+    def change(records: Records) -> Records:
+        place = next(i for i, one in enumerate(records) if isinstance(one, kind) and where(one))
+        return [*records[:place], msgspec.structs.replace(records[place], **changes), *records[place + 1 :]]
+
+    return change
+
+
+def again(kind: type[Kind], where: Callable[[Kind], bool] = lambda one: True, **changes: Any) -> Change:
+    """Adds the first record of a kind that is so once more, changed."""
+
+    def change(records: Records) -> Records:
+        found = next(one for one in records if isinstance(one, kind) and where(one))
+        return [*records, msgspec.structs.replace(found, **changes)]
+
+    return change
+
+
+def without(kind: type[Kind], where: Callable[[Kind], bool] = lambda one: True) -> Change:
+    """Drops the first record of a kind that is so."""
+
+    def change(records: Records) -> Records:
+        place = next(i for i, one in enumerate(records) if isinstance(one, kind) and where(one))
+        return [*records[:place], *records[place + 1 :]]
+
+    return change

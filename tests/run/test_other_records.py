@@ -1,0 +1,194 @@
+"""Probes, pairs, transports and telemetry are read as strictly as blocks, and come apart rank by rank."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.probe import Probe
+from pytest_ddpscale.run.pair_record import PairMeasurement, pairs_of
+from pytest_ddpscale.run.probe_record import RankProbe, joined_probe_block
+from pytest_ddpscale.run.record_lines import RecordReader, line_of
+from pytest_ddpscale.run.records import GangRecord
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.telemetry_record import GpuReadings, Spread, joined_telemetry
+from pytest_ddpscale.run.transport_record import RankTransport, joined_transport, transports_of
+from tests.builders.records import probes_of
+from tests.builders.telemetry import telemetry_of
+from tests.rows import rows
+
+WHO = GangRecord(
+    gang=0, hosts=("n1", "n1", "n2", "n2"), local_ranks=(0, 1, 0, 1), devices=tuple(f"GPU-{rank}" for rank in range(4))
+)
+PAIRS: dict[str, Any] = {
+    "kind": "pair", "study": "pairs", "round": 2, "gang": 0, "message_bytes": 32 * 2**20, "iterations": 20,
+    "ranks": [[0, 2], [1, 3]], "busbw_gbps": [41.5, 41],
+}  # fmt: skip
+SEND_RECV: dict[str, Any] = {
+    "kind": "probe", "study": "probes", "probe": "send-recv-256mib", "world_size": 4, "round": 2, "gang": 0,
+    "iterations": 20, "ranks": [0, 2, 0, 3], "peers": [2, 0, 3, 0], "work": 256.0 * 2**20,
+    "seconds": [0.25, 0.25, 0.3, 0.3], "started_unix_s": 1.7e9, "is_correct": True,
+}  # fmt: skip
+TRANSPORT: dict[str, Any] = {
+    "kind": "transport", "study": "weak/r", "gang": 0, "ranks": [0, 2], "network": "IB", "nvls": True,
+    "channels": {"P2P/CUMEM": 24, "NET/IB/GDRDMA": 8, "NET/IB": 3}, "channels_within_node": {"P2P/CUMEM": 24},
+    "channels_between_nodes": [{"NET/IB/GDRDMA": 8}, {}], "unreadable": [["a line"], []],
+}  # fmt: skip
+EMPTY = GpuReadings(started_unix_s=1000.0, ended_unix_s=1002.5)
+FULL = GpuReadings(
+    started_unix_s=1000.0, ended_unix_s=1002.0, polls=2, utilization=Spread(0.97, 0.9, 1.0, 15),
+    power_w=Spread(410.5, 380, 430, 120), power_limit_w=500.0, idle_power_w=71.0, energy_j=1026.0, ecc_corrected=0,
+    throttle_reasons={"sw_power_cap": 0.5}, pcie_generation=5, sources={"energy_j": "counter"},
+    unreadable={"ecc_corrected": "Not Supported"},
+)  # fmt: skip
+TELEMETRY: dict[str, Any] = json.loads(line_of(joined_telemetry([1, 0], [FULL, EMPTY], "weak/r", "ddp@4", 0, 0)))
+
+
+def read(data: dict[str, Any]) -> Any:
+    reader = RecordReader()
+    reader.know([WHO])
+    line = json.dumps(data).encode()
+    return reader.read(line) if "kind" in data else reader.read_telemetry(line)
+
+
+def refusal(data: dict[str, Any]) -> str:
+    with pytest.raises(ValueError) as raised:
+        read(data)
+    return str(raised.value)
+
+
+def test_pairs_come_apart() -> None:
+    assert pairs_of([WHO, read(PAIRS)])[1] == PairMeasurement(
+        "pairs", 2, (1, 3), ("n1", "n2"), (1, 1), ("GPU-1", "GPU-3"), 32 * 2**20, 20, 41
+    )
+
+
+def test_probes_come_apart_once_for_each_peer() -> None:
+    found = probes_of([WHO, read(SEND_RECV)])
+    assert [(one.rank, one.peer_rank, one.seconds) for one in found] == [
+        (0, 2, 0.25),
+        (2, 0, 0.25),
+        (0, 3, 0.3),
+        (3, 0, 0.3),
+    ]
+    assert (found[3].host, found[3].local_rank, found[3].device, found[3].is_correct) == ("n2", 1, "GPU-3", True)
+    assert found[0].per_second == 256 * 2**20 * 20 / 0.25
+
+
+def test_what_ranks_say_of_a_probe_survives_its_line() -> None:
+    parts = [
+        RankProbe(rank=rank, work=1e9, seconds=0.5 + rank, started_unix_s=1.0, is_correct=rank != 1) for rank in (0, 1)
+    ]
+    block = joined_probe_block(parts, Probe("matmul-bf16"), "probes", 3, 0, 7)
+    assert read(json.loads(line_of(block))) == block
+    assert [one.is_correct for one in probes_of([WHO, block])] == [True, False]
+
+
+def test_transports_come_apart_and_the_last_one_of_a_rank_counts() -> None:
+    again = joined_transport([RankTransport(rank=2, network="Socket")], "weak/r", 0)
+    first, second = transports_of([WHO, read(TRANSPORT), again])
+    assert (first.device, first.network, first.unreadable) == ("GPU-0", "IB", ("a line",))
+    assert first.channels_somewhere == {"NET/IB": 3}
+    assert (second.device, second.network, second.channels) == ("GPU-2", "Socket", {})
+
+
+def test_telemetry_comes_apart() -> None:
+    found = telemetry_of([read(TELEMETRY)], {0: WHO})
+    assert [(one.rank, one.host, one.local_rank, one.device) for one in found] == [
+        (1, "n1", 1, "GPU-1"),
+        (0, "n1", 0, "GPU-0"),
+    ]
+    for one, told in zip(found, (FULL, EMPTY), strict=True):
+        assert {name: getattr(one, name) for name in told.__struct_fields__} == {
+            name: getattr(told, name) for name in told.__struct_fields__
+        }
+    assert (found[1].utilization, found[1].throttle_reasons, found[1].ecc_corrected) == (None, None, None), "never zero"
+
+
+@rows(
+    ("data", "changes", "found"),
+    [
+        (PAIRS, {"ranks": [[0]]}, "Expected `array` of length 2"),
+        (PAIRS, {"ranks": [[0, 2], [1, -3]]}, "Expected `int` >= 0"),
+        (PAIRS, {"ranks": [[0, 0], [1, 3]]}, "a rank is in two pairs of one round"),
+        (PAIRS, {"ranks": [[0, 2], [1, 2]]}, "a rank is in two pairs of one round"),
+        (PAIRS, {"ranks": [[0, 2], [1, 4]]}, "rank 4 is named, but gang 0 has 4 ranks"),
+        (PAIRS, {"busbw_gbps": [1.0]}, "busbw_gbps has 1 values; expected 2"),
+        (PAIRS, {"busbw_gbps": 0}, "Expected `float` > 0.0"),
+        (PAIRS, {"busbw_gbps": 1e7}, "Expected `float` <= 1000000.0"),
+        (PAIRS, {"message_bytes": 0}, "Expected `int` >= 1"),
+        (PAIRS, {"speed": 1}, "unknown field `speed`"),
+        (SEND_RECV, {"probe": "sleep"}, "unknown probe 'sleep'"),
+        (SEND_RECV, {"world_size": 1}, "needs at least 2 ranks"),
+        (SEND_RECV, {"probe": "all-reduce-32mib"}, "expected peers for send-recv, none for other probes"),
+        (SEND_RECV, {"peers": None}, "expected peers for send-recv, none for other probes"),
+        (SEND_RECV, {"peers": [0, 0, 3, 0]}, "a rank is its own peer"),
+        (SEND_RECV, {"peers": [2, 0, 2, 0]}, "has a rank twice"),
+        (SEND_RECV, {"peers": [2, 0, 9, 0]}, "rank 9 is named"),
+        (SEND_RECV, {"work": 0}, "Expected `float` > 0.0"),
+        (SEND_RECV, {"seconds": [0.25, 0.25, 0.3, 0.0]}, "Expected `float` > 0.0"),
+        (SEND_RECV, {"seconds": [0.25]}, "seconds has 1 values; expected 4"),
+        (SEND_RECV, {"is_correct": 1}, "Expected `bool | array`, got `int`"),
+        (SEND_RECV, {"gang": 1}, "gang 1 was not announced before"),
+        (TRANSPORT, {"network": 3}, "got `int`"),
+        (TRANSPORT, {"channels": ["P2P/CUMEM"]}, "Expected `object`, got `str`"),
+        (TRANSPORT, {"channels": {"P2P/CUMEM": 24, "SHM": -1}}, "Expected `int` >= 0"),
+        (TRANSPORT, {"channels": {}}, "expected at most the 0 that there are"),
+        (TRANSPORT, {"channels_within_node": {"P2P/CUMEM": 25}}, "expected at most the 24 that there are"),
+        (TRANSPORT, {"unreadable": "a line"}, "Expected `array`, got `str`"),
+        (TRANSPORT, {"unreadable": [["a line"]]}, "unreadable has 1 values; expected 2"),
+        (TRANSPORT, {"ranks": [0, 0]}, "expected each rank once"),
+        (TELEMETRY, {"round": -1}, "Expected `int` >= 0"),
+        (TELEMETRY, {"ended_unix_s": 1000.0}, "a window ends before it began"),
+        (TELEMETRY, {"energy_j": -0.1}, "Expected `float` >= 0.0"),
+        (TELEMETRY, {"energy_j": [1.0]}, "energy_j has 1 values; expected 2"),
+        (TELEMETRY, {"throttle_reasons": {"sw_power_cap": 1.5}}, "Expected `float` <= 1.0"),
+        (TELEMETRY, {"utilization": 0.97}, "Expected `object | null`, got `float`"),
+        (TELEMETRY, {"utilization": {"mean": 50.0, "minimum": 0, "maximum": 97.0, "samples": 3}}, "<= maximum <= 1"),
+        (TELEMETRY, {"utilization": {"mean": 0.5, "minimum": 0.6, "maximum": 1.0, "samples": 3}}, "minimum <= mean"),
+        (TELEMETRY, {"power_w": {"mean": 0.5, "minimum": 0.0, "maximum": 1.0, "samples": 0}}, "at least one sample"),
+        (TELEMETRY, {"power_w": {"mean": [None, 1], "minimum": 0.0, "maximum": 1.0, "samples": 1}}, "minimum <= mean"),
+        (TELEMETRY, {"power_w": {"mean": 0.5, "minimum": 0.0, "maximum": 1.0}}, "missing required field `samples`"),
+        (TELEMETRY, {"power_w": {"mean": (1, 1, 1), "minimum": 0, "maximum": 1, "samples": 1}}, "mean has 3 values"),
+        (TELEMETRY, {"ranks": [1, 4]}, "rank 4 is named, but gang 0 has 4 ranks"),
+        (TELEMETRY, {"speed": 1}, "unknown field `speed`"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(data: dict[str, Any], changes: dict[str, Any], found: str) -> None:
+    read(data)
+    assert found in refusal(data | changes)
+
+
+class TestTelemetryFile:
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> RunDirectory:
+        run = RunDirectory.create(tmp_path / "run")
+        run.append_record(WHO)
+        return run
+
+    def test_is_apart_from_measurements(self, run: RunDirectory) -> None:
+        assert run.read_telemetry() == []
+        run.append_telemetry([read(TELEMETRY)])
+        assert (run.read_records(), run.read_telemetry()) == ([WHO], [read(TELEMETRY)])
+
+    def test_a_torn_line_is_left_out_and_cut_so_that_the_next_one_does_not_join_it(self, run: RunDirectory) -> None:
+        run.append_telemetry([read(TELEMETRY)])
+        with run.telemetry_jsonl.open("a", encoding="utf-8") as file:
+            file.write('{"study":')
+        assert run.read_telemetry() == [read(TELEMETRY)]
+        run.cut_torn_line()
+        run.append_telemetry([read(TELEMETRY | {"round": 1})])
+        assert [one.round for one in run.read_telemetry()] == [0, 1]
+
+    @rows("damage", ["", "{", "[]", '{"study": NaN}', json.dumps(TELEMETRY | {"speed": 1})])
+    def test_a_broken_line_is_refused_with_its_number(self, run: RunDirectory, damage: str) -> None:
+        run.telemetry_jsonl.unlink(missing_ok=True)
+        run.append_telemetry([read(TELEMETRY)])
+        with run.telemetry_jsonl.open("a", encoding="utf-8") as file:
+            file.write(damage + "\n")
+        with pytest.raises(RunDirectoryError, match=r"telemetry\.jsonl: line 2 is not a record"):
+            run.read_telemetry()

@@ -1,0 +1,232 @@
+"""run.json says who measured, when, on what and by which thresholds, before and after."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from pytest_ddpscale import __version__
+from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.run.records import EndReason, GangRecord, StudyEnd, WarmUp
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_json import Resumed, RunDevice, Startup, ThresholdsUsed
+from pytest_ddpscale.run.run_record import (
+    binding_notes,
+    errors_of,
+    finish_run,
+    interruptions_of,
+    note_left_out,
+    now_iso,
+    resume_run,
+    start_run,
+    studies_measured,
+    studies_out_of_time,
+)
+from tests.builders.json_types import as_json, run_record
+from tests.rows import rows
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run that has just begun."""
+    run = RunDirectory.create(tmp_path / "run")
+    start_run(run, "a100", ("pytest", "--gpu-sku=a100"), Path("thresholds.yaml"), "ab" * 32)
+    return run
+
+
+def gang(*ranks: tuple[str, int], number: int = 0, **changes: Any) -> GangRecord:
+    """A gang with one rank per host and local rank."""
+    fields: dict[str, Any] = {
+        "device_names": "NVIDIA A100", "import_s": 4.0, "rendezvous_s": 1.0,
+        "versions": {"torch": "2.9.0", "cuda": "12.8", "nccl": None}, "environment": {"NCCL_DEBUG": "WARN"},
+    } | changes  # fmt: skip
+    hosts, local_ranks = zip(*ranks, strict=True)
+    devices = tuple(f"GPU-{host}-{local_rank}" for host, local_rank in ranks)
+    return GangRecord(gang=number, hosts=hosts, local_ranks=local_ranks, devices=devices, **fields)
+
+
+class TestRunJson:
+    def test_what_is_about_to_happen_is_recorded_before_it_happens(self, run: RunDirectory) -> None:
+        record = run.read_run()
+        assert (record.sku, record.status, record.hosts) == ("a100", "running", ())
+        assert record.argv == ("pytest", "--gpu-sku=a100")
+        assert record.thresholds == ThresholdsUsed("thresholds.yaml", "ab" * 32)
+        assert record.versions["pytest_ddpscale"] == __version__
+        assert record.versions["pytest"] == pytest.__version__
+        assert record.finished_at is None
+
+    def test_secrets_of_the_command_line_are_not(self, run: RunDirectory) -> None:
+        argv = ("pytest", "--ddp-slurm-args=--comment=token=hunter2", "--password", "hunter2", "-k", "key or token")
+        start_run(run, "a100", argv, Path("thresholds.yaml"), "ab" * 32)
+        resume_run(run, argv, "ab" * 32, {})
+        assert "hunter2" not in run.run_json.read_text(encoding="utf-8")
+        assert run.read_run().argv[-2:] == ("-k", "key or token")
+
+    def test_how_it_ended_is_added(self, run: RunDirectory) -> None:
+        before = run.read_run()
+        finish_run(run, "interrupted")
+        record = run.read_run()
+        assert record.status == "interrupted"
+        assert datetime.fromisoformat(record.finished_at or "") >= before.began
+        assert replace(record, status="running", finished_at=None) == before
+
+    def test_hosts_are_listed_once_with_their_devices_in_order(self, run: RunDirectory) -> None:
+        run.append_record(gang(("node2", 0), ("node1", 1), ("node1", 0)))
+        run.append_record(gang(("node1", 1), number=1))
+        finish_run(run, "finished")
+        hosts = run.read_run().hosts
+        assert [(h.host, [d.index for d in h.devices]) for h in hosts] == [("node1", [0, 1]), ("node2", [0])]
+        assert hosts[0].devices[1] == RunDevice(1, "GPU-node1-1", "NVIDIA A100")
+
+    def test_versions_and_environment_are_what_the_ranks_say(self, run: RunDirectory) -> None:
+        run.append_record(gang(("node1", 0)))
+        finish_run(run, "finished")
+        record = run.read_run()
+        assert (record.versions["torch"], record.versions["cuda"]) == ("2.9.0", "12.8")
+        assert record.versions["pytest"] == pytest.__version__
+        assert "nccl" not in record.versions, "what a rank does not have is left out"
+        assert record.environment == {"NCCL_DEBUG": "WARN"}
+
+    def test_start_up_is_the_slowest_ranks(self, run: RunDirectory) -> None:
+        run.append_record(gang(("node1", 0), ("node1", 1), import_s=(4.0, 7.0), rendezvous_s=(9.0, 1.0)))
+        finish_run(run, "finished")
+        assert run.read_run().startup == Startup(import_s=7.0, rendezvous_s=9.0)
+        for first_block_s in (2.5, 0.5):
+            run.append_record(WarmUp(study="weak/r", arm="a", first_block_s=first_block_s, steps_per_block=9))
+        finish_run(run, "finished")
+        assert run.read_run().startup == Startup(import_s=7.0, rendezvous_s=9.0, first_step_s=2.5)
+
+    def test_nodes_that_were_left_out_are_recorded_with_the_devices_of_the_others(self, run: RunDirectory) -> None:
+        before = run.read_run()
+        note_left_out(run, 8, {"n2": "gpus: GPU 3: lost", "n4": "disk: full"})
+        left_out = {"n2": "gpus: GPU 3: lost", "n4": "disk: full"}
+        assert run.read_run() == replace(before, devices_present=8, left_out=left_out)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"left_out": ["n2"]}, {"notes": 5}, {"hosts": [{}]}, {"status": "hanged"}, {"started_at": "yesterday"},
+            {"started_at": "2026-01-01T00:00:00"}, {"colour": "red"}, {"sku": 3}, {"devices_present": -1},
+            {"resumed": [{"at": "yesterday"}]}, {"startup": {"import_s": 1.0}}, {"simulated": "true"},
+        ],
+    )  # fmt: skip
+    def test_what_was_never_written_is_refused(self, run: RunDirectory, change: dict[str, Any]) -> None:
+        run.write_json(run.run_json, as_json(run.read_run()) | change)
+        with pytest.raises(RunDirectoryError, match=r"run\.json: has invalid content"):
+            run.read_run()
+
+
+@rows(
+    "mark",
+    [
+        {"simulated": True}, {"status": "simulated"},
+        {"simulation": {"gpus": 8, "seed": 0, "faults": [], "model": {}}},
+        {"hosts": [{"host": "n1", "devices": [{"index": 0, "uuid": "SIM-0", "name": ""}]}]},
+    ],
+)  # fmt: skip
+def test_any_one_mark_of_a_simulated_run_is_enough(mark: dict[str, Any]) -> None:
+    assert run_record(**mark).is_simulated()
+    assert not run_record(hosts=[{"host": "n1", "devices": []}]).is_simulated(["GPU-0", "cpu"])
+    assert run_record().is_simulated(["SIM-3"])
+
+
+class TestEnds:
+    ENDS = (
+        StudyEnd("decided", "decided"),
+        StudyEnd("rounds", "rounds"),
+        StudyEnd("budget", "budget"),
+        StudyEnd("error", "error", "no memory"),
+        StudyEnd("interrupted", "interrupted", "the job reached its time limit"),
+    )
+
+    def test_only_a_study_that_came_to_its_own_end_was_measured(self) -> None:
+        assert studies_measured(self.ENDS) == {"decided", "rounds"}
+
+    @rows("last", ["budget", "error", "interrupted"])
+    def test_the_last_end_of_a_study_counts(self, last: EndReason) -> None:
+        ends = [StudyEnd("a", "decided"), StudyEnd("a", last)]
+        assert studies_measured(ends) == set()
+        assert studies_measured(ends[::-1]) == {"a"}
+
+    def test_an_interruption_is_no_error(self) -> None:
+        records = self.ENDS
+        assert interruptions_of(records) == {"interrupted": "the job reached its time limit"}
+        assert errors_of(records) == {"error": "no memory"}
+        assert studies_out_of_time(records) == {"budget"}
+
+
+class TestResumed:
+    def test_run_json_says_when_by_whom_and_from_what(self, run: RunDirectory) -> None:
+        finish_run(run, "interrupted")
+        resume_run(run, ("pytest", "--ddp-resume=run"), "ab" * 32, {"weak/r": "error"})
+        record = run.read_run()
+        assert (record.status, record.finished_at) == ("running", None)
+        (resumed,) = record.resumed
+        assert datetime.fromisoformat(resumed.at)
+        assert resumed == Resumed(
+            at=resumed.at,
+            argv=("pytest", "--ddp-resume=run"),
+            status_before="interrupted",
+            thresholds_digests="ab" * 32,
+            measured_anew={"weak/r": "error"},
+        )
+
+    def test_who_resumes_is_added_and_a_ticket_stays_unless_there_is_another(self, run: RunDirectory) -> None:
+        noted = {"operator": "Ann", "site": "Hall 1", "ticket": "T-1"}
+        start_run(run, "a100", (), Path("thresholds.yaml"), "ab" * 32, noted=noted)
+        resume_run(run, (), "ab" * 32, {}, {"operator": "Bob", "ticket": "T-2", "rack": "B 7"})
+        resume_run(run, (), "ab" * 32, {}, {"operator": "Ann"})
+        record = run.read_run()
+        assert record.operators == ("Ann", "Bob")
+        assert record.noted == {"operator": "Ann", "site": "Hall 1", "ticket": "T-2", "rack": "B 7"}
+        assert record.further_notes == {"rack": "B 7"}
+
+    def test_operator_site_and_ticket_of_an_earlier_version_are_notes(self, run: RunDirectory) -> None:
+        resume_run(run, (), "ab" * 32, {})
+        said = as_json(run.read_run())
+        said |= {"operator": "Ann", "site": "Hall 1", "ticket": "T-1"}
+        said["resumed"][0]["operator"] = "Bob"
+        run.write_json(run.run_json, said)
+        record = run.read_run()
+        assert record.operators == ("Ann", "Bob")
+        assert record.noted == {"operator": "Ann", "site": "Hall 1", "ticket": "T-1"}
+        run.write_json(run.run_json, said | {"noted": {}})
+        with pytest.raises(RunDirectoryError, match="unknown field `operator`"):
+            run.read_run()
+
+    def test_each_time_is_recorded(self, run: RunDirectory) -> None:
+        for _ in range(3):
+            resume_run(run, (), "ab" * 32, {})
+            finish_run(run, "finished")
+        assert [one.status_before for one in run.read_run().resumed] == ["running", "finished", "finished"]
+
+    def test_the_reader_is_told_what_was_measured_again(self, run: RunDirectory) -> None:
+        assert run.read_run().resumption_notes() == []
+        resume_run(run, (), "ab" * 32, {"weak/r": "error", "strong/r": "no end"})
+        notes = run.read_run().resumption_notes()
+        assert notes[0].startswith("measured in 2 sessions: resumed 20")
+        assert notes[1].endswith("superseded.jsonl): weak/r (error), strong/r (no end)")
+        assert len(notes) == 2
+
+    def test_the_reader_is_told_of_other_thresholds(self, run: RunDirectory) -> None:
+        resume_run(run, (), "cd" * 32, {})
+        (_, note) = run.read_run().resumption_notes()
+        assert "another thresholds file (sha256 cdcdcdcdcdcd)" in note
+        assert "(sha256 abababababab)" in note
+
+
+def test_now_is_utc_to_the_second() -> None:
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", now_iso())
+
+
+def test_ranks_that_could_not_be_bound_are_told_once_for_each_reason() -> None:
+    refused, absent = "memory of NUMA node 0 is not preferred: Operation not permitted", "not bound: no cores"
+    who = gang(("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1), numa_notes=(refused, "", refused, absent))
+    again = [who, msgspec.structs.replace(who, gang=1)]
+    assert binding_notes(again) == [f"rank 0 on n1 and 1 more rank: {refused}", f"rank 3 on n2: {absent}"]

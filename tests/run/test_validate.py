@@ -1,0 +1,391 @@
+"""A run in which something measured cannot be so is refused, with the line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace as altered
+
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.run.evidence import read_evidence
+from pytest_ddpscale.run.paik import import_paik
+from pytest_ddpscale.run.pair_record import PairRound
+from pytest_ddpscale.run.probe_record import ProbeBlock, ProbeUnsupported
+from pytest_ddpscale.run.records import (
+    NO_CHECKSUM,
+    Block,
+    GangRecord,
+    RoundEnd,
+    SeededSteps,
+    StudyEnd,
+    WorkloadFlops,
+    step_bytes,
+)
+from pytest_ddpscale.thresholds.loading import load_thresholds
+from tests.builders.records import blocks_of
+from tests.judge.nodes import measure_nodes
+from tests.rows import rows
+from tests.run.sound_run import (
+    ARMS,
+    FEWER,
+    PER_NODE,
+    PLAN,
+    PROBES,
+    RANKS,
+    ROUNDS,
+    STUDY,
+    Change,
+    Records,
+    again,
+    changed,
+    read,
+    refusal,
+    without,
+)
+
+LAST_ARM = ARMS[-1]
+
+TWO_LAUNCHES = replace(PLAN, studies=(STUDY, replace(STUDY, launch=2)), launches=2)
+
+
+def is_ddp(block: Block) -> bool:
+    return block.arm == LAST_ARM
+
+
+def steps(*changed_first: float) -> bytes:
+    """Of the last arm: ten steps of four ranks, 0.4 s a rank, the first of them changed."""
+    return step_bytes([*changed_first, *[0.04] * (10 * RANKS - len(changed_first))])
+
+
+def test_a_sound_run_is_evidence(tmp_path: Path) -> None:
+    evidence = read(tmp_path)
+    assert evidence.errors == {}
+    assert evidence.columns.devices == {f"GPU-{rank}" for rank in range(RANKS)}
+    assert evidence.probes
+    assert evidence.pairs
+    assert len(evidence.transports) == RANKS
+    assert evidence.telemetry
+
+
+def test_published_results_are_evidence(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    thresholds = load_thresholds(root / "thresholds.yaml").thresholds
+    published = import_paik(root / "tests" / "data" / "paik_a100_80gb", tmp_path / "a100", None, thresholds)
+    evidence = read_evidence(published)
+    assert sum(int(arm.present.sum()) for arm in evidence.columns.arms.values()) == 96
+    assert evidence.errors == {}
+
+
+class TestOneLine:
+    @rows(
+        ("change", "found"),
+        [
+            (again(Block, is_ddp), f"is another block 0 of weak/r, {LAST_ARM} than line"),
+            (again(Block, is_ddp, block_s=1e-3, step_s=b""), f"is another block 0 of weak/r, {LAST_ARM} than line"),
+            (again(ProbeBlock, seconds=1e-3), "is another block 0 of probes, matmul-bf16 than line"),
+            (again(RoundEnd), "is another round 0 of probes than line"),
+            (again(PairRound, busbw_gbps=99.0), "is another round 0 of pairs than line"),
+            (again(SeededSteps, checksums="other"), "is another SeededSteps 0 of weak/r than line"),
+            (again(WorkloadFlops, flops_per_image=1.0), "is another WorkloadFlops 0 of weak/r than line"),
+        ],
+    )  # fmt: skip
+    @rows("order", [1, -1])
+    def test_tells_of_each_block(self, tmp_path: Path, change: Change, found: str, order: int) -> None:
+        """Whichever of two comes first, neither counts."""
+        assert found in refusal(tmp_path, lambda records: [records[0], *change(records)[1:][::order]])
+
+    def test_may_stand_anywhere_behind_its_gang(self, tmp_path: Path) -> None:
+        assert read(tmp_path, lambda records: [records[0], *records[:0:-1]]).errors == {}
+
+
+class TestPlan:
+    @rows(
+        ("change", "found"),
+        [
+            (changed(Block, study="weak/other"), "of weak/other, which plan.json does not plan"),
+            (changed(Block, is_ddp, arm="ddp@64"), "has ddp@64 of weak/r, which plan.json does not plan"),
+            (changed(Block, is_ddp, batch_size=8), "has 8 images a step of weak/r, ddp@4, for which plan.json plans 4"),
+            (changed(ProbeBlock, study="xx"), "has matmul-bf16 of xx, which plan.json does not plan"),
+            (changed(ProbeBlock, probe="matmul-fp8"), "has matmul-fp8 of probes, which plan.json does not plan"),
+            (changed(PairRound, study="weak/r"), "has pairs of nodes of weak/r, which plan.json does not plan"),
+            (
+                lambda records: [*records, ProbeUnsupported(study="probes", probe="x", gang=0, ranks=(0,), reasons="")],
+                "has x of probes, which plan.json does not plan",
+            ),
+            (changed(RoundEnd, arms=("x",)), "has x of probes, which plan.json does not plan"),
+        ],
+    )  # fmt: skip
+    def test_knows_all_that_is_measured(self, tmp_path: Path, change: Change, found: str) -> None:
+        assert found in refusal(tmp_path, change)
+
+    def test_of_a_cpu_has_no_gpus(self, tmp_path: Path) -> None:
+        found = "line 1 has ranks on 'GPU-0', but plan.json plans for cpu"
+        assert found in refusal(tmp_path, plan=replace(PLAN, device_type="cpu"))
+
+    def test_of_gpus_has_no_cpu(self, tmp_path: Path) -> None:
+        change = changed(GangRecord, devices=("GPU-0", "GPU-1", "GPU-2", "cpu"))
+        assert "line 1 has ranks on 'cpu', but plan.json plans for cuda" in refusal(tmp_path, change)
+
+
+class TestSteps:
+    @rows(
+        ("changes", "found"),
+        [
+            ({"block_s": 0.38}, "has steps of 0.4 s in all (step_s) of rank 0 in a block of 0.38 s"),
+            ({"block_s": 0.425}, "has steps of 0.4 s in all (step_s) of rank 0 in a block of 0.425 s"),
+            ({"block_s": (0.4, 0.4, 0.4, 0.5)}, "has steps of 0.4 s in all (step_s) of rank 3 in a block of 0.5 s"),
+            ({"step_s": steps(1e30)}, "has steps of 1e+30 s in all"),
+            ({"step_s": steps(-1.0)}, "has a step of -1 s (step_s)"),
+            ({"step_s": steps(0.04, 0.0)}, "has a step of 0 s (step_s)"),
+            ({"step_s": steps(float("nan"))}, "has a step of nan s (step_s)"),
+            ({"step_s": b""}, "has no step times (step_s)"),
+            ({"waited_s": bytes(len(steps()))}, f"has {len(steps())} bytes of seconds waited for data (waited_s)"),
+        ],
+    )
+    def test_that_cannot_be_are_refused(self, tmp_path: Path, changes: dict[str, Any], found: str) -> None:
+        assert found in refusal(tmp_path, changed(Block, is_ddp, **{"block_s": 0.4, "step_s": steps()} | changes))
+
+    @rows("block_s", [0.385, 0.42])
+    def test_may_differ_from_their_block_by_less_than_a_twentieth(self, tmp_path: Path, block_s: float) -> None:
+        assert read(tmp_path, changed(Block, is_ddp, block_s=block_s, step_s=steps())).errors == {}
+
+    def test_of_two_rounds_are_not_the_same_to_the_last_digit(self, tmp_path: Path) -> None:
+        def copied(records: Records) -> Records:
+            first = next(one for one in records if isinstance(one, Block) and one.arm == FEWER[0])
+            where = lambda one: one.round == 3 and one.arm == first.arm  # noqa: E731
+            return changed(Block, where, block_s=first.block_s, step_s=first.step_s)(records)
+
+        assert "of another round, to the last digit" in refusal(tmp_path, copied)
+
+    def test_of_measured_runs_are_no_single_samples(self, tmp_path: Path) -> None:
+        assert "is the single sample of an imported result" in refusal(tmp_path, changed(Block, single_sample=True))
+
+
+class TestLaunches:
+    """Launches that are copies of one another agree as no machine does: their interval would be a point."""
+
+    def test_are_not_the_same_to_the_last_digit(self, tmp_path: Path) -> None:
+        found = refusal(tmp_path, lambda records: _with_launch(records, gang=1), plan=TWO_LAUNCHES)
+        assert "of another round, to the last digit" in found
+
+    def test_are_measured_by_gangs_of_their_own(self, tmp_path: Path) -> None:
+        change = lambda records: _with_launch(records, gang=0, slower=1.001)  # noqa: E731
+        found = "has weak/r/launch-2, of launch 2, measured by gang 0, which measured launch 1"
+        assert found in refusal(tmp_path, change, plan=TWO_LAUNCHES)
+
+    def test_of_other_processes_and_times_are_evidence(self, tmp_path: Path) -> None:
+        evidence = read(tmp_path, lambda records: _with_launch(records, gang=1, slower=1.001), plan=TWO_LAUNCHES)
+        assert evidence.errors == {}
+        assert len(evidence.launches) == 2
+
+
+class TestRounds:
+    def test_that_leave_out_what_is_decided_are_fine(self, tmp_path: Path) -> None:
+        assert read(tmp_path).timed_arms[STUDY.id][ROUNDS - 1] == set(FEWER)
+
+    @rows(
+        ("number", "arms", "found"),
+        [
+            (2, (), "times nothing after"),
+            (2, FEWER, f"times {', '.join(sorted(FEWER))} after"),
+            (ROUNDS - 1, ARMS, f"times {', '.join(sorted(ARMS))} after {', '.join(sorted(FEWER))}"),
+            (ROUNDS - 1, FEWER[:1], "is a measurement of an arm that its round left out (line"),
+        ],
+    )
+    def test_that_cannot_have_left_out_an_arm_are_refused(
+        self, tmp_path: Path, number: int, arms: Sequence[str], found: str
+    ) -> None:
+        where = lambda end: end.study == STUDY.id and end.round == number  # noqa: E731
+        assert found in refusal(tmp_path, changed(RoundEnd, where, arms=tuple(arms)))
+
+    def test_that_ended_have_all_blocks_that_they_timed(self, tmp_path: Path) -> None:
+        where = lambda one: is_ddp(one) and one.round == 2  # noqa: E731
+        found = f"ends round 2 of weak/r, of which {LAST_ARM} was not recorded"
+        assert found in refusal(tmp_path, without(Block, where))
+
+    def test_that_did_not_end_may_lack_blocks(self, tmp_path: Path) -> None:
+        def cut(records: Records) -> Records:
+            last = max(i for i, one in enumerate(records) if isinstance(one, Block))
+            return [*records[:last], StudyEnd(study=STUDY.id, reason="error", message="died")]
+
+        assert read(tmp_path, cut).errors[STUDY.id] == "died"
+
+
+class TestRanks:
+    @rows("kind", [Block, ProbeBlock, SeededSteps])
+    @rows("rank", [0, RANKS - 1])
+    def test_that_are_left_out_of_all_columns_are_missed(self, tmp_path: Path, kind: type, rank: int) -> None:
+        """A slow or a corrupt one would not be seen."""
+
+        def left_out(records: Records) -> Records:
+            return [_without_rank(one, rank) if isinstance(one, kind) else one for one in records]
+
+        assert f"lacks rank {rank} of" in refusal(tmp_path, left_out)
+
+    def test_that_could_not_do_a_probe_are_not_missed(self, tmp_path: Path) -> None:
+        def unable(records: Records) -> Records:
+            said = ProbeUnsupported(study="probes", probe="matmul-bf16", gang=0, ranks=(1,), reasons="too old")
+            others = [
+                _without_rank(one, 1) if isinstance(one, ProbeBlock) and one.probe == "matmul-bf16" else one
+                for one in records
+            ]
+            return [records[0], said, *others[1:]]
+
+        assert read(tmp_path, unable).unsupported == {"matmul-bf16": "n0: too old"}
+
+    def test_take_their_turn(self, tmp_path: Path) -> None:
+        """Else a slow one could be passed over."""
+        alone = next(arm.name for arm in STUDY.arms if arm.world_size == 1)
+
+        def first_again(records: Records) -> Records:
+            return [
+                altered(one, ranks=(0, PER_NODE)) if isinstance(one, Block) and one.arm == alone else one
+                for one in records
+            ]
+
+        assert "of alone of weak/r, in which it is rank 1's turn" in refusal(tmp_path, first_again)
+
+    def test_that_have_to_agree_have_checksums(self, tmp_path: Path) -> None:
+        found = "has a replica without a checksum (parameters_checksum)"
+        assert found in refusal(tmp_path, changed(Block, is_ddp, parameters_checksum=f"{1:016x}" * 3 + NO_CHECKSUM))
+        assert found in refusal(tmp_path / "all", changed(Block, is_ddp, parameters_checksum=None))
+
+    @rows("trace", [{"parameters_checksum": f"{1:016x}" * RANKS}, {"skipped_steps": 1}])
+    def test_that_only_infer_have_trained_nothing(self, tmp_path: Path, trace: dict[str, Any]) -> None:
+        change = changed(Block, lambda block: block.arm == f"infer@{PER_NODE}", **trace)
+        assert "has traces of training in forward passes" in refusal(tmp_path, change)
+
+
+class TestGangs:
+    @rows(
+        ("changes", "found"),
+        [
+            ({"devices": ("GPU-0", "GPU-1", "GPU-1", "GPU-3")}, "line 1 has rank 2 on GPU-1, as rank 1; expected"),
+            ({"hosts": ("n0",) * 4, "local_ranks": (0, 1, 0, 1)}, "two ranks as local rank 0 of n0"),
+            ({"hosts": ("n0",) * 4, "local_ranks": (0, 1, 2, 3)}, "has probes on 1 hosts, but plan.json plans for 2"),
+            ({"hosts": ("n0", "n0", "n1", "n2"), "local_ranks": (0, 1, 0, 0)}, "not numbered node by node"),
+            ({"hosts": ("n0", "n1", "n0", "n1"), "local_ranks": (0, 0, 1, 1)}, "not numbered node by node"),
+            ({"local_ranks": (0, 1, 1, 0)}, "not numbered node by node"),
+            ({"hosts": tuple("abcd"), "local_ranks": (0,) * 4}, "has ranks on 4 hosts, but plan.json plans for 2"),
+        ],
+    )  # fmt: skip
+    def test_that_cannot_be_so_are_refused(self, tmp_path: Path, changes: dict[str, Any], found: str) -> None:
+        assert found in refusal(tmp_path, changed(GangRecord, **changes))
+
+    def test_larger_than_planned_are_refused(self, tmp_path: Path) -> None:
+        def larger(records: Records) -> Records:
+            devices = tuple(f"GPU-{rank}" for rank in range(6))
+            who = GangRecord(gang=0, hosts=tuple("aabbcc"), local_ranks=(0, 1) * 3, devices=devices)
+            return [who, *records[1:]]
+
+        assert "line 1 has 6 ranks, but plan.json plans for 4" in refusal(tmp_path, larger)
+
+    def test_of_several_hosts_on_one_node_are_refused(self, tmp_path: Path) -> None:
+        plan = replace(PLAN, nodes=1, ranks_per_node=None, pairs=None)
+        no_pairs = without(PairRound)
+        assert "line 1 has ranks on 2 hosts, but plan.json plans for 1" in refusal(tmp_path, no_pairs, plan)
+
+    @rows(
+        "hosts", [[], [("n0", 0), ("n0", 1)], [("n0", 0), ("n0", 1), ("n1", 2), ("n7", 3)]], ids=len
+    )  # fmt: skip
+    def test_elsewhere_than_run_json_says_are_refused(self, tmp_path: Path, hosts: list[tuple[str, int]]) -> None:
+        said = [{"host": host, "devices": [{"index": 0, "uuid": f"GPU-{rank}", "name": ""}]} for host, rank in hosts]
+        ended = {"status": "finished", "finished_at": "2026-01-01T00:00:00+00:00"}
+        if hosts:
+            assert "which run.json does not have" in refusal(tmp_path, run_json={"hosts": said, **ended})
+        else:
+            assert read(tmp_path, run_json={"hosts": said, **ended}).errors == {}
+
+    @rows("hosts", [5, [5], [{"host": "n0"}], [{"host": 1, "devices": []}], {"n0": []}])
+    def test_beside_hosts_that_are_none_are_refused(self, tmp_path: Path, hosts: object) -> None:
+        ended = {"status": "finished", "finished_at": "2026-01-01T00:00:00+00:00", "hosts": hosts}
+        assert "run.json: has invalid content" in refusal(tmp_path, run_json=ended)
+
+    def test_of_fewer_nodes_measure_what_fits_one(self, tmp_path: Path) -> None:
+        """The other node was lost."""
+        plan = replace(PLAN, studies=(replace(STUDY, arms=tuple(_small(STUDY.arms))),), probes=None)
+        names = [arm.name for arm in plan.studies[0].arms]
+
+        def lost(records: Records) -> Records:
+            small = [one for one in records[1:] if getattr(one, "study", "") == STUDY.id and hasattr(one, "round")]
+            kept = [one for one in small if not isinstance(one, Block) or one.arm in names]
+            return [_of_node_0(records[0]), *map(_of_node_0, kept)]
+
+        assert read(tmp_path, lost, plan, is_watched=False).errors.keys() == {STUDY.id, "pairs"}
+
+
+class TestTelemetry:
+    """Of blocks that nobody measured it would vouch for GPUs that were not watched."""
+
+    def test_of_a_block_that_a_kill_kept_from_being_written_is_left_out(self, tmp_path: Path) -> None:
+        def cut(records: Records) -> Records:
+            last = max(i for i, one in enumerate(records) if isinstance(one, Block))
+            return [*records[:last], StudyEnd(study=STUDY.id, reason="error", message="died")]
+
+        whole, without_last = read(tmp_path / "whole").telemetry, read(tmp_path, cut).telemetry
+        assert 0 < len(without_last) < len(whole)
+
+    def test_of_a_block_that_was_not_measured_is_refused(self, tmp_path: Path) -> None:
+        def cut(records: Records) -> Records:
+            last = max(i for i, one in enumerate(records) if isinstance(one, Block))
+            return [*records[:last], *records[last + 2 :]]
+
+        assert "which was not measured" in refusal(tmp_path, cut)
+
+    @rows("changes", [{"started_unix_s": 1.0}, {"gang": 1}])
+    def test_of_another_time_or_gang_is_refused(self, tmp_path: Path, changes: dict[str, Any]) -> None:
+        def moved(records: Records) -> Records:
+            return [records[0], altered(records[0], gang=1), *changed(Block, is_ddp, **changes)(records)[1:]]
+
+        assert "which was measured by other ranks or at another time" in refusal(tmp_path, moved)
+
+
+def _without_rank(one: Any, rank: int) -> Any:
+    """A record that one rank is left out of, column by column."""
+    if rank not in one.ranks:
+        return one
+    keep = [place for place, other in enumerate(one.ranks) if other != rank]
+    columns = {
+        name: tuple(value[place] for place in keep)
+        for name in one.__struct_fields__
+        if isinstance(value := getattr(one, name), tuple | np.ndarray)
+    }
+    if isinstance(one, Block):
+        length = len(one.step_s) // len(one.ranks)
+        columns["step_s"] = b"".join(one.step_s[place * length : (place + 1) * length] for place in keep)  # type: ignore[assignment]
+    if isinstance(one, ProbeBlock) and one.peers is not None:
+        columns["peers"] = tuple(one.each("peers")[keep])
+    return altered(one, **columns)
+
+
+def _with_launch(records: Records, gang: int, slower: float = 1.0) -> Records:
+    """The same again as a second launch, measured by a gang of that number; as fast to the last digit if not slower."""
+    again_id = TWO_LAUNCHES.studies[1].id
+    blocks = blocks_of(measure_nodes(TWO_LAUNCHES.of_launch(2), rounds=ROUNDS), gang)
+    who = [altered(records[0], gang=gang)] if gang else []
+    ends = [RoundEnd(study=again_id, round=number, arms=tuple(ARMS)) for number in range(ROUNDS)]
+    seeded = [altered(one, study=again_id, gang=gang) for one in records if isinstance(one, SeededSteps)]
+    slowed = [altered(one, step_s=step_bytes([slower * s for s in np.frombuffer(one.step_s, "<f4")])) for one in blocks]
+    return [*records, *who, *seeded, *slowed, *ends, StudyEnd(study=again_id, reason="decided")]
+
+
+def _small(arms: Sequence[Arm]) -> list[Arm]:
+    return [arm for arm in arms if arm.world_size <= PER_NODE]
+
+
+def _of_node_0(one: Any) -> Any:
+    if isinstance(one, GangRecord):
+        return GangRecord(gang=0, hosts=one.hosts[:2], local_ranks=one.local_ranks[:2], devices=one.devices[:2])
+    if isinstance(one, RoundEnd):
+        return altered(one, arms=tuple(arm for arm in one.arms if arm in [small.name for small in _small(STUDY.arms)]))
+    return _without_rank(_without_rank(one, 3), 2)
+
+
+def test_probes_are_all_there(tmp_path: Path) -> None:
+    assert {name for name, _ in read(tmp_path).probes} == {probe.name for probe in PROBES}
+    assert FEWEST_ROUNDS < ROUNDS

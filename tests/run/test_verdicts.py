@@ -1,0 +1,145 @@
+"""Verdicts and judgements survive verdicts.json, and know their margin."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.run.strict_json import read_as, strict_json
+from pytest_ddpscale.run.verdicts import Blocker, Culprit, Judgement, Verdict, VerdictOutcome, read_judgement
+from tests.builders.json_types import as_json
+from tests.rows import rows
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+CULPRITS = st.builds(
+    Culprit, st.sampled_from(["gpu", "node", "link"]), WORDS, st.none() | st.integers(0, 7), st.none() | WORDS, WORDS
+)
+
+
+@st.composite
+def verdicts(draw: st.DrawFn) -> Verdict:
+    metric = METRICS[draw(st.sampled_from(sorted(METRICS)))]
+    measured = draw(st.booleans())
+    return Verdict(
+        id=draw(WORDS),
+        metric=metric.name,
+        workload=draw(WORDS),
+        world_size=draw(st.integers(1, 1024)),
+        severity=draw(st.sampled_from(["fail", "warn"])),
+        bound={"at_most" if metric.upper_bound else "at_least": draw(st.floats(0.01, 1e4))},
+        outcome=draw(st.sampled_from(["passed", "failed", "inconclusive", "not_measured", "error"])),
+        value=draw(st.floats(0, 1e4)) if measured else None,
+        interval=draw(st.tuples(NUMBERS, NUMBERS)) if measured else None,
+        rounds=draw(st.integers(0, 20)),
+        reason=draw(WORDS),
+        provisional=draw(st.booleans()),
+        source=draw(WORDS),
+        notes=tuple(draw(st.lists(WORDS, max_size=2))),
+        culprits=tuple(draw(st.lists(CULPRITS, max_size=2))),
+    )
+
+
+JUDGEMENTS = st.builds(
+    Judgement,
+    WORDS,
+    st.sampled_from(["accepted", "rejected", "incomplete", "partial"]),
+    WORDS,
+    st.lists(verdicts(), max_size=3).map(tuple),
+    st.lists(WORDS, max_size=2).map(tuple),
+)
+
+
+def make_verdict(bound: dict[str, float], value: float | None) -> Verdict:
+    return Verdict("m[a]", "throughput_per_gpu", "a", 1, "fail", bound, "inconclusive", value)
+
+
+@given(JUDGEMENTS)
+def test_a_judgement_survives_verdicts_json(judgement: Judgement) -> None:
+    assert read_as(Judgement, as_json(judgement)) == judgement
+
+
+def test_json_says_unit_and_margin_beside_the_value() -> None:
+    data = as_json(make_verdict({"at_least": 100.0}, 110.0))
+    assert (data["unit"], data["value"], data["bound"]) == ("img/s", 110.0, {"at_least": 100.0})
+    assert data["margin"] == pytest.approx(0.1)
+
+
+def test_verdicts_of_an_earlier_version_are_read_without_what_nothing_uses_any_more(tmp_path: Path) -> None:
+    basis = {"judged_at": "today", "note_operator": "Eve", "note_ticket": "T-2"}
+    judgement = Judgement("cpu", "partial", "", (make_verdict({"at_least": 100.0}, 110.0),), basis=basis)
+    data = as_json(judgement)
+    data["basis"] = {"judged_at": "today", "judged_by": "Eve", "ticket": "T-2"}
+    data["family_confidence"] = data["verdicts"][0]["precision"] = None
+    file = tmp_path / "verdicts.json"
+    file.write_text(strict_json(data), encoding="utf-8")
+    assert read_judgement(file) == judgement
+
+
+def test_json_has_a_schema_version() -> None:
+    assert as_json(Judgement("cpu", "partial", "", ()))["schema_version"] == 5
+
+
+@rows(
+    ("bound", "value", "margin"),
+    [
+        ({"at_least": 100.0}, 90.0, -0.1),
+        ({"at_least": 100.0}, 125.0, 0.25),
+        ({"at_most": 100.0}, 90.0, 0.1),
+        ({"at_most": 100.0}, 125.0, -0.25),
+    ],
+)
+def test_margin_is_positive_on_the_good_side(bound: dict[str, float], value: float, margin: float) -> None:
+    found = make_verdict(bound, value).margin
+    assert found is not None
+    assert math.isclose(found, margin)
+
+
+def test_without_a_value_there_is_no_margin() -> None:
+    assert make_verdict({"at_least": 1.0}, None).margin is None
+
+
+def test_only_passed_is_a_pass() -> None:
+    outcomes = get_args(VerdictOutcome)
+    passes = [Verdict("m[a]", "peak_memory_gib", "a", 1, "warn", {"at_most": 1.0}, o).passed for o in outcomes]
+    assert dict(zip(outcomes, passes, strict=True)) == {
+        "passed": True, "failed": False, "inconclusive": False, "not_measured": False, "error": False
+    }  # fmt: skip
+
+
+def test_an_unknown_key_is_refused() -> None:
+    data = as_json(make_verdict({"at_least": 1.0}, 2.0))
+    with pytest.raises(ValueError, match="colour"):
+        read_as(Verdict, data | {"colour": "red"})
+    with pytest.raises(ValueError, match="culprits"):
+        read_as(Verdict, {key: value for key, value in data.items() if key != "culprits"})
+
+
+@rows("change", [{"margin": 9.0}, {"unit": "ms"}, {"margin": None}])
+def test_what_follows_from_the_rest_has_to_be_right(change: dict[str, Any]) -> None:
+    data = as_json(make_verdict({"at_least": 1.0}, 2.0)) | change
+    with pytest.raises(ValueError, match=f"{next(iter(change))} is .*; expected "):
+        read_as(Verdict, data)
+
+
+@rows("change", [{"metric": "colour"}, {"bound": {}}, {"bound": {"at_least": 0.0}}])
+def test_a_verdict_on_nothing_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected a metric and its bound"):
+        read_as(Verdict, as_json(make_verdict({"at_least": 1.0}, 2.0)) | change)
+
+
+def test_a_reason_not_to_accept_cannot_be_taken_out() -> None:
+    failed = replace(make_verdict({"at_least": 1.0}, 0.5), outcome="failed")
+    judgement = Judgement("cpu", "rejected", "", (failed,), blockers=(Blocker("test", "t", "skipped"),))
+    assert [(one.kind, one.name) for one in judgement.blockers] == [("requirement", "m[a]"), ("test", "t")]
+    assert replace(judgement, notes=("n",)).blockers == judgement.blockers
+    data = as_json(judgement)
+    with pytest.raises(ValueError, match="blockers"):
+        read_as(Judgement, data | {"blockers": data["blockers"][1:]})
