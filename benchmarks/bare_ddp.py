@@ -151,12 +151,12 @@ def parse_arguments() -> argparse.Namespace:
 def report(arguments: argparse.Namespace, options: Options, seconds: float) -> None:
     """Print the result, and write it to the file if one is given."""
     ranks = dist.get_world_size()
-    img_per_s = options.batch_size * arguments.steps / seconds
+    samples_per_s = options.batch_size * arguments.steps / seconds
     print(f"{'ranks':>5}  {'steps':>5}  {'seconds':>8}  {'img/s/rank':>10}  {'img/s':>10}")
-    print(f"{ranks:5}  {arguments.steps:5}  {seconds:8.3f}  {img_per_s:10.1f}  {img_per_s * ranks:10.1f}")
+    print(f"{ranks:5}  {arguments.steps:5}  {seconds:8.3f}  {samples_per_s:10.1f}  {samples_per_s * ranks:10.1f}")
     if arguments.json:
         result = {"benchmark": "bare_ddp", "ranks": ranks, "steps": arguments.steps, "seconds": seconds}
-        result |= {"img_per_s_per_rank": img_per_s, "options": vars(options)}
+        result |= {"samples_per_s_per_rank": samples_per_s, "options": vars(options)}
         arguments.json.write_text(json.dumps(result) + "\n", encoding="utf-8")
 
 

@@ -85,7 +85,7 @@ class Node:
     @property
     def speeds(self) -> dict[str, float]:
         """Images per second of a GPU, by workload."""
-        return {name: expected.img_per_s for name, expected in self.cluster.performance.expectations.items()}
+        return {name: expected.samples_per_s for name, expected in self.cluster.performance.expectations.items()}
 
     @cached_property
     def one_shot(self) -> dict[str, FloatArray]:
@@ -159,7 +159,7 @@ def asked_of(node: Node) -> dict[Study, list[Case]]:
 def t_test(case: Case, study: Study, evidence: Evidence) -> Decision:
     """Decision by the t-interval of the mean of all rounds."""
     measured: MeasuredArms = rounds_of(case.question, study, evidence)
-    measured = replace(measured, reference=case.reference_img_per_s, peak=case.peak_tflops)
+    measured = replace(measured, reference=case.reference_samples_per_s, peak=case.peak_tflops)
     values = case.question.metric.samples_of(measured).values
     definition, by_factors = case.requirement.definition, case.requirement.definition.scale == "factors"
     series, bound = (np.log(values), math.log(case.requirement.bound)) if by_factors else (
@@ -206,7 +206,7 @@ def one_shot_seconds() -> float:
 def published_speeds(node: Node) -> dict[int, float]:
     """Published images per second and GPU of weak scaling, by world size."""
     (expected,) = node.cluster.performance.expectations.values()
-    return {size: expected.img_per_s * expected.efficiency_at("weak", size) for size in (1, 2, 4, 8)}
+    return {size: expected.samples_per_s * expected.efficiency_at("weak", size) for size in (1, 2, 4, 8)}
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class Agreement:
 
     Attributes:
         world_size: ranks that trained together.
-        img_per_s: median of all ranks together, by loop.
+        samples_per_s: median of all ranks together, by loop.
         ratio: worker / bare, geometric mean over the pairs, with its 95 % interval.
         median_ratio: median over the pairs.
         ratio_by_launch: geometric mean over the pairs of each launch.
@@ -134,7 +134,7 @@ class Agreement:
     """
 
     world_size: int
-    img_per_s: Mapping[Loop, float]
+    samples_per_s: Mapping[Loop, float]
     ratio: Estimate
     median_ratio: float
     ratio_by_launch: Sequence[float]
@@ -154,7 +154,7 @@ def agreement(job: Job, world_size: int, launches: Sequence[BlockSeconds]) -> Ag
         launches: seconds of each round's block, by loop, for each launch.
     """
     images = job.batch_size * job.block_steps * world_size
-    img_per_s: dict[Loop, float] = {
+    samples_per_s: dict[Loop, float] = {
         loop: images / statistics.median(block_s for seconds in launches for block_s in seconds[loop]) for loop in LOOPS
     }
     ratios = [
@@ -164,7 +164,7 @@ def agreement(job: Job, world_size: int, launches: Sequence[BlockSeconds]) -> Ag
     pairs = [ratio for launch in ratios for ratio in launch]
     return Agreement(
         world_size,
-        img_per_s,
+        samples_per_s,
         ratio=geometric_mean_estimate(pairs, CONFIDENCE),
         median_ratio=statistics.median(pairs),
         ratio_by_launch=[statistics.geometric_mean(launch) for launch in ratios],
@@ -256,8 +256,8 @@ def agreement_table(found: Sequence[Agreement]) -> str:
         (
             f"ddp@{a.world_size}",
             str(a.pairs),
-            f"{a.img_per_s['bare']:.1f}",
-            f"{a.img_per_s['worker']:.1f}",
+            f"{a.samples_per_s['bare']:.1f}",
+            f"{a.samples_per_s['worker']:.1f}",
             f"{a.ratio.value:.4f}",
             f"{a.ratio.interval[0]:.4f} … {a.ratio.interval[1]:.4f}",
             f"{a.median_ratio:.4f}",

@@ -55,7 +55,7 @@ def main() -> int:
     ratio = math.sqrt(2) * NOISE
     ramp, noise = FALL * np.arange(LIMIT) / (LIMIT - 1), chance.standard_normal((runs, 4, LIMIT))
     cluster = published_cluster(packaged("thresholds.yaml"), NOISE)
-    speeds = {name: expectation.img_per_s for name, expectation in cluster.performance.expectations.items()}
+    speeds = {name: expectation.samples_per_s for name, expectation in cluster.performance.expectations.items()}
     studies = cluster.plan(seed=0).studies
     least_s = STARTUP_S + sum(
         warm_up_seconds(study, speeds) + FEWEST_ROUNDS * round_seconds(study, study.arms, speeds) for study in studies

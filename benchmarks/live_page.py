@@ -112,7 +112,7 @@ def measure(pairs: Sequence[RoundPair], rounds: int, folder: Path) -> tuple[dict
     seen = json.loads((folder / "seen.json").read_text())
     cpu_s = {int(number): total_s for number, total_s in seen["cpu_s"].items()}
     blocks = [one for one in RunDirectory(folder / "run").read_records() if isinstance(one, Block)]
-    speeds = {(one.arm, one.round): _img_per_s(one) for one in blocks}
+    speeds = {(one.arm, one.round): _samples_per_s(one) for one in blocks}
     ratios: dict[str, list[float]] = {}
     for pair in pairs:
         for name, ratio in _ratios(pair, speeds, cpu_s):
@@ -140,7 +140,7 @@ def _ratios(
         yield CPU_TIME, took[0] / took[1]
 
 
-def _img_per_s(block: Block) -> float:
+def _samples_per_s(block: Block) -> float:
     return float((block.batch_size * block.each("steps") / block.each("block_s")).min())
 
 

@@ -101,7 +101,7 @@ def uniformity(run_path: Path, launch: Launch, pace: Pace, workload: Workload = 
     Supervisor(launch, run, Limits(inactivity_s=120)).measure(plan)
     source = Source(measured=1.0, margin_pct=2.0, reference="equal ranks")
     line = Requirement("rank_uniformity", 1.02, source, workload=workload.name, world_size=RANKS)
-    case = Case(line, 2, workload, "small-2rank", "", floor_img_per_s=1.0)
+    case = Case(line, 2, workload, "small-2rank", "", floor_samples_per_s=1.0)
     return judge(case, read_evidence(run), 0.95)
 
 

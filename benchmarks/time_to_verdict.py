@@ -94,7 +94,7 @@ def one_run(cluster: SimulatedCluster, seed: int) -> list[StudyTime]:
 
 def study_time(cluster: SimulatedCluster, decided: DecidedStudy) -> StudyTime:
     """Machine time of a study that was decided after some rounds."""
-    speeds = {name: expectation.img_per_s for name, expectation in cluster.performance.expectations.items()}
+    speeds = {name: expectation.samples_per_s for name, expectation in cluster.performance.expectations.items()}
     open_ = sum(verdict.is_open for verdict in decided.verdicts)
     passed = sum(verdict.passed for verdict in decided.verdicts)
     failed = sum(verdict.outcome == "failed" for verdict in decided.verdicts)

@@ -79,7 +79,7 @@ def _of_training(case: Case, evidence: Evidence) -> dict[str, NodeValue]:
     is_missing = study is None or study.id in evidence.errors or study.id in evidence.interrupted
     if study is None or is_missing or not _is_of_a_node(case, layout):
         return {}
-    samples = values_of_nodes(case.question, study, evidence, case.reference_img_per_s, case.peak_tflops)
+    samples = values_of_nodes(case.question, study, evidence, case.reference_samples_per_s, case.peak_tflops)
     suspects = suspect_nodes(case, study, evidence)
     credible = credible_values(case.requirement.metric, case.world_size, evidence.plan)
     most = max((len(samples[host].values) for host in samples), default=0)

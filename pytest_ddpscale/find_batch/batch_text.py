@@ -35,7 +35,7 @@ def row(trial: BatchTrial) -> str:
     """The row of one batch."""
     peak = "-" if trial.peak_bytes is None else f"{trial.peak_bytes / _GIB:.2f}"
     share = "-" if trial.share is None else percent(trial.share)
-    rate = "-" if trial.img_per_s is None else f"{trial.img_per_s:.1f}"
+    rate = "-" if trial.samples_per_s is None else f"{trial.samples_per_s:.1f}"
     fits = "yes" if trial.fits else "no"
     return f"{trial.batch:8}  {fits:<4}  {peak:>8}  {share:>6}  {rate:>13}  {trial.why_not}".rstrip()
 
@@ -48,8 +48,13 @@ def conclusion(largest: int | None, trials: Sequence[BatchTrial], least: int, mo
     found = by_batch[largest]
     lines = [f"The largest batch is {largest} images per GPU{_of_memory(found)}; {_beyond(largest, by_batch, most)}."]
     best = fastest(trials)
-    if best is not None and found.img_per_s and best.img_per_s and best.img_per_s > _NOTABLE * found.img_per_s:
-        rates = f"{best.img_per_s:.1f} img/s per GPU, against {found.img_per_s:.1f} with {largest}"
+    if (
+        best is not None
+        and found.samples_per_s
+        and best.samples_per_s
+        and best.samples_per_s > _NOTABLE * found.samples_per_s
+    ):
+        rates = f"{best.samples_per_s:.1f} img/s per GPU, against {found.samples_per_s:.1f} with {largest}"
         lines.append(f"The fastest batch was {best.batch}: {rates}. The largest is not the fastest.")
     return lines
 
@@ -66,7 +71,7 @@ def as_json(name: str, plan: Plan, largest: int | None, trials: Sequence[BatchTr
         "trials": [
             {
                 "batch": trial.batch, "fits": trial.fits, "why_not": trial.why_not, "peak_bytes": trial.peak_bytes,
-                "limit_bytes": trial.limit_bytes, "img_per_s_per_gpu": trial.img_per_s,
+                "limit_bytes": trial.limit_bytes, "samples_per_s_per_gpu": trial.samples_per_s,
             }
             for trial in trials
         ],

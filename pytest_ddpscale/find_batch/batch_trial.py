@@ -42,7 +42,7 @@ class BatchTrial:
         why_not: in words; empty if it fits.
         peak_bytes: GPU: bytes in use on the fullest device; CPU: bytes of all ranks together. None if they ran out.
         limit_bytes: total bytes of that memory; None if unknown.
-        img_per_s: of each GPU with all ranks training together, at the slowest rank's pace; None if they ran out.
+        samples_per_s: of each GPU with all ranks training together, at the slowest rank's pace; None if they ran out.
     """
 
     batch: int
@@ -50,7 +50,7 @@ class BatchTrial:
     why_not: str = ""
     peak_bytes: int | None = None
     limit_bytes: int | None = None
-    img_per_s: float | None = None
+    samples_per_s: float | None = None
 
     @property
     def share(self) -> float | None:
@@ -191,5 +191,5 @@ def percent(share: float) -> str:
 
 def fastest(trials: Iterable[BatchTrial]) -> BatchTrial | None:
     """The fitting batch with the highest throughput; None if none fits."""
-    fitting = [trial for trial in trials if trial.fits and trial.img_per_s is not None]
-    return max(fitting, key=lambda trial: trial.img_per_s or 0.0, default=None)
+    fitting = [trial for trial in trials if trial.fits and trial.samples_per_s is not None]
+    return max(fitting, key=lambda trial: trial.samples_per_s or 0.0, default=None)

@@ -156,11 +156,11 @@ def _gpu_values(evidence: Evidence, study: Study, arm: Arm, definition: str) -> 
     if measured is None:
         return
     ours = measured.of((measured.batch_size == arm.batch_size) & ~measured.single_sample)
-    img_per_s = arm.batch_size * ours.steps / ours.block_s
+    samples_per_s = arm.batch_size * ours.steps / ours.block_s
     ranks = zip(ours.ranks.hosts.tolist(), ours.ranks.devices.tolist(), ours.ranks.local_ranks.tolist(), strict=True)
     for place, i in sorted((place, i) for i, place in enumerate(ranks)):
         host, device, local_rank = place
-        value = _median(img_per_s[ours.present[:, i], i].tolist())
+        value = _median(samples_per_s[ours.present[:, i], i].tolist())
         if value is not None:
             # In an arm of one rank, all ranks take turns.
             together = 1 if arm.world_size == 1 else len(ours.ranks.by_host[host])
@@ -171,7 +171,7 @@ def _node_values(evidence: Evidence, study: Study, arm: Arm, definition: str) ->
     """Values of each node under DDP, at the pace of its slowest rank, for which all wait."""
     for rounds in group_rounds(evidence.columns, study.id, arm, evidence.plan.layout):
         ours = rounds.of(~rounds.measured.single_sample)
-        value = _median(ours.img_per_s_per_gpu.tolist())
+        value = _median(ours.samples_per_s_per_gpu.tolist())
         hosts = list(ours.ranks.by_host)
         if value is not None and len(hosts) == 1:
             yield _throughput(study, arm, definition, value, (hosts[0], None, None), arm.world_size)

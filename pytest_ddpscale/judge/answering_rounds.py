@@ -124,7 +124,7 @@ def _of_arms(
         measured,
         compared,
         question.world_size,
-        flops_per_image=evidence.flops_per_image.get(study.id),
+        flops_per_sample=evidence.flops_per_sample.get(study.id),
         seeded_checksums=evidence.seeded_checksums(study.id),
     )
 

@@ -19,16 +19,16 @@ def throughput_ratio(evidence: Evidence, study: Study, arm: Arm, baseline: Arm, 
     Returns:
         With an interval from eight rounds on; None if no round has both.
     """
-    ratios = list(img_per_s(evidence, study, arm) / img_per_s(evidence, study, baseline))
+    ratios = list(samples_per_s(evidence, study, arm) / samples_per_s(evidence, study, baseline))
     return estimate_of(ratios, "factors", confidence) if ratios else None
 
 
 def throughput(evidence: Evidence, study: Study, arm: Arm, confidence: float) -> Found | None:
     """Images per second and GPU of an arm, at the slowest rank's pace; an interval as in `throughput_ratio`."""
-    samples = list(img_per_s(evidence, study, arm))
+    samples = list(samples_per_s(evidence, study, arm))
     return estimate_of(samples, "factors", confidence) if samples else None
 
 
-def img_per_s(evidence: Evidence, study: Study, arm: Arm) -> PerRound:
+def samples_per_s(evidence: Evidence, study: Study, arm: Arm) -> PerRound:
     """Images per second and GPU in each round of an arm."""
-    return ArmSamples(all_groups(evidence.columns, study.id, arm, evidence.plan.layout)).img_per_s_per_gpu
+    return ArmSamples(all_groups(evidence.columns, study.id, arm, evidence.plan.layout)).samples_per_s_per_gpu

@@ -172,20 +172,20 @@ class ComparedRanks:
         """The workload; None without rounds."""
         return self.study.workload if self.study else None
 
-    def img_per_s(self, straggler: Straggler) -> float:
+    def samples_per_s(self, straggler: Straggler) -> float:
         """Median throughput of a rank, in img/s."""
         column = self.rounds.ranks.numbers == straggler.rank
-        return float(np.nanmedian(self.rounds.img_per_s[:, column]))
+        return float(np.nanmedian(self.rounds.samples_per_s[:, column]))
 
-    def floor_img_per_s(self, case: Case) -> float | None:
+    def floor_samples_per_s(self, case: Case) -> float | None:
         """Floor for one rank alone, in img/s; None unless the rounds train the workload of the case."""
         is_training = self.arm is not None and self.arm.kind == "each"
-        return case.floor_img_per_s if is_training and self.workload == case.workload else None
+        return case.floor_samples_per_s if is_training and self.workload == case.workload else None
 
     def misses_floor(self, straggler: Straggler, case: Case) -> bool:
         """Whether a rank is known to be below the floor for one rank alone."""
-        floor = self.floor_img_per_s(case)
-        return floor is not None and self.img_per_s(straggler) < floor
+        floor = self.floor_samples_per_s(case)
+        return floor is not None and self.samples_per_s(straggler) < floor
 
     @property
     def hosts(self) -> int:
@@ -332,7 +332,7 @@ def _evidence_on(straggler: Straggler, case: Case, each: ComparedRanks) -> str:
     """Evidence on a rank; of two ranks either may be the odd one, so it is compared with the floor for one rank."""
     if not straggler.ambiguous:
         return straggler.evidence
-    speed, floor = each.img_per_s(straggler), each.floor_img_per_s(case)
+    speed, floor = each.samples_per_s(straggler), each.floor_samples_per_s(case)
     if floor is None:
         return f"{straggler.evidence}; no floor for one rank alone to compare with"
     side = "below" if speed < floor else "above"

@@ -89,7 +89,7 @@ def _with_only_launch(verdict: Verdict, evidence: Evidence) -> Verdict:
 
 def _with_both_throughputs(verdict: Verdict, case: Case) -> Verdict:
     """Add both throughputs to a ratio between generations."""
-    reference, name = case.reference_img_per_s, case.requirement.versus
+    reference, name = case.reference_samples_per_s, case.requirement.versus
     if reference is None or name is None or verdict.value is None:
         return verdict
     return replace(
@@ -124,7 +124,7 @@ class _Asked:
     def samples(self) -> Mapping[str, PerRound]:
         """Values of the rounds of this launch, by place."""
         case = self.case
-        return values_of(case.question, self.study, self.evidence, case.reference_img_per_s, case.peak_tflops)
+        return values_of(case.question, self.study, self.evidence, case.reference_samples_per_s, case.peak_tflops)
 
     @cached_property
     def estimates(self) -> Estimates[str]:

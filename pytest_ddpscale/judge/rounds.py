@@ -91,14 +91,14 @@ class ArmRounds:
         )
 
     @property
-    def img_per_s(self) -> FloatArray:
+    def samples_per_s(self) -> FloatArray:
         """Images each rank trained per second, NaN where it was absent, (rounds, ranks)."""
         return self._images / self.measured.block_s
 
     @cached_property
-    def img_per_s_per_gpu(self) -> FloatArray:
+    def samples_per_s_per_gpu(self) -> FloatArray:
         """Images per second and GPU, at the slowest rank's pace."""
-        return _at(self.img_per_s, self.slowest)
+        return _at(self.samples_per_s, self.slowest)
 
     @cached_property
     def least_busy(self) -> IntArray:

@@ -33,9 +33,9 @@ class ArmSamples:
         return ArmSamples(self.rounds.of(~imported)) if imported.any() else self
 
     @property
-    def img_per_s_per_gpu(self) -> PerRound:
+    def samples_per_s_per_gpu(self) -> PerRound:
         """Images per second and GPU, at the slowest rank's pace; an imported round has the error of its steps."""
-        return self._of(self.rounds.img_per_s_per_gpu, self.rounds.single_sample_error)
+        return self._of(self.rounds.samples_per_s_per_gpu, self.rounds.single_sample_error)
 
     @property
     def step_s(self) -> PerRound:
@@ -78,7 +78,7 @@ class ArmSamples:
         return self._of(self.rounds.memory_spread, self._no_error)
 
     @property
-    def img_per_joule(self) -> PerRound:
+    def samples_per_joule(self) -> PerRound:
         """Images per joule of the least efficient GPU."""
         return self._of(self.rounds.images_per_joule)
 
@@ -86,14 +86,14 @@ class ArmSamples:
         """Share of ranks that agree bit for bit in parameters and in `seeded`, the checksums of their seeded step."""
         return self._of(agreeing_share(self.rounds, seeded))
 
-    def typical_img_per_s(self, slowness: Slowness) -> PerRound:
+    def typical_samples_per_s(self, slowness: Slowness) -> PerRound:
         """Images per second of a typical rank, for an arm in which ranks take turns.
 
         Args:
             slowness: step time of ranks over that of a typical one, by place, where known. The throughput of each
                 turn is scaled to a typical rank: otherwise slow ranks in the baseline would make scaling look better.
         """
-        values = self.rounds.img_per_s_per_gpu
+        values = self.rounds.samples_per_s_per_gpu
         if slowness and len(values):
             of_ranks = np.array([slowness.get(place, 1.0) for place in self.rounds.ranks.places])
             turns = self.rounds.measured.rank_of_cell[np.arange(len(values)), self.rounds.slowest]
@@ -121,7 +121,7 @@ class MeasuredArms:
         compared: complete rounds of its baseline; empty without one.
         world_size: ranks of the judged arm.
         slowness: of the ranks, if they take turns in the baseline and it is known.
-        flops_per_image: of the forward and backward pass; None if not counted.
+        flops_per_sample: of the forward and backward pass; None if not counted.
         seeded_checksums: of the seeded step that each rank computed alone, by rank.
         reference: throughput per GPU that another SKU's line publishes, in img/s; None if the requirement names none.
         peak: dense peak of one GPU in the workload's precision, in TFLOPS; None if unknown.
@@ -131,7 +131,7 @@ class MeasuredArms:
     compared: ArmRounds
     world_size: int
     slowness: Slowness = field(default_factory=dict)
-    flops_per_image: float | None = None
+    flops_per_sample: float | None = None
     seeded_checksums: Mapping[int, str] = field(default_factory=dict)
     reference: float | None = None
     peak: float | None = None
@@ -147,12 +147,12 @@ class MeasuredArms:
         return ArmSamples(self.compared)
 
     @property
-    def alone_img_per_s(self) -> PerRound:
+    def alone_samples_per_s(self) -> PerRound:
         """Images per second of a typical rank alone."""
-        return self.baseline.typical_img_per_s(self.slowness)
+        return self.baseline.typical_samples_per_s(self.slowness)
 
     @property
-    def reference_img_per_s(self) -> float:
+    def reference_samples_per_s(self) -> float:
         """Published throughput per GPU of the reference."""
         assert self.reference is not None  # checked by the thresholds model
         return self.reference

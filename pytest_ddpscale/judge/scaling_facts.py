@@ -19,18 +19,18 @@ class MeasuredSize:
 
     Attributes:
         gpus: ranks that trained together.
-        img_per_s: of all ranks together, at the slowest rank's pace.
-        energy_j_per_image: mean of the GPUs; None if any rank's is unknown.
-        efficiency: judged or estimated round by round; None to take that of the `img_per_s`.
+        samples_per_s: of all ranks together, at the slowest rank's pace.
+        energy_j_per_sample: mean of the GPUs; None if any rank's is unknown.
+        efficiency: judged or estimated round by round; None to take that of the `samples_per_s`.
     """
 
     gpus: int
-    img_per_s: float
-    energy_j_per_image: float | None = None
+    samples_per_s: float
+    energy_j_per_sample: float | None = None
     efficiency: float | None = None
 
 
-def energy_j_per_image(groups: ArmRounds) -> float | None:
+def energy_j_per_sample(groups: ArmRounds) -> float | None:
     """Joules per image over all blocks of an arm; None if unknown."""
     cells = groups.present
     energy = float(groups.measured.energy_j[cells].sum())
@@ -54,11 +54,11 @@ class ScalingFact:
 
     Attributes:
         gpus: number of ranks.
-        img_per_s: of all ranks together.
+        samples_per_s: of all ranks together.
         speedup: efficiency times `gpus` where that is known; else over the smallest size, times that size's GPUs.
         efficiency: `speedup` over `gpus`.
         serial_share: Amdahl's serial fraction from the speed-up by Karp and Flatt (1990); None for one GPU.
-        more_img_per_s: throughput above the next smaller size's; None for the smallest.
+        more_samples_per_s: throughput above the next smaller size's; None for the smallest.
         gain: of throughput over the next smaller size, per doubling: 0.69 is 69 %; None for the smallest.
         train_s: fixed seconds plus images over throughput, or the measured time.
         saved_share: of the next smaller size's `train_s`; None for the smallest.
@@ -68,11 +68,11 @@ class ScalingFact:
     """
 
     gpus: int
-    img_per_s: float
+    samples_per_s: float
     speedup: float
     efficiency: float
     serial_share: float | None
-    more_img_per_s: float | None
+    more_samples_per_s: float | None
     gain: float | None
     train_s: float
     saved_share: float | None
@@ -93,22 +93,22 @@ def scaling_facts(
     """
     found: list[ScalingFact] = []
     for place, size in enumerate(sizes):
-        per_gpu = sizes[0].img_per_s / sizes[0].gpus
-        speedup = size.img_per_s / per_gpu if size.efficiency is None else size.efficiency * size.gpus
+        per_gpu = sizes[0].samples_per_s / sizes[0].gpus
+        speedup = size.samples_per_s / per_gpu if size.efficiency is None else size.efficiency * size.gpus
         efficiency = speedup / size.gpus if size.efficiency is None else size.efficiency
-        train_s = measured_s[place] if measured_s else job.fixed_s + job.images / size.img_per_s
+        train_s = measured_s[place] if measured_s else job.fixed_s + job.images / size.samples_per_s
         before = found[-1] if found else None
         doublings = math.log2(size.gpus / before.gpus) if before else 1.0
-        kwh = None if size.energy_j_per_image is None else size.energy_j_per_image * job.images / 3.6e6
+        kwh = None if size.energy_j_per_sample is None else size.energy_j_per_sample * job.images / 3.6e6
         found.append(
             ScalingFact(
                 size.gpus,
-                size.img_per_s,
+                size.samples_per_s,
                 speedup,
                 efficiency,
                 (1 / speedup - 1 / size.gpus) / (1 - 1 / size.gpus) if size.gpus > 1 else None,
-                None if before is None else size.img_per_s - before.img_per_s,
-                None if before is None else (size.img_per_s / before.img_per_s) ** (1 / doublings) - 1,
+                None if before is None else size.samples_per_s - before.samples_per_s,
+                None if before is None else (size.samples_per_s / before.samples_per_s) ** (1 / doublings) - 1,
                 train_s,
                 None if before is None else 1 - train_s / before.train_s,
                 None if before is None else 1 - (train_s / before.train_s) ** (1 / doublings),

@@ -41,32 +41,34 @@ class TimeEstimate:
     device_hours: float
 
 
-def study_seconds(study: Study, img_per_s: Mapping[str, float] = UNKNOWN, rounds: int | None = TYPICAL_ROUNDS) -> float:
+def study_seconds(
+    study: Study, samples_per_s: Mapping[str, float] = UNKNOWN, rounds: int | None = TYPICAL_ROUNDS
+) -> float:
     """Wall time of one study, without the start-up of its gang.
 
     Args:
         study: the study.
-        img_per_s: expected throughput per GPU by workload; slow steps make blocks longer.
+        samples_per_s: expected throughput per GPU by workload; slow steps make blocks longer.
         rounds: number of rounds, up to the study's limit; None for the limit.
     """
-    per_round = round_seconds(study, study.arms, img_per_s)
-    return warm_up_seconds(study, img_per_s) + min(study.rounds, rounds or study.rounds) * per_round
+    per_round = round_seconds(study, study.arms, samples_per_s)
+    return warm_up_seconds(study, samples_per_s) + min(study.rounds, rounds or study.rounds) * per_round
 
 
-def usual_seconds(plan: Plan, study: Study, img_per_s: Mapping[str, float] = UNKNOWN) -> float:
+def usual_seconds(plan: Plan, study: Study, samples_per_s: Mapping[str, float] = UNKNOWN) -> float:
     """`study_seconds` of the usual number of rounds; with several launches, each has all its rounds."""
-    return study_seconds(study, img_per_s, TYPICAL_ROUNDS if plan.launches == 1 else None)
+    return study_seconds(study, samples_per_s, TYPICAL_ROUNDS if plan.launches == 1 else None)
 
 
-def warm_up_seconds(study: Study, img_per_s: Mapping[str, float] = UNKNOWN) -> float:
+def warm_up_seconds(study: Study, samples_per_s: Mapping[str, float] = UNKNOWN) -> float:
     """Wall time before the first round: each arm runs at least one block of minimum length."""
-    steps_s = [_step_s(study, arm, img_per_s) for arm in study.arms]
+    steps_s = [_step_s(study, arm, samples_per_s) for arm in study.arms]
     return max(study.warmup_s, sum((STEPS_BEFORE_TIMING + FEWEST_STEPS_PER_BLOCK) * s for s in steps_s))
 
 
-def round_seconds(study: Study, arms: Sequence[Arm], img_per_s: Mapping[str, float] = UNKNOWN) -> float:
+def round_seconds(study: Study, arms: Sequence[Arm], samples_per_s: Mapping[str, float] = UNKNOWN) -> float:
     """Wall time of one round that times these arms."""
-    steps_s = [_step_s(study, arm, img_per_s) for arm in arms]
+    steps_s = [_step_s(study, arm, samples_per_s) for arm in arms]
     blocks_s = sum(max(study.block_s, FEWEST_STEPS_PER_BLOCK * s) + STEPS_BEFORE_TIMING * s for s in steps_s)
     return blocks_s + OVERHEAD_PER_BLOCK_S * len(arms)
 
@@ -82,7 +84,7 @@ def pairs_seconds(nodes: int) -> float:
     return PAIRS_ROUND_S * len(first_rounds(nodes))
 
 
-def estimate(plan: Plan, *, isolate: bool = False, img_per_s: Mapping[str, float] = UNKNOWN) -> TimeEstimate:
+def estimate(plan: Plan, *, isolate: bool = False, samples_per_s: Mapping[str, float] = UNKNOWN) -> TimeEstimate:
     """Wall time of the whole plan with one gang per launch, or with `isolate` one per study."""
     ids = plan.study_ids
     gangs = len(ids) if isolate else len({plan.launch_of(study) for study in ids})
@@ -96,11 +98,11 @@ def estimate(plan: Plan, *, isolate: bool = False, img_per_s: Mapping[str, float
             (None, PAIRS_ROUND_S * most_rounds(plan.nodes)),
         )
     )
-    typical += sum(usual_seconds(plan, study, img_per_s) for study in plan.studies)
-    most += sum(study_seconds(study, img_per_s, rounds=None) for study in plan.studies)
+    typical += sum(usual_seconds(plan, study, samples_per_s) for study in plan.studies)
+    most += sum(study_seconds(study, samples_per_s, rounds=None) for study in plan.studies)
     return TimeEstimate(typical, most, typical * plan.world_size / 3600)
 
 
-def _step_s(study: Study, arm: Arm, img_per_s: Mapping[str, float]) -> float:
-    speed = img_per_s.get(study.workload.name)
+def _step_s(study: Study, arm: Arm, samples_per_s: Mapping[str, float]) -> float:
+    speed = samples_per_s.get(study.workload.name)
     return arm.batch_size / speed if speed else 0.0

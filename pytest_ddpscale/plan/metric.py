@@ -41,7 +41,7 @@ class ArmValues(Protocol):
         """The values without imported rounds, whose single samples are too few for a difference of two arms."""
 
     @property
-    def img_per_s_per_gpu(self) -> PerRound:
+    def samples_per_s_per_gpu(self) -> PerRound:
         """Images per second and GPU, at the slowest rank's pace."""
 
     @property
@@ -72,7 +72,7 @@ class ArmValues(Protocol):
         """Largest minus smallest memory use of ranks, relative to the largest."""
 
     @property
-    def img_per_joule(self) -> PerRound:
+    def samples_per_joule(self) -> PerRound:
         """Images per joule of the least efficient GPU."""
 
     def agreeing_share(self, seeded: Mapping[int, str]) -> PerRound:
@@ -91,7 +91,7 @@ class MetricInput(Protocol):
         """The arm it is compared with, in the same rounds; without rounds if the metric has no baseline."""
 
     @property
-    def alone_img_per_s(self) -> PerRound:
+    def alone_samples_per_s(self) -> PerRound:
         """Images per second of a typical rank alone; requires the baseline ``alone``."""
 
     @property
@@ -99,7 +99,7 @@ class MetricInput(Protocol):
         """Ranks of the measured arm."""
 
     @property
-    def flops_per_image(self) -> float | None:
+    def flops_per_sample(self) -> float | None:
         """FLOPs of the forward and backward pass, multiplications and additions counted separately; None if unknown."""
 
     @property
@@ -107,7 +107,7 @@ class MetricInput(Protocol):
         """Checksums of the step that each rank computed by itself, by rank."""
 
     @property
-    def reference_img_per_s(self) -> float:
+    def reference_samples_per_s(self) -> float:
         """Published throughput per GPU of the SKU that `takes_versus` names."""
 
     @property

@@ -22,14 +22,14 @@ _RATIO_TO_ALONE = (0.0, MOST_EFFICIENCY)
 
 def _efficiency(measured: MetricInput) -> PerRound:
     """Throughput per GPU among many over that of one GPU alone, in the same job; only the batch may differ."""
-    return measured.arm.img_per_s_per_gpu / measured.alone_img_per_s
+    return measured.arm.samples_per_s_per_gpu / measured.alone_samples_per_s
 
 
 def _model_flops_utilization(measured: MetricInput) -> PerRound:
     """As in PaLM (Chowdhery et al., arXiv 2204.02311, appendix B): counts the FLOPs that both passes need."""
-    if not measured.flops_per_image:
+    if not measured.flops_per_sample:
         return PerRound()
-    return measured.arm.img_per_s_per_gpu * (measured.flops_per_image / (measured.peak_tflops * 1e12))
+    return measured.arm.samples_per_s_per_gpu * (measured.flops_per_sample / (measured.peak_tflops * 1e12))
 
 
 def _inference_latency(per_cent: int) -> Metric:
@@ -48,7 +48,7 @@ _ALL = (
         "throughput_per_gpu", "img/s", "Throughput per GPU",
         "Images per second that each GPU trains; efficiency alone would pass if every GPU were equally slow.",
         "t(ddp@k); for world size 1 t(alone), or t(ddp@1) with `baseline: ddp`",
-        samples=lambda measured: measured.arm.img_per_s_per_gpu,
+        samples=lambda measured: measured.arm.samples_per_s_per_gpu,
         slowed_by_one_rank=True,
     ),
     Metric(
@@ -152,7 +152,7 @@ _ALL = (
         "generation_ratio", "x", "Generation ratio",
         "Throughput per GPU relative to the reference generation, each at its own largest batch.",
         "t ÷ the reference SKU's published throughput of the comparable workload, each at its own batch",
-        samples=lambda measured: measured.arm.img_per_s_per_gpu / measured.reference_img_per_s,
+        samples=lambda measured: measured.arm.samples_per_s_per_gpu / measured.reference_samples_per_s,
         takes_versus=True, slowed_by_one_rank=True,
     ),
     Metric(
@@ -183,14 +183,14 @@ _ALL = (
         "images_per_joule", "img/J", "Images per joule",
         "Images trained per joule, on the least efficient GPU.",
         "images that a rank trained ÷ energy that its GPU used in the block; the lowest of all ranks",
-        samples=lambda measured: measured.arm.img_per_joule,
+        samples=lambda measured: measured.arm.samples_per_joule,
         carries_acceptance=False,
     ),
     Metric(
         "inference_throughput", "img/s", "Inference throughput per GPU",
         "Images per second that each GPU classifies, without training, when all do so at once; the slowest GPU.",
         "t(infer@k): forward passes in evaluation mode, at the slowest rank's pace",
-        samples=lambda measured: measured.arm.img_per_s_per_gpu,
+        samples=lambda measured: measured.arm.samples_per_s_per_gpu,
         measured="infer", slowed_by_one_rank=True, carries_acceptance=False,
     ),
     *INFERENCE_LATENCIES.values(),
@@ -198,7 +198,7 @@ _ALL = (
         "input_pipeline_efficiency", "fraction", "Input-pipeline efficiency",
         "Throughput on images read from a folder, relative to the same training on synthetic images.",
         "t(ddp@k) with `data: {folder: …}` ÷ t(ddp@k) with synthetic data",
-        samples=lambda measured: measured.arm.img_per_s_per_gpu / measured.baseline.img_per_s_per_gpu,
+        samples=lambda measured: measured.arm.samples_per_s_per_gpu / measured.baseline.samples_per_s_per_gpu,
         baseline="ddp", baseline_variant=Variant(data="synthetic"), carries_acceptance=False, plausible=_EFFICIENCY,
         credible=(-math.inf, MOST_EFFICIENCY), possible=_RATIO_TO_ALONE,
     ),

@@ -164,8 +164,8 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     by += [f"warning: {problem}" for problem in (*not_asked, *thresholds.problems)]
     if source.plan_to_measure is None:
         return by
-    isolate, img_per_s = source.subject.settings.is_isolated, source.expected_img_per_s
-    lines = plan_lines(source.plan_to_measure, len(source.selected), isolate=isolate, img_per_s=img_per_s)
+    isolate, samples_per_s = source.subject.settings.is_isolated, source.expected_samples_per_s
+    lines = plan_lines(source.plan_to_measure, len(source.selected), isolate=isolate, samples_per_s=samples_per_s)
     return by + (lines if config.option.collectonly or config.get_verbosity() > 0 else shortened(lines))
 
 

@@ -53,7 +53,7 @@ def progress_listener(config: pytest.Config) -> Listener:
     warning = load_warning(os.getloadavg()[0], os.cpu_count() or 1)
     if warning:
         show(warning, False)
-    return Progress(plan, show, img_per_s=source.expected_img_per_s)
+    return Progress(plan, show, samples_per_s=source.expected_samples_per_s)
 
 
 def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judgement: Judgement) -> None:

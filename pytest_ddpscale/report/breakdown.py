@@ -24,7 +24,7 @@ NOT_COUNTED: Mapping[str, float] = MappingProxyType({})
 
 
 def breakdown(
-    columns: Columns, plan: Plan, flops_per_image: Mapping[str, float] = NOT_COUNTED
+    columns: Columns, plan: Plan, flops_per_sample: Mapping[str, float] = NOT_COUNTED
 ) -> list[tuple[str, ...]]:
     """One row for each measured arm, in the plan's order, with a text for each of `HEADINGS`.
 
@@ -33,27 +33,27 @@ def breakdown(
     groups of ranks trained an arm at the same time, all of them count.
 
     Args:
-        flops_per_image: floating-point operations of forward and backward pass, by study, where they were counted.
+        flops_per_sample: floating-point operations of forward and backward pass, by study, where they were counted.
     """
     rows = []
     for study in plan.studies:
         for arm in study.arms:
             rounds = all_groups(columns, study.id, arm, plan.layout)
             if len(rounds):
-                rows.append((study.id, arm.name, *_cells(rounds, flops_per_image.get(study.id))))
+                rows.append((study.id, arm.name, *_cells(rounds, flops_per_sample.get(study.id))))
     return rows
 
 
 def breakdown_of(evidence: Evidence) -> list[tuple[str, ...]]:
     """`breakdown` of a run, computed once for all reports."""
     rows: list[tuple[str, ...]] = evidence.once(
-        "breakdown", lambda: breakdown(evidence.columns, evidence.plan, evidence.flops_per_image)
+        "breakdown", lambda: breakdown(evidence.columns, evidence.plan, evidence.flops_per_sample)
     )
     return rows
 
 
 def _cells(rounds: ArmRounds, flops: float | None) -> tuple[str, ...]:
-    speed = statistics.median(rounds.img_per_s_per_gpu.tolist())
+    speed = statistics.median(rounds.samples_per_s_per_gpu.tolist())
     percentiles = step_time_percentiles_ms(rounds)
     waited_s = rounds.waited_s_per_step
     peaks = [gib for gib in rounds.peak_memory_gib.tolist() if not math.isnan(gib)]

@@ -59,7 +59,7 @@ class LiveProgress:
     def _arms(self) -> str:
         rows = "".join(
             f'<tr><th scope="row">{escape(one_line(arm))}</th><td class="n">{block.round + 1}</td>'
-            f'<td class="n">{_img_per_s(block):.1f}</td></tr>\n'
+            f'<td class="n">{_samples_per_s(block):.1f}</td></tr>\n'
             for arm, block in sorted(self._blocks.items())
         )
         numbers = "".join(f'<th scope="col" class="n">{name}</th>' for name in ("Round", "img/s per rank"))
@@ -69,5 +69,5 @@ class LiveProgress:
         return table if rows else ""
 
 
-def _img_per_s(block: Block) -> float:
+def _samples_per_s(block: Block) -> float:
     return float((block.batch_size * block.each("steps") / block.each("block_s")).min())

@@ -10,16 +10,18 @@ from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.text import count_text
 
 
-def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mapping[str, float] = UNKNOWN) -> list[str]:
+def plan_lines(
+    plan: Plan, requirements: int, *, isolate: bool, samples_per_s: Mapping[str, float] = UNKNOWN
+) -> list[str]:
     """Studies, arms, estimated minutes and GPU-hours of a plan.
 
     Args:
         plan: what will be measured.
         requirements: how many requirements it decides.
         isolate: whether each study has a gang of its own.
-        img_per_s: expected throughput per GPU, by workload name.
+        samples_per_s: expected throughput per GPU, by workload name.
     """
-    whole = estimate(plan, isolate=isolate, img_per_s=img_per_s)
+    whole = estimate(plan, isolate=isolate, samples_per_s=samples_per_s)
     device = "GPU" if plan.device_type == "cuda" else "core"
     where = f" in {plan.nodes} nodes" if plan.nodes > 1 else ""
     once = plan.of_launch(1).studies
@@ -39,7 +41,7 @@ def plan_lines(plan: Plan, requirements: int, *, isolate: bool, img_per_s: Mappi
         rows.append((plan.probes.id, probes_seconds(plan.probes), f"at most {plan.probes.rounds} rounds of {names}"))
     for study in once:
         arms = ", ".join(f"{arm.name} (batch {arm.batch_size})" for arm in study.arms)
-        seconds = plan.launches * usual_seconds(plan, study, img_per_s)
+        seconds = plan.launches * usual_seconds(plan, study, samples_per_s)
         rows.append((study.id, seconds, f"{_rounds_text(plan, study)} of {arms}"))
     if plan.pairs is not None:
         rounds = len(first_rounds(plan.nodes))

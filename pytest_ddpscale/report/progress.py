@@ -37,7 +37,7 @@ class Progress:
         plan: what is being measured.
         show: called with a line and whether the next line may overwrite it.
         now: clock, in seconds.
-        img_per_s: expected throughput per GPU, by workload name.
+        samples_per_s: expected throughput per GPU, by workload name.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Progress:
         plan: Plan,
         show: Callable[[str, bool], None],
         now: Callable[[], float] = time.monotonic,
-        img_per_s: Mapping[str, float] = UNKNOWN,
+        samples_per_s: Mapping[str, float] = UNKNOWN,
     ) -> None:
         self._plan = plan
-        self._planned_s = {study.id: usual_seconds(plan, study, img_per_s) for study in plan.studies}
+        self._planned_s = {study.id: usual_seconds(plan, study, samples_per_s) for study in plan.studies}
         self._usual_rounds: dict[str, int] = {}  # of probes and pairs
         if plan.probes is not None:
             self._planned_s[plan.probes.id] = probes_seconds(plan.probes)
@@ -56,7 +56,7 @@ class Progress:
         if plan.pairs is not None:
             self._planned_s[plan.pairs.id] = pairs_seconds(plan.nodes)
             self._usual_rounds[plan.pairs.id] = len(first_rounds(plan.nodes))
-        self._expected_img_per_s = img_per_s
+        self._expected_samples_per_s = samples_per_s
         self._show = show
         self._now = now
         self._begun = now()
@@ -67,7 +67,7 @@ class Progress:
         self._blocks = 0
         self._spent_s = self._planned_spent_s = 0.0  # of the studies that were completed
         self._settled: set[str] = set()
-        self._img_per_s: dict[str, float] = {}
+        self._samples_per_s: dict[str, float] = {}
         self._last = ""
         self._queued_for = ""
 
@@ -110,7 +110,7 @@ class Progress:
         self._current = study_id
         self._study_begun = self._now()
         self._round = self._blocks = 0
-        self._img_per_s = {}
+        self._samples_per_s = {}
         compiles = self._study is not None and self._study.workload.compile
         self._say(f"{study_id}: {'compiling and ' if compiles else ''}warming up", passing=True)
 
@@ -119,10 +119,10 @@ class Progress:
         if self._study is None or not of_rank_0.any():
             return
         self._blocks += 1
-        img_per_s = block.batch_size * block.each("steps")[of_rank_0] / block.each("block_s")[of_rank_0]
-        self._img_per_s[block.arm] = float(img_per_s[0])
+        samples_per_s = block.batch_size * block.each("steps")[of_rank_0] / block.each("block_s")[of_rank_0]
+        self._samples_per_s[block.arm] = float(samples_per_s[0])
         self._round = max(self._round, block.round + 1)
-        speeds = "  ".join(f"{arm} {speed:.0f}" for arm, speed in sorted(self._img_per_s.items()))
+        speeds = "  ".join(f"{arm} {speed:.0f}" for arm, speed in sorted(self._samples_per_s.items()))
         self._go_on(f"{self._study.id}: round {self._round}/{self._study.rounds}  {speeds} img/s per rank")
 
     def _probed(self, block: ProbeBlock) -> None:
@@ -140,7 +140,7 @@ class Progress:
     def _trained(self, epoch: TrainedEpoch) -> None:
         run, self._round = self._plan.training_run(epoch.study), epoch.epoch + 1
         if run is not None:
-            found = f"{epoch.img_per_s:.4g} img/s  loss {epoch.loss_of_iterations.mean():.4g}"
+            found = f"{epoch.samples_per_s:.4g} img/s  loss {epoch.loss_of_iterations.mean():.4g}"
             self._say(
                 f"{run.id}: epoch {self._round}/{run.epochs}  {found}  accuracy {epoch.accuracy:.1%}", passing=True
             )
@@ -177,7 +177,7 @@ class Progress:
         if self._study is None:
             usual = self._usual_rounds.get(self._current)
             return self._planned_s[self._current] * min(1.0, self._round / usual) if usual else 0.0
-        expected = self._expected_img_per_s
+        expected = self._expected_samples_per_s
         rounds = self._blocks / len(self._study.arms)
         return warm_up_seconds(self._study, expected) + rounds * round_seconds(self._study, self._study.arms, expected)
 

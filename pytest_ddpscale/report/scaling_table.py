@@ -136,8 +136,8 @@ def _scaling_lines(
 
 def _cells(fact: ScalingFact) -> tuple[str, ...]:
     return (
-        str(fact.gpus), f"{fact.img_per_s:.0f}", f"{fact.speedup:.2f}x", f"{fact.efficiency:.1%}",
-        _share(fact.serial_share), _ABSENT if fact.more_img_per_s is None else f"{fact.more_img_per_s:+.0f}",
+        str(fact.gpus), f"{fact.samples_per_s:.0f}", f"{fact.speedup:.2f}x", f"{fact.efficiency:.1%}",
+        _share(fact.serial_share), _ABSENT if fact.more_samples_per_s is None else f"{fact.more_samples_per_s:+.0f}",
         _share(fact.gain), f"{fact.train_s:.0f} s", _share(fact.saved_share), _cost(fact.gpu_cost),
         _cost(fact.energy_cost),
     )  # fmt: skip

@@ -179,7 +179,7 @@ def generation_table(judgement: Judgement) -> str:
     for verdict in judgement.verdicts:
         both = verdict.compared
         if both is not None and verdict.value is not None:
-            speeds = (number_text(both.img_per_s, "img/s"), number_text(both.reference_img_per_s, "img/s"))
+            speeds = (number_text(both.samples_per_s, "img/s"), number_text(both.reference_samples_per_s, "img/s"))
             row = (verdict.workload, str(verdict.world_size), judgement.sku, speeds[0], both.reference, speeds[1])
             rows.append((*row, number_text(verdict.value, "x")))
     headings = ("Workload", "GPUs", "SKU", "per GPU here", "Reference", "per GPU there", "Ratio")

@@ -292,7 +292,7 @@ def basis_text(verdict: Verdict) -> str:
 
 def compared_text(compared: GenerationComparison, *, with_source: bool = True) -> str:
     """``1190 img/s per GPU here, 503.2 of v100-sxm2-16gb (willgpaik/…)``."""
-    here, there = f"{compared.img_per_s:.4g} img/s per GPU here", f"{compared.reference_img_per_s:.4g}"
+    here, there = f"{compared.samples_per_s:.4g} img/s per GPU here", f"{compared.reference_samples_per_s:.4g}"
     source = f" ({compared.source})" if with_source and compared.source else ""
     return one_line(f"{here}, {there} of {compared.reference}{source}")
 

@@ -35,7 +35,7 @@ def _seeded_steps(line: SeededSteps, gang: GangRecord) -> Iterator[SeededStep]:
 
 def flops_of(records: Sequence[AnyRecord]) -> dict[str, float]:
     """Floating-point operations per image of forward and backward pass, by study, if counted."""
-    return {one.study: one.flops_per_image for one in records if isinstance(one, WorkloadFlops)}
+    return {one.study: one.flops_per_sample for one in records if isinstance(one, WorkloadFlops)}
 
 
 def timed_arms_of(records: Sequence[AnyRecord]) -> dict[str, dict[int, frozenset[str]]]:

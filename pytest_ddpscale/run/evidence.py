@@ -40,7 +40,7 @@ class Evidence:
         columns: all measurements of training.
         errors: error message of each study that broke, by study id.
         interrupted: why a study was ended from outside before its end, by study id.
-        flops_per_image: floating-point operations of forward and backward pass, by study, if counted.
+        flops_per_sample: floating-point operations of forward and backward pass, by study, if counted.
         seeded_steps: one record per rank of the seeded step that it computed alone, by study.
         timed_arms: names of the arms that a round timed, by study and round: once a requirement is decided, arms that
             only it needed are dropped. Empty if all arms were timed in every round.
@@ -60,7 +60,7 @@ class Evidence:
     plan: Plan
     columns: Columns
     errors: Mapping[str, str]
-    flops_per_image: Mapping[str, float] = field(default_factory=dict)
+    flops_per_sample: Mapping[str, float] = field(default_factory=dict)
     seeded_steps: Mapping[str, Sequence[SeededStep]] = field(default_factory=dict)
     timed_arms: Mapping[str, Mapping[int, Collection[str]]] = field(default_factory=dict)
     interrupted: Mapping[str, str] = field(default_factory=dict)

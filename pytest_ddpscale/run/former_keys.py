@@ -39,3 +39,6 @@ def judgement_without_former(data: dict[str, Any]) -> None:
     for verdict in verdicts if isinstance(verdicts, list) else []:
         if isinstance(verdict, dict):
             verdict.pop("precision", None)
+            compared = verdict.get("compared")
+            if isinstance(compared, dict):
+                verdict["compared"] = {key.replace("img_per_s", "samples_per_s"): one for key, one in compared.items()}

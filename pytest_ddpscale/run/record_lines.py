@@ -13,6 +13,7 @@ from pytest_ddpscale.run.probe_record import ProbeBlock, ProbeUnsupported
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.records import (
     Block,
+    FormerFlops,
     GangRecord,
     Lost,
     RoundEnd,
@@ -33,7 +34,7 @@ OfRanks = Block | SeededSteps | ProbeBlock | ProbeUnsupported | PairRound | Gang
 OfTraining = TrainedEpoch | TrainedRun  # by all ranks of a gang
 OfStudies = StudyStart | WarmUp | WorkloadFlops | RoundEnd | StudyEnd | LaunchTime
 AnyRecord = GangRecord | Lost | Survey | PostMortem | OfStudies | OfTraining | OfRanks
-_RECORDS: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
+_RECORDS: msgspec.json.Decoder[AnyRecord | FormerFlops] = msgspec.json.Decoder(AnyRecord | FormerFlops)
 _TELEMETRY = msgspec.json.Decoder(TelemetryBlock)
 _PROFILES = msgspec.json.Decoder(ArmProfile)
 _encode = msgspec.json.Encoder(enc_hook=as_json).encode
@@ -52,6 +53,8 @@ class RecordReader:
             ValueError: the line holds no record, or names an unknown gang or rank.
         """
         record = decode(_RECORDS, line)
+        if isinstance(record, FormerFlops):
+            return WorkloadFlops(study=record.study, flops_per_sample=record.flops_per_image, counter=record.counter)
         if isinstance(record, GangRecord):
             if record.gang in self._world_sizes:
                 raise ValueError(f"a second gang {record.gang}")

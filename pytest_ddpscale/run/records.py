@@ -29,7 +29,7 @@ from pytest_ddpscale.run.strict_json import (
 # Round number of decisions before the first round of a study.
 BEFORE_ROUNDS = -1
 # A thousand times the throughput of any GPU on the smallest images; more means a broken clock, and ratios overflow.
-MOST_IMG_PER_S = 1e9
+MOST_SAMPLES_PER_S = 1e9
 NO_CHECKSUM = "0" * 16  # of parameters
 # Tolerance: waiting is timed by the host's clock, the block by the device's.
 _MOST_WAITED, _CLOCKS_DIFFER_S = 1.01, 0.001
@@ -203,8 +203,16 @@ def joined_seeded_steps(parts: Sequence[RankSeededStep], study: str, gang: int) 
     )  # fmt: skip
 
 
-class WorkloadFlops(Record, frozen=True, kw_only=True, tag_field="kind", tag="workload_flops"):
-    """Floating-point operations per image of forward and backward pass of a study's model, and their counter."""
+class WorkloadFlops(Record, frozen=True, kw_only=True, tag_field="kind", tag="flops"):
+    """Floating-point operations per sample of forward and backward pass of a study's model, and their counter."""
+
+    study: str
+    flops_per_sample: Annotated[float, Meta(gt=0, le=1e18)]
+    counter: str
+
+
+class FormerFlops(Record, frozen=True, kw_only=True, tag_field="kind", tag="workload_flops"):
+    """`WorkloadFlops` in runs of earlier versions."""
 
     study: str
     flops_per_image: Annotated[float, Meta(gt=0, le=1e18)]
@@ -288,12 +296,12 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
             raise ValueError(f"skipped_steps={skipped}; expected at most {fewest} steps")
         steps, block_s = self.each("steps"), self.each("block_s")
         with np.errstate(over="ignore"):  # an overflow to infinity is refused below
-            absurd = np.flatnonzero(float(self.batch_size) * steps > MOST_IMG_PER_S * block_s)
+            absurd = np.flatnonzero(float(self.batch_size) * steps > MOST_SAMPLES_PER_S * block_s)
         if len(absurd):
             made, lasted = self.batch_size * int(steps[absurd[0]]), float(block_s[absurd[0]])
             raise ValueError(
                 f"batch_size={self.batch_size}, steps={steps[absurd[0]]}, block_s={lasted} are "
-                f"{made / lasted:g} img/s; expected at most {MOST_IMG_PER_S:g}"
+                f"{made / lasted:g} img/s; expected at most {MOST_SAMPLES_PER_S:g}"
             )
 
     @property

@@ -74,9 +74,9 @@ class RunRecords:
         return [float(loss) for epoch in self.epochs for loss in epoch.loss_of_iterations]
 
     @property
-    def img_per_s(self) -> float | None:
+    def samples_per_s(self) -> float | None:
         """Mean throughput without the first epoch, in which caches fill and kernels compile; None with one epoch."""
-        later = [epoch.img_per_s for epoch in self.epochs[1:]]
+        later = [epoch.samples_per_s for epoch in self.epochs[1:]]
         return sum(later) / len(later) if later else None
 
 

@@ -83,7 +83,7 @@ class TrainedEpoch(Record, frozen=True, kw_only=True, tag_field="kind", tag="tra
         return np.frombuffer(self.losses, "<f4").astype(np.float64)
 
     @property
-    def img_per_s(self) -> float:
+    def samples_per_s(self) -> float:
         """Training throughput of all ranks at the slowest one's pace, including waiting for data."""
         seconds = self.of_ranks("compile_s") + self.of_ranks("training_s") + self.of_ranks("waiting_s")
         return float(self.of_ranks("trained").sum() / seconds.max())
@@ -94,8 +94,8 @@ class TrainedEpoch(Record, frozen=True, kw_only=True, tag_field="kind", tag="tra
         return float(self.of_ranks("correct").sum() / self.of_ranks("validated").sum())
 
     @property
-    def validation_img_per_s(self) -> float:
-        """Validation throughput, computed like `img_per_s`."""
+    def validation_samples_per_s(self) -> float:
+        """Validation throughput, computed like `samples_per_s`."""
         seconds = self.of_ranks("validation_s") + self.of_ranks("validation_waiting_s")
         return float(self.of_ranks("validated").sum() / seconds.max())
 

@@ -73,14 +73,14 @@ class GenerationComparison:
     """Both throughputs of a generation ratio, in images per second and GPU.
 
     Attributes:
-        img_per_s: measured here.
-        reference_img_per_s: of the reference.
+        samples_per_s: measured here.
+        reference_samples_per_s: of the reference.
         reference: a SKU or a run.
         source: of the reference's number.
     """
 
-    img_per_s: float
-    reference_img_per_s: float
+    samples_per_s: float
+    reference_samples_per_s: float
     reference: str
     source: str
 

@@ -202,7 +202,9 @@ class MeasureSource(EvidenceSource):
 
     def _limits(self, plan: Plan) -> Limits:
         settings = self.subject.settings
-        expected_s = estimate(plan, isolate=settings.is_isolated, img_per_s=self.expected_img_per_s).most_seconds
+        expected_s = estimate(
+            plan, isolate=settings.is_isolated, samples_per_s=self.expected_samples_per_s
+        ).most_seconds
         return Limits(
             budget_s=settings.budget_s,
             inactivity_s=settings.inactivity_limit_s,

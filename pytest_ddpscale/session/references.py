@@ -70,7 +70,7 @@ def _with_reference(case: Case, *, rehearses: bool) -> Case:
     if not values:
         raise _refused(case, f"it has no throughput of {case.workload.name} in {asked.measured.name}")
     source = f"{record.sku}, median of {len(values)} rounds measured {record.started_at[:10]}, {path}"
-    return replace(case, reference_img_per_s=median(values), reference_source=source)
+    return replace(case, reference_samples_per_s=median(values), reference_source=source)
 
 
 @cache

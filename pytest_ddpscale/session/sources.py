@@ -221,7 +221,7 @@ class EvidenceSource(ABC):
         return with_ddp if with_ddp in required and asked not in required else asked
 
     @property
-    def expected_img_per_s(self) -> dict[str, float]:
+    def expected_samples_per_s(self) -> dict[str, float]:
         """Expected throughput of one GPU by workload, from the thresholds; only for time estimates."""
         training = [case.requirement for case in training_cases(self.cases)]
         throughput = [requirement for requirement in training if requirement.definition is THROUGHPUT_PER_GPU]

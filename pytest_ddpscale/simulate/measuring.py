@@ -59,8 +59,8 @@ class SimulatedRun:
         ranks = study.ranks(study.arms, self.plan.layout)
         checksums = column(_WRONG if rank in corrupt else right for rank in ranks)
         yield SeededSteps(study=study.id, gang=gang_number(study), ranks=ranks, checksums=checksums)
-        flops_per_image = model_of(study.workload).flops_per_image(study.workload.image_size)
-        yield WorkloadFlops(study=study.id, flops_per_image=flops_per_image, counter=COUNTER)
+        flops_per_sample = model_of(study.workload).flops_per_sample(study.workload.image_size)
+        yield WorkloadFlops(study=study.id, flops_per_sample=flops_per_sample, counter=COUNTER)
 
     def measure_round(self, study: Study, number: int, timed: Sequence[Arm]) -> Iterator[Block | RoundEnd]:
         """One round of a study: a block for each timed arm with any rank present, in random order.

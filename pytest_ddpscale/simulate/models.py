@@ -38,7 +38,7 @@ class Model:
         """Bytes that the all-reduces of one step carry."""
         return self.parameters * BYTES_PER_GRADIENT
 
-    def flops_per_image(self, image_size: int) -> float:
+    def flops_per_sample(self, image_size: int) -> float:
         """FLOPs of a training step per image, 2 per multiply-accumulate; the backward pass costs two forward passes.
 
         The value scales with the image's area: exact for 224 px, close enough for others.

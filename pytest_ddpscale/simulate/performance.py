@@ -93,10 +93,10 @@ class Performance:
     def step_time(self, study: Study, arm: Arm) -> StepTime:
         """A rank's own part of a step, without waiting for other ranks."""
         expected = self.expectations[study.workload.name]
-        busy_s = arm.batch_size / expected.img_per_s
+        busy_s = arm.batch_size / expected.samples_per_s
         host_s = 0.0 if self.device_type == "cpu" else model_of(study.workload).host_step_s
         if arm.infers:
-            busy_s = arm.batch_size / (expected.inferred_img_per_s or expected.img_per_s / FORWARD_SHARE)
+            busy_s = arm.batch_size / (expected.inferred_samples_per_s or expected.samples_per_s / FORWARD_SHARE)
             host_s *= FORWARD_SHARE
         is_wrapped = arm.kind in ("ddp", "no_sync")
         computation_s = max(busy_s, host_s) * (1 + DDP_OVERHEAD if is_wrapped else 1.0)
@@ -129,7 +129,7 @@ class Performance:
             "topology": asdict(self.topology),
             "noise": asdict(self.noise),
             "spread": asdict(self.spread),
-            "img_per_s": {name: expectation.img_per_s for name, expectation in self.expectations.items()},
+            "samples_per_s": {name: expectation.samples_per_s for name, expectation in self.expectations.items()},
             "ddp_overhead": DDP_OVERHEAD,
             "backward_share": BACKWARD_SHARE,
         }
@@ -146,7 +146,7 @@ class Performance:
         if size is None:
             return 1.0
         batch_size = arm.batch_size * (arm.world_size // size if study.scaling == "strong" else 1)
-        step_s = batch_size / expectation.img_per_s / expectation.efficiency_at(study.scaling, size)
+        step_s = batch_size / expectation.samples_per_s / expectation.efficiency_at(study.scaling, size)
         # The wait for the slowest rank in every step.
         waited = 1 + expected_maximum(size) * math.hypot(self.noise.step_sd, self.spread.gpu_sd)
         exposed_s = self.exposed_s(study.workload, size, self.topology.nodes(size), np.array(step_s))

@@ -38,20 +38,20 @@ class Expectation:
     """One workload on a sound machine.
 
     Attributes:
-        img_per_s: of one GPU alone.
+        samples_per_s: of one GPU alone.
         efficiency: published efficiencies relative to that, by scaling and world size.
         utilization: of the least busy GPU, by world size.
         memory_at: peak memory of a rank in bytes, and its per-GPU batch; None if unknown.
         power_w: of a GPU while it trains, whether it computes or waits; None if unknown.
-        inferred_img_per_s: images per second that one GPU infers; None if unknown.
+        inferred_samples_per_s: images per second that one GPU infers; None if unknown.
     """
 
-    img_per_s: float
+    samples_per_s: float
     efficiency: Mapping[Scaling, Mapping[int, float]]
     utilization: Mapping[int, float]
     memory_at: tuple[float, int] | None
     power_w: float | None = None
-    inferred_img_per_s: float | None = None
+    inferred_samples_per_s: float | None = None
 
     def published_size(self, scaling: Scaling, world_size: int) -> int | None:
         """The world size, or the largest published one if that is smaller; None if nothing is published."""
@@ -87,8 +87,8 @@ def expectation_of(workload: Workload, sku_name: str, file: ThresholdsFile) -> E
     lines = [r for r in file.thresholds.skus[sku_name].requirements if r.workload == workload.name]
     inference = [line for line in lines if line.definition is INFERENCE_THROUGHPUT]
     inferred = expected_value(min(inference, key=_ranks)) if inference else None
-    img_per_s = _img_per_s(lines, file.thresholds) or (inferred and FORWARD_SHARE * inferred)
-    if img_per_s is None:
+    samples_per_s = _samples_per_s(lines, file.thresholds) or (inferred and FORWARD_SHARE * inferred)
+    if samples_per_s is None:
         raise OptionError(
             str(file.path), f"{sku_name} has neither throughput_per_gpu nor generation_ratio of {workload.name}",
             "a requirement with the speed of a GPU", "Add one, or leave the workload out with --workloads.",
@@ -97,16 +97,18 @@ def expectation_of(workload: Workload, sku_name: str, file: ThresholdsFile) -> E
     energy = next((line for line in lines if line.definition is IMAGES_PER_JOULE), None)
     peak = next((line for line in lines if line.definition is PEAK_MEMORY_GIB), None)
     return Expectation(
-        img_per_s=img_per_s,
-        inferred_img_per_s=inferred,
+        samples_per_s=samples_per_s,
+        inferred_samples_per_s=inferred,
         efficiency=efficiency,
         utilization={k: min(u, 1.0) for k, u in _published(lines, DEVICE_UTILIZATION).items()},
         memory_at=(expected_value(peak) * 2**30, workload.batch_size) if peak else None,
-        power_w=img_per_s * efficiency["weak"].get(_ranks(energy), 1.0) / expected_value(energy) if energy else None,
+        power_w=samples_per_s * efficiency["weak"].get(_ranks(energy), 1.0) / expected_value(energy)
+        if energy
+        else None,
     )
 
 
-def _img_per_s(lines: Sequence[Requirement], thresholds: Thresholds) -> float | None:
+def _samples_per_s(lines: Sequence[Requirement], thresholds: Thresholds) -> float | None:
     throughput = [line for line in lines if line.definition is THROUGHPUT_PER_GPU]
     if throughput:
         smallest = min(throughput, key=_ranks)

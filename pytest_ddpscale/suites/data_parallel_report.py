@@ -88,7 +88,7 @@ def _throughput(found: Sequence[SplitBatch], interval: str, *, is_cpu: bool) -> 
         row = [str(one.batch), *found_cells(one.one)]
         for kind in kinds:
             way = _way(one, kind)
-            row += found_cells(way.img_per_s if way else None)
+            row += found_cells(way.samples_per_s if way else None)
             row += found_cells(way.communication if way else None, "{:.1%}")
         rows.append([*row, *found_cells(one.ranks)])
     figure = bars_figure(
@@ -96,7 +96,7 @@ def _throughput(found: Sequence[SplitBatch], interval: str, *, is_cpu: bool) -> 
         [str(one.batch) for one in found],
         [Bars("one device", [one.one for one in found]),
          *(Bars(f"{WAYS[kind]}, one process on {devices} devices",
-                [way.img_per_s if (way := _way(one, kind)) else None for one in found]) for kind in kinds),
+                [way.samples_per_s if (way := _way(one, kind)) else None for one in found]) for kind in kinds),
          Bars(f"{devices} ranks, one on each", [one.ranks for one in found])],
     )  # fmt: skip
     said = [_METHOD.format(devices=devices), _FIGURES, *([_CPU] if is_cpu else [])]
@@ -128,10 +128,10 @@ def _ratio_cells(ratio: Found | None) -> Iterator[str]:
 def _values(one: SplitBatch) -> dict[str, Any]:
     return {
         "batch": one.batch, "devices": one.devices, "problem": one.problem,
-        "one_device_img_per_s": found_value(one.one), "ranks_img_per_s": found_value(one.ranks),
+        "one_device_samples_per_s": found_value(one.one), "ranks_samples_per_s": found_value(one.ranks),
         "one_process": {
             way.kind: {
-                "img_per_s": found_value(way.img_per_s), "communication_share": found_value(way.communication),
+                "samples_per_s": found_value(way.samples_per_s), "communication_share": found_value(way.communication),
                 "to_one_device": found_value(way.to_one), "to_ranks": found_value(way.to_ranks),
             }
             for way in one.ways

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pytest_ddpscale.judge.arm_change import img_per_s
+from pytest_ddpscale.judge.arm_change import samples_per_s
 from pytest_ddpscale.judge.estimating import Found, estimate_of
 from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.study import Arm, ArmKind, Study
@@ -21,14 +21,14 @@ class Way:
 
     Attributes:
         kind: of the arm.
-        img_per_s: of all devices together.
+        samples_per_s: of all devices together.
         communication: share of a pass outside parallel_apply: replicate, scatter and gather; None if unknown.
         to_one: throughput relative to one device with the whole batch, in the same round.
         to_ranks: throughput relative to a rank on each device, together.
     """
 
     kind: ArmKind
-    img_per_s: Found
+    samples_per_s: Found
     communication: Found | None
     to_one: Found | None
     to_ranks: Found | None
@@ -64,7 +64,7 @@ def split_batches(measured: MeasuredSuite) -> list[SplitBatch]:
 
 
 def _batch(measured: MeasuredSuite, study: Study) -> SplitBatch:
-    paces = {arm: _node_img_per_s(measured, study, arm) for arm in study.arms}
+    paces = {arm: _node_samples_per_s(measured, study, arm) for arm in study.arms}
     one, *split, ranks = study.arms
     apply = next(paces[arm] for arm in split if arm.kind == "parallel_apply")
 
@@ -88,6 +88,6 @@ def _batch(measured: MeasuredSuite, study: Study) -> SplitBatch:
     )  # fmt: skip
 
 
-def _node_img_per_s(measured: MeasuredSuite, study: Study, arm: Arm) -> PerRound:
+def _node_samples_per_s(measured: MeasuredSuite, study: Study, arm: Arm) -> PerRound:
     """Images per second of all ranks of the slowest node, at the pace of its slowest rank."""
-    return img_per_s(measured.evidence, study, arm) * arm.world_size
+    return samples_per_s(measured.evidence, study, arm) * arm.world_size

@@ -43,7 +43,7 @@ def _curves(found: Sequence[InferredBatch]) -> dict[int, dict[int, Found]]:
     curves: dict[int, dict[int, Found]] = {}
     for one in found:
         for arm in one.arms:
-            curves.setdefault(arm.ranks, {})[one.batch] = arm.img_per_s
+            curves.setdefault(arm.ranks, {})[one.batch] = arm.samples_per_s
     return dict(sorted(curves.items()))
 
 

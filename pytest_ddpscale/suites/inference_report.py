@@ -48,10 +48,10 @@ def _headline(evidence: Evidence, found: Sequence[InferredBatch], planned: int, 
     what = f"Inference of {of.model} in {of.precision}" if of else "Inference"
     if not found:
         return f"{what}: none of {planned} batches was measured"
-    fastest = max(found, key=lambda one: one.arms[-1].img_per_s.value)
+    fastest = max(found, key=lambda one: one.arms[-1].samples_per_s.value)
     best, device = fastest.arms[-1], "GPU" if evidence.plan.device_type == "cuda" else "rank"
     together = f"{best.ranks} at once" if best.ranks > 1 else "alone"
-    parts = [f"{best.img_per_s.value:.4g} img/s per {device} ({together}, batch {fastest.batch})"]
+    parts = [f"{best.samples_per_s.value:.4g} img/s per {device} ({together}, batch {fastest.batch})"]
     if fastest.kept is not None:
         is_loss = fastest.kept.estimate is not None and fastest.kept.estimate.interval[1] < 1
         parts.append(f"{fastest.kept.value:.1%} of one alone" if is_loss else "no loss at once shown")
@@ -93,10 +93,10 @@ def _throughput(
 def _throughput_cells(one: InferredBatch, ranks: int) -> Iterator[str]:
     by_ranks = {arm.ranks: arm for arm in one.arms}
     alone, together = by_ranks.get(1), by_ranks.get(ranks)
-    yield from found_cells(alone.img_per_s if alone else None)
+    yield from found_cells(alone.samples_per_s if alone else None)
     if ranks > 1:
-        yield from found_cells(together.img_per_s if together else None)
-        yield f"{together.total_img_per_s.value:.4g}" if together else ABSENT
+        yield from found_cells(together.samples_per_s if together else None)
+        yield f"{together.total_samples_per_s.value:.4g}" if together else ABSENT
         yield from found_cells(one.kept, "{:.1%}")
 
 
@@ -127,8 +127,8 @@ def _values(one: InferredBatch) -> dict[str, Any]:
 def _arm_values(arm: InferredArm) -> dict[str, Any]:
     return {
         "ranks": arm.ranks,
-        "img_per_s_per_gpu": found_value(arm.img_per_s),
-        "img_per_s": found_value(arm.total_img_per_s),
+        "samples_per_s_per_gpu": found_value(arm.samples_per_s),
+        "samples_per_s": found_value(arm.total_samples_per_s),
         "passes_per_rank_and_round": arm.passes,
         "latency_ms": {f"p{per_cent}": found_value(found) for per_cent, found in arm.latencies_ms.items()},
     }

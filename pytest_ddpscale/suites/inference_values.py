@@ -27,15 +27,15 @@ class InferredArm:
 
     Attributes:
         ranks: 1 is one rank of each node at a time.
-        img_per_s: of each GPU, at the pace of the slowest.
-        total_img_per_s: of all GPUs that work at the same time, each at its own pace.
+        samples_per_s: of each GPU, at the pace of the slowest.
+        total_samples_per_s: of all GPUs that work at the same time, each at its own pace.
         latencies_ms: by percentile.
         passes: of one rank in one round; a round's percentiles are over `ranks` times as many.
     """
 
     ranks: int
-    img_per_s: Found
-    total_img_per_s: Found
+    samples_per_s: Found
+    total_samples_per_s: Found
     latencies_ms: Mapping[int, Found]
     passes: int
 
@@ -78,7 +78,7 @@ def inferred_batches(measured: MeasuredSuite) -> list[InferredBatch]:
 
 def saturation(batches: Sequence[InferredBatch]) -> Saturation | None:
     """Saturation with the most ranks at once; None with fewer than two batches."""
-    limits = [(one.batch, *_limits(one.arms[-1].img_per_s)) for one in batches if one.arms]
+    limits = [(one.batch, *_limits(one.arms[-1].samples_per_s)) for one in batches if one.arms]
     if len(limits) < 2:
         return None
     _, low, high = max(limits, key=lambda one: one[1] * one[2])
@@ -111,20 +111,20 @@ def _arm(measured: MeasuredSuite, study: Study, arm: Arm) -> InferredArm | None:
         return _found(samples_of(Question(one, study.workload, arm.world_size), evidence), confidence)
 
     rounds = all_groups(evidence.columns, study.id, arm, evidence.plan.layout)
-    img_per_s, total = metric(INFERENCE_THROUGHPUT), _found(list(_total_img_per_s(rounds)), confidence)
+    samples_per_s, total = metric(INFERENCE_THROUGHPUT), _found(list(_total_samples_per_s(rounds)), confidence)
     latencies = {per_cent: found for per_cent, one in INFERENCE_LATENCIES.items() if (found := metric(one)) is not None}
-    if img_per_s is None or total is None or len(latencies) < len(INFERENCE_LATENCIES):
+    if samples_per_s is None or total is None or len(latencies) < len(INFERENCE_LATENCIES):
         return None
     passes = int(np.median(rounds.measured.steps[rounds.present]))
-    return InferredArm(arm.world_size, img_per_s, total, latencies, passes)
+    return InferredArm(arm.world_size, samples_per_s, total, latencies, passes)
 
 
 def _found(samples: Sequence[Sample], confidence: float) -> Found | None:
     return estimate_of(samples, "factors", confidence) if samples else None
 
 
-def _total_img_per_s(rounds: ArmRounds) -> PerRound:
-    return PerRound(rounds.numbers, np.nansum(rounds.img_per_s, axis=1)) if len(rounds) else PerRound()
+def _total_samples_per_s(rounds: ArmRounds) -> PerRound:
+    return PerRound(rounds.numbers, np.nansum(rounds.samples_per_s, axis=1)) if len(rounds) else PerRound()
 
 
 def kept_at_once(alone: ArmRounds, together: ArmRounds) -> PerRound:
@@ -139,8 +139,8 @@ def kept_at_once(alone: ArmRounds, together: ArmRounds) -> PerRound:
     if not pairs or not len(numbers):
         return PerRound()
     of_one, of_all = (np.array(columns) for columns in zip(*pairs, strict=True))
-    one = alone.img_per_s[np.isin(alone.numbers, numbers)][:, of_one]
-    with_all = together.img_per_s[np.isin(together.numbers, numbers)][:, of_all]
+    one = alone.samples_per_s[np.isin(alone.numbers, numbers)][:, of_one]
+    with_all = together.samples_per_s[np.isin(together.numbers, numbers)][:, of_all]
     logs = np.log(with_all / one)
     there = ~np.isnan(logs)
     known = there.any(axis=1)

@@ -28,7 +28,7 @@ class LoadedArm:
     """One setting of the loader, or synthetic data.
 
     Attributes:
-        img_per_s: of each GPU, at the pace of the slowest.
+        samples_per_s: of each GPU, at the pace of the slowest.
         efficiency: throughput relative to synthetic data, in the same rounds; None for synthetic data, or if synthetic
             data was not measured.
         to_best: throughput relative to the fastest setting; None for synthetic data and for the fastest itself.
@@ -37,7 +37,7 @@ class LoadedArm:
     """
 
     arm: Arm
-    img_per_s: Found
+    samples_per_s: Found
     efficiency: Found | None
     to_best: Found | None
     waited_s: float | None
@@ -145,8 +145,8 @@ def _table(arms: Sequence[LoadedArm], measured: MeasuredSuite) -> SuiteSection:
 
 
 def _row(one: LoadedArm) -> list[str]:
-    ends = one.img_per_s.estimate.interval if one.img_per_s.estimate else ()
-    row = [one.name, f"{one.img_per_s.value:.4g}", " … ".join(f"{end:.4g}" for end in ends) or ABSENT]
+    ends = one.samples_per_s.estimate.interval if one.samples_per_s.estimate else ()
+    row = [one.name, f"{one.samples_per_s.value:.4g}", " … ".join(f"{end:.4g}" for end in ends) or ABSENT]
     for ratio in (one.efficiency, one.to_best):
         row += estimate_texts(ratio.value, ratio.estimate) if ratio is not None else (ABSENT, ABSENT)
     if one.waited_s is None:
@@ -176,7 +176,7 @@ def _advice(chosen: LoadedArm, answer: Answer, confidence: float) -> list[str]:
 
 def _values(one: LoadedArm) -> dict[str, Any]:
     return {
-        "data": one.name, "img_per_s_per_gpu": _value(one.img_per_s), "efficiency": _value(one.efficiency),
+        "data": one.name, "samples_per_s_per_gpu": _value(one.samples_per_s), "efficiency": _value(one.efficiency),
         "to_fastest": _value(one.to_best), "waited_s_per_step": one.waited_s, "step_s": one.step_s,
     }  # fmt: skip
 

@@ -32,7 +32,7 @@ class ComparedArm(NamedTuple):
 
     size: str
     bucket_cap_mb: float | None
-    img_per_s: Found
+    samples_per_s: Found
     ratio: Found
 
     @property
@@ -76,7 +76,7 @@ def _section(study: Study, rows: Sequence[BenchmarkRow], compared: Sequence[Comp
     listing = "\n".join(benchmark_lines(study.workload.model, study.workload.batch_size, rows))
     sizes = [(one.size, *one.texts) for one in compared if one.bucket_cap_mb is None]
     buckets = [
-        (one.size, f"{one.bucket_cap_mb:g}", f"{one.img_per_s.value:.1f}", *one.texts)
+        (one.size, f"{one.bucket_cap_mb:g}", f"{one.samples_per_s.value:.1f}", *one.texts)
         for one in compared
         if one.bucket_cap_mb is not None
     ]
@@ -98,16 +98,18 @@ def _compared(measured: MeasuredSuite, study: Study, usual: Variant) -> Iterator
             continue
         bucket = arm.variant.bucket_cap_mb
         beside = alone if bucket is None else usual_arms[arm.world_size]
-        img_per_s = throughput(evidence, study, arm, confidence)
+        samples_per_s = throughput(evidence, study, arm, confidence)
         ratio = throughput_ratio(evidence, study, arm, beside, confidence)
-        if img_per_s is not None and ratio is not None:
-            yield ComparedArm(size_name(arm.world_size, evidence.plan.layout.ranks_per_node), bucket, img_per_s, ratio)
+        if samples_per_s is not None and ratio is not None:
+            yield ComparedArm(
+                size_name(arm.world_size, evidence.plan.layout.ranks_per_node), bucket, samples_per_s, ratio
+            )
 
 
 def _ratio_values(compared: Sequence[ComparedArm]) -> dict[str, Any]:
     """Ratios as JSON types."""
     found = [
-        {"size": one.size, "bucket_cap_mb": one.bucket_cap_mb, "img_per_s_per_gpu": one.img_per_s.value,
+        {"size": one.size, "bucket_cap_mb": one.bucket_cap_mb, "samples_per_s_per_gpu": one.samples_per_s.value,
          **ratio_values(one.ratio.value, one.ratio.estimate)}
         for one in compared
     ]  # fmt: skip

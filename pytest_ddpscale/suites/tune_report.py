@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytest_ddpscale.judge.arm_change import img_per_s, throughput_ratio
+from pytest_ddpscale.judge.arm_change import samples_per_s, throughput_ratio
 from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate
 from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Study
@@ -125,18 +125,18 @@ def _screened(measured: MeasuredSuite, study: Study) -> Found | None:
 def _launch_ratio(measured: MeasuredSuite, study: Study, usual: Sequence[Study]) -> float | None:
     """Throughput ratio of one launch, geometric mean over rounds; variables compare with that launch's plain gang."""
     if len(study.arms) > 1:
-        of_rounds = img_per_s(measured.evidence, study, study.arms[1]) / img_per_s(
+        of_rounds = samples_per_s(measured.evidence, study, study.arms[1]) / samples_per_s(
             measured.evidence, study, study.arms[0]
         )
         return float(np.exp(np.log(of_rounds.values).mean())) if len(of_rounds) else None
     beside = next((one for one in usual if one.launch == study.launch), None)
-    means = [_mean_img_per_s(measured, one, one.arms[0]) for one in (study, beside) if one is not None]
+    means = [_mean_samples_per_s(measured, one, one.arms[0]) for one in (study, beside) if one is not None]
     return means[0] / means[1] if len(means) == 2 and all(means) else None
 
 
-def _mean_img_per_s(measured: MeasuredSuite, study: Study, arm: Arm) -> float:
+def _mean_samples_per_s(measured: MeasuredSuite, study: Study, arm: Arm) -> float:
     """Geometric mean of images per second over rounds; 0 without rounds."""
-    values = img_per_s(measured.evidence, study, arm).values
+    values = samples_per_s(measured.evidence, study, arm).values
     return float(np.exp(np.log(values).mean())) if len(values) else 0.0
 
 

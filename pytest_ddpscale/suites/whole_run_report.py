@@ -72,7 +72,7 @@ def series_of(complete: Sequence[RunRecords], device: str) -> list[WholeRunSerie
     by_name: dict[str, dict[int, list[RunRecords]]] = {}
     images: dict[str, int] = {}
     for one in complete:
-        if one.img_per_s is not None:
+        if one.samples_per_s is not None:
             images[one.run.name] = one.run.samples.train_samples
             by_name.setdefault(one.run.name, {}).setdefault(one.run.world_size, []).append(one)
     return [
@@ -87,11 +87,11 @@ def _by_time(runs: Sequence[RunRecords]) -> list[RunRecords]:
 
 def _size(launches: Sequence[RunRecords]) -> WholeRunSize:
     one = launches[(len(launches) - 1) // 2]
-    assert one.img_per_s is not None
+    assert one.samples_per_s is not None
     assert one.end is not None
     reserved = one.end.most_bytes("reserved_bytes")
     gigabytes = None if reserved is None else reserved / 1e9
-    return WholeRunSize(one.run.world_size, one.complete_s, one.img_per_s, gigabytes, one.run.iterations)
+    return WholeRunSize(one.run.world_size, one.complete_s, one.samples_per_s, gigabytes, one.run.iterations)
 
 
 def problem_of(one: RunRecords, measured: MeasuredSuite) -> str:
@@ -213,8 +213,8 @@ def _time_parts(complete: Sequence[RunRecords]) -> SuiteSection:
 
 def _epochs(complete: Sequence[RunRecords]) -> SuiteSection:
     rows = [
-        (one.run.id, str(epoch.epoch + 1), f"{epoch.img_per_s:.4g}", f"{epoch.loss_of_iterations.mean():.4g}",
-         f"{epoch.accuracy:.2%}", f"{epoch.validation_img_per_s:.4g}")
+        (one.run.id, str(epoch.epoch + 1), f"{epoch.samples_per_s:.4g}", f"{epoch.loss_of_iterations.mean():.4g}",
+         f"{epoch.accuracy:.2%}", f"{epoch.validation_samples_per_s:.4g}")
         for one in complete
         for epoch in one.epochs
     ]  # fmt: skip
@@ -259,8 +259,8 @@ def _series_values(one: WholeRunSeries) -> dict[str, Any]:
         "fastest": one.fastest,
         "most_efficient": one.most_efficient,
         "sizes": [
-            {"gpus": fact.gpus, "complete_s": fact.train_s, "img_per_s": fact.img_per_s, "speedup": fact.speedup,
-             "efficiency": fact.efficiency, "gain": fact.gain, "saved_share": fact.saved_share}
+            {"gpus": fact.gpus, "complete_s": fact.train_s, "samples_per_s": fact.samples_per_s,
+             "speedup": fact.speedup, "efficiency": fact.efficiency, "gain": fact.gain, "saved_share": fact.saved_share}
             for fact in one.facts
         ],
     }  # fmt: skip
@@ -272,15 +272,15 @@ def _values(one: RunRecords) -> dict[str, Any]:
         "launch": one.run.launch, "is_complete": one.is_complete, "global_batch": one.run.global_batch,
         "learning_rate": one.run.learning_rate,
         "epochs": [
-            {"img_per_s": epoch.img_per_s, "loss": float(epoch.loss_of_iterations.mean()), "accuracy": epoch.accuracy,
-             "validation_img_per_s": epoch.validation_img_per_s}
+            {"samples_per_s": epoch.samples_per_s, "loss": float(epoch.loss_of_iterations.mean()),
+             "accuracy": epoch.accuracy, "validation_samples_per_s": epoch.validation_samples_per_s}
             for epoch in one.epochs
         ],
     }  # fmt: skip
     if one.is_complete and one.end is not None:
         found |= {
             "complete_s": one.complete_s, "spans_s": dict(one.spans_s), "outer_s": one.outer_s,
-            "unexplained": one.unexplained, "img_per_s": one.img_per_s, "parameters": one.end.parameters,
+            "unexplained": one.unexplained, "samples_per_s": one.samples_per_s, "parameters": one.end.parameters,
             "trainable_parameters": one.end.trainable_parameters,
             "allocated_bytes": one.end.most_bytes("allocated_bytes"),
             "reserved_bytes": one.end.most_bytes("reserved_bytes"),

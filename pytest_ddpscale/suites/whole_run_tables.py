@@ -33,14 +33,14 @@ class WholeRunSize:
     Attributes:
         gpus: ranks, which are CPU processes on a CPU.
         complete_s: from the start of the processes to the end of the last validation.
-        img_per_s: training throughput, mean of the epochs without the first.
+        samples_per_s: training throughput, mean of the epochs without the first.
         reserved_gb: largest reserved memory of a GPU, in 10⁹ bytes; None on a CPU.
         iterations: of each rank in an epoch; None if unknown.
     """
 
     gpus: int
     complete_s: float
-    img_per_s: float
+    samples_per_s: float
     reserved_gb: float | None = None
     iterations: int | None = None
 
@@ -76,7 +76,7 @@ class WholeRunSeries:
     @cached_property
     def facts(self) -> list[ScalingFact]:
         """Scaling facts of each size, with its complete time as `train_s`."""
-        measured = [MeasuredSize(one.gpus, one.img_per_s) for one in self.sizes]
+        measured = [MeasuredSize(one.gpus, one.samples_per_s) for one in self.sizes]
         return scaling_facts(measured, TrainingJob(images=1.0), [one.complete_s for one in self.sizes])
 
     @property
@@ -108,7 +108,7 @@ class WholeRunSeries:
 def result_table(series: WholeRunSeries, title: str) -> SuiteTable:
     """The chapter's tables 12.1 and 12.5."""
     rows = [
-        (str(one.gpus), f"{one.complete_s:.4g}", f"{one.img_per_s:.4g}",
+        (str(one.gpus), f"{one.complete_s:.4g}", f"{one.samples_per_s:.4g}",
          ABSENT if one.reserved_gb is None else f"{one.reserved_gb:.3g}")
         for one in series.sizes
     ]  # fmt: skip
@@ -118,7 +118,12 @@ def result_table(series: WholeRunSeries, title: str) -> SuiteTable:
 def efficiency_table(series: WholeRunSeries) -> SuiteTable:
     """The chapter's table 12.2."""
     rows = [
-        (str(one.gpus), f"{one.img_per_s / one.efficiency:.4g}", f"{one.img_per_s:.4g}", f"{one.efficiency:.1%}")
+        (
+            str(one.gpus),
+            f"{one.samples_per_s / one.efficiency:.4g}",
+            f"{one.samples_per_s:.4g}",
+            f"{one.efficiency:.1%}",
+        )
         for one in series.facts
     ]
     columns = (series.heading, "Ideal throughput img/s", "Actual throughput img/s", "Efficiency")
@@ -128,8 +133,8 @@ def efficiency_table(series: WholeRunSeries) -> SuiteTable:
 def gain_table(series: WholeRunSeries) -> SuiteTable:
     """The chapter's tables 12.3 and 12.7: gain of each size over the one before, in per cent per doubling."""
     rows = [
-        (f"{before.gpus}→{one.gpus}", f"{before.img_per_s:.4g} → {one.img_per_s:.4g}",
-         f"{one.more_img_per_s or 0.0:+.4g}", f"{one.gain or 0.0:+.0%}")
+        (f"{before.gpus}→{one.gpus}", f"{before.samples_per_s:.4g} → {one.samples_per_s:.4g}",
+         f"{one.more_samples_per_s or 0.0:+.4g}", f"{one.gain or 0.0:+.0%}")
         for before, one in zip(series.facts, series.facts[1:], strict=False)
     ]  # fmt: skip
     columns = (series.heading, "Throughput img/s", "Marginal gain img/s", "Gain per doubling")
@@ -168,7 +173,7 @@ def figures(all_series: Sequence[WholeRunSeries]) -> list[str]:
     """The chapter's figures 12.4 to 12.7: throughput, speed-up by data set and of all, throughput with efficiency."""
     gpus, drawn = f"world size ({all_series[0].device}s)", []
     for one in all_series:
-        bars = {str(size.gpus): size.img_per_s for size in one.sizes}
+        bars = {str(size.gpus): size.samples_per_s for size in one.sizes}
         drawn.append(bar_chart(f"bars-{one.name}", f"Training throughput on {one.name}", LineAxes(gpus, "img/s"),
                                {one.name: bars}))  # fmt: skip
     curves = [LineCurve(one.name, [(fact.gpus, fact.speedup) for fact in one.facts]) for one in all_series]
@@ -179,7 +184,7 @@ def figures(all_series: Sequence[WholeRunSeries]) -> list[str]:
     both = LineAxes(gpus, "img/s", x_is_log=True, second="efficiency %")
     for one in all_series:
         pair = [
-            LineCurve("throughput", [(fact.gpus, fact.img_per_s) for fact in one.facts]),
+            LineCurve("throughput", [(fact.gpus, fact.samples_per_s) for fact in one.facts]),
             LineCurve("efficiency", [(fact.gpus, 100 * fact.efficiency) for fact in one.facts], second=True),
         ]
         drawn.append(line_chart(f"both-{one.name}", f"Throughput and efficiency on {one.name}", both, pair))
@@ -191,7 +196,7 @@ def conclusions(series: WholeRunSeries, deadline_s: float | None = None) -> Iter
     first, last, name = series.facts[0], series.facts[-1], series.name
     if first is last:
         return
-    gain, shrinks = last.img_per_s / first.img_per_s, first.train_s / last.train_s
+    gain, shrinks = last.samples_per_s / first.samples_per_s, first.train_s / last.train_s
     rate = f"grows {gain:.1f}x" if gain >= 1 else f"falls to {gain:.0%}"
     time = f"shrinks {shrinks:.1f}x" if shrinks >= 1 else f"grows {1 / shrinks:.2f}x"
     yield f"{name}: from {first.gpus} to {series.counted(last.gpus)} throughput {rate}, complete time {time}."

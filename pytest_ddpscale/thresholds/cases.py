@@ -27,11 +27,11 @@ class Case:
         name: ``resnet152-fp16-8gpu``, ``…-8gpu-spread`` or ``…-all``: the bracketed part of the test's name, unique
             within a metric and independent of the machine.
         where: ``file:line`` of the requirement.
-        reference_img_per_s: throughput per GPU of the reference generation; None without `versus`, and until a
+        reference_samples_per_s: throughput per GPU of the reference generation; None without `versus`, and until a
             referenced run is read.
         reference_source: its source; empty without one.
         peak_tflops: dense peak of one GPU in the workload's precision; None if unknown.
-        floor_img_per_s: required throughput of one GPU alone; None without a requirement.
+        floor_samples_per_s: required throughput of one GPU alone; None without a requirement.
         missing: why these nodes cannot measure it; empty if they can.
     """
 
@@ -40,9 +40,9 @@ class Case:
     workload: Workload
     name: str
     where: str
-    reference_img_per_s: float | None = None
+    reference_samples_per_s: float | None = None
     peak_tflops: float | None = None
-    floor_img_per_s: float | None = None
+    floor_samples_per_s: float | None = None
     missing: str = ""
     reference_source: str = ""
 
@@ -149,7 +149,7 @@ def training_cases(cases: Iterable[AnyCase]) -> list[Case]:
 def _training_case(file: ThresholdsFile, sku: Sku, requirement: Requirement, ranks: int) -> Case:
     reference, source = _published_reference(file, requirement)
     workload = sku.workloads[requirement.workload]
-    peak_tflops, floor = sku.peak_tflops(workload), _floor_img_per_s(sku, workload)
+    peak_tflops, floor = sku.peak_tflops(workload), _floor_samples_per_s(sku, workload)
     return Case(
         requirement,
         ranks,
@@ -167,8 +167,8 @@ def _published_reference(file: ThresholdsFile, requirement: Requirement) -> tupl
     """The reference SKU's published throughput per GPU and its source; none for a comparison with a run."""
     if requirement.versus is None or requirement.missing or requirement.versus_run:
         return None, ""
-    img_per_s, source = file.thresholds.reference_throughput(requirement)
-    return img_per_s, source.reference or ""
+    samples_per_s, source = file.thresholds.reference_throughput(requirement)
+    return samples_per_s, source.reference or ""
 
 
 def _node_case(sku: Sku, requirement: Requirement, ranks: int) -> NodeCase:
@@ -186,7 +186,7 @@ def _peak_of(sku: Sku, probe: Probe | None) -> float | None:
     return sku.peak.tflops(precision) if precision is not None and precision != "fp8" else None
 
 
-def _floor_img_per_s(sku: Sku, workload: Workload) -> float | None:
+def _floor_samples_per_s(sku: Sku, workload: Workload) -> float | None:
     bounds = [
         r.bound
         for r in sku.requirements

@@ -20,7 +20,7 @@ from pytest_ddpscale.run.records import WorkloadFlops
 _BATCH_SIZE = 2
 
 
-def flops_per_image(model: nn.Module, workload: Workload) -> float:
+def flops_per_sample(model: nn.Module, workload: Workload) -> float:
     """Operations of one forward and backward pass, per image; a multiplication and an addition are two.
 
     Counted on a copy without data (device ``meta``), which takes no memory and less than a second.
@@ -42,13 +42,13 @@ def flops_per_image(model: nn.Module, workload: Workload) -> float:
 def workload_flops_record(study: Study, model: nn.Module) -> WorkloadFlops | None:
     """The record of a study's FLOPs; None, with the reason on stderr, if they cannot be counted."""
     try:
-        flops = flops_per_image(model, study.workload)
+        flops = flops_per_sample(model, study.workload)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         print(f"{study.id}: FLOPs of {study.workload.model} not counted: {reason}", file=sys.stderr, flush=True)
         return None
     counter = f"torch.utils.flop_counter {torch.__version__}"
-    return WorkloadFlops(study=study.id, flops_per_image=flops, counter=counter)
+    return WorkloadFlops(study=study.id, flops_per_sample=flops, counter=counter)
 
 
 def _without_data(model: nn.Module) -> nn.Module:

@@ -57,7 +57,7 @@ def test_two_loops_are_compared_pair_by_pair_in_a_balanced_random_order() -> Non
     assert all(one != other for one, other in zip(orders[::2], orders[1::2], strict=True))
     found = fidelity.agreement(job, 2, [{"bare": [1.0, 2.0, 4.0], "worker": [1.25, 2.5, 5.0]}])
     assert (found.ratio.value, found.median_ratio) == pytest.approx((0.8, 0.8))
-    assert found.img_per_s == {"bare": pytest.approx(96 / 2.0), "worker": pytest.approx(96 / 2.5)}
+    assert found.samples_per_s == {"bare": pytest.approx(96 / 2.0), "worker": pytest.approx(96 / 2.5)}
     launches = [{"bare": [1.0, 1.0], "worker": [0.5, 0.5]}, {"bare": [1.0] * 4, "worker": [2.0] * 4}]
     assert fidelity.agreement(job, 1, launches).ratio.value == pytest.approx((2.0**2 * 0.5**4) ** (1 / 6))
 

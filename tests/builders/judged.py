@@ -28,10 +28,10 @@ from tests.builders.rounds import columns_of
 
 WORKLOAD = Workload("r", "resnet18", "fp32", 4, image_size=32, global_batch_size=8)
 IMAGES = ImageFolderData("/images")
-ALONE_IMG_PER_S = 100.0
-REFERENCE_IMG_PER_S = 50.0
+ALONE_SAMPLES_PER_S = 100.0
+REFERENCE_SAMPLES_PER_S = 50.0
 PEAK_TFLOPS = 1.0
-FLOPS_PER_IMAGE = PEAK_TFLOPS * 1e12 / ALONE_IMG_PER_S
+FLOPS_PER_IMAGE = PEAK_TFLOPS * 1e12 / ALONE_SAMPLES_PER_S
 STEPS = 10
 CONFIDENCE = 0.95
 GIB = 2**30
@@ -105,13 +105,13 @@ def make_case(
         workload,
         f"{workload.name}-{world_size}gpu",
         "thresholds.yaml:7",
-        reference_img_per_s=REFERENCE_IMG_PER_S if definition.takes_versus else None,
+        reference_samples_per_s=REFERENCE_SAMPLES_PER_S if definition.takes_versus else None,
         peak_tflops=PEAK_TFLOPS,
     )
 
 
 def make_measurement(
-    study: str, arm: Arm, round_: int, rank: int, img_per_s: float = ALONE_IMG_PER_S, **changes: Any
+    study: str, arm: Arm, round_: int, rank: int, samples_per_s: float = ALONE_SAMPLES_PER_S, **changes: Any
 ) -> Measurement:
     """One rank's block at a given pace."""
     measured = Measurement(
@@ -119,12 +119,12 @@ def make_measurement(
         block_s=1.0, started_unix_s=1.7e9 + round_, utilization=0.99, peak_memory_bytes=GIB, energy_j=ENERGY_J,
         parameters_checksum=CHECKSUM if arm.kind == "ddp" else None,
     )  # fmt: skip
-    return replace(at_pace(measured, img_per_s), **changes)
+    return replace(at_pace(measured, samples_per_s), **changes)
 
 
-def at_pace(one: Measurement, img_per_s: float) -> Measurement:
+def at_pace(one: Measurement, samples_per_s: float) -> Measurement:
     """A block of equal steps at a given pace."""
-    return with_steps(one, [one.batch_size / img_per_s] * STEPS)
+    return with_steps(one, [one.batch_size / samples_per_s] * STEPS)
 
 
 def with_steps(one: Measurement, step_s: Sequence[float]) -> Measurement:
@@ -166,7 +166,7 @@ def _with_value(one: Measurement, case: Case, value: float) -> Measurement:
     if metric == "images_per_joule":
         return replace(one, energy_j=one.batch_size * one.steps / (value if first else 1.25 * value))
     if metric == "communication_time":
-        return at_pace(one, _img_per_s(case, value) * (1.0 if first else 1.25))
+        return at_pace(one, _samples_per_s(case, value) * (1.0 if first else 1.25))
     if METRICS[metric].unit == "ms":
         is_median = metric == "inference_latency_p50"  # of all ranks' steps: that of the slower half of two
         return with_steps(one, [value / 1000 * (1.0 if first or is_median else 0.8)] * STEPS)
@@ -177,22 +177,23 @@ def _with_value(one: Measurement, case: Case, value: float) -> Measurement:
     if metric == "replica_agreement":
         return replace(one, parameters_checksum=OTHER_CHECKSUM if first and value < 1 else CHECKSUM)
     if metric == "rank_uniformity":
-        return at_pace(one, ALONE_IMG_PER_S / (value if first else 1.0))
-    return at_pace(one, _img_per_s(case, value) * (1.0 if first else 1.25))
+        return at_pace(one, ALONE_SAMPLES_PER_S / (value if first else 1.0))
+    return at_pace(one, _samples_per_s(case, value) * (1.0 if first else 1.25))
 
 
-def _img_per_s(case: Case, value: float) -> float:
+def _samples_per_s(case: Case, value: float) -> float:
     """The pace at which a metric of time has a value."""
     paces = {
         "throughput_per_gpu": value,
         "inference_throughput": value,
-        "generation_ratio": value * REFERENCE_IMG_PER_S,
-        "strong_scaling_speedup": value * ALONE_IMG_PER_S / case.world_size,
-        "exposed_communication": ALONE_IMG_PER_S * (1 - value),
-        "ddp_overhead": ALONE_IMG_PER_S / (1 + value),
-        "communication_time": case.workload.batch_size / (case.workload.batch_size / ALONE_IMG_PER_S + value / 1000),
+        "generation_ratio": value * REFERENCE_SAMPLES_PER_S,
+        "strong_scaling_speedup": value * ALONE_SAMPLES_PER_S / case.world_size,
+        "exposed_communication": ALONE_SAMPLES_PER_S * (1 - value),
+        "ddp_overhead": ALONE_SAMPLES_PER_S / (1 + value),
+        "communication_time": case.workload.batch_size
+        / (case.workload.batch_size / ALONE_SAMPLES_PER_S + value / 1000),
     }
-    return paces.get(case.requirement.metric, value * ALONE_IMG_PER_S)
+    return paces.get(case.requirement.metric, value * ALONE_SAMPLES_PER_S)
 
 
 def make_evidence(
@@ -227,13 +228,13 @@ def plan_of(cases: Sequence[Case], device_type: DeviceType = "cuda", rounds: int
 def measure(
     study: Study,
     rounds: int,
-    img_per_s: Callable[[Arm, int, int], float] = lambda arm, number, rank: ALONE_IMG_PER_S,
+    samples_per_s: Callable[[Arm, int, int], float] = lambda arm, number, rank: ALONE_SAMPLES_PER_S,
     ranks_per_host: int = 1,
 ) -> list[Measurement]:
-    """Every arm of a study in every round; `img_per_s` of arm, round and rank."""
+    """Every arm of a study in every round; `samples_per_s` of arm, round and rank."""
     return [
         make_measurement(
-            study.id, arm, number, rank, img_per_s(arm, number, rank),
+            study.id, arm, number, rank, samples_per_s(arm, number, rank),
             host=f"node{rank // ranks_per_host}", local_rank=rank % ranks_per_host,
         )
         for number in range(rounds)

@@ -158,7 +158,7 @@ def make_plan(*studies: Study) -> Plan:
 
 
 def make_measurements(
-    study: Study, img_per_s_alone: float, loss_per_doubling: float, rounds: int = 6
+    study: Study, samples_per_s_alone: float, loss_per_doubling: float, rounds: int = 6
 ) -> list[Measurement]:
     """Blocks of every rank, with a rank 0 that is slower by half a per cent, and some spread from round to round."""
     measurements = []
@@ -167,7 +167,7 @@ def make_measurements(
         for i in range(rounds):
             spread = 1 + 0.01 * math.sin(1.7 * i + arm.world_size)
             for rank in range(arm.world_size):
-                rate = img_per_s_alone * efficiency * spread * (1.0 if rank == 0 else 1.005)
+                rate = samples_per_s_alone * efficiency * spread * (1.0 if rank == 0 else 1.005)
                 block_s = arm.batch_size * 20 / rate
                 measurements.append(
                     Measurement(

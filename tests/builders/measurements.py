@@ -39,7 +39,7 @@ class Measurement:
     waited_s: float | None = None  # in all steps
 
     @property
-    def throughput_img_per_s(self) -> float:
+    def throughput_samples_per_s(self) -> float:
         """Images this rank trained per second."""
         return self.batch_size * self.steps / self.block_s
 

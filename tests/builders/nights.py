@@ -19,7 +19,7 @@ from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.json_types import run_record
-from tests.builders.judged import ALONE_IMG_PER_S, WORKLOAD, make_measurement
+from tests.builders.judged import ALONE_SAMPLES_PER_S, WORKLOAD, make_measurement
 from tests.builders.measurements import Measurement
 from tests.builders.records import blocks_of, gang_on
 
@@ -37,17 +37,17 @@ def at(night: int) -> str:
 
 
 def measurements(
-    host: str, img_per_s: Sequence[float], rounds: int = FEWEST_ROUNDS, first_rank: int = 0
+    host: str, samples_per_s: Sequence[float], rounds: int = FEWEST_ROUNDS, first_rank: int = 0
 ) -> list[Measurement]:
     """All arms of one node.
 
     Args:
         host: its name.
-        img_per_s: of each of its GPUs; DDP goes at the pace of the slowest.
+        samples_per_s: of each of its GPUs; DDP goes at the pace of the slowest.
         rounds: of every arm.
         first_rank: of the node.
     """
-    paces = {ALONE: img_per_s[:1], EACH: img_per_s, DDP: [min(img_per_s)] * len(img_per_s)}
+    paces = {ALONE: samples_per_s[:1], EACH: samples_per_s, DDP: [min(samples_per_s)] * len(samples_per_s)}
     return [
         make_measurement(
             STUDY.id, arm, number, first_rank + gpu, pace, host=host, local_rank=gpu, device=f"GPU-{host}-{gpu}"
@@ -91,7 +91,7 @@ def judged_run(
         pid: of rank 0: what tells runs apart that began in one second.
         record: further keys of run.json.
     """
-    told = hosts or {"n1": [ALONE_IMG_PER_S] * GPUS}
+    told = hosts or {"n1": [ALONE_SAMPLES_PER_S] * GPUS}
     run = RunDirectory.create(path)
     per_node = GPUS if len(told) > 1 else None
     run.write_json(run.plan_json, Plan(SKU, "cuda", (STUDY,), nodes=len(told), ranks_per_node=per_node))

@@ -138,10 +138,10 @@ def lines_of(
 
 
 def steady_block(
-    study: str, arm: Arm, number: int, ranks: Sequence[int], img_per_s: float, gang: int = 0, **changes: Any
+    study: str, arm: Arm, number: int, ranks: Sequence[int], samples_per_s: float, gang: int = 0, **changes: Any
 ) -> Block:
     """One arm in one round, all ranks at one pace, as a worker writes it: with steps, and replicas that agree."""
-    block_s = arm.batch_size * 10 / img_per_s
+    block_s = arm.batch_size * 10 / samples_per_s
     step_s = step_bytes([block_s / 10 * (1 + 3e-7 * (number + 1))] * 10 * len(ranks))
     checksum = "c0ffee" * 2 + "c0de" if arm.kind == "ddp" else None
     fields: dict[str, Any] = {

@@ -44,7 +44,7 @@ skus:
     beyond_node: asked
 """
 IDS = ["throughput_per_gpu[r-1rank]", "weak_scaling_efficiency[r-2rank]", "strong_scaling_speedup[r-8rank]"]
-IMG_PER_S = 100.0
+SAMPLES_PER_S = 100.0
 
 
 def nothing(record: object) -> None:
@@ -82,7 +82,7 @@ class InstantGang:
             for round_ in range(study.rounds if self.rounds is None else self.rounds):
                 for arm in study.arms:
                     ranks = layout.ranks([arm], study.turn(plan.seed, round_))
-                    self.run.append_record(steady_block(study.id, arm, round_, ranks, IMG_PER_S, number))
+                    self.run.append_record(steady_block(study.id, arm, round_, ranks, SAMPLES_PER_S, number))
             if self.ends:
                 reason: EndReason = "error" if self.breaks else "rounds"
                 self.run.append_record(StudyEnd(study.id, reason, self.breaks))

@@ -36,7 +36,9 @@ def gang_of(run: TrainingRun, gang: int = 0) -> GangRecord:
     return GangRecord(gang=gang, hosts=("n1",) * len(ranks), local_ranks=ranks, devices=("cpu",) * len(ranks))
 
 
-def epoch_of(run: TrainingRun, number: int = 0, gang: int = 0, img_per_s: float = 32.0, **fields: Any) -> TrainedEpoch:
+def epoch_of(
+    run: TrainingRun, number: int = 0, gang: int = 0, samples_per_s: float = 32.0, **fields: Any
+) -> TrainedEpoch:
     """Trained at a pace of all ranks together, waiting for data included; half of all images are classified rightly."""
     validated = tuple(
         len(range(rank, run.samples.validation_samples, run.world_size)) for rank in range(run.world_size)
@@ -44,7 +46,7 @@ def epoch_of(run: TrainingRun, number: int = 0, gang: int = 0, img_per_s: float 
     losses = np.full(run.iterations, 2.0 - 0.5 * number, "<f4").tobytes()
     columns = {
         "trained": run.iterations * BATCH, "validated": validated, "correct": tuple(one // 2 for one in validated),
-        "compile_s": 0.0, "training_s": run.epoch_samples / img_per_s - WAITING_S, "waiting_s": WAITING_S,
+        "compile_s": 0.0, "training_s": run.epoch_samples / samples_per_s - WAITING_S, "waiting_s": WAITING_S,
         "validation_s": VALIDATION_S, "validation_waiting_s": 0.0,
     }  # fmt: skip
     return TrainedEpoch(
@@ -62,11 +64,11 @@ def end_of(run: TrainingRun, gang: int = 0, **fields: Any) -> TrainedRun:
 
 
 def records_of(
-    run: TrainingRun, gang: int = 0, img_per_s: float = 32.0, outer_s: float | None = None, **end: Any
+    run: TrainingRun, gang: int = 0, samples_per_s: float = 32.0, outer_s: float | None = None, **end: Any
 ) -> list[AnyRecord]:
     """All lines of a complete run."""
-    epochs = [epoch_of(run, number, gang, img_per_s) for number in range(run.epochs)]
-    spans_s = START_UP_S + sum(run.epoch_samples / img_per_s + VALIDATION_S for _ in epochs)
+    epochs = [epoch_of(run, number, gang, samples_per_s) for number in range(run.epochs)]
+    spans_s = START_UP_S + sum(run.epoch_samples / samples_per_s + VALIDATION_S for _ in epochs)
     return [
         gang_of(run, gang), *epochs, end_of(run, gang, **end), StudyEnd(study=run.id, reason="rounds"),
         LaunchTime(study=run.id, gang=gang, seconds=outer_s or spans_s + OUTER_REST_S),
@@ -85,7 +87,7 @@ def suite_of(runs: Sequence[TrainingRun], records: Sequence[AnyRecord]) -> Measu
     return MeasuredSuite(evidence, SUITE_RECORD, 0.95)
 
 
-def complete_suite(*runs: TrainingRun, img_per_s: float = 32.0) -> MeasuredSuite:
+def complete_suite(*runs: TrainingRun, samples_per_s: float = 32.0) -> MeasuredSuite:
     """All of them as they should be, as fast for each rank."""
-    lines = [line for gang, run in enumerate(runs) for line in records_of(run, gang, img_per_s * run.world_size)]
+    lines = [line for gang, run in enumerate(runs) for line in records_of(run, gang, samples_per_s * run.world_size)]
     return suite_of(runs, lines)

@@ -130,8 +130,8 @@ def test_classes_can_be_learnt() -> None:
 def test_published_sizes_fit_the_times_that_are_published_with_them(name: str) -> None:
     """What k GPUs save is what is trained: images x epochs x (1/throughput of one - 1/throughput of k)."""
     (alone_s, alone), *others = TIMES[name].values()
-    for seconds, img_per_s in others:
-        of_epoch = (alone_s - seconds) / (1 / alone - 1 / img_per_s) / EPOCHS
+    for seconds, samples_per_s in others:
+        of_epoch = (alone_s - seconds) / (1 / alone - 1 / samples_per_s) / EPOCHS
         # micro-224 comes to 5 to 7 % fewer than its log says.
         assert of_epoch == pytest.approx(KNOWN_SIZES[name].train, rel=0.025 if name == "tiny-224" else 0.07)
 

@@ -14,8 +14,8 @@ PLAN = Plan("cpu", "cpu", (Study("weak", Workload("r18", "resnet18", "bf16", 8),
 WHY = "the kernel ended rank 1 on n1 for lack of memory"
 
 
-def fitting(batch: int, gib: float, img_per_s: float) -> BatchTrial:
-    return BatchTrial(batch, True, "", round(gib * GIB), 10 * GIB, img_per_s)
+def fitting(batch: int, gib: float, samples_per_s: float) -> BatchTrial:
+    return BatchTrial(batch, True, "", round(gib * GIB), 10 * GIB, samples_per_s)
 
 
 TRIALS = (fitting(8, 2, 90.0), fitting(16, 4, 120.0), BatchTrial(32, False, WHY), fitting(24, 6, 100.0))
@@ -36,5 +36,6 @@ def test_for_programs() -> None:
         "workload": "r18", "ranks": 4, "arms": ["alone", "ddp@4"], "largest": 24, "fastest": 16,
     }  # fmt: skip
     assert found["trials"][2] == {
-        "batch": 32, "fits": False, "why_not": WHY, "peak_bytes": None, "limit_bytes": None, "img_per_s_per_gpu": None,
+        "batch": 32, "fits": False, "why_not": WHY, "peak_bytes": None, "limit_bytes": None,
+        "samples_per_s_per_gpu": None,
     }  # fmt: skip

@@ -123,6 +123,6 @@ def test_without_a_known_limit_there_is_no_share() -> None:
 
 
 def test_the_fastest_is_one_that_fits() -> None:
-    trials = [BatchTrial(8, True, img_per_s=5.0), BatchTrial(16, True, img_per_s=7.0), BatchTrial(24, True)]
-    assert fastest([*trials, BatchTrial(32, False, img_per_s=9.0)]) == trials[1]
+    trials = [BatchTrial(8, True, samples_per_s=5.0), BatchTrial(16, True, samples_per_s=7.0), BatchTrial(24, True)]
+    assert fastest([*trials, BatchTrial(32, False, samples_per_s=9.0)]) == trials[1]
     assert fastest([]) is None

@@ -38,9 +38,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def evidence(folder: Path, *img_per_s: float) -> Evidence:
+def evidence(folder: Path, *samples_per_s: float) -> Evidence:
     """Of one night on n1."""
-    return read_evidence(judged_run(folder / "run", 9, {"n1": img_per_s or [100.0] * GPUS}))
+    return read_evidence(judged_run(folder / "run", 9, {"n1": samples_per_s or [100.0] * GPUS}))
 
 
 def past(

@@ -111,7 +111,7 @@ def test_ddp_over_several_nodes_is_no_value_of_one() -> None:
 
 def test_the_median_of_the_rounds_counts() -> None:
     found = [replace(one, block_s=one.block_s * (1 + one.round)) for one in measurements("n1", [100.0])]
-    paces = [one.throughput_img_per_s for one in found if one.arm == ALONE.name]
+    paces = [one.throughput_samples_per_s for one in found if one.arm == ALONE.name]
     assert told(values(ONE_NODE, found))["n1", 0, "alone", 1] == round(statistics.median(paces), 6)
 
 

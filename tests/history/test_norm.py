@@ -44,9 +44,9 @@ def history(tmp_path: Path) -> Path:
     return file
 
 
-def night(history: Path, number: int, img_per_s: Sequence[float]) -> Verdict:
+def night(history: Path, number: int, samples_per_s: Sequence[float]) -> Verdict:
     """A nightly check, which is never more than partial; judged by the nights before and remembered."""
-    pace = [one + 0.2 * (number % 2) for one in img_per_s]
+    pace = [one + 0.2 * (number % 2) for one in samples_per_s]
     run = judged_run(history.parent / f"night{number}", number, {"n1": pace}, outcome="partial")
     found = judge_regression(case(), read_evidence(run), baseline(history, number) if number else None, 0.95)
     add_run(history, run.path)

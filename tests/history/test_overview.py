@@ -23,9 +23,9 @@ def history(tmp_path: Path) -> Path:
 
 def night(history: Path, number: int, paces: Mapping[str, Sequence[float]], **keys: object) -> None:
     """One run of each host."""
-    for host, img_per_s in paces.items():
+    for host, samples_per_s in paces.items():
         folder = history.parent / f"{number}-{host}"
-        add_run(history, judged_run(folder, number, {host: img_per_s}, **keys).path)  # type: ignore[arg-type]
+        add_run(history, judged_run(folder, number, {host: samples_per_s}, **keys).path)  # type: ignore[arg-type]
 
 
 def only(found: list[NodeHistory]) -> NodeHistory:

@@ -83,7 +83,7 @@ def test_blocks_come_with_utilization_energy_and_peak_memory(
 @EACH_PRECISION
 def test_ddp_of_one_rank_costs_little(gpu_run: GpuRun, precision: Precision) -> None:
     alone, ddp = (
-        statistics.median(block.throughput_img_per_s for block in gpu_run.blocks(precision, arm))
+        statistics.median(block.throughput_samples_per_s for block in gpu_run.blocks(precision, arm))
         for arm in ("alone", "ddp@1")
     )
     assert 0.8 < ddp / alone < 1.1

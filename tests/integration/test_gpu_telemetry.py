@@ -156,7 +156,7 @@ def test_images_per_joule_are_measured_in_every_round(gpu_run: GpuRun, precision
     blocks = gpu_run.blocks(precision, "alone")
     study = gpu_run.plan.study(blocks[0].study)
     assert study is not None
-    samples = ArmSamples(arm_rounds(columns_of(blocks), study.id, study.arms[0])).img_per_joule
+    samples = ArmSamples(arm_rounds(columns_of(blocks), study.id, study.arms[0])).samples_per_joule
     assert len(samples) == ROUNDS
     for sample in samples:
         assert 0.5 < sample.value < 200  # ResNet-18 on GPUs from V100 to B200: some 5 to 30

@@ -61,7 +61,7 @@ def test_one_rank_out_of_memory_ends_its_gang_and_the_batch_before_is_the_larges
     assert (found["largest"], found["arms"]) == (8, ["alone", "ddp@2", "each@2", "no_sync@2"])
     assert (fits["batch"], fits["fits"], fits["why_not"]) == (8, True, "")
     assert 100 * 2**20 < fits["peak_bytes"] < fits["limit_bytes"]
-    assert fits["img_per_s_per_gpu"] > 0
+    assert fits["samples_per_s_per_gpu"] > 0
     assert (does_not["batch"], does_not["fits"]) == (16, False)
     assert does_not["why_not"] == "OutOfMemoryError on rank 1 in warm-up"
     assert "the next, 16, does not fit: OutOfMemoryError on rank 1" in capfd.readouterr().out

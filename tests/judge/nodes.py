@@ -11,7 +11,7 @@ from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import SeededStep
 from pytest_ddpscale.thresholds.cases import Case
-from tests.builders.judged import ALONE_IMG_PER_S, CHECKSUM, FLOPS_PER_IMAGE, make_measurement
+from tests.builders.judged import ALONE_SAMPLES_PER_S, CHECKSUM, FLOPS_PER_IMAGE, make_measurement
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import columns_of
 
@@ -72,7 +72,7 @@ def _block(
     ratio = max(map(slower, group)) if arm.kind == "ddp" else slower(rank)
     node, local_rank = divmod(rank, layout.ranks_per_node)
     # Blocks of a round differ a little, or an interval would have no width.
-    pace = ALONE_IMG_PER_S / ratio * (1 + 0.001 * ((number + (arm.kind == "alone")) % 3))
+    pace = ALONE_SAMPLES_PER_S / ratio * (1 + 0.001 * ((number + (arm.kind == "alone")) % 3))
     return make_measurement(study.id, arm, number, rank, pace, host=f"n{node}", local_rank=local_rank)
 
 

@@ -35,7 +35,7 @@ def judge_all(
     """
     plan = plan_of_nodes([case], nodes, 2)
     found = [
-        at_pace(one, one.throughput_img_per_s * network) if one.arm.startswith(f"ddp@{2 * nodes}") else one
+        at_pace(one, one.throughput_samples_per_s * network) if one.arm.startswith(f"ddp@{2 * nodes}") else one
         for one in measure_nodes(plan, slowness)
     ]
     pairs = _pairs(nodes, slow_links_at) if slow_links_at else []
@@ -55,9 +55,9 @@ def _pairs(nodes: int, slow: Collection[int]) -> list[PairMeasurement]:
     ]  # fmt: skip
 
 
-def scaling(nodes: int = 4, floor_img_per_s: float | None = None) -> Case:
+def scaling(nodes: int = 4, floor_samples_per_s: float | None = None) -> Case:
     case = make_case("weak_scaling_efficiency", 0.9, world_size=2 * nodes)
-    return replace(case, floor_img_per_s=floor_img_per_s)
+    return replace(case, floor_samples_per_s=floor_samples_per_s)
 
 
 def named(verdict: Verdict) -> Named:
@@ -68,7 +68,7 @@ def test_a_slow_link_is_named_by_both_its_ends() -> None:
     case = scaling()
     plan = plan_of_nodes([case], 4, 2)
     found = [
-        at_pace(one, one.throughput_img_per_s * 0.5) if one.arm == "ddp@8" else one
+        at_pace(one, one.throughput_samples_per_s * 0.5) if one.arm == "ddp@8" else one
         for one in measure_nodes(plan, equal)
     ]
     pairs = [replace(one, busbw_gbps=1.0) if one.hosts == ("n1", "n2") else one for one in _pairs(4, ())]
@@ -93,7 +93,7 @@ class TestSlownessOfSeveralNodes:
 
     @rows("slowness", [slow_node(1, 1.07), slow_rank(1, 1, 1.07)], ids=["node", "rank"])
     def test_below_the_floor_is_to_blame_whatever_else_is_wrong(self, slowness: Slowness) -> None:
-        verdict = judge_all(scaling(floor_img_per_s=95.0), slowness, network=0.6)
+        verdict = judge_all(scaling(floor_samples_per_s=95.0), slowness, network=0.6)
         assert [(host, certain) for _, host, certain in named(verdict)] == [("n1", True)]
         assert EXPLAINS_NOTHING not in verdict.reason
 
@@ -128,7 +128,7 @@ class TestSlownessOfSeveralNodes:
         case = make_case("exposed_communication", 0.1, world_size=8)
         plan = plan_of_nodes([case, uniformity], 4, 2)
         found = [
-            at_pace(one, one.throughput_img_per_s * 0.6) if one.arm == "ddp@8" else one
+            at_pace(one, one.throughput_samples_per_s * 0.6) if one.arm == "ddp@8" else one
             for one in measure_nodes(plan, slow_rank(1, 1))
         ]
         verdict = judge(case, nodes_evidence(plan, found), CONFIDENCE)
@@ -151,7 +151,7 @@ class TestSlownessOfSeveralNodes:
         assert "DDP may wait for " in judge_all(scaling(nodes=2), slow_node(1), nodes=2).reason
 
     def test_of_one_of_two_nodes_below_the_floor_is_its_own(self) -> None:
-        verdict = judge_all(scaling(nodes=2, floor_img_per_s=90.0), slow_node(1), nodes=2)
+        verdict = judge_all(scaling(nodes=2, floor_samples_per_s=90.0), slow_node(1), nodes=2)
         assert named(verdict) == [("node", "n1", True)]
         assert EITHER not in verdict.reason
 
@@ -173,7 +173,7 @@ class TestHalfOfTheNodes:
         assert not any(note.startswith("no rank is slow") for note in verdict.notes)
 
     def test_are_to_blame_if_they_are_below_the_floor(self) -> None:
-        verdict = judge_all(scaling(floor_img_per_s=92.0), self.slow_half, network=0.8)
+        verdict = judge_all(scaling(floor_samples_per_s=92.0), self.slow_half, network=0.8)
         assert named(verdict) == [("node", "n3", True), ("node", "n2", True)]
 
 
@@ -191,7 +191,7 @@ class TestASlowLink:
 class TestMostNodesFail:
     def judge_by_node(self, bound: float, slowness: Slowness, nodes: int = 4, ranks: int = 2) -> Verdict:
         case = make_case("throughput_per_gpu", bound, world_size=ranks)
-        case = replace(case, floor_img_per_s=bound)
+        case = replace(case, floor_samples_per_s=bound)
         plan = plan_of_nodes([case, make_case("rank_uniformity", 9.0, world_size=2)], nodes, 2)
         return judge(case, nodes_evidence(plan, measure_nodes(plan, slowness)), CONFIDENCE)
 

@@ -15,7 +15,7 @@ from pytest_ddpscale.plan.study import Arm, DeviceType
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.judged import (
-    ALONE_IMG_PER_S,
+    ALONE_SAMPLES_PER_S,
     CONFIDENCE,
     evidence_of_plan,
     judge_values,
@@ -45,11 +45,11 @@ def judge_slowed(
     case = case or make_case("weak_scaling_efficiency", 0.9, world_size=4)
     plan = plan_of([case, *others], device_type, ROUNDS)
 
-    def img_per_s(arm: Arm, number: int, rank: int) -> float:
+    def samples_per_s(arm: Arm, number: int, rank: int) -> float:
         together = range(arm.world_size) if arm.kind == "ddp" else [rank]
-        return ALONE_IMG_PER_S / max(slowness(number, r) for r in together)
+        return ALONE_SAMPLES_PER_S / max(slowness(number, r) for r in together)
 
-    measurements = [one for study in plan.studies for one in measure(study, ROUNDS, img_per_s, ranks_per_host)]
+    measurements = [one for study in plan.studies for one in measure(study, ROUNDS, samples_per_s, ranks_per_host)]
     return judge(case, evidence_of_plan(plan, measurements), CONFIDENCE)
 
 
@@ -98,10 +98,10 @@ class TestOneSlowRank:
         plan = plan_of([case], rounds=ROUNDS)
         (study,) = plan.studies
 
-        def img_per_s(arm: Arm, number: int, rank: int) -> float:
-            return ALONE_IMG_PER_S / 2 if arm.kind == "ddp" else ALONE_IMG_PER_S / slowness(number, rank)
+        def samples_per_s(arm: Arm, number: int, rank: int) -> float:
+            return ALONE_SAMPLES_PER_S / 2 if arm.kind == "ddp" else ALONE_SAMPLES_PER_S / slowness(number, rank)
 
-        return judge(case, evidence_of_plan(plan, measure(study, ROUNDS, img_per_s, 2)), CONFIDENCE)
+        return judge(case, evidence_of_plan(plan, measure(study, ROUNDS, samples_per_s, 2)), CONFIDENCE)
 
     @pytest.mark.parametrize("metric", ["peak_memory_gib", "memory_spread", "step_time_cv"])
     def test_is_not_named_for_what_it_does_not_slow(self, metric: str) -> None:
@@ -154,7 +154,7 @@ class TestOneSlowRank:
         assert len(judge_slowed(slow(1.3, 1), smaller, [larger]).culprits) == 1
 
     def test_is_named_for_what_one_rank_misses_if_it_had_its_turns(self) -> None:
-        alone = make_case("throughput_per_gpu", 2 * ALONE_IMG_PER_S, world_size=1)
+        alone = make_case("throughput_per_gpu", 2 * ALONE_SAMPLES_PER_S, world_size=1)
         verdict = judge_slowed(slow(1.3, 3), alone, [make_case("weak_scaling_efficiency", 0.9, world_size=4)])
         assert verdict.outcome == "failed"
         assert [culprit.gpu_uuid for culprit in verdict.culprits] == ["GPU-3"]
@@ -272,12 +272,12 @@ class TestNobodySlow:
 class TestWorldOfTwo:
     """Either of two may be the odd one: what one of them should reach alone is the third opinion."""
 
-    def judge_pair(self, floor_img_per_s: float | None) -> Verdict:
-        case = replace(make_case("weak_scaling_efficiency", 0.9), floor_img_per_s=floor_img_per_s)
+    def judge_pair(self, floor_samples_per_s: float | None) -> Verdict:
+        case = replace(make_case("weak_scaling_efficiency", 0.9), floor_samples_per_s=floor_samples_per_s)
         return judge_slowed(slow(1.25, 1), case)
 
     @pytest.mark.parametrize(
-        ("floor_img_per_s", "compared", "is_certain"),
+        ("floor_samples_per_s", "compared", "is_certain"),
         [
             (90.0, "its 80 img/s are below the floor of 90 img/s for one alone", True),
             (75.0, "its 80 img/s are above the floor of 75 img/s for one alone", False),
@@ -285,9 +285,9 @@ class TestWorldOfTwo:
         ],
     )
     def test_says_what_the_slower_one_was_compared_with(
-        self, floor_img_per_s: float | None, compared: str, is_certain: bool
+        self, floor_samples_per_s: float | None, compared: str, is_certain: bool
     ) -> None:
-        verdict = self.judge_pair(floor_img_per_s)
+        verdict = self.judge_pair(floor_samples_per_s)
         assert verdict.outcome == "failed"
         evidence = f"1.25× the time of its only peer in {ROUNDS} of {ROUNDS} rounds; {compared}"
         slow = Culprit(
@@ -298,12 +298,12 @@ class TestWorldOfTwo:
         assert compared in verdict.reason
 
     def test_compares_the_slower_one_whichever_it_is(self) -> None:
-        case = replace(make_case("rank_uniformity", 1.1), floor_img_per_s=90.0)
+        case = replace(make_case("rank_uniformity", 1.1), floor_samples_per_s=90.0)
         (culprit,) = judge_slowed(slow(1.25, 0), case).culprits
         assert (culprit.gpu_uuid, "80 img/s are below" in culprit.evidence) == ("GPU-0", True)
 
     def test_of_more_than_two_needs_no_third_opinion(self) -> None:
-        case = replace(make_case("weak_scaling_efficiency", 0.9, world_size=4), floor_img_per_s=90.0)
+        case = replace(make_case("weak_scaling_efficiency", 0.9, world_size=4), floor_samples_per_s=90.0)
         (culprit,) = judge_slowed(slow(1.25, 1), case).culprits
         assert "floor" not in culprit.evidence
 

@@ -19,7 +19,7 @@ from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.judged import (
-    ALONE_IMG_PER_S,
+    ALONE_SAMPLES_PER_S,
     CONFIDENCE,
     OTHER_CHECKSUM,
     WORKLOAD,
@@ -43,12 +43,12 @@ Pace = Callable[[Arm, int, int], float]
 
 
 def steady(arm: Arm, number: int, rank: int) -> float:
-    return ALONE_IMG_PER_S
+    return ALONE_SAMPLES_PER_S
 
 
 def restless(arm: Arm, number: int, rank: int) -> float:
     """No bound between 50 and 150 img/s is decided by these rounds."""
-    return ALONE_IMG_PER_S * (0.5 if (number * 7) % 3 else 1.5)
+    return ALONE_SAMPLES_PER_S * (0.5 if (number * 7) % 3 else 1.5)
 
 
 def records(plan: Plan, study_id: str, rounds: Sequence[int], pace: Pace = steady, **changes: Any) -> list[AnyRecord]:
@@ -95,7 +95,7 @@ class TestDecidedStudies:
         plan = plan_of([case])
 
         def pace(arm: Arm, number: int, rank: int) -> float:
-            return ALONE_IMG_PER_S + (6.0 if number % 2 else -6.0)
+            return ALONE_SAMPLES_PER_S + (6.0 if number % 2 else -6.0)
 
         words = told(Decider(plan, [case], CONFIDENCE), plan, WEAK, ROUNDS, pace)
         outcomes = []
@@ -136,7 +136,7 @@ class TestOpenStudies:
         plan = plan_of([THROUGHPUT, slow_to_decide])
 
         def pace(arm: Arm, number: int, rank: int) -> float:
-            level = ALONE_IMG_PER_S * (1.0 if number < FEWEST_ROUNDS else 0.45)
+            level = ALONE_SAMPLES_PER_S * (1.0 if number < FEWEST_ROUNDS else 0.45)
             return level * (1.0 if arm.kind == "alone" else 1.06 if number % 2 else 0.94)
 
         def words(*cases: Case) -> list[bool]:
@@ -154,7 +154,7 @@ class TestOpenStudies:
         decider = Decider(plan, [again, first, last], CONFIDENCE)
 
         def pace(arm: Arm, number: int, rank: int) -> float:
-            level = ALONE_IMG_PER_S * (1.0 if number < FEWEST_ROUNDS else 0.45)
+            level = ALONE_SAMPLES_PER_S * (1.0 if number < FEWEST_ROUNDS else 0.45)
             uneasy = {"ddp@4": 0.055, "ddp@2": 0.075}.get(arm.name, 0.0)
             return level * (1.0 + (uneasy if number % 2 else -uneasy))
 

@@ -67,7 +67,7 @@ def test_noise_may_make_a_difference_of_times_negative(metric: str) -> None:
 
 
 def test_a_value_too_small_for_a_number_is_an_error() -> None:
-    case = replace(make_case("generation_ratio", 0.5), reference_img_per_s=1e300)
+    case = replace(make_case("generation_ratio", 0.5), reference_samples_per_s=1e300)
     found = [replace(one, block_s=1e300) for one in make_measurements(case, [0.9] * 5)]
     verdict = judge(case, make_evidence(case, found), CONFIDENCE)
     assert (verdict.outcome, verdict.reason) == ("error", "an impossible value was measured: [0.0, 0.0, 0.0, 0.0, 0.0]")

@@ -187,7 +187,7 @@ class TestTooLittle:
 
     def test_utilization_of_flops_that_nobody_counted_is_not_measured(self) -> None:
         case = make_case("model_flops_utilization", 0.5)
-        evidence = replace(make_evidence(case, make_measurements(case, STEADY)), flops_per_image={})
+        evidence = replace(make_evidence(case, make_measurements(case, STEADY)), flops_per_sample={})
         verdict = judge(case, evidence, CONFIDENCE)
         assert (verdict.outcome, verdict.value) == ("not_measured", None)
 
@@ -345,7 +345,7 @@ class TestValues:
         assert verdict.source == "measured 12; margin 5 %; a paper; as much as it held"
 
     def test_a_generation_ratio_is_relative_to_what_the_reference_published(self) -> None:
-        case = replace(make_case("generation_ratio", 1.0), reference_img_per_s=40.0)
+        case = replace(make_case("generation_ratio", 1.0), reference_samples_per_s=40.0)
         evidence = make_evidence(case, make_measurements(case, [2.0] * 5))
         assert judge(case, evidence, CONFIDENCE).value == pytest.approx(2.0 * 50 / 40)
 

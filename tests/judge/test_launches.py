@@ -43,14 +43,14 @@ def plan_of(case: Case, launches: int = LAUNCHES, device_type: DeviceType = "cud
 def measured(plan: Plan, speeds: Sequence[float] = SPEEDS, slowness: Slowness = lambda *_: 1.0) -> list[Measurement]:
     """All studies; the rounds of each launch about its speed, but no two alike."""
 
-    def img_per_s(launch: int) -> Callable[[Arm, int, int], float]:
+    def samples_per_s(launch: int) -> Callable[[Arm, int, int], float]:
         def of(arm: Arm, number: int, rank: int) -> float:
             return speeds[launch - 1] * (1 + 0.001 * (number % 3 - 1)) / slowness(launch, rank)
 
         return of
 
     return [
-        one for study in plan.studies for one in measure(study, FEWEST_ROUNDS, img_per_s(study.launch))
+        one for study in plan.studies for one in measure(study, FEWEST_ROUNDS, samples_per_s(study.launch))
     ]  # fmt: skip
 
 
@@ -199,10 +199,10 @@ class TestCulprits:
         """Each launch has too few to tell."""
         plan = plan_of(UNIFORMITY)
 
-        def img_per_s(arm: Arm, number: int, rank: int) -> float:
+        def samples_per_s(arm: Arm, number: int, rank: int) -> float:
             return 100 * (1 + 0.001 * (number % 3 - 1)) / (1.4 if rank == 2 and number < rounds_slow else 1.0)
 
-        found = [one for study in plan.studies for one in measure(study, FEWEST_ROUNDS, img_per_s)]
+        found = [one for study in plan.studies for one in measure(study, FEWEST_ROUNDS, samples_per_s)]
         verdict = judge(UNIFORMITY, evidence_of_plan(plan, found), CONFIDENCE)
         assert not verdict.passed
         assert [one.host for one in verdict.culprits] == named

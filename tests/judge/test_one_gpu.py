@@ -9,7 +9,7 @@ import pytest
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.study import Arm, OneGpu
 from pytest_ddpscale.run.verdicts import Verdict
-from tests.builders.judged import ALONE_IMG_PER_S, CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
+from tests.builders.judged import ALONE_SAMPLES_PER_S, CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
 from tests.rows import rows
 
 ROUNDS = 9
@@ -22,12 +22,12 @@ def judge_wrapped(metric: str, bound: float, one_gpu: OneGpu, world_size: int = 
     case = make_case(metric, bound, world_size=world_size, one_gpu=one_gpu)
     largest = make_case("weak_scaling_efficiency", 0.5, world_size=4)
 
-    def img_per_s(arm: Arm, number: int, rank: int) -> float:
+    def samples_per_s(arm: Arm, number: int, rank: int) -> float:
         waits = slow is not None and (rank == slow or (arm.kind == "ddp" and arm.world_size > 1))
-        return ALONE_IMG_PER_S * (WRAPPED if arm.kind == "ddp" else 1.0) / (1.03 if waits else 1.0)
+        return ALONE_SAMPLES_PER_S * (WRAPPED if arm.kind == "ddp" else 1.0) / (1.03 if waits else 1.0)
 
     plan = plan_of([case, largest], "cuda", ROUNDS)
-    measurements = [one for study in plan.studies for one in measure(study, ROUNDS, img_per_s)]
+    measurements = [one for study in plan.studies for one in measure(study, ROUNDS, samples_per_s)]
     return judge(case, evidence_of_plan(plan, measurements), CONFIDENCE)
 
 
@@ -47,8 +47,8 @@ def test_a_slow_rank_costs_the_same_wherever_it_is(place: int) -> None:
 
 @rows(("one_gpu", "speed"), [("alone", 1.0), ("ddp", WRAPPED)])
 def test_the_throughput_of_one_gpu_is_measured_as_its_source_had_it(one_gpu: OneGpu, speed: float) -> None:
-    verdict = judge_wrapped("throughput_per_gpu", ALONE_IMG_PER_S / 2, one_gpu, world_size=1)
-    assert verdict.value == pytest.approx(ALONE_IMG_PER_S * speed)
+    verdict = judge_wrapped("throughput_per_gpu", ALONE_SAMPLES_PER_S / 2, one_gpu, world_size=1)
+    assert verdict.value == pytest.approx(ALONE_SAMPLES_PER_S * speed)
 
 
 @rows(

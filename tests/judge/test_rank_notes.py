@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pytest_ddpscale.judge.rank_notes import rank_notes
 from pytest_ddpscale.plan.study import Arm
-from tests.builders.judged import ALONE_IMG_PER_S, evidence_of_plan, make_case, measure, plan_of
+from tests.builders.judged import ALONE_SAMPLES_PER_S, evidence_of_plan, make_case, measure, plan_of
 
 ROUNDS = 12
 
@@ -15,10 +15,10 @@ def notes(slowness: Callable[[int, int], float], rounds: int = ROUNDS) -> list[s
     """Of four ranks; `slowness` of round and rank."""
     plan = plan_of([make_case("rank_uniformity", 1.1, world_size=4)], "cuda", rounds)
 
-    def img_per_s(arm: Arm, number: int, rank: int) -> float:
-        return ALONE_IMG_PER_S / slowness(number, rank)
+    def samples_per_s(arm: Arm, number: int, rank: int) -> float:
+        return ALONE_SAMPLES_PER_S / slowness(number, rank)
 
-    found = [one for study in plan.studies for one in measure(study, rounds, img_per_s, 2)]
+    found = [one for study in plan.studies for one in measure(study, rounds, samples_per_s, 2)]
     return rank_notes(evidence_of_plan(plan, found))
 
 

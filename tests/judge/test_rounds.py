@@ -48,20 +48,20 @@ def numbers(rounds: ArmRounds) -> dict[int, list[int]]:
 def test_the_slowest_rank_sets_the_pace_of_all() -> None:
     measured = rounds_of([block(0, block_s=1.0), block(1, block_s=2.0), block(2, block_s=1.5)])
     assert measured.slowest.tolist() == [1]
-    assert measured.img_per_s_per_gpu.tolist() == pytest.approx([8 * 10 / 2.0])
+    assert measured.samples_per_s_per_gpu.tolist() == pytest.approx([8 * 10 / 2.0])
     assert measured.step_s.tolist() == pytest.approx([0.2])
 
 
 @given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=8))
 def test_no_rank_is_slower_than_the_round(blocks_s: list[float]) -> None:
     ranks = [block(rank, block_s=block_s) for rank, block_s in enumerate(blocks_s)]
-    assert rounds_of(ranks).img_per_s_per_gpu.tolist() == [min(rank.throughput_img_per_s for rank in ranks)]
+    assert rounds_of(ranks).samples_per_s_per_gpu.tolist() == [min(rank.throughput_samples_per_s for rank in ranks)]
 
 
 def test_a_round_of_ranks_that_take_turns_has_one_of_them() -> None:
     measured = rounds_of([block(2, 0, block_s=1.0), block(0, 1, block_s=2.0), block(2, 2, block_s=4.0)])
     assert measured.ranks.numbers[measured.slowest].tolist() == [2, 0, 2]
-    assert measured.img_per_s_per_gpu.tolist() == pytest.approx([80.0, 40.0, 20.0])
+    assert measured.samples_per_s_per_gpu.tolist() == pytest.approx([80.0, 40.0, 20.0])
     assert measured.peak_memory_gib.tolist() == pytest.approx([math.nan] * 3, nan_ok=True)
 
 
@@ -97,7 +97,7 @@ def test_rounds_of_our_own_have_no_error_of_their_own() -> None:
 
 
 def test_without_rounds_nothing_is_known_of_any() -> None:
-    for name in ("slowest", "step_s", "img_per_s_per_gpu", "utilization", "images_per_joule", "memory_spread"):
+    for name in ("slowest", "step_s", "samples_per_s_per_gpu", "utilization", "images_per_joule", "memory_spread"):
         assert len(getattr(NO_ROUNDS, name)) == 0
 
 
@@ -169,7 +169,7 @@ class TestGroupsOnSeveralNodes:
         blocks = [replace(one, skipped_steps=one.rank % 2, step_s=(0.1,) * 10) for one in blocks]
         found = all_groups(columns_of(blocks), "weak/r", ARM, self.layout)
         assert numbers(found) == {0: [0, 1, 2, 8, 9, 10], 1: [0, 1, 2, 4, 5, 6, 8, 9, 10]}
-        assert found.img_per_s_per_gpu.tolist() == [20.0, 20.0]
+        assert found.samples_per_s_per_gpu.tolist() == [20.0, 20.0]
         assert found.measured.skipped_steps.sum(axis=1).tolist() == [2, 3]
         assert (~found.measured.step_s.any(axis=2)).sum() == 0
         assert [list(map(bool, there)) for there in found.present[:, 3:6]] == [[False] * 3, [True] * 3]
@@ -190,12 +190,12 @@ class TestGroupsOnSeveralNodes:
         columns = columns_of([replace(on_node(n, r), round=i) for n, r, i in every if (n, r, i) not in missing])
         (rows,) = rows_of_nodes(columns, "weak/r", [ARM])
         assert rows.hosts == ("n0", "n1", "n2", "n3")
-        of_rows = dict(zip(rows.arms[0].numbers.tolist(), rows.arms[0].img_per_s_per_gpu.tolist(), strict=True))
+        of_rows = dict(zip(rows.arms[0].numbers.tolist(), rows.arms[0].samples_per_s_per_gpu.tolist(), strict=True))
         by_node = [node_rounds(columns, "weak/r", ARM, host) for host in rows.hosts]
         assert of_rows == {
             number * 4 + place: value
             for place, one in enumerate(by_node)
-            for number, value in zip(one.numbers.tolist(), one.img_per_s_per_gpu.tolist(), strict=True)
+            for number, value in zip(one.numbers.tolist(), one.samples_per_s_per_gpu.tolist(), strict=True)
         }
         assert len(of_rows) == 4 * 3 - len(missing)
 

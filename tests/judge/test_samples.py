@@ -22,19 +22,19 @@ from tests.rows import rows
 RATES = st.lists(st.floats(1.0, 1e4), min_size=2, max_size=2)
 
 
-def block(rank: int, number: int, img_per_s: float, **changes: Any) -> Measurement:
-    one = Measurement("weak/r", "ddp@2", number, rank, rank, "node0", f"GPU-{rank}", 8, 10, 80 / img_per_s, 1.7e9)
+def block(rank: int, number: int, samples_per_s: float, **changes: Any) -> Measurement:
+    one = Measurement("weak/r", "ddp@2", number, rank, rank, "node0", f"GPU-{rank}", 8, 10, 80 / samples_per_s, 1.7e9)
     return replace(one, **changes)
 
 
-def blocks(*img_per_s: Sequence[float], **changes: Any) -> list[Measurement]:
+def blocks(*samples_per_s: Sequence[float], **changes: Any) -> list[Measurement]:
     """Of the ranks with these paces, round by round."""
-    return [block(rank, n, pace, **changes) for n, paces in enumerate(img_per_s) for rank, pace in enumerate(paces)]
+    return [block(rank, n, pace, **changes) for n, paces in enumerate(samples_per_s) for rank, pace in enumerate(paces)]
 
 
-def rounds(*img_per_s: Sequence[float], **changes: Any) -> ArmRounds:
+def rounds(*samples_per_s: Sequence[float], **changes: Any) -> ArmRounds:
     """Rounds of the ranks with these paces."""
-    return rounds_of(blocks(*img_per_s, **changes))
+    return rounds_of(blocks(*samples_per_s, **changes))
 
 
 def without(measured: ArmRounds, number: int) -> ArmRounds:
@@ -157,7 +157,7 @@ def test_rank_uniformity_is_the_slowest_rank_over_the_median_of_the_others() -> 
 
 def test_model_flops_utilization_is_what_the_model_needs_of_the_peak() -> None:
     # ResNet-152 on an A100 as published: 1159.2 img/s, 68.85 GFLOP each, 312 TFLOPS
-    samples = of("model_flops_utilization", rounds([1200, 1159.2]), flops_per_image=68.85e9, peak=312)
+    samples = of("model_flops_utilization", rounds([1200, 1159.2]), flops_per_sample=68.85e9, peak=312)
     assert values(samples) == pytest.approx([0.2558], abs=0.0001)
 
 

@@ -25,7 +25,7 @@ def test_gains_and_efficiencies_are_those_of_the_published_tables() -> None:
     assert [round(100 * (one.gain or 0)) for one in facts[1:]] == [93, 92, 87, 84, 69]
     assert [round(100 * one.efficiency, 1) for one in facts] == [100, 96.7, 92.9, 86.9, 80.1, 67.8]
 
-    assert [round(one.more_img_per_s or 0) for one in facts[1:]] == [224, 428, 776, 1407, 2130]
+    assert [round(one.more_samples_per_s or 0) for one in facts[1:]] == [224, 428, 776, 1407, 2130]
 
 
 def test_fixed_time_saturates_while_throughput_grows() -> None:

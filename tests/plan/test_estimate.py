@@ -41,9 +41,9 @@ def test_quick_steps_cost_no_more_than_the_untimed_ones() -> None:
     assert study_seconds(STUDY, {"r": 800.0, "another": 0.001}) == pytest.approx(expected_s)
 
 
-@rows("img_per_s", [{}, {"another": 0.001}, {"r": 0.0}])
-def test_an_unknown_speed_leaves_the_blocks_as_long_as_they_aim_at(img_per_s: dict[str, float]) -> None:
-    assert study_seconds(STUDY, img_per_s) == study_seconds(STUDY)
+@rows("samples_per_s", [{}, {"another": 0.001}, {"r": 0.0}])
+def test_an_unknown_speed_leaves_the_blocks_as_long_as_they_aim_at(samples_per_s: dict[str, float]) -> None:
+    assert study_seconds(STUDY, samples_per_s) == study_seconds(STUDY)
 
 
 def test_a_plan_holds_all_its_devices_all_the_time() -> None:
@@ -59,10 +59,10 @@ def test_nothing_to_measure_takes_no_time() -> None:
 
 @given(STUDIES, st.floats(0.1, 1e5))
 def test_a_study_takes_time_and_more_with_every_round(study: Study, speed: float) -> None:
-    img_per_s = {study.workload.name: speed}
+    samples_per_s = {study.workload.name: speed}
     longer = replace(study, rounds=study.rounds + 1)
-    assert 0 < study_seconds(study) <= study_seconds(study, img_per_s)
-    assert study_seconds(study, img_per_s, rounds=None) < study_seconds(longer, img_per_s, rounds=None)
+    assert 0 < study_seconds(study) <= study_seconds(study, samples_per_s)
+    assert study_seconds(study, samples_per_s, rounds=None) < study_seconds(longer, samples_per_s, rounds=None)
 
 
 def test_most_studies_are_decided_before_their_limit() -> None:
@@ -76,8 +76,8 @@ def test_most_studies_are_decided_before_their_limit() -> None:
 
 @given(PLANS, st.floats(0.1, 1e5))
 def test_studies_add_up_and_share_one_start_up(plan: Plan, speed: float) -> None:
-    img_per_s = {study.workload.name: speed for study in plan.studies}
-    parts = [estimate(replace(plan, studies=(study,)), img_per_s=img_per_s).seconds for study in plan.studies]
+    samples_per_s = {study.workload.name: speed for study in plan.studies}
+    parts = [estimate(replace(plan, studies=(study,)), samples_per_s=samples_per_s).seconds for study in plan.studies]
     shared = STARTUP_S * max(0, len(parts) - 1)
-    assert estimate(plan, img_per_s=img_per_s).seconds == pytest.approx(sum(parts) - shared)
-    assert estimate(plan, isolate=True, img_per_s=img_per_s).seconds == pytest.approx(sum(parts))
+    assert estimate(plan, samples_per_s=samples_per_s).seconds == pytest.approx(sum(parts) - shared)
+    assert estimate(plan, isolate=True, samples_per_s=samples_per_s).seconds == pytest.approx(sum(parts))

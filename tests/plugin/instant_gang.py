@@ -31,8 +31,8 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.session import measure
 
 ROUNDS = FEWEST_ROUNDS + 1
-IMG_PER_S = {"ddp@2": 90.0}  # of a rank
-ALONE_IMG_PER_S = 100.0
+SAMPLES_PER_S = {"ddp@2": 90.0}  # of a rank
+ALONE_SAMPLES_PER_S = 100.0
 
 
 class InstantGang:
@@ -105,7 +105,7 @@ class InstantGang:
             self.run.append_record(StudyStart(study="x" * 200, unix_s=1.0))
 
     def _block(self, study: Study, arm: Arm, number: int, ranks: tuple[int, ...]) -> Block:
-        rate = IMG_PER_S.get(arm.name, ALONE_IMG_PER_S) * float(os.environ.get("GANG_SPEED", "1"))
+        rate = SAMPLES_PER_S.get(arm.name, ALONE_SAMPLES_PER_S) * float(os.environ.get("GANG_SPEED", "1"))
         rate *= 1 + 0.0005 * math.sin(1.7 * number + arm.world_size)
         block_s = arm.batch_size * 10 / rate
         return Block(

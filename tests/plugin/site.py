@@ -106,14 +106,14 @@ class Series:
     """What one arm gave.
 
     Attributes:
-        img_per_s: throughput per GPU.
+        samples_per_s: throughput per GPU.
         utilization: of every GPU, 0 … 1.
     """
 
     scaling: Scaling
     workload: Workload
     arm: Arm
-    img_per_s: float
+    samples_per_s: float
     utilization: float = 0.98
 
 
@@ -157,7 +157,7 @@ def _measurements(series: Series) -> list[Measurement]:
     for number in range(ROUNDS):
         spread = 1 + 0.0005 * math.sin(1.7 * number + series.arm.world_size)
         for rank in range(series.arm.world_size):
-            rate = series.img_per_s * spread * (1 if rank == 0 else 1.002)
+            rate = series.samples_per_s * spread * (1 if rank == 0 else 1.002)
             found.append(
                 Measurement(
                     study=f"{series.scaling}/{series.workload.name}",

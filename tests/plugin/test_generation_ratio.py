@@ -33,7 +33,7 @@ def old_cluster(**workload: object) -> tuple[Series, ...]:
     """What another machine gave on one GPU."""
     alone = MEASURED_RUN[0]
     trained = replace(alone.workload, **workload)  # type: ignore[arg-type]
-    return (replace(alone, workload=trained, arm=replace(alone.arm, batch_size=trained.batch_size), img_per_s=OLD),)
+    return (replace(alone, workload=trained, arm=replace(alone.arm, batch_size=trained.batch_size), samples_per_s=OLD),)
 
 
 def reference(site: Site, outcome: RunOutcome = "accepted", **workload: Any) -> RunDirectory:
@@ -62,7 +62,7 @@ def test_both_throughputs_and_their_sources_are_shown(compared: Site) -> None:
     assert "500 of reference-gpu (a paper, table 1)" in report
     assert re.search(r"59\d\.\d of run-old \(tested-gpu, median of 9 rounds measured ", report)
     (of_run,) = [one for one in compared.verdicts()["verdicts"] if one["id"].endswith("vs-run-old]")]
-    assert of_run["compared"]["reference_img_per_s"] == pytest.approx(OLD, rel=0.001)
+    assert of_run["compared"]["reference_samples_per_s"] == pytest.approx(OLD, rel=0.001)
     assert of_run["value"] == pytest.approx(2, rel=0.001)
 
 

@@ -33,8 +33,8 @@ def test_launches_are_said_once_with_what_they_cost_together() -> None:
 
 def test_known_speeds_make_the_estimate() -> None:
     slow = {"r152": 10.0}
-    head, weak, _ = plan_lines(PLAN, 5, isolate=False, img_per_s=slow)
-    assert f"about {estimate(PLAN, img_per_s=slow).seconds / 60:.1f} min" in head
+    head, weak, _ = plan_lines(PLAN, 5, isolate=False, samples_per_s=slow)
+    assert f"about {estimate(PLAN, samples_per_s=slow).seconds / 60:.1f} min" in head
     assert f"{study_seconds(WEAK, slow) / 60:.1f} min" in weak
 
 

@@ -86,7 +86,7 @@ def test_sizes_that_were_judged_have_the_numbers_of_their_verdicts(
     with_verdicts = capsys.readouterr().out
     sizes = {one["study"]: {size["gpus"]: size for size in one["sizes"]} for one in json.loads(with_verdicts)}
     told = {
-        "throughput_per_gpu": lambda size: size["img_per_s"] / size["gpus"],
+        "throughput_per_gpu": lambda size: size["samples_per_s"] / size["gpus"],
         "weak_scaling_efficiency": lambda size: size["efficiency"],
         "strong_scaling_speedup": lambda size: size["speedup"],
     }

@@ -19,7 +19,7 @@ from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.json_types import as_json
-from tests.builders.judged import ALONE_IMG_PER_S, CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
+from tests.builders.judged import ALONE_SAMPLES_PER_S, CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
 from tests.judge.nodes import Slowness, equal, measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
 from tests.rows import rows
 
@@ -85,7 +85,7 @@ def concluded(
 UNPUBLISHED_EACH = make_case("throughput_per_gpu", 50.0, world_size=2, provisional=True)
 ON_ONE = make_case("throughput_per_gpu", 50.0, world_size=1)
 SPREAD = make_case("throughput_per_gpu", 50.0, world_size=2, placement="spread")
-CLOSE = make_case("throughput_per_gpu", ALONE_IMG_PER_S * 1.001, world_size=4, provisional=True)
+CLOSE = make_case("throughput_per_gpu", ALONE_SAMPLES_PER_S * 1.001, world_size=4, provisional=True)
 INFERENCE = [make_case("inference_throughput", 50.0, world_size=size) for size in (2, 4)]
 NOTHING_TOGETHER = "but none between nodes: no requirement on speed was met by all {} nodes together"
 NOT_ALL = "none with a published bound covers all devices"
@@ -209,7 +209,7 @@ class TestWhatTookNoPart:
 
     def test_gpus_that_take_part_in_nothing_but_turns_alone_take_none(self) -> None:
         """Over all turns the slowness of one of eight would be averaged away."""
-        cases = [make_case("throughput_per_gpu", 0.9 * ALONE_IMG_PER_S, world_size=ranks) for ranks in (1, 4)]
+        cases = [make_case("throughput_per_gpu", 0.9 * ALONE_SAMPLES_PER_S, world_size=ranks) for ranks in (1, 4)]
         questions = [case.question for case in cases]
         plan = build_plan(Plan("a100", "cuda", (), ranks_per_node=8, survey=True), questions, Pace(16, 1.0, 1.0))
         measured = measure_nodes(plan, slow_rank(0, 6, 1.18), rounds=16)

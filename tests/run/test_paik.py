@@ -96,7 +96,7 @@ def test_a_measurement_carries_what_its_rank_saw(a100: RunDirectory) -> None:
     (found,) = (m for m in measurements_in(a100) if (m.study, m.arm, m.rank) == ("weak/resnet152-fp16", "ddp@2", 1))
     assert (found.steps, found.batch_size, found.local_rank, found.device) == (1384, 512, 1, "unknown-1")
     assert found.block_s == pytest.approx(1384 * source["mean_step_sec"])
-    assert found.throughput_img_per_s == pytest.approx(source["images_per_sec"])
+    assert found.throughput_samples_per_s == pytest.approx(source["images_per_sec"])
     assert found.step_stdev_s == source["stdev_step_sec"]
     assert found.utilization == pytest.approx(0.983694, abs=1e-6)
 

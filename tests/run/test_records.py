@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.run.record_lines import RecordReader, line_of
 from pytest_ddpscale.run.records import (
-    MOST_IMG_PER_S,
+    MOST_SAMPLES_PER_S,
     Block,
     GangRecord,
     RankBlock,
@@ -101,7 +101,7 @@ def test_the_deviation_of_steps_is_that_of_a_sample() -> None:
 
 def test_throughput_is_images_over_time() -> None:
     one = Measurement("s", "alone", 0, 0, 0, "n", "cpu", 32, 10, 4.0, 1.0)
-    assert one.throughput_img_per_s == 80.0
+    assert one.throughput_samples_per_s == 80.0
 
 
 def waits(seconds: float) -> str:
@@ -171,7 +171,7 @@ def test_an_absurd_throughput_is_refused(change: dict[str, Any], found: str) -> 
 
 
 def test_the_fastest_throughput_that_may_be_is_taken() -> None:
-    assert isinstance(read(SOUND | {"batch_size": round(MOST_IMG_PER_S), "block_s": 4}), Block)
+    assert isinstance(read(SOUND | {"batch_size": round(MOST_SAMPLES_PER_S), "block_s": 4}), Block)
 
 
 @rows(

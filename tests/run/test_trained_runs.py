@@ -51,15 +51,15 @@ def test_complete_time_is_the_sum_of_the_spans_and_the_rest_is_unexplained() -> 
 
 def test_mean_throughput_leaves_the_first_epoch_out() -> None:
     lines = records_of(RUN)
-    lines[1] = epoch_of(RUN, 0, img_per_s=1.0)
-    assert found(lines).img_per_s == pytest.approx(32)
+    lines[1] = epoch_of(RUN, 0, samples_per_s=1.0)
+    assert found(lines).samples_per_s == pytest.approx(32)
     one_epoch = training_run(epochs=1)
-    assert found(records_of(one_epoch), one_epoch).img_per_s is None
+    assert found(records_of(one_epoch), one_epoch).samples_per_s is None
 
 
 def test_throughput_is_at_the_slowest_ranks_pace_and_counts_waiting() -> None:
     epoch = epoch_of(RUN, training_s=(1.0, 3.0), waiting_s=(0.0, 1.0))
-    assert epoch.img_per_s == pytest.approx(64 / 4)
+    assert epoch.samples_per_s == pytest.approx(64 / 4)
 
 
 def test_accuracy_weighs_ranks_by_their_images() -> None:

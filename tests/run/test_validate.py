@@ -91,7 +91,7 @@ class TestOneLine:
             (again(RoundEnd), "is another round 0 of probes than line"),
             (again(PairRound, busbw_gbps=99.0), "is another round 0 of pairs than line"),
             (again(SeededSteps, checksums="other"), "is another SeededSteps 0 of weak/r than line"),
-            (again(WorkloadFlops, flops_per_image=1.0), "is another WorkloadFlops 0 of weak/r than line"),
+            (again(WorkloadFlops, flops_per_sample=1.0), "is another WorkloadFlops 0 of weak/r than line"),
         ],
     )  # fmt: skip
     @rows("order", [1, -1])

@@ -14,7 +14,7 @@ from pytest_ddpscale.run.strict_json import parse_strict_json
 from pytest_ddpscale.run.verdicts import Judgement, read_judgement
 from pytest_ddpscale.session.interim import Interim
 from pytest_ddpscale.session.session import AcceptanceSession
-from tests.builders.sessions import IMG_PER_S, InstantGang, nothing
+from tests.builders.sessions import SAMPLES_PER_S, InstantGang, nothing
 
 CANCELLED = Interrupted("the job was cancelled")
 
@@ -124,4 +124,4 @@ def test_verdicts_name_what_they_were_made_of(half: AcceptanceSession) -> None:
     assert half.run is not None
     content = parse_strict_json(half.run.verdicts_json.read_text("utf-8"))
     assert content["basis"]["measurements_sha256"] == half.run.measurements_sha256()
-    assert any(one["value"] == pytest.approx(IMG_PER_S) for one in content["verdicts"])
+    assert any(one["value"] == pytest.approx(SAMPLES_PER_S) for one in content["verdicts"])

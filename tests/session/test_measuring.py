@@ -12,7 +12,7 @@ from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.session.measure import further_name
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.session.sources import Machine
-from tests.builders.sessions import IMG_PER_S, InstantGang, Open, nothing
+from tests.builders.sessions import SAMPLES_PER_S, InstantGang, Open, nothing
 from tests.rows import rows
 
 
@@ -38,7 +38,7 @@ class TestMeasuring:
     ) -> None:
         verdicts = [measuring.judge(case, nothing) for case in measuring.source.cases[:2]]
         assert [verdict.outcome for verdict in verdicts] == ["passed", "passed"]
-        assert [verdict.value for verdict in verdicts] == pytest.approx([IMG_PER_S, 1.0])
+        assert [verdict.value for verdict in verdicts] == pytest.approx([SAMPLES_PER_S, 1.0])
         assert len(gangs) == 1
         assert measuring.source.evidence is not None
 

@@ -22,7 +22,7 @@ from pytest_ddpscale.session import measure
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.session.sources import THIS_MACHINE, Machine
 from tests.builders.records import gang_on, steady_block
-from tests.builders.sessions import IMG_PER_S, THRESHOLDS, Open
+from tests.builders.sessions import SAMPLES_PER_S, THRESHOLDS, Open
 
 PER_NODE = 2
 THREE = ("n1", "n2", "n3")
@@ -67,7 +67,7 @@ class SurveyedGang:
             for arm in study.arms:
                 for round_ in range(study.rounds):
                     ranks = plan.layout.ranks([arm], study.turn(plan.seed, round_))
-                    self.run.append_record(steady_block(study.id, arm, round_, ranks, IMG_PER_S, number))
+                    self.run.append_record(steady_block(study.id, arm, round_, ranks, SAMPLES_PER_S, number))
             self.run.append_record(StudyEnd(study.id, "error" if self.breaks else "rounds", self.breaks))
         if plan.pairs is not None:
             self.run.append_record(StudyEnd(plan.pairs.id, "decided"))

@@ -99,9 +99,11 @@ def test_time_goes_on_from_block_to_block() -> None:
 def test_without_noise_all_are_as_fast_as_published() -> None:
     one_gpu = 1189.5  # under DDP, as the source trained it
     found = measured(QUIET, replace(BOTH, arms=(Arm("ddp", 1, 512), EACH, DDP)))
-    assert all(one.throughput_img_per_s == pytest.approx(one_gpu) for one in found["ddp@1"][0])
-    assert all(one.throughput_img_per_s == pytest.approx(one_gpu * (1 + DDP_OVERHEAD)) for one in found["each@8"][0])
-    assert all(one.throughput_img_per_s == pytest.approx(1159.2, rel=1e-3) for one in found["ddp@8"][0])
+    assert all(one.throughput_samples_per_s == pytest.approx(one_gpu) for one in found["ddp@1"][0])
+    assert all(
+        one.throughput_samples_per_s == pytest.approx(one_gpu * (1 + DDP_OVERHEAD)) for one in found["each@8"][0]
+    )
+    assert all(one.throughput_samples_per_s == pytest.approx(1159.2, rel=1e-3) for one in found["ddp@8"][0])
 
 
 def test_each_launch_has_noise_of_its_own() -> None:
@@ -242,7 +244,7 @@ def test_the_noise_of_an_arm_does_not_depend_on_what_else_is_measured() -> None:
 def test_gpus_that_differ_are_as_fast_together_as_published_in_the_mean_over_nodes() -> None:
     spread = replace(QUIET, spread=NodeSpread(gpu_sd=0.005))
     nodes = [measured(spread.of_cluster(seed), weak_study(DDP, 1))["ddp@8"][0][0] for seed in range(200)]
-    assert statistics.fmean(one.throughput_img_per_s for one in nodes) == pytest.approx(1159.2, rel=1e-3)
+    assert statistics.fmean(one.throughput_samples_per_s for one in nodes) == pytest.approx(1159.2, rel=1e-3)
 
 
 def test_utilization_is_a_share_whose_least_is_the_published_one() -> None:

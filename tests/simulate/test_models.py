@@ -25,8 +25,8 @@ def test_parameters_and_work_are_torchvisions() -> None:
 def test_a_training_step_is_three_forward_passes_of_two_operations_each() -> None:
     resnet = model_of(workload("resnet152"))
     # torch.utils.flop_counter counts 68.85e9, because nobody needs the gradient of the images.
-    assert resnet.flops_per_image(224) == pytest.approx(68.85e9, rel=0.005)
-    assert resnet.flops_per_image(112) == pytest.approx(resnet.flops_per_image(224) / 4)
+    assert resnet.flops_per_sample(224) == pytest.approx(68.85e9, rel=0.005)
+    assert resnet.flops_per_sample(112) == pytest.approx(resnet.flops_per_sample(224) / 4)
 
 
 def test_gradients_are_fp32() -> None:

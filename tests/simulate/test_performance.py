@@ -45,7 +45,7 @@ def test_a_forward_pass_takes_a_third_of_a_step_however_many_do_it_at_once() -> 
 
 
 def test_a_forward_pass_takes_what_the_thresholds_say_if_they_do() -> None:
-    known = replace(PERFORMANCE.expectations[RESNET], inferred_img_per_s=2560.0)
+    known = replace(PERFORMANCE.expectations[RESNET], inferred_samples_per_s=2560.0)
     performance = replace(PERFORMANCE, expectations={RESNET: known})
     arm = Arm("infer", 8, 512)
     assert performance.step_time(weak_study(arm), arm).computation_s == pytest.approx(0.2)
@@ -123,6 +123,6 @@ def test_on_cpu_nothing_waits_for_a_host() -> None:
 
 def test_all_parameters_are_kept_as_json() -> None:
     kept = a100().performance.parameters
-    assert kept["img_per_s"] == {RESNET: 512 / ALONE_S}
+    assert kept["samples_per_s"] == {RESNET: 512 / ALONE_S}
     assert kept["noise"]["round_sd"] == 0.003
     assert kept["topology"]["inside"]["bytes_per_s"] == pytest.approx(240e9)

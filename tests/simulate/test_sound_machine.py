@@ -25,7 +25,7 @@ def expected(sku: str, name: str = RESNET) -> Expectation:
 
 def test_published_figures_are_taken_as_they_are_and_what_is_of_ddp_on_one_gpu_as_that() -> None:
     a100, wrapped = expected(A100), 1 + DDP_OVERHEAD
-    assert a100.img_per_s == pytest.approx(1189.5 * wrapped)
+    assert a100.samples_per_s == pytest.approx(1189.5 * wrapped)
     assert a100.efficiency["weak"] == pytest.approx({2: 0.9891 / wrapped, 4: 0.9813 / wrapped, 8: 0.9745 / wrapped})
     assert a100.efficiency["strong"] == pytest.approx({8: 0.2582 / wrapped})
     assert a100.utilization_of(8) == 0.9745
@@ -35,7 +35,7 @@ def test_a_bound_nobody_measured_is_kept_with_a_margin() -> None:
     bounds = [r for r in thresholds().thresholds.skus[B200].requirements if r.workload == RESNET]
     throughput = next(r for r in bounds if r.metric == "throughput_per_gpu" and r.world_size == 1)
     assert throughput.source.measured is None
-    assert expected(B200).img_per_s == pytest.approx(1.05 * throughput.bound)
+    assert expected(B200).samples_per_s == pytest.approx(1.05 * throughput.bound)
     assert expected(B200).efficiency["weak"] == {}
     assert expected(B200).published_size("weak", 8) is None
 
@@ -43,7 +43,7 @@ def test_a_bound_nobody_measured_is_kept_with_a_margin() -> None:
 def test_a_ratio_to_another_sku_is_a_speed_too() -> None:
     ratio = next(r for r in thresholds().thresholds.skus[RTX].requirements if r.workload == "resnet50-nchw-fp16")
     reference, _ = thresholds().thresholds.reference_throughput(ratio)
-    assert expected(RTX, "resnet50-nchw-fp16").img_per_s == pytest.approx(1.05 * ratio.bound * reference)
+    assert expected(RTX, "resnet50-nchw-fp16").samples_per_s == pytest.approx(1.05 * ratio.bound * reference)
 
 
 def test_how_fast_it_infers_is_a_speed_too() -> None:
@@ -53,8 +53,8 @@ def test_how_fast_it_infers_is_a_speed_too() -> None:
     a100 = replace(file.thresholds.skus[A100], requirements=(row,))
     served = replace(file, thresholds=replace(file.thresholds, skus={A100: a100}))
     found = expectation_of(Workload("served", "resnet50", "fp16", 8), A100, served)
-    assert found.inferred_img_per_s == 3150.0
-    assert found.img_per_s == pytest.approx(1050.0)
+    assert found.inferred_samples_per_s == 3150.0
+    assert found.samples_per_s == pytest.approx(1050.0)
 
 
 def test_a_workload_of_unknown_speed_is_refused() -> None:

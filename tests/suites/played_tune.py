@@ -17,7 +17,7 @@ from tests.builders.judged import evidence_of_plan, measure
 from tests.builders.measurements import Measurement
 from tests.suites.run_records import SUITE_RECORD
 
-USUAL_IMG_PER_S = 100.0
+USUAL_SAMPLES_PER_S = 100.0
 
 
 class PlayedTune:
@@ -60,10 +60,10 @@ class PlayedTune:
         luck = {arm: self._random.gauss(0, self._launch_sd) for arm in study.arms}
         blocks: dict[tuple[Arm, int], float] = {}
 
-        def img_per_s(arm: Arm, number: int, rank: int) -> float:
+        def samples_per_s(arm: Arm, number: int, rank: int) -> float:
             is_tried = arm == study.arms[-1] and candidate != Candidate()
             gain = self._gains.get(candidate.name, 1.0) if is_tried else 1.0
             noise = blocks.setdefault((arm, number), self._random.gauss(0, self._round_sd))
-            return USUAL_IMG_PER_S * gain * math.exp(luck[arm] + noise)
+            return USUAL_SAMPLES_PER_S * gain * math.exp(luck[arm] + noise)
 
-        return measure(study, study.rounds, img_per_s)
+        return measure(study, study.rounds, samples_per_s)

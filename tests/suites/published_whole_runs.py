@@ -11,7 +11,7 @@ class Derived(NamedTuple):
     """Columns that the chapter computes: of tables 12.2 and 12.6, 12.3 and 12.7, 12.4."""
 
     efficiency_percent: float | None = None
-    marginal_img_per_s: float | None = None
+    marginal_samples_per_s: float | None = None
     gain_percent: float | None = None
     saved_s: float | None = None
     saved_percent: float | None = None
@@ -41,7 +41,7 @@ TINY_DERIVED = {
     16: Derived(92.9, 1780, 98, 148, 24),
     32: Derived(None, 3317, 92, 147, 32),
 }
-IDEAL_IMG_PER_S = {1: 240, 2: 480, 4: 960, 8: 1929, 16: 3840, 32: 7680}
+IDEAL_SAMPLES_PER_S = {1: 240, 2: 480, 4: 960, 8: 1929, 16: 3840, 32: 7680}
 # Iterations of an epoch on 32 GPUs: "Total training samples (batches): 384 (3)".
 MICRO_ITERATIONS = {32: 3}
 

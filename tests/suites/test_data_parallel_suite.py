@@ -91,7 +91,7 @@ def test_throughput_is_of_all_devices_and_communication_what_apply_does_not_take
     assert found.one.value == pytest.approx(1000, rel=0.002)
     assert found.ranks.value == pytest.approx(3500, rel=0.002)
     ours, native = found.ways
-    assert ours.img_per_s.value == pytest.approx(2700, rel=0.002)
+    assert ours.samples_per_s.value == pytest.approx(2700, rel=0.002)
     assert ours.communication is not None
     assert ours.communication.value == pytest.approx(0.1, abs=0.002), "1 - 2700 / 3000"
     assert ours.to_one is not None
@@ -125,7 +125,12 @@ def test_it_is_measured_reported_and_told_again(measured_and_told: MeasuredAndTo
     assert [(one["batch"], one["devices"], one["problem"]) for one in said["batches"]] == [(4, 2, "")]
     for one in said["batches"]:
         (ours,) = one["one_process"].values()
-        for value in (one["one_device_img_per_s"], one["ranks_img_per_s"], ours["img_per_s"], ours["to_ranks"]):
+        for value in (
+            one["one_device_samples_per_s"],
+            one["ranks_samples_per_s"],
+            ours["samples_per_s"],
+            ours["to_ranks"],
+        ):
             assert 0 < value["interval"][0] < value["value"] < value["interval"][1]
         assert ours["communication_share"]["value"] < 1
     assert "<svg" in (run.path / "report.html").read_text()

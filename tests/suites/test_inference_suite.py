@@ -74,8 +74,8 @@ def test_what_gpus_keep_at_once_is_found_though_one_of_them_is_slow() -> None:
     assert found.kept is not None
     assert found.kept.value == pytest.approx(0.8)
     together = found.arms[-1]
-    assert together.img_per_s.value == pytest.approx(400, rel=0.002), "the slowest one's pace"
-    assert together.total_img_per_s.value == pytest.approx(3 * 800 + 400, rel=0.002)
+    assert together.samples_per_s.value == pytest.approx(400, rel=0.002), "the slowest one's pace"
+    assert together.total_samples_per_s.value == pytest.approx(3 * 800 + 400, rel=0.002)
     assert together.latencies_ms[50].value == pytest.approx(1000 * 32 / 800, rel=0.002)
     assert together.latencies_ms[99].value == pytest.approx(1000 * 32 / 400, rel=0.002)
 
@@ -126,8 +126,8 @@ def test_a_batch_that_does_not_fit_is_an_error_and_the_others_are_told(measured_
     fits, does_not = json.loads(run.suite_json.read_text())["batches"]
     assert (fits["batch"], fits["problem"], [arm["ranks"] for arm in fits["arms"]]) == (2, "", [1, 2])
     for arm in fits["arms"]:
-        low, high = arm["img_per_s_per_gpu"]["interval"]
-        assert 0 < low < arm["img_per_s_per_gpu"]["value"] < high
+        low, high = arm["samples_per_s_per_gpu"]["interval"]
+        assert 0 < low < arm["samples_per_s_per_gpu"]["value"] < high
         p50, p95, p99 = (arm["latency_ms"][name]["value"] for name in ("p50", "p95", "p99"))
         assert 0 < p50 <= p95 <= p99
     assert fits["kept_at_once"]["interval"]

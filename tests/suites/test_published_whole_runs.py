@@ -21,7 +21,7 @@ from pytest_ddpscale.suites.whole_run_tables import (
     time_table,
 )
 from tests.suites.published_whole_runs import (
-    IDEAL_IMG_PER_S,
+    IDEAL_SAMPLES_PER_S,
     MICRO_DERIVED,
     TINY_DERIVED,
     Derived,
@@ -45,18 +45,18 @@ def agrees(printed: float, low: float, high: float, rounding: float) -> bool:
 @pytest.mark.parametrize("series", SERIES, ids=lambda one: one.name)
 def test_derived_columns_are_the_printed_ones_within_rounding(series: WholeRunSeries) -> None:
     derived: Mapping[int, Derived] = DERIVED[series.name]
-    first_rate, first_time = ends(series.sizes[0].img_per_s), ends(series.sizes[0].complete_s)
+    first_rate, first_time = ends(series.sizes[0].samples_per_s), ends(series.sizes[0].complete_s)
     before = None
     for size, fact in zip(series.sizes, series.facts, strict=True):
-        printed, rate, time = derived[size.gpus], ends(size.img_per_s), ends(size.complete_s)
+        printed, rate, time = derived[size.gpus], ends(size.samples_per_s), ends(size.complete_s)
         if printed.efficiency_percent is not None and before is not None:
             low, high = (100 * one / other / size.gpus for one, other in zip(rate, reversed(first_rate), strict=True))
             assert agrees(printed.efficiency_percent, low, high, TENTH), size
             assert low <= 100 * fact.efficiency <= high
         if printed.gain_percent is not None:
             assert before is not None
-            old_rate = ends(before.img_per_s)
-            assert fact.more_img_per_s == pytest.approx(printed.marginal_img_per_s), "whole numbers, subtracted"
+            old_rate = ends(before.samples_per_s)
+            assert fact.more_samples_per_s == pytest.approx(printed.marginal_samples_per_s), "whole numbers, subtracted"
             low, high = (100 * (one / old - 1) for one, old in zip(rate, reversed(old_rate), strict=True))
             assert agrees(printed.gain_percent, low, high, PERCENT), size
             assert low <= 100 * (fact.gain or 0.0) <= high
@@ -76,8 +76,8 @@ def test_derived_columns_are_the_printed_ones_within_rounding(series: WholeRunSe
 
 def test_ideal_throughput_is_the_printed_one_but_for_an_erratum() -> None:
     """docs/evidence/documents.md: 8 times 240 is 1920."""
-    found = {one.gpus: one.img_per_s / one.efficiency for one in SERIES[0].facts}
-    deviating = [gpus for gpus, printed in IDEAL_IMG_PER_S.items() if found[gpus] != pytest.approx(printed)]
+    found = {one.gpus: one.samples_per_s / one.efficiency for one in SERIES[0].facts}
+    deviating = [gpus for gpus, printed in IDEAL_SAMPLES_PER_S.items() if found[gpus] != pytest.approx(printed)]
     assert deviating == [8]
     assert found[8] == pytest.approx(1920)
 
@@ -90,7 +90,9 @@ def test_the_text_disagrees_with_its_own_tables_in_one_number() -> None:
     by_gpus = {one.gpus: one for one in tiny.facts}
     assert by_gpus[8].speedup > 7
     assert by_gpus[16].speedup / by_gpus[8].speedup == pytest.approx(2, rel=0.02), "16 GPUs double that again"
-    assert (by_gpus[32].more_img_per_s or 0) / (by_gpus[2].more_img_per_s or 1) > 10, "an order of magnitude more"
+    assert (by_gpus[32].more_samples_per_s or 0) / (by_gpus[2].more_samples_per_s or 1) > 10, (
+        "an order of magnitude more"
+    )
 
 
 def test_the_tables_are_printed_as_in_the_chapter() -> None:

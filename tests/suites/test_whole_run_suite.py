@@ -46,7 +46,7 @@ def verdicts_of(lines: list[AnyRecord], *runs: object) -> tuple[list[str], list[
 def test_bounds_pass_and_fail_by_the_complete_time_and_the_last_accuracy() -> None:
     run = training_run(bounds=BOUNDED)
     assert verdicts_of(records_of(run), run) == (["passed", "passed"], [])
-    outcomes, failures = verdicts_of(records_of(run, img_per_s=4.0), run)
+    outcomes, failures = verdicts_of(records_of(run, samples_per_s=4.0), run)
     assert outcomes == ["failed", "passed"]
     assert failures == ["train/small@2: time_to_train 71 s, failed; at most 30 s (an option) is required"]
 

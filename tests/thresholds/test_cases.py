@@ -48,7 +48,7 @@ def test_a_case_asks_its_requirements_question(load: Load) -> None:
 
 def test_only_a_ratio_has_a_reference_which_is_what_was_published(load: Load) -> None:
     weak, ratio = training_cases(cases_for(load(VALID), "new", ONE_NODE))
-    assert (weak.reference_img_per_s, ratio.reference_img_per_s) == (None, 100.0)
+    assert (weak.reference_samples_per_s, ratio.reference_samples_per_s) == (None, 100.0)
 
 
 def test_a_case_knows_the_peak_in_its_workloads_precision(shipped: ThresholdsFile) -> None:
@@ -63,19 +63,19 @@ def test_a_case_knows_the_peak_in_its_workloads_precision(shipped: ThresholdsFil
 
 def test_a_case_knows_what_one_gpu_alone_has_to_reach_if_anything_says_so(shipped: ThresholdsFile) -> None:
     floors = {
-        case.workload.name: case.floor_img_per_s
+        case.workload.name: case.floor_samples_per_s
         for case in training_cases(cases_for(shipped, "a100-sxm4-80gb", ONE_NODE))
     }
     assert floors["resnet152-fp16"] == 1130.02
-    assert {case.floor_img_per_s for case in training_cases(cases_for(shipped, "cpu", ONE_NODE))} == {29.0}
+    assert {case.floor_samples_per_s for case in training_cases(cases_for(shipped, "cpu", ONE_NODE))} == {29.0}
 
 
 def test_of_two_bounds_for_one_gpu_alone_the_floor_is_the_lower(load: Load) -> None:
     floor = VALID.splitlines()[13]
     warning = changed("published: paper", "published: paper, margin: 2 %, severity: warn", floor)
     text = VALID.replace(floor, f"{warning}\n{floor}")
-    assert {case.floor_img_per_s for case in training_cases(cases_for(load(text), "old", ONE_NODE))} == {95.0}
-    assert {case.floor_img_per_s for case in training_cases(cases_for(load(VALID), "new", ONE_NODE))} == {None}
+    assert {case.floor_samples_per_s for case in training_cases(cases_for(load(text), "old", ONE_NODE))} == {95.0}
+    assert {case.floor_samples_per_s for case in training_cases(cases_for(load(VALID), "new", ONE_NODE))} == {None}
 
 
 def test_a_warning_beside_a_failure_is_told_apart_by_its_severity(load: Load) -> None:

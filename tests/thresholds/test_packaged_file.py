@@ -205,14 +205,16 @@ def test_bounds_that_follow_from_others_do(name: str) -> None:
         [found] = [line for line in lines if ONE_NODE.ranks_in(line.world_size) == world_size]
         return found
 
-    img_per_s = only("throughput_per_gpu", 1).bound * only("weak_scaling_efficiency", 8).bound
+    samples_per_s = only("throughput_per_gpu", 1).bound * only("weak_scaling_efficiency", 8).bound
     p95, utilization = only("step_time_p95", 8), only("model_flops_utilization", 8)
     if p95.provisional:
-        assert p95.bound >= 1000 * workload.batch_size / img_per_s, "or the bound for throughput would be idle"
+        assert p95.bound >= 1000 * workload.batch_size / samples_per_s, "or the bound for throughput would be idle"
         if "from the bounds of this SKU" in (p95.source.reasoning or ""):
-            assert p95.bound == pytest.approx(1.02e3 * workload.batch_size / img_per_s, abs=1)
+            assert p95.bound == pytest.approx(1.02e3 * workload.batch_size / samples_per_s, abs=1)
     if utilization.provisional:
-        assert utilization.bound == pytest.approx(img_per_s * RESNET152_FLOPS / (peak.fp16_tflops * 1e12), abs=0.001)
+        assert utilization.bound == pytest.approx(
+            samples_per_s * RESNET152_FLOPS / (peak.fp16_tflops * 1e12), abs=0.001
+        )
 
 
 def test_the_floating_point_operations_in_the_reasons_are_those_that_torch_counts() -> None:

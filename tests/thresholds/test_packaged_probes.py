@@ -192,7 +192,7 @@ def node_health(name: str, ranks_per_node: int) -> TimeEstimate:
     plan = build_plan(Plan(name, device, (), ranks_per_node=ranks_per_node, survey=True), asked, PACES[device], probes)
     assert plan.probes is not None
     alone = [c.requirement for c in training if c.id.startswith("throughput_per_gpu") and c.requirement.world_size == 1]
-    return estimate(plan, img_per_s={r.workload: r.source.measured or r.bound for r in alone})
+    return estimate(plan, samples_per_s={r.workload: r.source.measured or r.bound for r in alone})
 
 
 @rows("sku", GPUS)

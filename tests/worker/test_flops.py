@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from pytest_ddpscale.worker.flops import _convolution_backward_flops, flops_per_image, workload_flops_record
+from pytest_ddpscale.worker.flops import _convolution_backward_flops, flops_per_sample, workload_flops_record
 from pytest_ddpscale.worker.training import build_model
 from tests.builders.trained import CPU, TINY, TRANSFORMER, study
 
@@ -30,7 +30,7 @@ def test_forward_and_backward_cost_three_times_the_published_forward_pass(
     name: str, forward_gmac: float, tolerance: float
 ) -> None:
     workload = replace(AT_224, model=name)
-    flops = flops_per_image(build_model(workload, CPU), workload)
+    flops = flops_per_sample(build_model(workload, CPU), workload)
     assert flops == pytest.approx(3 * 2 * forward_gmac * 1e9, rel=tolerance)
 
 
@@ -39,8 +39,8 @@ def test_attention_is_counted() -> None:
     workload = replace(TRANSFORMER, image_size=224)
     short = replace(workload, image_size=112)
     tokens, short_tokens = 197, 50
-    difference = flops_per_image(build_model(workload, CPU), workload)
-    difference -= flops_per_image(build_model(short, CPU), short) * tokens / short_tokens
+    difference = flops_per_sample(build_model(workload, CPU), workload)
+    difference -= flops_per_sample(build_model(short, CPU), short) * tokens / short_tokens
     attention = 2 * 3 * 2 * 2 * 64 * (tokens**2 - short_tokens**2 * tokens / short_tokens)
     assert difference == pytest.approx(attention, rel=0.05)
 
@@ -61,7 +61,7 @@ def test_convolutions_without_groups_are_counted_as_torch_does(transposed: bool,
 
 def test_counting_leaves_the_model_where_it_was_and_without_gradients() -> None:
     model = build_model(TINY, CPU)
-    flops_per_image(model, TINY)
+    flops_per_sample(model, TINY)
     assert all(parameter.device == CPU and parameter.grad is None for parameter in model.parameters())
     counted = [buffer for name, buffer in model.named_buffers() if name.endswith("num_batches_tracked")]
     assert sum(counted) == 0 < len(counted)
@@ -71,5 +71,5 @@ def test_the_record_says_what_counted() -> None:
     workload = replace(TINY, model="resnet18")
     record = workload_flops_record(study(workload=workload), build_model(workload, CPU))
     assert record is not None
-    assert record.flops_per_image == pytest.approx(3 * 2 * 0.037e9, rel=0.03)
+    assert record.flops_per_sample == pytest.approx(3 * 2 * 0.037e9, rel=0.03)
     assert (record.study, record.counter) == ("weak/tiny", f"torch.utils.flop_counter {torch.__version__}")

@@ -20,7 +20,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker import trained_model
 from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.device import CpuDevice
-from pytest_ddpscale.worker.flops import flops_per_image
+from pytest_ddpscale.worker.flops import flops_per_sample
 from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.seeded import seeded_step
 from pytest_ddpscale.worker.trained_model import OnFrozenFeatures, build_trained_model
@@ -106,9 +106,9 @@ def test_ranks_agree_on_features_and_classifier_and_ddp_sends_the_classifier_alo
 
 def test_flops_have_no_backward_pass_of_the_features() -> None:
     workload = replace(LINEAR, image_size=224, num_classes=1000)
-    whole = flops_per_image(build_model(workload, CPU), workload)
+    whole = flops_per_sample(build_model(workload, CPU), workload)
     of_classifier = 2 * 2 * 512 * 1000  # forward, and backward only its weights' gradient: its input wants none
-    features = flops_per_image(frozen(workload), workload) - of_classifier
+    features = flops_per_sample(frozen(workload), workload) - of_classifier
     # Its own head is a convolution, over 13 x 13 places; 0.349e9 multiply-accumulates are published of the whole.
     of_features = 1 - 512 * 1000 * 13 * 13 / 0.349e9
     assert features / whole == pytest.approx(of_features / 3, rel=0.05)
