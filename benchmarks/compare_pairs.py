@@ -16,8 +16,8 @@ from typing import Any
 
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.comparing import ComparedRequirement, compare_runs
+from pytest_ddpscale.judge.intervals import NEGLIGIBLE_CHANGE
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.value_change import NEGLIGIBLE_CHANGE
 from pytest_ddpscale.run.columns import columns_of
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.records import Block, gangs_by_number

@@ -15,11 +15,9 @@ from typing import Literal
 import numpy as np
 from simulated_session import decide
 
-from pytest_ddpscale.judge.answering_rounds import rounds_of
-from pytest_ddpscale.judge.answering_study import matching_study
-from pytest_ddpscale.judge.deciding import arms_needed
+from pytest_ddpscale.judge.deciding import arms_of
 from pytest_ddpscale.judge.intervals import t_quantile
-from pytest_ddpscale.judge.samples import MeasuredArms
+from pytest_ddpscale.judge.values import matching_study, of_launch
 from pytest_ddpscale.plan.estimate import STARTUP_S, round_seconds, warm_up_seconds
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.run.columns import columns_of
@@ -134,7 +132,8 @@ def fixed_rounds(node: Node) -> Outcome:
     run, gang = node.run(node.plan), gang_of(node.plan)
     seconds, decisions = STARTUP_S, list[Decision]()
     for study, cases in asked_of(node).items():
-        arms = tuple(arm for arm in study.arms if arm.name in arms_needed(study, cases))
+        needed = set[str]().union(*map(arms_of, cases))
+        arms = tuple(arm for arm in study.arms if arm.name in needed)
         records: list[AnyRecord] = [gang, *run.before_rounds(study)]
         for number in range(FIXED_ROUNDS):
             records += run.measure_round(study, number, study.arms)
@@ -158,9 +157,7 @@ def asked_of(node: Node) -> dict[Study, list[Case]]:
 
 def t_test(case: Case, study: Study, evidence: Evidence) -> Decision:
     """Decision by the t-interval of the mean of all rounds."""
-    measured: MeasuredArms = rounds_of(case.question, study, evidence)
-    measured = replace(measured, reference=case.reference_samples_per_s, peak=case.peak_tflops)
-    values = case.question.metric.samples_of(measured).values
+    values = (of_launch(case.question, evidence) / case.constant).of(0)
     definition, by_factors = case.requirement.definition, case.requirement.definition.scale == "factors"
     series, bound = (np.log(values), math.log(case.requirement.bound)) if by_factors else (
         values, case.requirement.bound)  # fmt: skip

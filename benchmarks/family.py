@@ -25,7 +25,6 @@ from reporting import Share, argument_parser, keep, positive_int, table
 from pytest_ddpscale.judge.bounds import against_bound
 from pytest_ddpscale.judge.estimating import estimate_of
 from pytest_ddpscale.judge.sequential import EProcesses, FloatArray
-from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.model import Requirement, Source
@@ -66,8 +65,7 @@ def judged(logs: FloatArray, name: str, confidence: float) -> Verdict:
     """The verdict of this project on logarithms of value over bound, one a round."""
     values = np.exp(logs)
     blank = verdict_of("not_measured", name)
-    samples = [Sample(value) for value in values.tolist()]
-    return against_bound(blank, REQUIREMENT, values, lambda: estimate_of(samples, "factors", confidence))
+    return against_bound(blank, REQUIREMENT, values, lambda: estimate_of(values, "factors", confidence))
 
 
 def run(logs: FloatArray, confidence: float) -> list[Verdict]:

@@ -39,7 +39,6 @@ from pytest_ddpscale.judge.estimating import estimate_of
 from pytest_ddpscale.judge.peers import slowest_to_peers
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds
 from pytest_ddpscale.judge.stragglers import find_watched
-from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import RankColumns
 from pytest_ddpscale.simulate.round_noise import RoundNoise
@@ -199,13 +198,13 @@ def judged_uniformity(noise: float, spread: float, gap: float, runs: int) -> lis
         logs = RoundNoise(noise).series(chance, ROUNDS[-1], PER_HOST)
         logs += spread * chance.standard_normal((PER_HOST, 1))
         logs[0] += np.log1p(gap)
-        samples = [Sample(value) for value in slowest_to_peers(rounds_of(logs)).tolist()]
+        samples = slowest_to_peers(rounds_of(logs)).tolist()
         for row, bound in enumerate(BOUNDS):
             counts[row, _decision(samples, bound)] += 1
     return ["/".join(f"{share:.0f}" for share in row) for row in (100 * counts / runs).tolist()]
 
 
-def _decision(samples: Sequence[Sample], bound: float) -> int:
+def _decision(samples: Sequence[float], bound: float) -> int:
     """0 if it passes, 1 if it fails, 2 if it stays undecided."""
     for rounds in range(ROUNDS[0], len(samples) + 1, 2):
         low, high = _interval(tuple(samples[:rounds]))
@@ -215,7 +214,7 @@ def _decision(samples: Sequence[Sample], bound: float) -> int:
 
 
 @cache
-def _interval(samples: tuple[Sample, ...]) -> tuple[float, float]:
+def _interval(samples: tuple[float, ...]) -> tuple[float, float]:
     estimate = estimate_of(samples, "factors", CONFIDENCE).estimate
     return estimate.interval if estimate else (0.0, np.inf)
 

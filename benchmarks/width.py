@@ -26,7 +26,6 @@ from reporting import Share, argument_parser, keep, positive_int, table
 from pytest_ddpscale.judge.estimating import estimate_of
 from pytest_ddpscale.judge.intervals import Estimate
 from pytest_ddpscale.judge.sequential import EProcesses
-from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.simulate.round_noise import FloatArray
 
@@ -118,9 +117,9 @@ def noise_of(chance: random.Random, correlation: float, rounds: int) -> list[flo
 
 def looks(logs: Sequence[float]) -> Iterator[Look]:
     """A look after each round, from the minimum for a decision on."""
-    samples = [Sample(math.exp(value)) for value in logs]
+    values = np.exp(logs)
     for rounds in range(FEWEST_ROUNDS, len(logs) + 1):
-        estimate = estimate_of(samples[:rounds], "factors", CONFIDENCE).estimate
+        estimate = estimate_of(values[:rounds], "factors", CONFIDENCE).estimate
         if estimate is not None:
             yield Look(rounds, estimate)
 

@@ -32,13 +32,16 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 from reporting import Share, argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.judge.correlation import are_beyond_the_method, lag_one_correlations
-from pytest_ddpscale.judge.estimating import NEGLIGIBLE_DRIFT, estimate
-from pytest_ddpscale.judge.finality import why_correlated
+from pytest_ddpscale.judge.estimating import NEGLIGIBLE_DRIFT, estimate, why_correlated
 from pytest_ddpscale.judge.intervals import t_quantile
-from pytest_ddpscale.judge.outlook import are_final
 from pytest_ddpscale.judge.sequential import EProcesses
-from pytest_ddpscale.judge.steadiness import find_drifts, fit_lines
+from pytest_ddpscale.judge.steadiness import (
+    are_beyond_the_method,
+    are_final,
+    find_drifts,
+    fit_lines,
+    lag_one_correlations,
+)
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.simulate.round_noise import FloatArray, RoundNoise, Tail
 

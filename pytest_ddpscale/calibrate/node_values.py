@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
-from pytest_ddpscale.judge.answering_rounds import values_of_nodes
-from pytest_ddpscale.judge.answering_study import matching_study, why_no_study
-from pytest_ddpscale.judge.caveats import credible_values, suspect_nodes
-from pytest_ddpscale.judge.estimating import Estimates
+from pytest_ddpscale.judge.caveats import ON_NUMBERS, Asked, caveats_on
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.probes import places
-from pytest_ddpscale.judge.probing import MOST_OF_PEAK
-from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.judge.probes import probed_values
+from pytest_ddpscale.judge.rounds import WHOLE
+from pytest_ddpscale.judge.values import groups_of, launches_of, matching_study, why_no_study
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 
 CONFIDENCE = 0.95  # of intervals, a session's default
-P = TypeVar("P", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ def why_no_values(case: AnyCase, evidence: Evidence) -> str:
     if isinstance(case, NodeCase) and case.probe is not None:
         return evidence.unsupported.get(case.probe.id, f"{case.probe.id} was not probed")
     if isinstance(case, Case) and matching_study(evidence.plan, case.question) is None:
-        return why_no_study(evidence.plan, case.question)
+        return why_no_study(evidence.plan, case.question).of_training(case.question)
     return "not measured, or not usable by the judge"
 
 
@@ -75,45 +70,41 @@ def unfit_nodes(cases: Iterable[AnyCase], evidence: Evidence) -> dict[str, str]:
 
 
 def _of_training(case: Case, evidence: Evidence) -> dict[str, NodeValue]:
-    study, layout = matching_study(evidence.plan, case.question), evidence.plan.layout
-    is_missing = study is None or study.id in evidence.errors or study.id in evidence.interrupted
-    if study is None or is_missing or not _is_of_a_node(case, layout):
+    if not all(map(evidence.plan.layout.fits_node, case.question.arms)):
         return {}
-    samples = values_of_nodes(case.question, study, evidence, case.reference_samples_per_s, case.peak_tflops)
-    suspects = suspect_nodes(case, study, evidence)
-    credible = credible_values(case.requirement.metric, case.world_size, evidence.plan)
-    most = max((len(samples[host].values) for host in samples), default=0)
-    found, estimates = dict[str, NodeValue](), Estimates(samples, case.requirement.definition.scale)
-    for host in samples:
-        one = _value_at(host, host, estimates, case, study.rounds)
-        is_whole = len(samples[host].values) == most and host not in suspects
-        if one is not None and is_whole and credible[0] <= one.value <= credible[1]:
-            found[host] = one
-    return found
-
-
-def _is_of_a_node(case: Case, layout: Layout) -> bool:
-    return all(layout.fits_node(arm) for arm in case.question.arms)
+    study, values = (
+        matching_study(evidence.plan, case.question),
+        launches_of(case.question, evidence)[0] / case.constant,
+    )
+    if study is None or values.broken[0] is not None:
+        return {}
+    found = groups_of(case.question, study, evidence)
+    asked = Asked(case, evidence, values, values.estimated(CONFIDENCE).values, due=0, groups=found)
+    hosts = list(found[0].arms[-1].ranks.by_host) if list(values.places) == [WHOLE] else values.places
+    return {
+        host: one
+        for host, one in zip(hosts, _usable(asked, values.places, study.rounds), strict=False)
+        if one is not None
+    }
 
 
 def _of_probe(case: NodeCase, evidence: Evidence) -> dict[str, NodeValue]:
     if case.probe is None:
         return {}
-    probed = evidence.probes.get((case.probe.name, case.probe.world_size))
-    samples = places(probed, case.probe, evidence.plan.layout)
-    most = max((len(samples[place].values) for place in samples), default=0)
-    estimates = Estimates(samples, case.requirement.definition.scale)
-    rounds = evidence.plan.probes.rounds if evidence.plan.probes else 0
+    values = probed_values(
+        evidence.probes.get((case.probe.name, case.probe.world_size)), case.probe, evidence.plan.layout
+    )
+    asked = Asked(case, evidence, values, values.estimated(CONFIDENCE).values, due=0)
+    usable = _usable(
+        asked, [place.name for place in values.places], evidence.plan.probes.rounds if evidence.plan.probes else 0
+    )
     by_host: dict[str, list[NodeValue]] = {}
     places_of: Counter[str] = Counter()
-    for place in samples:
-        if place.kind == "gang" or place.peer_host not in (None, place.host):
+    for place, one, rounds in zip(values.places, usable, values.rounds().tolist(), strict=True):
+        if not rounds or place.kind == "gang" or place.peer_host not in (None, place.host):
             continue
         places_of[place.host] += 1
-        one = _value_at(place, place.name, estimates, case, rounds)
-        if one is None or len(samples[place].values) < most:
-            continue
-        if case.peak is None or one.value <= MOST_OF_PEAK * case.peak:
+        if one is not None:
             by_host.setdefault(place.host, []).append(one)
     all_places = max(places_of.values(), default=0)  # of a node without missing GPUs or pairs
     worst = max if case.requirement.definition.upper_bound else min
@@ -124,17 +115,17 @@ def _of_probe(case: NodeCase, evidence: Evidence) -> dict[str, NodeValue]:
     }
 
 
-def _value_at(
-    place: P, name: str, estimates: Estimates[P], case: AnyCase, most_rounds: int
-) -> NodeValue | None:  # fmt: skip
-    """The judge's estimate at a place; None without an estimate or interval.
+def _usable(asked: Asked, names: Sequence[str], most_rounds: int) -> list[NodeValue | None]:
+    """The judge's estimate at each place; None if it would not use it.
 
     The reach is scaled by one over the root of the rounds, because intervals narrow at least that fast.
     """
-    definition, found = case.requirement.definition, estimates.at(place, CONFIDENCE).estimate
-    if found is None:
-        return None
-    end = found.interval[1 if definition.upper_bound else 0]
-    reach = abs(math.log(end / found.value)) if definition.scale == "factors" else abs(end - found.value)
-    share = len(estimates.samples[place]) / max(1, most_rounds)
-    return NodeValue(found.value, reach * math.sqrt(min(1.0, share)), name)
+    found, definition = asked.values.estimated(CONFIDENCE), asked.case.requirement.definition
+    is_usable = ~np.isnan(found.low) & (found.rounds == found.rounds.max(initial=0)) & (found.rounds >= FEWEST_ROUNDS)
+    for caveat in caveats_on(asked, ON_NUMBERS):
+        is_usable &= ~caveat.where
+    end = found.high if definition.upper_bound else found.low
+    reach = np.abs(np.log(end / found.values)) if definition.scale == "factors" else np.abs(end - found.values)
+    reach *= np.sqrt(np.minimum(1.0, found.rounds / max(1, most_rounds)))
+    of_each = zip(names, is_usable.tolist(), found.values.tolist(), reach.tolist(), strict=True)
+    return [NodeValue(value, one_reach, name) if is_one else None for name, is_one, value, one_reach in of_each]

@@ -16,7 +16,7 @@ from pytest_ddpscale.history.key_values import KeyValue, key_values_of
 from pytest_ddpscale.history.prediction import FEWEST_VALUES
 from pytest_ddpscale.history.recording import history_sku, started_at_of
 from pytest_ddpscale.history.regression import Compared, Regression, regression_of
-from pytest_ddpscale.judge.value_change import ValueChange
+from pytest_ddpscale.judge.intervals import ValueChange
 
 
 @dataclass(frozen=True)

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pytest_ddpscale.compare.compared_run import ComparedRun
-from pytest_ddpscale.judge.answering_rounds import ALL_RANKS, rounds_of, values_of
-from pytest_ddpscale.judge.answering_study import matching_study
-from pytest_ddpscale.judge.probes import places
+from pytest_ddpscale.judge.probes import values_of_probe
+from pytest_ddpscale.judge.rounds import WHOLE
+from pytest_ddpscale.judge.values import Why, groups_of, matching_study, of_launch
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Verdict
 
+
+class Series(NamedTuple):
+    """Values of a place, in the order of the rounds; `error` is the relative error of a single imported sample."""
+
+    values: FloatArray
+    error: float = math.nan
+
+
 # Per-round values by host; several series of one host are of its GPUs, or of pairs of them.
-ByHost = Mapping[str, Sequence[PerRound]]
+ByHost = Mapping[str, Sequence[Series]]
 # The key of values that nodes measure together.
 TOGETHER = ""
-# The thresholds' reference and peak cancel in a ratio of two runs, so any number does.
-_NUMBER = 1.0
 
 
 @dataclass(frozen=True)
@@ -70,21 +78,23 @@ def asked_of(run: ComparedRun, verdict: Verdict) -> AskedOfRun:
 
 
 def _of_launch(question: Question, evidence: Evidence) -> ByHost:
-    study = matching_study(evidence.plan, question)
-    if study is None or study.id in evidence.errors or study.id in evidence.interrupted:
+    """Values of a launch. A constant of the SKU cancels in a ratio of two runs, so they are not divided by it."""
+    study, values = matching_study(evidence.plan, question), of_launch(question, evidence)
+    is_broken = values.broken[0] is not None and values.broken[0].why is not Why.ONE_NODE
+    if study is None or is_broken:
         return {}
-    values = values_of(question, study, evidence, _NUMBER, _NUMBER)
-    if ALL_RANKS not in values:
-        return {host: [of_host] for host, of_host in values.items()}
-    hosts = list(rounds_of(question, study, evidence).measured.ranks.by_host)
+    errors = dict(zip(values.places, values.errors[0].tolist(), strict=True))
+    found = {host: [Series(of_host, errors[host])] for host, of_host in values.items()}
+    if WHOLE not in found:
+        return found
+    hosts = list(groups_of(question, study, evidence)[0].arms[-1].ranks.by_host)
     fits = len(hosts) == 1 and all(map(evidence.plan.layout.fits_node, question.arms))
-    return {hosts[0] if fits else TOGETHER: [values[ALL_RANKS]]} if len(values[ALL_RANKS]) else {}
+    return {hosts[0] if fits else TOGETHER: found[WHOLE]}
 
 
 def _of_probe(probe: Probe, evidence: Evidence) -> ByHost:
-    found: dict[str, list[PerRound]] = {}
-    measured = evidence.probes.get((probe.name, probe.world_size))
-    for place, values in places(measured, probe, evidence.plan.layout).items():
+    found: dict[str, list[Series]] = {}
+    for place, values in values_of_probe(probe, evidence).items():
         is_of_one_node = place.kind != "gang" and place.peer_host in (None, place.host)
-        found.setdefault(place.host if is_of_one_node else TOGETHER, []).append(values)
+        found.setdefault(place.host if is_of_one_node else TOGETHER, []).append(Series(values))
     return found

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from pytest_ddpscale.compare.step_percentiles import StepPercentile, step_percentile
 from pytest_ddpscale.judge.estimating import estimate_of
-from pytest_ddpscale.judge.step_times import percentile
-from pytest_ddpscale.judge.value_change import ComparedValue, ValueChange, change_between
-from pytest_ddpscale.plan.per_round import Sample
+from pytest_ddpscale.judge.intervals import ComparedValue, ValueChange, change_between
+from pytest_ddpscale.judge.metrics import percentile
 from pytest_ddpscale.run.ddp_benchmark_file import DdpBenchmark, DdpBenchmarkFile, DdpBenchmarkResult, Said
 
 PERCENTS_OF_DIFF = (75, 95)
@@ -153,7 +152,7 @@ def _size(
 def _mean_step(result: DdpBenchmarkResult, confidence: float) -> ComparedValue | str:
     """Geometric mean of the step time with its interval, or why it has none."""
     what = "rounds" if result.steps_per_round else "steps"
-    found = estimate_of([Sample(one) for one in result.separate_s.tolist()], "factors", confidence)
+    found = estimate_of(result.separate_s, "factors", confidence)
     if found.estimate is None:
         return found.too_few.replace("rounds", what)
     if found.exceeds:

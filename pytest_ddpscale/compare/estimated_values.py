@@ -8,15 +8,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pytest_ddpscale.compare.asked_of_run import TOGETHER, AskedOfRun, ByHost
+from pytest_ddpscale.compare.asked_of_run import TOGETHER, AskedOfRun, ByHost, Series
 from pytest_ddpscale.history.launch_deviation import launch_deviation_of
-from pytest_ddpscale.judge.estimating import Found, estimate_of
-from pytest_ddpscale.judge.finality import stretched_interval
-from pytest_ddpscale.judge.launches import over_launches
-from pytest_ddpscale.judge.value_change import ComparedValue
+from pytest_ddpscale.judge.estimating import Found, estimate_of, over_launches, stretched_interval
+from pytest_ddpscale.judge.intervals import ComparedValue
 from pytest_ddpscale.plan.metric import Metric, Scale
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
-from pytest_ddpscale.plan.per_round import PerRound, Sample
 
 # With several nodes: the worst of each round; the mean if the runs share no nodes, because the worst of many nodes is
 # worse than the worst of few.
@@ -64,12 +61,13 @@ def estimated(
         confidence: of the interval, 0 … 1.
     """
     series = [_one_series(launch, hosts, metric, scale) for launch in launches]
-    rounds = sum(map(len, series))
-    if not series or not all(series):
+    rounds = sum(len(one.values) for one in series)
+    if not series or not all(len(one.values) for one in series):
         return Estimated(None, rounds, len(series), why_not=asked.why_not or "no complete round")
-    if not all(math.isfinite(one.value) and (one.value > 0 or scale != "factors") for of in series for one in of):
+    values = np.concatenate([one.values for one in series])
+    if not np.isfinite(values).all() or (scale == "factors" and values.min() <= 0):
         return Estimated(None, rounds, len(series), why_not="an impossible value was measured")
-    of_launches = [estimate_of(samples, scale, confidence) for samples in series]
+    of_launches = [estimate_of(one.values, scale, confidence, error=one.error) for one in series]
     found = over_launches(of_launches, scale, confidence) if len(series) > 1 else of_launches[0]
     if found.estimate is None:
         return Estimated(None, rounds, len(series), why_not=found.too_few, value=found.value)
@@ -96,19 +94,19 @@ def _with_earlier_launches(
     return single._replace(limits=wider, knows_launches=True)
 
 
-def _one_series(launch: ByHost, hosts: Sequence[str], metric: Metric, scale: Scale) -> list[Sample]:
+def _one_series(launch: ByHost, hosts: Sequence[str], metric: Metric, scale: Scale) -> Series:
     """One value per round, for the rounds that all places have."""
     chosen = [values for host in hosts or launch for values in launch.get(host, ())]
     if len(chosen) == 1:
-        return list(chosen[0])
+        return chosen[0]
     if not chosen:
-        return []
-    fewest = min(map(len, chosen))
-    table = np.stack([values.values[:fewest] for values in chosen])
+        return Series(np.zeros(0))
+    fewest = min(len(one.values) for one in chosen)
+    table = np.stack([one.values[:fewest] for one in chosen])
     if hosts or set(launch) == {TOGETHER}:
         values = table.max(axis=0) if metric.upper_bound else table.min(axis=0)
     elif scale == "factors" and (table > 0).all():
         values = np.exp(np.log(table).mean(axis=0))
     else:
         values = table.mean(axis=0)
-    return list(PerRound(np.arange(fewest), values))
+    return Series(np.asarray(values))

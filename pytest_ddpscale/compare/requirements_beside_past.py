@@ -23,8 +23,7 @@ from pytest_ddpscale.history.same_nodes import (
     reached_by,
     runs_of_exactly,
 )
-from pytest_ddpscale.judge.intervals import t_quantile
-from pytest_ddpscale.judge.value_change import ComparedValue, change_between
+from pytest_ddpscale.judge.intervals import ComparedValue, change_between, t_quantile
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.run.verdicts import Verdict
 

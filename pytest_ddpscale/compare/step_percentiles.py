@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pytest_ddpscale.compare.compared_run import ComparedRun
-from pytest_ddpscale.judge.rounds import all_groups
-from pytest_ddpscale.judge.step_times import step_time_percentiles_ms
+from pytest_ddpscale.judge.metrics import step_time_percentiles_ms
+from pytest_ddpscale.judge.rounds import merged
 from pytest_ddpscale.plan.study import Arm, Study
 from pytest_ddpscale.plan.workload import COMPARABLE_FIELDS
 
@@ -96,5 +96,5 @@ def _percentiles_s(run: ComparedRun, study: Study, arm: Arm) -> dict[int, float]
     """Seconds by percentile; empty if no round kept its raw steps."""
     evidence = run.evidence
     twins = [one for one in evidence.plan.studies if (one.scaling, one.workload) == (study.scaling, study.workload)]
-    measured = [all_groups(evidence.columns, one.id, arm, evidence.plan.layout) for one in twins]
+    measured = [merged(evidence.columns, one.id, arm, evidence.plan.layout) for one in twins]
     return {per_cent: ms / _MS_PER_S for per_cent, ms in step_time_percentiles_ms(*measured).items()}

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from pytest_ddpscale.judge.probes import places
-from pytest_ddpscale.judge.rounds import group_rounds
+from pytest_ddpscale.judge.probes import probed_values
+from pytest_ddpscale.judge.rounds import groups
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe
@@ -169,12 +169,14 @@ def _gpu_values(evidence: Evidence, study: Study, arm: Arm, definition: str) -> 
 
 def _node_values(evidence: Evidence, study: Study, arm: Arm, definition: str) -> Iterator[KeyValue]:
     """Values of each node under DDP, at the pace of its slowest rank, for which all wait."""
-    for rounds in group_rounds(evidence.columns, study.id, arm, evidence.plan.layout):
-        ours = rounds.of(~rounds.measured.single_sample)
-        value = _median(ours.samples_per_s_per_gpu.tolist())
-        hosts = list(ours.ranks.by_host)
-        if value is not None and len(hosts) == 1:
-            yield _throughput(study, arm, definition, value, (hosts[0], None, None), arm.world_size)
+    for alike in groups(evidence.columns, study.id, [arm], evidence.plan.layout):
+        for place in range(len(alike.places)):
+            [rounds] = alike.at(place)
+            ours = rounds.of(~rounds.measured.single_sample)
+            value = _median(ours.samples_per_s_per_gpu.tolist())
+            hosts = list(ours.ranks.by_host)
+            if value is not None and len(hosts) == 1:
+                yield _throughput(study, arm, definition, value, (hosts[0], None, None), arm.world_size)
 
 
 def _of_probe(plan: Plan, probe: Probe, measured: ProbeColumns) -> Iterator[KeyValue]:
@@ -187,8 +189,8 @@ def _of_probe(plan: Plan, probe: Probe, measured: ProbeColumns) -> Iterator[KeyV
         return
     of_all = (metric.name, probe.name, probe.world_size, "probe", _digest({"ranks_per_cpu": _ranks_per_cpu(plan)}))
     slowest: dict[str, float] = {}
-    for place, samples in places(measured.only(measured.is_correct), probe, plan.layout).items():
-        value = _median([sample.value for sample in samples])
+    for place, values in probed_values(measured.only(measured.is_correct), probe, plan.layout).items():
+        value = _median(values.tolist())
         if value is None or place.peer_host not in (None, place.host):
             continue
         if place.kind == "gpu":

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pytest_ddpscale.history.key_values import KeyValue
-from pytest_ddpscale.judge.value_change import ComparedValue
+from pytest_ddpscale.judge.intervals import ComparedValue
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.run.verdicts import RunOutcome

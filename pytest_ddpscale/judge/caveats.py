@@ -1,29 +1,248 @@
-"""Reasons to withhold a verdict that the numbers alone would give."""
+"""Reasons to withhold a verdict that the numbers alone would give.
+
+Each caveat looks at all places of a requirement at once. A place that passes and that no caveat concerns needs no full
+verdict. To add one, write a function that returns a `Caveat` and add it to `CAVEATS`.
+"""
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.answering_rounds import rows_by_node
 from pytest_ddpscale.judge.culprits import RankComparison
-from pytest_ddpscale.judge.rounds import ArmRounds
-from pytest_ddpscale.judge.samples import ArmSamples
-from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.judge.device_notes import notes_without_telemetry, with_stalled_devices
+from pytest_ddpscale.judge.probes import ProbedPlace
+from pytest_ddpscale.judge.rounds import ArmRounds, Groups
+from pytest_ddpscale.judge.values import Values
+from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
-from pytest_ddpscale.thresholds.cases import Case
+from pytest_ddpscale.thresholds.cases import Case, NodeCase
 
 # Below this, a GPU under strong scaling waits for its host: published ResNet-152 rows show 58-74 %
 # there, while every row that scales shows 95 % and more (willgpaik/pytorch-ddp-scaling-benchmark).
 HOST_BOUND_UTILIZATION = 0.90
 # Skipped steps are cheaper, and training that skips many does not converge.
 MOST_SKIPPED_STEPS = 0.05
+# Clocks and data sheets are a few per cent off; a value further above the peak cannot be right.
+MOST_OF_PEAK = 1.05
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A requirement and what one launch measured for it.
+
+    Attributes:
+        case: the requirement, on training or a probe.
+        evidence: of the launch.
+        values: of the launch.
+        value_of: value of each place that is compared with the bound in this launch alone, (places,).
+        due: number of rounds that were begun and timed every arm of the question.
+        several: whether the values of several launches are judged together.
+        groups: complete rounds of the arms, by place; empty for a probe.
+        peers: the slow ranks; None for a probe, and if not each of several nodes is judged.
+    """
+
+    case: Case | NodeCase
+    evidence: Evidence
+    values: Values[str] | Values[ProbedPlace]
+    value_of: FloatArray
+    due: int
+    several: bool = False
+    groups: Sequence[Groups] = ()
+    peers: RankComparison | None = None
+
+    def rounds(self, place: str) -> ArmRounds:
+        """Complete rounds of the measured arm at a place."""
+        one = next(one for one in self.groups if place in one.places)
+        return one.at(one.places.index(place))[-1]
+
+    def sums(self, of_rounds: Callable[[ArmRounds], FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """For each place the sum over its rounds of a value of the measured arm, where known, and their number."""
+        row = {place: number for number, place in enumerate(self.values.places)}
+        total, count = np.zeros((2, len(row)))
+        for one in self.groups:
+            rows, at = one.arms[-1], [row[place] for place in one.places]
+            values = np.asarray(of_rounds(rows), np.float64)
+            is_known, node = ~np.isnan(values), rows.measured.node
+            total[at] = np.bincount(node[is_known], values[is_known], minlength=len(at))
+            count[at] = np.bincount(node[is_known], minlength=len(at))
+        return total, count
+
+
+@dataclass(frozen=True, eq=False)
+class Caveat:
+    """One caveat on a requirement.
+
+    Attributes:
+        where: places whose verdict it may change, (places,).
+        apply: changes the verdict on a place, given by its index.
+        notes: on places that it does not concern.
+    """
+
+    where: BoolArray
+    apply: Callable[[Verdict, int], Verdict]
+    notes: tuple[str, ...] = ()
+
+
+def missing_rounds(asked: Asked) -> Caveat | None:
+    """Rounds are incomplete: those may be the ones that would have failed."""
+    begun = asked.due
+
+    def apply(verdict: Verdict, _: int) -> Verdict:
+        if verdict.outcome not in ("passed", "failed") or verdict.rounds >= begun:
+            return verdict
+        reason = f"only {verdict.rounds} of {begun} rounds are complete; the others could change the result"
+        return replace(verdict, outcome="inconclusive", reason=reason)
+
+    return Caveat(asked.values.rounds() < begun, apply)
+
+
+def plausibility(asked: Asked) -> Caveat | None:
+    """The value is not credible, such as a utilization or efficiency far above 1: of all launches, or of this one."""
+    if asked.evidence.plan.device_type != "cuda" or not isinstance(asked.case, Case):
+        return None
+    least, most = asked.case.requirement.definition.credible_at(asked.case.world_size)
+
+    def apply(verdict: Verdict, place: int) -> Verdict:
+        told = [verdict.value]
+        if asked.several and verdict.outcome in ("passed", "failed"):
+            told.append(float(asked.value_of[place]))
+        for value in told:
+            if value is not None and not least <= value <= most:
+                side = f"more than {most:g}" if value > most else f"less than {least:g}"
+                reason = f"implausible: {value:.3g} is {side}; the measurement or its baseline was disturbed"
+                return replace(verdict, outcome="inconclusive", reason=reason)
+        return verdict
+
+    return Caveat(~((least <= asked.value_of) & (asked.value_of <= most)), apply)
+
+
+def beyond_the_peak(asked: Asked) -> Caveat | None:
+    """The value of a probe exceeds the peak of the hardware: the measurement must be wrong."""
+    peak = asked.case.peak if isinstance(asked.case, NodeCase) else None
+    if peak is None:
+        return None
+
+    def apply(verdict: Verdict, _: int) -> Verdict:
+        if verdict.value is None or verdict.value <= MOST_OF_PEAK * peak:
+            return verdict
+        reason = f"implausible: {verdict.value:.4g} {verdict.unit} is more than the {peak:.4g} of the data sheet"
+        notes = (*verdict.notes, "implausible")
+        return replace(verdict, outcome="inconclusive", reason=reason, notes=notes, flags=("implausible",))
+
+    return Caveat(~(asked.value_of <= MOST_OF_PEAK * peak), apply)
+
+
+def host_bound(asked: Asked) -> Caveat | None:
+    """GPUs wait for their host: strong scaling then says nothing about GPUs or links."""
+    case, is_cuda = asked.case, asked.evidence.plan.device_type == "cuda"
+    if case.requirement.definition.scaling != "strong" or not is_cuda or not isinstance(case, Case):
+        return None
+    total, count = asked.sums(lambda rounds: rounds.utilization)
+    busy = total / np.where(count > 0, count, np.nan)
+
+    def apply(verdict: Verdict, place: int) -> Verdict:
+        if not busy[place] < HOST_BOUND_UTILIZATION:
+            return verdict
+        reason = (
+            f"host-bound: GPUs were {busy[place]:.0%} busy (below {HOST_BOUND_UTILIZATION:.0%}); a global batch "
+            f"of {case.workload.global_batch_size} is too small for {case.world_size} GPUs, so this result means "
+            "nothing"
+        )
+        notes = (*verdict.notes, "host-bound")
+        return replace(verdict, outcome="inconclusive", reason=reason, notes=notes, flags=("host-bound",))
+
+    return Caveat(busy < HOST_BOUND_UTILIZATION, apply)
+
+
+def stalled_devices(asked: Asked) -> Caveat | None:
+    """Devices only wait: their utilization, which NVML counts as busy, proves nothing."""
+    if not asked.case.requirement.definition.reads_utilization:
+        return None
+    evidence, places = asked.evidence, asked.values.places
+
+    def apply(verdict: Verdict, place: int) -> Verdict:
+        rounds = asked.rounds(str(places[place]))
+        arm = rounds.measured
+        return with_stalled_devices(verdict, rounds, evidence.telemetry.of_arm(arm.study, arm.arm, arm.ranks.by_host))
+
+    where = np.array([place in evidence.telemetry.hosts for place in places], np.bool_)
+    return Caveat(where, apply, notes_without_telemetry(evidence.plan))
+
+
+def skipped_steps(asked: Asked) -> Caveat | None:
+    """Fp16 loss scaling skipped steps, which are cheaper; a few are noted, many make a pass inconclusive."""
+    skipped, _ = asked.sums(lambda rounds: rounds.measured.skipped_steps.sum(axis=1))
+    if not skipped.any():
+        return None
+    steps, _ = asked.sums(lambda rounds: rounds.measured.steps.sum(axis=1))
+
+    def apply(verdict: Verdict, place: int) -> Verdict:
+        if not skipped[place]:
+            return verdict
+        note = f"loss scaling skipped {skipped[place]:.0f} of {steps[place]:.0f} optimizer steps"
+        verdict = replace(verdict, notes=(*verdict.notes, note))
+        if verdict.outcome != "passed" or skipped[place] <= MOST_SKIPPED_STEPS * steps[place]:
+            return verdict
+        reason = f"{note}: the rest is not the training that was to be measured"
+        return replace(verdict, outcome="inconclusive", reason=reason)
+
+    return Caveat(skipped > 0, apply)
+
+
+def slow_node(asked: Asked) -> Caveat | None:
+    """Most ranks of one of several nodes are slow: it scales well only relative to slow ranks."""
+    peers = asked.peers
+    if peers is None or asked.case.requirement.definition.baseline != "alone":
+        return None
+    places = asked.values.places
+
+    def apply(verdict: Verdict, place: int) -> Verdict:
+        slow = [straggler for straggler in peers.stragglers if straggler.host == places[place]]
+        if verdict.outcome != "passed" or 2 * len(slow) <= peers.evidence.plan.layout.ranks_per_node:
+            return verdict
+        certain = not slow[0].ambiguous
+        nodes = tuple(
+            Culprit("node", n.host, None, None, n.evidence, is_certain=certain, slowdown=n.ratio)
+            for n in peers.slow_nodes_of(slow)
+        )
+        one_by_one = (
+            Culprit(
+                "gpu", s.host, s.local_rank, s.device, s.evidence, is_certain=certain,
+                slowdown=s.ratio_when_slow, peers=s.peers, slow_rounds=len(s.slow_rounds), rounds=s.rounds,
+            )
+            for s in slow
+        )  # fmt: skip
+        found = f"{len(slow)} of its ranks are slow without communication ({slow[0].evidence})"
+        reason = f"{found}; good scaling relative to slow ranks is no pass"
+        return replace(verdict, outcome="inconclusive", reason=reason, culprits=nodes or tuple(one_by_one))
+
+    slow = {straggler.host for straggler in peers.stragglers}
+    return Caveat(np.array([place in slow for place in places], np.bool_), apply)
+
+
+Rule: TypeAlias = Callable[[Asked], Caveat | None]
+# In the order in which they are applied.
+CAVEATS: Sequence[Rule] = (
+    missing_rounds,
+    plausibility,
+    beyond_the_peak,
+    host_bound,
+    stalled_devices,
+    skipped_steps,
+    slow_node,
+)
+# Those that concern the number itself.
+ON_NUMBERS: Sequence[Rule] = (plausibility, beyond_the_peak, host_bound, skipped_steps)
+
+
+def caveats_on(asked: Asked, rules: Sequence[Rule] = CAVEATS) -> list[Caveat]:
+    """The caveats that may concern any of its places."""
+    return [found for rule in rules if (found := rule(asked)) is not None]
 
 
 def with_spent_budget(verdict: Verdict, study_id: str, out_of_time: Collection[str]) -> Verdict:
@@ -32,105 +251,3 @@ def with_spent_budget(verdict: Verdict, study_id: str, out_of_time: Collection[s
         return verdict
     note = "--ddp-budget ran out before this was decided"
     return replace(verdict, notes=(*verdict.notes, note))
-
-
-def with_missing_rounds(verdict: Verdict, begun: int) -> Verdict:
-    """Make a verdict inconclusive if rounds are incomplete: those may be the ones that would have failed."""
-    if verdict.outcome not in ("passed", "failed") or verdict.rounds >= begun:
-        return verdict
-    reason = f"only {verdict.rounds} of {begun} rounds are complete; the others could change the result"
-    return replace(verdict, outcome="inconclusive", reason=reason)
-
-
-def with_plausibility(verdict: Verdict, plan: Plan) -> Verdict:
-    """Make a verdict inconclusive if its value is not credible, such as a utilization or efficiency far above 1."""
-    if verdict.value is None:
-        return verdict
-    least, most = credible_values(verdict.metric, verdict.world_size, plan)
-    if least <= verdict.value <= most:
-        return verdict
-    side = f"more than {most:g}" if verdict.value > most else f"less than {least:g}"
-    reason = f"implausible: {verdict.value:.3g} is {side}; the measurement or its baseline was disturbed"
-    return replace(verdict, outcome="inconclusive", reason=reason)
-
-
-def credible_values(metric: str, world_size: int, plan: Plan) -> tuple[float, float]:
-    """Smallest and largest credible value of a metric on this kind of device."""
-    return METRICS[metric].credible_at(world_size) if plan.device_type == "cuda" else (-math.inf, math.inf)
-
-
-def suspect_nodes(case: Case, study: Study, evidence: Evidence) -> set[str]:
-    """Nodes that `with_skipped_steps` or `with_host_bound` may affect, or that were imported."""
-    found = set[str]()
-    for hosts, arms in rows_by_node(case.question, study, evidence):
-        rows = arms.measured
-        is_suspect = (rows.measured.skipped_steps != 0).any(axis=1) | rows.measured.single_sample
-        if _may_wait_for_host(case, evidence.plan):
-            is_suspect |= ~(rows.utilization >= HOST_BOUND_UTILIZATION)
-        found |= {hosts[node] for node in np.unique(rows.measured.node[is_suspect]).tolist()}
-    return found
-
-
-def _may_wait_for_host(case: Case, plan: Plan) -> bool:
-    return case.requirement.definition.scaling == "strong" and plan.device_type == "cuda"
-
-
-def with_skipped_steps(verdict: Verdict, measured: ArmRounds) -> Verdict:
-    """Note steps that fp16 loss scaling skipped, which are cheaper; many of them make a pass inconclusive."""
-    skipped = int(measured.measured.skipped_steps.sum())
-    if not skipped:
-        return verdict
-    steps = int(measured.measured.steps.sum())
-    note = f"loss scaling skipped {skipped} of {steps} optimizer steps"
-    verdict = replace(verdict, notes=(*verdict.notes, note))
-    if verdict.outcome != "passed" or skipped <= MOST_SKIPPED_STEPS * steps:
-        return verdict
-    return replace(
-        verdict, outcome="inconclusive", reason=f"{note}: the rest is not the training that was to be measured"
-    )
-
-
-def with_host_bound(verdict: Verdict, case: Case, plan: Plan, measured: ArmRounds) -> Verdict:
-    """Make strong scaling inconclusive if GPUs wait for their host: it then says nothing about GPUs or links."""
-    if not _may_wait_for_host(case, plan):
-        return verdict
-    busy = [sample.value for sample in ArmSamples(measured).utilization]
-    if not busy or statistics.fmean(busy) >= HOST_BOUND_UTILIZATION:
-        return verdict
-    reason = (
-        f"host-bound: GPUs were {statistics.fmean(busy):.0%} busy (below {HOST_BOUND_UTILIZATION:.0%}); a global batch "
-        f"of {case.workload.global_batch_size} is too small for {case.world_size} GPUs, so this result means nothing"
-    )
-    return replace(
-        verdict, outcome="inconclusive", reason=reason, notes=(*verdict.notes, "host-bound"), flags=("host-bound",)
-    )
-
-
-def with_slow_node(verdict: Verdict, host: str, compared: RankComparison) -> Verdict:
-    """Make a pass inconclusive if most ranks of the node are slow: it scales well only relative to slow ranks.
-
-    Args:
-        verdict: of one node of several.
-        host: its name.
-        compared: the slow ranks.
-    """
-    if verdict.outcome != "passed" or METRICS[verdict.metric].baseline != "alone":
-        return verdict
-    slow = [straggler for straggler in compared.stragglers if straggler.host == host]
-    if 2 * len(slow) <= compared.evidence.plan.layout.ranks_per_node:
-        return verdict
-    certain = not slow[0].ambiguous
-    nodes = compared.slow_nodes_of(slow)
-    culprits = tuple(
-        Culprit("node", n.host, None, None, n.evidence, is_certain=certain, slowdown=n.ratio) for n in nodes
-    )
-    one_by_one = (
-        Culprit(
-            "gpu", s.host, s.local_rank, s.device, s.evidence, is_certain=certain,
-            slowdown=s.ratio_when_slow, peers=s.peers, slow_rounds=len(s.slow_rounds), rounds=s.rounds,
-        )
-        for s in slow
-    )  # fmt: skip
-    found = f"{len(slow)} of its ranks are slow without communication ({slow[0].evidence})"
-    reason = f"{found}; good scaling relative to slow ranks is no pass"
-    return replace(verdict, outcome="inconclusive", reason=reason, culprits=culprits or tuple(one_by_one))

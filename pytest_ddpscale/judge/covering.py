@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from pytest_ddpscale.judge.answering_study import matching_study
 from pytest_ddpscale.judge.link_faults import node_pair_results
+from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.run.column_record import BoolArray

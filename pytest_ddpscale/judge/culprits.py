@@ -12,7 +12,7 @@ import numpy as np
 
 from pytest_ddpscale.judge.held_down import with_held_down
 from pytest_ddpscale.judge.rank_averages import usual_logs
-from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, all_groups, one_after_another
+from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, merged, one_after_another
 from pytest_ddpscale.judge.slow_links import with_slow_links
 from pytest_ddpscale.judge.stragglers import (
     MINIMUM_RELATIVE_GAP,
@@ -165,7 +165,7 @@ class ComparedRanks:
         if self.study is None or self.arm is None:
             return []
         studies = [replace(self.study, launch=number).id for number in range(1, evidence.plan.launches + 1)]
-        return [all_groups(evidence.columns, study, self.arm, evidence.plan.layout) for study in studies]
+        return [merged(evidence.columns, study, self.arm, evidence.plan.layout) for study in studies]
 
     @property
     def workload(self) -> Workload | None:
@@ -202,7 +202,7 @@ def peers_of(study: Study, evidence: Evidence) -> ComparedRanks:
     if not arms:
         return ComparedRanks(None, NO_ROUNDS)
     best, largest = max(arms, key=lambda pair: (pair[1].kind == "each", pair[0] == study, pair[1].world_size))
-    return ComparedRanks(best, all_groups(evidence.columns, best.id, largest, evidence.plan.layout), largest)
+    return ComparedRanks(best, merged(evidence.columns, best.id, largest, evidence.plan.layout), largest)
 
 
 def stragglers_of(rounds: ArmRounds, device_type: DeviceType) -> list[Straggler]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pytest_ddpscale.judge.answering_study import matching_study
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.probing import probes_needed
+from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
@@ -20,14 +19,14 @@ from pytest_ddpscale.run.probe_record import ProbeBlock
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import Block, GangRecord, Lost
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
-from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, training_cases
-
-# For a study without requirements, planned for a site's own test.
-ROUNDS_WITHOUT_REQUIREMENTS = FEWEST_ROUNDS
+from pytest_ddpscale.thresholds.cases import AnyCase, Case
 
 
 class Decider:
     """Reads records as they are written and judges the measurements so far.
+
+    A requirement is judged again while it is open. One that is decided is judged again only before an arm is dropped,
+    and if its arms were measured since, because a dropped arm does not come back.
 
     Args:
         plan: of the measurement.
@@ -37,11 +36,10 @@ class Decider:
 
     def __init__(self, plan: Plan, cases: Sequence[AnyCase], confidence: float) -> None:
         self._plan = plan
-        self._cases: dict[str, list[Case]] = defaultdict(list)
-        self._probed = [case for case in cases if isinstance(case, NodeCase) and case.probe is not None]
-        for case in training_cases(cases):
-            study = matching_study(plan, case.question)
-            if study is not None:
+        self._cases: dict[str, list[AnyCase]] = defaultdict(list)
+        for case in cases:
+            study = matching_study(plan, case.question) if isinstance(case, Case) else plan.probes
+            if study is not None and arms_of(case):
                 self._cases[study.id].append(case)
         self._confidence = confidence
         self._gangs: dict[int, GangRecord] = {}
@@ -49,11 +47,8 @@ class Decider:
         self._each = {(study.id, arm.name) for study in plan.studies for arm in study.arms if arm.compares_ranks}
         self._records: dict[str, list[AnyRecord]] = defaultdict(list)
         self._probes = GrowingProbes()
-        # Requirements of each study that needed more rounds when last judged. The others are judged again only before
-        # an arm is dropped, because a dropped arm does not come back.
-        self._open: dict[str, list[Case]] = {}
-        # Number of measurements of each probe when it was last found to need no more.
-        self._told: dict[Probe, int] = {}
+        # Number of measurements of a requirement's arms when it was found decided, by its id.
+        self._decided: dict[str, int] = {}
 
     def hear(self, record: AnyRecord) -> None:
         """Add a record."""
@@ -69,7 +64,7 @@ class Decider:
             self._records[record.study].append(record)
 
     def needed_arms(self, study_id: str) -> list[str]:
-        """Names of the arms that need more rounds to decide a requirement.
+        """Names of the arms that need more rounds to decide a requirement, of the probes their ids.
 
         Empty once the study needs no more rounds.
         """
@@ -78,45 +73,45 @@ class Decider:
         study = self._plan.study(study_id)
         if study is None:
             return []
-        if self._plan.launches > 1:  # launches have a fixed length, because their means decide
-            return [arm.name for arm in study.arms]
-        rounds = self._columns.rounds_begun(study_id)
-        if rounds < FEWEST_ROUNDS:
-            return [arm.name for arm in study.arms]
-        if not self._cases[study_id]:
-            return [arm.name for arm in study.arms] if rounds < ROUNDS_WITHOUT_REQUIREMENTS else []
+        arms = [arm.name for arm in study.arms]
+        # Launches have a fixed length, because their means decide.
+        if self._plan.launches > 1 or self._columns.rounds_begun(study_id) < FEWEST_ROUNDS:
+            return arms
         records = [*self._gangs.values(), *self._records[study_id]]
         # Arms in which ranks compute alone show how fast each rank is, also those of other studies.
-        columns = self._columns.columns({(study.id, arm.name) for arm in study.arms} | self._each)
+        columns = self._columns.columns({(study.id, name) for name in arms} | self._each)
         evidence = evidence_of(self._plan_of_those_there(study, columns), columns, records)
-        asked, everything = self._open.get(study_id) or self._cases[study_id], self._cases[study_id]
-        found = still_open(asked, evidence, self._confidence)
-        if len(asked) < len(everything) and arms_needed(study, found) != arms_needed(study, asked):
-            found = still_open(everything, evidence, self._confidence)
-        self._open[study_id] = found
-        return arms_needed(study, found)
+        measured = {name: len(arm.numbers) for (of, name), arm in columns.arms.items() if of == study_id}
+        return self._needed(study_id, arms, evidence, measured)
 
     def _needed_probes(self, study: ProbeStudy) -> list[str]:
-        """`needed_arms` for probes. A probe that needed no more and was not measured since is not judged again."""
-        evidence = self._evidence_on_probes()
-        if len(evidence.rounds_probed) < study.swept_rounds:
-            return [probe.id for probe in study.probes]
-        if len(evidence.rounds_probed) < FEWEST_ROUNDS:
-            done = {Probe(*name).id for name in evidence.probes}
-            asked_for = {case.probe.id for case in self._probed if case.probe}
-            asked_for -= evidence.unsupported.keys() - done  # a probe that some ranks support may still fail on one
-            return [probe.id for probe in study.probes if probe.id in asked_for]
-        of = {probe: evidence.probes.get((probe.name, probe.world_size)) for probe in study.probes}
-        measured = {probe: 0 if found is None else int(found.present.sum()) for probe, found in of.items()}
-        told = {probe for probe, count in measured.items() if self._told.get(probe) == count}
-        asked = [case for case in self._probed if case.probe not in told]
-        needed = probes_needed(study, asked, evidence, self._confidence)
-        self._told |= {probe: count for probe, count in measured.items() if probe.id not in needed}
-        return needed
-
-    def _evidence_on_probes(self) -> Evidence:
         records = [*self._gangs.values(), *self._records[PROBES]]
-        return replace(evidence_of(self._plan, Columns(), records), probes=self._probes.columns())
+        evidence = replace(evidence_of(self._plan, Columns(), records), probes=self._probes.columns())
+        probes, rounds = [probe.id for probe in study.probes], len(evidence.rounds_probed)
+        if rounds < study.swept_rounds:
+            return probes
+        measured = {Probe(*name).id: int(found.present.sum()) for name, found in evidence.probes.items()}
+        if rounds < FEWEST_ROUNDS:
+            asked = {name for case in self._cases[study.id] for name in arms_of(case)}
+            asked -= evidence.unsupported.keys() - measured.keys()  # one that some ranks support may still fail on one
+            return [name for name in probes if name in asked]
+        return self._needed(study.id, probes, evidence, measured)
+
+    def _needed(self, study_id: str, arms: Sequence[str], evidence: Evidence, measured: Mapping[str, int]) -> list[str]:
+        """Those of the arms that open requirements need; `measured` is the number of measurements of each."""
+        cases = self._cases[study_id]
+        count = {case.id: sum(measured.get(name, 0) for name in arms_of(case)) for case in cases}
+        asked = [case for case in cases if case.id not in self._decided]
+        needed = arms_needed(arms, asked)
+        found = still_open(asked, evidence, self._confidence)
+        if not asked or arms_needed(arms, found) != needed:
+            again = [case for case in cases if self._decided.get(case.id, count[case.id]) != count[case.id]]
+            found += still_open(again, evidence, self._confidence)
+        is_open = {case.id for case in found}
+        self._decided |= {case.id: count[case.id] for case in cases if case.id not in is_open}
+        for name in is_open & self._decided.keys():
+            del self._decided[name]
+        return arms_needed(arms, found)
 
     def _plan_of_those_there(self, study: Study, columns: Columns) -> Plan:
         """The plan reduced to the remaining nodes: after a loss nothing can pass, but these can still be judged."""
@@ -128,7 +123,14 @@ class Decider:
         return replace(self._plan, studies=(study,), nodes=nodes, probes=None, pairs=None)
 
 
-def still_open(cases: Sequence[Case], evidence: Evidence, confidence: float) -> list[Case]:
+def arms_of(case: AnyCase) -> set[str]:
+    """Names of the arms that a requirement needs, or the id of its probe; empty for a check."""
+    if isinstance(case, Case):
+        return {arm.name for arm in case.question.arms}
+    return {case.probe.id} if case.probe is not None else set()
+
+
+def still_open(cases: Sequence[AnyCase], evidence: Evidence, confidence: float) -> list[AnyCase]:
     """Requirements that more rounds may decide.
 
     A decided requirement stays decided: its arms get no new rounds, so the judge sees the same data again.
@@ -141,7 +143,7 @@ def still_open(cases: Sequence[Case], evidence: Evidence, confidence: float) -> 
     return [case for case in cases if judge(case, evidence, confidence).is_open]
 
 
-def arms_needed(study: Study, cases: Sequence[Case]) -> list[str]:
-    """Names of the arms of a study that requirements need, in the study's order."""
-    needed = {arm.name for case in cases for arm in case.question.arms}
-    return [arm.name for arm in study.arms if arm.name in needed]
+def arms_needed(arms: Sequence[str], cases: Sequence[AnyCase]) -> list[str]:
+    """Those of a study's arms, or probes, that requirements need, in their order."""
+    needed = {name for case in cases for name in arms_of(case)}
+    return [name for name in arms if name in needed]

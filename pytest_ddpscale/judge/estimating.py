@@ -1,25 +1,35 @@
-"""From a requirement's per-round values to a value with its interval."""
+"""From values of rounds to estimates: a value with its interval for each place, and why it may not decide yet.
+
+Some conditions are settled once per launch (memory placement, cores, channels, other jobs), so the spread of its rounds
+does not show them, however many there are. The value of several launches is therefore the mean of their values, with a
+Student-t interval over them (Student 1908), in logarithms if values err by factors. The number of rounds of each launch
+was fixed before, so no correction for repeated looks is needed.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from pytest_ddpscale.judge.correlation import are_beyond_the_method, lag_one_correlations
-from pytest_ddpscale.judge.intervals import Estimate, single_sample_estimate
-from pytest_ddpscale.judge.outlook import are_final
-from pytest_ddpscale.judge.per_place import Alike, PerPlace
+from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate, mean_estimate, single_sample_estimate
 from pytest_ddpscale.judge.sequential import BoolArray, EProcesses, FloatArray
-from pytest_ddpscale.judge.steadiness import Drifts, find_drifts, fit_lines
+from pytest_ddpscale.judge.steadiness import (
+    MOST_CORRELATION,
+    are_beyond_the_method,
+    are_final,
+    find_drifts,
+    fit_lines,
+    lag_one_correlations,
+)
 from pytest_ddpscale.plan.metric import Scale
-from pytest_ddpscale.plan.per_round import PerRound, Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.thresholds.model import Requirement
+from pytest_ddpscale.run.column_record import IntArray
 
 SINGLE_SAMPLE_NOTE = (
     "one imported sample: the interval comes from the standard deviation of its steps, taken as independent"
@@ -28,7 +38,6 @@ SINGLE_VALUE_NOTE = "one imported value: it has no interval of its own"
 # Relative: a tenth of the usual distance between bounds and values. No verdict depends on so small a drift, nor on
 # the correlation of rounds that vary by so little.
 NEGLIGIBLE_DRIFT = 0.001
-P = TypeVar("P", bound=Hashable)
 
 
 class Outlook(NamedTuple):
@@ -45,10 +54,6 @@ class Outlook(NamedTuple):
     scale: Scale
     limit: int
     confidence: float
-
-    def of(self, row: int) -> Outlook:
-        """That of one of the series."""
-        return self._replace(series=self.series[[row]])
 
     def leave(self, bound: float, side: int) -> BoolArray:
         """Whether values of each place would stay above the bound (side 1) or below (-1): `are_final`."""
@@ -84,197 +89,240 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Estimated:
-    """Values with their intervals of series of rounds, one row each.
+    """Values with their intervals of many series of rounds, one row each; NaN where there is none.
 
     Attributes:
         values: point estimates, (series,).
         low: lower limits; where a series drifts, the interval reaches to where that would lead, because the mean so
-            far is not where it will end. NaN if there are too few rounds for an interval.
+            far is not where it will end.
         high: upper limits.
-        drifts: on the scale of the estimates.
-        correlations: of successive rounds; NaN if unknown.
+        drifts: change from the first to the last third of the rounds, where it exceeds the noise, on the scale of the
+            estimates.
+        correlations: of successive rounds.
         exceed: whether rounds certainly correlate by more than the interval allows for, and vary enough for that to
             matter.
-        outlook: possible effect of further rounds.
+        errors: relative error of a series that is one imported sample.
+        rounds: number of rounds.
+        series: the values, each row's rounds first, (series, most rounds).
+        scale: how they err.
+        limit: largest number of rounds; 0 if no more will come.
+        confidence: of the intervals, 0 … 1.
     """
 
     values: FloatArray
     low: FloatArray
     high: FloatArray
-    drifts: Drifts
+    drifts: FloatArray
     correlations: FloatArray
     exceed: BoolArray
-    outlook: Outlook
+    errors: FloatArray
+    rounds: IntArray
+    series: FloatArray
+    scale: Scale
+    limit: int
+    confidence: float
+
+    def leave(self, bound: float, side: int) -> BoolArray:
+        """`Outlook.leave` of all series with an interval; False for the others."""
+        found = np.zeros(len(self.values), np.bool_)
+        with_interval = ~np.isnan(self.low) & (self.rounds >= FEWEST_ROUNDS)
+        for rounds in np.unique(self.rounds[with_interval]):
+            rows = np.flatnonzero(with_interval & (self.rounds == rounds))
+            found[rows] = self._outlook(rows).leave(bound, side)
+        return found
+
+    def _outlook(self, rows: IntArray) -> Outlook:
+        series = self.series[rows, : self.rounds[rows[0]]]
+        return Outlook(np.log(series) if self.scale == "factors" else series, self.scale, self.limit, self.confidence)
 
     def found(self, row: int) -> Found:
         """One of the series."""
-        outlook = self.outlook.of(row)
         value, low, high = float(self.values[row]), float(self.low[row]), float(self.high[row])
+        rounds, error = int(self.rounds[row]), float(self.errors[row])
+        if rounds == 1 and not math.isnan(error):
+            return Found(value, Estimate(value, (low, high)), SINGLE_SAMPLE_NOTE if error > 0 else SINGLE_VALUE_NOTE)
+        if math.isnan(value):
+            return Found(value, None, too_few=f"an impossible value was measured: {self.series[row, :rounds].tolist()}")
+        if rounds < FEWEST_ROUNDS:
+            return Found(value, None, too_few=f"{rounds} rounds; expected at least {FEWEST_ROUNDS}")
         if math.isnan(low):
-            rounds = outlook.series.shape[1]
-            return Found(value, None, too_few=f"{rounds} rounds are too few for a confidence of {outlook.confidence:g}")
+            return Found(value, None, too_few=f"{rounds} rounds are too few for a confidence of {self.confidence:g}")
         correlation = float(self.correlations[row])
         return Found(
             value, Estimate(value, (low, high)), self._drift_note(row),
             correlation=None if math.isnan(correlation) else correlation, exceeds=bool(self.exceed[row]),
-            outlook=outlook,
+            outlook=self._outlook(np.array([row])),
         )  # fmt: skip
 
     def _drift_note(self, row: int) -> str:
-        if not self.drifts.are_seen[row]:
+        change, rounds = float(self.drifts[row]), self.rounds[row]
+        if math.isnan(change):
             return ""
-        change, rounds = float(self.drifts.changes[row]), self.outlook.series.shape[1]
-        text = f"{math.expm1(change):+.1%}" if self.outlook.scale == "factors" else f"{change:+.3g}"
+        text = f"{math.expm1(change):+.1%}" if self.scale == "factors" else f"{change:+.3g}"
         return f"not steady: {text} from the first to the last third of {rounds} rounds; judged as if this continued"
 
 
-def estimate(values: FloatArray, scale: Scale, confidence: float, limit: int = 0) -> Estimated:
+def estimate(
+    samples: FloatArray, scale: Scale, confidence: float, limit: int = 0, errors: FloatArray | None = None
+) -> Estimated:
     """Values and intervals of many series.
 
     Args:
-        values: in the order of the rounds, at least `FEWEST_ROUNDS` of them, (series, rounds).
+        samples: in the order of the rounds, NaN where there is none, (series, rounds). A series with an impossible
+            value has the value NaN, and one with fewer than `FEWEST_ROUNDS` its mean without an interval.
         scale: how they err.
         confidence: of the interval, valid for all rounds together, 0 … 1.
         limit: largest number of rounds; 0 if no more will come.
-
-    Raises:
-        ValueError: a value is impossible.
+        errors: relative standard error of a series that may be a single imported sample, NaN for our own rounds,
+            (series,).
     """
-    by_factors = scale == "factors"
-    if not _are_possible(values, scale).all():
-        raise ValueError(f"a value is not finite, or not positive; it is impossible for {scale}")
+    series, missing, by_factors = samples, np.isnan(samples), scale == "factors"
+    rounds: IntArray = (~missing).sum(axis=1)
+    if missing.any():
+        series = np.take_along_axis(series, np.argsort(missing, axis=1, kind="stable"), axis=1)
+    are_possible = ~(np.isinf(series) | (by_factors & (series <= 0))).any(axis=1)
+    found = {name: np.full(len(series), np.nan) for name in ("values", "low", "high", "drifts", "correlations")}
+    exceed, errors = np.zeros(len(series), np.bool_), np.full(len(series), np.nan) if errors is None else errors
+    for count in np.unique(rounds[are_possible & (rounds > 0)]).tolist():
+        rows = np.flatnonzero(are_possible & (rounds == count))
+        if count < FEWEST_ROUNDS:
+            found["values"][rows] = series[rows, :count].mean(axis=1)
+            continue
+        of_rows, exceed[rows] = _with_interval(series[rows, :count], by_factors=by_factors, confidence=confidence)
+        for name, of_name in of_rows.items():
+            found[name][rows] = of_name
+    for row in np.flatnonzero(are_possible & (rounds == 1) & ~np.isnan(errors)).tolist():
+        single = single_sample_estimate(float(found["values"][row]), float(errors[row]), confidence)
+        found["low"][row], found["high"][row] = single.interval
+    return Estimated(
+        **found, exceed=exceed, errors=errors, rounds=rounds, series=series, scale=scale, limit=limit,
+        confidence=confidence,
+    )  # fmt: skip
+
+
+def _with_interval(
+    values: FloatArray, *, by_factors: bool, confidence: float
+) -> tuple[dict[str, FloatArray], BoolArray]:
+    """Fields of `Estimated` for series with equally many rounds."""
     series = np.log(values) if by_factors else values
     processes = EProcesses(series)
     low, high = processes.intervals(confidence).T
     negligible = NEGLIGIBLE_DRIFT * (np.ones(len(values)) if by_factors else np.abs(values).max(axis=1))
     drifts, correlations = find_drifts(series, negligible), lag_one_correlations(series)
-    exceed = are_beyond_the_method(correlations, series.shape[1]) & (fit_lines(series).noise > negligible)
     low = np.where(drifts.are_seen, np.minimum(low, drifts.gone_on), low)
     high = np.where(drifts.are_seen, np.maximum(high, drifts.gone_on), high)
     back = np.exp if by_factors else np.asarray
-    outlook = Outlook(series, scale, limit, confidence)
-    return Estimated(back(processes.centres), back(low), back(high), drifts, correlations, exceed, outlook)
+    found = {
+        "values": back(processes.centres), "low": back(low), "high": back(high),
+        "drifts": np.where(drifts.are_seen, drifts.changes, np.nan), "correlations": correlations,
+    }  # fmt: skip
+    exceed = are_beyond_the_method(correlations, series.shape[1]) & (fit_lines(series).noise > negligible)
+    return found, exceed
 
 
-def _are_possible(values: FloatArray, scale: Scale) -> BoolArray:
-    """Whether the values of each series are finite and, if they err by factors, positive."""
-    return np.asarray((np.isfinite(values) & ((values > 0) | (scale != "factors"))).all(axis=1))
+def estimate_of(
+    values: npt.ArrayLike, scale: Scale, confidence: float, limit: int = 0, error: float = math.nan
+) -> Found:
+    """`estimate` of one series, in the order of the rounds."""
+    return estimate(np.array([values]), scale, confidence, limit, np.array([error])).found(0)
 
 
-def estimate_of(samples: Sequence[Sample], scale: Scale, confidence: float, limit: int = 0) -> Found:
-    """Value and interval of one series, which may be a single imported sample.
+def over_launches(found: Sequence[Found], scale: Scale, confidence: float) -> Found:
+    """Value and interval over launches; without an interval if any launch has none.
 
-    Args:
-        samples: at least one, in the order of the rounds; for ``factors`` positive.
-        scale: how they err.
-        confidence: of the interval, valid for all rounds together, 0 … 1.
-        limit: largest number of rounds; 0 if no more will come.
-    """
-    values = [sample.value for sample in samples]
-    error = samples[0].relative_error
-    if len(samples) == 1 and error is not None:
-        note = SINGLE_SAMPLE_NOTE if error > 0 else SINGLE_VALUE_NOTE
-        return Found(values[0], single_sample_estimate(values[0], error, confidence), note)
-    if len(values) < FEWEST_ROUNDS:
-        reason = f"{len(values)} rounds; expected at least {FEWEST_ROUNDS}"
-        return Found(statistics.fmean(values), None, too_few=reason)
-    return estimate(np.array([values]), scale, confidence, limit).found(0)
-
-
-class Clear(NamedTuple):
-    """Summary of a place that passes and needs no full verdict.
-
-    Attributes:
-        value: point estimate.
-        margin: `pytest_ddpscale.run.verdicts.Verdict.margin`.
-        rounds: number of rounds.
-        notes: notes that the verdict would have.
-    """
-
-    value: float
-    margin: float
-    rounds: int
-    notes: tuple[str, ...] = ()
-
-
-class _Rows(NamedTuple):
-    """Places with equally many rounds, all possible, and their estimates."""
-
-    places: Sequence[Any]
-    row: Mapping[Any, int]
-    least: FloatArray
-    estimated: Estimated
-
-
-class Estimates(Generic[P]):
-    """Value and interval of each of many places, computed for all of them on first access.
+    A launch that drifts counts with its whole interval, which reaches to where its trend would lead: if all launches
+    drift the same way, their means agree on a value at which none of them stays.
 
     Args:
-        samples: by place.
-        scale: how they err.
-        limit: largest number of rounds; 0 if no more will come.
-
-    Attributes:
-        samples: the argument.
-        scale: the argument.
+        found: value and interval of each launch.
+        scale: how values err.
+        confidence: of the interval, 0 … 1.
     """
+    values = [one.value for one in found]
+    mean = _geometric_mean if scale == "factors" else statistics.fmean
+    for number, one in enumerate(found, start=1):
+        if one.estimate is None:
+            known = [value for value in values if math.isfinite(value)]
+            value = mean(known) if known else math.nan
+            return Found(value, None, too_few=f"launch {number} of {len(found)}: {one.too_few}")
+    estimate = (geometric_mean_estimate if scale == "factors" else mean_estimate)(values, confidence)
+    low, high = (mean([_end(one, side) for one in found]) for side in (0, 1))
+    interval = min(estimate.interval[0], low), max(estimate.interval[1], high)
+    note = "; ".join(f"launch {number}: {one.note}" for number, one in enumerate(found, start=1) if one.note)
+    return Found(
+        estimate.value,
+        Estimate(estimate.value, interval),
+        note,
+        launch_sd=_relative_sd(values, scale),
+        launch_values=tuple(values),
+    )
 
-    def __init__(self, samples: Mapping[P, PerRound], scale: Scale, limit: int = 0) -> None:
-        self.samples, self._limit = samples, limit
-        self.scale: Scale = scale
-        self._found: dict[float, list[_Rows]] = {}
 
-    def at(self, place: P, confidence: float) -> Found:
-        """Value and interval of a place; NaN without an interval if it has an impossible value."""
-        for rows in self._rows(confidence):
-            if place in rows.row:
-                return rows.estimated.found(rows.row[place])
-        values = self.samples[place].values
-        if not _are_possible(values[np.newaxis], self.scale).all():
-            return Found(math.nan, None, too_few=f"an impossible value was measured: {values.tolist()}")
-        return estimate_of(list(self.samples[place]), self.scale, confidence, self._limit)
+def _end(found: Found, side: int) -> float:
+    """The value of a steady launch; of one that drifts, an end of its interval."""
+    return found.estimate.interval[side] if found.note and found.estimate is not None else found.value
 
-    def clear_passes(
-        self, requirement: Requirement, credible: tuple[float, float], fewest_rounds: int, confidence: float
-    ) -> dict[P, Clear]:
-        """Places that pass in `against_bound`, with possible, credible, steady and complete values, and finally.
 
-        Args:
-            requirement: with the bound.
-            credible: smallest and largest credible value.
-            fewest_rounds: number of rounds that are due.
-            confidence: of the intervals, 0 … 1.
-        """
-        definition, bound, clear = requirement.definition, requirement.bound, dict[P, Clear]()
-        for rows in self._rows(confidence):
-            found = rows.estimated
-            rounds, value = found.outlook.series.shape[1], found.values
-            if rounds < fewest_rounds:
-                continue
-            is_clear = found.high <= bound if definition.upper_bound else found.low >= bound
-            is_clear &= (credible[0] <= value) & (value <= credible[1]) & ~found.drifts.are_seen & ~found.exceed
-            is_clear &= found.outlook.leave(bound, -1 if definition.upper_bound else 1)
-            if definition.scale == "differences" and definition.baseline is None:
-                is_clear &= rows.least >= 0
-            margin = (bound - value if definition.upper_bound else value - bound) / bound
-            of_each = zip(rows.places, is_clear.tolist(), value.tolist(), margin.tolist(), strict=True)
-            clear |= {place: Clear(one, of_one, rounds) for place, is_one, one, of_one in of_each if is_one}
-        return clear
+def _geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(statistics.fmean(math.log(value) if value > 0 else -math.inf for value in values))
 
-    def _rows(self, confidence: float) -> list[_Rows]:
-        """Results of places with an ordinary series of rounds; one array for each length."""
-        if confidence not in self._found:
-            if isinstance(self.samples, PerPlace):
-                alike = self.samples.by_rounds
-            else:
-                alike = [Alike([place], one.values[np.newaxis]) for place, one in self.samples.items()]
-            many = [one for one in alike if one.values.shape[1] >= FEWEST_ROUNDS]
-            self._found[confidence] = [self._estimated(one, confidence) for one in many]
-        return self._found[confidence]
 
-    def _estimated(self, alike: Alike[P], confidence: float) -> _Rows:
-        """Estimates of places without impossible values."""
-        usual = _are_possible(alike.values, self.scale)
-        places = [place for place, is_usual in zip(alike.places, usual.tolist(), strict=True) if is_usual]
-        values, row = alike.values[usual], {place: number for number, place in enumerate(places)}
-        return _Rows(places, row, values.min(axis=1), estimate(values, self.scale, confidence, self._limit))
+def _relative_sd(values: Sequence[float], scale: Scale) -> float | None:
+    """Sample standard deviation of launches relative to their mean; None if the mean is 0."""
+    if scale == "factors":
+        return statistics.stdev([math.log(value) for value in values])
+    mean = statistics.fmean(values)
+    return statistics.stdev(values) / abs(mean) if mean else None
+
+
+def why_not_decided(found: Found, bound: float, side: int) -> str:
+    """The reason if the interval cannot be relied on, or if further rounds may still change the result; else empty.
+
+    Args:
+        found: with an interval that excludes the bound.
+        bound: in the metric's unit.
+        side: 1 if the interval lies above the bound, -1 below.
+    """
+    correlated = why_correlated(found, bound)
+    if correlated or found.outlook is None or found.outlook.leave(bound, side).all():
+        return correlated
+    rounds, limit = found.outlook.series.shape[1], found.outlook.limit
+    return (
+        f"not final after {rounds} of {limit} rounds: a trend within the noise or one odd round "
+        f"may still cross the bound"
+    )
+
+
+def why_correlated(found: Found, bound: float) -> str:
+    """The reason if rounds correlate more than the interval allows for and the bound is near; else empty.
+
+    A bound outside the widened interval (`stretched_interval`) is not in doubt.
+    """
+    if not found.exceeds or found.correlation is None or found.estimate is None:
+        return ""
+    low, high = stretched_interval(found, found.estimate)
+    if not low <= bound <= high:
+        return ""
+    return (
+        f"successive rounds correlate by {found.correlation:.1f}, "
+        f"more than the {MOST_CORRELATION:g} that the interval allows for"
+    )
+
+
+def stretched_interval(found: Found, estimate: Estimate) -> tuple[float, float]:
+    """The interval of an estimate, widened if rounds correlate more than it allows for.
+
+    A mean of AR(1) noise varies sqrt((1 + ρ) / (1 - ρ)) times as much as one of independent noise. The interval is
+    widened by the ratio of this factor at the correlation found to that at the largest allowed correlation. It is
+    widened on the scale of averaging: the ends of values that err by factors move by factors and stay positive.
+    """
+    value, (low, high) = estimate
+    if not found.exceeds or found.correlation is None:
+        return low, high
+    found_factor, allowed = (math.sqrt((1 + one) / (1 - one)) for one in (found.correlation, MOST_CORRELATION))
+    stretch = found_factor / allowed
+    if found.outlook is not None and found.outlook.scale == "factors":
+        with np.errstate(over="ignore"):  # an infinite limit is valid: the bound is then inside
+            below, above = np.power(np.array([low, high]) / value, stretch)
+        return value * float(below), value * float(above)
+    return value - stretch * (value - low), value + stretch * (high - value)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pytest_ddpscale.judge.each import PlaceVerdict
+from pytest_ddpscale.judge.combining import PlaceVerdict
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Culprit, Verdict

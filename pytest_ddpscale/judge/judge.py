@@ -1,47 +1,36 @@
-"""Judge a requirement by the measurements."""
+"""Judge a requirement by the measurements: places, values, estimates, the bound, caveats, one verdict, culprits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
-from pytest_ddpscale.judge.answering_rounds import ALL_RANKS, node_of, rounds_of, values_of
-from pytest_ddpscale.judge.answering_study import matching_study, why_no_study
+import numpy as np
+
 from pytest_ddpscale.judge.bounds import against_bound, blank_verdict
-from pytest_ddpscale.judge.caveats import (
-    credible_values,
-    suspect_nodes,
-    with_host_bound,
-    with_missing_rounds,
-    with_plausibility,
-    with_skipped_steps,
-    with_slow_node,
-    with_spent_budget,
-)
+from pytest_ddpscale.judge.caveats import Asked, Caveat, caveats_on, with_spent_budget
 from pytest_ddpscale.judge.checking import judge_check
+from pytest_ddpscale.judge.combining import Clear, NamedPlace, PlaceVerdict, combined, combined_launches, judge_each
 from pytest_ddpscale.judge.culprits import RankComparison, with_culprits
-from pytest_ddpscale.judge.device_notes import notes_without_telemetry, with_stalled_devices
-from pytest_ddpscale.judge.each import combined, judge_each
-from pytest_ddpscale.judge.estimating import Clear, Estimates, Found
 from pytest_ddpscale.judge.failed_nodes import JudgedNode, why_nodes_missing, with_failed_nodes
-from pytest_ddpscale.judge.launches import at_place, combined_launches
-from pytest_ddpscale.judge.probing import judge_probe
+from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
+from pytest_ddpscale.judge.probes import values_of_probe, why_incomplete
 from pytest_ddpscale.judge.replicas import with_agreement
-from pytest_ddpscale.judge.rounds import ArmRounds, hosts_of, rounds_begun, together
-from pytest_ddpscale.judge.samples import MeasuredArms
-from pytest_ddpscale.plan.metric import Scale
-from pytest_ddpscale.plan.per_round import PerRound
-from pytest_ddpscale.plan.planner import Question
+from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
+from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, joined, launches_of, matching_study
+from pytest_ddpscale.judge.wrong_data import with_wrong_data
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
-from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.plan.probe_pairs import expected_ranks
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 
+P = TypeVar("P", bound=NamedPlace)
+
 
 def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
-    """The verdict on one requirement.
+    """The verdict on one requirement; ``no_regression`` is judged later, with the history.
 
     Args:
         case: the requirement.
@@ -51,34 +40,164 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
     Returns:
         ``passed`` if the whole interval is on the good side of the bound, ``failed`` if the whole interval is on the
         bad side, ``inconclusive`` if the bound lies inside, if there are too few rounds (`bounds`) or if the numbers
-        cannot be trusted (`caveats`); ``not_measured`` without data, ``error`` if the study broke. With several nodes,
-        a requirement that fits one node is judged on each of them (`each`). With several launches the interval is that
-        of their means, and a caveat in one launch counts for all (`launches`).
+        cannot be trusted (`caveats`); ``not_measured`` without data, ``error`` if the study broke. Each place is judged
+        (`combining`): with several nodes those that fit a requirement, and all GPUs, groups or pairs of a probe. With
+        several launches the interval is that of their means, and a caveat in one launch counts for all. Wrong results
+        fail whatever the speed.
     """
-    blank = blank_verdict(case, confidence)
-    if isinstance(case, NodeCase):
-        return _judge_node(blank, case, evidence, confidence)
-    blank, launches = replace(blank, launches=evidence.plan.launches), list[_Asked]()
-    for one in evidence.launches:
-        study = matching_study(one.plan, case.question)
-        if study is None:
-            return replace(blank, reason=why_no_study(one.plan, case.question))
-        launches.append(_Asked(blank, case, study, one))
-    verdict = _judge_launches(launches, confidence) if len(launches) > 1 else _judge_launch(launches[0], confidence)
-    return _with_both_throughputs(_with_only_launch(verdict, evidence), case)
+    blank, subject = blank_verdict(case, confidence), case.requirement.definition.subject
+    if isinstance(case, Case):
+        return _with_both_throughputs(_with_only_launch(_judge_training(blank, case, evidence), evidence), case)
+    if subject == "probe":
+        return _judge_probe(blank, case, evidence)
+    return judge_check(blank, case, evidence) if subject == "check" else blank
 
 
-def _judge_launches(launches: Sequence[_Asked], confidence: float) -> Verdict:
+def _judge_training(blank: Verdict, case: Case, evidence: Evidence) -> Verdict:
     """Judge each launch with the value and interval of all; ranks with wrong results count in each launch alone."""
-    if not launches[0].case.requirement.definition.compares_results:
-        of_launches = tuple(Estimates({} if _why_not(one) else one.samples, one.scale) for one in launches)
-        launches = [replace(one, of_launches=of_launches) for one in launches]
-    return combined_launches([_judge_launch(one, confidence) for one in launches])
+    blank = replace(blank, launches=evidence.plan.launches)
+    each = [one / case.constant for one in launches_of(case.question, evidence)]
+    unplanned = next((one.broken[0] for one in each if _is_unplanned(one)), None)
+    if unplanned is not None:
+        return replace(blank, reason=unplanned.of_training(case.question))
+    is_one = len(each) == 1 or case.requirement.definition.compares_results
+    together = None if is_one else joined(each)
+    verdicts = [
+        _judge_launch(blank, case, launch, one, together) for launch, one in zip(evidence.launches, each, strict=True)
+    ]
+    return combined_launches(verdicts) if len(verdicts) > 1 else verdicts[0]
 
 
-def _judge_launch(asked: _Asked, confidence: float) -> Verdict:
-    verdict = _why_not(asked) or _judge_study(asked, confidence)
-    return with_spent_budget(verdict, asked.study.id, asked.evidence.out_of_time)
+def _is_unplanned(one: Values[str]) -> bool:
+    why = one.broken[0]
+    return why is not None and why.why in (Why.NOT_PLANNED, Why.PLANNED_DIFFERENTLY)
+
+
+def _judge_launch(
+    blank: Verdict, case: Case, evidence: Evidence, values: Values[str], together: Values[str] | None
+) -> Verdict:
+    study, question = matching_study(evidence.plan, case.question), case.question
+    assert study is not None  # or it is unplanned
+    if values.broken[0] is not None:
+        verdict = _broken(blank, values.broken[0], values.broken[0].of_training(question, study.id))
+        return with_spent_budget(verdict, study.id, evidence.out_of_time)
+    is_by_node, peers = evidence.plan.layout.judged_by_node(question.arms), RankComparison(study, evidence)
+    limit, begun = 0 if together else study.rounds, rounds_begun(evidence.columns, study.id)
+    asked = Asked(
+        case, evidence, values, values.estimated(blank.confidence, limit).values,
+        _rounds_due(evidence, study.id, begun, {arm.name for arm in question.arms}), together is not None,
+        groups_of(question, study, evidence), peers if is_by_node else None,
+    )  # fmt: skip
+    planned = evidence.plan.nodes if is_by_node else 1
+    places = [JudgedNode(name) for name in values.places]
+    why_not = {
+        place: values.missing[0, place.name].of_training(question, study.id)
+        for place in places
+        if (0, place.name) in values.missing
+    }
+    nodes = _judge_places(blank, asked, places, planned, why_not, together or values, limit)
+    missing = why_nodes_missing(nodes, evidence) if is_by_node else why_not.get(places[0], "")
+    verdict = combined(blank, nodes, planned, missing)
+    if verdict.outcome != "not_measured" or is_by_node:
+        verdict = with_agreement(verdict, study, evidence)
+        outcome = verdict.outcome
+
+        def rounds() -> ArmRounds:
+            if not is_by_node:
+                return asked.rounds(WHOLE)
+            alike = {node.place.name for node in nodes if node.outcome == outcome}
+            return on_hosts(merged(evidence.columns, study.id, question.measured, evidence.plan.layout), alike)
+
+        verdict = with_culprits(verdict, case, peers, rounds)
+    verdict = with_failed_nodes(verdict, nodes, planned) if is_by_node else verdict
+    return with_spent_budget(verdict, study.id, evidence.out_of_time)
+
+
+def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
+    probe = case.probe
+    if probe is None:
+        raise ValueError(f"{case.id} has no probe")
+    values, study = values_of_probe(probe, evidence), evidence.plan.probes
+    if values.broken[0] is not None or study is None:
+        why = values.broken[0] or Missing(Why.NOT_PROBED)
+        verdict = _broken(blank, why, why.of_probe(probe))
+    else:
+        begun = {*evidence.rounds_probed, *evidence.timed_arms.get(PROBES, {})}
+        asked = Asked(
+            case, evidence, values, values.estimated(blank.confidence, study.rounds).values,
+            _rounds_due(evidence, PROBES, begun, {probe.id}),
+        )  # fmt: skip
+        planned = len(expected_ranks(probe, evidence.plan.layout))
+        judged = _judge_places(blank, asked, values.places, planned, {}, values, study.rounds)
+        verdict = combined(blank, judged, planned, why_incomplete(probe, values, evidence))
+        verdict = with_probe_culprits(verdict, judged, planned, evidence)
+    measured = evidence.probes.get((probe.name, probe.world_size))
+    verdict = with_wrong_data(verdict, probe, measured) if measured is not None else verdict
+    return verdict if probe.id in evidence.unsupported else with_spent_budget(verdict, PROBES, evidence.out_of_time)
+
+
+def _broken(blank: Verdict, why: Missing, reason: str) -> Verdict:
+    return replace(blank, outcome="error" if why.why is Why.BROKE else "not_measured", reason=reason)
+
+
+def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: set[str]) -> int:
+    """Number of rounds that were begun and timed all these arms."""
+    timed = evidence.timed_arms.get(study_id, {})
+    return sum(number not in timed or arms <= set(timed[number]) for number in begun)
+
+
+def _judge_places(
+    blank: Verdict, asked: Asked, places: Sequence[P], planned: int, why_not: Mapping[P, str], judged: Values[Any],
+    limit: int,
+) -> tuple[PlaceVerdict[P], ...]:  # fmt: skip
+    """The verdict on each place.
+
+    Args:
+        blank: on the requirement, ``not_measured``.
+        asked: the requirement, in one launch.
+        places: those of its values, in their order.
+        planned: number of planned places.
+        why_not: why a place has no values; without a reason it is left out.
+        judged: the values that are compared with the bound: of the launch, or of all launches.
+        limit: largest number of rounds; 0 if no more will come.
+    """
+    caveats, row = caveats_on(asked), {place: number for number, place in enumerate(places)}
+    row_of_all = {place: number for number, place in enumerate(judged.places)}
+
+    def judge_place(place: P, confidence: float) -> Verdict:
+        if place in why_not:
+            return replace(blank, reason=why_not[place])
+        here = row[place]
+        at = row_of_all[asked.values.places[here]]
+        verdict = against_bound(
+            blank, asked.case.requirement, asked.values.of(here), lambda: judged.found(at, confidence, limit)
+        )
+        for caveat in caveats:
+            verdict = caveat.apply(verdict, here)
+        return verdict
+
+    has_values = asked.values.rounds() > 0
+    measured = [place for place in places if has_values[row[place]] or place in why_not]
+    clear = {} if asked.several or len(places) == 1 else _clear(asked, places, caveats, limit, blank.confidence)
+    return judge_each(judge_place, measured, planned, blank.confidence, clear.get)
+
+
+def _clear(
+    asked: Asked, places: Sequence[P], caveats: Sequence[Caveat], limit: int, confidence: float
+) -> dict[P, Clear]:
+    """Places that pass finally, with possible and steady values, and that no caveat concerns."""
+    requirement, found = asked.case.requirement, asked.values.estimated(confidence, limit)
+    definition, bound, value = requirement.definition, requirement.bound, found.values
+    is_clear = found.high <= bound if definition.upper_bound else found.low >= bound
+    is_clear &= np.isnan(found.drifts) & ~found.exceed & found.leave(bound, -1 if definition.upper_bound else 1)
+    if definition.scale == "differences" and definition.baseline is None:
+        is_clear &= ~(asked.values.samples[0] < 0).any(axis=1)
+    for caveat in caveats:
+        is_clear &= ~caveat.where
+    notes = tuple(note for caveat in caveats for note in caveat.notes)
+    margin = (bound - value if definition.upper_bound else value - bound) / bound
+    of_each = zip(places, is_clear.tolist(), value.tolist(), margin.tolist(), found.rounds.tolist(), strict=True)
+    return {place: Clear(one, of_one, rounds, notes) for place, is_one, one, of_one, rounds in of_each if is_one}
 
 
 def _with_only_launch(verdict: Verdict, evidence: Evidence) -> Verdict:
@@ -95,160 +214,3 @@ def _with_both_throughputs(verdict: Verdict, case: Case) -> Verdict:
     return replace(
         verdict, compared=GenerationComparison(verdict.value * reference, reference, name, case.reference_source)
     )
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """A requirement on training, and the study that answers it.
-
-    Attributes:
-        blank: the verdict ``not_measured`` on it.
-        case: the requirement.
-        study: the planned study.
-        evidence: measurements of one launch.
-        of_launches: estimates of all launches by place; empty if each launch is judged by its own values.
-    """
-
-    blank: Verdict
-    case: Case
-    study: Study
-    evidence: Evidence
-    of_launches: tuple[Estimates[str], ...] = ()
-
-    @property
-    def scale(self) -> Scale:
-        """How the values err."""
-        return self.case.requirement.definition.scale
-
-    @cached_property
-    def samples(self) -> Mapping[str, PerRound]:
-        """Values of the rounds of this launch, by place."""
-        case = self.case
-        return values_of(case.question, self.study, self.evidence, case.reference_samples_per_s, case.peak_tflops)
-
-    @cached_property
-    def estimates(self) -> Estimates[str]:
-        """Value and interval of each place from the rounds of this launch; several launches have a fixed length."""
-        return Estimates(self.samples, self.scale, 0 if self.of_launches else self.study.rounds)
-
-    def found(self, place: str, confidence: float) -> Found:
-        """Value and interval of a place that are judged: of this launch or of all together."""
-        if self.of_launches:
-            return at_place(self.of_launches, place, confidence)
-        return self.estimates.at(place, confidence)
-
-    @cached_property
-    def rounds_due(self) -> int:
-        """Number of rounds that were begun and timed every arm of the question."""
-        return _rounds_due(self.case.question, self.study, self.evidence)
-
-
-def _why_not(asked: _Asked) -> Verdict | None:
-    """The verdict on a study that was not measured completely, or cannot be; else None."""
-    study, evidence = asked.study, asked.evidence
-    if study.id in evidence.errors:
-        return replace(asked.blank, outcome="error", reason=evidence.errors[study.id])
-    if study.id in evidence.interrupted:
-        return replace(asked.blank, reason=evidence.interrupted[study.id])
-    if asked.case.question.placement == "spread" and evidence.plan.nodes == 1:
-        return replace(asked.blank, reason="needs at least 2 nodes to spread ranks over; this run had one")
-    return None
-
-
-def _judge_study(asked: _Asked, confidence: float) -> Verdict:
-    case, study, evidence = asked.case, asked.study, asked.evidence
-    if evidence.plan.layout.judged_by_node(case.question.arms):
-        return _judge_by_node(asked, confidence)
-    rounds = rounds_of(case.question, study, evidence)
-    verdict = _judge_rounds(asked, rounds, ALL_RANKS, confidence)
-    if verdict.outcome == "not_measured":
-        return verdict
-    verdict = with_agreement(verdict, study, evidence)
-    return with_culprits(verdict, case, RankComparison(study, evidence), lambda: rounds.measured)
-
-
-def _judge_node(blank: Verdict, case: NodeCase, evidence: Evidence, confidence: float) -> Verdict:
-    """The verdict on a requirement without training; ``no_regression`` is judged later, with the history."""
-    subject = case.requirement.definition.subject
-    if subject == "probe":
-        verdict = judge_probe(blank, case, evidence, confidence, peak=case.peak)
-        could_be_done = case.probe is not None and case.probe.id not in evidence.unsupported
-        return with_spent_budget(verdict, PROBES, evidence.out_of_time) if could_be_done else verdict
-    if subject == "check":
-        return judge_check(blank, case, evidence)
-    return blank
-
-
-def _judge_by_node(asked: _Asked, confidence: float) -> Verdict:
-    case, study, evidence = asked.case, asked.study, asked.evidence
-    peers = RankComparison(study, evidence)
-    clear = _clear_nodes(asked, peers, confidence)
-
-    def rounds_of_node(host: str) -> MeasuredArms:
-        return node_of(case.question, study, evidence, host)
-
-    def judge_node(node: JudgedNode, confidence: float) -> Verdict:
-        verdict = _judge_rounds(asked, rounds_of_node(node.name), node.name, confidence)
-        return with_slow_node(verdict, node.name, peers)
-
-    planned, hosts = evidence.plan.nodes, hosts_of(evidence.columns, study.id)
-    nodes = judge_each(judge_node, map(JudgedNode, hosts), planned, confidence, lambda node: clear.get(node.name))
-    verdict = combined(asked.blank, nodes, planned, why_nodes_missing(nodes, evidence))
-    verdict = with_agreement(verdict, study, evidence)
-
-    def alike() -> ArmRounds:
-        return together(rounds_of_node(one.place.name).measured for one in nodes if one.outcome == verdict.outcome)
-
-    return with_failed_nodes(with_culprits(verdict, case, peers, alike), nodes, planned)
-
-
-def _clear_nodes(asked: _Asked, peers: RankComparison, confidence: float) -> dict[str, Clear]:
-    """Nodes that pass without any caveat, as `_judge_rounds` would find; none of several launches."""
-    if asked.of_launches:
-        return {}
-    requirement, plan = asked.case.requirement, asked.evidence.plan
-    credible = credible_values(requirement.definition.name, asked.case.world_size, plan)
-    clear = asked.estimates.clear_passes(requirement, credible, asked.rounds_due, confidence)
-    if not clear:
-        return {}
-    suspects = {straggler.host for straggler in peers.stragglers}
-    suspects |= suspect_nodes(asked.case, asked.study, asked.evidence)
-    notes: tuple[str, ...] = ()
-    if asked.case.question.metric.reads_utilization:
-        suspects |= asked.evidence.telemetry.hosts
-        notes = notes_without_telemetry(plan)
-    return {host: one._replace(notes=notes) for host, one in clear.items() if host not in suspects}
-
-
-def _judge_rounds(asked: _Asked, rounds: MeasuredArms, place: str, confidence: float) -> Verdict:
-    """The verdict from the numbers of a place, with caveats."""
-    case, evidence, samples = asked.case, asked.evidence, asked.samples.get(place)
-    if not samples:
-        return replace(asked.blank, reason=_why_no_samples(case.question, asked.study, rounds))
-    verdict = against_bound(asked.blank, case.requirement, samples.values, lambda: asked.found(place, confidence))
-    verdict = with_missing_rounds(verdict, asked.rounds_due)
-    verdict = with_plausibility(verdict, evidence.plan)
-    if asked.of_launches and verdict.outcome in ("passed", "failed"):
-        here = asked.estimates.at(place, confidence).value
-        verdict = replace(with_plausibility(replace(verdict, value=here), evidence.plan), value=verdict.value)
-    verdict = with_host_bound(verdict, case, evidence.plan, rounds.measured)
-    if case.question.metric.reads_utilization:
-        arm = rounds.measured.measured
-        telemetry = evidence.telemetry.of_arm(arm.study, arm.arm, arm.ranks.by_host)
-        verdict = with_stalled_devices(verdict, rounds.measured, telemetry)
-    return with_skipped_steps(verdict, rounds.measured)
-
-
-def _rounds_due(question: Question, study: Study, evidence: Evidence) -> int:
-    arms = {arm.name for arm in question.arms}
-    timed = evidence.timed_arms.get(study.id, {})
-    begun = rounds_begun(evidence.columns, study.id)
-    return sum(number not in timed or arms <= set(timed[number]) for number in begun)
-
-
-def _why_no_samples(question: Question, study: Study, rounds: MeasuredArms) -> str:
-    if not rounds.measured:
-        return f"no complete round of {question.world_size} ranks in {study.id}"
-    if question.baseline and not rounds.compared:
-        return f"{study.id} has no complete round of the arm {question.baseline.name} to compare with"
-    return f"{question.metric.name} could not be read on every rank"

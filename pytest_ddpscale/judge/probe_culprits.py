@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
-from pytest_ddpscale.judge.each import PlaceVerdict
+from pytest_ddpscale.judge.combining import PlaceVerdict
 from pytest_ddpscale.judge.probes import ProbedPlace
 from pytest_ddpscale.judge.slow_links import with_slow_node_pairs
 from pytest_ddpscale.run.evidence import Evidence

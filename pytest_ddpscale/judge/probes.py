@@ -15,20 +15,22 @@ nccl-tests takes the mean time of all ranks; here the slowest rank's time counts
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from msgspec import Struct
 
-from pytest_ddpscale.judge.per_place import PerPlace
+from pytest_ddpscale.judge.values import Missing, Values, Why
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.plan.probe_pairs import Ranks, expected_ranks
 from pytest_ddpscale.run.column_record import BoolArray, IntArray
+from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.probe_columns import ProbeColumns
 from pytest_ddpscale.run.probe_record import NO_PEER, ProbeMeasurement
+from pytest_ddpscale.util.listing import first_few
 
 TERA, GIGA = 1e12, 1e9
 # A worker may shorten a message by up to this per rank, to split it evenly in aligned pieces.
@@ -81,13 +83,39 @@ class ProbedPlace(Struct, frozen=True, cache_hash=True):  # thousands are looked
         return {"gpu": "GPUs", "node": "nodes", "gang": "groups", "link": "pairs"}[self.kind]
 
 
+_NOTHING = Values[ProbedPlace]("factors", (), np.zeros(0, np.int64), np.zeros((1, 0, 0)), {}, (None,), np.zeros((1, 0)))
+
+
 def value_of(measurement: ProbeMeasurement) -> float:
     """Value of one rank: TFLOPS (10¹² operations per second) for a matmul, else GB/s (10⁹ bytes per second)."""
     return measurement.per_second * _factor(Probe(measurement.probe, measurement.world_size))
 
 
-def places(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> Mapping[ProbedPlace, PerRound]:
-    """Values of a probe, in its metric's unit, by place.
+def values_of_probe(probe: Probe, evidence: Evidence) -> Values[ProbedPlace]:
+    """Values of a probe, in its metric's unit, at the places that took part.
+
+    Raises:
+        ValueError: raised by `expected_ranks`.
+    """
+    study = evidence.plan.probes
+    if study is None or probe not in study.probes:
+        return replace(_NOTHING, broken=(Missing(Why.NOT_PROBED),))
+    broken = None
+    if study.id in evidence.errors:
+        broken = Missing(Why.BROKE, evidence.errors[study.id])
+    elif study.id in evidence.interrupted:
+        broken = Missing(Why.INTERRUPTED, evidence.interrupted[study.id])
+    found = probed_values(evidence.probes.get((probe.name, probe.world_size)), probe, evidence.plan.layout)
+    why = Missing(Why.NO_PROBED_ROUND)
+    if probe.id in evidence.unsupported:
+        why = Missing(Why.UNSUPPORTED, evidence.unsupported[probe.id])
+    nothing = np.flatnonzero(found.rounds() == 0).tolist()
+    missing = {(0, found.places[place]): why for place in nothing}
+    return replace(found, missing=missing, broken=(broken,))
+
+
+def probed_values(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> Values[ProbedPlace]:
+    """Values in measurements of a probe.
 
     The slowest rank sets the value. Rounds in which a rank of the place is missing are left out, because its speed is
     unknown, and so are measurements with another message size than the probe's.
@@ -102,15 +130,52 @@ def places(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> Mapping
     """
     if probed is None:
         expected_ranks(probe, layout)
-        return {}
+        return _NOTHING
     key = probe, layout
     if key not in probed.kept:
         probed.kept[key] = _places_there(probed, probe, layout)
     found, ends = probed.kept[key]
     if not found:
-        return {}
-    values = np.where(_counts(probed, probe), probed.per_second * _factor(probe), np.nan)
-    return PerPlace(found, probed.numbers, values[:, ends].min(axis=2).T)  # NaN if any is
+        return _NOTHING
+    known = np.where(_counts(probed, probe), probed.per_second * _factor(probe), np.nan)
+    samples = known[:, ends].min(axis=2).T[np.newaxis]  # NaN if any is
+    return replace(
+        _NOTHING, places=found, numbers=probed.numbers, samples=samples, errors=np.full((1, len(found)), np.nan)
+    )
+
+
+def why_incomplete(probe: Probe, values: Values[ProbedPlace], evidence: Evidence) -> str:
+    """Why a probe cannot pass although nothing fails: it is unsupported, or places are missing; else empty."""
+    if probe.id in evidence.unsupported:
+        return Missing(Why.UNSUPPORTED, evidence.unsupported[probe.id]).of_probe(probe)
+    expected = expected_ranks(probe, evidence.plan.layout)
+    there = [place for place, rounds in zip(values.places, values.rounds().tolist(), strict=True) if rounds]
+    if len(there) == len(expected):
+        return ""
+    if not there:
+        return Missing(Why.NO_PROBED_ROUND).of_probe(probe)
+    seen = {place.ranks for place in there}
+    names = list(dict.fromkeys(_name_of_ranks(ranks, evidence) for ranks in expected if ranks not in seen))
+    are = "is" if len(names) == 1 else "are"
+    text = f"measured on {len(there)} of {len(expected)} {there[0].noun}; {first_few(names)} {are} missing"
+    hosts = {host for probed in evidence.probes.values() for host in probed.ranks.by_host}
+    unseen = sorted(set(evidence.hosts) - hosts)
+    return f"{text} (no results from {first_few(unseen)})" if unseen else text
+
+
+def _name_of_ranks(ranks: Ranks, evidence: Evidence) -> str:
+    """Name of a place without measurements: ``local rank 3 of n1``, or the node's number if its name is unknown."""
+    layout = evidence.plan.layout
+    numbers = sorted({rank // layout.ranks_per_node for rank in ranks})
+    ends = [(probed.ranks.numbers.tolist(), probed.ranks.hosts.tolist()) for probed in evidence.probes.values()]
+    hosts = {
+        rank // layout.ranks_per_node: host for ranks, names in ends for rank, host in zip(ranks, names, strict=True)
+    }
+    where = " and ".join(hosts.get(number, f"node {number + 1} of {layout.nodes}") for number in numbers)
+    if len(ranks) > 2 or not set(numbers) <= set(hosts):
+        return where
+    local = " and ".join(str(rank % layout.ranks_per_node) for rank in ranks)
+    return f"local rank{'s' if len(ranks) > 1 else ''} {local} of {where}"
 
 
 def _places_there(probed: ProbeColumns, probe: Probe, layout: Layout) -> tuple[list[ProbedPlace], IntArray]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pytest_ddpscale.judge.rounds import ArmRounds, all_groups
+from pytest_ddpscale.judge.rounds import ArmRounds, merged
 from pytest_ddpscale.plan.study import Arm, Study
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.evidence import Evidence
@@ -52,7 +52,7 @@ def _is_silent(one: Arm, arm: Arm) -> bool:
 
 
 def _by_rounds(evidence: Evidence, study: Study, arm: Arm, silent: Arm, rank: int) -> FloatArray:
-    found = [all_groups(evidence.columns, study.id, one, evidence.plan.layout) for one in (silent, arm)]
+    found = [merged(evidence.columns, study.id, one, evidence.plan.layout) for one in (silent, arm)]
     shared = np.intersect1d(found[0].numbers, found[1].numbers)
     no_sync, ddp = (_step_s(rounds.of(np.isin(rounds.numbers, shared)), rank) for rounds in found)
     shares = 1 - no_sync / ddp

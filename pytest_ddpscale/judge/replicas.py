@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from pytest_ddpscale.judge.agreement import Disagreement, disagreeing_ranks, ranks_unlike_most, rows_that_differ
-from pytest_ddpscale.judge.rounds import ArmRounds, group_rounds, node_rounds, rows_of_nodes
+from pytest_ddpscale.judge.rounds import ArmRounds, groups
 from pytest_ddpscale.plan.metric_catalogue import METRICS, REPLICA_AGREEMENT
 from pytest_ddpscale.plan.study import Arm, Study
 from pytest_ddpscale.run.evidence import Evidence
@@ -64,14 +64,12 @@ def disagreements(study: Study, evidence: Evidence) -> list[Disagreement]:
 
 def _groups_that_differ(study: Study, arm: Arm, evidence: Evidence) -> Iterable[ArmRounds]:
     """Groups of ranks that trained together, as far as their results may differ."""
-    columns, layout = evidence.columns, evidence.plan.layout
-    if layout.nodes == 1 or not layout.fits_node(arm):
-        return group_rounds(columns, study.id, arm, layout)
-    seeded, hosts = evidence.seeded_checksums(study.id), set[str]()
-    for rows in rows_of_nodes(columns, study.id, [arm]):
-        nodes = rows.arms[0].measured.node[rows_that_differ(rows.arms[0], seeded)]
-        hosts.update(rows.hosts[node] for node in np.unique(nodes).tolist())
-    return [node_rounds(columns, study.id, arm, host) for host in sorted(hosts)]
+    seeded, found = evidence.seeded_checksums(study.id), dict[str, ArmRounds]()
+    for alike in groups(evidence.columns, study.id, [arm], evidence.plan.layout):
+        rows = alike.arms[0]
+        for place in np.unique(rows.measured.node[rows_that_differ(rows, seeded)]).tolist():
+            found[alike.places[place]] = alike.at(place)[0]
+    return [found[place] for place in sorted(found)]
 
 
 def _by_themselves(study: Study, evidence: Evidence) -> list[Disagreement]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -20,10 +20,10 @@ from pytest_ddpscale.run.columns import (
     Columns,
     RankColumns,
     as_slice,
-    joined,
 )
 
 GIB = 2**30
+WHOLE = ""  # the place of all ranks that train an arm together
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,15 +140,13 @@ class ArmRounds:
         return np.where(is_known, most, np.nan), np.where(is_known, least, np.nan)
 
     @property
-    def single_sample_error(self) -> FloatArray | None:
+    def single_sample_error(self) -> FloatArray:
         """Relative standard error of the step time of an imported single sample.
 
         The standard deviation of the steps over the square root of their number, as if steps were
         independent: imported files keep no raw steps to estimate their correlation from.
-        NaN for measured rounds, whose error comes from the rounds; None without imported rounds.
+        NaN for measured rounds, whose error comes from the rounds.
         """
-        if not self.measured.single_sample.any():
-            return None
         error = _at(self.measured.step_stdev_s, self.slowest) / self.step_s
         error /= np.sqrt(_at(self.measured.steps, self.slowest))
         return np.where(self.measured.single_sample, error, np.nan)
@@ -191,59 +189,6 @@ def rounds_begun(columns: Columns, study_id: str) -> set[int]:
     return {number for arm in columns.of_study(study_id) for number in arm.numbers.tolist()}
 
 
-def arm_rounds(columns: Columns, study_id: str, arm: Arm, ranks: Collection[int] | None = None) -> ArmRounds:
-    """All complete rounds of one group of ranks of an arm.
-
-    Rounds in which a rank is missing are left out, because its pace is unknown. So are blocks with another batch size
-    than the arm's, which do other work.
-
-    Args:
-        columns: all measurements.
-        study_id: the study.
-        arm: the arm.
-        ranks: the group; other groups are ignored. None for one group of consecutive ranks in each round, for example
-            groups that take turns on a node; an extra rank makes a round unusable.
-    """
-    key = ("arm_rounds", study_id, arm, None if ranks is None else tuple(ranks))
-    if key not in columns.kept:
-        columns.kept[key] = _arm_rounds(columns, study_id, arm, ranks)
-    found: ArmRounds = columns.kept[key]
-    return found
-
-
-def _arm_rounds(columns: Columns, study_id: str, arm: Arm, ranks: Collection[int] | None) -> ArmRounds:
-    measured = columns.arms.get((study_id, arm.name))
-    if measured is None:
-        return NO_ROUNDS
-    if ranks is not None:
-        measured = measured.of(slice(None), np.isin(measured.ranks.numbers, np.fromiter(ranks, np.int64)))
-    is_of_neighbours = ranks is None or len(ranks) != arm.world_size
-    return _complete(measured, arm, _is_one_group(measured, arm) if is_of_neighbours else _is_whole(measured, arm))
-
-
-def _complete(measured: ArmColumns, arm: Arm, is_complete: BoolArray) -> ArmRounds:
-    """Complete rounds with the batch size of the arm, without ranks that are absent from all of them."""
-    is_complete = is_complete & (measured.batch_size == arm.batch_size)
-    found = measured if is_complete.all() else measured.of(is_complete)
-    there = np.any(found.present, axis=0)
-    return ArmRounds(found if there.all() else found.of(slice(None), there))
-
-
-def _is_whole(measured: ArmColumns, arm: Arm) -> BoolArray:
-    """Whether as many ranks were present as the arm has, (rounds,)."""
-    return np.asarray(measured.present.sum(axis=1) == arm.world_size)
-
-
-def _is_one_group(measured: ArmColumns, arm: Arm) -> BoolArray:
-    """Whether as many consecutive ranks were present as the arm has, (rounds,); validation checks which were due."""
-    present, size = measured.present, arm.world_size
-    if not present.shape[1]:
-        return np.zeros(len(present), np.bool_)
-    numbers, first = measured.ranks.numbers, present.argmax(axis=1)
-    last = present.shape[1] - 1 - present[:, ::-1].argmax(axis=1)
-    return np.asarray(_is_whole(measured, arm) & (numbers[last] - numbers[first] == size - 1))
-
-
 def hosts_of(columns: Columns, study_id: str) -> list[str]:
     """Names of all hosts with measurements of a study, in alphabetical order."""
     key = ("hosts", study_id)
@@ -253,71 +198,146 @@ def hosts_of(columns: Columns, study_id: str) -> list[str]:
     return found
 
 
-def node_rounds(columns: Columns, study_id: str, arm: Arm, host: str) -> ArmRounds:
-    """Complete rounds of one host, of an arm that fits a node."""
-    key = ("node_rounds", study_id, arm, host)
-    if key not in columns.kept:
-        columns.kept[key] = _node_rounds(columns, study_id, arm, host)
-    found: ArmRounds = columns.kept[key]
-    return found
-
-
-def _node_rounds(columns: Columns, study_id: str, arm: Arm, host: str) -> ArmRounds:
-    at = _columns_by_host(columns, study_id, arm).get(host)
-    if at is None:
-        return NO_ROUNDS
-    measured = columns.arms[study_id, arm.name].of(slice(None), as_slice(at))
-    return _complete(measured, arm, _is_one_group(measured, arm))
-
-
-class RowsOfNodes(NamedTuple):
-    """Complete rounds of nodes that each trained the same arms alone, in the form of `ArmColumns.side_by_side`.
+class Groups(NamedTuple):
+    """Complete rounds of groups of ranks that each trained the same arms: a row for each round and place.
 
     Attributes:
-        hosts: host of each node.
-        arms: the rounds of each requested arm.
+        places: host of each group, or `WHOLE` if it is the only one.
+        arms: rows of each requested arm, in the form of `ArmColumns.side_by_side`.
     """
 
-    hosts: tuple[str, ...]
+    places: tuple[str, ...]
     arms: tuple[ArmRounds, ...]
 
+    def at(self, place: int) -> tuple[ArmRounds, ...]:
+        """Rounds of one place, with its ranks alone, of each arm."""
+        return tuple(self._at(rows.measured, place) for rows in self.arms)
 
-def rows_of_nodes(columns: Columns, study_id: str, arms: Sequence[Arm]) -> list[RowsOfNodes]:
-    """Rows of all hosts that measured these arms, each of which fits a node; one group per number of ranks."""
-    key = ("rows_of_nodes", study_id, tuple(arms))
+    def _at(self, rows: ArmColumns, place: int) -> ArmRounds:
+        size, found = rows.present.shape[1], rows.of(rows.node == place)
+        ranks = found.ranks.of(slice(place * size, (place + 1) * size))
+        numbers = found.numbers // len(self.places)
+        return _without_absent(replace(found, ranks=ranks, numbers=numbers, node=np.zeros_like(found.node)))
+
+
+def groups(columns: Columns, study_id: str, arms: Sequence[Arm], layout: Layout) -> list[Groups]:
+    """Complete rounds of the groups of ranks that trained some arms; places with equally many ranks are together.
+
+    Each of several nodes is a place if all these arms fit a node; otherwise the only place has the ranks of each arm's
+    group with rank 0. Rounds in which a rank is missing are left out, because its pace is unknown. So are blocks with
+    another batch size than the arm's, which do other work.
+
+    Args:
+        columns: all measurements.
+        study_id: the study.
+        arms: of the study.
+        layout: of the ranks.
+    """
+    key = ("groups", study_id, tuple(arms), layout)
     if key not in columns.kept:
-        columns.kept[key] = _rows_of_nodes(columns, study_id, arms)
-    found: list[RowsOfNodes] = columns.kept[key]
+        columns.kept[key] = _groups(columns, study_id, arms, layout)
+    found: list[Groups] = columns.kept[key]
     return found
 
 
-def _rows_of_nodes(columns: Columns, study_id: str, arms: Sequence[Arm]) -> list[RowsOfNodes]:
-    by_host = [_columns_by_host(columns, study_id, arm) for arm in arms]
-    alike: dict[tuple[int, ...], list[str]] = {}
-    for host in sorted(by_host[0], key=lambda host: int(by_host[0][host][0])):  # rank order avoids copies
-        if all(host in theirs for theirs in by_host):
-            alike.setdefault(tuple(len(theirs[host]) for theirs in by_host), []).append(host)
-    return [
-        RowsOfNodes(tuple(hosts), tuple(_rows(columns, study_id, arm, tuple(hosts)) for arm in arms))
-        for hosts in alike.values()
-    ]
+def _groups(columns: Columns, study_id: str, arms: Sequence[Arm], layout: Layout) -> list[Groups]:
+    of_arms = [_measured(columns, study_id, arm) for arm in arms]
+    if not layout.judged_by_node(arms):
+        at = [_with_rank_0(measured, arm, layout) for measured, arm in zip(of_arms, arms, strict=True)]
+        whole = (_rows(one, arm, at_one[np.newaxis]) for one, arm, at_one in zip(of_arms, arms, at, strict=True))
+        return [Groups((WHOLE,), tuple(ArmRounds(_without_absent(rows).measured) for rows in whole))]
+    nowhere = np.zeros(0, np.int64)
+    alike: dict[tuple[int, ...], dict[str, list[IntArray]]] = {}
+    for host in _in_rank_order(of_arms):
+        at = [measured.ranks.by_host.get(host, nowhere) for measured in of_arms]
+        alike.setdefault(tuple(map(len, at)), {})[host] = at
+    found = []
+    for hosts in alike.values():
+        rows = []
+        for number, (measured, arm) in enumerate(zip(of_arms, arms, strict=True)):
+            key = ("rows", study_id, arm, tuple(hosts))
+            if key not in columns.kept:
+                columns.kept[key] = ArmRounds(_rows(measured, arm, np.stack([at[number] for at in hosts.values()])))
+            rows.append(columns.kept[key])
+        found.append(Groups(tuple(hosts), tuple(rows)))
+    return found
 
 
-def _rows(columns: Columns, study_id: str, arm: Arm, hosts: tuple[str, ...]) -> ArmRounds:
-    key = ("rows", study_id, arm, hosts)
+def _in_rank_order(of_arms: Sequence[ArmColumns]) -> list[str]:
+    """All hosts; the order of the columns avoids copies."""
+    first = {host: int(one.ranks.numbers[at[0]]) for one in of_arms for host, at in one.ranks.by_host.items()}
+    return sorted(first, key=lambda host: first[host])
+
+
+def _measured(columns: Columns, study_id: str, arm: Arm) -> ArmColumns:
+    return columns.arms.get((study_id, arm.name), NO_ROUNDS.measured)
+
+
+def _with_rank_0(measured: ArmColumns, arm: Arm, layout: Layout) -> IntArray:
+    """Columns of the group with rank 0, or of the first node if groups take turns there."""
+    if layout.nodes == 1 or arm.world_size > layout.world_size:
+        return np.arange(len(measured.ranks))
+    ranks = range(layout.ranks_per_node) if layout.takes_turns(arm) else layout.groups(arm)[0]
+    return np.flatnonzero(np.isin(measured.ranks.numbers, np.fromiter(ranks, np.int64)))
+
+
+def _rows(measured: ArmColumns, arm: Arm, places: IntArray) -> ArmColumns:
+    """Complete rounds of each place, side by side; `places` are the columns of each, (places, ranks of one)."""
+    is_complete, rows = _are_complete(measured, arm, places).ravel(), measured.side_by_side(places)
+    return rows if is_complete.all() else rows.of(is_complete)
+
+
+def _are_complete(measured: ArmColumns, arm: Arm, places: IntArray) -> BoolArray:
+    """Whether as many ranks were present as the arm has, consecutive if it is packed, (rounds, places).
+
+    Validation checks which of the groups that take turns was due.
+    """
+    present, numbers = measured.present[:, places], measured.ranks.numbers[places]
+    is_complete = (present.sum(axis=2) == arm.world_size) & (measured.batch_size == arm.batch_size)[:, np.newaxis]
+    if arm.placement == "packed":
+        last = np.max(np.where(present, numbers, -1), axis=2, initial=-1)
+        first = np.min(np.where(present, numbers, last[:, :, np.newaxis]), axis=2, initial=np.iinfo(np.int64).max)
+        is_complete &= last - first == arm.world_size - 1
+    return np.asarray(is_complete)
+
+
+def _without_absent(measured: ArmColumns) -> ArmRounds:
+    """Rounds without ranks that are absent from all of them."""
+    there = np.any(measured.present, axis=0)
+    return ArmRounds(measured if there.all() else measured.of(slice(None), there))
+
+
+def merged(columns: Columns, study_id: str, arm: Arm, layout: Layout) -> ArmRounds:
+    """Rounds of all groups of ranks that trained the arm: each round has the groups that are complete in it."""
+    if not layout.judged_by_node([arm]):
+        return groups(columns, study_id, [arm], layout)[0].arms[0]
+    key = ("merged", study_id, arm, layout)
     if key not in columns.kept:
-        by_host = _columns_by_host(columns, study_id, arm)
-        rows = columns.arms[study_id, arm.name].side_by_side(np.stack([by_host[host] for host in hosts]))
-        is_complete = _is_whole(rows, arm) & (rows.batch_size == arm.batch_size)
-        columns.kept[key] = ArmRounds(rows if is_complete.all() else rows.of(is_complete))
+        columns.kept[key] = _merged(_measured(columns, study_id, arm), arm)
     found: ArmRounds = columns.kept[key]
     return found
 
 
-def _columns_by_host(columns: Columns, study_id: str, arm: Arm) -> dict[str, IntArray]:
-    """Columns of the ranks that trained an arm, by host."""
-    measured = columns.arms.get((study_id, arm.name))
-    return {} if measured is None else dict(measured.ranks.by_host)
+def _alike(by_host: Mapping[str, IntArray]) -> list[IntArray]:
+    """Columns of hosts with equally many ranks, (hosts, ranks of one)."""
+    sizes = sorted(set(map(len, by_host.values())))
+    return [np.stack([at for at in by_host.values() if len(at) == size]) for size in sizes]
+
+
+def _merged(measured: ArmColumns, arm: Arm) -> ArmRounds:
+    counts = np.zeros(measured.present.shape, np.bool_)
+    for places in _alike(measured.ranks.by_host):
+        counts[:, places] = measured.present[:, places] & _are_complete(measured, arm, places)[:, :, np.newaxis]
+    if (counts == measured.present).all():
+        return ArmRounds(measured)
+    blank: dict[str, Any] = {}
+    for name in OF_A_CELL:
+        cells = getattr(measured, name)
+        nothing = np.nan if cells.dtype.kind == "f" else 0
+        blank[name] = np.where(
+            counts if cells.ndim == 2 else counts[:, :, np.newaxis], cells, cells.dtype.type(nothing)
+        )
+    return _without_absent(replace(measured, **blank).of(np.any(counts, axis=1)))
 
 
 def on_hosts(rounds: ArmRounds, hosts: Collection[str]) -> ArmRounds:
@@ -328,46 +348,6 @@ def on_hosts(rounds: ArmRounds, hosts: Collection[str]) -> ArmRounds:
     theirs = [np.zeros(0, np.int64), *(by_host[host] for host in hosts if host in by_host)]
     measured = rounds.measured.of(slice(None), as_slice(np.sort(np.concatenate(theirs))))
     return ArmRounds(measured.of(np.any(measured.present, axis=1)))
-
-
-def group_rounds(columns: Columns, study_id: str, arm: Arm, layout: Layout) -> Sequence[ArmRounds]:
-    """Complete rounds of each group of ranks that trained the arm at the same time, the group of rank 0 first."""
-    if layout.nodes == 1:
-        return [arm_rounds(columns, study_id, arm)]
-    if not layout.fits_node(arm):
-        return [arm_rounds(columns, study_id, arm, layout.groups(arm)[0])]
-    measured = columns.arms.get((study_id, arm.name))
-    if measured is None:
-        return []
-    by_host = {host: int(measured.ranks.numbers[at].min()) for host, at in measured.ranks.by_host.items()}
-    return [node_rounds(columns, study_id, arm, host) for host in sorted(by_host, key=lambda host: by_host[host])]
-
-
-def all_groups(columns: Columns, study_id: str, arm: Arm, layout: Layout) -> ArmRounds:
-    """Rounds of all groups of ranks that trained the arm, merged: each round has the groups that are complete in it."""
-    key = ("all_groups", study_id, arm, layout)
-    if key not in columns.kept:
-        columns.kept[key] = _all_groups(columns, study_id, arm, layout)
-    found: ArmRounds = columns.kept[key]
-    return found
-
-
-def _all_groups(columns: Columns, study_id: str, arm: Arm, layout: Layout) -> ArmRounds:
-    measured = columns.arms.get((study_id, arm.name))
-    if measured is not None and layout.nodes > 1 and layout.fits_node(arm):
-        complete = sum(int(rows.arms[0].present.sum()) for rows in rows_of_nodes(columns, study_id, [arm]))
-        if complete == measured.present.sum():
-            return ArmRounds(measured)
-    return together(group_rounds(columns, study_id, arm, layout))
-
-
-def together(groups: Iterable[ArmRounds]) -> ArmRounds:
-    """Rounds of several groups, merged: each round has the ranks of all groups that are complete in it."""
-    found = [group.measured for group in groups if len(group)]
-    if len(found) < 2:
-        return ArmRounds(found[0]) if found else NO_ROUNDS
-    found.sort(key=lambda group: int(group.ranks.numbers[0]))
-    return ArmRounds(_side_by_side(found, np.unique(np.concatenate([group.numbers for group in found]))))
 
 
 def one_after_another(launches: Iterable[ArmRounds]) -> ArmRounds:
@@ -385,27 +365,3 @@ def one_after_another(launches: Iterable[ArmRounds]) -> ArmRounds:
     }
     cells |= {"step_s": np.concatenate(padded), "numbers": np.arange(sum(len(one.numbers) for one in same))}
     return ArmRounds(replace(same[0], **cells))
-
-
-def _side_by_side(groups: Sequence[ArmColumns], numbers: IntArray) -> ArmColumns:
-    """Columns of several groups of one arm, merged, with all rounds that any of them has."""
-    shape = len(numbers), sum(len(group.ranks) for group in groups)
-    most = max(group.step_s.shape[2] for group in groups)
-    cells = {name: _blank(getattr(groups[0], name), shape, most) for name in (*OF_A_ROUND, *OF_A_CELL)}
-    start = 0
-    for group in groups:
-        rows, columns = np.searchsorted(numbers, group.numbers), slice(start, start + len(group.ranks))
-        for name in OF_A_ROUND:
-            cells[name][rows] = getattr(group, name)
-        for name in OF_A_CELL:
-            of_group = getattr(group, name)
-            at = (rows, columns, *map(slice, of_group.shape[2:]))
-            cells[name][at] = of_group
-        start = columns.stop
-    return replace(groups[0], ranks=joined([group.ranks for group in groups]), **cells)
-
-
-def _blank(like: Any, shape: tuple[int, int], most_steps: int) -> Any:
-    """Cells without measurements."""
-    sizes = (shape[0],) if like.ndim == 1 else shape if like.ndim == 2 else (*shape, most_steps)
-    return np.full(sizes, np.nan if like.dtype.kind == "f" else 0, like.dtype)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
-from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.probe import ProbeKind
 from pytest_ddpscale.plan.study import Arm, ArmKind, OneGpu, Placement, Scaling
 from pytest_ddpscale.plan.variant import USUAL, Variant
@@ -33,88 +31,6 @@ _PLAUSIBLE: dict[Unit, tuple[float, float]] = {
 }
 
 
-class ArmValues(Protocol):
-    """Values of one arm: one per complete round, over all ranks that trained it together."""
-
-    @property
-    def own(self) -> ArmValues:
-        """The values without imported rounds, whose single samples are too few for a difference of two arms."""
-
-    @property
-    def samples_per_s_per_gpu(self) -> PerRound:
-        """Images per second and GPU, at the slowest rank's pace."""
-
-    @property
-    def step_s(self) -> PerRound:
-        """Mean step time of the slowest rank, in seconds."""
-
-    @property
-    def slowest_to_peers(self) -> PerRound:
-        """Mean step time of the slowest rank over the median of all others'."""
-
-    def step_percentile_ms(self, per_cent: float) -> PerRound:
-        """Percentile of the step time over the raw steps of all ranks, in ms, for rounds that kept them."""
-
-    @property
-    def step_cv(self) -> PerRound:
-        """Standard deviation of the step time over its mean, on the rank where it is largest."""
-
-    @property
-    def utilization(self) -> PerRound:
-        """Utilization of the least busy device, 0 … 1."""
-
-    @property
-    def peak_memory_gib(self) -> PerRound:
-        """Largest memory use of any rank, in GiB."""
-
-    @property
-    def memory_spread(self) -> PerRound:
-        """Largest minus smallest memory use of ranks, relative to the largest."""
-
-    @property
-    def samples_per_joule(self) -> PerRound:
-        """Images per joule of the least efficient GPU."""
-
-    def agreeing_share(self, seeded: Mapping[int, str]) -> PerRound:
-        """Share of ranks that agree bit for bit in parameters and in the checksums `seeded` of their seeded step."""
-
-
-class MetricInput(Protocol):
-    """The data from which a metric is computed."""
-
-    @property
-    def arm(self) -> ArmValues:
-        """The measured arm."""
-
-    @property
-    def baseline(self) -> ArmValues:
-        """The arm it is compared with, in the same rounds; without rounds if the metric has no baseline."""
-
-    @property
-    def alone_samples_per_s(self) -> PerRound:
-        """Images per second of a typical rank alone; requires the baseline ``alone``."""
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of the measured arm."""
-
-    @property
-    def flops_per_sample(self) -> float | None:
-        """FLOPs of the forward and backward pass, multiplications and additions counted separately; None if unknown."""
-
-    @property
-    def seeded_checksums(self) -> Mapping[int, str]:
-        """Checksums of the step that each rank computed by itself, by rank."""
-
-    @property
-    def reference_samples_per_s(self) -> float:
-        """Published throughput per GPU of the SKU that `takes_versus` names."""
-
-    @property
-    def peak_tflops(self) -> float:
-        """Dense peak of one GPU in the workload's precision, in 10¹² operations per second; see `takes_peak`."""
-
-
 @dataclass(eq=False)
 class Metric:
     """A quantity that requirements bound. Each exists once, so metrics are compared by identity.
@@ -126,7 +42,6 @@ class Metric:
         meaning: one sentence for a stakeholder.
         formula: its value in one round, for docs/metrics.md; t is an arm's throughput per GPU and k the ranks.
         origin: publication of the formula; empty for a definition of this project.
-        samples: computes its values from rounds; None if training does not measure it.
         scaling: the kind of study that measures it.
         minimum_world_size: smallest world size for which it is defined.
         maximum_world_size: largest one; None without a limit.
@@ -163,7 +78,6 @@ class Metric:
     formula: str
     _: KW_ONLY
     origin: str = ""
-    samples: Callable[[MetricInput], PerRound] | None = None
     scaling: Scaling = "weak"
     minimum_world_size: int = 1
     maximum_world_size: int | None = None
@@ -185,11 +99,6 @@ class Metric:
     slowed_by_one_rank: bool = False
     reads_utilization: bool = False
     compares_results: bool = False
-
-    def samples_of(self, measured: MetricInput) -> PerRound:
-        """Per-round values, in its unit; empty if it was not measured."""
-        assert self.samples is not None, f"{self.name} is not measured by training"
-        return self.samples(measured)
 
     @property
     def bound_key(self) -> Literal["at_most", "at_least"]:

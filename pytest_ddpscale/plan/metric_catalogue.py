@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 
-from pytest_ddpscale.plan.metric import MOST_EFFICIENCY, Metric, MetricInput
-from pytest_ddpscale.plan.per_round import PerRound
+from pytest_ddpscale.plan.metric import MOST_EFFICIENCY, Metric
 from pytest_ddpscale.plan.probe import COLLECTIVES
 from pytest_ddpscale.plan.variant import Variant
 
@@ -20,24 +19,11 @@ _SHARE = (0.0, 1.0)
 _RATIO_TO_ALONE = (0.0, MOST_EFFICIENCY)
 
 
-def _efficiency(measured: MetricInput) -> PerRound:
-    """Throughput per GPU among many over that of one GPU alone, in the same job; only the batch may differ."""
-    return measured.arm.samples_per_s_per_gpu / measured.alone_samples_per_s
-
-
-def _model_flops_utilization(measured: MetricInput) -> PerRound:
-    """As in PaLM (Chowdhery et al., arXiv 2204.02311, appendix B): counts the FLOPs that both passes need."""
-    if not measured.flops_per_sample:
-        return PerRound()
-    return measured.arm.samples_per_s_per_gpu * (measured.flops_per_sample / (measured.peak_tflops * 1e12))
-
-
 def _inference_latency(per_cent: int) -> Metric:
     return Metric(
         f"inference_latency_p{per_cent}", "ms", f"{per_cent}th percentile of the inference latency",
         f"{per_cent} % of forward passes of a batch, on any rank, finish within this time.",
         f"{per_cent}th percentile over all ranks' forward passes of a batch, in infer@k",
-        samples=lambda measured: measured.arm.step_percentile_ms(per_cent),
         measured="infer", upper_bound=True, slowed_by_one_rank=True, carries_acceptance=False,
     )  # fmt: skip
 
@@ -48,7 +34,6 @@ _ALL = (
         "throughput_per_gpu", "img/s", "Throughput per GPU",
         "Images per second that each GPU trains; efficiency alone would pass if every GPU were equally slow.",
         "t(ddp@k); for world size 1 t(alone), or t(ddp@1) with `baseline: ddp`",
-        samples=lambda measured: measured.arm.samples_per_s_per_gpu,
         slowed_by_one_rank=True,
     ),
     Metric(
@@ -56,7 +41,6 @@ _ALL = (
         "Throughput per GPU among many, relative to one GPU alone, at a fixed per-GPU batch.",
         "t(ddp@k) ÷ t(alone), or t(ddp@1) with `baseline: ddp`, of a typical rank, per-GPU batch fixed",
         origin="scaled speed-up (Gustafson, CACM 31(5), 1988) per GPU",
-        samples=_efficiency,
         minimum_world_size=2, baseline="alone", slowed_by_one_rank=True, plausible=_EFFICIENCY,
         credible=(-math.inf, MOST_EFFICIENCY), possible=_RATIO_TO_ALONE,
     ),
@@ -65,7 +49,6 @@ _ALL = (
         "How many times faster the same global batch is trained by many GPUs than by one.",
         "k · t(ddp@k) ÷ t(alone), or t(ddp@1) with `baseline: ddp`, of a typical rank, global batch fixed",
         origin="speed-up at a fixed size (Amdahl, AFIPS 1967)",
-        samples=lambda measured: measured.world_size * _efficiency(measured),
         scaling="strong", minimum_world_size=2, baseline="alone", slowed_by_one_rank=True, grows_with_ranks=True,
         plausible=_EFFICIENCY, credible=(-math.inf, MOST_EFFICIENCY), possible=_RATIO_TO_ALONE,
     ),
@@ -74,7 +57,6 @@ _ALL = (
         "Strong-scaling speed-up divided by the number of GPUs.",
         "speed-up ÷ k",
         origin="speed-up at a fixed size (Amdahl, AFIPS 1967), per GPU",
-        samples=_efficiency,
         scaling="strong", minimum_world_size=2, baseline="alone", slowed_by_one_rank=True, plausible=_EFFICIENCY,
         credible=(-math.inf, MOST_EFFICIENCY), possible=_RATIO_TO_ALONE,
     ),
@@ -82,8 +64,6 @@ _ALL = (
         "rank_uniformity", "x", "Rank uniformity",
         "Step time of the slowest GPU over that of its peers, each computing by itself at the same time.",
         "step time of the slowest rank ÷ median of all others', in each@k",
-        # the slowest of many has no error estimate
-        samples=lambda measured: measured.arm.own.slowest_to_peers,
         minimum_world_size=2, measured="each", upper_bound=True, carries_acceptance=False, slowed_by_one_rank=True,
         plausible=(1.0, 1000.0), possible=(1.0, math.inf),
     ),
@@ -91,8 +71,6 @@ _ALL = (
         "exposed_communication", "fraction", "Exposed communication",
         "Share of a step spent on communication that computation does not hide.",
         "1 − step time of no_sync@k ÷ that of ddp@k",
-        # noise makes it slightly negative if communication is completely hidden
-        samples=lambda measured: 1 - measured.baseline.own.step_s / measured.arm.own.step_s,
         minimum_world_size=2, baseline="no_sync", upper_bound=True, scale="differences", carries_acceptance=False,
         slowed_by_one_rank=True, plausible=_COST, credible=(-0.1, math.inf), possible=_SHARE,
     ),
@@ -100,14 +78,12 @@ _ALL = (
         "computation_time", "ms", "Computation time",
         "Time of a training step under DDP without communication, with all ranks computing at once.",
         "step time of no_sync@k: zeroing gradients, forward and backward pass, optimizer; the slowest rank",
-        samples=lambda measured: 1000 * measured.arm.own.step_s,
         measured="no_sync", upper_bound=True, carries_acceptance=False, slowed_by_one_rank=True,
     ),
     Metric(
         "communication_time", "ms", "Communication time",
         "Extra time of a training step due to communication that computation does not hide.",
         "step time of ddp@k − that of no_sync@k",
-        samples=lambda measured: 1000 * (measured.arm.own.step_s - measured.baseline.own.step_s),
         minimum_world_size=2, baseline="no_sync", upper_bound=True, scale="differences", carries_acceptance=False,
         slowed_by_one_rank=True, credible=(-10.0, math.inf),
     ),
@@ -115,7 +91,6 @@ _ALL = (
         "ddp_overhead", "fraction", "DDP overhead",
         "Relative extra time of a step on one GPU under DistributedDataParallel.",
         "step time of ddp@1 ÷ that of alone − 1",
-        samples=lambda measured: measured.arm.own.step_s / measured.baseline.own.step_s - 1,
         maximum_world_size=1, baseline="alone", upper_bound=True, scale="differences", carries_acceptance=False,
         plausible=_COST, credible=(-0.1, math.inf),
     ),
@@ -123,21 +98,18 @@ _ALL = (
         "step_time_p95", "ms", "95th percentile of the step time",
         "95 % of steps, on any rank, finish within this time.",
         "95th percentile over the raw steps of all ranks",
-        samples=lambda measured: measured.arm.step_percentile_ms(95),
         upper_bound=True, slowed_by_one_rank=True,
     ),
     Metric(
         "step_time_cv", "fraction", "Spread of the step time",
         "Standard deviation of the step time relative to its mean, on the rank where it is largest.",
         "standard deviation ÷ mean of the steps, on the rank where it is largest",
-        samples=lambda measured: measured.arm.step_cv,
         upper_bound=True, scale="differences", carries_acceptance=False, plausible=_COST,
     ),
     Metric(
         "device_utilization", "fraction", "Device utilization",
         "Share of time in which the least busy device was busy (NVML; on a CPU the process's CPU share).",
         "utilization of the least busy rank",
-        samples=lambda measured: measured.arm.utilization,
         scale="differences", reads_utilization=True, credible=(-math.inf, 1.0), possible=_SHARE,
     ),
     Metric(
@@ -145,28 +117,24 @@ _ALL = (
         "Floating-point operations per second that the model needs, relative to the data sheet's peak.",
         "t × FLOPs per image (torch's counter, forward and backward) ÷ the data sheet's dense peak",
         origin="PaLM (Chowdhery et al., arXiv 2204.02311, appendix B)",
-        samples=_model_flops_utilization,
         takes_peak=True, slowed_by_one_rank=True, credible=(-math.inf, 1.0), possible=_SHARE,
     ),
     Metric(
         "generation_ratio", "x", "Generation ratio",
         "Throughput per GPU relative to the reference generation, each at its own largest batch.",
         "t ÷ the reference SKU's published throughput of the comparable workload, each at its own batch",
-        samples=lambda measured: measured.arm.samples_per_s_per_gpu / measured.reference_samples_per_s,
         takes_versus=True, slowed_by_one_rank=True,
     ),
     Metric(
         "peak_memory_gib", "GiB", "Peak memory",
         "Peak memory during training, on the rank with the most.",
         "peak memory of the rank with the most (GPU: allocated by torch; CPU: resident set)",
-        samples=lambda measured: measured.arm.peak_memory_gib,
         upper_bound=True, scale="differences",
     ),
     Metric(
         "memory_spread", "fraction", "Memory spread",
         "Difference between the largest and the smallest peak memory of the ranks, relative to the largest.",
         "(largest − smallest) ÷ largest peak memory over the ranks",
-        samples=lambda measured: measured.arm.memory_spread,
         minimum_world_size=2, upper_bound=True, scale="differences", carries_acceptance=False, plausible=_COST,
         possible=_SHARE,
     ),
@@ -174,8 +142,6 @@ _ALL = (
         "replica_agreement", "fraction", "Replica agreement",
         "Share of ranks whose parameters, and result of one seeded step, match the others bit for bit.",
         "share of ranks whose parameters after the block, and whose own seeded step, match the others bit for bit",
-        # one round below 1 is a disagreement, however many are 1: their mean says nothing
-        samples=lambda measured: measured.arm.agreeing_share(measured.seeded_checksums),
         minimum_world_size=2, scale="differences", carries_acceptance=False, compares_results=True, only_bound=1.0,
         possible=_SHARE,
     ),
@@ -183,14 +149,12 @@ _ALL = (
         "images_per_joule", "img/J", "Images per joule",
         "Images trained per joule, on the least efficient GPU.",
         "images that a rank trained ÷ energy that its GPU used in the block; the lowest of all ranks",
-        samples=lambda measured: measured.arm.samples_per_joule,
         carries_acceptance=False,
     ),
     Metric(
         "inference_throughput", "img/s", "Inference throughput per GPU",
         "Images per second that each GPU classifies, without training, when all do so at once; the slowest GPU.",
         "t(infer@k): forward passes in evaluation mode, at the slowest rank's pace",
-        samples=lambda measured: measured.arm.samples_per_s_per_gpu,
         measured="infer", slowed_by_one_rank=True, carries_acceptance=False,
     ),
     *INFERENCE_LATENCIES.values(),
@@ -198,7 +162,6 @@ _ALL = (
         "input_pipeline_efficiency", "fraction", "Input-pipeline efficiency",
         "Throughput on images read from a folder, relative to the same training on synthetic images.",
         "t(ddp@k) with `data: {folder: …}` ÷ t(ddp@k) with synthetic data",
-        samples=lambda measured: measured.arm.samples_per_s_per_gpu / measured.baseline.samples_per_s_per_gpu,
         baseline="ddp", baseline_variant=Variant(data="synthetic"), carries_acceptance=False, plausible=_EFFICIENCY,
         credible=(-math.inf, MOST_EFFICIENCY), possible=_RATIO_TO_ALONE,
     ),

@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pytest_ddpscale.judge.rounds import ArmRounds, all_groups
-from pytest_ddpscale.judge.step_times import PERCENTS, step_time_percentiles_ms
+from pytest_ddpscale.judge.metrics import PERCENTS, step_time_percentiles_ms
+from pytest_ddpscale.judge.rounds import ArmRounds, merged
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.run.columns import Columns
@@ -38,7 +38,7 @@ def breakdown(
     rows = []
     for study in plan.studies:
         for arm in study.arms:
-            rounds = all_groups(columns, study.id, arm, plan.layout)
+            rounds = merged(columns, study.id, arm, plan.layout)
             if len(rounds):
                 rows.append((study.id, arm.name, *_cells(rounds, flops_per_sample.get(study.id))))
     return rows

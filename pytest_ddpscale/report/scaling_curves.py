@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Literal
 
-from pytest_ddpscale.judge.unbounded import worst_value
+from pytest_ddpscale.judge.values import worst_value
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import (

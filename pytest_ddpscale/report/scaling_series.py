@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_ddpscale.judge.rounds import all_groups
+from pytest_ddpscale.judge.rounds import merged
 from pytest_ddpscale.judge.scaling_facts import MeasuredSize, energy_j_per_sample
 from pytest_ddpscale.plan.study import Arm, Study
 from pytest_ddpscale.report.scaling_curves import EFFICIENCY, THROUGHPUT, place_notes, scaling_curve, usual_arms
@@ -59,7 +59,7 @@ def _energy(study: Study, arm: Arm | None, evidence: Evidence) -> float | None:
     if arm is None:
         return None
     same = [one for one in evidence.plan.studies if (one.scaling, one.workload) == (study.scaling, study.workload)]
-    rounds = [all_groups(evidence.columns, one.id, arm, evidence.plan.layout) for one in same]
+    rounds = [merged(evidence.columns, one.id, arm, evidence.plan.layout) for one in same]
     energies = [energy_j_per_sample(one) for one in rounds if len(one)]
     known = [energy for energy in energies if energy is not None]
     return statistics.fmean(known) if known and len(known) == len(energies) else None

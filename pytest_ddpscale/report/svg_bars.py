@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pytest_ddpscale.judge.device_flags import IDLE
-from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, all_groups
-from pytest_ddpscale.judge.step_times import PERCENTS, step_time_percentiles_ms
+from pytest_ddpscale.judge.metrics import PERCENTS, step_time_percentiles_ms
+from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, merged
 from pytest_ddpscale.plan.study import Arm, ArmKind, Plan, Study
 from pytest_ddpscale.report import svg_axes
 from pytest_ddpscale.report.svg_axes import BAD, SERIES_COLOURS, label, line, rectangle
@@ -90,7 +90,7 @@ def where_time_goes(key: str, columns: Columns, plan: Plan) -> str:
     """
     rows = []
     for study in plan.of_launch(1).studies:
-        found = [(arm, all_groups(columns, study.id, arm, plan.layout)) for arm in _largest_first(study)]
+        found = [(arm, merged(columns, study.id, arm, plan.layout)) for arm in _largest_first(study)]
         for arm, trained in [one for one in found if len(one[1])][:1]:
             levels, total = _levels(columns, plan, study, arm), _median(trained.step_s)
             if levels:
@@ -118,7 +118,7 @@ def _levels(columns: Columns, plan: Plan, study: Study, arm: Arm) -> list[tuple[
     def rounds_of(kind: ArmKind) -> ArmRounds:
         sizes = (one for one in alike if one.kind == kind and one.world_size <= arm.world_size)
         largest = max(sizes, key=lambda one: one.world_size, default=None)
-        return NO_ROUNDS if largest is None else all_groups(columns, study.id, largest, plan.layout)
+        return NO_ROUNDS if largest is None else merged(columns, study.id, largest, plan.layout)
 
     each, alone, silent = rounds_of("each"), rounds_of("alone"), rounds_of("no_sync")
     levels = [(0, _median(rounds.mean_step_s)) for rounds in (each, alone) if len(rounds)][:1]
@@ -146,7 +146,7 @@ def step_time_spread(key: str, columns: Columns, plan: Plan) -> str:
     found = []
     for study in plan.studies:
         for arm in study.arms:
-            percentiles = step_time_percentiles_ms(all_groups(columns, study.id, arm, plan.layout))
+            percentiles = step_time_percentiles_ms(merged(columns, study.id, arm, plan.layout))
             if percentiles:
                 found.append((f"{study.id}, {arm.name}", percentiles))
     shown = sorted(sorted(found, key=_spread, reverse=True)[:MOST_BARS], key=found.index)

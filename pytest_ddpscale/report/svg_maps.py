@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.probes import places
-from pytest_ddpscale.judge.rounds import all_groups
-from pytest_ddpscale.judge.slowness import slowness_of
+from pytest_ddpscale.judge.metrics import slowness_of
+from pytest_ddpscale.judge.probes import values_of_probe
+from pytest_ddpscale.judge.rounds import merged
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import svg_axes
 from pytest_ddpscale.report.svg_axes import BAD, label, number, rectangle
@@ -41,7 +41,7 @@ def slowness_by_gpu(columns: Columns, plan: Plan) -> GpuValues:
     for study in plan.studies:
         arms = [arm for arm in study.arms if arm.kind == "each"]
         for arm in arms:
-            for place, factor in slowness_of(all_groups(columns, study.id, arm, plan.layout)).items():
+            for place, factor in slowness_of(merged(columns, study.id, arm, plan.layout)).items():
                 if math.isfinite(factor):
                     found[place] = max(factor, found.get(place, 0.0))
     return found
@@ -93,10 +93,9 @@ def pair_bandwidths(evidence: Evidence) -> PairValues:
         sent = [probe for probe in evidence.plan.probes.probes if probe.kind == "send-recv"]
         # The probe with the most ranks spans several nodes if any probe does.
         for probe in sorted(sent, key=lambda probe: (-probe.world_size, -(probe.message_bytes or 0)))[:1]:
-            found = places(evidence.probes.get((probe.name, probe.world_size)), probe, evidence.plan.layout)
-            for place, samples in found.items():
+            for place, values in values_of_probe(probe, evidence).items():
                 if place.peer_host is not None and place.peer_host != place.host:
-                    add((place.host, place.peer_host), place.ranks, [sample.value for sample in samples])
+                    add((place.host, place.peer_host), place.ranks, values.tolist())
     return {hosts: min(map(statistics.median, by_rail.values())) for hosts, by_rail in rails.items()}
 
 
@@ -109,11 +108,10 @@ def pair_bandwidths_within(evidence: Evidence) -> PairValues:
     sent = [probe for probe in (study.probes if study else ()) if probe.kind == "send-recv"]
     found: dict[tuple[str, str], float] = {}
     for probe in sorted(sent, key=lambda probe: -(probe.message_bytes or 0)):
-        probed = places(evidence.probes.get((probe.name, probe.world_size)), probe, evidence.plan.layout)
-        for place, samples in probed.items():
-            if place.peer_host == place.host and len(samples):
+        for place, values in values_of_probe(probe, evidence).items():
+            if place.peer_host == place.host:
                 pair = f"rank {place.gpu_index}", f"rank {place.peer_gpu_index}"
-                gbps = statistics.median(sample.value for sample in samples)
+                gbps = statistics.median(values.tolist())
                 found[pair] = min(gbps, found.get(pair, math.inf))
         if found:
             break

@@ -141,7 +141,7 @@ class MeasureSource(EvidenceSource):
 
     def covering(self, question: Question | None, listener: Listener) -> Evidence:
         """Evidence for a question, measured by another launch if the plan does not cover it."""
-        from pytest_ddpscale.judge.answering_study import covers
+        from pytest_ddpscale.judge.values import covers
 
         self.measure(listener)
         assert self.evidence is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from pytest_ddpscale.errors import BadInput, ThresholdsError
-from pytest_ddpscale.judge.answering_rounds import samples_of
+from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.workload import Workload, incomparable_fields
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
@@ -66,7 +66,7 @@ def _with_reference(case: Case, *, rehearses: bool) -> Case:
     elif not rehearses:
         raise _refused(case, "it was simulated, not measured")
     asked = replace(case.question, metric=THROUGHPUT_PER_GPU, workload=_comparable(case, evidence))
-    values = [one.value for one in samples_of(asked, evidence)]
+    values = samples_of(asked, evidence).tolist()
     if not values:
         raise _refused(case, f"it has no throughput of {case.workload.name} in {asked.measured.name}")
     source = f"{record.sku}, median of {len(values)} rounds measured {record.started_at[:10]}, {path}"

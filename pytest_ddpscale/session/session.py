@@ -12,7 +12,6 @@ from pytest_ddpscale.history.baseline import Baseline
 from pytest_ddpscale.history.database import history_file_of
 from pytest_ddpscale.history.judging import judge_regression
 from pytest_ddpscale.history.launch_deviation import may_be_widened, with_launch_deviation
-from pytest_ddpscale.judge.answering_rounds import samples_of
 from pytest_ddpscale.judge.bounds import blank_verdict
 from pytest_ddpscale.judge.covering import coverage_of
 from pytest_ddpscale.judge.judge import judge
@@ -26,6 +25,7 @@ from pytest_ddpscale.judge.run_outcome import (
 )
 from pytest_ddpscale.judge.slow_links import slow_links
 from pytest_ddpscale.judge.uniform_loss import uniform_loss
+from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.judge.waiving import with_waiver
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
@@ -85,7 +85,7 @@ class AcceptanceSession:
         """
         question = self.source.question(metric, workload, world_size)
         evidence = self.source.covering(question, Interim(self, listener))
-        return [sample.value for sample in samples_of(question, evidence)]
+        return [float(value) for value in samples_of(question, evidence)]
 
     def conclude(self, *, interrupted: bool, spoiled: Sequence[Blocker], stopped: str = "") -> Judgement:
         """All verdicts and their conclusion.

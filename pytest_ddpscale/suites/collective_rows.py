@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate
-from pytest_ddpscale.judge.probes import GIGA, ProbedPlace, bus_factor, places
-from pytest_ddpscale.plan.per_round import PerRound
+from pytest_ddpscale.judge.probes import GIGA, ProbedPlace, bus_factor, values_of_probe
+from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.plan.probe import COLLECTIVES, Probe, ProbeKind
 from pytest_ddpscale.plan.probe_pairs import expected_ranks
+from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.evidence import Evidence
 
 _FP32_BYTES = 4
@@ -120,7 +121,7 @@ def _row(probe: Probe, evidence: Evidence, confidence: float) -> CollectiveRow:
     layout = evidence.plan.layout
     expected = len(expected_ranks(probe, layout))
     probed = evidence.probes.get((probe.name, probe.world_size))
-    found = _of_sweep(places(probed, probe, layout), evidence)
+    found = _of_sweep(values_of_probe(probe, evidence), evidence)
     if probed is None or not found:
         return CollectiveRow(probe, probe.message_bytes or 0, expected, why_not=_why_not(probe, evidence))
     place, estimate = _slowest(found, confidence)
@@ -131,27 +132,23 @@ def _row(probe: Probe, evidence: Evidence, confidence: float) -> CollectiveRow:
     )  # fmt: skip
 
 
-def _of_sweep(found: Mapping[ProbedPlace, PerRound], evidence: Evidence) -> dict[ProbedPlace, PerRound]:
+def _of_sweep(found: Values[ProbedPlace], evidence: Evidence) -> dict[ProbedPlace, FloatArray]:
     """Values without rounds added to decide a bound: intervals with such optional stopping would be too narrow."""
     study = evidence.plan.probes
     assert study is not None  # it has the probe
-    swept = {place: _first(values, study.swept_rounds or study.rounds) for place, values in found.items()}
-    return {place: values for place, values in swept.items() if len(values)}
+    first = found.numbers < (study.swept_rounds or study.rounds)
+    return dict(replace(found, numbers=found.numbers[first], samples=found.samples[:, :, first]).items())
 
 
-def _first(values: PerRound, rounds: int) -> PerRound:
-    return PerRound(values.numbers[values.numbers < rounds], values.values[values.numbers < rounds])
-
-
-def _slowest(found: Mapping[ProbedPlace, PerRound], confidence: float) -> tuple[ProbedPlace, Estimate]:
+def _slowest(found: Mapping[ProbedPlace, FloatArray], confidence: float) -> tuple[ProbedPlace, Estimate]:
     estimates = {place: _estimate(values, confidence) for place, values in found.items()}
     return min(estimates.items(), key=lambda one: (one[1].value, one[0].ranks))
 
 
-def _estimate(values: PerRound, confidence: float) -> Estimate:
+def _estimate(values: FloatArray, confidence: float) -> Estimate:
     if len(values) == 1:
-        return Estimate(float(values.values[0]), (math.nan, math.nan))
-    return geometric_mean_estimate(values.values.tolist(), confidence)
+        return Estimate(float(values[0]), (math.nan, math.nan))
+    return geometric_mean_estimate(values.tolist(), confidence)
 
 
 def _why_not(probe: Probe, evidence: Evidence) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pytest_ddpscale.judge.arm_change import samples_per_s
+import numpy as np
+
 from pytest_ddpscale.judge.estimating import Found, estimate_of
-from pytest_ddpscale.plan.per_round import PerRound
+from pytest_ddpscale.judge.metrics import paces
 from pytest_ddpscale.plan.study import Arm, ArmKind, Study
+from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 
 # Arms in which one process divides a batch.
@@ -64,30 +66,29 @@ def split_batches(measured: MeasuredSuite) -> list[SplitBatch]:
 
 
 def _batch(measured: MeasuredSuite, study: Study) -> SplitBatch:
-    paces = {arm: _node_samples_per_s(measured, study, arm) for arm in study.arms}
     one, *split, ranks = study.arms
-    apply = next(paces[arm] for arm in split if arm.kind == "parallel_apply")
+    apply = next(arm for arm in split if arm.kind == "parallel_apply")
 
-    def found(values: PerRound, *, is_share: bool = False) -> Found | None:
-        samples = list(values)
-        return estimate_of(samples, "differences" if is_share else "factors", measured.confidence) if samples else None
+    def node_samples_per_s(*arms: Arm) -> FloatArray:
+        """Of all ranks of the slowest node, at the pace of its slowest rank, in the rounds that all arms have."""
+        sizes = np.array([[arm.world_size] for arm in arms])
+        return np.asarray(paces(measured.evidence, study, *arms) * sizes)
+
+    def found(arm: Arm, baseline: Arm | None = None) -> Found | None:
+        values = node_samples_per_s(arm) if baseline is None else node_samples_per_s(arm, baseline)
+        ratios = values[0] if baseline is None else values[0] / values[1]
+        return estimate_of(ratios, "factors", measured.confidence) if len(ratios) else None
+
+    def communication(arm: Arm) -> Found | None:
+        of_arm, of_apply = node_samples_per_s(arm, apply)
+        return estimate_of(1 - of_arm / of_apply, "differences", measured.confidence) if len(of_arm) else None
 
     ways = [
-        Way(
-            arm.kind, pace, found(1 - paces[arm] / apply, is_share=True), found(paces[arm] / paces[one]),
-            found(paces[arm] / paces[ranks]),
-        )
+        Way(arm.kind, pace, communication(arm), found(arm, one), found(arm, ranks))
         for arm in split
-        if arm.kind in WAYS and (pace := found(paces[arm])) is not None
-    ]  # fmt: skip
+        if arm.kind in WAYS and (pace := found(arm)) is not None
+    ]
     problem = ""
-    if not all(len(pace) for pace in paces.values()):
+    if not all(node_samples_per_s(arm).size for arm in study.arms):
         problem = why_missing(measured.evidence, study.id) or "no complete round"
-    return SplitBatch(
-        study.workload.batch_size, ranks.world_size, found(paces[one]), found(paces[ranks]), ways, problem
-    )  # fmt: skip
-
-
-def _node_samples_per_s(measured: MeasuredSuite, study: Study, arm: Arm) -> PerRound:
-    """Images per second of all ranks of the slowest node, at the pace of its slowest rank."""
-    return samples_per_s(measured.evidence, study, arm) * arm.world_size
+    return SplitBatch(study.workload.batch_size, ranks.world_size, found(one), found(ranks), ways, problem)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_ddpscale.judge.rounds import ArmRounds, group_rounds
+from pytest_ddpscale.judge.rounds import ArmRounds, groups
 from pytest_ddpscale.plan.study import DeviceType, Study
 from pytest_ddpscale.plan.variant import USUAL_BUCKET_CAP_MB, Variant
 from pytest_ddpscale.run.ddp_benchmark_file import (
@@ -63,8 +63,8 @@ def _benchmark(evidence: Evidence, study: Study, variant: Variant) -> DdpBenchma
     for arm in study.arms:
         if arm.kind == "ddp" and arm.variant != variant:
             continue
-        groups = group_rounds(evidence.columns, study.id, arm, evidence.plan.layout)
-        result = _result(groups[0]) if len(groups) else None
+        found = groups(evidence.columns, study.id, [arm], evidence.plan.layout)
+        result = _result(found[0].at(0)[0]) if found else None
         if result is None and arm.kind == "alone":
             return None
         results += [] if result is None else [result]

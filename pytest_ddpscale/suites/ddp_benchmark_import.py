@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_ddpscale.judge.step_times import percentile
+from pytest_ddpscale.judge.metrics import percentile
 from pytest_ddpscale.report.text import count_text, one_line
 from pytest_ddpscale.run.ddp_benchmark_file import (
     FILE_NAME,

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_ddpscale.judge.answering_rounds import samples_of
 from pytest_ddpscale.judge.estimating import Found, estimate_of
+from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.frozen_features import BYTES_PER_GRADIENT, trained_parameters
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import COMMUNICATION_TIME, COMPUTATION_TIME, EXPOSED_COMMUNICATION
@@ -177,7 +177,7 @@ def _factor(centre: Workload, other: Workload) -> Factor:
 def _cell(measured: MeasuredSuite, study: Study, world_size: int) -> Cell:
     def found(metric: Metric) -> Found | None:
         samples = samples_of(Question(metric, study.workload, world_size), measured.evidence)
-        return estimate_of(samples, metric.scale, measured.confidence) if samples else None
+        return estimate_of(samples, metric.scale, measured.confidence) if len(samples) else None
 
     values = found(COMPUTATION_TIME), found(COMMUNICATION_TIME), found(EXPOSED_COMMUNICATION)
     is_whole = all(value is not None for value in values)

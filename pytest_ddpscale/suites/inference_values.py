@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pytest_ddpscale.judge.answering_rounds import samples_of
 from pytest_ddpscale.judge.estimating import Found, estimate_of
-from pytest_ddpscale.judge.rounds import ArmRounds, all_groups
+from pytest_ddpscale.judge.rounds import ArmRounds, merged
+from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import INFERENCE_LATENCIES, INFERENCE_THROUGHPUT
-from pytest_ddpscale.plan.per_round import PerRound, Sample
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 
 # Share of the highest measured throughput at which a larger batch is no longer worth its latency.
@@ -98,8 +98,8 @@ def _batch(measured: MeasuredSuite, study: Study) -> InferredBatch:
         problem = problem or "no complete round"
     kept = None
     if len(study.arms) > 1:
-        alone, together = (all_groups(evidence.columns, study.id, arm, evidence.plan.layout) for arm in study.arms)
-        kept = _found(list(kept_at_once(alone, together)), measured.confidence)
+        alone, together = (merged(evidence.columns, study.id, arm, evidence.plan.layout) for arm in study.arms)
+        kept = _found(kept_at_once(alone, together), measured.confidence)
     return InferredBatch(study.workload.batch_size, arms, kept, problem)
 
 
@@ -110,8 +110,8 @@ def _arm(measured: MeasuredSuite, study: Study, arm: Arm) -> InferredArm | None:
     def metric(one: Metric) -> Found | None:
         return _found(samples_of(Question(one, study.workload, arm.world_size), evidence), confidence)
 
-    rounds = all_groups(evidence.columns, study.id, arm, evidence.plan.layout)
-    samples_per_s, total = metric(INFERENCE_THROUGHPUT), _found(list(_total_samples_per_s(rounds)), confidence)
+    rounds = merged(evidence.columns, study.id, arm, evidence.plan.layout)
+    samples_per_s, total = metric(INFERENCE_THROUGHPUT), _found(np.nansum(rounds.samples_per_s, axis=1), confidence)
     latencies = {per_cent: found for per_cent, one in INFERENCE_LATENCIES.items() if (found := metric(one)) is not None}
     if samples_per_s is None or total is None or len(latencies) < len(INFERENCE_LATENCIES):
         return None
@@ -119,15 +119,11 @@ def _arm(measured: MeasuredSuite, study: Study, arm: Arm) -> InferredArm | None:
     return InferredArm(arm.world_size, samples_per_s, total, latencies, passes)
 
 
-def _found(samples: Sequence[Sample], confidence: float) -> Found | None:
-    return estimate_of(samples, "factors", confidence) if samples else None
+def _found(values: FloatArray, confidence: float) -> Found | None:
+    return estimate_of(values, "factors", confidence) if len(values) else None
 
 
-def _total_samples_per_s(rounds: ArmRounds) -> PerRound:
-    return PerRound(rounds.numbers, np.nansum(rounds.samples_per_s, axis=1)) if len(rounds) else PerRound()
-
-
-def kept_at_once(alone: ArmRounds, together: ArmRounds) -> PerRound:
+def kept_at_once(alone: ArmRounds, together: ArmRounds) -> FloatArray:
     """Throughput of a rank while its whole node works, relative to the same rank alone in the same round.
 
     Only the rank whose turn it is counts, because a slower neighbour is no loss from sharing. With several nodes, the
@@ -137,7 +133,7 @@ def kept_at_once(alone: ArmRounds, together: ArmRounds) -> PerRound:
     pairs = [(i, places[place]) for i, place in enumerate(alone.ranks.places) if place in places]
     numbers = np.intersect1d(alone.numbers, together.numbers)
     if not pairs or not len(numbers):
-        return PerRound()
+        return np.zeros(0)
     of_one, of_all = (np.array(columns) for columns in zip(*pairs, strict=True))
     one = alone.samples_per_s[np.isin(alone.numbers, numbers)][:, of_one]
     with_all = together.samples_per_s[np.isin(together.numbers, numbers)][:, of_all]
@@ -145,4 +141,4 @@ def kept_at_once(alone: ArmRounds, together: ArmRounds) -> PerRound:
     there = ~np.isnan(logs)
     known = there.any(axis=1)
     means = np.where(there, logs, 0.0).sum(axis=1)[known] / there.sum(axis=1)[known]
-    return PerRound(numbers[known], np.exp(means))
+    return np.asarray(np.exp(means))

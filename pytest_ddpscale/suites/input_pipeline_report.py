@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pytest_ddpscale.judge.arm_change import throughput, throughput_ratio
 from pytest_ddpscale.judge.estimating import Found
-from pytest_ddpscale.judge.rounds import all_groups
+from pytest_ddpscale.judge.metrics import throughput
+from pytest_ddpscale.judge.rounds import merged
 from pytest_ddpscale.plan.metric_catalogue import INPUT_PIPELINE_EFFICIENCY
 from pytest_ddpscale.plan.study import Arm, Study
 from pytest_ddpscale.report.text import ABSENT
@@ -64,7 +64,7 @@ def loaded_arms(measured: MeasuredSuite) -> list[LoadedArm]:
 
     def ratio(arm: Arm, baseline: Arm | None) -> Found | None:
         is_apart = baseline is not None and arm not in (synthetic, baseline)
-        return throughput_ratio(evidence, study, arm, baseline, confidence) if baseline and is_apart else None
+        return throughput(evidence, study, arm, confidence, baseline) if baseline and is_apart else None
 
     return [
         LoadedArm(arm, found, ratio(arm, synthetic), ratio(arm, best), *_seconds(measured, study, arm))
@@ -74,7 +74,7 @@ def loaded_arms(measured: MeasuredSuite) -> list[LoadedArm]:
 
 def _seconds(measured: MeasuredSuite, study: Study, arm: Arm) -> tuple[float | None, float]:
     """Seconds waited and total seconds of a step."""
-    rounds = all_groups(measured.evidence.columns, study.id, arm, measured.evidence.plan.layout)
+    rounds = merged(measured.evidence.columns, study.id, arm, measured.evidence.plan.layout)
     waited = rounds.waited_s_per_step
     return None if np.isnan(waited).any() else float(waited.mean()), float(rounds.step_s.mean())
 

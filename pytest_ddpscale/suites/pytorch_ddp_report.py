@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from pytest_ddpscale.judge.arm_change import throughput, throughput_ratio
 from pytest_ddpscale.judge.estimating import Found
-from pytest_ddpscale.judge.rounds import all_groups
-from pytest_ddpscale.judge.step_times import step_time_percentiles_ms
+from pytest_ddpscale.judge.metrics import step_time_percentiles_ms, throughput
+from pytest_ddpscale.judge.rounds import merged
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.run.ddp_benchmark_file import size_name
@@ -64,7 +63,7 @@ def _rows(measured: MeasuredSuite, study: Study, usual: Variant) -> list[Benchma
     for arm in study.arms:
         if arm.kind == "ddp" and arm.variant != usual:
             continue
-        percentiles_ms = step_time_percentiles_ms(all_groups(evidence.columns, study.id, arm, evidence.plan.layout))
+        percentiles_ms = step_time_percentiles_ms(merged(evidence.columns, study.id, arm, evidence.plan.layout))
         if percentiles_ms:
             name = NO_DDP if arm.kind == "alone" else size_name(arm.world_size, per_node)
             s_per_iter = {per_cent: percentiles_ms[per_cent] / 1000.0 for per_cent in PERCENTS}
@@ -99,7 +98,7 @@ def _compared(measured: MeasuredSuite, study: Study, usual: Variant) -> Iterator
         bucket = arm.variant.bucket_cap_mb
         beside = alone if bucket is None else usual_arms[arm.world_size]
         samples_per_s = throughput(evidence, study, arm, confidence)
-        ratio = throughput_ratio(evidence, study, arm, beside, confidence)
+        ratio = throughput(evidence, study, arm, confidence, beside)
         if samples_per_s is not None and ratio is not None:
             yield ComparedArm(
                 size_name(arm.world_size, evidence.plan.layout.ranks_per_node), bucket, samples_per_s, ratio

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_ddpscale.judge.arm_change import throughput_ratio
+from pytest_ddpscale.judge.metrics import throughput
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.columns import GrowingColumns
 from pytest_ddpscale.run.evidence import Evidence
@@ -38,7 +38,7 @@ class TuneJudge:
             return [arm.name for arm in study.arms]
         usual, other = study.arms
         evidence = Evidence(self._plan, self._columns.columns({(study.id, arm.name) for arm in study.arms}), {})
-        found = throughput_ratio(evidence, study, other, usual, self._confidence)
+        found = throughput(evidence, study, other, self._confidence, usual)
         if found is None or found.estimate is None:
             return [usual.name, other.name]
         low, high = found.estimate.interval

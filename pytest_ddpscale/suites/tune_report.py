@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytest_ddpscale.judge.arm_change import samples_per_s, throughput_ratio
 from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate
+from pytest_ddpscale.judge.metrics import paces, throughput
 from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Study
 from pytest_ddpscale.suites.ratio_text import estimate_texts, ratio_values
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
@@ -119,16 +119,14 @@ def candidate_of(study: Study) -> Candidate:
 
 def _screened(measured: MeasuredSuite, study: Study) -> Found | None:
     usual, other = study.arms
-    return throughput_ratio(measured.evidence, study, other, usual, measured.confidence)
+    return throughput(measured.evidence, study, other, measured.confidence, usual)
 
 
 def _launch_ratio(measured: MeasuredSuite, study: Study, usual: Sequence[Study]) -> float | None:
     """Throughput ratio of one launch, geometric mean over rounds; variables compare with that launch's plain gang."""
     if len(study.arms) > 1:
-        of_rounds = samples_per_s(measured.evidence, study, study.arms[1]) / samples_per_s(
-            measured.evidence, study, study.arms[0]
-        )
-        return float(np.exp(np.log(of_rounds.values).mean())) if len(of_rounds) else None
+        usual_pace, pace = paces(measured.evidence, study, *study.arms[:2])
+        return float(np.exp(np.log(pace / usual_pace).mean())) if len(pace) else None
     beside = next((one for one in usual if one.launch == study.launch), None)
     means = [_mean_samples_per_s(measured, one, one.arms[0]) for one in (study, beside) if one is not None]
     return means[0] / means[1] if len(means) == 2 and all(means) else None
@@ -136,7 +134,7 @@ def _launch_ratio(measured: MeasuredSuite, study: Study, usual: Sequence[Study])
 
 def _mean_samples_per_s(measured: MeasuredSuite, study: Study, arm: Arm) -> float:
     """Geometric mean of images per second over rounds; 0 without rounds."""
-    values = samples_per_s(measured.evidence, study, arm).values
+    [values] = paces(measured.evidence, study, arm)
     return float(np.exp(np.log(values).mean())) if len(values) else 0.0
 
 

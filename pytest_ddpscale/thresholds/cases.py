@@ -58,6 +58,16 @@ class Case:
         asked = requirement.definition, self.workload, self.world_size, requirement.placement
         return Question(*asked, requirement.one_gpu)
 
+    @property
+    def constant(self) -> float:
+        """The number of the SKU to which the metric is relative; 1 without one."""
+        definition = self.requirement.definition
+        if not definition.takes_versus and not definition.takes_peak:
+            return 1.0
+        constant = self.reference_samples_per_s if definition.takes_versus else self.peak_tflops
+        assert constant is not None  # checked by the thresholds model
+        return constant
+
 
 @dataclass(frozen=True)
 class NodeCase:

@@ -10,7 +10,6 @@ import pytest
 
 from pytest_ddpscale.judge.bounds import against_bound, blank_verdict
 from pytest_ddpscale.judge.estimating import estimate_of
-from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.simulate.round_noise import RoundNoise
 from tests.benchmarks.scripts import benchmark
@@ -23,7 +22,7 @@ CASE = make_case("throughput_per_gpu", BOUND, world_size=1)
 
 def verdict(logs: list[float], limit: int) -> int:
     values = BOUND * np.exp(logs)
-    found = estimate_of([Sample(value) for value in values.tolist()], "factors", CONFIDENCE, limit)
+    found = estimate_of(values, "factors", CONFIDENCE, limit)
     if not limit:  # as verdicts were before
         found = found._replace(exceeds=False)
     outcome = against_bound(blank_verdict(CASE, CONFIDENCE), CASE.requirement, values, lambda: found).outcome

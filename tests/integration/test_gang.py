@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_ddpscale.judge.rounds import arm_rounds
+from pytest_ddpscale.judge.rounds import groups
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
@@ -125,7 +125,7 @@ def test_one_gang_measures_every_arm_of_every_study_in_every_round(gangs: Gangs)
     measurements = measurements_in(run)
     for study in (WHOLE, NARROW):
         for arm in study.arms:
-            rounds = arm_rounds(columns_of(measurements), study.id, arm)
+            rounds = groups(columns_of(measurements), study.id, [arm], run.read_plan().layout)[0].arms[0]
             assert rounds.numbers.tolist() == list(range(FEWEST_ROUNDS))
     assert all(len(m.step_s) == m.steps and m.utilization is not None for m in measurements)
     assert {m.device for m in measurements} == {"cpu"}
@@ -196,7 +196,8 @@ def test_no_file_of_the_run_has_the_value_of_a_variable_named_like_a_secret(
 def test_a_study_ends_when_all_is_decided_and_arms_before_it(gangs: Gangs) -> None:
     run = gangs.steered
     columns = columns_of(measurements_in(run))
-    rounds = {arm.name: arm_rounds(columns, STEERED.id, arm).numbers.tolist() for arm in STEERED.arms}
+    [found] = groups(columns, STEERED.id, STEERED.arms, run.read_plan().layout)
+    rounds = {arm.name: rows.numbers.tolist() for arm, rows in zip(STEERED.arms, found.arms, strict=True)}
     # Rank 0 asks for a word from the last of the fewest rounds on: until then every arm is timed.
     assert rounds == {
         "alone": list(range(FEWEST_ROUNDS + 1)),

@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pytest_ddpscale.judge.bounds import blank_verdict
+from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.probes import value_of
-from pytest_ddpscale.judge.probing import judge_probe
 from pytest_ddpscale.plan.probe import STUDY_ID, Probe, ProbeStudy
 from pytest_ddpscale.plan.probe_pairs import expected_ranks
 from pytest_ddpscale.plan.study import DeviceType, Plan
@@ -89,10 +88,6 @@ def probe_evidence(plan: Plan, measurements: list[ProbeMeasurement], **keys: Any
     return Evidence(plan, Columns(), keys.pop("errors", {}), probes=probe_columns_of(measurements), **keys)
 
 
-def judge_evidence(case: NodeCase, evidence: Evidence, confidence: float = CONFIDENCE) -> Verdict:
-    return judge_probe(blank_verdict(case, confidence), case, evidence, confidence, case.peak)
-
-
 def judge_steady(
     probe: Probe,
     bound: float,
@@ -107,4 +102,4 @@ def judge_steady(
     """The verdict on a whole run."""
     plan = probe_plan(probe, nodes, ranks_per_node, device_type)
     evidence = probe_evidence(plan, measure_probe(plan, probe, value, without=without), **keys)
-    return judge_evidence(probe_case(probe, bound), evidence)
+    return judge(probe_case(probe, bound), evidence, CONFIDENCE)

@@ -123,7 +123,11 @@ def test_arms_for_the_report_alone_are_dropped_as_soon_as_nobody_needs_them() ->
         for one in measure_nodes(plan)
     ]
     evidence = nodes_evidence(plan, open_still)
-    assert arms_needed(plan.studies[0], still_open([EFFICIENCY], evidence, CONFIDENCE)) == ["alone", "ddp@4"]
+    arms = [arm.name for arm in plan.studies[0].arms]
+    assert arms_needed(arms, still_open([EFFICIENCY], evidence, CONFIDENCE)) == [
+        "alone",
+        "ddp@4",
+    ]
 
 
 def test_arms_are_named_by_their_placement() -> None:

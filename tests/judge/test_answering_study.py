@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pytest_ddpscale.judge.answering_study import covers, matching_study, why_no_study
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.values import covers, matching_study, why_no_study
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Question
 from pytest_ddpscale.plan.study import Plan
@@ -120,7 +120,7 @@ class TestMatchingStudy:
         question = make_case("weak_scaling_efficiency", 0.5).question
         plan = Plan("a100", "cuda", ())
         assert matching_study(plan, question) is None
-        assert why_no_study(plan, question) == "weak scaling of r was not measured in this run"
+        assert why_no_study(plan, question).of_training(question) == "weak scaling of r was not measured in this run"
 
 
 class TestCovers:

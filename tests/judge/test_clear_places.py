@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytest_ddpscale.judge.estimating import Estimates
+from pytest_ddpscale.judge import judge as judging
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
@@ -58,6 +58,6 @@ def test_verdicts_are_those_of_every_place_judged(
     write_simulated_run(RunDirectory.create(tmp_path), CLUSTER, simulated)
     evidence = odd(read_evidence(RunDirectory(tmp_path)))
     found = [judge(case, evidence, 0.95) for case in CLUSTER.cases]
-    monkeypatch.setattr(Estimates, "clear_passes", lambda *_: {})
+    monkeypatch.setattr(judging, "_clear", lambda *_: {})
     assert found == [judge(case, evidence, 0.95) for case in CLUSTER.cases]
     assert len({verdict.outcome for verdict in found}) > 1

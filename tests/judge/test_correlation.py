@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pytest_ddpscale.judge.correlation import are_beyond_the_method, lag_one_correlations
+from pytest_ddpscale.judge.steadiness import are_beyond_the_method, lag_one_correlations
 from pytest_ddpscale.simulate.round_noise import RoundNoise
 from tests.rows import rows
 

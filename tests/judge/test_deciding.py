@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace as altered
 
-from pytest_ddpscale.judge.deciding import ROUNDS_WITHOUT_REQUIREMENTS, Decider
+from pytest_ddpscale.judge.deciding import Decider
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan
@@ -228,14 +228,14 @@ class TestStudiesWithoutRequirements:
     @rows("pace", [steady, restless])
     def test_stop_at_a_fixed_number_of_rounds(self, pace: Pace) -> None:
         plan = plan_of([THROUGHPUT])
-        words = told(Decider(plan, [], CONFIDENCE), plan, WEAK, ROUNDS_WITHOUT_REQUIREMENTS + 1, pace)
-        assert words == [False] * (ROUNDS_WITHOUT_REQUIREMENTS - 1) + [True, True]
+        words = told(Decider(plan, [], CONFIDENCE), plan, WEAK, FEWEST_ROUNDS + 1, pace)
+        assert words == [False] * (FEWEST_ROUNDS - 1) + [True, True]
 
     def test_are_those_that_no_requirement_matches(self) -> None:
         plan = plan_of([THROUGHPUT])
         other = make_case("throughput_per_gpu", 50.0, workload=OTHER_WORKLOAD)
-        words = told(Decider(plan, [other, SPEEDUP], CONFIDENCE), plan, WEAK, ROUNDS_WITHOUT_REQUIREMENTS)
-        assert words == [False] * (ROUNDS_WITHOUT_REQUIREMENTS - 1) + [True]
+        words = told(Decider(plan, [other, SPEEDUP], CONFIDENCE), plan, WEAK, FEWEST_ROUNDS)
+        assert words == [False] * (FEWEST_ROUNDS - 1) + [True]
 
     def test_that_are_unknown_have_no_arms(self) -> None:
         assert Decider(plan_of([THROUGHPUT]), [THROUGHPUT], CONFIDENCE).needed_arms("weak/unheard-of") == []

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pytest_ddpscale.judge import probing
+from pytest_ddpscale.judge import deciding
 from pytest_ddpscale.judge.deciding import Decider
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.probing import judge_probe
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
@@ -55,11 +55,11 @@ class TestProbesThatHaveToldEnough:
         """Names of the probes that are judged."""
         found: list[str] = []
 
-        def judge_and_note(blank: Verdict, case: NodeCase, *others: Any) -> Verdict:
+        def judge_and_note(case: NodeCase, *others: Any) -> Verdict:
             found.append(case.id)
-            return judge_probe(blank, case, *others)
+            return judge(case, *others)
 
-        monkeypatch.setattr(probing, "judge_probe", judge_and_note)
+        monkeypatch.setattr(deciding, "judge", judge_and_note)
         return found
 
     def test_are_not_judged_again_before_they_are_measured_again(self, judged: list[str]) -> None:
@@ -83,10 +83,10 @@ class TestProbesThatHaveToldEnough:
         assert judged == [wide.id]
 
     def test_are_still_asked_for_while_another_bound_on_them_is_open(self, judged: list[str]) -> None:
-        both = probe_case(WIDE, 50.0), probe_case(WIDE, FAST * 1.001)
+        both = probe_case(WIDE, 50.0), replace(probe_case(WIDE, FAST * 1.001), name="warn")
         decider = probed(FAST, *both)
         assert [decider.needed_arms("probes") for _ in range(2)] == [[WIDE.id]] * 2
-        assert judged == [case.id for case in both] * 2
+        assert judged == [both[0].id, both[1].id, both[1].id]
 
 
 class TestWhatNeedsMoreRanksThanThereAre:

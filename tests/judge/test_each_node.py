@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from pytest_ddpscale.judge.answering_rounds import samples_of, worst_per_round
 from pytest_ddpscale.judge.deciding import Decider
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.values import samples_of, worst_per_round
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.judged import CONFIDENCE, OTHER_CHECKSUM, make_case
@@ -186,14 +186,14 @@ class TestDisagreement:
 def test_a_test_sees_the_worst_node_of_each_round() -> None:
     plan = plan_of_nodes([THROUGHPUT], 3, 2)
     evidence = nodes_evidence(plan, measure_nodes(plan, slow_node(1, 2.0)))
-    values = [sample.value for sample in samples_of(THROUGHPUT.question, evidence)]
+    values = samples_of(THROUGHPUT.question, evidence)
     assert len(values) == ROUNDS
     assert values == pytest.approx([50.0] * ROUNDS, rel=0.01)
     missing = nodes_evidence(plan, measure_nodes(plan, without=[1]))
-    assert samples_of(THROUGHPUT.question, missing) == []
+    assert len(samples_of(THROUGHPUT.question, missing)) == 0
 
 
 def test_the_worst_is_the_largest_of_what_has_an_upper_bound() -> None:
-    samples = [[Sample(1.0), Sample(2.0)], [Sample(3.0), Sample(1.0)]]
-    assert [s.value for s in worst_per_round(samples, METRICS["peak_memory_gib"])] == [3.0, 2.0]
-    assert [s.value for s in worst_per_round(samples, METRICS["throughput_per_gpu"])] == [1.0, 1.0]
+    samples = np.array([[1.0, np.nan, 2.0], [3.0, 9.0, 1.0]])
+    assert worst_per_round(samples, METRICS["peak_memory_gib"]).tolist() == [3.0, 2.0]
+    assert worst_per_round(samples, METRICS["throughput_per_gpu"]).tolist() == [1.0, 1.0]

@@ -7,11 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from pytest_ddpscale.judge.estimating import SINGLE_SAMPLE_NOTE, SINGLE_VALUE_NOTE, Estimates, estimate_of
-from pytest_ddpscale.judge.per_place import PerPlace
+from pytest_ddpscale.judge.estimating import SINGLE_SAMPLE_NOTE, SINGLE_VALUE_NOTE, estimate, estimate_of
 from pytest_ddpscale.judge.sequential import EProcesses
 from pytest_ddpscale.plan.metric import Scale
-from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from tests.rows import rows
 
@@ -20,91 +18,88 @@ WAVES = [1 + 0.03 * math.sin(2 * math.pi * i / 16) for i in range(32)]
 VALUES = [0.95, 0.96, 0.955, 0.949, 0.958, 0.951, 0.957, 0.952, 0.954]
 
 
-def samples(values: list[float]) -> list[Sample]:
-    return [Sample(value) for value in values]
-
-
 @rows("scale", ["factors", "differences"])
 def test_the_interval_is_that_of_logarithms_or_of_values(scale: Scale) -> None:
     to, back = (math.log, np.exp) if scale == "factors" else (float, np.asarray)
     process = EProcesses(np.array([[to(value) for value in VALUES]]))
-    found = estimate_of(samples(VALUES), scale, 0.95).estimate
+    found = estimate_of(VALUES, scale, 0.95).estimate
     assert found is not None
     assert found.value == back(process.centres)
     assert found.interval == tuple(back(process.intervals(0.95))[0].tolist())
 
 
 def test_too_few_rounds_have_a_value_and_no_interval() -> None:
-    found = estimate_of(samples(VALUES[: FEWEST_ROUNDS - 1]), "factors", 0.95)
+    found = estimate_of(VALUES[: FEWEST_ROUNDS - 1], "factors", 0.95)
     assert found.estimate is None
     assert found.value == pytest.approx(sum(VALUES[: FEWEST_ROUNDS - 1]) / (FEWEST_ROUNDS - 1), rel=1e-3)
     assert found.too_few == f"{FEWEST_ROUNDS - 1} rounds; expected at least {FEWEST_ROUNDS}"
 
 
 def test_the_fewest_rounds_may_be_too_few_for_the_confidence_asked_for() -> None:
-    found = estimate_of(samples([1.0] * FEWEST_ROUNDS), "factors", 1 - 1e-9)
+    found = estimate_of([1.0] * FEWEST_ROUNDS, "factors", 1 - 1e-9)
     assert found.estimate is None
     assert "too few for a confidence of 1" in found.too_few
 
 
 def test_what_drifts_is_judged_as_if_it_went_on() -> None:
-    found = estimate_of(samples(FALLING), "differences", 0.95)
+    found = estimate_of(FALLING, "differences", 0.95)
     assert found.estimate is not None
     assert found.estimate.interval[0] == pytest.approx(0.93 - 0.06)
     assert found.note == ("not steady: -0.06 from the first to the last third of 9 rounds; judged as if this continued")
 
 
 def test_drift_of_factors_is_told_in_per_cent() -> None:
-    found = estimate_of(samples([100.0 * 0.99**i for i in range(9)]), "factors", 0.95)
+    found = estimate_of([100.0 * 0.99**i for i in range(9)], "factors", 0.95)
     assert found.note.startswith("not steady: -5.9%")
 
 
 def test_an_imported_sample_has_the_interval_of_its_steps() -> None:
-    found = estimate_of([Sample(100.0, 0.01)], "factors", 0.95)
+    found = estimate_of([100.0], "factors", 0.95, error=0.01)
     assert found.estimate is not None
     assert found.estimate.interval == pytest.approx((98.06, 101.98), abs=0.01)
     assert found.note == SINGLE_SAMPLE_NOTE
 
 
 def test_an_imported_value_without_spread_stands_for_itself() -> None:
-    found = estimate_of([Sample(100.0, 0.0)], "factors", 0.95)
+    found = estimate_of([100.0], "factors", 0.95, error=0.0)
     assert found.estimate is not None
     assert found.estimate.interval == (100.0, 100.0)
     assert found.note == SINGLE_VALUE_NOTE
 
 
 @rows("scale", ["factors", "differences"])
-@rows("as_table", [True, False])
-def test_of_many_places_each_has_its_own(scale: Scale, as_table: bool) -> None:
-    series = np.array([[2.5] * 9, VALUES, FALLING, WAVES[:9], [0.0, *VALUES[1:]], [math.inf, *VALUES[1:]]])
-    table = PerPlace("abcdef", np.arange(9), series)
-    places = Estimates(table if as_table else dict(table), scale, 32)
-    usual = "abcd" if scale == "factors" else "abcde"
-    for place, values in zip(usual, series.tolist(), strict=False):
-        found, alone = places.at(place, 0.95), estimate_of(samples(values), scale, 0.95, 32)
-        assert found._replace(outlook=None) == alone._replace(outlook=None)
-        assert found.outlook is not None
-        assert found.outlook.series.shape == (1, 9)
-    for place in set("abcdef") - set(usual):
-        assert places.at(place, 0.95).estimate is None
-        assert places.at(place, 0.95).too_few.startswith("an impossible value was measured: [")
-        with pytest.raises(ValueError, match="impossible"):
-            estimate_of(list(table[place]), scale, 0.95)
+def test_of_many_places_each_has_its_own(scale: Scale) -> None:
+    """Whatever the others are, and however many rounds they have."""
+    series = [[2.5] * 9, VALUES, FALLING, WAVES[:12], VALUES[:3], [0.0, *VALUES[1:]], [math.inf, *VALUES[1:]], []]
+    table = np.full((len(series), 12), math.nan)
+    for row, values in enumerate(series):
+        table[row, 12 - len(values) :] = values
+    places = estimate(table, scale, 0.95, 32)
+    for row, values in enumerate(series):
+        found, alone = places.found(row), estimate_of(values, scale, 0.95, 32)
+        assert str(found._replace(outlook=None)) == str(alone._replace(outlook=None))
+        if found.outlook is not None:
+            assert found.outlook.series.shape == (1, len(values))
+    impossible = [5, 6] if scale == "factors" else [6]
+    assert all(places.found(row).too_few.startswith("an impossible value was measured: [") for row in impossible)
+    assert [math.isnan(value) for value in places.low.tolist()] == [row in (4, 7, *impossible) for row in range(8)]
+    assert places.leave(0.01, 1)[:3].all()
+    assert not places.leave(0.01, 1)[4:].any() or scale == "differences"
 
 
 def test_waves_are_said_to_correlate_by_more_than_the_interval_allows_for() -> None:
-    found = estimate_of(samples(WAVES), "factors", 0.95)
+    found = estimate_of(WAVES, "factors", 0.95)
     assert found.correlation is not None
     assert found.correlation > 0.8
     assert found.exceeds
 
 
 def test_waves_of_less_than_a_tenth_of_a_per_cent_do_not_matter() -> None:
-    found = estimate_of(samples([1 + (value - 1) / 100 for value in WAVES]), "factors", 0.95)
+    found = estimate_of([1 + (value - 1) / 100 for value in WAVES], "factors", 0.95)
     assert found.correlation is not None
     assert found.correlation > 0.8
     assert not found.exceeds
 
 
 def test_an_imported_sample_has_no_outlook() -> None:
-    assert estimate_of([Sample(100.0, 0.01)], "factors", 0.95).outlook is None
+    assert estimate_of([100.0], "factors", 0.95, error=0.01).outlook is None

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from pytest_ddpscale.judge.bounds import against_bound, blank_verdict
-from pytest_ddpscale.judge.estimating import estimate_of
-from pytest_ddpscale.judge.finality import stretched_interval
-from pytest_ddpscale.plan.per_round import Sample
+from pytest_ddpscale.judge.estimating import estimate_of, stretched_interval
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.simulate.round_noise import RoundNoise
 from tests.builders.judged import CONFIDENCE, make_case
@@ -24,7 +22,7 @@ WAVES = [100.0 * (1 + 0.03 * math.sin(2 * math.pi * number / 16)) for number in 
 
 def judged(values: list[float], bound: float, limit: int, metric: str = "throughput_per_gpu") -> Verdict:
     case = make_case(metric, bound, world_size=1)
-    found = estimate_of([Sample(value) for value in values], "factors", CONFIDENCE, limit)
+    found = estimate_of(values, "factors", CONFIDENCE, limit)
     return against_bound(blank_verdict(case, CONFIDENCE), case.requirement, np.array(values), lambda: found)
 
 
@@ -70,9 +68,7 @@ def test_what_errs_by_factors_is_stretched_by_factors() -> None:
 
 
 def test_a_ratio_and_its_inverse_are_stretched_alike() -> None:
-    found, inverse = (
-        estimate_of([Sample(value**sign) for value in BIG_WAVES], "factors", CONFIDENCE) for sign in (1, -1)
-    )
+    found, inverse = (estimate_of([value**sign for value in BIG_WAVES], "factors", CONFIDENCE) for sign in (1, -1))
     assert found.estimate is not None
     assert inverse.estimate is not None
     low, high = stretched_interval(found, found.estimate)
@@ -86,7 +82,7 @@ def test_factors_that_vary_much_are_covered_as_those_that_vary_little(rho: float
     missed = []
     for sd in (0.003, 0.3):
         logs = RoundNoise(sd, rho).series(np.random.default_rng(20261123), 32, 300)
-        found = [estimate_of([Sample(math.exp(value)) for value in row], "factors", CONFIDENCE) for row in logs]
+        found = [estimate_of(np.exp(row), "factors", CONFIDENCE) for row in logs]
         ends = [stretched_interval(one, one.estimate) for one in found if one.estimate is not None]
         missed.append(sum(not low <= 1.0 <= high for low, high in ends))
     assert missed[0] == missed[1]

@@ -9,14 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pytest_ddpscale.judge.answering_rounds import samples_of
 from pytest_ddpscale.judge.deciding import Decider
-from pytest_ddpscale.judge.estimating import Estimates, Found, estimate_of
+from pytest_ddpscale.judge.estimating import Found, estimate_of, over_launches
 from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate, mean_estimate
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.launches import at_place, over_launches
-from pytest_ddpscale.judge.per_place import PerPlace
-from pytest_ddpscale.plan.per_round import Sample
+from pytest_ddpscale.judge.values import Values, samples_of
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
 from pytest_ddpscale.plan.study import Arm, DeviceType, Plan
 from pytest_ddpscale.run.evidence import Evidence
@@ -98,7 +95,7 @@ class TestTheInterval:
 
     def test_of_a_launch_that_was_not_steady_reaches_where_it_went(self) -> None:
         """Else three launches that all fall alike would agree on a value that none of them stays at."""
-        fallen = estimate_of([Sample(100.0 - 2 * number) for number in range(9)], "factors", CONFIDENCE)
+        fallen = estimate_of([100.0 - 2 * number for number in range(9)], "factors", CONFIDENCE)
         assert fallen.estimate is not None
         assert "not steady" in fallen.note
         found = over_launches([fallen] * 3, "factors", CONFIDENCE)
@@ -112,11 +109,11 @@ class TestTheInterval:
         runs, round_sd, chance = 1000, 0.02, np.random.default_rng(launches)
         logs = 2 * round_sd * chance.standard_normal((launches, runs, 1))
         logs = logs + round_sd * chance.standard_normal((launches, runs, FEWEST_ROUNDS))
-        names, numbers = [str(run) for run in range(runs)], np.arange(FEWEST_ROUNDS)
-        of_launches = [PerPlace(names, numbers, np.exp(of_one)) for of_one in logs]
-        launches_alone = [Estimates(of_one, "factors") for of_one in of_launches]
-        hits = sum(holds(at_place(launches_alone, name, CONFIDENCE), 1.0) for name in names)
-        hits_alone = sum(holds(launches_alone[0].at(name, CONFIDENCE), 1.0) for name in names)
+        places, numbers = [str(run) for run in range(runs)], np.arange(FEWEST_ROUNDS)
+        errors = np.full((launches, runs), np.nan)
+        values = Values("factors", places, numbers, np.exp(logs), {}, [None] * launches, errors)
+        hits = sum(holds(values.found(run, CONFIDENCE), 1.0) for run in range(runs))
+        hits_alone = sum(holds(values.estimated(CONFIDENCE).found(run), 1.0) for run in range(runs))
         assert hits >= 0.93 * runs
         assert hits_alone < 0.8 * runs
 
@@ -254,7 +251,7 @@ def test_no_launch_ends_early() -> None:
 
 def test_a_test_of_the_site_gets_the_rounds_of_all_launches() -> None:
     plan = plan_of(THROUGHPUT)
-    values = [one.value for one in samples_of(THROUGHPUT.question, evidence_of_plan(plan, measured(plan)))]
+    values = samples_of(THROUGHPUT.question, evidence_of_plan(plan, measured(plan)))
     assert len(values) == LAUNCHES * FEWEST_ROUNDS
     assert math.isclose(values[0], SPEEDS[0], rel_tol=0.01)
     assert math.isclose(values[-1], SPEEDS[-1], rel_tol=0.01)

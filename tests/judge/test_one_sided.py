@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pytest_ddpscale.judge.one_sided import _least_ratios, largest_log_evidence
-from pytest_ddpscale.judge.sequential import EFFECT_SCALE, EProcesses, FloatArray
+from pytest_ddpscale.judge.sequential import EFFECT_SCALE, EProcesses, FloatArray, _least_ratios, largest_log_evidence
 from tests.rows import rows
 
 FEWEST = 8

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pytest_ddpscale.judge.outlook import are_final, survive_a_hiccup, survive_a_trend
 from pytest_ddpscale.judge.sequential import EProcesses
+from pytest_ddpscale.judge.steadiness import are_final, survive_a_hiccup, survive_a_trend
 from tests.rows import rows
 
 CONFIDENCE = 0.95

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pytest_ddpscale.judge.bounds import p_value_of
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.p_value import p_value_of
 from tests.builders.judged import judge_values, make_case
 from tests.judge.nodes import measure_nodes, nodes_evidence, plan_of_nodes, slow_node
 

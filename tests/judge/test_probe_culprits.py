@@ -9,15 +9,16 @@ from itertools import combinations, product
 
 import pytest
 
+from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.run.pair_record import PairMeasurement
 from pytest_ddpscale.run.probe_record import ProbeMeasurement
 from pytest_ddpscale.run.verdicts import Verdict
 from tests.judge.probed import (
     ALL_REDUCE,
+    CONFIDENCE,
     MATMUL,
     SEND_RECV,
-    judge_evidence,
     judge_steady,
     measure_probe,
     probe_case,
@@ -180,7 +181,7 @@ def test_whose_data_is_wrong_fails_however_fast_it_is_and_is_named(
     probe, is_wrong, nodes, rounds, expected, evidence = case
     plan = probe_plan(probe, nodes)
     measured = [replace(one, is_correct=not is_wrong(one)) for one in measure_probe(plan, probe, steady(GOOD), rounds)]
-    verdict = judge_evidence(probe_case(probe, BOUND), probe_evidence(plan, measured))
+    verdict = judge(probe_case(probe, BOUND), probe_evidence(plan, measured), CONFIDENCE)
     assert (verdict.outcome, named(verdict)) == ("failed" if expected else "passed", expected)
     assert verdict.culprits == () or verdict.culprits[0].evidence.startswith(evidence)
 
@@ -189,11 +190,11 @@ def test_wrong_data_counts_although_the_study_broke_and_who_is_slow_besides_is_n
     plan = probe_plan(MATMUL)
     slow = measure_probe(plan, MATMUL, steady(GOOD, {(3,): 80.0, (6,): 90.0}))
     measured = [replace(one, is_correct=one.rank != 3) for one in slow]
-    verdict = judge_evidence(probe_case(MATMUL, BOUND), probe_evidence(plan, measured))
+    verdict = judge(probe_case(MATMUL, BOUND), probe_evidence(plan, measured), CONFIDENCE)
     assert [(c.gpu_index, "wrong data" in c.evidence) for c in verdict.culprits] == [(3, True), (6, False)]
     assert verdict.reason.endswith("the whole interval misses the bound (failed too: GPU 6 of n0)")
-    broken = judge_evidence(
-        probe_case(MATMUL, BOUND), probe_evidence(plan, measured, errors={"probes": "rank 2 was lost"})
+    broken = judge(
+        probe_case(MATMUL, BOUND), probe_evidence(plan, measured, errors={"probes": "rank 2 was lost"}), CONFIDENCE
     )
     assert broken.outcome == "failed"
     assert broken.reason.endswith("; also: rank 2 was lost")
@@ -217,7 +218,7 @@ def test_slow_ranks_of_several_nodes_are_told_by_the_node_pairs() -> None:
     probe = Probe("all-reduce-32mib", 8)
     plan = probe_plan(probe, nodes=4, ranks_per_node=2)
     evidence = probe_evidence(plan, measure_probe(plan, probe, steady(60.0)))
-    assert judge_evidence(probe_case(probe, BOUND), evidence).culprits == ()
+    assert judge(probe_case(probe, BOUND), evidence, CONFIDENCE).culprits == ()
     pairs = [
         PairMeasurement(
             "pairs", number, (2 * a, 2 * b), (f"n{a}", f"n{b}"), (0, 0), (f"GPU-{2 * a}", f"GPU-{2 * b}"), 2**25, 20,
@@ -226,7 +227,7 @@ def test_slow_ranks_of_several_nodes_are_told_by_the_node_pairs() -> None:
         for number in range(3)
         for a, b in combinations(range(4), 2)
     ]  # fmt: skip
-    verdict = judge_evidence(probe_case(probe, BOUND), replace(evidence, pairs=pairs))
+    verdict = judge(probe_case(probe, BOUND), replace(evidence, pairs=pairs), CONFIDENCE)
     assert [(c.kind, c.host) for c in verdict.culprits] == [("node", "n2")]
     assert "communication is slow at node n2" in verdict.reason
 

@@ -6,13 +6,12 @@ import random
 
 import pytest
 
-from pytest_ddpscale.judge.probing import probes_needed
+from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.verdicts import Verdict
 from tests.judge.probed import (
     CONFIDENCE,
     MATMUL,
-    judge_evidence,
     measure_probe,
     probe_case,
     probe_evidence,
@@ -31,7 +30,6 @@ PLAN = probe_plan(MATMUL)
 
 def run(seed: int, share_of_rank_0: float, share_of_others: float) -> Verdict:
     """Eight GPUs, looked at after some rounds until it is decided or the rounds are used up."""
-    assert PLAN.probes is not None
     chance = random.Random(seed)
 
     def value(number: int, ranks: tuple[int, ...]) -> float:
@@ -41,9 +39,10 @@ def run(seed: int, share_of_rank_0: float, share_of_others: float) -> Verdict:
     measured = measure_probe(PLAN, MATMUL, value, LOOKS[-1])
     for rounds in LOOKS:
         evidence = probe_evidence(PLAN, [one for one in measured if one.round < rounds])
-        if not probes_needed(PLAN.probes, [CASE], evidence, CONFIDENCE):
+        verdict = judge(CASE, evidence, CONFIDENCE)
+        if not verdict.is_open:
             break
-    return judge_evidence(CASE, evidence)
+    return verdict
 
 
 def runs(share_of_rank_0: float, share_of_others: float, number: int = RUNS) -> list[Verdict]:

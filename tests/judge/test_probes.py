@@ -9,12 +9,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from pytest_ddpscale.judge import probes
-from pytest_ddpscale.judge.probes import ProbedPlace, value_of
+from pytest_ddpscale.judge.probes import ProbedPlace, probed_values, value_of
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.run import probe_columns
+from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.probe_record import ProbeMeasurement
 from tests.builders.probes import probe_columns_of
 from tests.builders.records import gang_of, probe_blocks_of
@@ -23,9 +22,9 @@ from tests.rows import rows
 MIB = 2**20
 
 
-def places(measurements: Iterable[ProbeMeasurement], probe: Probe, layout: Layout) -> Mapping[ProbedPlace, PerRound]:
+def places(measurements: Iterable[ProbeMeasurement], probe: Probe, layout: Layout) -> Mapping[ProbedPlace, FloatArray]:
     probed = probe_columns_of(measurements).get((probe.name, probe.world_size))
-    return probes.places(probed, probe, layout)
+    return dict(probed_values(probed, probe, layout).items())
 
 
 def measured(
@@ -70,7 +69,7 @@ def test_several_iterations_are_one_value() -> None:
 def test_each_device_is_a_place() -> None:
     probe = Probe("matmul-bf16")
     found = places([measured(probe, 5, 0.01), measured(probe, 2, 0.02)], probe, Layout(2, 4))
-    assert {place: [sample.value for sample in samples] for place, samples in found.items()} == {
+    assert {place: samples.tolist() for place, samples in found.items()} == {
         ProbedPlace("gpu", (2,), "n0", 2, "GPU-2"): [400.0],
         ProbedPlace("gpu", (5,), "n1", 1, "GPU-5"): [800.0],
     }
@@ -80,7 +79,7 @@ def test_the_slowest_rank_of_a_group_sets_its_value() -> None:
     probe = Probe("all-reduce-32mib", 2)
     found = places([measured(probe, 4, 0.001), measured(probe, 5, 0.004)], probe, Layout(2, 4))
     assert list(found) == [ProbedPlace("node", (4, 5), "n1")]
-    assert found[ProbedPlace("node", (4, 5), "n1")].values[0] == pytest.approx(33.554432 / 4)
+    assert found[ProbedPlace("node", (4, 5), "n1")][0] == pytest.approx(33.554432 / 4)
 
 
 def test_a_group_over_several_hosts_is_a_gang() -> None:
@@ -93,7 +92,7 @@ def test_a_pair_is_one_place_whoever_reports() -> None:
     probe = Probe("send-recv-32mib", 4)
     found = places([measured(probe, 3, 0.002), measured(probe, 2, 0.001)], probe, Layout(1, 4))
     place = ProbedPlace("link", (2, 3), "n0", 2, "GPU-2", "n0", 3, "GPU-3")
-    assert found[place].values[0] == pytest.approx(33.554432 / 2)
+    assert found[place][0] == pytest.approx(33.554432 / 2)
 
 
 @rows(("probe", "ranks"), [(Probe("all-reduce-32mib", 4), 3), (Probe("send-recv-32mib", 2), 1)])
@@ -122,7 +121,7 @@ def test_values_come_in_the_order_of_the_rounds_whatever_that_of_the_records() -
     rounds = [measured(probe, 0, 8 / (number + 1), round=number) for number in range(12)]
     random.Random(7).shuffle(rounds)
     (samples,) = places(rounds, probe, Layout(1, 1)).values()
-    assert [sample.value for sample in samples] == pytest.approx([number + 1 for number in range(12)])
+    assert samples.tolist() == pytest.approx([number + 1 for number in range(12)])
 
 
 def test_of_a_repeated_measurement_the_earliest_counts() -> None:
@@ -130,7 +129,7 @@ def test_of_a_repeated_measurement_the_earliest_counts() -> None:
     first, again = measured(probe, 0, 2.0, started_unix_s=1.0), measured(probe, 0, 1.0, started_unix_s=2.0)
     for order in ([again, first], [first, again]):
         (samples,) = places(order, probe, Layout(1, 1)).values()
-        assert [sample.value for sample in samples] == [4.0]
+        assert samples.tolist() == [4.0]
 
 
 def test_a_rank_that_moved_to_another_device_contradicts_itself() -> None:

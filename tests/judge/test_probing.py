@@ -8,8 +8,8 @@ from itertools import product
 
 import pytest
 
+from pytest_ddpscale.judge.deciding import arms_needed, still_open
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.probing import probes_needed
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.probe_pairs import expected_ranks
 from pytest_ddpscale.run.probe_record import ProbeMeasurement
@@ -19,7 +19,6 @@ from tests.judge.probed import (
     CONFIDENCE,
     MATMUL,
     SEND_RECV,
-    judge_evidence,
     judge_steady,
     measure_probe,
     probe_case,
@@ -99,7 +98,7 @@ def test_nothing_measured_is_no_pass() -> None:
 @rows("probes", [None, ProbeStudy((Probe("matmul-fp16"),), 8, 0.5)])
 def test_what_was_not_planned_was_not_measured(probes: ProbeStudy | None) -> None:
     plan = replace(probe_plan(MATMUL), probes=probes)
-    verdict = judge_evidence(probe_case(MATMUL, BOUND), probe_evidence(plan, []))
+    verdict = judge(probe_case(MATMUL, BOUND), probe_evidence(plan, []), CONFIDENCE)
     assert (verdict.outcome, verdict.reason) == ("not_measured", "matmul-bf16 was not probed in this run")
 
 
@@ -107,7 +106,7 @@ def test_a_probe_of_fewer_ranks_does_not_answer_for_more() -> None:
     four = Probe("all-reduce-32mib", 4)
     plan = probe_plan(four)
     evidence = probe_evidence(plan, measure_probe(plan, four, steady(110.0)))
-    assert judge_evidence(probe_case(ALL_REDUCE, BOUND), evidence).outcome == "not_measured"
+    assert judge(probe_case(ALL_REDUCE, BOUND), evidence, CONFIDENCE).outcome == "not_measured"
 
 
 def test_a_study_that_broke_is_an_error() -> None:
@@ -146,14 +145,14 @@ def test_what_a_gpu_cannot_do_is_not_measured() -> None:
 def test_a_case_without_a_probe_is_the_callers_mistake() -> None:
     case = replace(probe_case(MATMUL, BOUND), probe=None)
     with pytest.raises(ValueError, match="has no probe"):
-        judge_evidence(case, probe_evidence(probe_plan(MATMUL), []))
+        judge(case, probe_evidence(probe_plan(MATMUL), []), CONFIDENCE)
 
 
 def test_a_round_that_is_missing_on_one_gpu_decides_nothing() -> None:
     plan = probe_plan(MATMUL)
     measured = measure_probe(plan, MATMUL, steady(110.0), rounds=9)
     lacking = [one for one in measured if (one.rank, one.round) != (4, 6)]
-    verdict = judge_evidence(probe_case(MATMUL, BOUND), probe_evidence(plan, lacking))
+    verdict = judge(probe_case(MATMUL, BOUND), probe_evidence(plan, lacking), CONFIDENCE)
     assert verdict.outcome == "inconclusive"
     assert verdict.reason.startswith("GPU 4 of n0, one of 8 GPUs: only 8 of 9 rounds are complete")
 
@@ -164,13 +163,13 @@ def test_a_round_that_left_the_probe_out_is_not_missed(timed: list[str], outcome
     measured = measure_probe(plan, MATMUL, steady(110.0))
     timed_arms = {"probes": {**{number: ["matmul-bf16"] for number in range(8)}, 8: timed}}
     evidence = probe_evidence(plan, measured, timed_arms=timed_arms)
-    assert judge_evidence(probe_case(MATMUL, BOUND), evidence).outcome == outcome
+    assert judge(probe_case(MATMUL, BOUND), evidence, CONFIDENCE).outcome == outcome
 
 
 def test_too_few_rounds_decide_nothing() -> None:
     plan = probe_plan(MATMUL)
     evidence = probe_evidence(plan, measure_probe(plan, MATMUL, steady(110.0), rounds=4))
-    assert judge_evidence(probe_case(MATMUL, BOUND), evidence).outcome == "inconclusive"
+    assert judge(probe_case(MATMUL, BOUND), evidence, CONFIDENCE).outcome == "inconclusive"
 
 
 @rows(("value", "outcome"), [(104.0, "passed"), (106.0, "inconclusive")])
@@ -178,7 +177,7 @@ def test_more_than_the_data_sheet_promises_is_implausible(value: float, outcome:
     plan = probe_plan(MATMUL)
     measured = measure_probe(plan, MATMUL, steady(95.0, {(6,): value}))
     case = probe_case(MATMUL, 90.0, peak=100.0)
-    verdict = judge_evidence(case, probe_evidence(plan, measured))
+    verdict = judge(case, probe_evidence(plan, measured), CONFIDENCE)
     assert verdict.outcome == outcome
     if outcome == "inconclusive":
         assert verdict.reason.startswith("GPU 6 of n0, one of 8 GPUs: implausible: 106.1 TFLOPS is more than the 100")
@@ -198,8 +197,8 @@ def test_a_failure_that_may_be_chance_on_one_of_many_is_inconclusive() -> None:
         measured = measure_probe(
             plan, MATMUL, lambda number, ranks: values[number, 0] if ranks == (0,) else 110.0 + number % 3
         )
-        found[ranks_per_node] = judge_evidence(
-            probe_case(MATMUL, _just_failing(measured)), probe_evidence(plan, measured)
+        found[ranks_per_node] = judge(
+            probe_case(MATMUL, _just_failing(measured)), probe_evidence(plan, measured), CONFIDENCE
         )
     assert found[1].outcome == "failed"
     assert found[64].outcome == "inconclusive"
@@ -209,7 +208,7 @@ def test_a_failure_that_may_be_chance_on_one_of_many_is_inconclusive() -> None:
 def _just_failing(measured: list[ProbeMeasurement]) -> float:
     """A bound that the first rank misses by nearly nothing, judged alone."""
     alone = [one for one in measured if one.rank == 0]
-    verdict = judge_evidence(probe_case(MATMUL, 1.0), probe_evidence(probe_plan(MATMUL, ranks_per_node=1), alone))
+    verdict = judge(probe_case(MATMUL, 1.0), probe_evidence(probe_plan(MATMUL, ranks_per_node=1), alone), CONFIDENCE)
     assert verdict.interval is not None
     return verdict.interval[1] * 1.0001
 
@@ -222,7 +221,8 @@ def _needed(bound: float, value: float, rounds: int, noise: float = 0.0, **keys:
     measured += measure_probe(plan, other, steady(1000.0), rounds)
     cases = [probe_case(MATMUL, bound, **keys), probe_case(other, 1.0)]
     assert plan.probes is not None
-    return probes_needed(plan.probes, cases, probe_evidence(plan, measured), CONFIDENCE)
+    probes = [probe.id for probe in plan.probes.probes]
+    return arms_needed(probes, still_open(cases, probe_evidence(plan, measured), CONFIDENCE))
 
 
 def test_only_what_is_undecided_needs_further_rounds() -> None:
@@ -243,12 +243,11 @@ def test_a_failure_does_not_end_it_while_others_may_fail_too() -> None:
         plan, MATMUL, lambda number, ranks: (80.0 if ranks == (0,) else 100.0) * (1 + chance.gauss(0, 0.01))
     )
     evidence, case = probe_evidence(plan, measured), probe_case(MATMUL, 100.0)
-    verdict = judge_evidence(case, evidence)
+    verdict = judge(case, evidence, CONFIDENCE)
     assert verdict.outcome == "failed"
     assert "undecided" in verdict.flags
     assert any("more rounds may fail further GPUs: undecided on" in note for note in verdict.notes)
-    assert plan.probes is not None
-    assert probes_needed(plan.probes, [case], evidence, CONFIDENCE) == ["matmul-bf16"]
+    assert verdict.is_open
 
 
 def test_what_a_missing_gpu_keeps_from_passing_may_still_be_told_bad() -> None:
@@ -256,19 +255,17 @@ def test_what_a_missing_gpu_keeps_from_passing_may_still_be_told_bad() -> None:
     chance = random.Random(3)
     measured = measure_probe(plan, MATMUL, lambda number, ranks: 100.0 * (1 + chance.gauss(0, 0.01)), without=[7])
     evidence, case = probe_evidence(plan, measured), probe_case(MATMUL, 100.0)
-    assert judge_evidence(case, evidence).outcome == "not_measured"
-    assert plan.probes is not None
-    assert probes_needed(plan.probes, [case], evidence, CONFIDENCE) == ["matmul-bf16"]
+    assert judge(case, evidence, CONFIDENCE).outcome == "not_measured"
+    assert judge(case, evidence, CONFIDENCE).is_open
     easy = probe_case(MATMUL, 50.0)
-    assert probes_needed(plan.probes, [easy], evidence, CONFIDENCE) == []
+    assert not judge(easy, evidence, CONFIDENCE).is_open
 
 
 def test_an_implausible_value_beside_a_failure_needs_no_further_rounds() -> None:
     plan = probe_plan(MATMUL)
     measured = measure_probe(plan, MATMUL, steady(110.0, {(1,): 90.0, (2,): 200.0}))
     evidence, case = probe_evidence(plan, measured), probe_case(MATMUL, 100.0, peak=120.0)
-    verdict = judge_evidence(case, evidence)
+    verdict = judge(case, evidence, CONFIDENCE)
     assert verdict.outcome == "failed"
     assert "GPU 2 of n0: implausible" in verdict.notes
-    assert plan.probes is not None
-    assert probes_needed(plan.probes, [case], evidence, CONFIDENCE) == []
+    assert not verdict.is_open

@@ -15,14 +15,10 @@ from hypothesis import strategies as st
 from pytest_ddpscale.judge.rounds import (
     NO_ROUNDS,
     ArmRounds,
-    all_groups,
-    arm_rounds,
-    group_rounds,
+    groups,
     hosts_of,
-    node_rounds,
+    merged,
     on_hosts,
-    rows_of_nodes,
-    together,
 )
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Arm
@@ -37,6 +33,11 @@ ARM = Arm("ddp", 3, batch_size=8)
 def block(rank: int, round_: int = 0, **changes: Any) -> Measurement:
     one = Measurement("weak/r", "ddp@3", round_, rank, rank, f"node{rank}", f"GPU-{rank}", 8, 10, 4.0, 1.7e9)
     return replace(one, **changes)
+
+
+def one_group(columns: Columns) -> ArmRounds:
+    """Complete rounds of the arm on a single node."""
+    return groups(columns, "weak/r", [ARM], Layout(1, 4))[0].arms[0]
 
 
 def numbers(rounds: ArmRounds) -> dict[int, list[int]]:
@@ -87,13 +88,11 @@ def test_error_of_an_imported_sample_is_that_of_the_slowest_ranks_mean_step() ->
     slow = block(0, steps=100, block_s=50.0, step_stdev_s=0.1, single_sample=True)
     fast = block(1, steps=100, block_s=25.0, step_stdev_s=9.9, single_sample=True)
     # 0.1 s of 0.5 s a step, over the square root of 100 steps
-    error = rounds_of([slow, fast]).single_sample_error
-    assert error is not None
-    assert error.tolist() == pytest.approx([0.02])
+    assert rounds_of([slow, fast]).single_sample_error.tolist() == pytest.approx([0.02])
 
 
 def test_rounds_of_our_own_have_no_error_of_their_own() -> None:
-    assert rounds_of([block(0, step_stdev_s=0.1)]).single_sample_error is None
+    assert math.isnan(rounds_of([block(0, step_stdev_s=0.1)]).single_sample_error[0])
 
 
 def test_without_rounds_nothing_is_known_of_any() -> None:
@@ -102,7 +101,7 @@ def test_without_rounds_nothing_is_known_of_any() -> None:
 
 
 def complete(blocks: list[Measurement]) -> dict[int, list[int]]:
-    return numbers(arm_rounds(columns_of(blocks), "weak/r", ARM))
+    return numbers(one_group(columns_of(blocks)))
 
 
 def test_a_round_without_all_its_ranks_is_left_out() -> None:
@@ -124,7 +123,7 @@ def test_what_belongs_elsewhere_is_left_out(change: dict[str, Any]) -> None:
 def test_of_a_repeated_measurement_the_first_counts() -> None:
     first = [block(rank, block_s=1.0) for rank in range(3)]
     again = [block(rank, block_s=9.0) for rank in range(3)]
-    rounds = arm_rounds(columns_of(first + again), "weak/r", ARM)
+    rounds = one_group(columns_of(first + again))
     assert rounds.measured.block_s.tolist() == [[1.0] * 3]
 
 
@@ -132,7 +131,7 @@ def test_of_a_repeated_measurement_the_first_counts() -> None:
 def test_rounds_and_ranks_come_in_order_whatever_the_order_of_lines(shuffler: random.Random) -> None:
     lines = [block(rank, number, block_s=1.0 + 3 * number + rank) for number in range(3) for rank in range(3)]
     columns = columns_of(shuffler.sample(lines, len(lines)))
-    rounds = arm_rounds(columns, "weak/r", ARM)
+    rounds = one_group(columns)
     assert numbers(rounds) == {number: [0, 1, 2] for number in range(3)}
     assert rounds.measured.block_s.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]
 
@@ -154,7 +153,12 @@ class TestGroupsOnSeveralNodes:
     places = tuple((node, rank) for node in range(3) for rank in range(3))
 
     def groups(self, blocks: list[Measurement], arm: Arm = ARM) -> list[dict[int, list[int]]]:
-        return list(map(numbers, group_rounds(columns_of(blocks), "weak/r", arm, self.layout)))
+        found = groups(columns_of(blocks), "weak/r", [arm], self.layout)
+        return [numbers(alike.at(place)[0]) for alike in found for place in range(len(alike.places))]
+
+    def at(self, columns: Columns, host: str) -> ArmRounds:
+        [alike] = groups(columns, "weak/r", [ARM], self.layout)
+        return alike.at(alike.places.index(host))[0]
 
     def test_each_node_has_rounds_of_its_own(self) -> None:
         blocks = [on_node(node, rank) for node in (2, 0, 1) for rank in range(3)]
@@ -162,12 +166,12 @@ class TestGroupsOnSeveralNodes:
 
     def test_a_node_that_lacks_a_rank_costs_the_others_nothing(self) -> None:
         columns = columns_of(on_node(*place) for place in self.places if place != (1, 2))
-        assert numbers(all_groups(columns, "weak/r", ARM, self.layout)) == {0: [0, 1, 2, 8, 9, 10]}
+        assert numbers(merged(columns, "weak/r", ARM, self.layout)) == {0: [0, 1, 2, 8, 9, 10]}
 
     def test_a_node_that_lacks_a_rank_once_is_there_in_other_rounds(self) -> None:
         blocks = [on_node(*place, n) for n in range(2) for place in self.places if (n, *place) != (0, 1, 2)]
         blocks = [replace(one, skipped_steps=one.rank % 2, step_s=(0.1,) * 10) for one in blocks]
-        found = all_groups(columns_of(blocks), "weak/r", ARM, self.layout)
+        found = merged(columns_of(blocks), "weak/r", ARM, self.layout)
         assert numbers(found) == {0: [0, 1, 2, 8, 9, 10], 1: [0, 1, 2, 4, 5, 6, 8, 9, 10]}
         assert found.samples_per_s_per_gpu.tolist() == [20.0, 20.0]
         assert found.measured.skipped_steps.sum(axis=1).tolist() == [2, 3]
@@ -178,20 +182,20 @@ class TestGroupsOnSeveralNodes:
         elsewhere = replace(on_node(2, 0), arm="alone")
         columns = columns_of([*(on_node(node, rank) for node in (1, 0) for rank in range(3)), elsewhere])
         assert hosts_of(columns, "weak/r") == ["n0", "n1", "n2"]
-        assert {host: numbers(node_rounds(columns, "weak/r", ARM, host)) for host in ("n0", "n1", "n2")} == {
-            "n0": {0: [0, 1, 2]}, "n1": {0: [4, 5, 6]}, "n2": {},
-        }  # fmt: skip
-        nowhere = Arm("ddp", 2, 8)
-        assert [len(node_rounds(columns, "weak/r", nowhere, host)) for host in ("n0", "n1", "n2")] == [0, 0, 0]
+        with_another = groups(columns, "weak/r", [ARM, Arm("alone", 1, 8)], self.layout)
+        assert [(one.places, [len(rows) for rows in one.arms]) for one in with_another] == [
+            (("n0", "n1"), [2, 0]), (("n2",), [0, 1]),
+        ]  # fmt: skip
+        assert groups(columns, "weak/r", [Arm("ddp", 2, 8)], self.layout) == []
 
     def test_rows_of_nodes_say_what_each_node_does_by_itself(self) -> None:
         missing = [(1, 2, 1), (2, 0, 0)]  # node, rank and round
         every = ((node, rank, number) for node in range(4) for rank in range(3) for number in range(3))
         columns = columns_of([replace(on_node(n, r), round=i) for n, r, i in every if (n, r, i) not in missing])
-        (rows,) = rows_of_nodes(columns, "weak/r", [ARM])
-        assert rows.hosts == ("n0", "n1", "n2", "n3")
+        (rows,) = groups(columns, "weak/r", [ARM], self.layout)
+        assert rows.places == ("n0", "n1", "n2", "n3")
         of_rows = dict(zip(rows.arms[0].numbers.tolist(), rows.arms[0].samples_per_s_per_gpu.tolist(), strict=True))
-        by_node = [node_rounds(columns, "weak/r", ARM, host) for host in rows.hosts]
+        by_node = [self.at(columns, host) for host in rows.places]
         assert of_rows == {
             number * 4 + place: value
             for place, one in enumerate(by_node)
@@ -202,8 +206,8 @@ class TestGroupsOnSeveralNodes:
     def test_rows_of_nodes_are_views_of_one_array_in_the_order_of_ranks_not_of_names(self) -> None:
         every = [(node, rank, number) for node in (2, 10) for rank in range(3) for number in range(2)]
         columns = columns_of([on_node(n, r, i, block_s=1.0 + r) for n, r, i in every])
-        (rows,) = rows_of_nodes(columns, "weak/r", [ARM])
-        assert rows.hosts == ("n2", "n10")
+        (rows,) = groups(columns, "weak/r", [ARM], self.layout)
+        assert rows.places == ("n2", "n10")
         block_s = rows.arms[0].measured.block_s
         assert block_s.shape == (2 * 2, 3)
         assert np.shares_memory(block_s, columns.arms["weak/r", ARM.name].block_s)
@@ -221,16 +225,8 @@ class TestGroupsOnSeveralNodes:
         spread = Arm("ddp", 3, 8, "spread")
         blocks = [replace(on_node(node, 0), arm="ddp@3-spread") for node in range(3)]
         assert self.groups(blocks, spread) == [{0: [0, 4, 8]}]
-        (nothing,) = group_rounds(columns_of(blocks), "weak/r", spread, Layout(1, 12))
-        assert numbers(nothing) == {}
 
-    def test_one_node_is_read_as_ever(self) -> None:
-        blocks = [block(rank) for rank in range(3)]
-        columns = columns_of(blocks)
-        assert group_rounds(columns, "weak/r", ARM, Layout(1, 4)) == [arm_rounds(columns, "weak/r", ARM)]
-        (nothing,) = group_rounds(columns_of([*blocks, block(3)]), "weak/r", ARM, Layout(1, 4))
-        assert numbers(nothing) == {}
-
-    def test_nothing_together_is_nothing(self) -> None:
-        assert len(together([NO_ROUNDS, NO_ROUNDS])) == 0
-        assert group_rounds(Columns(), "weak/r", ARM, self.layout) == []
+    def test_of_nothing_there_is_no_group(self) -> None:
+        assert groups(Columns(), "weak/r", [ARM], self.layout) == []
+        assert len(merged(Columns(), "weak/r", ARM, self.layout)) == 0
+        assert len(one_group(Columns())) == 0

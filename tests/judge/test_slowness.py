@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_ddpscale.judge.metrics import Arms, read, slowness_of, slowness_within_hosts
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds
-from pytest_ddpscale.judge.samples import MeasuredArms
-from pytest_ddpscale.judge.slowness import slowness_of, slowness_within_hosts
 from pytest_ddpscale.plan.metric_catalogue import WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.study import Arm
 from tests.builders.judged import make_measurement, with_steps
@@ -48,9 +47,6 @@ def test_a_rank_alone_counts_as_a_typical_one() -> None:
     many = rounds((1.1,) * 4, (1.1,) * 4)
     turns = rounds_of([block(ALONE, n, rank, step) for n, rank, step in ((0, 0, 1.0), (1, 2, 1.1))])
     slowness = slowness_of(rounds((1.0, 1.0, 1.1, 1.0)))
-    assert [
-        s.value for s in WEAK_SCALING_EFFICIENCY.samples_of(MeasuredArms(many, turns, 4, slowness))
-    ] == pytest.approx([1 / 1.1] * 2)
-    assert [s.value for s in WEAK_SCALING_EFFICIENCY.samples_of(MeasuredArms(many, turns, 4))] == pytest.approx(
-        [1 / 1.1, 1.0]
-    )
+    scaled, unscaled = (read(WEAK_SCALING_EFFICIENCY, Arms(many, turns, 4, one)).values for one in (slowness, {}))
+    assert scaled == pytest.approx([1 / 1.1] * 2)
+    assert unscaled == pytest.approx([1 / 1.1, 1.0])

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.judge.rounds import NO_ROUNDS
-from pytest_ddpscale.judge.step_times import (
+from pytest_ddpscale.judge.metrics import (
     PERCENTS,
     percentile,
     round_percentiles_ms,
     step_time_cv,
     step_time_percentiles_ms,
 )
+from pytest_ddpscale.judge.rounds import NO_ROUNDS
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import rounds_of
 from tests.rows import rows

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pytest_ddpscale.judge.value_change import ComparedValue, ValueChange, change_between
+from pytest_ddpscale.judge.intervals import ComparedValue, ValueChange, change_between
 from tests.rows import rows
 
 

@@ -1,0 +1,320 @@
+"""The value of each metric of training in each round, from the rounds of its arms.
+
+To add a metric, declare it in `pytest_ddpscale.plan.metric_catalogue` and add its function here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+
+from pytest_ddpscale.judge.agreement import agreeing_share
+from pytest_ddpscale.judge.estimating import Found, estimate_of
+from pytest_ddpscale.judge.peers import slowest_to_peers
+from pytest_ddpscale.judge.rounds import ArmRounds, merged
+from pytest_ddpscale.plan.metric import Metric
+from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.run.column_record import FloatArray, IntArray
+from pytest_ddpscale.run.columns import StepArray
+from pytest_ddpscale.run.evidence import Evidence
+
+Slowness = Mapping[tuple[str, int], float]  # by host and local rank: a relaunch may renumber ranks
+PERCENTS = (50, 75, 90, 95, 99)
+_MS_PER_S = 1000.0
+_TERA = 1e12
+
+
+@dataclass(frozen=True)
+class Arms:
+    """Input of a metric. Rounds may be rows of many places: `pytest_ddpscale.judge.rounds.Groups`.
+
+    Attributes:
+        measured: complete rounds of the measured arm.
+        compared: those of its baseline; None without one.
+        world_size: ranks of the measured arm.
+        slowness: step time of ranks over that of a typical one, where known, if they take turns in the baseline.
+        flops_per_sample: of the forward and backward pass; None if not counted.
+        seeded_checksums: of the seeded step that each rank computed alone, by rank.
+    """
+
+    measured: ArmRounds
+    compared: ArmRounds | None
+    world_size: int
+    slowness: Slowness = field(default_factory=dict)
+    flops_per_sample: float | None = None
+    seeded_checksums: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def baseline(self) -> ArmRounds:
+        """The baseline of a metric that has one."""
+        assert self.compared is not None
+        return self.compared
+
+    @property
+    def paired(self) -> Arms:
+        """The rounds that both arms have: drift affects all arms of a round equally, so they are compared there."""
+        if self.compared is None or np.array_equal(self.measured.numbers, self.compared.numbers):
+            return self
+        shared = np.intersect1d(self.measured.numbers, self.compared.numbers, assume_unique=True)
+        measured, compared = (one.of(np.isin(one.numbers, shared)) for one in (self.measured, self.compared))
+        return replace(self, measured=measured, compared=compared)
+
+
+class Read(NamedTuple):
+    """Values of a metric.
+
+    Attributes:
+        numbers: of the rounds or rows, (rounds,).
+        values: in its unit, or before the division by the SKU's constant; NaN if unknown, (rounds,).
+        errors: relative error of an imported sample, NaN for our own rounds; None without imported rounds.
+    """
+
+    numbers: IntArray
+    values: FloatArray
+    errors: FloatArray | None
+
+
+def read(metric: Metric, arms: Arms) -> Read:
+    """Values of a metric of training."""
+    arms = arms.paired
+    return Read(arms.measured.numbers, VALUE_OF[metric.name](arms), _errors(metric, arms))
+
+
+def _efficiency(arms: Arms) -> FloatArray:
+    """Throughput per GPU among many over that of one GPU alone, in the same job; only the batch may differ."""
+    return arms.measured.samples_per_s_per_gpu / _typical_samples_per_s(arms.baseline, arms.slowness)
+
+
+def _typical_samples_per_s(rounds: ArmRounds, slowness: Slowness) -> FloatArray:
+    """Samples per second of a typical rank, for an arm in which ranks take turns.
+
+    The throughput of each turn is scaled to a typical rank: otherwise slow ranks in the baseline would make scaling
+    look better.
+    """
+    values = rounds.samples_per_s_per_gpu
+    if not slowness or not len(values):
+        return values
+    of_ranks = np.array([slowness.get(place, 1.0) for place in rounds.ranks.places])
+    turns = rounds.measured.rank_of_cell[np.arange(len(values)), rounds.slowest]
+    return np.asarray(values * of_ranks[turns])
+
+
+def _own(arms: Arms, values: FloatArray) -> FloatArray:
+    """The values without imported rounds, whose single samples are too few for a difference of two arms or ranks."""
+    imported = arms.measured.measured.single_sample
+    if arms.compared is not None:
+        imported = imported | arms.compared.measured.single_sample
+    return np.where(imported, np.nan, values)
+
+
+def _latency(per_cent: float) -> Callable[[Arms], FloatArray]:
+    return lambda arms: round_percentiles_ms(arms.measured, per_cent)
+
+
+def _pace(arms: Arms) -> FloatArray:
+    return arms.measured.samples_per_s_per_gpu
+
+
+VALUE_OF: Mapping[str, Callable[[Arms], FloatArray]] = {
+    "throughput_per_gpu": _pace,
+    "inference_throughput": _pace,
+    "generation_ratio": _pace,  # over the reference's throughput
+    # In 10¹² operations per second, over the peak. As in PaLM: counts the FLOPs that both passes need.
+    "model_flops_utilization": lambda arms: _pace(arms) * ((arms.flops_per_sample or np.nan) / _TERA),
+    "weak_scaling_efficiency": _efficiency,
+    "strong_scaling_efficiency": _efficiency,
+    "strong_scaling_speedup": lambda arms: arms.world_size * _efficiency(arms),
+    "input_pipeline_efficiency": lambda arms: _pace(arms) / arms.baseline.samples_per_s_per_gpu,
+    "rank_uniformity": lambda arms: _own(arms, slowest_to_peers(arms.measured)),  # the slowest of many has no error
+    # Noise makes it slightly negative if communication is completely hidden.
+    "exposed_communication": lambda arms: _own(arms, 1 - arms.baseline.step_s / arms.measured.step_s),
+    "computation_time": lambda arms: _own(arms, _MS_PER_S * arms.measured.step_s),
+    "communication_time": lambda arms: _own(arms, _MS_PER_S * (arms.measured.step_s - arms.baseline.step_s)),
+    "ddp_overhead": lambda arms: _own(arms, arms.measured.step_s / arms.baseline.step_s - 1),
+    "step_time_p95": _latency(95),
+    "inference_latency_p50": _latency(50),
+    "inference_latency_p95": _latency(95),
+    "inference_latency_p99": _latency(99),
+    "step_time_cv": lambda arms: step_time_cv(arms.measured),
+    "device_utilization": lambda arms: arms.measured.utilization,
+    "peak_memory_gib": lambda arms: arms.measured.peak_memory_gib,
+    "memory_spread": lambda arms: arms.measured.memory_spread,
+    # One round below 1 is a disagreement, however many are 1: their mean says nothing.
+    "replica_agreement": lambda arms: agreeing_share(arms.measured, arms.seeded_checksums),
+    "images_per_joule": lambda arms: arms.measured.images_per_joule,
+}
+# An imported round has the error of its steps, of which ratios have those of both; or is taken as exact.
+_PACED = ("throughput_per_gpu", "inference_throughput", "generation_ratio", "model_flops_utilization",
+          "weak_scaling_efficiency", "strong_scaling_efficiency", "strong_scaling_speedup",
+          "input_pipeline_efficiency")  # fmt: skip
+_EXACT = ("step_time_cv", "device_utilization", "peak_memory_gib", "memory_spread")
+
+
+def _errors(metric: Metric, arms: Arms) -> FloatArray | None:
+    imported = arms.measured.measured.single_sample
+    if not imported.any():
+        return None
+    if metric.name in _EXACT:
+        return np.where(imported, 0.0, np.nan)
+    if metric.name not in _PACED:
+        return None
+    return _paced_error(arms)
+
+
+def _paced_error(arms: Arms) -> FloatArray:
+    own = arms.measured.single_sample_error
+    return own if arms.compared is None else np.hypot(own, arms.compared.single_sample_error)  # two independent samples
+
+
+def throughput(
+    evidence: Evidence, study: Study, arm: Arm, confidence: float, baseline: Arm | None = None
+) -> Found | None:
+    """Samples per second and GPU of an arm, at the slowest rank's pace, or over those of another in the same rounds.
+
+    Args:
+        evidence: of the study.
+        study: with the arms.
+        arm: the measured one.
+        confidence: of the interval, valid for all rounds together, 0 … 1.
+        baseline: the arm to compare with; None for the throughput itself.
+
+    Returns:
+        With an interval from eight rounds on; None without a round.
+    """
+    measured, *compared = (
+        merged(evidence.columns, study.id, one, evidence.plan.layout) for one in (arm, baseline) if one is not None
+    )
+    arms = Arms(measured, compared[0] if compared else None, arm.world_size).paired
+    if not len(arms.measured):
+        return None
+    values = _pace(arms) / arms.baseline.samples_per_s_per_gpu if compared else _pace(arms)
+    errors = _paced_error(arms)
+    return estimate_of(values, "factors", confidence, error=float(errors[0]))
+
+
+def paces(evidence: Evidence, study: Study, *arms: Arm) -> FloatArray:
+    """Samples per second and GPU of arms in the rounds that all of them have, (arms, rounds)."""
+    found = [merged(evidence.columns, study.id, arm, evidence.plan.layout) for arm in arms]
+    numbers = reduce(np.intersect1d, (one.numbers for one in found))
+    return np.stack([one.samples_per_s_per_gpu[np.isin(one.numbers, numbers)] for one in found])
+
+
+def slowness_of(each: ArmRounds) -> dict[tuple[str, int], float]:
+    """Step time of each rank over that of the median rank (the faster of two middle ones), by place.
+
+    Ratios are taken within rounds and averaged over them, which cancels variation common to a round.
+
+    Args:
+        each: rounds in which every rank computes alone.
+    """
+    return _slowness(each, [np.arange(len(each.ranks))]) if len(each) else {}
+
+
+def slowness_within_hosts(each: ArmRounds) -> dict[tuple[str, int], float]:
+    """`slowness_of` within each host: ranks are compared with those of their own host."""
+    by_size: dict[int, list[IntArray]] = {}
+    for columns in each.ranks.by_host.values():
+        by_size.setdefault(len(columns), []).append(columns)
+    found: dict[tuple[str, int], float] = {}
+    for groups in by_size.values():
+        found |= _slowness(each, groups)
+    return found
+
+
+def _slowness(each: ArmRounds, groups: Sequence[IntArray]) -> dict[tuple[str, int], float]:
+    """Slowness within each group; all groups have equally many ranks."""
+    columns = np.stack(groups)
+    logs = np.log(each.mean_step_s)[:, columns]
+    means = _mean(logs - _mean(logs, axis=2)[:, :, np.newaxis], axis=0)
+    typical = np.sort(means, axis=1)[:, (columns.shape[1] - 1) // 2]
+    factors = np.exp(means - typical[:, np.newaxis]).ravel().tolist()
+    return dict(zip(each.ranks.of(columns.ravel()).places, factors, strict=True))
+
+
+def _mean(values: FloatArray, axis: int) -> FloatArray:
+    """Mean of the values that are not NaN; NaN if there are none."""
+    known = ~np.isnan(values)
+    count = known.sum(axis=axis)
+    total = np.where(known, values, 0.0).sum(axis=axis)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def percentile(values: Sequence[float] | StepArray, percent: float) -> float:
+    """The value that `percent` of the values do not exceed, interpolated linearly between neighbours.
+
+    The value at position (n - 1) * percent / 100 of n ordered values, counted from 0: definition 7 of
+    Hyndman and Fan, "Sample Quantiles in Statistical Packages", The American Statistician 50 (1996),
+    which is numpy's default.
+
+    Args:
+        values: at least one, in any order.
+        percent: 0 … 100.
+
+    Raises:
+        ValueError: there are no values, or `percent` is out of range.
+    """
+    if not len(values) or not 0 <= percent <= 100:
+        raise ValueError(f"percentile {percent:g} of {len(values)} values; expected 0 to 100 of at least 1")
+    return float(np.percentile(np.asarray(values, np.float64), percent))
+
+
+def step_time_percentiles_ms(*measured: ArmRounds) -> dict[int, float]:
+    """p50, p75, p90, p95 and p99 of an arm's step time over the raw steps of all ranks, rounds and launches.
+
+    Returns:
+        Milliseconds by per cent; empty if no round kept its raw steps.
+    """
+    steps_s = np.concatenate([np.zeros(0, np.float32), *(steps for one in measured for steps in _raw_steps_s(one))])
+    if not len(steps_s):
+        return {}
+    found = np.percentile(steps_s.astype(np.float64), PERCENTS)
+    return dict(zip(PERCENTS, (_MS_PER_S * found).tolist(), strict=True))
+
+
+def round_percentiles_ms(measured: ArmRounds, percent: float) -> FloatArray:
+    """A percentile of each round's step time over the raw steps of all its ranks, in ms; NaN without raw steps."""
+    steps_s = measured.measured.step_s
+    if measured.is_whole and steps_s.size and not np.isnan(steps_s).any():
+        found: FloatArray = np.percentile(steps_s.reshape(len(steps_s), -1).astype(np.float64), percent, axis=1)
+    else:
+        of_rounds = _raw_steps_s(measured)
+        found = np.array([percentile(one, percent) if len(one) else np.nan for one in of_rounds], np.float64)
+    return _MS_PER_S * found
+
+
+def step_time_cv(measured: ArmRounds) -> FloatArray:
+    """Standard deviation of the step time over its mean, on the rank where it is largest, (rounds,).
+
+    Each rank is compared with its own mean, so a uniformly slow rank counts as steady. NaN if any is unknown.
+    """
+    of_ranks = _cv(measured)
+    unknown = (np.isnan(of_ranks) & measured.present).any(axis=1)
+    largest = np.max(np.where(np.isnan(of_ranks), 0.0, of_ranks), axis=1, initial=0.0)
+    return np.where(unknown, np.nan, largest)
+
+
+def _cv(measured: ArmRounds) -> FloatArray:
+    """Coefficient of variation of the raw steps; from the summary of imported results without raw steps."""
+    steps_s = measured.measured.step_s.astype(np.float64)
+    is_step = ~np.isnan(steps_s)
+    count = is_step.sum(axis=2)
+    mean_s = np.where(is_step, steps_s, 0.0).sum(axis=2) / np.maximum(count, 1)
+    squares = np.where(is_step, steps_s - mean_s[:, :, np.newaxis], 0.0) ** 2
+    stdev_s = np.sqrt(squares.sum(axis=2) / np.maximum(count - 1, 1))
+    of_steps = stdev_s / np.where(mean_s > 0, mean_s, np.nan)
+    return np.where(count > 1, of_steps, measured.measured.step_stdev_s / measured.mean_step_s)
+
+
+def _raw_steps_s(measured: ArmRounds) -> list[StepArray]:
+    """Durations of all steps of all ranks in each round; empty if a rank kept none, as in imported results."""
+    steps_s = measured.measured.step_s
+    found = []
+    for row, there in enumerate(measured.present):
+        of_ranks = steps_s[row, there]
+        is_step = ~np.isnan(of_ranks)
+        found.append(of_ranks[is_step] if is_step.any(axis=1).all() else np.zeros(0, np.float32))
+    return found

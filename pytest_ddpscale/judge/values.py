@@ -1,0 +1,369 @@
+"""The values that answer a question: one for each launch, place and round; and why a place has none.
+
+A place is a node, if each of several nodes answers by itself, or all ranks together (`WHOLE`); of a probe it is a
+device, a group of ranks or a pair of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from pytest_ddpscale.judge.bounds import are_possible, possible_part
+from pytest_ddpscale.judge.culprits import peers_of
+from pytest_ddpscale.judge.estimating import Estimated, Found, estimate, over_launches
+from pytest_ddpscale.judge.metrics import Arms, Read, Slowness, read, slowness_of, slowness_within_hosts
+from pytest_ddpscale.judge.rounds import WHOLE, Groups, groups, hosts_of, on_hosts
+from pytest_ddpscale.plan.metric import Metric, Scale
+from pytest_ddpscale.plan.planner import Question
+from pytest_ddpscale.plan.probe import Probe
+from pytest_ddpscale.plan.study import Plan, Scaling, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.run.column_record import FloatArray, IntArray
+from pytest_ddpscale.run.evidence import Evidence
+
+P = TypeVar("P", bound=Hashable)
+
+
+class Why(Enum):
+    """Why something has no values."""
+
+    NOT_PLANNED = auto()
+    PLANNED_DIFFERENTLY = auto()
+    BROKE = auto()
+    INTERRUPTED = auto()
+    ONE_NODE = auto()
+    NO_ROUND = auto()
+    NO_BASELINE = auto()
+    NOT_READ = auto()
+    NOT_PROBED = auto()
+    NO_PROBED_ROUND = auto()
+    UNSUPPORTED = auto()
+
+
+_SENTENCES = {
+    Why.NOT_PLANNED: "{scaling} scaling of {workload} was not measured in this run",
+    Why.PLANNED_DIFFERENTLY: "measured differently: {details}",
+    Why.BROKE: "{details}",
+    Why.INTERRUPTED: "{details}",
+    Why.ONE_NODE: "needs at least 2 nodes to spread ranks over; this run had one",
+    Why.NO_ROUND: "no complete round of {ranks} ranks in {study}",
+    Why.NO_BASELINE: "{study} has no complete round of the arm {baseline} to compare with",
+    Why.NOT_READ: "{metric} could not be read on every rank",
+    Why.NOT_PROBED: "{probe} was not probed in this run",
+    Why.NO_PROBED_ROUND: "no complete round of {probe}",
+    Why.UNSUPPORTED: "{probe} could not be done: {details}",
+}
+
+
+class Missing(NamedTuple):
+    """Why a place, or a whole launch, has no values; `details` are what the run recorded about it."""
+
+    why: Why
+    details: str = ""
+
+    def of_training(self, question: Question, study: str = "") -> str:
+        """The sentence on a metric of training in a study."""
+        return _SENTENCES[self.why].format(
+            details=self.details, scaling=question.metric.scaling, workload=question.workload.name, study=study,
+            ranks=question.world_size, baseline=question.baseline.name if question.baseline else "",
+            metric=question.metric.name,
+        )  # fmt: skip
+
+    def of_probe(self, probe: Probe) -> str:
+        """The sentence on a probe."""
+        return _SENTENCES[self.why].format(details=self.details, probe=probe.id)
+
+
+@dataclass(frozen=True, eq=False)
+class Values(Generic[P]):
+    """What one question found.
+
+    Attributes:
+        scale: how the values err.
+        places: all that were to be measured, as far as they are known.
+        numbers: of the rounds, ascending, (rounds,).
+        samples: in the metric's unit, or before the division by the SKU's constant; NaN if missing,
+            (launches, places, rounds).
+        missing: why a place has nothing in a launch, by the launch's number from 0 and place.
+        broken: why a launch does not count, though it may have values: it was not planned, broke or was interrupted;
+            None if it counts, (launches,).
+        errors: relative error of a place that has a single imported sample, else NaN, (launches, places).
+    """
+
+    scale: Scale
+    places: Sequence[P]
+    numbers: IntArray
+    samples: FloatArray
+    missing: Mapping[tuple[int, P], Missing]
+    broken: Sequence[Missing | None]
+    errors: FloatArray
+    _kept: dict[Any, Estimated] = field(init=False, default_factory=dict)
+
+    def __truediv__(self, constant: float) -> Values[P]:
+        """Relative to a constant of the SKU."""
+        return self if constant == 1 else replace(self, samples=self.samples / constant)
+
+    @property
+    def launches(self) -> int:
+        """Number of launches."""
+        return len(self.samples)
+
+    def of(self, place: int, launch: int = 0) -> FloatArray:
+        """The known values of a place, given by its index, in the order of the rounds."""
+        values = self.samples[launch, place]
+        known: FloatArray = values[~np.isnan(values)]
+        return known
+
+    def items(self, launch: int = 0) -> Iterator[tuple[P, FloatArray]]:
+        """Places that have values, with them."""
+        for place in np.flatnonzero(self.rounds(launch)).tolist():
+            yield self.places[place], self.of(place, launch)
+
+    def rounds(self, launch: int = 0) -> IntArray:
+        """Number of known values of each place, (places,)."""
+        return np.asarray((~np.isnan(self.samples[launch])).sum(axis=1))
+
+    def estimated(self, confidence: float, limit: int = 0, launch: int = 0) -> Estimated:
+        """Values and intervals of all places in one launch; the arguments are those of `estimate`."""
+        key = confidence, limit, launch
+        if key not in self._kept:
+            self._kept[key] = estimate(self.samples[launch], self.scale, confidence, limit, self.errors[launch])
+        return self._kept[key]
+
+    def found(self, place: int, confidence: float, limit: int = 0) -> Found:
+        """Value and interval of a place: of its launch, or over all launches that count."""
+        if self.launches == 1:
+            return self.estimated(confidence, limit).found(place)
+        each = [
+            Found(np.nan, None, too_few="no complete round")
+            if self.broken[launch] or not len(self.of(place, launch))
+            else self.estimated(confidence, 0, launch).found(place)
+            for launch in range(self.launches)
+        ]
+        return over_launches(each, self.scale, confidence)
+
+
+def joined(launches: Sequence[Values[P]]) -> Values[P]:
+    """Values of several launches, each with one, in one."""
+    first = launches[0]
+    if len(launches) == 1:
+        return first
+    places = list(dict.fromkeys(place for one in launches for place in one.places))
+    numbers = np.unique(np.concatenate([one.numbers for one in launches]))
+    samples, errors = (
+        np.full((len(launches), len(places), len(numbers)), np.nan),
+        np.full((len(launches), len(places)), np.nan),
+    )
+    at = {place: row for row, place in enumerate(places)}
+    for launch, one in enumerate(launches):
+        rows = np.array([at[place] for place in one.places], np.int64)
+        samples[launch, rows[:, np.newaxis], np.searchsorted(numbers, one.numbers)] = one.samples[0]
+        errors[launch, rows] = one.errors[0]
+    missing = {(launch, place): why for launch, one in enumerate(launches) for (_, place), why in one.missing.items()}
+    broken = [why for one in launches for why in one.broken]
+    return Values(first.scale, places, numbers, samples, missing, broken, errors)
+
+
+def values(question: Question, evidence: Evidence) -> Values[str]:
+    """The values of a metric of training, by host if each of several nodes is judged by itself, else of `WHOLE`.
+
+    A metric that is a ratio to a constant of the SKU is returned before the division.
+    """
+    return joined(launches_of(question, evidence))
+
+
+def launches_of(question: Question, evidence: Evidence) -> list[Values[str]]:
+    """`values` of each launch."""
+    return [of_launch(question, launch) for launch in evidence.launches]
+
+
+def of_launch(question: Question, evidence: Evidence) -> Values[str]:
+    """`values` of one launch, whose evidence is one of `Evidence.launches`."""
+    study = matching_study(evidence.plan, question)
+    if study is None:
+        nothing, one = np.zeros((1, 0, 0)), np.zeros((1, 0))
+        why = why_no_study(evidence.plan, question)
+        return Values(question.metric.scale, (), np.zeros(0, np.int64), nothing, {}, (why,), one)
+    found: Values[str] = evidence.once(("values", question, study.id), lambda: _of_study(question, study, evidence))
+    return found
+
+
+def _of_study(question: Question, study: Study, evidence: Evidence) -> Values[str]:
+    found = groups_of(question, study, evidence)
+    columns, slowness = evidence.columns, _slowness(question, study, evidence, found)
+    is_by_node = evidence.plan.layout.judged_by_node(question.arms)
+    places = hosts_of(columns, study.id) if is_by_node else [WHOLE]
+    of_each = [
+        (
+            one,
+            read(
+                question.metric,
+                Arms(
+                    one.arms[-1],
+                    one.arms[0] if question.baseline else None,
+                    question.world_size,
+                    slowness,
+                    evidence.flops_per_sample.get(study.id),
+                    evidence.seeded_checksums(study.id),
+                ),
+            ),
+        )
+        for one in found
+    ]
+    numbers, samples, errors = _table(places, of_each)
+    missing = {}
+    nothing = np.flatnonzero(np.isnan(samples).all(axis=1)).tolist()
+    if nothing:
+        with_rounds = [{place for one in found for place in _with_rounds(one, arm)} for arm in (-1, 0)]
+        for place in (places[row] for row in nothing):
+            measured, compared = (place in those for those in with_rounds)
+            why = Why.NOT_READ if measured and compared else Why.NO_BASELINE if measured else Why.NO_ROUND
+            missing[0, place] = Missing(why)
+    broken = _broken(question, study, evidence)
+    return Values(question.metric.scale, places, numbers, samples[np.newaxis], missing, (broken,), errors[np.newaxis])
+
+
+def groups_of(question: Question, study: Study, evidence: Evidence) -> list[Groups]:
+    """The complete rounds of the question's arms, the measured one last."""
+    return groups(evidence.columns, study.id, question.arms, evidence.plan.layout)
+
+
+def _with_rounds(one: Groups, arm: int) -> list[str]:
+    return [one.places[place] for place in np.unique(one.arms[arm].measured.node).tolist()]
+
+
+def _table(places: Sequence[str], found: Sequence[tuple[Groups, Read]]) -> tuple[IntArray, FloatArray, FloatArray]:
+    """Numbers of the rounds, values (places, rounds), and errors (places,)."""
+    split = [np.divmod(rows.numbers, len(one.places)) for one, rows in found]
+    numbers = np.unique(np.concatenate([np.zeros(0, np.int64), *(rounds for rounds, _ in split)]))
+    table, errors = np.full((len(places), len(numbers)), np.nan), np.full(len(places), np.nan)
+    row = {place: number for number, place in enumerate(places)}
+    for (one, rows), (rounds, nodes) in zip(found, split, strict=True):
+        at = np.array([row[place] for place in one.places], np.int64)[nodes]
+        table[at, np.searchsorted(numbers, rounds)] = rows.values
+        if rows.errors is not None:
+            errors[at] = rows.errors
+    return numbers, table, errors
+
+
+def _slowness(question: Question, study: Study, evidence: Evidence, found: Sequence[Groups]) -> Slowness:
+    """Slowness of the ranks if they take turns in the baseline: among their own host's, or among those compared."""
+    if question.metric.baseline != "alone" or question.world_size == 1:
+        return {}
+    each = peers_of(study, evidence).rounds
+    if evidence.plan.layout.judged_by_node(question.arms):
+        within: Slowness = evidence.once(("slowness", study.id), lambda: slowness_within_hosts(each))
+        return within
+    return slowness_of(on_hosts(each, found[0].arms[-1].ranks.by_host.keys()))
+
+
+def _broken(question: Question, study: Study, evidence: Evidence) -> Missing | None:
+    if study.id in evidence.errors:
+        return Missing(Why.BROKE, evidence.errors[study.id])
+    if study.id in evidence.interrupted:
+        return Missing(Why.INTERRUPTED, evidence.interrupted[study.id])
+    is_one_node = question.placement == "spread" and evidence.plan.nodes == 1
+    return Missing(Why.ONE_NODE) if is_one_node else None
+
+
+def samples_of(question: Question, evidence: Evidence) -> FloatArray:
+    """Values of a question round by round, launch by launch; empty if it was not measured.
+
+    If each node is judged alone, the worst node's value of each round that all nodes have.
+    """
+    metric, of_launches = question.metric, [np.zeros(0)]
+    for launch in evidence.launches:
+        found = of_launch(question, launch)
+        has_any = found.rounds() > 0
+        if has_any.any() and (list(found.places) == [WHOLE] or has_any.sum() >= evidence.plan.nodes):
+            of_launches.append(worst_per_round(found.samples[0][has_any], metric))
+    return np.concatenate(of_launches)
+
+
+def worst_per_round(samples: FloatArray, metric: Metric) -> FloatArray:
+    """The worst value of each round over several places, for the rounds that all places have, (rounds,)."""
+    whole = samples[:, ~np.isnan(samples).any(axis=0)]
+    return np.asarray(whole.max(axis=0) if metric.upper_bound else whole.min(axis=0))
+
+
+class WorstValue(NamedTuple):
+    """The worst value of all places, with the same attributes as `pytest_ddpscale.run.verdicts.Verdict`."""
+
+    value: float
+    interval: tuple[float, float] | None
+    place: str
+
+
+def worst_value(question: Question, evidence: Evidence, confidence: float) -> WorstValue | None:
+    """The value of a question without a requirement, estimated as the judge does, at the place where it is worst.
+
+    Args:
+        question: what is asked; its metric needs no number from the thresholds file.
+        evidence: the measurements.
+        confidence: of the interval, 0 … 1.
+
+    Returns:
+        Value and interval of all launches; None if it was not measured.
+    """
+    found, metric = values(question, evidence), question.metric
+    found = replace(found, broken=[None] * found.launches)
+    fullest = max(range(found.launches), key=lambda launch: (found.rounds(launch) > 0).sum())
+    known = [
+        (found.places[place], found.found(place, confidence))
+        for place in np.flatnonzero(found.rounds(fullest) > 0).tolist()
+        if are_possible(found.of(place, fullest), metric)
+    ]
+    known = [(place, one) for place, one in known if np.isfinite(one.value)]
+    if not known:
+        return None
+    place, worst = (max if metric.upper_bound else min)(known, key=lambda one: one[1].value)
+    interval = worst.estimate and possible_part(
+        *worst.estimate.interval, worst.value, metric.possible_at(question.world_size)
+    )
+    return WorstValue(worst.value, interval, place)
+
+
+def covers(plan: Plan, question: Question) -> bool:
+    """Whether the plan has every arm that the question needs."""
+    study = matching_study(plan, question)
+    return study is not None and set(question.arms) <= set(study.arms)
+
+
+def matching_study(plan: Plan, question: Question) -> Study | None:
+    """The study of the same training, whatever its workload is called; None if there is none.
+
+    If there are several, the one with most of the needed arms.
+    """
+    scaling, needed = question.metric.scaling, set(question.arms)
+    same = [
+        s for s in plan.studies if s.scaling == scaling and not _differences(scaling, s.workload, question.workload)
+    ]
+    return max(same, key=lambda study: len(needed & set(study.arms)), default=None)
+
+
+def why_no_study(plan: Plan, question: Question) -> Missing:
+    """Why a question has no study."""
+    scaling, workload = question.metric.scaling, question.workload
+    near = [s for s in plan.studies if s.scaling == scaling and _is_near(s.workload, workload)]
+    if near:
+        return Missing(Why.PLANNED_DIFFERENTLY, "; ".join(_differences(scaling, near[0].workload, workload)))
+    return Missing(Why.NOT_PLANNED)
+
+
+def _differences(scaling: Scaling, one: Workload, other: Workload) -> list[str]:
+    """``field found, required`` for each field in which the training differs."""
+    batch = "batch_size" if scaling == "weak" else "global_batch_size"
+    fields = ("model", "precision", batch, "image_size", "memory_format", "compile", "num_classes", "cudnn_benchmark",
+              "classifier_hidden", "feature_weights", "data")  # fmt: skip
+    pairs = [(field, getattr(one, field), getattr(other, field)) for field in fields]
+    return [f"{field} {found}, required {required}" for field, found, required in pairs if found != required]
+
+
+def _is_near(one: Workload, other: Workload) -> bool:
+    """Whether workloads are probably meant to be the same: equal name, or equal model and precision."""
+    return one.name == other.name or (one.model, one.precision) == (other.model, other.precision)
