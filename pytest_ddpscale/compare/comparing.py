@@ -12,7 +12,7 @@ from pytest_ddpscale.compare.configuration import ConfigurationDifference, confi
 from pytest_ddpscale.compare.estimated_values import Estimated, Of, estimated, shared_hosts
 from pytest_ddpscale.compare.step_percentiles import StepPercentiles, step_percentiles
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.judge.intervals import ComparedValue, ValueChange, change_between
+from pytest_ddpscale.judge.intervals import Estimate, ValueChange, change_between
 from pytest_ddpscale.plan.metric import Metric, Unit
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.planner import Question
@@ -51,8 +51,8 @@ class ComparedRequirement:
     workload: str
     world_size: int
     unit: Unit
-    a: ComparedValue | None = None
-    b: ComparedValue | None = None
+    a: Estimate | None = None
+    b: Estimate | None = None
     value_a: float | None = None
     value_b: float | None = None
     rounds_a: int = 0

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pytest_ddpscale.compare.step_percentiles import StepPercentile, step_percentile
 from pytest_ddpscale.judge.estimating import estimate_of
-from pytest_ddpscale.judge.intervals import ComparedValue, ValueChange, change_between
+from pytest_ddpscale.judge.intervals import Estimate, ValueChange, change_between
 from pytest_ddpscale.judge.metrics import percentile
 from pytest_ddpscale.run.ddp_benchmark_file import DdpBenchmark, DdpBenchmarkFile, DdpBenchmarkResult, Said
 
@@ -149,7 +149,7 @@ def _size(
     return ComparedSize(gpus, percentiles, change_between(a, b, by_factors=True), "", of, numbers)
 
 
-def _mean_step(result: DdpBenchmarkResult, confidence: float) -> ComparedValue | str:
+def _mean_step(result: DdpBenchmarkResult, confidence: float) -> Estimate | str:
     """Geometric mean of the step time with its interval, or why it has none."""
     what = "rounds" if result.steps_per_round else "steps"
     found = estimate_of(result.separate_s, "factors", confidence)
@@ -157,4 +157,4 @@ def _mean_step(result: DdpBenchmarkResult, confidence: float) -> ComparedValue |
         return found.too_few.replace("rounds", what)
     if found.exceeds:
         return f"successive {what} correlate by {found.correlation:.2f}, and an interval allows for 0.5"
-    return ComparedValue(found.value, *found.estimate.interval)
+    return found.estimate

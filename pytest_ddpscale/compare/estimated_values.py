@@ -11,7 +11,7 @@ import numpy as np
 from pytest_ddpscale.compare.asked_of_run import TOGETHER, AskedOfRun, ByHost, Series
 from pytest_ddpscale.history.launch_deviation import launch_deviation_of
 from pytest_ddpscale.judge.estimating import Found, estimate_of, over_launches, stretched_interval
-from pytest_ddpscale.judge.intervals import ComparedValue
+from pytest_ddpscale.judge.intervals import Estimate
 from pytest_ddpscale.plan.metric import Metric, Scale
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 
@@ -33,7 +33,7 @@ class Estimated(NamedTuple):
         value: in the metric's unit, also without an interval; None if nothing was measured.
     """
 
-    limits: ComparedValue | None
+    limits: Estimate | None
     rounds: int = 0
     launches: int = 1
     knows_launches: bool = False
@@ -72,7 +72,7 @@ def estimated(
     if found.estimate is None:
         return Estimated(None, rounds, len(series), why_not=found.too_few, value=found.value)
     low, high = stretched_interval(found, found.estimate)
-    limits = ComparedValue(found.value, max(low, _LEAST_SHARE * found.value) if scale == "factors" else low, high)
+    limits = Estimate(found.value, (max(low, _LEAST_SHARE * found.value) if scale == "factors" else low, high))
     if len(series) > 1:
         return Estimated(limits, rounds, len(series), knows_launches=True, value=found.value)
     return _with_earlier_launches(asked, Estimated(limits, rounds, value=found.value), found, metric, confidence)
@@ -89,8 +89,8 @@ def _with_earlier_launches(
     if deviation is None:
         return single
     reach = deviation.reach(confidence)
-    down, up = (math.hypot(math.log(end / found.value), reach) for end in (limits.low, limits.high))
-    wider = ComparedValue(found.value, found.value * math.exp(-down), found.value * math.exp(up))
+    down, up = (math.hypot(math.log(end / found.value), reach) for end in limits.interval)
+    wider = Estimate(found.value, (found.value * math.exp(-down), found.value * math.exp(up)))
     return single._replace(limits=wider, knows_launches=True)
 
 

@@ -23,7 +23,7 @@ from pytest_ddpscale.history.same_nodes import (
     reached_by,
     runs_of_exactly,
 )
-from pytest_ddpscale.judge.intervals import ComparedValue, change_between, t_quantile
+from pytest_ddpscale.judge.intervals import Estimate, change_between, t_quantile
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.run.verdicts import Verdict
 
@@ -112,16 +112,16 @@ def _compared(verdict: Verdict, past: Sequence[float], nodes: int, confidence: f
     if len(past) < FEWEST_VALUES:
         why_not = f"{len(past)} earlier values of exactly these nodes; at least {FEWEST_VALUES} are needed"
         return replace(blank, why_not=why_not)
-    now = ComparedValue(verdict.value, *verdict.interval)
-    if by_factors and min(*now, *past) <= 0:
+    now = Estimate(verdict.value, verdict.interval)
+    if by_factors and min(*now.interval, *past) <= 0:
         return replace(blank, why_not="an impossible value was measured")
     forth, back = (math.log, math.exp) if by_factors else (float, float)
-    told, (value, low, high) = list(map(forth, past)), map(forth, now)
+    told, (value, low, high) = list(map(forth, past)), map(forth, (now.value, *now.interval))
     mean, spread = statistics.fmean(told), max(statistics.stdev(told), LEAST_SPREAD)
     reach = t_quantile(0.5 + confidence / 2, len(told) - 1) * spread
     of_mean = reach / math.sqrt(len(told))
-    earlier = ComparedValue(back(mean), back(mean - of_mean), back(mean + of_mean))
-    strayed = ComparedValue(now.value, back(min(low, value - reach)), back(max(high, value + reach)))
+    earlier = Estimate(back(mean), (back(mean - of_mean), back(mean + of_mean)))
+    strayed = Estimate(now.value, (back(min(low, value - reach)), back(max(high, value + reach))))
     change = change_between(earlier, strayed, by_factors=by_factors)
     return replace(
         blank, a=earlier, b=now, value_a=earlier.value, earlier_runs=len(told), change=change,

@@ -14,7 +14,7 @@ from pytest_ddpscale.history.same_nodes import (
     reached_by,
     runs_of_exactly,
 )
-from pytest_ddpscale.judge.intervals import ComparedValue, change_between
+from pytest_ddpscale.judge.intervals import Estimate, change_between
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.run.verdicts import ACCEPTING, LastAcceptance, Verdict
 
@@ -56,17 +56,15 @@ def last_acceptance(
     return None
 
 
-def _beside(
-    run: EarlierRun, then: Mapping[RequirementKey, ComparedValue], verdicts: Sequence[Verdict]
-) -> LastAcceptance:
+def _beside(run: EarlierRun, then: Mapping[RequirementKey, Estimate], verdicts: Sequence[Verdict]) -> LastAcceptance:
     count, worse, throughput = 0, [], []
     for one in verdicts:
         metric, was = METRICS[one.metric], then.get((one.id, one.world_size))
         if was is None or one.value is None or one.interval is None:
             continue
         by_factors = metric.compared_scale == "factors"
-        now = ComparedValue(one.value, *one.interval)
-        if by_factors and min(*was, *now) <= 0:
+        now = Estimate(one.value, one.interval)
+        if by_factors and min(*was.interval, *now.interval) <= 0:
             continue
         change = change_between(was, now, by_factors=by_factors)
         count += 1

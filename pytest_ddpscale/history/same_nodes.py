@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pytest_ddpscale.history.key_values import KeyValue
-from pytest_ddpscale.judge.intervals import ComparedValue
+from pytest_ddpscale.judge.intervals import Estimate
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.run.verdicts import RunOutcome
@@ -59,7 +59,7 @@ def runs_of_exactly(
             yield EarlierRun(run, path, began, outcome, bool(is_norm))
 
 
-def reached_by(connection: sqlite3.Connection, run: EarlierRun) -> dict[RequirementKey, ComparedValue]:
+def reached_by(connection: sqlite3.Connection, run: EarlierRun) -> dict[RequirementKey, Estimate]:
     """Values with intervals in each requirement that `is_kept`. Raises ValueError for malformed numbers."""
     rows = connection.execute(
         "SELECT metric, id, world_size, value, low, high FROM verdicts WHERE run = ? AND value IS NOT NULL "
@@ -71,7 +71,7 @@ def reached_by(connection: sqlite3.Connection, run: EarlierRun) -> dict[Requirem
         if metric in METRICS and is_kept(METRICS[metric]):
             if not all(isinstance(one, float) and math.isfinite(one) for one in numbers):
                 raise ValueError(f"{name} is {numbers}; expected finite numbers")
-            found[name, size] = ComparedValue(*numbers)
+            found[name, size] = Estimate(numbers[0], (numbers[1], numbers[2]))
     return found
 
 

@@ -36,12 +36,13 @@ _WORST_FIRST: tuple[VerdictOutcome, ...] = ("error", "not_measured", "inconclusi
 
 
 class Clear(NamedTuple):
-    """Summary of a place that passes and needs no full verdict: fields of `Verdict`."""
+    """Summary of a place that passes, without flags and culprits, and needs no full verdict: fields of `Verdict`."""
 
     value: float
     margin: float
     rounds: int
     notes: tuple[str, ...] = ()
+    outcome: VerdictOutcome = "passed"
 
 
 class PlaceVerdict(Generic[P]):
@@ -52,15 +53,11 @@ class PlaceVerdict(Generic[P]):
     Args:
         place: the place.
         judge: makes its verdict.
-        clear: summary of a place that passes without notes, flags or culprits of its own; None if it has to be judged.
-
-    Attributes:
-        is_clear: whether it is known to pass, without flags and culprits.
+        clear: its summary; None if it has to be judged.
     """
 
     def __init__(self, place: P, judge: Callable[[P], Verdict], clear: Clear | None = None) -> None:
-        self.place, self.is_clear = place, clear is not None
-        self._judge, self._clear = judge, clear
+        self.place, self._judge, self._clear = place, judge, clear
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -68,29 +65,24 @@ class PlaceVerdict(Generic[P]):
         return self._judge(self.place)
 
     @property
+    def told(self) -> Verdict | Clear:
+        """The summary if it is clear, else the verdict."""
+        return self.verdict if self._clear is None else self._clear
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether it is known to pass, without flags and culprits."""
+        return self._clear is not None
+
+    @property
     def outcome(self) -> VerdictOutcome:
         """Its verdict's."""
-        return self.verdict.outcome if self._clear is None else "passed"
+        return self.told.outcome
 
     @property
     def value(self) -> float | None:
         """Its verdict's."""
-        return self.verdict.value if self._clear is None else self._clear.value
-
-    @property
-    def margin(self) -> float | None:
-        """Its verdict's."""
-        return self.verdict.margin if self._clear is None else self._clear.margin
-
-    @property
-    def rounds(self) -> int:
-        """Its verdict's."""
-        return self.verdict.rounds if self._clear is None else self._clear.rounds
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Its verdict's."""
-        return self.verdict.notes if self._clear is None else self._clear.notes
+        return self.told.value
 
     @property
     def is_failed(self) -> bool:
@@ -157,7 +149,7 @@ def combined(blank: Verdict, judged: Sequence[PlaceVerdict[P]], planned: int, mi
     verdicts = [one.verdict for one in deciding if not one.is_clear]
     verdict = replace(
         worst.verdict,
-        rounds=min(one.rounds for one in (*told, *clear)),
+        rounds=min(one.told.rounds for one in (*told, *clear)),
         p_value=_p_value(verdicts, max(planned, len(judged))) if outcome == "failed" else None,
         reason=_reason(worst, deciding, planned),
         place=worst.place.name,
@@ -195,7 +187,7 @@ def _p_value(failed: Sequence[Verdict], places: int) -> float | None:
 
 def _badness(one: PlaceVerdict[P]) -> float:
     """Sort key, smallest is worst: the margin of the value; without a value -inf."""
-    margin = one.margin
+    margin = one.told.margin
     return float("-inf") if margin is None else margin
 
 
@@ -215,8 +207,8 @@ def _notes(
 ) -> tuple[str, ...]:
     """Notes on the places; with names, unless all deciding places share the note."""
     names: dict[str, list[str]] = {}
-    for one in (*told, *(one for one in clear if one.notes)):
-        for note in one.notes:
+    for one in (*told, *(one for one in clear if one.told.notes)):
+        for note in one.told.notes:
             names.setdefault(note, []).append(one.place.name)
     there = {note: set(at) for note, at in names.items()}
     return tuple(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -40,27 +40,6 @@ SINGLE_VALUE_NOTE = "one imported value: it has no interval of its own"
 NEGLIGIBLE_DRIFT = 0.001
 
 
-class Outlook(NamedTuple):
-    """Data to tell whether the remaining rounds may change a verdict.
-
-    Attributes:
-        series: of places, (series, rounds); logarithms if values are factors.
-        scale: how the values err.
-        limit: largest number of rounds; 0 if no more will come.
-        confidence: of the interval, 0 … 1.
-    """
-
-    series: FloatArray
-    scale: Scale
-    limit: int
-    confidence: float
-
-    def leave(self, bound: float, side: int) -> BoolArray:
-        """Whether values of each place would stay above the bound (side 1) or below (-1): `are_final`."""
-        on_scale, size = (math.log(bound), 1.0) if self.scale == "factors" else (bound, abs(bound))
-        return are_final(self.series, self.limit, on_scale, side, self.confidence, size)
-
-
 class Found(NamedTuple):
     """Value and interval from the rounds of a place.
 
@@ -73,7 +52,7 @@ class Found(NamedTuple):
         launch_values: value of each launch; empty with one.
         correlation: of successive rounds; None if unknown.
         exceeds: whether they certainly correlate by more than the interval allows for.
-        outlook: possible effect of further rounds; None without an interval from rounds.
+        series: from which further rounds may depart, the only row; None without an interval from rounds.
     """
 
     value: float
@@ -84,7 +63,7 @@ class Found(NamedTuple):
     launch_values: tuple[float, ...] = ()
     correlation: float | None = None
     exceeds: bool = False
-    outlook: Outlook | None = None
+    series: Estimated | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,17 +102,27 @@ class Estimated:
     confidence: float
 
     def leave(self, bound: float, side: int) -> BoolArray:
-        """`Outlook.leave` of all series with an interval; False for the others."""
-        found = np.zeros(len(self.values), np.bool_)
-        with_interval = ~np.isnan(self.low) & (self.rounds >= FEWEST_ROUNDS)
-        for rounds in np.unique(self.rounds[with_interval]):
-            rows = np.flatnonzero(with_interval & (self.rounds == rounds))
-            found[rows] = self._outlook(rows).leave(bound, side)
+        """Whether values of each series with an interval would stay above the bound (side 1) or below (-1).
+
+        As `are_final` says; False for the others.
+        """
+        found, with_interval = (
+            np.zeros(len(self.values), np.bool_),
+            ~np.isnan(self.low) & (self.rounds >= FEWEST_ROUNDS),
+        )
+        by_factors = self.scale == "factors"
+        on_scale, size = (math.log(bound), 1.0) if by_factors else (bound, abs(bound))
+        for count in np.unique(self.rounds[with_interval]).tolist():
+            rows = np.flatnonzero(with_interval & (self.rounds == count))
+            series = self.series[rows, :count]
+            series = np.log(series) if by_factors else series
+            found[rows] = are_final(series, self.limit, on_scale, side, self.confidence, size)
         return found
 
-    def _outlook(self, rows: IntArray) -> Outlook:
-        series = self.series[rows, : self.rounds[rows[0]]]
-        return Outlook(np.log(series) if self.scale == "factors" else series, self.scale, self.limit, self.confidence)
+    def _only(self, row: int) -> Estimated:
+        """One of the series by itself."""
+        names = (one.name for one in fields(self) if one.name not in ("scale", "limit", "confidence"))
+        return replace(self, **{name: getattr(self, name)[row : row + 1] for name in names})
 
     def found(self, row: int) -> Found:
         """One of the series."""
@@ -151,7 +140,7 @@ class Estimated:
         return Found(
             value, Estimate(value, (low, high)), self._drift_note(row),
             correlation=None if math.isnan(correlation) else correlation, exceeds=bool(self.exceed[row]),
-            outlook=self._outlook(np.array([row])),
+            series=self._only(row),
         )  # fmt: skip
 
     def _drift_note(self, row: int) -> str:
@@ -284,11 +273,11 @@ def why_not_decided(found: Found, bound: float, side: int) -> str:
         side: 1 if the interval lies above the bound, -1 below.
     """
     correlated = why_correlated(found, bound)
-    if correlated or found.outlook is None or found.outlook.leave(bound, side).all():
+    series = found.series
+    if correlated or series is None or series.leave(bound, side).all():
         return correlated
-    rounds, limit = found.outlook.series.shape[1], found.outlook.limit
     return (
-        f"not final after {rounds} of {limit} rounds: a trend within the noise or one odd round "
+        f"not final after {series.rounds[0]} of {series.limit} rounds: a trend within the noise or one odd round "
         f"may still cross the bound"
     )
 
@@ -321,7 +310,7 @@ def stretched_interval(found: Found, estimate: Estimate) -> tuple[float, float]:
         return low, high
     found_factor, allowed = (math.sqrt((1 + one) / (1 - one)) for one in (found.correlation, MOST_CORRELATION))
     stretch = found_factor / allowed
-    if found.outlook is not None and found.outlook.scale == "factors":
+    if found.series is not None and found.series.scale == "factors":
         with np.errstate(over="ignore"):  # an infinite limit is valid: the bound is then inside
             below, above = np.power(np.array([low, high]) / value, stretch)
         return value * float(below), value * float(above)

@@ -127,14 +127,6 @@ def _t_cdf(t: float, degrees: int) -> float:
     return 0.5 + central / 2
 
 
-class ComparedValue(NamedTuple):
-    """A value with its interval, in the metric's unit."""
-
-    value: float
-    low: float
-    high: float
-
-
 class ValueChange(NamedTuple):
     """Change of a value from run A to run B.
 
@@ -154,16 +146,11 @@ class ValueChange(NamedTuple):
         return self.low > NEGLIGIBLE_CHANGE or self.high < -NEGLIGIBLE_CHANGE
 
 
-def change_between(a: ComparedValue, b: ComparedValue, *, by_factors: bool) -> ValueChange:
+def change_between(a: Estimate, b: Estimate, *, by_factors: bool) -> ValueChange:
     """The change from `a` to `b`; with `by_factors`, values and limits must be positive."""
-    if not by_factors:
-        return ValueChange(*_difference(a, b))
-    return ValueChange(
-        *map(math.expm1, _difference(ComparedValue(*map(math.log, a)), ComparedValue(*map(math.log, b))))
-    )
-
-
-def _difference(a: ComparedValue, b: ComparedValue) -> tuple[float, float, float]:
-    size = b.value - a.value
-    low = size - math.hypot(b.value - b.low, a.high - a.value)
-    return size, low, size + math.hypot(b.high - b.value, a.value - a.low)
+    (one, (one_low, one_high)), (other, (low, high)) = a, b
+    if by_factors:
+        one, one_low, one_high, other, low, high = map(math.log, (one, one_low, one_high, other, low, high))
+    size = other - one
+    change = size, size - math.hypot(other - low, one_high - one), size + math.hypot(high - other, one - one_low)
+    return ValueChange(*map(math.expm1, change)) if by_factors else ValueChange(*change)

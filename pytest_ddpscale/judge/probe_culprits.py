@@ -220,5 +220,5 @@ def _of_end(end: End, by_end: Mapping[End, Sequence[ProbeVerdict]], values: _Val
 
 def _worst(places: Iterable[ProbeVerdict]) -> str:
     """``612 TFLOPS``."""
-    worst = min(places, key=lambda place: place.margin or 0.0).verdict
+    worst = min(places, key=lambda place: place.told.margin or 0.0).verdict
     return f"{worst.value:.4g} {worst.unit}"

@@ -6,17 +6,17 @@ import math
 
 import pytest
 
-from pytest_ddpscale.judge.intervals import ComparedValue, ValueChange, change_between
+from pytest_ddpscale.judge.intervals import Estimate, ValueChange, change_between
 from tests.rows import rows
 
 
 def test_a_difference_has_the_root_of_both_squares_on_each_side() -> None:
-    a, b = ComparedValue(10.0, 10.0 - 4.0, 10.0 + 3.0), ComparedValue(12.0, 12.0 - 4.0, 12.0 + 3.0)
+    a, b = Estimate(10.0, (10.0 - 4.0, 10.0 + 3.0)), Estimate(12.0, (12.0 - 4.0, 12.0 + 3.0))
     assert change_between(a, b, by_factors=False) == pytest.approx((2.0, 2.0 - 5.0, 2.0 + 5.0))
 
 
 def test_a_ratio_is_the_difference_of_logarithms() -> None:
-    a, b = ComparedValue(100.0, 98.0, 102.0), ComparedValue(90.0, 89.0, 91.0)
+    a, b = Estimate(100.0, (98.0, 102.0)), Estimate(90.0, (89.0, 91.0))
     change = change_between(a, b, by_factors=True)
     reach = math.hypot(math.log(90 / 89), math.log(102 / 100))
     assert change.size == pytest.approx(-0.1)
@@ -24,7 +24,7 @@ def test_a_ratio_is_the_difference_of_logarithms() -> None:
 
 
 def test_of_two_equal_values_without_an_interval_nothing_changed() -> None:
-    one = ComparedValue(5.0, 5.0, 5.0)
+    one = Estimate(5.0, (5.0, 5.0))
     assert change_between(one, one, by_factors=True) == (0.0, 0.0, 0.0)
 
 
