@@ -50,7 +50,7 @@ def why_no_values(case: AnyCase, evidence: Evidence) -> str:
     if isinstance(case, NodeCase) and case.probe is not None:
         return evidence.unsupported.get(case.probe.id, f"{case.probe.id} was not probed")
     if isinstance(case, Case) and matching_study(evidence.plan, case.question) is None:
-        return why_no_study(evidence.plan, case.question).of_training(case.question)
+        return why_no_study(evidence.plan, case.question).text(case.question)
     return "not measured, or not usable by the judge"
 
 
@@ -79,7 +79,7 @@ def _of_training(case: Case, evidence: Evidence) -> dict[str, NodeValue]:
     if study is None or values.broken[0] is not None:
         return {}
     found = groups_of(case.question, study, evidence)
-    asked = Asked(case, evidence, values, values.estimated(CONFIDENCE).values, due=0, groups=found)
+    asked = Asked(case, evidence, values, CONFIDENCE, groups=found)
     hosts = list(found[0].arms[-1].ranks.by_host) if list(values.places) == [WHOLE] else values.places
     return {
         host: one
@@ -94,7 +94,7 @@ def _of_probe(case: NodeCase, evidence: Evidence) -> dict[str, NodeValue]:
     values = probed_values(
         evidence.probes.get((case.probe.name, case.probe.world_size)), case.probe, evidence.plan.layout
     )
-    asked = Asked(case, evidence, values, values.estimated(CONFIDENCE).values, due=0)
+    asked = Asked(case, evidence, values, CONFIDENCE)
     usable = _usable(
         asked, [place.name for place in values.places], evidence.plan.probes.rounds if evidence.plan.probes else 0
     )

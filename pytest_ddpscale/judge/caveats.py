@@ -39,9 +39,10 @@ class Asked:
         case: the requirement, on training or a probe.
         evidence: of the launch.
         values: of the launch.
-        value_of: value of each place that is compared with the bound in this launch alone, (places,).
+        confidence: of intervals, 0 … 1.
+        limit: largest number of rounds; 0 if no more will come.
         due: number of rounds that were begun and timed every arm of the question.
-        several: whether the values of several launches are judged together.
+        together: values of all launches, if these are compared with the bound; None if those of the launch are.
         groups: complete rounds of the arms, by place; empty for a probe.
         peers: the slow ranks; None for a probe, and if not each of several nodes is judged.
     """
@@ -49,11 +50,17 @@ class Asked:
     case: Case | NodeCase
     evidence: Evidence
     values: Values[str] | Values[ProbedPlace]
-    value_of: FloatArray
-    due: int
-    several: bool = False
+    confidence: float
+    limit: int = 0
+    due: int = 0
+    together: Values[str] | None = None
     groups: Sequence[Groups] = ()
     peers: RankComparison | None = None
+
+    @property
+    def value_of(self) -> FloatArray:
+        """Value of each place in this launch, (places,)."""
+        return self.values.estimated(self.confidence, self.limit).values
 
     def rounds(self, place: str) -> ArmRounds:
         """Complete rounds of the measured arm at a place."""
@@ -105,12 +112,12 @@ def plausibility(asked: Asked) -> Caveat | None:
     """The value is not credible, such as a utilization or efficiency far above 1: of all launches, or of this one."""
     if asked.evidence.plan.device_type != "cuda" or not isinstance(asked.case, Case):
         return None
-    least, most = asked.case.requirement.definition.credible_at(asked.case.world_size)
+    (least, most), value_of = asked.case.requirement.definition.credible_at(asked.case.world_size), asked.value_of
 
     def apply(verdict: Verdict, place: int) -> Verdict:
         told = [verdict.value]
-        if asked.several and verdict.outcome in ("passed", "failed"):
-            told.append(float(asked.value_of[place]))
+        if asked.together is not None and verdict.outcome in ("passed", "failed"):
+            told.append(float(value_of[place]))
         for value in told:
             if value is not None and not least <= value <= most:
                 side = f"more than {most:g}" if value > most else f"less than {least:g}"
@@ -118,7 +125,7 @@ def plausibility(asked: Asked) -> Caveat | None:
                 return replace(verdict, outcome="inconclusive", reason=reason)
         return verdict
 
-    return Caveat(~((least <= asked.value_of) & (asked.value_of <= most)), apply)
+    return Caveat(~((least <= value_of) & (value_of <= most)), apply)
 
 
 def beyond_the_peak(asked: Asked) -> Caveat | None:

@@ -20,10 +20,12 @@ from pytest_ddpscale.judge.replicas import with_agreement
 from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
 from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, joined, launches_of, matching_study
 from pytest_ddpscale.judge.wrong_data import with_wrong_data
+from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
+from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.probe_pairs import expected_ranks
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
+from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 
 P = TypeVar("P", bound=NamedPlace)
@@ -59,7 +61,7 @@ def _judge_training(blank: Verdict, case: Case, evidence: Evidence) -> Verdict:
     each = [one / case.constant for one in launches_of(case.question, evidence)]
     unplanned = next((one.broken[0] for one in each if _is_unplanned(one)), None)
     if unplanned is not None:
-        return replace(blank, reason=unplanned.of_training(case.question))
+        return replace(blank, reason=unplanned.text(case.question))
     is_one = len(each) == 1 or case.requirement.definition.compares_results
     together = None if is_one else joined(each)
     verdicts = [
@@ -79,24 +81,19 @@ def _judge_launch(
     study, question = matching_study(evidence.plan, case.question), case.question
     assert study is not None  # or it is unplanned
     if values.broken[0] is not None:
-        verdict = _broken(blank, values.broken[0], values.broken[0].of_training(question, study.id))
+        verdict = _not_judged(blank, values.broken[0], question)
         return with_spent_budget(verdict, study.id, evidence.out_of_time)
     is_by_node, peers = evidence.plan.layout.judged_by_node(question.arms), RankComparison(study, evidence)
-    limit, begun = 0 if together else study.rounds, rounds_begun(evidence.columns, study.id)
+    begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in question.arms}
     asked = Asked(
-        case, evidence, values, values.estimated(blank.confidence, limit).values,
-        _rounds_due(evidence, study.id, begun, {arm.name for arm in question.arms}), together is not None,
-        groups_of(question, study, evidence), peers if is_by_node else None,
+        case, evidence, values, blank.confidence, 0 if together else study.rounds,
+        _rounds_due(evidence, study.id, begun, arms), together, groups_of(question, study, evidence),
+        peers if is_by_node else None,
     )  # fmt: skip
-    planned = evidence.plan.nodes if is_by_node else 1
-    places = [JudgedNode(name) for name in values.places]
-    why_not = {
-        place: values.missing[0, place.name].of_training(question, study.id)
-        for place in places
-        if (0, place.name) in values.missing
-    }
-    nodes = _judge_places(blank, asked, places, planned, why_not, together or values, limit)
-    missing = why_nodes_missing(nodes, evidence) if is_by_node else why_not.get(places[0], "")
+    planned, places = evidence.plan.nodes if is_by_node else 1, [JudgedNode(name) for name in values.places]
+    why_not = {place: why.text(question) for place, why in values.missing.items()}
+    nodes = _judge_places(blank, asked, places, planned, why_not)
+    missing = why_nodes_missing(nodes, evidence) if is_by_node else why_not.get(WHOLE, "")
     verdict = combined(blank, nodes, planned, missing)
     if verdict.outcome != "not_measured" or is_by_node:
         verdict = with_agreement(verdict, study, evidence)
@@ -120,15 +117,13 @@ def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     values, study = values_of_probe(probe, evidence), evidence.plan.probes
     if values.broken[0] is not None or study is None:
         why = values.broken[0] or Missing(Why.NOT_PROBED)
-        verdict = _broken(blank, why, why.of_probe(probe))
+        verdict = _not_judged(blank, why, probe)
     else:
         begun = {*evidence.rounds_probed, *evidence.timed_arms.get(PROBES, {})}
-        asked = Asked(
-            case, evidence, values, values.estimated(blank.confidence, study.rounds).values,
-            _rounds_due(evidence, PROBES, begun, {probe.id}),
-        )  # fmt: skip
+        due = _rounds_due(evidence, PROBES, begun, {probe.id})
+        asked = Asked(case, evidence, values, blank.confidence, study.rounds, due)
         planned = len(expected_ranks(probe, evidence.plan.layout))
-        judged = _judge_places(blank, asked, values.places, planned, {}, values, study.rounds)
+        judged = _judge_places(blank, asked, values.places, planned, {})
         verdict = combined(blank, judged, planned, why_incomplete(probe, values, evidence))
         verdict = with_probe_culprits(verdict, judged, planned, evidence)
     measured = evidence.probes.get((probe.name, probe.world_size))
@@ -136,8 +131,9 @@ def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     return verdict if probe.id in evidence.unsupported else with_spent_budget(verdict, PROBES, evidence.out_of_time)
 
 
-def _broken(blank: Verdict, why: Missing, reason: str) -> Verdict:
-    return replace(blank, outcome="error" if why.why is Why.BROKE else "not_measured", reason=reason)
+def _not_judged(blank: Verdict, why: Missing, question: Question | Probe) -> Verdict:
+    outcome: VerdictOutcome = "error" if why.why is Why.BROKE else "not_measured"
+    return replace(blank, outcome=outcome, reason=why.text(question))
 
 
 def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: set[str]) -> int:
@@ -147,9 +143,8 @@ def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: s
 
 
 def _judge_places(
-    blank: Verdict, asked: Asked, places: Sequence[P], planned: int, why_not: Mapping[P, str], judged: Values[Any],
-    limit: int,
-) -> tuple[PlaceVerdict[P], ...]:  # fmt: skip
+    blank: Verdict, asked: Asked, places: Sequence[P], planned: int, why_not: Mapping[Any, str]
+) -> tuple[PlaceVerdict[P], ...]:
     """The verdict on each place.
 
     Args:
@@ -157,36 +152,34 @@ def _judge_places(
         asked: the requirement, in one launch.
         places: those of its values, in their order.
         planned: number of planned places.
-        why_not: why a place has no values; without a reason it is left out.
-        judged: the values that are compared with the bound: of the launch, or of all launches.
-        limit: largest number of rounds; 0 if no more will come.
+        why_not: why a place of its values has none; without a reason it is left out.
     """
+    judged = asked.together or asked.values
     caveats, row = caveats_on(asked), {place: number for number, place in enumerate(places)}
     row_of_all = {place: number for number, place in enumerate(judged.places)}
 
     def judge_place(place: P, confidence: float) -> Verdict:
-        if place in why_not:
-            return replace(blank, reason=why_not[place])
         here = row[place]
-        at = row_of_all[asked.values.places[here]]
+        name, values = asked.values.places[here], asked.values.of(here)
+        if not len(values):
+            return replace(blank, reason=why_not[name])
+        at = row_of_all[name]
         verdict = against_bound(
-            blank, asked.case.requirement, asked.values.of(here), lambda: judged.found(at, confidence, limit)
+            blank, asked.case.requirement, values, lambda: judged.found(at, confidence, asked.limit)
         )
         for caveat in caveats:
             verdict = caveat.apply(verdict, here)
         return verdict
 
-    has_values = asked.values.rounds() > 0
-    measured = [place for place in places if has_values[row[place]] or place in why_not]
-    clear = {} if asked.several or len(places) == 1 else _clear(asked, places, caveats, limit, blank.confidence)
+    of_each = zip(places, asked.values.places, asked.values.rounds().tolist(), strict=True)
+    measured = [place for place, name, rounds in of_each if rounds or name in why_not]
+    clear = {} if asked.together or len(places) == 1 else _clear(asked, places, caveats)
     return judge_each(judge_place, measured, planned, blank.confidence, clear.get)
 
 
-def _clear(
-    asked: Asked, places: Sequence[P], caveats: Sequence[Caveat], limit: int, confidence: float
-) -> dict[P, Clear]:
+def _clear(asked: Asked, places: Sequence[P], caveats: Sequence[Caveat]) -> dict[P, Clear]:
     """Places that pass finally, with possible and steady values, and that no caveat concerns."""
-    requirement, found = asked.case.requirement, asked.values.estimated(confidence, limit)
+    requirement, found = asked.case.requirement, asked.values.estimated(asked.confidence, asked.limit)
     definition, bound, value = requirement.definition, requirement.bound, found.values
     is_clear = found.high <= bound if definition.upper_bound else found.low >= bound
     is_clear &= np.isnan(found.drifts) & ~found.exceed & found.leave(bound, -1 if definition.upper_bound else 1)

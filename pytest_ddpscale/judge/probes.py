@@ -110,7 +110,7 @@ def values_of_probe(probe: Probe, evidence: Evidence) -> Values[ProbedPlace]:
     if probe.id in evidence.unsupported:
         why = Missing(Why.UNSUPPORTED, evidence.unsupported[probe.id])
     nothing = np.flatnonzero(found.rounds() == 0).tolist()
-    missing = {(0, found.places[place]): why for place in nothing}
+    missing = {found.places[place]: why for place in nothing}
     return replace(found, missing=missing, broken=(broken,))
 
 
@@ -147,13 +147,13 @@ def probed_values(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> 
 def why_incomplete(probe: Probe, values: Values[ProbedPlace], evidence: Evidence) -> str:
     """Why a probe cannot pass although nothing fails: it is unsupported, or places are missing; else empty."""
     if probe.id in evidence.unsupported:
-        return Missing(Why.UNSUPPORTED, evidence.unsupported[probe.id]).of_probe(probe)
+        return Missing(Why.UNSUPPORTED, evidence.unsupported[probe.id]).text(probe)
     expected = expected_ranks(probe, evidence.plan.layout)
     there = [place for place, rounds in zip(values.places, values.rounds().tolist(), strict=True) if rounds]
     if len(there) == len(expected):
         return ""
     if not there:
-        return Missing(Why.NO_PROBED_ROUND).of_probe(probe)
+        return Missing(Why.NO_PROBED_ROUND).text(probe)
     seen = {place.ranks for place in there}
     names = list(dict.fromkeys(_name_of_ranks(ranks, evidence) for ranks in expected if ranks not in seen))
     are = "is" if len(names) == 1 else "are"

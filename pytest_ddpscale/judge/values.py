@@ -51,8 +51,8 @@ _SENTENCES = {
     Why.BROKE: "{details}",
     Why.INTERRUPTED: "{details}",
     Why.ONE_NODE: "needs at least 2 nodes to spread ranks over; this run had one",
-    Why.NO_ROUND: "no complete round of {ranks} ranks in {study}",
-    Why.NO_BASELINE: "{study} has no complete round of the arm {baseline} to compare with",
+    Why.NO_ROUND: "no complete round of {ranks} ranks in {details}",
+    Why.NO_BASELINE: "{details} has no complete round of the arm {baseline} to compare with",
     Why.NOT_READ: "{metric} could not be read on every rank",
     Why.NOT_PROBED: "{probe} was not probed in this run",
     Why.NO_PROBED_ROUND: "no complete round of {probe}",
@@ -61,22 +61,20 @@ _SENTENCES = {
 
 
 class Missing(NamedTuple):
-    """Why a place, or a whole launch, has no values; `details` are what the run recorded about it."""
+    """Why a place, or a whole launch, has no values; `details` are what the run recorded about it, or the study."""
 
     why: Why
     details: str = ""
 
-    def of_training(self, question: Question, study: str = "") -> str:
-        """The sentence on a metric of training in a study."""
+    def text(self, question: Question | Probe) -> str:
+        """The sentence."""
+        if isinstance(question, Probe):
+            return _SENTENCES[self.why].format(details=self.details, probe=question.id)
         return _SENTENCES[self.why].format(
-            details=self.details, scaling=question.metric.scaling, workload=question.workload.name, study=study,
+            details=self.details, scaling=question.metric.scaling, workload=question.workload.name,
             ranks=question.world_size, baseline=question.baseline.name if question.baseline else "",
             metric=question.metric.name,
         )  # fmt: skip
-
-    def of_probe(self, probe: Probe) -> str:
-        """The sentence on a probe."""
-        return _SENTENCES[self.why].format(details=self.details, probe=probe.id)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +87,7 @@ class Values(Generic[P]):
         numbers: of the rounds, ascending, (rounds,).
         samples: in the metric's unit, or before the division by the SKU's constant; NaN if missing,
             (launches, places, rounds).
-        missing: why a place has nothing in a launch, by the launch's number from 0 and place.
+        missing: why a place has nothing, in any launch.
         broken: why a launch does not count, though it may have values: it was not planned, broke or was interrupted;
             None if it counts, (launches,).
         errors: relative error of a place that has a single imported sample, else NaN, (launches, places).
@@ -99,7 +97,7 @@ class Values(Generic[P]):
     places: Sequence[P]
     numbers: IntArray
     samples: FloatArray
-    missing: Mapping[tuple[int, P], Missing]
+    missing: Mapping[P, Missing]
     broken: Sequence[Missing | None]
     errors: FloatArray
     _kept: dict[Any, Estimated] = field(init=False, default_factory=dict)
@@ -164,7 +162,7 @@ def joined(launches: Sequence[Values[P]]) -> Values[P]:
         rows = np.array([at[place] for place in one.places], np.int64)
         samples[launch, rows[:, np.newaxis], np.searchsorted(numbers, one.numbers)] = one.samples[0]
         errors[launch, rows] = one.errors[0]
-    missing = {(launch, place): why for launch, one in enumerate(launches) for (_, place), why in one.missing.items()}
+    missing = {place: why for one in launches for place, why in one.missing.items()}
     broken = [why for one in launches for why in one.broken]
     return Values(first.scale, places, numbers, samples, missing, broken, errors)
 
@@ -223,7 +221,7 @@ def _of_study(question: Question, study: Study, evidence: Evidence) -> Values[st
         for place in (places[row] for row in nothing):
             measured, compared = (place in those for those in with_rounds)
             why = Why.NOT_READ if measured and compared else Why.NO_BASELINE if measured else Why.NO_ROUND
-            missing[0, place] = Missing(why)
+            missing[place] = Missing(why, study.id)
     broken = _broken(question, study, evidence)
     return Values(question.metric.scale, places, numbers, samples[np.newaxis], missing, (broken,), errors[np.newaxis])
 

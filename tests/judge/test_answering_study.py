@@ -120,7 +120,7 @@ class TestMatchingStudy:
         question = make_case("weak_scaling_efficiency", 0.5).question
         plan = Plan("a100", "cuda", ())
         assert matching_study(plan, question) is None
-        assert why_no_study(plan, question).of_training(question) == "weak scaling of r was not measured in this run"
+        assert why_no_study(plan, question).text(question) == "weak scaling of r was not measured in this run"
 
 
 class TestCovers:
