@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.judge.intervals import geometric_mean_estimate, mean_estimate, single_sample_estimate, t_quantile
+from pytest_ddpscale.judge.intervals import (
+    Estimate,
+    ValueChange,
+    change_between,
+    geometric_mean_estimate,
+    mean_estimate,
+    single_sample_estimate,
+    t_quantile,
+)
 from tests.rows import rows
 
 RATES = st.lists(st.floats(1e-3, 1e5), min_size=2, max_size=12)
@@ -126,3 +134,29 @@ def test_a_machine_just_under_the_bound_rarely_passes() -> None:
         rounds = [bound * math.exp(noise.gauss(0.0, 0.02)) for _ in range(5)]
         passes += geometric_mean_estimate(rounds, 0.95).interval[0] >= bound
     assert passes / trials < 0.025 + 4 * math.sqrt(0.025 * 0.975 / trials)
+
+
+def test_a_difference_has_the_root_of_both_squares_on_each_side() -> None:
+    a, b = Estimate(10.0, (10.0 - 4.0, 10.0 + 3.0)), Estimate(12.0, (12.0 - 4.0, 12.0 + 3.0))
+    assert change_between(a, b, by_factors=False) == pytest.approx((2.0, 2.0 - 5.0, 2.0 + 5.0))
+
+
+def test_a_ratio_is_the_difference_of_logarithms() -> None:
+    a, b = Estimate(100.0, (98.0, 102.0)), Estimate(90.0, (89.0, 91.0))
+    change = change_between(a, b, by_factors=True)
+    reach = math.hypot(math.log(90 / 89), math.log(102 / 100))
+    assert change.size == pytest.approx(-0.1)
+    assert change.low == pytest.approx(0.9 * math.exp(-reach) - 1)
+
+
+def test_of_two_equal_values_without_an_interval_nothing_changed() -> None:
+    one = Estimate(5.0, (5.0, 5.0))
+    assert change_between(one, one, by_factors=True) == (0.0, 0.0, 0.0)
+
+
+@rows(
+    ("low", "high", "is_shown"),
+    [(-0.1, 0.1, False), (0.0005, 0.01, False), (0.002, 0.01, True), (-0.01, -0.002, True), (-0.01, -0.0005, False)],
+)
+def test_a_change_is_shown_beyond_a_tenth_of_a_per_cent(low: float, high: float, is_shown: bool) -> None:
+    assert ValueChange((low + high) / 2, low, high).is_shown == is_shown

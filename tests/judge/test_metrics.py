@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.judge.metrics import VALUE_OF, Arms, Read, read
+from pytest_ddpscale.judge.metrics import (
+    PERCENTS,
+    VALUE_OF,
+    Arms,
+    Read,
+    percentile,
+    read,
+    round_percentiles_ms,
+    slowness_of,
+    slowness_within_hosts,
+    step_time_cv,
+    step_time_percentiles_ms,
+)
 from pytest_ddpscale.judge.rounds import GIB, NO_ROUNDS, ArmRounds
-from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
+from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS, WEAK_SCALING_EFFICIENCY
+from pytest_ddpscale.plan.study import Arm
+from tests.builders.judged import make_measurement, with_steps
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import rounds_of
 from tests.rows import rows
@@ -245,3 +262,117 @@ def test_imported_readings_stand_for_themselves() -> None:
 def test_imported_results_keep_no_steps_of_which_to_take_a_percentile() -> None:
     assert of("step_time_p95", rounds([100], single_sample=True, step_stdev_s=0.004)) == []
     assert of("step_time_cv", rounds([100], single_sample=True)) == []
+
+
+EACH, ALONE = Arm("each", 4, 4), Arm("alone", 1, 4)
+
+
+def timed(*step_s: tuple[float, ...], per_host: int = 4, arm: Arm = EACH) -> ArmRounds:
+    times = [(n, rank, step) for n, steps in enumerate(step_s) for rank, step in enumerate(steps)]
+    return rounds_of([timed_block(arm, n, rank, step, per_host) for n, rank, step in times])
+
+
+def timed_block(arm: Arm, number: int, rank: int, step_s: float, per_host: int = 4) -> Measurement:
+    host, local_rank = f"n{rank // per_host}", rank % per_host
+    return with_steps(make_measurement("weak/r", arm, number, rank, host=host, local_rank=local_rank), [step_s] * 4)
+
+
+def test_a_slow_rank_is_as_slow_as_it_is_whatever_a_round_was_like() -> None:
+    found = slowness_of(timed((1.0, 1.0, 1.1, 1.0), (2.0, 2.0, 2.2, 2.0)))
+    assert found == pytest.approx({("n0", 0): 1.0, ("n0", 1): 1.0, ("n0", 2): 1.1, ("n0", 3): 1.0})
+
+
+def test_of_two_the_faster_one_is_typical() -> None:
+    assert slowness_of(timed((1.2, 1.0))) == pytest.approx({("n0", 0): 1.2, ("n0", 1): 1.0})
+
+
+def test_ranks_of_a_host_are_compared_with_each_other() -> None:
+    found = slowness_within_hosts(timed((1.0, 1.1, 2.0, 2.0), per_host=2))
+    assert found == pytest.approx({("n0", 0): 1.0, ("n0", 1): 1.1, ("n1", 0): 1.0, ("n1", 1): 1.0})
+
+
+def test_without_rounds_nobody_is_known() -> None:
+    assert slowness_of(NO_ROUNDS) == {}
+
+
+def test_a_rank_alone_counts_as_a_typical_one() -> None:
+    many = timed((1.1,) * 4, (1.1,) * 4)
+    turns = rounds_of([timed_block(ALONE, n, rank, step) for n, rank, step in ((0, 0, 1.0), (1, 2, 1.1))])
+    slowness = slowness_of(timed((1.0, 1.0, 1.1, 1.0)))
+    scaled, unscaled = (read(WEAK_SCALING_EFFICIENCY, Arms(many, turns, 4, one)).values for one in (slowness, {}))
+    assert scaled == pytest.approx([1 / 1.1] * 2)
+    assert unscaled == pytest.approx([1 / 1.1, 1.0])
+
+
+TIMES = st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=40)
+
+
+def rank_of(rank: int, *step_s: float, stdev_s: float | None = None) -> Measurement:
+    return Measurement(
+        "weak/r", "ddp@2", 0, rank, rank, "node0", f"GPU-{rank}", 8, max(len(step_s), 1), sum(step_s) or 1.0, 1.7e9,
+        step_s=step_s, step_stdev_s=stdev_s,
+    )  # fmt: skip
+
+
+@given(TIMES, st.floats(0, 100))
+def test_percentiles_are_those_of_numpy(times: list[float], percent: float) -> None:
+    assert percentile(times, percent) == pytest.approx(float(np.percentile(times, percent)))
+
+
+@given(TIMES)
+def test_percentiles_are_in_order_and_among_the_values(times: list[float]) -> None:
+    found = [percentile(times, percent) for percent in (0, *PERCENTS, 100)]
+    assert (found[0], found[-1]) == (min(times), max(times))
+    assert all(low <= high + 1e-9 * high for low, high in itertools.pairwise(found))
+
+
+def test_half_of_the_values_lie_below_the_median() -> None:
+    assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
+    assert percentile([7.0], 95) == 7.0
+
+
+@rows(("values", "percent"), [([], 50), ([1.0], -1), ([1.0], 101), ([1.0], float("nan"))])
+def test_there_is_no_such_percentile(values: list[float], percent: float) -> None:
+    with pytest.raises(ValueError, match="expected 0 to 100 of at least 1"):
+        percentile(values, percent)
+
+
+def test_percentiles_of_an_arm_are_over_all_ranks_and_rounds_in_ms() -> None:
+    steps = [0.001 * i for i in range(100)]
+    first = [rank_of(0, *steps[:20]), rank_of(1, *steps[20:40])]
+    second = [rank_of(0, *steps[40:70]), rank_of(1, *steps[70:])]
+    expected = {50: 49.5, 75: 74.25, 90: 89.1, 95: 94.05, 99: 98.01}
+    measured = rounds_of([*first, *(replace(one, round=1) for one in second)])
+    assert step_time_percentiles_ms(measured) == pytest.approx(expected)
+
+
+def test_rounds_without_the_steps_of_every_rank_do_not_count() -> None:
+    whole, part = [rank_of(0, 0.1), rank_of(1, 0.1)], [replace(rank_of(rank), round=1) for rank in (0, 1)]
+    part[1] = replace(part[1], step_s=(9.0,))
+    assert round_percentiles_ms(rounds_of([*whole, *part]), 95).tolist() == pytest.approx([100, math.nan], nan_ok=True)
+    assert step_time_percentiles_ms(rounds_of([*whole, *part])) == pytest.approx(dict.fromkeys(PERCENTS, 100.0))
+    assert step_time_percentiles_ms(rounds_of(part)) == step_time_percentiles_ms(NO_ROUNDS) == {}
+
+
+def cv_of(*ranks: Measurement) -> float:
+    (cv,) = step_time_cv(rounds_of(ranks))
+    return float(cv)
+
+
+@given(st.lists(st.floats(0.01, 10.0), min_size=2, max_size=20), st.floats(0.1, 10.0))
+def test_a_rank_that_is_slow_throughout_is_as_steady_as_a_fast_one(times: list[float], factor: float) -> None:
+    fast, slow = rank_of(0, *times), rank_of(1, *[factor * time for time in times])
+    found = cv_of(fast, slow)
+    assert found == pytest.approx(statistics.stdev(times) / statistics.fmean(times), abs=1e-6)
+
+
+def test_the_spread_of_an_import_is_the_one_it_states() -> None:
+    # 1 s a step
+    stated, other = rank_of(0, stdev_s=0.02), rank_of(1)
+    assert cv_of(stated, replace(other, step_stdev_s=0.03)) == pytest.approx(0.03)
+    assert math.isnan(cv_of(stated, other))
+
+
+def test_one_step_has_no_spread_and_steps_of_no_time_have_none() -> None:
+    assert math.isnan(cv_of(rank_of(0, 0.1)))
+    assert math.isnan(cv_of(rank_of(0, 0.0, 0.0)))
