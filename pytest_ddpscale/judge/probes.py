@@ -29,7 +29,7 @@ from pytest_ddpscale.plan.probe_pairs import Ranks, expected_ranks
 from pytest_ddpscale.run.column_record import BoolArray, IntArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.probe_columns import ProbeColumns
-from pytest_ddpscale.run.probe_record import NO_PEER, ProbeMeasurement
+from pytest_ddpscale.run.probe_record import NO_PEER
 from pytest_ddpscale.util.listing import first_few
 
 TERA, GIGA = 1e12, 1e9
@@ -86,11 +86,6 @@ class ProbedPlace(Struct, frozen=True, cache_hash=True):  # thousands are looked
 _NOTHING = Values[ProbedPlace]("factors", (), np.zeros(0, np.int64), np.zeros((1, 0, 0)), {}, (None,), np.zeros((1, 0)))
 
 
-def value_of(measurement: ProbeMeasurement) -> float:
-    """Value of one rank: TFLOPS (10¹² operations per second) for a matmul, else GB/s (10⁹ bytes per second)."""
-    return measurement.per_second * _factor(Probe(measurement.probe, measurement.world_size))
-
-
 def values_of_probe(probe: Probe, evidence: Evidence) -> Values[ProbedPlace]:
     """Values of a probe, in its metric's unit, at the places that took part.
 
@@ -137,7 +132,7 @@ def probed_values(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> 
     found, ends = probed.kept[key]
     if not found:
         return _NOTHING
-    known = np.where(_counts(probed, probe), probed.per_second * _factor(probe), np.nan)
+    known = np.where(_counts(probed, probe), probed.per_second * unit_factor(probe), np.nan)
     samples = known[:, ends].min(axis=2).T[np.newaxis]  # NaN if any is
     return replace(
         _NOTHING, places=found, numbers=probed.numbers, samples=samples, errors=np.full((1, len(found)), np.nan)
@@ -211,8 +206,8 @@ def place_of(probe: Probe, ranks: Ranks, ends: Sequence[tuple[str, int, str]]) -
     return ProbedPlace("node" if is_one_host else "gang", ranks, ends[0][0])
 
 
-def _factor(probe: Probe) -> float:
-    """Factor from work per second to the metric's unit."""
+def unit_factor(probe: Probe) -> float:
+    """Factor from work per second to the metric's unit, TFLOPS for a matmul and GB/s for others."""
     return 1 / TERA if probe.kind == "matmul" else bus_factor(probe) / GIGA
 
 

@@ -85,10 +85,7 @@ class ArmRounds:
     @property
     def waited_s_per_step(self) -> FloatArray:
         """Seconds per step that ranks waited for data, the most of all ranks; NaN with synthetic data."""
-        share = self.measured.waited_s / np.where(self.present, self.measured.steps, 1)
-        return np.where(
-            self._is_known(share), np.max(np.where(np.isnan(share), 0.0, share), axis=1, initial=0.0), np.nan
-        )
+        return self._most(self.measured.waited_s / np.where(self.present, self.measured.steps, 1))
 
     @property
     def samples_per_s(self) -> FloatArray:
@@ -105,7 +102,7 @@ class ArmRounds:
         """Column of the rank with the lowest utilization; -1 if that of any rank is unknown."""
         busy = self.measured.utilization
         lowest = _column_of_most(np.where(np.isnan(busy), -np.inf, -busy))
-        return np.where(self._is_known(busy), lowest, -1)
+        return np.where((np.isnan(busy) & self.present).any(axis=1), -1, lowest)
 
     @property
     def utilization(self) -> FloatArray:
@@ -115,29 +112,19 @@ class ArmRounds:
     @property
     def images_per_joule(self) -> FloatArray:
         """Images per joule of GPU energy, the least of all ranks; NaN if that of any rank is unknown."""
-        per_joule = self._images / _more_than_nothing(self.measured.energy_j)
-        least = np.min(np.where(np.isnan(per_joule), np.inf, per_joule), axis=1, initial=np.inf)
-        return np.where(self._is_known(per_joule), least, np.nan)
+        return -self._most(-self._images / _more_than_nothing(self.measured.energy_j))
 
     @property
     def peak_memory_gib(self) -> FloatArray:
         """Most memory any rank held, in GiB; NaN if any rank's is unknown."""
-        return self._held_bytes[0] / GIB
+        return self._most(_more_than_nothing(self.measured.peak_memory_bytes)) / GIB
 
     @property
     def memory_spread(self) -> FloatArray:
         """Maximum minus minimum memory of the ranks, relative to the maximum; NaN if any rank's is unknown."""
-        most, least = self._held_bytes
-        return (most - least) / most
-
-    @cached_property
-    def _held_bytes(self) -> tuple[FloatArray, FloatArray]:
-        """Maximum and minimum memory of the ranks, in bytes; NaN if any rank's is unknown."""
         held = _more_than_nothing(self.measured.peak_memory_bytes)
-        is_known = self._is_known(held)
-        most = np.max(np.where(np.isnan(held), -np.inf, held), axis=1, initial=-np.inf)
-        least = np.min(np.where(np.isnan(held), np.inf, held), axis=1, initial=np.inf)
-        return np.where(is_known, most, np.nan), np.where(is_known, least, np.nan)
+        most, least = self._most(held), -self._most(-held)
+        return (most - least) / most
 
     @property
     def single_sample_error(self) -> FloatArray:
@@ -155,10 +142,11 @@ class ArmRounds:
         """Some of the rounds."""
         return ArmRounds(self.measured.of(rounds))
 
-    def _is_known(self, cells: FloatArray) -> BoolArray:
-        """Whether every present rank has a value, (rounds,)."""
-        unknown = np.isnan(cells) & self.present
-        return np.asarray(~unknown.any(axis=1))
+    def _most(self, cells: FloatArray) -> FloatArray:
+        """The largest of all ranks; NaN if that of any present rank is unknown, (rounds,)."""
+        unknown = np.isnan(cells)
+        most = np.max(np.where(unknown, -np.inf, cells), axis=1, initial=-np.inf)
+        return np.where((unknown & self.present).any(axis=1), np.nan, most)
 
 
 NO_ROUNDS = ArmRounds(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.probes import value_of
+from pytest_ddpscale.judge.probes import unit_factor
 from pytest_ddpscale.plan.probe import STUDY_ID, Probe, ProbeStudy
 from pytest_ddpscale.plan.probe_pairs import expected_ranks
 from pytest_ddpscale.plan.study import DeviceType, Plan
@@ -81,7 +81,7 @@ def _report(plan: Plan, probe: Probe, value: Value, number: int, ranks: tuple[in
         STUDY_ID, probe.name, probe.world_size, number, rank, local_rank, f"n{node}", device, work, 10, 1.0,
         1.7e9 + number, is_correct=True, peer_rank=peer,
     )  # fmt: skip
-    return replace(unscaled, seconds=value_of(unscaled) / value(number, ranks))
+    return replace(unscaled, seconds=unscaled.per_second * unit_factor(probe) / value(number, ranks))
 
 
 def probe_evidence(plan: Plan, measurements: list[ProbeMeasurement], **keys: Any) -> Evidence:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from pytest_ddpscale.judge.probes import ProbedPlace, probed_values, value_of
+from pytest_ddpscale.judge.probes import ProbedPlace, probed_values, unit_factor
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.run import probe_columns
@@ -37,6 +37,10 @@ def measured(
         is_correct=True, peer_rank=None if probe.kind != "send-recv" else rank ^ 1,
     )  # fmt: skip
     return replace(one, **keys)  # type: ignore[arg-type]
+
+
+def value_of(one: ProbeMeasurement) -> float:
+    return one.per_second * unit_factor(Probe(one.probe, one.world_size))
 
 
 @rows(
