@@ -215,8 +215,7 @@ def _decision(samples: Sequence[float], bound: float) -> int:
 
 @cache
 def _interval(samples: tuple[float, ...]) -> tuple[float, float]:
-    estimate = estimate_of(samples, "factors", CONFIDENCE).estimate
-    return estimate.interval if estimate else (0.0, np.inf)
+    return estimate_of(samples, "factors", CONFIDENCE).interval or (0.0, np.inf)
 
 
 def show_bounds(runs: int) -> None:

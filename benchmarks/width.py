@@ -119,9 +119,9 @@ def looks(logs: Sequence[float]) -> Iterator[Look]:
     """A look after each round, from the minimum for a decision on."""
     values = np.exp(logs)
     for rounds in range(FEWEST_ROUNDS, len(logs) + 1):
-        estimate = estimate_of(values[:rounds], "factors", CONFIDENCE).estimate
-        if estimate is not None:
-            yield Look(rounds, estimate)
+        found = estimate_of(values[:rounds], "factors", CONFIDENCE)
+        if found.interval is not None:
+            yield Look(rounds, Estimate(found.value, found.interval))
 
 
 def stop(correlation: float, noise: float, margin: float, runs: int, limit: int, seed: int) -> Stop:

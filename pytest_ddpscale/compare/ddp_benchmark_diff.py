@@ -153,8 +153,8 @@ def _mean_step(result: DdpBenchmarkResult, confidence: float) -> Estimate | str:
     """Geometric mean of the step time with its interval, or why it has none."""
     what = "rounds" if result.steps_per_round else "steps"
     found = estimate_of(result.separate_s, "factors", confidence)
-    if found.estimate is None:
+    if found.interval is None:
         return found.too_few.replace("rounds", what)
     if found.exceeds:
         return f"successive {what} correlate by {found.correlation:.2f}, and an interval allows for 0.5"
-    return found.estimate
+    return Estimate(found.value, found.interval)

@@ -69,9 +69,9 @@ def estimated(
         return Estimated(None, rounds, len(series), why_not="an impossible value was measured")
     of_launches = [estimate_of(one.values, scale, confidence, error=one.error) for one in series]
     found = over_launches(of_launches, scale, confidence) if len(series) > 1 else of_launches[0]
-    if found.estimate is None:
+    if found.interval is None:
         return Estimated(None, rounds, len(series), why_not=found.too_few, value=found.value)
-    low, high = stretched_interval(found, found.estimate)
+    low, high = stretched_interval(found, found.interval)
     limits = Estimate(found.value, (max(low, _LEAST_SHARE * found.value) if scale == "factors" else low, high))
     if len(series) > 1:
         return Estimated(limits, rounds, len(series), knows_launches=True, value=found.value)

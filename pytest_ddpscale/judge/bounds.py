@@ -67,9 +67,9 @@ def against_bound(
         return replace(blank, outcome="error", rounds=count, reason=reason)
     found = estimate()
     notes = (found.note,) if found.note else ()
-    if found.estimate is None:
+    if found.interval is None:
         return replace(blank, outcome="inconclusive", value=found.value, rounds=count, reason=found.too_few)
-    low, high = found.estimate.interval
+    low, high = found.interval
     bound, upper = requirement.bound, definition.upper_bound
     good, bad = (high <= bound, low > bound) if upper else (low >= bound, high < bound)
     outcome: VerdictOutcome = "passed" if good else "failed" if bad else "inconclusive"

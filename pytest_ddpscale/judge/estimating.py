@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate, mean_estimate, single_sample_estimate
+from pytest_ddpscale.judge.intervals import geometric_mean_estimate, mean_estimate, single_sample_estimate
 from pytest_ddpscale.judge.sequential import BoolArray, EProcesses, FloatArray
 from pytest_ddpscale.judge.steadiness import (
     MOST_CORRELATION,
@@ -45,7 +45,7 @@ class Found(NamedTuple):
 
     Attributes:
         value: point estimate.
-        estimate: with its interval; None if there are too few rounds for one.
+        interval: lower and upper limit; None if there are too few rounds for one.
         note: note for the reader; may be empty.
         too_few: why there is no interval; empty if there is one.
         launch_sd: relative standard deviation between launches; None with one launch.
@@ -56,7 +56,7 @@ class Found(NamedTuple):
     """
 
     value: float
-    estimate: Estimate | None
+    interval: tuple[float, float] | None
     note: str = ""
     too_few: str = ""
     launch_sd: float | None = None
@@ -129,7 +129,7 @@ class Estimated:
         value, low, high = float(self.values[row]), float(self.low[row]), float(self.high[row])
         rounds, error = int(self.rounds[row]), float(self.errors[row])
         if rounds == 1 and not math.isnan(error):
-            return Found(value, Estimate(value, (low, high)), SINGLE_SAMPLE_NOTE if error > 0 else SINGLE_VALUE_NOTE)
+            return Found(value, (low, high), SINGLE_SAMPLE_NOTE if error > 0 else SINGLE_VALUE_NOTE)
         if math.isnan(value):
             return Found(value, None, too_few=f"an impossible value was measured: {self.series[row, :rounds].tolist()}")
         if rounds < FEWEST_ROUNDS:
@@ -138,7 +138,7 @@ class Estimated:
             return Found(value, None, too_few=f"{rounds} rounds are too few for a confidence of {self.confidence:g}")
         correlation = float(self.correlations[row])
         return Found(
-            value, Estimate(value, (low, high)), self._drift_note(row),
+            value, (low, high), self._drift_note(row),
             correlation=None if math.isnan(correlation) else correlation, exceeds=bool(self.exceed[row]),
             series=self._only(row),
         )  # fmt: skip
@@ -230,7 +230,7 @@ def over_launches(found: Sequence[Found], scale: Scale, confidence: float) -> Fo
     values = [one.value for one in found]
     mean = _geometric_mean if scale == "factors" else statistics.fmean
     for number, one in enumerate(found, start=1):
-        if one.estimate is None:
+        if one.interval is None:
             known = [value for value in values if math.isfinite(value)]
             value = mean(known) if known else math.nan
             return Found(value, None, too_few=f"launch {number} of {len(found)}: {one.too_few}")
@@ -240,7 +240,7 @@ def over_launches(found: Sequence[Found], scale: Scale, confidence: float) -> Fo
     note = "; ".join(f"launch {number}: {one.note}" for number, one in enumerate(found, start=1) if one.note)
     return Found(
         estimate.value,
-        Estimate(estimate.value, interval),
+        interval,
         note,
         launch_sd=_relative_sd(values, scale),
         launch_values=tuple(values),
@@ -249,7 +249,7 @@ def over_launches(found: Sequence[Found], scale: Scale, confidence: float) -> Fo
 
 def _end(found: Found, side: int) -> float:
     """The value of a steady launch; of one that drifts, an end of its interval."""
-    return found.estimate.interval[side] if found.note and found.estimate is not None else found.value
+    return found.interval[side] if found.note and found.interval is not None else found.value
 
 
 def _geometric_mean(values: Sequence[float]) -> float:
@@ -287,9 +287,9 @@ def why_correlated(found: Found, bound: float) -> str:
 
     A bound outside the widened interval (`stretched_interval`) is not in doubt.
     """
-    if not found.exceeds or found.correlation is None or found.estimate is None:
+    if not found.exceeds or found.correlation is None or found.interval is None:
         return ""
-    low, high = stretched_interval(found, found.estimate)
+    low, high = stretched_interval(found, found.interval)
     if not low <= bound <= high:
         return ""
     return (
@@ -298,14 +298,14 @@ def why_correlated(found: Found, bound: float) -> str:
     )
 
 
-def stretched_interval(found: Found, estimate: Estimate) -> tuple[float, float]:
-    """The interval of an estimate, widened if rounds correlate more than it allows for.
+def stretched_interval(found: Found, interval: tuple[float, float]) -> tuple[float, float]:
+    """The interval, widened if rounds correlate more than it allows for.
 
     A mean of AR(1) noise varies sqrt((1 + ρ) / (1 - ρ)) times as much as one of independent noise. The interval is
     widened by the ratio of this factor at the correlation found to that at the largest allowed correlation. It is
     widened on the scale of averaging: the ends of values that err by factors move by factors and stay positive.
     """
-    value, (low, high) = estimate
+    value, (low, high) = found.value, interval
     if not found.exceeds or found.correlation is None:
         return low, high
     found_factor, allowed = (math.sqrt((1 + one) / (1 - one)) for one in (found.correlation, MOST_CORRELATION))

@@ -320,9 +320,7 @@ def worst_value(question: Question, evidence: Evidence, confidence: float) -> Wo
     if not known:
         return None
     place, worst = (max if metric.upper_bound else min)(known, key=lambda one: one[1].value)
-    interval = worst.estimate and possible_part(
-        *worst.estimate.interval, worst.value, metric.possible_at(question.world_size)
-    )
+    interval = worst.interval and possible_part(*worst.interval, worst.value, metric.possible_at(question.world_size))
     return WorstValue(worst.value, interval, place)
 
 

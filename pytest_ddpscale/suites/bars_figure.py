@@ -78,7 +78,7 @@ def _value(one: Found | float | None) -> float:
 
 
 def _ends(one: Found | float | None) -> tuple[float, float]:
-    if isinstance(one, Found) and one.estimate is not None:
-        low, high = one.estimate.interval
+    if isinstance(one, Found) and one.interval is not None:
+        low, high = one.interval
         return max(0.0, low), max(0.0, high)
     return _value(one), _value(one)

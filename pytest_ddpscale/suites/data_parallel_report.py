@@ -122,7 +122,7 @@ def _judged(way: Way) -> str:
 
 
 def _ratio_cells(ratio: Found | None) -> Iterator[str]:
-    yield from estimate_texts(ratio.value, ratio.estimate) if ratio is not None else (ABSENT, ABSENT)
+    yield from estimate_texts(ratio) if ratio is not None else (ABSENT, ABSENT)
 
 
 def _values(one: SplitBatch) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class SplitBatch:
 
 def is_below(ratio: Found | None) -> bool:
     """Whether the whole interval of a throughput ratio is below 1."""
-    return ratio is not None and ratio.estimate is not None and ratio.estimate.interval[1] < 1
+    return ratio is not None and ratio.interval is not None and ratio.interval[1] < 1
 
 
 def split_batches(measured: MeasuredSuite) -> list[SplitBatch]:

@@ -158,9 +158,9 @@ def all_cells(found: Sequence[Sweep]) -> Iterator[Cell]:
 
 def trend(first: Found | None, last: Found | None) -> Trend:
     """Whether a value certainly changed: the intervals do not overlap."""
-    if not (first and last and first.estimate and last.estimate):
+    if not (first and last and first.interval and last.interval):
         return "no difference shown"
-    (low, high), (least, most) = first.estimate.interval, last.estimate.interval
+    (low, high), (least, most) = first.interval, last.interval
     return "rises" if high < least else "falls" if most < low else "no difference shown"
 
 

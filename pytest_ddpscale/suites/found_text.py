@@ -13,7 +13,7 @@ def found_cells(found: Found | None, form: str = "{:.4g}") -> tuple[str, str]:
     """The value and its interval; a dash for a missing one."""
     if found is None:
         return ABSENT, ABSENT
-    ends = [_text(end, form) for end in found.estimate.interval] if found.estimate else []
+    ends = [_text(end, form) for end in found.interval] if found.interval else []
     return _text(found.value, form), " … ".join(ends) or ABSENT
 
 
@@ -21,7 +21,7 @@ def found_value(found: Found | None) -> dict[str, Any] | None:
     """The value and its interval as JSON; an infinite end is null, because JSON cannot express infinity."""
     if found is None:
         return None
-    ends = [end if math.isfinite(end) else None for end in found.estimate.interval] if found.estimate else None
+    ends = [end if math.isfinite(end) else None for end in found.interval] if found.interval else None
     return {"value": found.value, "interval": ends}
 
 

@@ -59,7 +59,7 @@ def _curve(place: int, colour: str, curve: dict[int, Found], x: AxisScale, y: Ax
 
 def _ends(one: Found) -> tuple[float, float]:
     """Ends of the interval, cut at a factor of 2 so that it does not flatten the curves; the value without one."""
-    if one.estimate is None:
+    if one.interval is None:
         return one.value, one.value
-    low, high = one.estimate.interval
+    low, high = one.interval
     return max(low, one.value / 2), min(high, one.value * 2)

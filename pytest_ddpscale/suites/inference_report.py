@@ -53,7 +53,7 @@ def _headline(evidence: Evidence, found: Sequence[InferredBatch], planned: int, 
     together = f"{best.ranks} at once" if best.ranks > 1 else "alone"
     parts = [f"{best.samples_per_s.value:.4g} img/s per {device} ({together}, batch {fastest.batch})"]
     if fastest.kept is not None:
-        is_loss = fastest.kept.estimate is not None and fastest.kept.estimate.interval[1] < 1
+        is_loss = fastest.kept.interval is not None and fastest.kept.interval[1] < 1
         parts.append(f"{fastest.kept.value:.1%} of one alone" if is_loss else "no loss at once shown")
     parts += [saturation_text(where)] if where else []
     missing = [f"{planned - len(found)} of {planned} batches not measured"] if len(found) < planned else []

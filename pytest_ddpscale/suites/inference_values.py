@@ -88,7 +88,7 @@ def saturation(batches: Sequence[InferredBatch]) -> Saturation | None:
 
 
 def _limits(found: Found) -> tuple[float, float]:
-    return found.estimate.interval if found.estimate else (found.value, found.value)
+    return found.interval if found.interval else (found.value, found.value)
 
 
 def _batch(measured: MeasuredSuite, study: Study) -> InferredBatch:

@@ -51,7 +51,7 @@ class LoadedArm:
     @property
     def is_slower_than_best(self) -> bool:
         """Whether the arm is shown to be slower than the fastest."""
-        return self.to_best is not None and (self.to_best.estimate is None or self.to_best.estimate.interval[1] < 1)
+        return self.to_best is not None and (self.to_best.interval is None or self.to_best.interval[1] < 1)
 
 
 def loaded_arms(measured: MeasuredSuite) -> list[LoadedArm]:
@@ -99,7 +99,7 @@ def bottleneck(arms: Sequence[LoadedArm]) -> Answer:
 
 
 def _limits(found: Found | None) -> tuple[float, float] | None:
-    return found.estimate.interval if found is not None and found.estimate is not None else None
+    return found.interval if found is not None and found.interval is not None else None
 
 
 def input_pipeline_report(measured: MeasuredSuite) -> SuiteReport:
@@ -126,7 +126,7 @@ def _headline(study: Study, chosen: LoadedArm | None, answer: Answer) -> str:
         return f"{what}: no setting of the loader was measured"
     says = f"the input pipeline {answer} the bottleneck"
     if chosen.efficiency is not None:
-        value, interval = estimate_texts(chosen.efficiency.value, chosen.efficiency.estimate)
+        value, interval = estimate_texts(chosen.efficiency)
         says += f": {value} the throughput on synthetic data ({interval})"
     return f"{what}: {says}, with {chosen.name}"
 
@@ -145,10 +145,10 @@ def _table(arms: Sequence[LoadedArm], measured: MeasuredSuite) -> SuiteSection:
 
 
 def _row(one: LoadedArm) -> list[str]:
-    ends = one.samples_per_s.estimate.interval if one.samples_per_s.estimate else ()
+    ends = one.samples_per_s.interval if one.samples_per_s.interval else ()
     row = [one.name, f"{one.samples_per_s.value:.4g}", " … ".join(f"{end:.4g}" for end in ends) or ABSENT]
     for ratio in (one.efficiency, one.to_best):
-        row += estimate_texts(ratio.value, ratio.estimate) if ratio is not None else (ABSENT, ABSENT)
+        row += estimate_texts(ratio) if ratio is not None else (ABSENT, ABSENT)
     if one.waited_s is None:
         return [*row, ABSENT, ABSENT]
     return [*row, f"{one.waited_s:.4f}", f"{one.waited_s / one.step_s:.0%}"]
@@ -157,7 +157,7 @@ def _row(one: LoadedArm) -> list[str]:
 def _advice(chosen: LoadedArm, answer: Answer, confidence: float) -> list[str]:
     beside = "It is the fastest setting measured."
     if chosen.to_best is not None:
-        value, interval = estimate_texts(chosen.to_best.value, chosen.to_best.estimate)
+        value, interval = estimate_texts(chosen.to_best)
         beside = f"It reaches {value} of the fastest ({interval})."
     meaning = {
         "is": f"Training waits for its data: with {confidence:.0%} confidence each setting reaches less than "
@@ -184,4 +184,4 @@ def _values(one: LoadedArm) -> dict[str, Any]:
 def _value(found: Found | None) -> dict[str, Any] | None:
     if found is None:
         return None
-    return {"value": found.value, "interval": list(found.estimate.interval) if found.estimate else None}
+    return {"value": found.value, "interval": list(found.interval) if found.interval else None}

@@ -37,7 +37,7 @@ class ComparedArm(NamedTuple):
     @property
     def texts(self) -> tuple[str, ...]:
         """The ratio, its interval, and whether they show a difference."""
-        return *estimate_texts(self.ratio.value, self.ratio.estimate), shown_difference(self.ratio)
+        return *estimate_texts(self.ratio), shown_difference(self.ratio)
 
 
 def pytorch_ddp_report(measured: MeasuredSuite, usual: Variant) -> SuiteReport:
@@ -109,7 +109,7 @@ def _ratio_values(compared: Sequence[ComparedArm]) -> dict[str, Any]:
     """Ratios as JSON types."""
     found = [
         {"size": one.size, "bucket_cap_mb": one.bucket_cap_mb, "samples_per_s_per_gpu": one.samples_per_s.value,
-         **ratio_values(one.ratio.value, one.ratio.estimate)}
+         **ratio_values(one.ratio)}
         for one in compared
     ]  # fmt: skip
     return {

@@ -13,22 +13,21 @@ def interval_title(confidence: float) -> str:
     return f"{100 * confidence:g} % interval"
 
 
-def estimate_texts(value: float, estimate: Estimate | None) -> tuple[str, str]:
+def estimate_texts(ratio: Found | Estimate) -> tuple[str, str]:
     """``1.043×`` and ``1.021 … 1.066``; a dash if there are too few rounds for an interval."""
-    if estimate is None:
-        return f"{value:.3f}×", "—"
-    low, high = estimate.interval
-    return f"{value:.3f}×", f"{low:.3f} … {high:.3f}"
+    value, ends = f"{ratio.value:.3f}×", ratio.interval
+    return value, "—" if ends is None else f"{ends[0]:.3f} … {ends[1]:.3f}"
 
 
 def shown_difference(ratio: Found) -> str:
     """``faster``, ``slower`` or ``no difference shown``."""
-    if ratio.estimate is None or ratio.estimate.interval[0] <= 1 <= ratio.estimate.interval[1]:
+    if ratio.interval is None or ratio.interval[0] <= 1 <= ratio.interval[1]:
         return "no difference shown"
     return "faster" if ratio.value > 1 else "slower"
 
 
-def ratio_values(value: float | None, estimate: Estimate | None) -> dict[str, float | None]:
+def ratio_values(ratio: Found | Estimate | None) -> dict[str, float | None]:
     """The ratio and its interval for suite.json; an infinite end is null."""
-    low, high = estimate.interval if estimate is not None else (None, None)
-    return {"ratio": value, "low": low, "high": high if high is None or math.isfinite(high) else None}
+    low, high = ratio.interval if ratio is not None and ratio.interval is not None else (None, None)
+    value, high = None if ratio is None else ratio.value, high if high is None or math.isfinite(high) else None
+    return {"ratio": value, "low": low, "high": high}

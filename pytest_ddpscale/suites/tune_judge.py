@@ -39,8 +39,8 @@ class TuneJudge:
         usual, other = study.arms
         evidence = Evidence(self._plan, self._columns.columns({(study.id, arm.name) for arm in study.arms}), {})
         found = throughput(evidence, study, other, self._confidence, usual)
-        if found is None or found.estimate is None:
+        if found is None or found.interval is None:
             return [usual.name, other.name]
-        low, high = found.estimate.interval
+        low, high = found.interval
         is_told = low > 1 or high < 1 or (low >= 1 - WORTH and high <= 1 + WORTH)
         return [] if is_told else [usual.name, other.name]

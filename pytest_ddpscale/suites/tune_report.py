@@ -60,9 +60,9 @@ def promising(measured: MeasuredSuite) -> list[Study]:
 
 
 def _looks_faster(found: Found | None) -> bool:
-    if found is None or found.estimate is None:
+    if found is None or found.interval is None:
         return False
-    return found.estimate.interval[0] > 1 and found.value >= 1 + WORTH
+    return found.interval[0] > 1 and found.value >= 1 + WORTH
 
 
 def tried_settings(measured: MeasuredSuite) -> list[TriedSetting]:
@@ -153,8 +153,8 @@ def _results(tried: Sequence[TriedSetting], measured: MeasuredSuite) -> SuiteSec
 
 
 def _row(one: TriedSetting, device_type: DeviceType) -> tuple[str, ...]:
-    first = estimate_texts(one.screened.value, one.screened.estimate) if one.screened else ("—", "—")
-    further = estimate_texts(one.confirmed.value, one.confirmed) if one.confirmed else ("—", "—")
+    first = estimate_texts(one.screened) if one.screened else ("—", "—")
+    further = estimate_texts(one.confirmed) if one.confirmed else ("—", "—")
     return (one.candidate.name, *first, *further, _says(one), one.candidate.note(device_type))
 
 
@@ -163,12 +163,12 @@ def _says(one: TriedSetting) -> str:
         return "not measured"
     if one.is_gain:
         return "faster"
-    estimate = one.confirmed or (one.screened.estimate if one.screened else None)
-    if estimate is None:
+    found = one.confirmed or one.screened
+    if found is None or found.interval is None:
         return "too few rounds"
-    if estimate.interval[1] < 1:
+    if found.interval[1] < 1:
         return "slower"
-    if one.confirmed is not None and estimate.interval[0] > 1:
+    if one.confirmed is not None and found.interval[0] > 1:
         return f"faster by less than {100 * WORTH:g} %"
     return "no difference shown"
 
@@ -195,10 +195,9 @@ def _percent(found: Estimate | None) -> str:
 
 
 def _json(one: TriedSetting) -> dict[str, object]:
-    screened = one.screened.estimate if one.screened else None
     return {
         "setting": one.candidate.name, "says": _says(one), "changes": one.candidate.changes_training,
-        "first_launch": ratio_values(one.screened.value if one.screened else None, screened),
-        "further_launches": ratio_values(one.confirmed.value if one.confirmed else None, one.confirmed),
+        "first_launch": ratio_values(one.screened),
+        "further_launches": ratio_values(one.confirmed),
         "why_missing": one.why_missing,
     }  # fmt: skip

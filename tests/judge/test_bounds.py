@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.judge.bounds import against_bound, blank_verdict, p_value_of
 from pytest_ddpscale.judge.estimating import Found
-from pytest_ddpscale.judge.intervals import Estimate
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from tests.builders.judged import judge_values, make_case
@@ -69,7 +68,7 @@ def test_the_interval_that_is_told_decides_as_the_one_that_was_found(
     case = make_case(name, metric.only_bound or max(least, 1e-3) + place * (min(0.99 * most, 100.0) - max(least, 1e-3)))
     asked = case.requirement.bound
     low, high = value - below, value + above
-    found = Found(value, Estimate(value, (low, high)))
+    found = Found(value, (low, high))
     verdict = against_bound(blank_verdict(case, 0.95), case.requirement, np.array([1.0]), lambda: found)
     good, bad = (high <= asked, low > asked) if metric.upper_bound else (low >= asked, high < asked)
     assert verdict.outcome == ("passed" if good else "failed" if bad else "inconclusive")

@@ -32,7 +32,7 @@ VALUES = [0.95, 0.96, 0.955, 0.949, 0.958, 0.951, 0.957, 0.952, 0.954]
 def test_the_interval_is_that_of_logarithms_or_of_values(scale: Scale) -> None:
     to, back = (math.log, np.exp) if scale == "factors" else (float, np.asarray)
     process = EProcesses(np.array([[to(value) for value in VALUES]]))
-    found = estimate_of(VALUES, scale, 0.95).estimate
+    found = estimate_of(VALUES, scale, 0.95)
     assert found is not None
     assert found.value == back(process.centres)
     assert found.interval == tuple(back(process.intervals(0.95))[0].tolist())
@@ -40,21 +40,21 @@ def test_the_interval_is_that_of_logarithms_or_of_values(scale: Scale) -> None:
 
 def test_too_few_rounds_have_a_value_and_no_interval() -> None:
     found = estimate_of(VALUES[: FEWEST_ROUNDS - 1], "factors", 0.95)
-    assert found.estimate is None
+    assert found.interval is None
     assert found.value == pytest.approx(sum(VALUES[: FEWEST_ROUNDS - 1]) / (FEWEST_ROUNDS - 1), rel=1e-3)
     assert found.too_few == f"{FEWEST_ROUNDS - 1} rounds; expected at least {FEWEST_ROUNDS}"
 
 
 def test_the_fewest_rounds_may_be_too_few_for_the_confidence_asked_for() -> None:
     found = estimate_of([1.0] * FEWEST_ROUNDS, "factors", 1 - 1e-9)
-    assert found.estimate is None
+    assert found.interval is None
     assert "too few for a confidence of 1" in found.too_few
 
 
 def test_what_drifts_is_judged_as_if_it_went_on() -> None:
     found = estimate_of(FALLING, "differences", 0.95)
-    assert found.estimate is not None
-    assert found.estimate.interval[0] == pytest.approx(0.93 - 0.06)
+    assert found.interval is not None
+    assert found.interval[0] == pytest.approx(0.93 - 0.06)
     assert found.note == ("not steady: -0.06 from the first to the last third of 9 rounds; judged as if this continued")
 
 
@@ -65,15 +65,15 @@ def test_drift_of_factors_is_told_in_per_cent() -> None:
 
 def test_an_imported_sample_has_the_interval_of_its_steps() -> None:
     found = estimate_of([100.0], "factors", 0.95, error=0.01)
-    assert found.estimate is not None
-    assert found.estimate.interval == pytest.approx((98.06, 101.98), abs=0.01)
+    assert found.interval is not None
+    assert found.interval == pytest.approx((98.06, 101.98), abs=0.01)
     assert found.note == SINGLE_SAMPLE_NOTE
 
 
 def test_an_imported_value_without_spread_stands_for_itself() -> None:
     found = estimate_of([100.0], "factors", 0.95, error=0.0)
-    assert found.estimate is not None
-    assert found.estimate.interval == (100.0, 100.0)
+    assert found.interval is not None
+    assert found.interval == (100.0, 100.0)
     assert found.note == SINGLE_VALUE_NOTE
 
 
@@ -168,11 +168,11 @@ def test_what_errs_by_factors_is_stretched_by_factors() -> None:
 
 def test_a_ratio_and_its_inverse_are_stretched_alike() -> None:
     found, inverse = (estimate_of([value**sign for value in BIG_WAVES], "factors", CONFIDENCE) for sign in (1, -1))
-    assert found.estimate is not None
-    assert inverse.estimate is not None
-    low, high = stretched_interval(found, found.estimate)
+    assert found.interval is not None
+    assert inverse.interval is not None
+    low, high = stretched_interval(found, found.interval)
     assert found.exceeds
-    assert stretched_interval(inverse, inverse.estimate) == pytest.approx((1 / high, 1 / low))
+    assert stretched_interval(inverse, inverse.interval) == pytest.approx((1 / high, 1 / low))
 
 
 @rows(("rho", "most"), [(0.7, 0.05), (0.9, 0.10)])
@@ -182,7 +182,7 @@ def test_factors_that_vary_much_are_covered_as_those_that_vary_little(rho: float
     for sd in (0.003, 0.3):
         logs = RoundNoise(sd, rho).series(np.random.default_rng(20261123), 32, 300)
         found = [estimate_of(np.exp(row), "factors", CONFIDENCE) for row in logs]
-        ends = [stretched_interval(one, one.estimate) for one in found if one.estimate is not None]
+        ends = [stretched_interval(one, one.interval) for one in found if one.interval is not None]
         missed.append(sum(not low <= 1.0 <= high for low, high in ends))
     assert missed[0] == missed[1]
     assert missed[0] <= most * 300

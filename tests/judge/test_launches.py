@@ -11,7 +11,7 @@ import pytest
 
 from pytest_ddpscale.judge.deciding import Decider
 from pytest_ddpscale.judge.estimating import Found, estimate_of, over_launches
-from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate, mean_estimate
+from pytest_ddpscale.judge.intervals import geometric_mean_estimate, mean_estimate
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.values import Values, samples_of
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
@@ -71,9 +71,9 @@ class TestTheInterval:
         assert verdict.launch_sd == pytest.approx(np.std(np.log(SPEEDS), ddof=1), rel=0.05)
 
     def test_of_differences_is_not_of_logarithms(self) -> None:
-        found = [Found(value, Estimate(value, (value, value))) for value in (0.0, 0.1, 0.2)]
+        found = [Found(value, (value, value)) for value in (0.0, 0.1, 0.2)]
         together = over_launches(found, "differences", CONFIDENCE)
-        assert together.estimate == mean_estimate((0.0, 0.1, 0.2), CONFIDENCE)
+        assert (together.value, together.interval) == mean_estimate((0.0, 0.1, 0.2), CONFIDENCE)
         assert together.launch_sd == pytest.approx(1.0)
 
     def test_decides_nothing_where_launches_lie_on_both_sides_of_the_bound(self) -> None:
@@ -96,11 +96,11 @@ class TestTheInterval:
     def test_of_a_launch_that_was_not_steady_reaches_where_it_went(self) -> None:
         """Else three launches that all fall alike would agree on a value that none of them stays at."""
         fallen = estimate_of([100.0 - 2 * number for number in range(9)], "factors", CONFIDENCE)
-        assert fallen.estimate is not None
+        assert fallen.interval is not None
         assert "not steady" in fallen.note
         found = over_launches([fallen] * 3, "factors", CONFIDENCE)
-        assert found.estimate is not None
-        assert found.estimate.interval == pytest.approx(fallen.estimate.interval)
+        assert found.interval is not None
+        assert found.interval == pytest.approx(fallen.interval)
         assert found.note.startswith("launch 1: not steady")
 
     @rows("launches", [3, 5])
@@ -119,8 +119,8 @@ class TestTheInterval:
 
 
 def holds(found: Found, truth: float) -> bool:
-    assert found.estimate is not None
-    low, high = found.estimate.interval
+    assert found.interval is not None
+    low, high = found.interval
     return low <= truth <= high
 
 

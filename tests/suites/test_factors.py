@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.judge.estimating import Found
-from pytest_ddpscale.judge.intervals import Estimate
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.suites.factors_report import factors_report
 from pytest_ddpscale.suites.factors_suite import Factors
@@ -115,7 +114,7 @@ def test_nothing_measured_is_told_too() -> None:
     ("last", "expected"), [((5, 6), "rises"), ((0.1, 0.9), "falls"), ((1.5, 3), "no difference shown")]
 )
 def test_a_change_is_shown_where_intervals_have_nothing_in_common(last: tuple[float, float], expected: str) -> None:
-    first, other = (Found(sum(ends) / 2, Estimate(sum(ends) / 2, ends)) for ends in ((1.0, 2.0), last))
+    first, other = (Found(sum(ends) / 2, ends) for ends in ((1.0, 2.0), last))
     assert trend(first, other) == expected
     assert trend(first, None) == trend(first, Found(9.0, None)) == "no difference shown"
 

@@ -6,16 +6,15 @@ import json
 import math
 
 from pytest_ddpscale.judge.estimating import Found
-from pytest_ddpscale.judge.intervals import Estimate
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.suites.found_text import found_cells, found_value
 
-WIDE = Found(-0.25, Estimate(-0.25, (-0.5, math.inf)))
+WIDE = Found(-0.25, (-0.5, math.inf))
 
 
 def test_cells_have_a_minus_sign_and_a_dash_for_what_there_is_not() -> None:
-    assert found_cells(Found(1.0, Estimate(1.0, (0.5, 12345.6)))) == ("1", "0.5 … 1.235e+04")
+    assert found_cells(Found(1.0, (0.5, 12345.6))) == ("1", "0.5 … 1.235e+04")
     assert found_cells(WIDE, "{:.0%}") == ("−25%", "−50% … inf%")
     assert found_cells(Found(1.0, None)) == ("1", ABSENT)
     assert found_cells(None) == (ABSENT, ABSENT)

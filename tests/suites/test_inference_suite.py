@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.judge.estimating import Found
-from pytest_ddpscale.judge.intervals import Estimate
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.suites.inference_report import inference_report
@@ -81,7 +80,7 @@ def test_what_gpus_keep_at_once_is_found_though_one_of_them_is_slow() -> None:
 
 
 def batch_of(batch: int, low: float, high: float) -> InferredBatch:
-    found = Found((low + high) / 2, Estimate((low + high) / 2, (low, high)))
+    found = Found((low + high) / 2, (low, high))
     return InferredBatch(batch, [InferredArm(8, found, found, {}, 10)])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_ddpscale.judge.estimating import Found
-from pytest_ddpscale.judge.intervals import Estimate
 from pytest_ddpscale.plan.image_folder import ImageFolderData
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
@@ -62,9 +61,7 @@ def test_synthetic_data_is_not_recommended_though_it_is_the_fastest() -> None:
 
 def arm_of(workers: int, *limits: float) -> LoadedArm:
     pace, arm = Found(100.0, None), Arm("ddp", 2, 4, variant=Variant(workers=workers))
-    return LoadedArm(
-        arm, pace, Found(limits[0], Estimate(limits[0], limits) if len(limits) == 2 else None), None, 0.1, 1.0
-    )
+    return LoadedArm(arm, pace, Found(limits[0], limits if len(limits) == 2 else None), None, 0.1, 1.0)
 
 
 def test_loading_is_to_blame_only_as_far_as_the_intervals_say() -> None:
