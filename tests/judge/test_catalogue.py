@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.judge.catalogue import unfit_hosts
-from pytest_ddpscale.judge.finding import NodeEvidence
+from pytest_ddpscale.judge.findings import NodeEvidence
+from pytest_ddpscale.judge.node_checks import unfit_hosts
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.run.verdicts import PARTLY_KNOWN
 from tests.builders.nodes_checked import A100, CPU, VERSIONS, by_host, cpu_survey, gpu, gpus, judged, survey, with_gpu
 
 ON_SURVEYS = [name for name, check in NODE_CHECKS.items() if check.reads == "survey"]
@@ -18,22 +19,21 @@ ON_SURVEYS = [name for name, check in NODE_CHECKS.items() if check.reads == "sur
 def test_no_check_passes_on_nothing_nor_without_a_survey_of_each_node() -> None:
     for name in NODE_CHECKS:
         nothing = judged(name, planned=2)
-        assert (nothing.outcome, nothing.share) == ("not_measured", None)
+        assert (nothing.outcome, nothing.value) == ("not_measured", None)
     for name in ON_SURVEYS:
         absent = judged(name, survey("n1"), survey("n2"), planned=3)
         assert absent.outcome == "not_measured"
-        assert absent.share == pytest.approx(2 / 3)
         assert "1 of 3 nodes reported nothing" in absent.reason
         hung = judged(name, survey("n1"), Survey("n2", 1.7e9, problem="no answer in 60 s"))
-        assert (hung.outcome, hung.share) == ("not_measured", 0.5)
+        assert (hung.outcome, hung.value) == ("not_measured", None)
         assert "n2: survey failed: no answer in 60 s" in hung.reason
 
 
 def test_a_failure_says_what_else_is_not_known() -> None:
     result = judged("pcie", with_gpu(host="n1", pcie_width_max=8), survey("n2", problem="it hangs"))
-    assert (result.outcome, result.is_partly_known) == ("failed", True)
+    assert (result.outcome, result.flags) == ("failed", (PARTLY_KNOWN,))
     assert "also missing data: n2: survey failed: it hangs" in result.notes
-    assert not judged("pcie", with_gpu(host="n1", pcie_width_max=8), survey("n2")).is_partly_known
+    assert judged("pcie", with_gpu(host="n1", pcie_width_max=8), survey("n2")).flags == ()
 
 
 def test_what_means_nothing_without_a_gpu_is_not_passed_on_cpu_and_the_others_pass_there() -> None:
@@ -45,7 +45,7 @@ def test_what_means_nothing_without_a_gpu_is_not_passed_on_cpu_and_the_others_pa
 def test_if_most_nodes_fail_alike_the_expectation_may_be_wrong_and_nobody_is_certain() -> None:
     everywhere = [survey(host, gpus=gpus(host, which=range(8), pcie_width_max=8)) for host in ("n1", "n2", "n3")]
     result = judged("pcie", *everywhere, survey("n4"))
-    assert (result.outcome, result.share) == ("failed", 0.25)
+    assert (result.outcome, result.value) == ("failed", 0.25)
     assert len(result.culprits) == 24
     assert not any(culprit.is_certain for culprit in result.culprits)
     assert "is the expectation right?" in result.notes[-1]

@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec.structs import replace as altered
 
-from pytest_ddpscale.judge.checking import unfit_nodes
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.node_checks import unfit_nodes
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import DeviceType, Plan

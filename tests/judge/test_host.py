@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.judge.finding import CheckResult
 from pytest_ddpscale.run.survey_record import ClockSkew, Survey
+from pytest_ddpscale.run.verdicts import Verdict
 from tests.builders.nodes_checked import CPU, GIB, blamed, cpu_survey, judged, survey
 
 
@@ -14,7 +14,7 @@ def with_clock(host: str, skew_s: float, width_s: float = 0.02) -> Survey:
     return survey(host, clock=ClockSkew(skew_s - width_s / 2, skew_s + width_s / 2))
 
 
-def clocks(*skews_s: float) -> CheckResult:
+def clocks(*skews_s: float) -> Verdict:
     """Of nodes n0, n1 …"""
     return judged("clock", *(with_clock(f"n{number}", skew_s) for number, skew_s in enumerate(skews_s)))
 
@@ -63,4 +63,4 @@ def test_what_the_supervisors_clock_shows_makes_no_difference(offset_s: float, s
     offset_s = float(round(offset_s))
     plain = judged("clock", *(with_clock(f"n{i}", skew_s, 0.25) for i, skew_s in enumerate(whole)))
     moved = judged("clock", *(with_clock(f"n{i}", skew_s + offset_s, 0.25) for i, skew_s in enumerate(whole)))
-    assert (plain.outcome, plain.share) == (moved.outcome, moved.share)
+    assert (plain.outcome, plain.value) == (moved.outcome, moved.value)

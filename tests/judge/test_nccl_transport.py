@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as altered
 
-from pytest_ddpscale.judge.finding import CheckResult
 from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey
 from pytest_ddpscale.run.transport_record import Transport
+from pytest_ddpscale.run.verdicts import Verdict
 from tests.builders.nodes_checked import A100, CPU, blamed, cpu_survey, judged, survey
 
 P2P = {"P2P/CUMEM": 24}
@@ -33,7 +33,7 @@ def ranks(host: str, within: dict[str, int], between: dict[str, int], **changes:
     ]
 
 
-def two_nodes(within: dict[str, int], between: dict[str, int], *nodes: Survey) -> CheckResult:
+def two_nodes(within: dict[str, int], between: dict[str, int], *nodes: Survey) -> Verdict:
     surveys = nodes or (survey("n1"), survey("n2"))
     return judged(
         "transport", *surveys, planned=2, transports=ranks("n1", within, between) + ranks("n2", within, between)
@@ -44,7 +44,7 @@ def test_tcp_between_nodes_is_a_fault_of_uncertain_nodes_where_there_is_somethin
     for state in ("ACTIVE", "4: ACTIVE"):
         port = ports(state)
         result = two_nodes(P2P, TCP, survey("n1", infiniband=port), survey("n2", infiniband=port))
-        assert (*blamed(result), result.share) == ("failed", [("n1", False), ("n2", False)], 0.0)
+        assert (*blamed(result), result.value) == ("failed", [("n1", False), ("n2", False)], 0.0)
     down = two_nodes(P2P, TCP, survey("n1"), survey("n2", infiniband=DOWN))
     assert "ports; here: mlx5_0:1 is 1: DOWN" in down.culprits[1].evidence
     for none in ((), DOWN):
@@ -135,7 +135,7 @@ def ports(*states: str) -> tuple[InfiniBandPort, ...]:
     return tuple(InfiniBandPort(f"mlx5_{i}", 1, state, "InfiniBand") for i, state in enumerate(states))
 
 
-def with_ports(*nodes: tuple[InfiniBandPort, ...]) -> CheckResult:
+def with_ports(*nodes: tuple[InfiniBandPort, ...]) -> Verdict:
     hosts = [f"n{i}" for i in range(len(nodes))]
     surveys = [survey(host, infiniband=its) for host, its in zip(hosts, nodes, strict=True)]
     transports = [one for host in hosts for one in ranks(host, P2P, RDMA)]

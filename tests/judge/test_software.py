@@ -17,14 +17,14 @@ def node(host: str, **versions: Any) -> Survey:
 def test_the_odd_one_out_is_named_with_what_it_has_and_what_most_have() -> None:
     for name in COMPARED:
         result = judged("versions", node("n1"), node("n2"), node("n3", **{name: "0.9"}), node("n4"))
-        assert (*blamed(result), result.share) == ("failed", [("n3", True)], 0.75)
+        assert (*blamed(result), result.value) == ("failed", [("n3", True)], 0.75)
         assert result.culprits[0].evidence == f"{name} 0.9; 3 of 4 nodes have {VERSIONS[name]}"
 
 
 def test_without_a_majority_nobody_is_certain_and_one_node_agrees_with_itself() -> None:
     assert blamed(judged("versions", node("n1"))) == ("passed", [])
     two = judged("versions", node("n1"), node("n2", nccl="2.26.2"))
-    assert (*blamed(two), two.share) == ("failed", [("n1", False), ("n2", False)], 0.0)
+    assert (*blamed(two), two.value) == ("failed", [("n1", False), ("n2", False)], 0.0)
     halves = judged("versions", node("n1"), node("n2"), node("n3", driver="570.1"), node("n4", driver="570.1"))
     assert [culprit.is_certain for culprit in halves.culprits] == [False] * 4
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_ddpscale.judge.topology import connections
+from pytest_ddpscale.judge.host_checks import connections
 from tests.builders.nodes_checked import TOPOLOGY, blamed, judged, survey
 
 ODD = TOPOLOGY.replace("GPU0\t X \tNV12", "GPU0\t X \tSYS").replace("GPU1\tNV12", "GPU1\tSYS")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
-from pytest_ddpscale.judge.finding import Finding, GpuPlace, NodeEvidence, fault, note, summed, unknown
-from pytest_ddpscale.judge.from_survey import Findings
+from pytest_ddpscale.judge.findings import Finding, Findings, GpuPlace, NodeEvidence, fault, note, summed, unknown
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.transport_record import Transport
@@ -19,19 +18,18 @@ _NETWORKS = ("NET/", "COLLNET/")
 _DETOURS = ("SHM", *_NETWORKS)  # through the host's memory, or out of the node
 
 
-def transport(evidence: NodeEvidence) -> Findings:
+def transport(seen: NodeEvidence) -> Findings:
     """Ranks use the fastest available links.
 
     Between nodes: no TCP if any node has active InfiniBand, or RoCE that some rank uses; and as many active InfiniBand
     ports as most other nodes. Within a node: NVLink or P2P if the SKU has NVLinks.
     """
     ranks: dict[str, list[Transport]] = {}
-    for one in evidence.transports:
+    for one in seen.transports:
         ranks.setdefault(one.host, []).append(one)
     # If no measurement crosses nodes, judge each node by itself.
-    planned = evidence.hosts_planned if evidence.expectation.crosses_nodes else 1
-    across = _Across(ranks, evidence.surveys, planned)
-    return {host: summed(_node(evidence.expectation, host, of_host, across)) for host, of_host in ranks.items()}
+    across = _Across(ranks, seen.surveys, seen.hosts_planned if seen.expectation.crosses_nodes else 1)
+    return {host: summed(_node(seen.expectation, host, of_host, across)) for host, of_host in ranks.items()}
 
 
 class _Across:
@@ -68,23 +66,22 @@ def _node(expectation: NodeExpectation, host: str, ranks: Sequence[Transport], a
     if len(ranks) < asked:
         yield unknown(f"NCCL logged connections of {len(ranks)} of {asked} ranks")
     for one in ranks:
-        yield _rank(expectation, one, across)
+        yield _rank(expectation, one, across).at(GpuPlace(one.local_rank, one.device))
     if not across.is_one_node:
         yield from _between_nodes(host, ranks, across)
 
 
 def _rank(expectation: NodeExpectation, one: Transport, across: _Across) -> Finding:
     """Judge one rank: whether its connections are known, and those within the node."""
-    place = GpuPlace(one.local_rank, one.device)
     if one.problem:
-        return unknown(one.problem, place)
+        return unknown(one.problem)
     if one.unreadable:
-        return unknown(f"unknown line in NCCL's log: {one.unreadable[0]}", place)
+        return unknown(f"unknown line in NCCL's log: {one.unreadable[0]}")
     if not one.channels and not one.nvls and not across.is_alone:
-        return unknown("NCCL did not connect it to any other rank", place)
+        return unknown("NCCL did not connect it to any other rank")
     detours = sorted(name for name in across.stays(one) if name.startswith(_DETOURS))
     if expectation.nvlinks and detours:
-        return fault(f"reaches GPUs of its own node through {', '.join(detours)}; expected NVLink or P2P", place)
+        return fault(f"reaches GPUs of its own node through {', '.join(detours)}; expected NVLink or P2P")
     return Finding()
 
 
