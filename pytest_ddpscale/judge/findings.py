@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -114,7 +114,7 @@ class Finding:
         unknown, notes = (tuple(f"{gpu.label}: {text}" for text in texts) for texts in (self.unknown, self.notes))
         return Finding(tuple(replace(one, gpu=gpu) for one in self.faults), unknown, notes, self.gpus)
 
-    def of_faults(self, **changes: bool) -> Finding:
+    def of_faults(self, **changes: Any) -> Finding:
         """The same with other properties of its faults."""
         return replace(self, faults=tuple(replace(one, **changes) for one in self.faults))
 

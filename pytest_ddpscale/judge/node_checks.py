@@ -12,7 +12,6 @@ from typing import Literal
 
 from pytest_ddpscale.judge import gpu_checks, host_checks
 from pytest_ddpscale.judge.findings import Check, Findings, NodeEvidence, NodeFault
-from pytest_ddpscale.judge.transport_check import transport
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
@@ -37,7 +36,7 @@ _FIND: Mapping[str, Check] = {
     "bf16": host_checks.bf16,
     "disk": host_checks.disk,
     "clock": host_checks.clock,
-    "transport": transport,
+    "transport": host_checks.transport,
     "ecc_under_load": gpu_checks.ecc_under_load,
     "throttling_under_load": gpu_checks.throttling_under_load,
     "pcie_under_load": gpu_checks.pcie_under_load,

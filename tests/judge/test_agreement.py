@@ -47,7 +47,7 @@ def test_ranks_without_a_complete_round_differ_in_none() -> None:
     assert none.measured.checksum.shape == (0, 4)
     assert len(rows_that_differ(none, seeded("ssss"))) == 0
     assert len(agreeing_share(none, seeded("ssss"))) == 0
-    assert disagreeing_ranks(none, seeded("ssss")) == []
+    assert disagreeing_ranks(none, seeded("ssss")) == {}
 
 
 @rows(
@@ -86,31 +86,32 @@ def test_the_share_does_not_depend_on_who_is_which_rank(parameters: str, steps: 
 )
 def test_what_is_not_known_does_not_agree(parameters: Sequence[str | None], steps: str) -> None:
     assert math.isnan(share_of(parameters, steps))
-    assert disagreeing_ranks(measured(parameters), seeded(steps)) == []
+    assert disagreeing_ranks(measured(parameters), seeded(steps)) == {}
 
 
 def test_ranks_that_agree_are_not_named() -> None:
-    assert disagreeing_ranks(measured("aaaa", "bbbb"), seeded("ssss")) == []
-    assert disagreeing_ranks(NO_ROUNDS, seeded("ssss")) == []
+    assert disagreeing_ranks(measured("aaaa", "bbbb"), seeded("ssss")) == {}
+    assert disagreeing_ranks(NO_ROUNDS, seeded("ssss")) == {}
 
 
 def test_a_rank_with_other_parameters_is_named_with_the_rounds() -> None:
-    (found,) = disagreeing_ranks(measured("aaaaaaaa", "aaaaabaa", "aaaaaaaa", "cccccdcc"), seeded("ssssssss"))
-    assert (found.rank, found.host, found.local_rank, found.device) == (5, "node1", 1, "GPU-5")
-    assert not found.ambiguous
+    odd = disagreeing_ranks(measured("aaaaaaaa", "aaaaabaa", "aaaaaaaa", "cccccdcc"), seeded("ssssssss"))
+    ((rank, found),) = odd.items()
+    assert (rank, found.host, found.gpu_index, found.gpu_uuid) == (5, "node1", 1, "GPU-5")
+    assert found.is_certain
     assert found.evidence == "parameters differ from most of 8 ranks in 2 of 4 rounds"
 
 
 def test_a_rank_that_computes_otherwise_by_itself_is_named_although_ddp_averages_it_away() -> None:
-    (found,) = disagreeing_ranks(measured("aaaa", "aaaa"), seeded("sssx"))
-    assert found.rank == 3
+    ((rank, found),) = disagreeing_ranks(measured("aaaa", "aaaa"), seeded("sssx")).items()
+    assert rank == 3
     assert found.evidence == "gradients of one seeded step, each computed alone, differ from most of 4 ranks"
 
 
 def test_both_are_said_of_one_rank_and_several_ranks_come_in_order() -> None:
-    both, first = disagreeing_ranks(measured("abaaa", "aaaac"), seeded("sxsss"))
-    assert (both.rank, first.rank) == (1, 4)
-    assert both.evidence == (
+    found = disagreeing_ranks(measured("abaaa", "aaaac"), seeded("sxsss"))
+    assert list(found) == [1, 4]
+    assert found[1].evidence == (
         "parameters differ from most of 5 ranks in 1 of 2 rounds; "
         "gradients of one seeded step, each computed alone, differ from most of 5 ranks"
     )
@@ -119,27 +120,29 @@ def test_both_are_said_of_one_rank_and_several_ranks_come_in_order() -> None:
 @rows(("parameters", "steps"), [("ab", "ss"), ("aabb", "ssss"), ("aa", "st"), ("abcd", "ssss")])
 def test_where_nobody_is_the_majority_all_are_named_and_it_is_said(parameters: str, steps: str) -> None:
     found = disagreeing_ranks(measured(parameters), seeded(steps))
-    assert [one.rank for one in found] == list(range(len(parameters)))
-    assert all(one.ambiguous for one in found)
-    assert all(f"differ between the {len(parameters)} ranks" in one.evidence for one in found)
-    assert all(one.evidence.endswith("so it is unknown which is right") for one in found)
+    assert list(found) == list(range(len(parameters)))
+    for one in found.values():
+        assert not one.is_certain
+        assert f"differ between the {len(parameters)} ranks" in one.evidence
+        assert one.evidence.endswith("so it is unknown which is right")
 
 
 def test_a_rank_that_differs_is_not_in_doubt_because_two_others_are() -> None:
     """An open question about parameters takes nothing from a clear answer about the seeded step."""
     found = disagreeing_ranks(measured("aaaa"), seeded("ssst"))
-    assert [(one.rank, one.ambiguous) for one in found] == [(3, False)]
+    assert [(rank, one.is_certain) for rank, one in found.items()] == [(3, True)]
 
 
 def test_a_round_that_lacks_a_checksum_is_left_out() -> None:
-    (found,) = disagreeing_ranks(measured("abaa", (None, "a", "a", "a"), "aaaa"), seeded("ssss"))
-    assert (found.rank, found.rounds_different, found.rounds) == (1, 1, 2)
+    ((rank, found),) = disagreeing_ranks(measured("abaa", (None, "a", "a", "a"), "aaaa"), seeded("ssss")).items()
+    assert (rank, found.evidence) == (1, "parameters differ from most of 4 ranks in 1 of 2 rounds")
 
 
 def test_only_those_who_are_still_there_are_named() -> None:
     """Of several nodes one may be lost: what is left of the others is compared as before."""
     rounds = rounds_of([*ranks_of(0, "aaab"), *ranks_of(1, "aba")])
-    assert [(one.rank, one.ranks) for one in disagreeing_ranks(rounds, seeded("ssss"))] == [(1, 3)]
+    ((rank, found),) = disagreeing_ranks(rounds, seeded("ssss")).items()
+    assert (rank, found.evidence) == (1, "parameters differ from most of 3 ranks in 1 of 2 rounds")
 
 
 class TestGroupsThatTakeTurns:
@@ -155,9 +158,9 @@ class TestGroupsThatTakeTurns:
         rounds = self.rounds(*self.turns)
         assert not rows_that_differ(rounds, seeded("ssss")).any()
         assert agreeing_share(rounds, seeded("ssss")).tolist() == [1.0, 1.0]
-        assert disagreeing_ranks(rounds, seeded("ssss")) == []
+        assert disagreeing_ranks(rounds, seeded("ssss")) == {}
 
     def test_a_disagreement_counts_whoever_had_the_last_turn(self) -> None:
         rounds = self.rounds(("", "bc"), *self.turns[:1])
         assert rows_that_differ(rounds, seeded("ssss")).tolist() == [True, False]
-        assert [one.rank for one in disagreeing_ranks(rounds, seeded("ssss"))] == [2, 3]
+        assert list(disagreeing_ranks(rounds, seeded("ssss"))) == [2, 3]

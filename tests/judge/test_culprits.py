@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.judge.culprits import peers_of
+from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.rounds import NO_ROUNDS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
@@ -313,13 +313,13 @@ class TestEachRounds:
         cases = [make_case("rank_uniformity", 1.1, world_size=size) for size in (2, 4)]
         plan = plan_of(cases, rounds=ROUNDS)
         (study,) = plan.studies
-        found = peers_of(study, evidence_of_plan(plan, measure(study, ROUNDS))).rounds
+        found = RankComparison(study, evidence_of_plan(plan, measure(study, ROUNDS))).rounds
         assert found.present.sum(axis=1).tolist() == [4] * ROUNDS
 
     def test_are_none_where_no_study_has_them(self) -> None:
         plan = plan_of([make_case("strong_scaling_efficiency", 0.5)], rounds=ROUNDS)
         (study,) = plan.studies
-        assert peers_of(study, evidence_of_plan(plan, measure(study, ROUNDS))).rounds is NO_ROUNDS
+        assert RankComparison(study, evidence_of_plan(plan, measure(study, ROUNDS))).rounds is NO_ROUNDS
 
 
 class TestLeastBusy:

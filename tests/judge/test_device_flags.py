@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pytest_ddpscale.judge.device_flags import mean_power_w
+from pytest_ddpscale.judge.devices import mean_power_w
 from pytest_ddpscale.run.telemetry_record import Spread
 from tests.builders.telemetry import Telemetry, columns_of_telemetry, flags_of
 from tests.rows import rows

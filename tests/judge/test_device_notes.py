@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as altered
 
-from pytest_ddpscale.judge.device_notes import device_notes
+from pytest_ddpscale.judge.devices import device_notes
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu

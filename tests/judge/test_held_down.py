@@ -7,8 +7,7 @@ from collections.abc import Collection
 import pytest
 from msgspec.structs import replace as altered
 
-from pytest_ddpscale.judge.held_down import with_held_down
-from pytest_ddpscale.judge.stragglers import Straggler, find_stragglers
+from pytest_ddpscale.judge.stragglers import Straggler, find_stragglers, with_held_down
 from tests.builders.telemetry import columns_of_telemetry
 from tests.judge.test_device_notes import THROTTLED, telemetry_of
 from tests.judge.test_stragglers import rank_of, slow_in
@@ -27,7 +26,7 @@ def found_with(slow: Collection[int], throttled: Collection[int], rank: int = 3)
 
 
 def test_a_rank_that_is_slow_while_it_is_throttled_is_told_as_that() -> None:
-    assert found_with(LATE, LATE).evidence == (
+    assert found_with(LATE, LATE).culprit.evidence == (
         "1.10× the median of 7 peers in the last 8 of 16 rounds, in which heat, power supply or board held it down"
     )
 
@@ -38,8 +37,8 @@ def test_a_rank_that_is_slow_while_it_is_throttled_is_told_as_that() -> None:
     ids=["never throttled", "always throttled", "throttled in the others", "always slow"],
 )
 def test_it_is_not_said_of_others(slow: Collection[int], throttled: Collection[int]) -> None:
-    assert not found_with(slow, throttled).is_held_down
+    assert "held it down" not in found_with(slow, throttled).culprit.evidence
 
 
 def test_another_rank_that_is_throttled_says_nothing() -> None:
-    assert not found_with(LATE, LATE, rank=4).is_held_down
+    assert "held it down" not in found_with(LATE, LATE, rank=4).culprit.evidence

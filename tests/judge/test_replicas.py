@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.judge.agreement import disagreements
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.replicas import disagreements
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
@@ -146,7 +146,7 @@ class TestAgreement:
 
     def test_names_every_rank_that_differs(self) -> None:
         evidence = run_of_four({1: [2], 3: [5]})
-        assert [odd.rank for odd in disagreements(evidence.plan.studies[0], evidence)] == [1, 3]
+        assert list(disagreements(evidence.plan.studies[0], evidence)) == [1, 3]
         assert (
             verdict_on(METRIC, evidence).reason
             == "rank 1 on node0, rank 3 on node1: results differ from those of other ranks"
@@ -183,7 +183,7 @@ class TestTwoRanksThatDiffer:
         (study,) = plan.studies
         evidence = evidence_of_plan(plan, measure(study, ROUNDS), odd_seeded={1: OTHER_CHECKSUM})
         assert [arm.name for arm in study.arms if arm.kind == "ddp"] == ["ddp@2", "ddp@4"]
-        assert [(odd.rank, odd.ambiguous) for odd in disagreements(study, evidence)] == [(1, False)]
+        assert [(rank, odd.is_certain) for rank, odd in disagreements(study, evidence).items()] == [(1, True)]
 
     def test_stay_ambiguous_where_more_ranks_do_agree(self) -> None:
         """Something goes wrong between just these two, of which the others know nothing."""
@@ -194,7 +194,7 @@ class TestTwoRanksThatDiffer:
             for one in measure(study, ROUNDS)
         ]
         found = disagreements(study, evidence_of_plan(plan, measurements))
-        assert [(odd.rank, odd.ambiguous) for odd in found] == [(0, True), (1, True)]
+        assert [(rank, odd.is_certain) for rank, odd in found.items()] == [(0, False), (1, False)]
 
 
 class TestOtherRequirements:
