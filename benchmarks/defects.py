@@ -138,8 +138,8 @@ DEFECTS = (
         "judge",
         "a provisional bound can accept a machine",
         "judge/run_outcome.py",
-        " and not verdict.provisional\n",
-        "\n",
+        " and not v.provisional and METRICS",
+        " and METRICS",
         JUDGE,
     ),
     Defect(
