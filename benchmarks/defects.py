@@ -104,7 +104,7 @@ DEFECTS = (
         "thresholds/waiver.py",
         "return day <= self.until",
         "return True",
-        ("judge/test_waiving.py", "judge/test_checking.py"),
+        ("judge/test_waiving.py", "judge/test_node_checks.py"),
     ),
     Defect(
         "waiver-between-nodes",
