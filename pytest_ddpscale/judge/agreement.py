@@ -86,12 +86,8 @@ def disagreeing_ranks(measured_ddp: ArmRounds, seeded: Mapping[int, str]) -> dic
     """Ranks that differ from more than half of the ranks, in parameters or in the seeded step, in rank order.
 
     If no result is shared by more than half, for example with two ranks that differ, all ranks are returned and none is
-    certain. Rounds that lack a checksum of parameters are skipped. Seeded steps are compared only if all ranks have
-    one.
-
-    Args:
-        measured_ddp: rounds of an arm with communication.
-        seeded: checksum of the seeded step that each rank computed alone, by rank.
+    certain. Rounds that lack a checksum of parameters are skipped. Seeded steps, which each rank computed alone, are
+    compared only if all ranks have one.
     """
     if not len(measured_ddp):
         return {}
@@ -127,15 +123,9 @@ def _culprit(
     place: tuple[str, int, str], ranks: int, different: int = 0, rounds: int = 0, *, seeded_step_differs: bool,
     is_open: bool = False,
 ) -> Culprit:  # fmt: skip
-    """A rank whose results differ from those of most ranks.
+    """A rank (host, local rank and device) whose results differ from those of most ranks, in some of the rounds.
 
-    Args:
-        place: host, local rank and device.
-        ranks: how many were compared.
-        different: number of rounds in which its parameters differed from those of most ranks.
-        rounds: number of rounds with checksums of all ranks.
-        seeded_step_differs: whether its own result of the seeded step differs from that of most ranks.
-        is_open: no result is shared by more than half of the ranks.
+    It is open who is right if no result is shared by more than half of the ranks.
     """
     unlike = f"differ {'between the' if is_open else 'from most of'} {ranks} ranks"
     found = [f"parameters {unlike} in {different} of {rounds} rounds"] if different else []

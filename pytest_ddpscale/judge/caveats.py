@@ -13,7 +13,7 @@ from pytest_ddpscale.judge.answering_rounds import rows_by_node
 from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.judge.samples import ArmSamples
-from pytest_ddpscale.judge.stragglers import slow_node
+from pytest_ddpscale.judge.stragglers import node_culprit
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.evidence import Evidence
@@ -120,7 +120,7 @@ def with_slow_node(verdict: Verdict, host: str, compared: RankComparison) -> Ver
     slow = [straggler for straggler in compared.stragglers if straggler.host == host]
     if 2 * len(slow) <= compared.evidence.plan.layout.ranks_per_node:
         return verdict
-    nodes = [slow_node(ranks) for ranks in compared.slow_nodes_of(slow).values()]
+    nodes = [node_culprit(ranks) for ranks in compared.slow_nodes_of(slow).values()]
     named = nodes or [straggler.culprit for straggler in slow]
     culprits = tuple(replace(culprit, is_certain=not slow[0].ambiguous) for culprit in named)
     found = f"{len(slow)} of its ranks are slow without communication ({slow[0].culprit.evidence})"

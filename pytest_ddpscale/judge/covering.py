@@ -89,7 +89,7 @@ def coverage_of(
         unnamed_nodes=planned - (len(hosts) - len(set(left_out) & set(hosts))),
         ranks_per_node=evidence.plan.layout.ranks_per_node,
         ranks=evidence.plan.layout.world_size,
-        paths=tuple(_paths(evidence, hosts)),
+        paths=_paths(evidence, hosts),
         why_paths_are_missing=_why_no_pairs(evidence),
         paths_planned=sum(map(len, first_rounds(evidence.plan.nodes))) if evidence.plan.pairs else 0,
         between_nodes=tuple(together),
@@ -106,17 +106,12 @@ def is_between_nodes(case: AnyCase, evidence: Evidence) -> bool:
 
 
 class _Blocks:
-    """The ranks that took part in each block.
+    """The ranks that took part in each block: places by block and by host, and devices by place.
 
     Attributes:
-        of: host and local rank of its ranks, by block.
-        devices: UUIDs, by host and local rank.
         seen: UUIDs of all ranks that computed a seeded step, if one of them was never measured.
         missed: number of rounds of an arm or probe in which others were measured and this rank was not, by place.
         missing_in: studies, or the probes, of which a rank missed more than the end of a run may cut short, by place.
-        places: places of all ranks with measurements, by host.
-        hosts: hosts with measurements.
-        paired: hosts of the measured node pairs.
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -238,10 +233,10 @@ def _why_no_pairs(evidence: Evidence) -> str:
     return evidence.errors.get(study, "") or evidence.interrupted.get(study, "")
 
 
-def _paths(evidence: Evidence, hosts: Sequence[str]) -> Iterable[PathCoverage]:
+def _paths(evidence: Evidence, hosts: Sequence[str]) -> tuple[PathCoverage, ...]:
     """Measured pairs of nodes."""
     numbers = {host: number for number, host in enumerate(hosts)}
     reached: dict[tuple[int, int], list[float]] = defaultdict(list)
     for (one, other), gbps in node_pair_results(evidence.pairs):
         reached[numbers[one], numbers[other]].append(gbps)
-    return (PathCoverage(*nodes, max(gbps), len(gbps)) for nodes, gbps in sorted(reached.items()))
+    return tuple(PathCoverage(*nodes, max(gbps), len(gbps)) for nodes, gbps in sorted(reached.items()))

@@ -19,7 +19,7 @@ from pytest_ddpscale.judge.stragglers import (
     Straggler,
     find_watched,
     in_ranks,
-    slow_node,
+    node_culprit,
     slow_nodes,
     slower_than_their_node,
     stragglers_of,
@@ -38,12 +38,7 @@ _EXPLAINS_NOTHING = "too little to explain the failure"
 
 @dataclass(frozen=True)
 class RankComparison:
-    """Slow ranks of a run, computed on first access, from rounds in which every rank computed alone.
-
-    Attributes:
-        study: the judged study; ranks are compared in it if it has the arms for that.
-        evidence: everything measured.
-    """
+    """Slow ranks for a judged study, computed on first access, from rounds in which every rank computed alone."""
 
     study: Study
     evidence: Evidence
@@ -122,11 +117,7 @@ def with_culprits(
 ) -> Verdict:
     """Add the culprits that stand out in the measurements to a verdict that did not pass.
 
-    Args:
-        verdict: on `case`.
-        case: the requirement.
-        compared: the slow ranks.
-        find_rounds: returns complete rounds of the judged arm; with several nodes, of those that did not pass.
+    `find_rounds` returns complete rounds of the judged arm; with several nodes, of those that did not pass.
     """
     if verdict.outcome not in ("failed", "inconclusive") or verdict.culprits:
         return verdict
@@ -193,13 +184,7 @@ class _Blame:
     On one node all of them are, unless only two are compared and either may be the odd one. Across nodes the network
     may be the cause: there a rank is to blame if it is below the floor for one rank alone, or if the requirement would
     be met without the slow ranks and missed with this one alone. All ranks run at the pace of the slowest, so without
-    it they would be faster by its ratio.
-
-    Attributes:
-        verdict: on `case`, not passed.
-        case: the requirement.
-        compared: the slow ranks.
-        found: slow ranks of the judged arm, slowest first; at least one.
+    it they would be faster by its ratio. `found` are the slow ranks of the judged arm, slowest first.
     """
 
     verdict: Verdict
@@ -233,7 +218,7 @@ class _Blame:
 
     def of_node(self, ranks: Sequence[Straggler], slower: Collection[int]) -> Culprit:
         """The culprit for a slow node; ranks in `slower`, which are slow even within it, do not count for it."""
-        culprit = slow_node(ranks)
+        culprit = node_culprit(ranks)
         is_of_two = self.compared.evidence.plan.nodes > 1 and len(self.compared.rounds.ranks.by_host) <= 2
         ambiguous = is_of_two or ranks[0].ambiguous
         own = [s.ratio for s in self.found if s.host == culprit.host and s.rank not in slower]

@@ -100,13 +100,7 @@ def device_notes(evidence: Evidence) -> list[str]:
 
 
 def with_stalled_devices(verdict: Verdict, measured: ArmRounds, telemetry: TelemetryColumns) -> Verdict:
-    """Make a pass inconclusive if devices only wait, and name them; note a pass on GPUs of unknown power.
-
-    Args:
-        verdict: on device_utilization.
-        measured: complete rounds of the judged arm.
-        telemetry: of that arm.
-    """
+    """Make a pass on device_utilization inconclusive if devices only wait; note a pass on GPUs of unknown power."""
     if verdict.outcome != "passed":
         return verdict
     rows, columns = np.nonzero(measured.present)

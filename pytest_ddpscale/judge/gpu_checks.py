@@ -130,16 +130,14 @@ def ecc(expectation: NodeExpectation, gpu: SurveyedGpu) -> Iterator[Finding]:
         if expectation.ecc is not None or not is_unsupported(gpu, "ecc_enabled"):
             yield unread(gpu, "ecc_enabled")
         return
-    is_on = "on" if gpu.ecc_enabled else "off"
     if expectation.ecc is not None and gpu.ecc_enabled != expectation.ecc:
-        yield fault(f"ECC is {is_on}; expected {'on' if expectation.ecc else 'off'}")
+        yield fault("ECC is off; expected on" if expectation.ecc else "ECC is on; expected off")
     if not gpu.ecc_enabled:
         return
     if gpu.ecc_uncorrected is None:
         yield unread(gpu, "ecc_uncorrected")
-    elif gpu.ecc_uncorrected:
-        text = f"{gpu.ecc_uncorrected} uncorrectable memory errors since the driver was loaded"
-        yield fault(text, stands_alone=True)
+    elif count := gpu.ecc_uncorrected:
+        yield fault(f"{count} uncorrectable memory errors since the driver was loaded", stands_alone=True)
     if gpu.ecc_corrected:
         yield note(f"{gpu.ecc_corrected} corrected memory errors since the driver was loaded")
     rows = gpu.remapped_rows
@@ -147,13 +145,14 @@ def ecc(expectation: NodeExpectation, gpu: SurveyedGpu) -> Iterator[Finding]:
         yield unread(gpu, "retired_pages_pending")
     if rows is None and not is_unsupported(gpu, "remapped_rows"):
         yield unread(gpu, "remapped_rows")
-    if gpu.retired_pages_pending:
-        yield fault("a memory page waits for a reset of the GPU to be retired", stands_alone=True)
-    if rows is not None and rows.failed:
-        yield fault("a faulty memory row could not be remapped", stands_alone=True)
-    if rows is not None and rows.pending:
-        yield fault("a memory row waits for a reset of the GPU to be remapped", stands_alone=True)
-    if rows is not None and rows.uncorrectable:
+    for is_so, text in (
+        (gpu.retired_pages_pending, "a memory page waits for a reset of the GPU to be retired"),
+        (rows and rows.failed, "a faulty memory row could not be remapped"),
+        (rows and rows.pending, "a memory row waits for a reset of the GPU to be remapped"),
+    ):
+        if is_so:
+            yield fault(text, stands_alone=True)
+    if rows and rows.uncorrectable:
         yield note(f"{rows.uncorrectable} memory rows were remapped for uncorrectable errors")
 
 
@@ -250,7 +249,7 @@ def _alone(found: Finding, reasons: Collection[str]) -> Finding:
 @each_gpu
 def pcie(expectation: NodeExpectation, gpu: SurveyedGpu) -> Iterator[Finding]:
     """Maximum PCIe generation and width of GPU and slot together; an idle GPU lowers the current ones to save power."""
-    yield from _unless_expected(expectation)
+    yield from _unless_any(expectation)
     expected, found = expectation.pcie_generation, gpu.pcie_generation_max
     if expected is not None and found is None:
         yield unread(gpu, "pcie_generation_max")
@@ -281,7 +280,7 @@ def _width(gpu: SurveyedGpu, expected: int) -> Finding:
 @each_working_gpu
 def pcie_under_load(expectation: NodeExpectation, windows: TelemetryColumns) -> Iterator[Finding]:
     """PCIe generation and width under load; too little is a fault of a busy GPU, and an idle one decides nothing."""
-    yield from _unless_expected(expectation)
+    yield from _unless_any(expectation)
     working = windows.of(~(windows.utilization < BUSY_UTILIZATION))  # includes unknown utilization
     if not len(working):
         yield unknown(f"utilization never reached {100 * BUSY_UTILIZATION:.0f} %")
@@ -296,7 +295,7 @@ def pcie_under_load(expectation: NodeExpectation, windows: TelemetryColumns) -> 
             yield in_most_windows(working, was_below, seen >= expected, text.format(expected), "PCIe")
 
 
-def _unless_expected(expectation: NodeExpectation) -> Iterator[Finding]:
+def _unless_any(expectation: NodeExpectation) -> Iterator[Finding]:
     if expectation.pcie_generation is None and expectation.pcie_width is None:
         yield unknown(_NOTHING_EXPECTED.format("pcie_generation or pcie_width"))
 

@@ -55,7 +55,12 @@ _DETOURS = ("SHM", *_NETWORKS)  # through the host's memory, or out of the node
 def versions(seen: NodeEvidence) -> Findings:
     """Driver, CUDA, NCCL, torch, Python and this package are the same on all nodes."""
     compared = _COMPARED[seen.expectation.device_type]
-    found = {host: looked_at(survey) or _unread_versions(survey, compared) for host, survey in seen.surveys.items()}
+    found = {}
+    for host, survey in seen.surveys.items():
+        missing = ", ".join(name for name in compared if not survey.versions.get(name))
+        reason = survey.torch_problem or survey.driver_problem
+        none = unknown(f"no version of {missing}{f' ({reason})' if reason else ''}")
+        found[host] = looked_at(survey) or (none if missing else Finding())
     read = {
         name: {
             host: version
@@ -72,12 +77,6 @@ def versions(seen: NodeEvidence) -> Findings:
         for host, odd in _odd_ones(name, by_host).items():
             found[host] += note(odd.text) if name in _NOTED else Finding(faults=(odd,))
     return found
-
-
-def _unread_versions(survey: Survey, compared: tuple[str, ...]) -> Finding:
-    missing = [name for name in compared if not survey.versions.get(name)]
-    reason = survey.torch_problem or survey.driver_problem
-    return unknown(f"no version of {', '.join(missing)}{f' ({reason})' if reason else ''}") if missing else Finding()
 
 
 def _odd_ones(name: str, found: Mapping[str, str]) -> dict[str, NodeFault]:
@@ -143,7 +142,7 @@ def topology(seen: NodeEvidence) -> Findings:
     is_certain = 2 * count > len(known)
     for host, each in known.items():
         if each != most or not is_certain:
-            odd = _differences(dict(each), dict(most)) or "one of several"
+            odd = _differences(dict(each), dict(most))
             text = f"{odd}; {count} of {len(known)} nodes agree"
             found[host] += Finding(faults=(NodeFault(text, is_certain=is_certain),))
     return found
@@ -168,13 +167,12 @@ def connections(matrix: str) -> dict[tuple[str, str], str]:
 
 def _differences(found: Mapping[tuple[str, str], str], usual: Mapping[tuple[str, str], str]) -> str:
     """``GPU0–GPU3 SYS instead of NV12, …``."""
-    return first_few(
-        [
-            f"{one}–{other} {found.get((one, other), 'missing')} instead of {usual.get((one, other), 'nothing')}"
-            for one, other in sorted(found.keys() | usual.keys())
-            if found.get((one, other)) != usual.get((one, other)) and one < other
-        ]
-    )
+    odd = [
+        f"{'–'.join(pair)} {found.get(pair, 'missing')} instead of {usual.get(pair, 'nothing')}"
+        for pair in sorted(found.keys() | usual.keys())
+        if found.get(pair) != usual.get(pair) and pair[0] < pair[1]
+    ]
+    return first_few(odd) or "one of several"
 
 
 @each_node

@@ -46,13 +46,7 @@ _Doubt = Literal["outside", "nodes", "gpus"]
 
 
 def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
-    """The verdict on one check; its value is the share of nodes that pass, which is exact.
-
-    Args:
-        blank: on the requirement, ``not_measured``.
-        case: the requirement, with its check.
-        evidence: surveys from before the launch, and telemetry under load.
-    """
+    """The verdict on one check, from one that says ``not_measured``; its value is the share of nodes that pass."""
     name = case.requirement.check
     reads_telemetry = NODE_CHECKS[name].reads == "telemetry"
 
@@ -170,43 +164,25 @@ def _nodes(count: int) -> str:
 
 
 def unfit_nodes(cases: Iterable[AnyCase], plan: Plan, surveys: Mapping[str, Survey], day: date) -> dict[str, str]:
-    """Nodes that fail a check of severity ``fail`` before anything is launched on them.
+    """Reasons, by host, to launch nothing on it: it certainly fails a check of severity ``fail``, or its survey failed.
 
-    Args:
-        cases: the selected cases.
-        plan: of the launch.
-        surveys: by host.
-        day: current day in UTC; a check that is waived on it excludes no node.
-
-    Returns:
-        Reason by host.
+    A node whose fault is uncertain stays: most nodes fail too, or it is unclear which of several is wrong. A check that
+    is waived on this day, in UTC, excludes no node.
     """
     checks = [case for case in cases if isinstance(case, NodeCase) and case.requirement.check]
     rejecting = [case.requirement for case in checks if case.requirement.severity == "fail"]
     names = [one.check for one in rejecting if one.waiver is None or not one.waiver.holds_on(day)]
-    if not checks:
-        return {}
-    return unfit_hosts(names, NodeEvidence(node_expectation(checks[0].sku, plan), surveys, plan.nodes))
-
-
-def unfit_hosts(names: Iterable[str], seen: NodeEvidence) -> dict[str, str]:
-    """Nodes to leave out: those that certainly fail a check of their survey, or whose survey failed.
-
-    A node whose fault is uncertain stays: most nodes fail too, or it is unclear which of several is wrong. Checks that
-    do not read surveys are ignored.
-
-    Returns:
-        Host → reason, sorted by host.
-    """
-    reasons: dict[str, list[str]] = {}
     asked = [name for name in names if NODE_CHECKS[name].reads == "survey"]
+    if not asked:
+        return {}
+    seen, reasons = NodeEvidence(node_expectation(checks[0].sku, plan), surveys, plan.nodes), dict[str, list[str]]()
     for name in asked:
         findings = _FIND[name](seen) if _applies(name, seen) else {}
-        for culprit in _culprits(findings, max(seen.hosts_planned, len(findings))):
+        for culprit in _culprits(findings, max(plan.nodes, len(findings))):
             if culprit.is_certain:
                 gpu = "" if culprit.gpu_index is None else f"GPU {culprit.gpu_index}: "
                 reasons.setdefault(culprit.host, []).append(f"{name}: {gpu}{culprit.evidence}")
-    for survey in seen.surveys.values():
-        if asked and survey.problem:
+    for survey in surveys.values():
+        if survey.problem:
             reasons.setdefault(survey.host, []).append(f"survey failed: {survey.problem}")
-    return {name: "; ".join(dict.fromkeys(reasons[name])) for name in sorted(reasons)}
+    return {host: "; ".join(dict.fromkeys(reasons[host])) for host in sorted(reasons)}

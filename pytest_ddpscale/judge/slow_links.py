@@ -30,11 +30,7 @@ _Rails = dict[tuple[int, int, tuple[str, str]], list[PairMeasurement]]
 def with_slow_links(verdict: Verdict, evidence: Evidence, measured: ArmRounds) -> Verdict:
     """Add nodes and links that communicate slowly as culprits, if the judged ranks are on several nodes.
 
-    Args:
-        verdict: with ranks and nodes that compute slowly already named; links of a host that is certainly to blame for
-            slow computation are not accused.
-        evidence: with the measured node pairs.
-        measured: complete rounds of the judged arm.
+    Links of a host that the verdict certainly blames for slow computation are not accused.
     """
     by_host = [measured.present[:, at].any(axis=1) for at in measured.ranks.by_host.values()]
     spans_nodes = len(by_host) > 1 and bool((np.sum(by_host, axis=0) > 1).any())
@@ -79,12 +75,8 @@ def find_link_faults(
 ) -> list[Culprit]:
     """Nodes and links at fault by the rule of this module: nodes before links, slowest first.
 
-    They have the local ranks and devices of their ends if only one rail is slow.
-
-    Args:
-        pairs: all measurements, in order.
-        device_type: of the ranks; on CPUs a larger gap is needed than on GPUs.
-        excused: hosts known to compute slowly; their pairs are ignored, because that explains them.
+    They have the local ranks and devices of their ends if only one rail is slow. Pairs of excused hosts, which compute
+    slowly, are ignored, because that explains them.
     """
     told = _NodePairs([pair for pair in pairs if excused.isdisjoint(pair.hosts)], SLOW_SHARES[device_type])
     standings = told.standings

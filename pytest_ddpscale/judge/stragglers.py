@@ -18,10 +18,9 @@ the last half of the rounds is named too, because it may be getting slower. So i
 in half of the rounds or more while its peers hardly ever are: its average would lie between two states and mean
 nothing. From 0.6 of the gap on a rank is watched: it gets a note, but is no reason to drain.
 
-Found: up to half of an even number of ranks, up to (k - 1)/2 of an odd number from 5 up, one of three. Not found: more
-than that, because the majority is the baseline here (absolute bounds such as ``throughput_per_gpu`` find it), and a
-rank that is slow in fewer rounds. Of two ranks the slower one is found, but a single peer may as well be unusually
-fast: such a finding is marked ambiguous and has to be compared with the floor of the SKU.
+Found: up to half of an even number of ranks, up to (k - 1)/2 of an odd number from 5 up, one of three. More than that
+are the baseline here, and absolute bounds such as ``throughput_per_gpu`` find them. Of two ranks the slower one is
+found, but a single peer may as well be unusually fast: such a finding is ambiguous, and the floor of the SKU decides.
 
 With half of the ranks slow, the deviation of all others from their median spans both groups and hides the gap between
 them. So the ranks are also sorted by their averages and split at the largest gap. They are two groups if
@@ -129,12 +128,7 @@ def stragglers_of(rounds: ArmRounds, device_type: DeviceType) -> list[Straggler]
 
 
 def find_stragglers(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_RELATIVE_GAP) -> list[Straggler]:
-    """Ranks that are slower than their peers, slowest first, by the rule of this module.
-
-    Args:
-        measured: rounds of an arm in which every rank computes alone, ``each@k`` or ``no_sync@k``.
-        minimum_relative_gap: how much slower than the median of its peers a rank has to be, as a fraction.
-    """
+    """Ranks of an arm in which every rank computes alone that are slower than their peers, slowest first."""
     has_peers = measured.present.sum(axis=1, keepdims=True) >= 2
     enough = np.flatnonzero((measured.present & has_peers).sum(axis=0) >= MINIMUM_ROUNDS)
     if len(enough) < 2:
@@ -162,26 +156,16 @@ def find_stragglers(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_R
 def find_watched(
     measured: ArmRounds, named: Iterable[Straggler], minimum_relative_gap: float = MINIMUM_RELATIVE_GAP
 ) -> list[Straggler]:
-    """Ranks that meet the rule with `WATCHED_SHARE` of the gap and are not named, slowest first.
-
-    Args:
-        measured: as in `find_stragglers`.
-        named: ranks that are named.
-        minimum_relative_gap: gap at which ranks are named.
-    """
+    """Ranks that meet the rule with `WATCHED_SHARE` of the gap and are not named, slowest first."""
     numbers = {straggler.rank for straggler in named}
     found = find_stragglers(measured, WATCHED_SHARE * minimum_relative_gap)
     return [straggler for straggler in found if straggler.rank not in numbers]
 
 
 def _stand_out(logs: FloatArray, relative: FloatArray, line: float, looks: int) -> BoolArray:
-    """Whether each rank is slow by the rule of this module in these rounds, (ranks,).
+    """Whether each rank is slow by the rule of this module in these rounds, which are one of several looks, (ranks,).
 
-    Args:
-        logs: logarithms of times over the median of peers, (rounds, ranks).
-        relative: logarithms of times over the median rank, the same baseline for all, (rounds, ranks).
-        line: logarithm of the smallest ratio that counts.
-        looks: number of windows of rounds that are looked at.
+    Logarithms of times are over the median of peers, and relative to the median rank, the same baseline for all.
     """
     averages, ranks = averages_of(logs, looks), logs.shape[1]
     usual = median_over_rounds(relative)
@@ -215,12 +199,7 @@ def _are_slow_at_times(logs: FloatArray, line: float) -> BoolArray:
 
 
 def find_slow_group(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_RELATIVE_GAP) -> list[Straggler]:
-    """The ranks of the slower of two groups, slowest first; none if there are not two by the rule of this module.
-
-    Args:
-        measured: rounds of an arm in which every rank computes alone, as in `find_stragglers`.
-        minimum_relative_gap: between the groups, as a fraction.
-    """
+    """The ranks of the slower of two groups, slowest first; none if there are not two by the rule of this module."""
     enough = np.flatnonzero(measured.present.sum(axis=0) >= MINIMUM_ROUNDS)
     least = max(2, math.ceil(_LEAST_SHARE * len(enough)))
     if len(enough) < 2 * least:
@@ -264,19 +243,9 @@ def _straggler(
     measured: ArmRounds, column: int, logs: FloatArray, value: float, reach: float, line: float, peers: int,
     norm: float = 0.0, others: str = "", *, ambiguous: bool,
 ) -> Straggler:  # fmt: skip
-    """The rank of a column.
+    """The rank of a column, with the average of its logs over its peers' norm; it was slow where these are over a line.
 
-    Args:
-        measured: all ranks.
-        column: of the rank.
-        logs: of the rank, (rounds,), NaN where it was absent.
-        value: its average relative to its peers.
-        reach: half-width of its interval.
-        line: above it the rank was slow.
-        peers: number of ranks it is compared with.
-        norm: the peers' average in `logs`.
-        others: the peers, if they are one of two groups.
-        ambiguous: whether the peers may be the unusual ones.
+    `others` are its peers, if they are one of two groups.
     """
     there = ~np.isnan(logs)
     is_slow, rounds = logs[there] > line, int(there.sum())
@@ -315,13 +284,7 @@ def _is_late(is_slow: BoolArray) -> bool:
 def with_held_down(
     stragglers: Sequence[Straggler], measured: ArmRounds, telemetry: TelemetryColumns
 ) -> list[Straggler]:
-    """Say of stragglers that they were throttled just when they were slow; of one slow throughout nobody can tell.
-
-    Args:
-        stragglers: found in `measured`.
-        measured: rounds in which every rank computes alone.
-        telemetry: of the run.
-    """
+    """Say of stragglers that they were throttled just when they were slow; of one slow throughout nobody can tell."""
     return [
         replace(one, culprit=replace(one.culprit, evidence=f"{one.culprit.evidence}{_HELD_DOWN}"))
         if not one.is_slow_throughout and _is_held_down(one, measured, telemetry)
@@ -340,12 +303,7 @@ def _is_held_down(straggler: Straggler, measured: ArmRounds, telemetry: Telemetr
 
 
 def slow_nodes(stragglers: Iterable[Straggler], measured: ArmRounds) -> dict[str, list[Straggler]]:
-    """Hosts with two or more ranks that are all slow, while another host is not, slowest first, with these ranks.
-
-    Args:
-        stragglers: found by `find_stragglers` in `measured`, slowest first.
-        measured: the same rounds.
-    """
+    """Hosts with two or more ranks that are all slow, while another host is not, slowest first, with these ranks."""
     by_host = measured.ranks.by_host
     slow: dict[str, list[Straggler]] = defaultdict(list)
     for straggler in stragglers:
@@ -357,7 +315,7 @@ def slow_nodes(stragglers: Iterable[Straggler], measured: ArmRounds) -> dict[str
     return {host: wholly[host] for _, host in sorted(nodes)}
 
 
-def slow_node(ranks: Sequence[Straggler]) -> Culprit:
+def node_culprit(ranks: Sequence[Straggler]) -> Culprit:
     """A host as a culprit, from its ranks."""
     first = ranks[0]
     whom = f"their peers ({first.others})" if first.others else "their peers"
@@ -373,11 +331,6 @@ def slower_than_their_node(ranks: Sequence[Straggler], measured: ArmRounds, gap:
     """Ranks of a slow node that are slow even compared with its other ranks, by the same rule, slowest first.
 
     With two ranks the slower one is certain here, because both are slow compared with other nodes.
-
-    Args:
-        ranks: all of the node, found in `measured`.
-        measured: the same rounds.
-        gap: how much slower than the median of the node's other ranks, as a fraction.
     """
     on_node = ArmRounds(measured.measured.of(slice(None), measured.ranks.by_host[ranks[0].host]))
     numbers = {straggler.rank for straggler in find_stragglers(on_node, gap)}

@@ -17,7 +17,7 @@ from pytest_ddpscale.judge.stragglers import (
     Straggler,
     find_stragglers,
     find_watched,
-    slow_node,
+    node_culprit,
     slow_nodes,
     slower_than_their_node,
 )
@@ -347,7 +347,7 @@ class TestSlowNodes:
     def test_its_evidence_counts_its_ranks(self) -> None:
         measured = rounds_of(*[[0.1] * 4 + [0.131, 0.132, 0.129, 0.131]] * ROUNDS, per_host=4)
         (theirs,) = slow_nodes(find_stragglers(measured), measured).values()
-        node = slow_node(theirs)
+        node = node_culprit(theirs)
         assert node.slowdown == pytest.approx(1.31)
         assert node.evidence == "all 4 ranks slow, 1.31× the median of their peers"
 
