@@ -6,7 +6,7 @@ import re
 import statistics
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from pytest_ddpscale.judge.findings import (
     Finding,
@@ -231,119 +231,102 @@ def transport(seen: NodeEvidence) -> Findings:
     Between nodes: no TCP if any node has active InfiniBand, or RoCE that some rank uses; and as many active InfiniBand
     ports as most other nodes. Within a node: NVLink or P2P if the SKU has NVLinks.
     """
-    ranks: dict[str, list[Transport]] = {}
-    for one in seen.transports:
-        ranks.setdefault(one.host, []).append(one)
-    # If no measurement crosses nodes, judge each node by itself.
-    across = _AllRanks(ranks, seen.surveys, seen.hosts_planned if seen.expectation.crosses_nodes else 1)
-    return {host: summed(_ranks_on(seen.expectation, host, of_host, across)) for host, of_host in ranks.items()}
+    nodes = _Transports(seen)
+    return {host: summed(nodes.judge(host)) for host in nodes.ranks}
 
 
-class _AllRanks:
-    """Facts about all nodes together."""
+class _Transports:
+    """Connections of the ranks of all nodes, and ports of the nodes; if nothing crosses nodes, each stands alone."""
 
-    def __init__(self, ranks: Mapping[str, list[Transport]], surveys: Mapping[str, Survey], planned: int) -> None:
-        self.surveys = surveys
-        self.is_one_node = planned <= 1
-        everybody = [one for of_host in ranks.values() for one in of_host]
-        self.is_alone = planned <= 1 and len(everybody) == 1
-        self.is_crossed = any(one.channels_between_nodes or _left(one, _NETWORKS) for one in everybody)
+    def __init__(self, seen: NodeEvidence) -> None:
+        self.ranks: dict[str, list[Transport]] = {}
+        for one in seen.transports:
+            self.ranks.setdefault(one.host, []).append(one)
+        self._expectation, self._surveys = seen.expectation, seen.surveys
+        self._is_one_node = not seen.expectation.crosses_nodes or seen.hosts_planned <= 1
+        self._is_alone = self._is_one_node and len(seen.transports) == 1
+        self._is_crossed = any(one.channels_between_nodes or _networks_of(one) for one in seen.transports)
         # An Ethernet port may belong to the management network; it counts as RoCE only if NCCL uses RDMA somewhere.
-        uses_rdma = any(name.startswith(_RDMA) for one in everybody for name in one.channels)
-        self.fast = (_INFINIBAND, _ETHERNET) if uses_rdma else (_INFINIBAND,)
-        self.has_fast_ports = any(_active_ports(survey, *self.fast) for survey in surveys.values())
-        # Number of active InfiniBand ports of each node.
-        self.infiniband = {
-            host: len(_active_ports(survey, _INFINIBAND)) for host, survey in surveys.items() if not survey.problem
-        }
-        self.infiniband_sorted = sorted(self.infiniband.values())
+        uses_rdma = any(name.startswith(_RDMA) for one in seen.transports for name in one.channels)
+        self._fast = (_INFINIBAND, _ETHERNET) if uses_rdma else (_INFINIBAND,)
+        self._has_fast_ports = any(_active_ports(survey, *self._fast) for survey in seen.surveys.values())
+        known = {host: survey for host, survey in seen.surveys.items() if not survey.problem}
+        self._infiniband = {host: len(_active_ports(survey, _INFINIBAND)) for host, survey in known.items()}
+        self._infiniband_sorted = sorted(self._infiniband.values())
 
-    def leaves_node(self, one: Transport) -> dict[str, int]:
-        """A rank's connections to other nodes; with several nodes also network connections to unknown peers."""
-        return {} if self.is_one_node else dict(one.channels_between_nodes) | _left(one, _NETWORKS)
+    def judge(self, host: str) -> Iterator[Finding]:
+        """Judge one node."""
+        ranks, asked = self.ranks[host], self._expectation.gpus_per_node or 1
+        yield Finding(gpus=len(ranks))
+        if len(ranks) < asked:
+            yield unknown(f"NCCL logged connections of {len(ranks)} of {asked} ranks")
+        for one in ranks:
+            yield self._within_node(one).at(GpuPlace(one.local_rank, one.device))
+        if not self._is_one_node:
+            yield from self._between_nodes(host)
 
-    def stays(self, one: Transport) -> dict[str, int]:
-        """A rank's connections within its node; with one node, all of its connections."""
-        return dict(one.channels_within_node) | (_left(one, _NETWORKS) if self.is_one_node else {})
-
-
-def _ranks_on(
-    expectation: NodeExpectation, host: str, ranks: Sequence[Transport], across: _AllRanks
-) -> Iterator[Finding]:
-    yield Finding(gpus=len(ranks))
-    asked = expectation.gpus_per_node or 1
-    if len(ranks) < asked:
-        yield unknown(f"NCCL logged connections of {len(ranks)} of {asked} ranks")
-    for one in ranks:
-        yield _rank(expectation, one, across).at(GpuPlace(one.local_rank, one.device))
-    if not across.is_one_node:
-        yield from _between_nodes(host, ranks, across)
-
-
-def _rank(expectation: NodeExpectation, one: Transport, across: _AllRanks) -> Finding:
-    """Judge one rank: whether its connections are known, and those within the node."""
-    if one.problem:
-        return unknown(one.problem)
-    if one.unreadable:
-        return unknown(f"unknown line in NCCL's log: {one.unreadable[0]}")
-    if not one.channels and not one.nvls and not across.is_alone:
-        return unknown("NCCL did not connect it to any other rank")
-    detours = sorted(name for name in across.stays(one) if name.startswith(_DETOURS))
-    if expectation.nvlinks and detours:
-        return fault(f"reaches GPUs of its own node through {', '.join(detours)}; expected NVLink or P2P")
-    return Finding()
-
-
-def _between_nodes(host: str, ranks: Sequence[Transport], across: _AllRanks) -> Iterator[Finding]:
-    if not across.is_crossed:
-        yield unknown("no rank communicated with another node")
-        return
-    used = {name for one in ranks for name in across.leaves_node(one)}
-    without_rdma = sorted(name for name in used if name.startswith(_RDMA) and "GDRDMA" not in name)
-    if without_rdma:
-        yield note(f"{', '.join(without_rdma)} goes through host memory: no GPUDirect RDMA")
-    if any(name.startswith(_TCP) for name in used):
-        yield _tcp(host, across)
-    yield _ports(host, across)
-
-
-def _tcp(host: str, across: _AllRanks) -> Finding:
-    """Judge a node that uses TCP: a fault if it or another node has faster ports."""
-    survey = across.surveys.get(host)
-    if survey is None or survey.problem:
-        return unknown("it uses TCP to other nodes, and its ports were not surveyed")
-    active = _active_ports(survey, *across.fast)
-    if active:
-        are = "is" if len(active) == 1 else "are"
-        return fault(f"uses TCP to other nodes although {', '.join(active)} {are} active")
-    if across.has_fast_ports:
-        states = _states(survey) or "it has none"
-        return fault(f"uses TCP although other nodes have active InfiniBand or RoCE ports; here: {states}")
-    ethernet = _active_ports(survey, _ETHERNET)
-    return note(f"uses TCP to other nodes; could {', '.join(ethernet)} do RoCE?") if ethernet else Finding()
-
-
-def _ports(host: str, across: _AllRanks) -> Finding:
-    """A fault if most other nodes have more active InfiniBand ports; NCCL silently uses fewer."""
-    active = across.infiniband
-    if host not in active:
-        return Finding()  # the missing survey is reported by other checks
-    more = across.infiniband_sorted[bisect_right(across.infiniband_sorted, active[host]) :]
-    if not more or 2 * len(more) <= len(active) - 1:
+    def _within_node(self, one: Transport) -> Finding:
+        """Whether the connections of a rank are known, and those within its node; with one node those are all."""
+        if one.problem:
+            return unknown(one.problem)
+        if one.unreadable:
+            return unknown(f"unknown line in NCCL's log: {one.unreadable[0]}")
+        if not one.channels and not one.nvls and not self._is_alone:
+            return unknown("NCCL did not connect it to any other rank")
+        names = {*one.channels_within_node, *(_networks_of(one) if self._is_one_node else ())}
+        detours = sorted(name for name in names if name.startswith(_DETOURS))
+        if self._expectation.nvlinks and detours:
+            return fault(f"reaches GPUs of its own node through {', '.join(detours)}; expected NVLink or P2P")
         return Finding()
-    states = _states(across.surveys[host]) or "it has none"
-    text = f"{active[host]} InfiniBand ports are active; {len(more)} of {len(active) - 1} other nodes have {more[0]}"
-    text += f"{' or more' if more[-1] > more[0] else ''}; here: {states}"
-    return fault(text) if len(active) >= _FEWEST_TO_COMPARE else note(text)
+
+    def _between_nodes(self, host: str) -> Iterator[Finding]:
+        if not self._is_crossed:
+            yield unknown("no rank communicated with another node")
+            return
+        # A network connection to an unknown peer counts as one to another node.
+        used = {name for one in self.ranks[host] for name in (*one.channels_between_nodes, *_networks_of(one))}
+        without_rdma = sorted(name for name in used if name.startswith(_RDMA) and "GDRDMA" not in name)
+        if without_rdma:
+            yield note(f"{', '.join(without_rdma)} goes through host memory: no GPUDirect RDMA")
+        if any(name.startswith(_TCP) for name in used):
+            yield self._tcp(host)
+        yield self._ports(host)
+
+    def _tcp(self, host: str) -> Finding:
+        """Judge a node that uses TCP: a fault if it or another node has faster ports."""
+        survey = self._surveys.get(host)
+        if survey is None or survey.problem:
+            return unknown("it uses TCP to other nodes, and its ports were not surveyed")
+        if active := _active_ports(survey, *self._fast):
+            are = "is" if len(active) == 1 else "are"
+            return fault(f"uses TCP to other nodes although {', '.join(active)} {are} active")
+        if self._has_fast_ports:
+            return fault(f"uses TCP although other nodes have active InfiniBand or RoCE ports; here: {_states(survey)}")
+        ethernet = _active_ports(survey, _ETHERNET)
+        return note(f"uses TCP to other nodes; could {', '.join(ethernet)} do RoCE?") if ethernet else Finding()
+
+    def _ports(self, host: str) -> Finding:
+        """A fault if most other nodes have more active InfiniBand ports; NCCL silently uses fewer."""
+        active, others = self._infiniband, len(self._infiniband) - 1
+        if host not in active:
+            return Finding()  # the missing survey is reported by other checks
+        more = self._infiniband_sorted[bisect_right(self._infiniband_sorted, active[host]) :]
+        if not more or 2 * len(more) <= others:
+            return Finding()
+        text = f"{active[host]} InfiniBand ports are active; {len(more)} of {others} other nodes have {more[0]}"
+        text += f"{' or more' if more[-1] > more[0] else ''}; here: {_states(self._surveys[host])}"
+        return fault(text) if len(active) >= _FEWEST_TO_COMPARE else note(text)
 
 
-def _left(one: Transport, names: tuple[str, ...]) -> dict[str, int]:
-    return {name: count for name, count in one.channels_somewhere.items() if name.startswith(names)}
+def _networks_of(one: Transport) -> list[str]:
+    """Network connections of a rank to unknown peers."""
+    return [name for name in one.channels_somewhere if name.startswith(_NETWORKS)]
 
 
 def _states(survey: Survey) -> str:
-    """``mlx5_0:1 is ACTIVE, mlx5_1:1 is DOWN``; empty without ports."""
-    return ", ".join(f"{port.device}:{port.port} is {port.state}" for port in survey.infiniband)
+    """``mlx5_0:1 is ACTIVE, mlx5_1:1 is DOWN``."""
+    ports = ", ".join(f"{port.device}:{port.port} is {port.state}" for port in survey.infiniband)
+    return ports or "it has none"
 
 
 def _active_ports(survey: Survey, *link_layers: str) -> list[str]:
