@@ -13,13 +13,14 @@ from typing import TypeAlias
 import numpy as np
 
 from pytest_ddpscale.judge.culprits import RankComparison
-from pytest_ddpscale.judge.device_notes import notes_without_telemetry, with_stalled_devices
+from pytest_ddpscale.judge.devices import notes_without_telemetry, with_stalled_devices
 from pytest_ddpscale.judge.probes import ProbedPlace
 from pytest_ddpscale.judge.rounds import ArmRounds, Groups
+from pytest_ddpscale.judge.stragglers import node_culprit
 from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import Culprit, Verdict
+from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
 
 # Below this, a GPU under strong scaling waits for its host: published ResNet-152 rows show 58-74 %
@@ -212,21 +213,12 @@ def slow_node(asked: Asked) -> Caveat | None:
         slow = [straggler for straggler in peers.stragglers if straggler.host == places[place]]
         if verdict.outcome != "passed" or 2 * len(slow) <= peers.evidence.plan.layout.ranks_per_node:
             return verdict
-        certain = not slow[0].ambiguous
-        nodes = tuple(
-            Culprit("node", n.host, None, None, n.evidence, is_certain=certain, slowdown=n.ratio)
-            for n in peers.slow_nodes_of(slow)
-        )
-        one_by_one = (
-            Culprit(
-                "gpu", s.host, s.local_rank, s.device, s.evidence, is_certain=certain,
-                slowdown=s.ratio_when_slow, peers=s.peers, slow_rounds=len(s.slow_rounds), rounds=s.rounds,
-            )
-            for s in slow
-        )  # fmt: skip
-        found = f"{len(slow)} of its ranks are slow without communication ({slow[0].evidence})"
+        nodes = [node_culprit(ranks) for ranks in peers.slow_nodes_of(slow).values()]
+        named = nodes or [straggler.culprit for straggler in slow]
+        culprits = tuple(replace(culprit, is_certain=not slow[0].ambiguous) for culprit in named)
+        found = f"{len(slow)} of its ranks are slow without communication ({slow[0].culprit.evidence})"
         reason = f"{found}; good scaling relative to slow ranks is no pass"
-        return replace(verdict, outcome="inconclusive", reason=reason, culprits=nodes or tuple(one_by_one))
+        return replace(verdict, outcome="inconclusive", reason=reason, culprits=culprits)
 
     slow = {straggler.host for straggler in peers.stragglers}
     return Caveat(np.array([place in slow for place in places], np.bool_), apply)

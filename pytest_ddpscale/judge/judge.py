@@ -8,15 +8,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from pytest_ddpscale.judge.agreement import with_agreement
 from pytest_ddpscale.judge.bounds import against_bound, blank_verdict
 from pytest_ddpscale.judge.caveats import Asked, Caveat, caveats_on, with_spent_budget
-from pytest_ddpscale.judge.checking import judge_check
 from pytest_ddpscale.judge.combining import Clear, NamedPlace, PlaceVerdict, combined, combined_launches, judge_each
 from pytest_ddpscale.judge.culprits import RankComparison, with_culprits
 from pytest_ddpscale.judge.failed_nodes import JudgedNode, why_nodes_missing, with_failed_nodes
+from pytest_ddpscale.judge.node_checks import judge_check
 from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
 from pytest_ddpscale.judge.probes import values_of_probe, why_incomplete
-from pytest_ddpscale.judge.replicas import with_agreement
 from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
 from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, joined, launches_of, matching_study
 from pytest_ddpscale.judge.wrong_data import with_wrong_data

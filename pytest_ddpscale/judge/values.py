@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from pytest_ddpscale.judge.bounds import are_possible, possible_part
-from pytest_ddpscale.judge.culprits import peers_of
+from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.estimating import Estimated, Found, estimate, over_launches
 from pytest_ddpscale.judge.metrics import Arms, Read, Slowness, read, slowness_of, slowness_within_hosts
 from pytest_ddpscale.judge.rounds import WHOLE, Groups, groups, hosts_of, on_hosts
@@ -253,7 +253,7 @@ def _slowness(question: Question, study: Study, evidence: Evidence, found: Seque
     """Slowness of the ranks if they take turns in the baseline: among their own host's, or among those compared."""
     if question.metric.baseline != "alone" or question.world_size == 1:
         return {}
-    each = peers_of(study, evidence).rounds
+    each = RankComparison(study, evidence).rounds
     if evidence.plan.layout.judged_by_node(question.arms):
         within: Slowness = evidence.once(("slowness", study.id), lambda: slowness_within_hosts(each))
         return within
