@@ -2,8 +2,8 @@
 
 A healthy node may fail its whole run with a chance of at most `false_reject_rate`. Each of the R calibrated
 requirements gets rate ÷ R of it (Bonferroni, which holds for any dependence). The bound is the one-sided prediction
-bound of one further node in one further launch at that chance (`pytest_ddpscale.calibrate.random_effects`), on logarithms
-if the metric errs by factors. It is widened by the reach of the judge's confidence interval after all rounds (median
+bound of one further node in one further launch at that chance (`random_effects.py`), on logarithms if the metric errs
+by factors. It is widened by the reach of the judge's confidence interval after all rounds (median
 over nodes and launches), because a node passes only if its whole interval meets the bound, and a healthy node should
 pass, not merely not fail. So
 
