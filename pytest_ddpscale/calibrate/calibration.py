@@ -2,8 +2,8 @@
 
 A healthy node may fail its whole run with a chance of at most `false_reject_rate`. Each of the R calibrated
 requirements gets rate ÷ R of it (Bonferroni, which holds for any dependence). The bound is the one-sided prediction
-bound of one further node in one further launch at that chance (`pytest_ddpscale.judge.random_effects`), on logarithms
-if the metric errs by factors. It is widened by the reach of the judge's confidence interval after all rounds (median
+bound of one further node in one further launch at that chance (`random_effects.py`), on logarithms if the metric errs
+by factors. It is widened by the reach of the judge's confidence interval after all rounds (median
 over nodes and launches), because a node passes only if its whole interval meets the bound, and a healthy node should
 pass, not merely not fail. So
 
@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 from pytest_ddpscale.calibrate.excluding import FEWEST_OTHERS, Deviation, ValueSet, deviating_nodes
 from pytest_ddpscale.calibrate.node_values import NodeValue, node_values, unfit_nodes, why_no_values
+from pytest_ddpscale.calibrate.random_effects import NextValue, next_value
 from pytest_ddpscale.calibrate.trusted_runs import FEWEST_LAUNCHES, FEWEST_NODES, TrustedRun
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.judge.random_effects import NextValue, next_value
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.thresholds.cases import AnyCase, cases_for
 from pytest_ddpscale.thresholds.loading import ThresholdsFile

@@ -7,6 +7,7 @@ only if it also holds at 1 - (1 - confidence) / N (Bonferroni).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from functools import cached_property
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Flag, Verdict, VerdictOutcome
+from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Verdict, VerdictOutcome
 from pytest_ddpscale.util.listing import first_few
 
 
@@ -144,18 +145,21 @@ def combined(blank: Verdict, judged: Sequence[PlaceVerdict[P]], planned: int, mi
     if outcome == "not_measured":
         return _with_undecided(replace(blank, reason=missing), undecided)
     deciding = [one for one in (judged if outcome == "passed" else told) if one.outcome == outcome]
-    worst = min(deciding, key=_badness)
+    worst = min(deciding, key=lambda one: -math.inf if one.told.margin is None else one.told.margin)
     notes = _notes(told, clear, deciding)
     verdicts = [one.verdict for one in deciding if not one.is_clear]
+    shared = tuple(flag for flag in worst.verdict.flags if all(flag in one.flags for one in verdicts))
+    chances = [one.p_value for one in verdicts if one.p_value is not None and outcome == "failed"]
+    is_known = len(chances) == len(verdicts) > 0
     verdict = replace(
         worst.verdict,
         rounds=min(one.told.rounds for one in (*told, *clear)),
-        p_value=_p_value(verdicts, max(planned, len(judged))) if outcome == "failed" else None,
+        p_value=min(1.0, max(planned, len(judged)) * min(chances)) if is_known else None,  # Bonferroni
         reason=_reason(worst, deciding, planned),
         place=worst.place.name,
         notes=(*notes, missing) if missing else notes,
         culprits=tuple(dict.fromkeys(culprit for one in verdicts for culprit in one.culprits)),
-        flags=_shared_flags(worst, verdicts) if len(verdicts) == len(deciding) else (),
+        flags=shared if len(verdicts) == len(deciding) else (),
     )
     if outcome != "failed":
         return verdict
@@ -172,23 +176,6 @@ def _outcome(found: Collection[VerdictOutcome], *, is_missing: bool) -> VerdictO
     if is_missing:
         return "not_measured"
     return "passed" if set(found) == {"passed"} else "inconclusive"
-
-
-def _shared_flags(worst: PlaceVerdict[P], verdicts: Sequence[Verdict]) -> tuple[Flag, ...]:
-    """Flags that all these places share."""
-    return tuple(flag for flag in worst.verdict.flags if all(flag in one.flags for one in verdicts))
-
-
-def _p_value(failed: Sequence[Verdict], places: int) -> float | None:
-    """Bonferroni over places; None if any failed without one."""
-    found = [one.p_value for one in failed if one.p_value is not None]
-    return min(1.0, places * min(found)) if len(found) == len(failed) else None
-
-
-def _badness(one: PlaceVerdict[P]) -> float:
-    """Sort key, smallest is worst: the margin of the value; without a value -inf."""
-    margin = one.told.margin
-    return float("-inf") if margin is None else margin
 
 
 def _reason(worst: PlaceVerdict[P], deciding: Sequence[PlaceVerdict[P]], planned: int) -> str:

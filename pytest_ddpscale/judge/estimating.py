@@ -119,11 +119,6 @@ class Estimated:
             found[rows] = are_final(series, self.limit, on_scale, side, self.confidence, size)
         return found
 
-    def _only(self, row: int) -> Estimated:
-        """One of the series by itself."""
-        names = (one.name for one in fields(self) if one.name not in ("scale", "limit", "confidence"))
-        return replace(self, **{name: getattr(self, name)[row : row + 1] for name in names})
-
     def found(self, row: int) -> Found:
         """One of the series."""
         value, low, high = float(self.values[row]), float(self.low[row]), float(self.high[row])
@@ -137,10 +132,12 @@ class Estimated:
         if math.isnan(low):
             return Found(value, None, too_few=f"{rounds} rounds are too few for a confidence of {self.confidence:g}")
         correlation = float(self.correlations[row])
+        names = (one.name for one in fields(self) if one.name not in ("scale", "limit", "confidence"))
+        only = replace(self, **{name: getattr(self, name)[row : row + 1] for name in names})
         return Found(
             value, (low, high), self._drift_note(row),
             correlation=None if math.isnan(correlation) else correlation, exceeds=bool(self.exceed[row]),
-            series=self._only(row),
+            series=only,
         )  # fmt: skip
 
     def _drift_note(self, row: int) -> str:
@@ -227,41 +224,26 @@ def over_launches(found: Sequence[Found], scale: Scale, confidence: float) -> Fo
         scale: how values err.
         confidence: of the interval, 0 … 1.
     """
-    values = [one.value for one in found]
-    mean = _geometric_mean if scale == "factors" else statistics.fmean
+    values, by_factors = [one.value for one in found], scale == "factors"
+
+    def mean(values: Sequence[float]) -> float:
+        if not by_factors:
+            return statistics.fmean(values)
+        return math.exp(statistics.fmean(math.log(value) if value > 0 else -math.inf for value in values))
+
     for number, one in enumerate(found, start=1):
         if one.interval is None:
             known = [value for value in values if math.isfinite(value)]
-            value = mean(known) if known else math.nan
-            return Found(value, None, too_few=f"launch {number} of {len(found)}: {one.too_few}")
-    estimate = (geometric_mean_estimate if scale == "factors" else mean_estimate)(values, confidence)
-    low, high = (mean([_end(one, side) for one in found]) for side in (0, 1))
+            too_few = f"launch {number} of {len(found)}: {one.too_few}"
+            return Found(mean(known) if known else math.nan, None, too_few=too_few)
+    estimate = (geometric_mean_estimate if by_factors else mean_estimate)(values, confidence)
+    ends = [one.interval if one.note and one.interval else (one.value, one.value) for one in found]
+    low, high = map(mean, zip(*ends, strict=True))
     interval = min(estimate.interval[0], low), max(estimate.interval[1], high)
     note = "; ".join(f"launch {number}: {one.note}" for number, one in enumerate(found, start=1) if one.note)
-    return Found(
-        estimate.value,
-        interval,
-        note,
-        launch_sd=_relative_sd(values, scale),
-        launch_values=tuple(values),
-    )
-
-
-def _end(found: Found, side: int) -> float:
-    """The value of a steady launch; of one that drifts, an end of its interval."""
-    return found.interval[side] if found.note and found.interval is not None else found.value
-
-
-def _geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(statistics.fmean(math.log(value) if value > 0 else -math.inf for value in values))
-
-
-def _relative_sd(values: Sequence[float], scale: Scale) -> float | None:
-    """Sample standard deviation of launches relative to their mean; None if the mean is 0."""
-    if scale == "factors":
-        return statistics.stdev([math.log(value) for value in values])
-    mean = statistics.fmean(values)
-    return statistics.stdev(values) / abs(mean) if mean else None
+    spread = statistics.stdev(map(math.log, values) if by_factors else values)
+    size = 1.0 if by_factors else abs(statistics.fmean(values))
+    return Found(estimate.value, interval, note, launch_sd=spread / size if size else None, launch_values=tuple(values))
 
 
 def why_not_decided(found: Found, bound: float, side: int) -> str:

@@ -22,23 +22,14 @@ NEGLIGIBLE_CHANGE = 0.001
 
 
 class Estimate(NamedTuple):
-    """A value with its interval.
-
-    Attributes:
-        value: point estimate.
-        interval: lower and upper limit.
-    """
+    """A value with the lower and upper limit of its interval."""
 
     value: float
     interval: tuple[float, float]
 
 
 def mean_estimate(values: Sequence[float], confidence: float) -> Estimate:
-    """Mean and two-sided Student-t interval of independent rounds (Student 1908).
-
-    Args:
-        values: one per round, at least two.
-        confidence: 0 … 1.
+    """Mean and two-sided Student-t interval of independent rounds (Student 1908), one value per round.
 
     Raises:
         ValueError: fewer than two values, or one that is not finite.
@@ -72,12 +63,7 @@ def single_sample_estimate(value: float, relative_error: float, confidence: floa
 
 
 def mean_p_value(values: Sequence[float], least: float) -> float:
-    """One-sided p value of the hypothesis that the mean is `least` or more, by Student's t (Student 1908).
-
-    Args:
-        values: at least two, independent.
-        least: smallest mean of the hypothesis.
-    """
+    """One-sided p value of the hypothesis that the mean is `least` or more, by Student's t, of independent values."""
     error = statistics.stdev(values) / math.sqrt(len(values))
     below = least - statistics.fmean(values)
     if error == 0:

@@ -59,20 +59,15 @@ def _judge_training(blank: Verdict, case: Case, evidence: Evidence) -> Verdict:
     """Judge each launch with the value and interval of all; ranks with wrong results count in each launch alone."""
     blank = replace(blank, launches=evidence.plan.launches)
     each = [one / case.constant for one in launches_of(case.question, evidence)]
-    unplanned = next((one.broken[0] for one in each if _is_unplanned(one)), None)
-    if unplanned is not None:
-        return replace(blank, reason=unplanned.text(case.question))
+    for why in (one.broken[0] for one in each):
+        if why is not None and why.why in (Why.NOT_PLANNED, Why.PLANNED_DIFFERENTLY):
+            return replace(blank, reason=why.text(case.question))
     is_one = len(each) == 1 or case.requirement.definition.compares_results
     together = None if is_one else joined(each)
     verdicts = [
         _judge_launch(blank, case, launch, one, together) for launch, one in zip(evidence.launches, each, strict=True)
     ]
     return combined_launches(verdicts) if len(verdicts) > 1 else verdicts[0]
-
-
-def _is_unplanned(one: Values[str]) -> bool:
-    why = one.broken[0]
-    return why is not None and why.why in (Why.NOT_PLANNED, Why.PLANNED_DIFFERENTLY)
 
 
 def _judge_launch(

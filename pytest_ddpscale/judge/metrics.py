@@ -65,12 +65,9 @@ class Arms:
 
 
 class Read(NamedTuple):
-    """Values of a metric.
+    """Values of a metric, by number of the round or row; NaN if unknown.
 
-    Attributes:
-        numbers: of the rounds or rows, (rounds,).
-        values: in its unit, or before the division by the SKU's constant; NaN if unknown, (rounds,).
-        errors: relative error of an imported sample, NaN for our own rounds; None without imported rounds.
+    `errors` are relative errors of imported samples, NaN for our own rounds; None without imported rounds.
     """
 
     numbers: IntArray

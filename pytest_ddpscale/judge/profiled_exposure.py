@@ -38,17 +38,13 @@ def profiled_exposures(evidence: Evidence) -> Iterator[ProfiledExposure]:
     profiles = {(one.study, one.arm): one for one in evidence.profiles if not one.problem}
     for study in evidence.plan.studies:
         for arm in study.arms:
-            silent = next((one for one in study.arms if _is_silent(one, arm)), None)
+            silent = study.arm(replace(arm, kind="no_sync").name) if arm.kind == "ddp" else None
             ddp = profiles.get((study.id, arm.name))
             no_sync = None if silent is None else profiles.get((study.id, silent.name))
             if silent is not None and ddp is not None and no_sync is not None:
                 yield ProfiledExposure(
                     study.id, arm.name, _by_rounds(evidence, study, arm, silent, ddp.rank), *_by_profile(ddp, no_sync)
                 )
-
-
-def _is_silent(one: Arm, arm: Arm) -> bool:
-    return arm.kind == "ddp" and one == replace(arm, kind="no_sync")
 
 
 def _by_rounds(evidence: Evidence, study: Study, arm: Arm, silent: Arm, rank: int) -> FloatArray:

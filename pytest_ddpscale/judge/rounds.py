@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -236,7 +236,8 @@ def _groups(columns: Columns, study_id: str, arms: Sequence[Arm], layout: Layout
         return [Groups((WHOLE,), tuple(ArmRounds(_without_absent(rows).measured) for rows in whole))]
     nowhere = np.zeros(0, np.int64)
     alike: dict[tuple[int, ...], dict[str, list[IntArray]]] = {}
-    for host in _in_rank_order(of_arms):
+    first = {host: int(one.ranks.numbers[at[0]]) for one in of_arms for host, at in one.ranks.by_host.items()}
+    for host in sorted(first, key=lambda host: first[host]):  # the order of the columns avoids copies
         at = [measured.ranks.by_host.get(host, nowhere) for measured in of_arms]
         alike.setdefault(tuple(map(len, at)), {})[host] = at
     found = []
@@ -249,12 +250,6 @@ def _groups(columns: Columns, study_id: str, arms: Sequence[Arm], layout: Layout
             rows.append(columns.kept[key])
         found.append(Groups(tuple(hosts), tuple(rows)))
     return found
-
-
-def _in_rank_order(of_arms: Sequence[ArmColumns]) -> list[str]:
-    """All hosts; the order of the columns avoids copies."""
-    first = {host: int(one.ranks.numbers[at[0]]) for one in of_arms for host, at in one.ranks.by_host.items()}
-    return sorted(first, key=lambda host: first[host])
 
 
 def _measured(columns: Columns, study_id: str, arm: Arm) -> ArmColumns:
@@ -306,15 +301,11 @@ def merged(columns: Columns, study_id: str, arm: Arm, layout: Layout) -> ArmRoun
     return found
 
 
-def _alike(by_host: Mapping[str, IntArray]) -> list[IntArray]:
-    """Columns of hosts with equally many ranks, (hosts, ranks of one)."""
-    sizes = sorted(set(map(len, by_host.values())))
-    return [np.stack([at for at in by_host.values() if len(at) == size]) for size in sizes]
-
-
 def _merged(measured: ArmColumns, arm: Arm) -> ArmRounds:
     counts = np.zeros(measured.present.shape, np.bool_)
-    for places in _alike(measured.ranks.by_host):
+    by_host = list(measured.ranks.by_host.values())
+    for size in sorted(set(map(len, by_host))):
+        places = np.stack([at for at in by_host if len(at) == size])
         counts[:, places] = measured.present[:, places] & _are_complete(measured, arm, places)[:, :, np.newaxis]
     if (counts == measured.present).all():
         return ArmRounds(measured)

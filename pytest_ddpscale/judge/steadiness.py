@@ -41,13 +41,7 @@ HICCUP_SDS = 3.0
 
 
 class Drifts(NamedTuple):
-    """Trends through series of rounds, each (series,).
-
-    Attributes:
-        are_seen: whether the change exceeds the noise.
-        changes: mean of the last third minus mean of the first third.
-        lasts: mean of the last third.
-    """
+    """Whether changes from the first to the last third of the rounds exceed the noise, and means of the last third."""
 
     are_seen: BoolArray
     changes: FloatArray
@@ -60,14 +54,7 @@ class Drifts(NamedTuple):
 
 
 class FittedLines(NamedTuple):
-    """Least-squares lines through series.
-
-    Attributes:
-        means: value in the middle of the rounds, (series,).
-        slopes: change per round, (series,).
-        residuals: deviations from the lines, (series, rounds).
-        noise: standard deviation of the residuals, (series,).
-    """
+    """Least-squares lines: means in the middle of the rounds, slopes per round; `noise` is the residuals' deviation."""
 
     means: FloatArray
     slopes: FloatArray
@@ -150,7 +137,7 @@ def survive_a_trend(series: FloatArray, limit: int, bound: float, side: int, siz
         limit: largest number of rounds.
         bound: on the scale of the series.
         side: 1 if values are to lie above the bound, -1 below.
-        size: value that `LEAST_TREND` is a share of.
+        size: what `LEAST_TREND` is a share of.
     """
     rounds, lines = series.shape[1], fit_lines(series)
     # Sum of squares of the centred round numbers; distance of the last round from their centre.
@@ -163,14 +150,7 @@ def survive_a_trend(series: FloatArray, limit: int, bound: float, side: int, siz
 
 
 def survive_a_hiccup(series: FloatArray, bound: float, side: int, confidence: float) -> BoolArray:
-    """Whether intervals still exclude the bound after one more round, `HICCUP_SDS` towards it.
-
-    Args:
-        series: (series, rounds).
-        bound: on the scale of the series.
-        side: 1 if values are to lie above the bound, -1 below.
-        confidence: of the intervals, 0 … 1.
-    """
+    """Whether intervals still exclude the bound after one more round, `HICCUP_SDS` towards it."""
     hiccups = series.mean(axis=1) - side * HICCUP_SDS * series.std(axis=1)
     processes = EProcesses(np.column_stack([series, hiccups]))
     evidence = processes.log_evidence(np.full(len(series), bound))

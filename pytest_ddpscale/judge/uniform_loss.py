@@ -34,7 +34,8 @@ def uniform_loss(
         None if no requirement that would show the loss passed.
     """
     chosen: dict[str, Verdict] = {}
-    for one in sorted((one for one in verdicts if one.shows_uniform_loss), key=_preference):
+    shown = (one for one in verdicts if one.shows_uniform_loss)
+    for one in sorted(shown, key=lambda one: (one.metric != THROUGHPUT_PER_GPU.name, -one.world_size)):
         chosen.setdefault(one.workload, one)
     together = 1 - (1 - confidence) / max(len(chosen), 1)
     losses = {one.id: _largest_loss(judge_at(one.id, together)) for one in chosen.values() if one.passed}
@@ -43,10 +44,6 @@ def uniform_loss(
         return None
     name = min(known, key=lambda name: known[name])
     return UniformLoss(known[name], max(known.values()), confidence, name, len(known))
-
-
-def _preference(verdict: Verdict) -> tuple[bool, int]:
-    return verdict.metric != THROUGHPUT_PER_GPU.name, -verdict.world_size
 
 
 def _largest_loss(verdict: Verdict) -> float | None:

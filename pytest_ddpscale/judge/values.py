@@ -217,7 +217,10 @@ def _of_study(question: Question, study: Study, evidence: Evidence) -> Values[st
     missing = {}
     nothing = np.flatnonzero(np.isnan(samples).all(axis=1)).tolist()
     if nothing:
-        with_rounds = [{place for one in found for place in _with_rounds(one, arm)} for arm in (-1, 0)]
+        with_rounds = [
+            {one.places[place] for one in found for place in np.unique(one.arms[arm].measured.node).tolist()}
+            for arm in (-1, 0)
+        ]
         for place in (places[row] for row in nothing):
             measured, compared = (place in those for those in with_rounds)
             why = Why.NOT_READ if measured and compared else Why.NO_BASELINE if measured else Why.NO_ROUND
@@ -229,10 +232,6 @@ def _of_study(question: Question, study: Study, evidence: Evidence) -> Values[st
 def groups_of(question: Question, study: Study, evidence: Evidence) -> list[Groups]:
     """The complete rounds of the question's arms, the measured one last."""
     return groups(evidence.columns, study.id, question.arms, evidence.plan.layout)
-
-
-def _with_rounds(one: Groups, arm: int) -> list[str]:
-    return [one.places[place] for place in np.unique(one.arms[arm].measured.node).tolist()]
 
 
 def _table(places: Sequence[str], found: Sequence[tuple[Groups, Read]]) -> tuple[IntArray, FloatArray, FloatArray]:

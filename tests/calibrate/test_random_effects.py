@@ -7,8 +7,8 @@ import statistics
 import numpy as np
 import pytest
 
+from pytest_ddpscale.calibrate.random_effects import NextValue, next_value
 from pytest_ddpscale.judge.intervals import t_quantile
-from pytest_ddpscale.judge.random_effects import NextValue, next_value
 from tests.rows import rows
 
 
