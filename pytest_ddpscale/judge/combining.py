@@ -59,6 +59,7 @@ class PlaceVerdict(Generic[P]):
 
     def __init__(self, place: P, judge: Callable[[P], Verdict], clear: Clear | None = None) -> None:
         self.place, self._judge, self._clear = place, judge, clear
+        self.is_clear = clear is not None  # it is known to pass, without flags and culprits
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -69,11 +70,6 @@ class PlaceVerdict(Generic[P]):
     def told(self) -> Verdict | Clear:
         """The summary if it is clear, else the verdict."""
         return self.verdict if self._clear is None else self._clear
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether it is known to pass, without flags and culprits."""
-        return self._clear is not None
 
     @property
     def outcome(self) -> VerdictOutcome:

@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from pytest_ddpscale.judge.bounds import are_possible, possible_part
+from pytest_ddpscale.judge.bounds import possible_part
 from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.estimating import Estimated, Found, estimate, over_launches
 from pytest_ddpscale.judge.metrics import Arms, Read, Slowness, read, slowness_of, slowness_within_hosts
@@ -307,20 +307,31 @@ def worst_value(question: Question, evidence: Evidence, confidence: float) -> Wo
     Returns:
         Value and interval of all launches; None if it was not measured.
     """
-    found, metric = values(question, evidence), question.metric
-    found = replace(found, broken=[None] * found.launches)
+    key = "worst", question, confidence
+    found: WorstValue | None = evidence.once(key, lambda: _worst(question, values(question, evidence), confidence))
+    return found
+
+
+def _worst(question: Question, found: Values[str], confidence: float) -> WorstValue | None:
+    metric = question.metric
+    if found.launches > 1:  # studies that broke count here, too
+        found = replace(found, broken=[None] * found.launches)
     fullest = max(range(found.launches), key=lambda launch: (found.rounds(launch) > 0).sum())
-    known = [
-        (found.places[place], found.found(place, confidence))
-        for place in np.flatnonzero(found.rounds(fullest) > 0).tolist()
-        if are_possible(found.of(place, fullest), metric)
-    ]
-    known = [(place, one) for place, one in known if np.isfinite(one.value)]
-    if not known:
+    least = 0.0 if metric.scale == "factors" or metric.baseline is None else -np.inf
+    samples = found.samples[fullest]
+    is_impossible = np.isinf(samples) | (samples < least) | ((samples == 0) & (metric.scale == "factors"))
+    rows = np.flatnonzero((found.rounds(fullest) > 0) & ~is_impossible.any(axis=1))
+    if found.launches == 1:
+        told = found.estimated(confidence).values[rows]
+    else:
+        told = np.array([found.found(row, confidence).value for row in rows.tolist()])
+    rows, told = rows[np.isfinite(told)], told[np.isfinite(told)]
+    if not len(rows):
         return None
-    place, worst = (max if metric.upper_bound else min)(known, key=lambda one: one[1].value)
+    row = int(rows[told.argmax() if metric.upper_bound else told.argmin()])
+    worst = found.found(row, confidence)
     interval = worst.interval and possible_part(*worst.interval, worst.value, metric.possible_at(question.world_size))
-    return WorstValue(worst.value, interval, place)
+    return WorstValue(worst.value, interval, found.places[row])
 
 
 def covers(plan: Plan, question: Question) -> bool:
