@@ -22,9 +22,10 @@ from pytest_ddpscale.node.protocol import Task
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.memory_record import RankMemory, StudyMemory, read_memory
 from pytest_ddpscale.run.notices import Notice
-from pytest_ddpscale.run.rank_folder import MEASUREMENTS, MEMORY, Assignment, lines_by_file
+from pytest_ddpscale.run.rank_folder import MEMORY, Assignment, lines_by_file
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader
 from pytest_ddpscale.run.records import Block, StudyEnd
+from pytest_ddpscale.run.run_directory import MEASUREMENTS
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.run.survey_record import Survey
 

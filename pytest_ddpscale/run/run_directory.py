@@ -25,7 +25,16 @@ from pytest_ddpscale.run.telemetry_record import TelemetryBlock
 from pytest_ddpscale.util.atomic_writing import write_atomically
 
 T = TypeVar("T")
-LOCK_NAME = "run.lock"  # lock file against other writers, see run_lock.py
+LOCK_NAME = "run.lock"  # lock file against other writers, see run_opening.py
+MEASUREMENTS, TELEMETRY, PROFILES = "measurements.jsonl", "telemetry.jsonl", "profiles.jsonl"
+AnyLine = AnyRecord | TelemetryBlock | ArmProfile
+
+
+class _Name(str):
+    """A file or folder in the run directory: its path, as an attribute of the directory."""
+
+    def __get__(self, run: RunDirectory, kind: type[RunDirectory]) -> Path:
+        return run.path / self
 
 
 @dataclass(frozen=True)
@@ -39,60 +48,17 @@ class RunDirectory:
     path: Path
     _read: dict[Path, tuple[Any, list[Any]]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @property
-    def run_json(self) -> Path:
-        """Who, when, where, with what versions."""
-        return self.path / "run.json"
-
-    @property
-    def plan_json(self) -> Path:
-        """The planned studies."""
-        return self.path / "plan.json"
-
-    @property
-    def measurements_jsonl(self) -> Path:
-        """Measurements, one line per arm and round."""
-        return self.path / "measurements.jsonl"
-
-    @property
-    def telemetry_jsonl(self) -> Path:
-        """Telemetry of GPUs, one line per arm and round."""
-        return self.path / "telemetry.jsonl"
-
-    @property
-    def profiles_jsonl(self) -> Path:
-        """Profiles of arms by torch.profiler after the timed rounds, one line per arm."""
-        return self.path / "profiles.jsonl"
-
-    @property
-    def baseline_json(self) -> Path:
-        """Values of these nodes in earlier runs, from the site's history."""
-        return self.path / "baseline.json"
-
-    @property
-    def superseded_jsonl(self) -> Path:
-        """Earlier records of studies that were measured again: no measurement is thrown away."""
-        return self.path / "superseded.jsonl"
-
-    @property
-    def verdicts_json(self) -> Path:
-        """Verdicts and outcome, the source of all reports."""
-        return self.path / "verdicts.json"
-
-    @property
-    def suite_json(self) -> Path:
-        """Results of a suite, which has no verdicts."""
-        return self.path / "suite.json"
-
-    @property
-    def plots(self) -> Path:
-        """PNG plots."""
-        return self.path / "plots"
-
-    @property
-    def logs(self) -> Path:
-        """Output of torchrun and of all ranks."""
-        return self.path / "logs"
+    run_json = _Name("run.json")  # who, when, where, with what versions
+    plan_json = _Name("plan.json")  # the planned studies
+    measurements_jsonl = _Name(MEASUREMENTS)  # one line per arm and round
+    telemetry_jsonl = _Name(TELEMETRY)  # of GPUs, one line per arm and round
+    profiles_jsonl = _Name(PROFILES)  # of arms, by torch.profiler after the timed rounds
+    baseline_json = _Name("baseline.json")  # values of these nodes in earlier runs, from the site's history
+    superseded_jsonl = _Name("superseded.jsonl")  # earlier records of studies that were measured again
+    verdicts_json = _Name("verdicts.json")  # verdicts and outcome, the source of all reports
+    suite_json = _Name("suite.json")  # results of a suite, which has no verdicts
+    plots = _Name("plots")
+    logs = _Name("logs")  # output of torchrun and of all ranks
 
     @staticmethod
     def create(path: Path) -> RunDirectory:
@@ -221,37 +187,27 @@ class RunDirectory:
         """Remove incomplete last lines left by a kill, before further records are appended. No rank may be writing.
 
         Raises:
-            WritingError: the file cannot be changed.
+            WritingError: a file cannot be changed.
         """
-        try:
-            cut_torn_line(self.measurements_jsonl)
-            cut_torn_line(self.telemetry_jsonl)
-            cut_torn_line(self.profiles_jsonl)
-        except OSError as error:
-            raise self.unwritten(self.measurements_jsonl, error) from None
+        for path in (self.measurements_jsonl, self.telemetry_jsonl, self.profiles_jsonl):
+            try:
+                cut_torn_line(path)
+            except OSError as error:
+                raise self.unwritten(path, error) from None
 
-    def append_record(self, record: AnyRecord) -> None:
+    def append_record(self, record: AnyLine) -> None:
         """Append one record, which then survives a kill of this process. Raises like `append_records`."""
         self.append_records([record])
 
-    def append_records(self, records: Sequence[AnyRecord]) -> None:
-        """Append records, opening the file once, because on a shared file system opening may cost more than writing.
+    def append_records(self, records: Sequence[AnyLine]) -> None:
+        """Append records, opening files once, because on a shared file system opening may cost more than writing.
 
         Raises:
             WritingError: the disk is full, read-only or broken; earlier records stay, and no part of these is written.
         """
-        self._append(self.measurements_jsonl, records)
-
-    def append_telemetry(self, records: Sequence[TelemetryBlock]) -> None:
-        """Append telemetry records. Raises like `append_records`."""
-        self._append(self.telemetry_jsonl, records)
-
-    def append_profiles(self, records: Sequence[ArmProfile]) -> None:
-        """Append profiles. Raises like `append_records`."""
-        self._append(self.profiles_jsonl, records)
-
-    def _append(self, path: Path, records: Sequence[AnyRecord | TelemetryBlock | ArmProfile]) -> None:
-        self.append_lines(path.name, b"".join(map(checked_line, records)))
+        lines = [(file_of(record), checked_line(record)) for record in records]
+        for name in dict.fromkeys(name for name, _ in lines):
+            self.append_lines(name, b"".join(line for of, line in lines if of == name))
 
     def append_lines(self, name: str, lines: bytes) -> None:
         """Append lines to a file unchanged. Raises like `append_records`."""
@@ -268,6 +224,11 @@ class RunDirectory:
             str(path), f"cannot be written ({error.strerror or error})", "a writable file system with space left",
             f"Earlier measurements are kept. Free space or repair the file system, then {then}.",
         )  # fmt: skip
+
+
+def file_of(record: AnyLine) -> str:
+    """Name of the file of a run with records of this kind."""
+    return {TelemetryBlock: TELEMETRY, ArmProfile: PROFILES}.get(type(record), MEASUREMENTS)
 
 
 def make_directory(path: Path, *, exist_ok: bool = False) -> None:

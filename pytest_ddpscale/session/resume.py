@@ -11,20 +11,12 @@ from pathlib import Path
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError, RunDirectoryError
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.profile_record import ArmProfile
-from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, Lost, gangs_by_number
-from pytest_ddpscale.run.run_directory import (
-    RunDirectory,
-    append_whole,
-    cut_torn_line,
-    not_writable,
-)
-from pytest_ddpscale.run.run_opening import reopened
+from pytest_ddpscale.run.run_directory import AnyLine, RunDirectory, append_whole, cut_torn_line, not_writable
+from pytest_ddpscale.run.run_opening import RunLock
 from pytest_ddpscale.run.run_record import ends_of, resume_run, studies_measured
 from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
-from pytest_ddpscale.run.telemetry_record import TelemetryBlock
 from pytest_ddpscale.run.transport_record import GangTransport
 from pytest_ddpscale.session.devices import measured_layout
 from pytest_ddpscale.session.measure import MeasureSource
@@ -74,7 +66,8 @@ class ResumeSource(MeasureSource):
     def _open(self) -> None:
         """Lock the earlier run, read it again, and prepare to resume it."""
         self._refuse_wrong_arguments()
-        run, self._lock = reopened(self._resumption.run.path)
+        run = RunDirectory.open(self._resumption.run.path)
+        self._lock = RunLock.acquire(run.path)
         evidence = self._read_earlier(run)  # refuses a broken run before anything is changed
         self._go_on_with(read_resumption(run))
         noted = dict(self.subject.settings.note)
@@ -135,7 +128,7 @@ class Resumption:
         if self.run.profiles_jsonl.exists():
             self._set_aside(self.run.profiles_jsonl, self.run.read_profiles())
 
-    def _set_aside(self, path: Path, records: Iterable[AnyRecord | TelemetryBlock | ArmProfile]) -> None:
+    def _set_aside(self, path: Path, records: Iterable[AnyLine]) -> None:
         left_out = self.run.read_run().left_out
         superseded: list[bytes] = []
         kept: list[bytes] = []
@@ -148,7 +141,7 @@ class Resumption:
             os.fsync(file.fileno())
         write_atomically(path, b"".join(kept).decode())
 
-    def _is_measured_anew(self, record: AnyRecord | TelemetryBlock | ArmProfile, left_out: Container[str]) -> bool:
+    def _is_measured_anew(self, record: AnyLine, left_out: Container[str]) -> bool:
         if not self.missing:
             return False
         if isinstance(record, Survey):

@@ -108,7 +108,7 @@ class StudyProfile:
             context.progress.phase = "reading the profile"
             if context.control.rank == 0:
                 for arm in self._profiled:
-                    context.sink.append_profile(self._profile_of(arm))
+                    context.sink.append_record(self._profile_of(arm))
         self._together(f"{study.id}/profile/done")
 
     def _step(self, arm: Arm, number: int, key: str, folder: Path) -> None:

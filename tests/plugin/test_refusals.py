@@ -12,7 +12,7 @@ from typing import Any
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_lock import RunLock
+from pytest_ddpscale.run.run_opening import RunLock
 from pytest_ddpscale.run.run_record import start_run
 from tests.plugin.site import WEAK_8, Site, assert_refused, edit_json, output_of, thresholds_with
 from tests.rows import rows

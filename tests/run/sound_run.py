@@ -105,7 +105,7 @@ def read(
     records = sound()
     run.append_records(change(records))
     if is_watched:
-        run.append_telemetry(telemetry_of(records))
+        run.append_records(telemetry_of(records))
     return read_evidence(run)
 
 

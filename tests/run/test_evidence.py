@@ -100,8 +100,8 @@ def test_one_rank_that_cannot_repeat_its_step_differs_from_all_others() -> None:
 def test_the_latest_profiles_of_planned_arms_are_evidence(run: RunDirectory) -> None:
     run.append_record(gang_on(["n1"], 1))
     first, again = (ArmProfile(study=STUDY.id, arm="alone", gang=0, rank=0, problem=text) for text in "ab")
-    run.append_profiles([first, again])
+    run.append_records([first, again])
     assert read_evidence(run).profiles == (again,)
-    run.append_profiles([ArmProfile(study=STUDY.id, arm="ddp@2", gang=0, rank=0, problem="c")])
+    run.append_records([ArmProfile(study=STUDY.id, arm="ddp@2", gang=0, rank=0, problem="c")])
     with pytest.raises(RunDirectoryError, match=r"profiles\.jsonl: has ddp@2 of weak/r, which plan\.json"):
         read_evidence(run)

@@ -162,7 +162,7 @@ class TestSetAside:
     def test_moves_the_telemetry_of_what_is_missing_too(self, run: RunDirectory) -> None:
         readings = [GpuReadings(started_unix_s=1000.0, ended_unix_s=1002.0)]
         told = [joined_telemetry([0], readings, f"weak/{name}", "ddp@2", n, 0) for name in NAMES for n in range(2)]
-        run.append_telemetry(told)
+        run.append_records(told)
         before = texts(run.telemetry_jsonl)
         with run.telemetry_jsonl.open("a", encoding="utf-8") as file:
             file.write('{"study": "tele')
@@ -172,7 +172,7 @@ class TestSetAside:
         assert sorted(texts(run.telemetry_jsonl) + aside) == sorted(before)
 
     def test_moves_the_profile_of_what_is_missing_too(self, run: RunDirectory) -> None:
-        run.append_profiles(
+        run.append_records(
             [ArmProfile(study=f"weak/{name}", arm="ddp@2", gang=0, rank=0, problem="p") for name in NAMES]
         )
         before = texts(run.profiles_jsonl)
