@@ -155,7 +155,7 @@ def _judgement_of(run: RunDirectory) -> Judgement:
 
 
 def _import_paik(arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.run.paik import import_paik
+    from pytest_ddpscale.suites.paik_import import import_paik
     from pytest_ddpscale.thresholds.loading import load_thresholds
 
     thresholds = load_thresholds(arguments.thresholds or usual_thresholds())

@@ -20,7 +20,6 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.by_rank import flops_of, seeded_steps_of
-from pytest_ddpscale.run.gangs import versions_of
 from pytest_ddpscale.run.records import (
     Block,
     RoundEnd,
@@ -31,7 +30,7 @@ from pytest_ddpscale.run.records import (
     gangs_by_number,
 )
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_record import ends_of
+from pytest_ddpscale.run.run_record import ends_of, versions_of
 from pytest_ddpscale.run.strict_json import each
 from tests.builders.measurements import measurements_in
 from tests.builders.rounds import columns_of

@@ -11,9 +11,8 @@ import statistics
 import pytest
 
 from pytest_ddpscale.plan.workload import Precision
-from pytest_ddpscale.run.gangs import versions_of
 from pytest_ddpscale.run.records import gangs_by_number
-from pytest_ddpscale.run.run_record import errors_of
+from pytest_ddpscale.run.run_record import errors_of, versions_of
 from pytest_ddpscale.run.transport_record import transports_of
 from pytest_ddpscale.sku.detection import visible_gpus
 from tests.integration.gpu_run import BATCH_SIZE, BLOCK_S, ROUNDS, GpuRun, TorchGpu, gpu_environment

@@ -13,9 +13,9 @@ import pytest
 from pytest_ddpscale.errors import BadInput, ResultFileError, RunDirectoryError, SkuError
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.run.paik import import_paik
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunDevice
+from pytest_ddpscale.suites.paik_import import import_paik
 from pytest_ddpscale.thresholds.hardware import Detect
 from pytest_ddpscale.thresholds.model import Sku, Thresholds
 from tests.builders.measurements import measurements_in
