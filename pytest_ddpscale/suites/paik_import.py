@@ -274,27 +274,33 @@ def _workload_names(studied: list[Workload], workloads: Mapping[str, Workload]) 
     A workload that the thresholds describe has their name. One that differs in batch, memory format or compile only
     has it too, unless several do; those get their batch as a suffix, as in ``resnet152-fp16-bs256``.
     """
-    names = {
-        ours: name
-        for ours in studied
-        for name, theirs in workloads.items()
-        if _is_same_job(ours, theirs) and not _differences(ours, theirs)
-    }
-    for ours in (one for one in studied if one not in names):
-        alike = next((name for name, theirs in workloads.items() if _is_same_job(ours, theirs)), None)
-        name = alike or f"{ours.model.replace('_', '-')}-{ours.precision}"
-        same_scaling = [one for one in studied if bool(one.global_batch_size) == bool(ours.global_batch_size)]
-        # A name that the thresholds use for another workload would be judged as that workload.
-        taken = {names[one] for one in same_scaling if one in names} | (set(workloads) - {alike})
-        rivals = [one for one in same_scaling if (one.model, one.precision) == (ours.model, ours.precision)]
-        # Distinguishes workloads with the same model and precision, most important first.
-        details = (
-            f"bs{ours.batch_size}", f"{ours.image_size}px", ours.memory_format.replace("_", "-"),
-            "compiled" if ours.compile else "eager",
-        )  # fmt: skip
-        candidates = ["-".join((name, *details[:count])) for count in range(len(details) + 1)]
-        names[ours] = next(one for one in candidates[len(rivals) > 1 :] if one not in taken)
+    names: dict[Workload, str] = {}
+    for ours in studied:
+        for name, theirs in workloads.items():
+            if _is_same_job(ours, theirs) and not _differences(ours, theirs):
+                names[ours] = name
+    for ours in studied:
+        if ours not in names:
+            names[ours] = _free_name(ours, studied, names, workloads)
     return names
+
+
+def _free_name(
+    ours: Workload, studied: list[Workload], names: Mapping[Workload, str], workloads: Mapping[str, Workload]
+) -> str:
+    alike = next((name for name, theirs in workloads.items() if _is_same_job(ours, theirs)), None)
+    name = alike or f"{ours.model.replace('_', '-')}-{ours.precision}"
+    same_scaling = [one for one in studied if bool(one.global_batch_size) == bool(ours.global_batch_size)]
+    # A name that the thresholds use for another workload would be judged as that workload.
+    taken = {names[one] for one in same_scaling if one in names} | (set(workloads) - {alike})
+    rivals = [one for one in same_scaling if (one.model, one.precision) == (ours.model, ours.precision)]
+    # Distinguishes workloads with the same model and precision, most important first.
+    details = (
+        f"bs{ours.batch_size}", f"{ours.image_size}px", ours.memory_format.replace("_", "-"),
+        "compiled" if ours.compile else "eager",
+    )  # fmt: skip
+    candidates = ["-".join((name, *details[:count])) for count in range(len(details) + 1)]
+    return next(one for one in candidates[len(rivals) > 1 :] if one not in taken)
 
 
 def _gang(file: PaikResult, number: int) -> GangRecord:
