@@ -104,13 +104,14 @@ class RunDirectory:
             raise RunDirectoryError(
                 str(path), "already holds verdicts", "a new or empty directory", "Name another one."
             )
-        if path.is_dir() and not all(map(_is_of_a_beginning, path.iterdir())):
+        # What a session that is killed before it has a plan leaves; includes `write_atomically`'s temporaries.
+        begun, temporary = ("logs", LOCK_NAME, "run.json"), (".run.json.", ".plan.json.")
+        names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
+        if any(name not in begun and not name.startswith(temporary) for name in names):
             raise RunDirectoryError(
-                str(path),
-                "is not empty",
-                "a new or empty directory",
+                str(path), "is not empty", "a new or empty directory",
                 "Name another one, because a run could overwrite the files in it.",
-            )
+            )  # fmt: skip
 
     @staticmethod
     def open(path: Path) -> RunDirectory:
@@ -235,11 +236,6 @@ def make_directory(path: Path, *, exist_ok: bool = False) -> None:
     """Create a run directory that only its user and group may read. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o750, exist_ok=exist_ok)
-
-
-def _is_of_a_beginning(entry: Path) -> bool:
-    """Whether a session that is killed before it has a plan leaves this; includes `write_atomically`'s temporaries."""
-    return entry.name in ("logs", LOCK_NAME, "run.json") or entry.name.startswith((".run.json.", ".plan.json."))
 
 
 def append_whole(path: Path, data: bytes) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import msgspec
 from msgspec import field
 
 from pytest_ddpscale.run.strict_json import Record, decode
-
-if TYPE_CHECKING:
-    from pytest_ddpscale.run.record_lines import AnyRecord
 
 STUDY_ID = "survey"
 
@@ -178,11 +174,11 @@ def read_survey(data: bytes) -> Survey:
     return decode(_SURVEY, data)
 
 
-def surveys_of(records: Sequence[AnyRecord]) -> dict[str, Survey]:
+def surveys_of(records: Iterable[object]) -> dict[str, Survey]:
     """The last survey of each host among records."""
     return {record.host: record for record in records if isinstance(record, Survey)}
 
 
-def post_mortems_of(records: Sequence[AnyRecord]) -> list[Survey]:
+def post_mortems_of(records: Iterable[object]) -> list[Survey]:
     """Surveys of driver and GPUs after ranks had failed, in order."""
     return [record.survey for record in records if isinstance(record, PostMortem)]
