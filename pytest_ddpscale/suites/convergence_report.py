@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_ddpscale.plan.training_run import LOSS_WINDOW, loss_reached
 from pytest_ddpscale.report.svg_lines import LineAxes, LineCurve, line_chart
-from pytest_ddpscale.run.trained_runs import RunRecords
+from pytest_ddpscale.run.training_record import RunRecords
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.suites.whole_run_report import differing_replicas, problem_of, samples_text

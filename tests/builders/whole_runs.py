@@ -14,8 +14,7 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, StudyEnd
 from pytest_ddpscale.run.run_record import errors_of
-from pytest_ddpscale.run.trained_runs import trained_runs
-from pytest_ddpscale.run.training_record import LaunchTime, TrainedEpoch, TrainedRun
+from pytest_ddpscale.run.training_record import LaunchTime, TrainedEpoch, TrainedRun, trained_runs
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from tests.builders.rounds import columns_of
 from tests.suites.run_records import SUITE_RECORD
