@@ -561,8 +561,8 @@ DEFECTS = (
         "resume",
         "a resumed run keeps a study that ran out of time",
         "run/run_record.py",
-        'end.reason in ("decided", "rounds")}',
-        'end.reason in ("decided", "rounds", "budget")}',
+        'ended(records, "decided", "rounds"))',
+        'ended(records, "decided", "rounds", "budget"))',
         ("session/test_resume.py", "run", "plugin/test_resume.py"),
     ),
     Defect(

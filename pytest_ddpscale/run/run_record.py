@@ -18,7 +18,7 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.run.pair_record import PairRound
 from pytest_ddpscale.run.probe_record import ProbeBlock
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import Block, GangRecord, SeededSteps, StudyEnd, WarmUp, gangs_by_number
+from pytest_ddpscale.run.records import Block, EndReason, GangRecord, SeededSteps, StudyEnd, WarmUp, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import (
     OPERATOR,
@@ -209,24 +209,14 @@ def _names(names: set[str]) -> str:
     return first_few(sorted(names), _SHOWN)
 
 
-def errors_of(records: Sequence[AnyRecord]) -> dict[str, str]:
-    """Error message of each study whose last end is an error, by study id."""
-    return {study: end.message for study, end in ends_of(records).items() if end.reason == "error"}
-
-
-def interruptions_of(records: Sequence[AnyRecord]) -> dict[str, str]:
-    """Why a study was ended from outside, by study id: neither an error nor a complete measurement."""
-    return {study: end.message for study, end in ends_of(records).items() if end.reason == "interrupted"}
-
-
 def studies_measured(records: Sequence[AnyRecord]) -> set[str]:
     """Ids of the studies that ended regularly and need not be measured again."""
-    return {study for study, end in ends_of(records).items() if end.reason in ("decided", "rounds")}
+    return set(ended(records, "decided", "rounds"))
 
 
-def studies_out_of_time(records: Sequence[AnyRecord]) -> set[str]:
-    """Ids of the studies that ended because the session's budget ran out."""
-    return {study for study, end in ends_of(records).items() if end.reason == "budget"}
+def ended(records: Sequence[AnyRecord], *reasons: EndReason) -> dict[str, str]:
+    """Message of each study whose last end has one of these reasons, by study id."""
+    return {study: end.message for study, end in ends_of(records).items() if end.reason in reasons}
 
 
 def ends_of(records: Sequence[AnyRecord]) -> dict[str, StudyEnd]:

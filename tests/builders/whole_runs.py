@@ -13,7 +13,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, StudyEnd
-from pytest_ddpscale.run.run_record import errors_of
+from pytest_ddpscale.run.run_record import ended
 from pytest_ddpscale.run.training_record import LaunchTime, TrainedEpoch, TrainedRun, trained_runs
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from tests.builders.rounds import columns_of
@@ -82,7 +82,7 @@ def plan_of(runs: Sequence[TrainingRun]) -> Plan:
 def suite_of(runs: Sequence[TrainingRun], records: Sequence[AnyRecord]) -> MeasuredSuite:
     """Runs with what was recorded of them."""
     plan = plan_of(runs)
-    evidence = Evidence(plan, columns_of([]), errors_of(records), training=trained_runs(plan, records))
+    evidence = Evidence(plan, columns_of([]), ended(records, "error"), training=trained_runs(plan, records))
     return MeasuredSuite(evidence, SUITE_RECORD, 0.95)
 
 

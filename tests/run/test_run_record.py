@@ -22,16 +22,14 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import Resumed, RunDevice, Startup, ThresholdsUsed
 from pytest_ddpscale.run.run_record import (
     binding_notes,
-    errors_of,
+    ended,
     finish_run,
     gangs_of,
-    interruptions_of,
     note_left_out,
     now_iso,
     resume_run,
     start_run,
     studies_measured,
-    studies_out_of_time,
     why_not_one_machine,
 )
 from pytest_ddpscale.run.survey_record import Survey
@@ -163,9 +161,9 @@ class TestEnds:
 
     def test_an_interruption_is_no_error(self) -> None:
         records = self.ENDS
-        assert interruptions_of(records) == {"interrupted": "the job reached its time limit"}
-        assert errors_of(records) == {"error": "no memory"}
-        assert studies_out_of_time(records) == {"budget"}
+        assert ended(records, "interrupted") == {"interrupted": "the job reached its time limit"}
+        assert ended(records, "error") == {"error": "no memory"}
+        assert ended(records, "budget") == {"budget": ""}
 
 
 class TestResumed:

@@ -17,7 +17,7 @@ from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import EndReason, StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_record import errors_of, note_left_out, start_run
+from pytest_ddpscale.run.run_record import ended, note_left_out, start_run
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
 from pytest_ddpscale.run.telemetry_record import GpuReadings, joined_telemetry
 from pytest_ddpscale.run.transport_record import Transport, transports_of
@@ -188,7 +188,7 @@ class TestSetAside:
         read_resumption(run).set_aside()
         assert surveys_of(run.read_records()) == {}
         assert transports_of(run.read_records()) == []
-        assert "survey" not in errors_of(run.read_records())
+        assert "survey" not in ended(run.read_records(), "error")
         assert sum('"old"' in line for line in texts(run.superseded_jsonl)) == len(told)
         run.append_record(Survey("new", 2.0))
         assert list(surveys_of(run.read_records())) == ["new"]
