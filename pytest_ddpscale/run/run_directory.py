@@ -192,7 +192,7 @@ class RunDirectory:
         """
         for path in (self.measurements_jsonl, self.telemetry_jsonl, self.profiles_jsonl):
             try:
-                cut_torn_line(path)
+                _cut_torn_line(path)
             except OSError as error:
                 raise self.unwritten(path, error) from None
 
@@ -216,6 +216,29 @@ class RunDirectory:
             append_whole(self.path / name, lines)
         except OSError as error:
             raise self.unwritten(self.path / name, error) from None
+
+    def set_aside(self, is_superseded: Callable[[AnyLine], bool]) -> None:
+        """Move records to superseded.jsonl. No rank may be writing.
+
+        A crash in between leaves records in both files but loses none.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        files = (MEASUREMENTS, self.read_records), (TELEMETRY, self.read_telemetry), (PROFILES, self.read_profiles)
+        for name, read in files:
+            if not (self.path / name).exists():
+                continue
+            superseded: list[bytes] = []
+            kept: list[bytes] = []
+            with (self.path / name).open("rb") as lines:  # keep lines as written; the last one may be incomplete
+                for record, line in zip(read(), lines, strict=False):
+                    (superseded if is_superseded(record) else kept).append(line)
+            _cut_torn_line(self.superseded_jsonl)
+            append_whole(self.superseded_jsonl, b"".join(superseded))
+            with self.superseded_jsonl.open("rb") as file:
+                os.fsync(file.fileno())
+            write_atomically(self.path / name, b"".join(kept))
 
     def unwritten(self, path: Path, error: OSError) -> WritingError:
         """The error for a file of the run, or of a judgement on another one, that cannot be written."""
@@ -254,7 +277,7 @@ def append_whole(path: Path, data: bytes) -> None:
             raise
 
 
-def cut_torn_line(path: Path) -> None:
+def _cut_torn_line(path: Path) -> None:
     """Cut a file after its last complete line. Raises OSError."""
     if not path.exists():
         return

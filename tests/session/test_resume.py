@@ -21,7 +21,6 @@ from pytest_ddpscale.run.run_record import ended, note_left_out, start_run
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
 from pytest_ddpscale.run.telemetry_record import GpuReadings, joined_telemetry
 from pytest_ddpscale.run.transport_record import Transport, transports_of
-from pytest_ddpscale.session import resume as resuming
 from pytest_ddpscale.session.resume import read_resumption, refuse_other_devices
 from tests.builders.records import gang_on, steady_block, transport_line
 
@@ -135,12 +134,12 @@ class TestSetAside:
     def test_a_crash_on_the_way_loses_nothing_and_can_be_repeated(
         self, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def crash(path: Path, text: str) -> None:
+        def crash(path: Path, content: bytes) -> None:
             raise OSError(28, "No space left on device")
 
         before = texts(run.measurements_jsonl)
         with monkeypatch.context() as patch:
-            patch.setattr(resuming, "write_atomically", crash)
+            patch.setattr("pytest_ddpscale.run.run_directory.write_atomically", crash)
             with pytest.raises(OSError, match="No space left"):
                 read_resumption(run).set_aside()
         assert texts(run.measurements_jsonl) == before
