@@ -20,10 +20,8 @@ from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.protocol import Task
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.run.memory_record import RankMemory, StudyMemory, read_memory
-from pytest_ddpscale.run.notices import Notice
-from pytest_ddpscale.run.rank_folder import MEMORY, Assignment, lines_by_file
-from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader
+from pytest_ddpscale.run.rank_folder import MEMORY, Assignment, RankMemory, StudyMemory, lines_by_file
+from pytest_ddpscale.run.record_lines import AnyRecord, Notice, RecordReader
 from pytest_ddpscale.run.records import Block, StudyEnd
 from pytest_ddpscale.run.run_directory import MEASUREMENTS
 from pytest_ddpscale.run.strict_json import strict_json
@@ -100,7 +98,7 @@ class _TrialOwner:
     def keep(self, lines: bytes) -> list[AnyRecord]:
         by_file = lines_by_file(lines)
         for line in by_file.get(MEMORY, b"").splitlines():
-            self.memory = read_memory(line)
+            self.memory = msgspec.json.decode(line, type=StudyMemory)
         return [self._reader.read(line) for line in by_file.get(MEASUREMENTS, b"").splitlines()]
 
     def hear(self, record: AnyRecord | Notice) -> None:

@@ -26,10 +26,9 @@ from pytest_ddpscale.launch.launcher import Launch, why_signalled
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.protocol import SILENCE_S, Task
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.run.notices import Interrupted, Listener, Notice
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.rank_folder import Assignment, WantedArms, lines_by_file
-from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader
+from pytest_ddpscale.run.record_lines import AnyRecord, Interrupted, Listener, Notice, RecordReader
 from pytest_ddpscale.run.records import EndReason, Lost, RoundEnd, StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import MEASUREMENTS, RunDirectory
 from pytest_ddpscale.run.run_record import ends_of

@@ -19,10 +19,9 @@ from pytest_ddpscale.plan.estimate import (
 )
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.run.notices import Idle, Notice, Queued, Unfit
 from pytest_ddpscale.run.pair_record import PairRound
 from pytest_ddpscale.run.probe_record import ProbeBlock
-from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued, Unfit
 from pytest_ddpscale.run.records import Block, GangRecord, StudyEnd, StudyStart
 from pytest_ddpscale.run.strict_json import each
 from pytest_ddpscale.run.training_record import TrainedEpoch

@@ -19,10 +19,9 @@ from typing import TypeVar
 
 import msgspec
 
-from pytest_ddpscale.run.memory_record import StudyMemory
 from pytest_ddpscale.run.record_lines import checked_line, line_of
 from pytest_ddpscale.run.run_directory import MEASUREMENTS, PROFILES, TELEMETRY, AnyLine, file_of
-from pytest_ddpscale.run.strict_json import Record
+from pytest_ddpscale.run.strict_json import Count, Positive, Record
 from pytest_ddpscale.util.atomic_writing import write_atomically
 
 T = TypeVar("T")
@@ -73,6 +72,28 @@ class WantedArms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
     study: str
     round: int
     arms: tuple[str, ...]
+
+
+class RankMemory(Record, frozen=True, kw_only=True):
+    """Peak memory of one rank, in bytes.
+
+    Attributes:
+        own_bytes: memory of this rank alone. GPU: all device memory in use: peak of torch's allocator, NCCL's buffers,
+            CUDA's context. CPU: peak resident set minus shared pages.
+        shared_bytes: pages shared by the ranks of a node, such as those of libraries; 0 on a GPU.
+        total_bytes: memory of the device; None on a CPU, where a rank does not know its limit.
+    """
+
+    own_bytes: Count
+    shared_bytes: Count = 0
+    total_bytes: Positive | None = None
+
+
+class StudyMemory(Record, frozen=True, kw_only=True, tag_field="kind", tag="memory"):
+    """Peak memory of the ranks of a gang in a study, in rank order: only for the search for the largest batch."""
+
+    study: str
+    ranks: tuple[RankMemory, ...]
 
 
 class RankStatus(Record, frozen=True, kw_only=True):

@@ -259,15 +259,16 @@ def trained_runs(plan: Plan, records: Sequence[object]) -> dict[str, RunRecords]
         epochs = [(n, one) for n, one in numbered if isinstance(one, TrainedEpoch) and one.study == run.id]
         ends = [(n, one) for n, one in numbered if isinstance(one, TrainedRun) and one.study == run.id]
         outers = [(n, one) for n, one in numbered if isinstance(one, LaunchTime) and one.study == run.id]
-        for lines, now, before in ((ends, "ends", "ended"), (outers, "times", "timed")):
+        for lines, now, before in (([n for n, _ in ends], "ends", "ended"), ([n for n, _ in outers], "times", "timed")):
             if len(lines) > 1:
-                raise ValueError(f"line {lines[1][0]} {now} {run.id}, which line {lines[0][0]} {before}")
+                raise ValueError(f"line {lines[1]} {now} {run.id}, which line {lines[0]} {before}")
         end, outer = next(iter(ends), None), next(iter(outers), None)
         study_ends = [one for one in records if isinstance(one, StudyEnd) and one.study == run.id]
         study_end = study_ends[-1] if study_ends else None
         for line, problem in _problems(run, epochs, end, outer, study_end):
             raise ValueError(f"line {line} {problem}")
-        for line, trained in (*epochs, *ends):
+        of_ranks: list[tuple[int, TrainedEpoch | TrainedRun]] = [*epochs, *ends]
+        for line, trained in of_ranks:
             size = gangs[trained.gang].world_size
             if size != run.world_size or list(trained.ranks) != list(range(size)):
                 raise ValueError(

@@ -29,7 +29,7 @@ from pytest_ddpscale.judge.uniform_loss import uniform_loss
 from pytest_ddpscale.judge.waiving import with_waiver
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.notices import Listener
+from pytest_ddpscale.run.record_lines import Listener
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import now_iso, why_not_one_machine
 from pytest_ddpscale.run.verdicts import ACCEPTING, Blocker, Judgement, RunOutcome, UniformLoss, Verdict

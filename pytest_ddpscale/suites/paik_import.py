@@ -189,16 +189,16 @@ def _read_files(directory: Path) -> list[PaikResult]:
             str(directory), found, f"a directory of result files of {TOOL}",
             "Name the directory that its --output-json wrote to.",
         )  # fmt: skip
-    found = []
+    files = []
     for path in paths:
         try:
-            found.append(replace(decode(_DECODER, path.read_bytes()), path=str(path)))
+            files.append(replace(decode(_DECODER, path.read_bytes()), path=str(path)))
         except (OSError, ValueError) as error:
             raise ResultFileError(
                 str(path), f"is not a valid result ({error})", f"a result file of {TOOL}",
                 f"Restore {path.name} from a copy, measure it again, or move it elsewhere.",
             ) from None  # fmt: skip
-    return found
+    return files
 
 
 def _sku_name(files: list[PaikResult], asked: str | None, thresholds: Thresholds) -> str:

@@ -14,7 +14,7 @@ from torch.distributed import PrefixStore
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Arm, Plan, Study
-from pytest_ddpscale.run.memory_record import RankMemory, joined_memory
+from pytest_ddpscale.run.rank_folder import RankMemory, StudyMemory
 from pytest_ddpscale.run.records import (
     BEFORE_ROUNDS,
     EndReason,
@@ -183,7 +183,7 @@ class GangMember:
         """Record the peak memory of every rank, before it is freed."""
 
         def join(parts: list[RankMemory]) -> None:
-            self._sink.append_memory(joined_memory(parts, study.id))
+            self._sink.append_memory(StudyMemory(study=study.id, ranks=tuple(parts)))
 
         everybody = range(self._control.world_size)
         self._context.gather(f"{study.id}/memory", everybody, self._context.device.memory_held(), RankMemory, join)

@@ -13,7 +13,7 @@ from pytest_ddpscale.find_batch.memory_limit import MemoryCgroup, MemoryLimit
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.run.memory_record import RankMemory
+from pytest_ddpscale.run.rank_folder import RankMemory
 from pytest_ddpscale.run.records import Block
 from tests.builders.launches import playing
 

@@ -16,10 +16,9 @@ from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.progress import Progress, load_warning
-from pytest_ddpscale.run.notices import Idle, Notice, Queued, Unfit
 from pytest_ddpscale.run.pair_record import PairRound
 from pytest_ddpscale.run.probe_record import ProbeBlock
-from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued, Unfit
 from pytest_ddpscale.run.records import Block, GangRecord, StudyEnd, StudyStart
 from pytest_ddpscale.run.survey_record import Survey
 from tests.approved import assert_approved

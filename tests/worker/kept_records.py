@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from pytest_ddpscale.run.memory_record import StudyMemory
 from pytest_ddpscale.run.profile_record import ArmProfile
-from pytest_ddpscale.run.rank_folder import RecordSink
+from pytest_ddpscale.run.rank_folder import RecordSink, StudyMemory
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import AnyLine
