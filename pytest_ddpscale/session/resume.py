@@ -24,17 +24,9 @@ from pytest_ddpscale.thresholds.cases import AnyCase
 
 # Files that a session concluded, not measured; they are moved out of the next session's way.
 _CONCLUSIONS = (
-    "verdicts.json",
-    "baseline.json",
-    "report.md",
-    "report.html",
-    "junit.xml",
-    "pytest-report.json",
-    "metrics.prom",
-    "requirements.csv",
-    "culprits.csv",
-    "plots",
-)
+    "verdicts.json", "baseline.json", "report.md", "report.html", "junit.xml", "pytest-report.json", "metrics.prom",
+    "requirements.csv", "culprits.csv", "plots",
+)  # fmt: skip
 
 
 class ResumeSource(MeasureSource):
