@@ -14,7 +14,7 @@ import msgspec
 
 from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.run.strict_json import Record
-from pytest_ddpscale.run.telemetry_record import GpuReadings
+from pytest_ddpscale.run.telemetry import GpuReadings
 
 POLL_S = 1.0
 _GRACE_S = 1.0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from pytest_ddpscale.run.telemetry_record import GpuReadings, Spread
+from pytest_ddpscale.run.telemetry import GpuReadings, Spread
 from pytest_ddpscale.telemetry.log import GpuLog
 from pytest_ddpscale.telemetry.nvml_calls import reasons_of
 
@@ -112,12 +112,12 @@ def cut(log: GpuLog, start_s: float, end_s: float) -> GpuReadings:
     return Cut(log, start_s, end_s).readings()
 
 
-def spread(values: Sequence[float]) -> Spread | None:
+def spread(values: Sequence[float]) -> Spread[float] | None:
     """Mean, minimum, maximum and number of samples; None without one."""
     return weighted_spread([(1.0, value) for value in values])
 
 
-def weighted_spread(items: Sequence[tuple[float, float]]) -> Spread | None:
+def weighted_spread(items: Sequence[tuple[float, float]]) -> Spread[float] | None:
     """`spread` of (weight, value) pairs, with a weighted mean."""
     if not items:
         return None

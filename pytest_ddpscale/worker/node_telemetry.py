@@ -10,7 +10,7 @@ import msgspec
 from pytest_ddpscale.plan.study import DeviceType
 from pytest_ddpscale.run.records import RankBlock
 from pytest_ddpscale.run.strict_json import Record, each
-from pytest_ddpscale.run.telemetry_record import GpuReadings, TelemetryBlock, joined_telemetry
+from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock, joined_telemetry
 from pytest_ddpscale.telemetry.link import Sampler
 from pytest_ddpscale.worker.control import Control
 
