@@ -452,7 +452,7 @@ DEFECTS = (
         "throttle-mixed",
         "telemetry",
         "throttling by heat is reported as a power brake",
-        "telemetry/nvml_calls.py",
+        "telemetry/nvml.py",
         '0x040: "hw_thermal_slowdown",\n    0x080: "hw_power_brake_slowdown"',
         '0x080: "hw_thermal_slowdown",\n    0x040: "hw_power_brake_slowdown"',
         ("telemetry", "judge"),

@@ -53,11 +53,11 @@ class Sampler:
         self._owes_answer = False
         self._rest = b""
         self._process: subprocess.Popen[bytes] | None = None
-        command = [sys.executable, "-m", "pytest_ddpscale.telemetry", ",".join(uuids), str(poll_s), str(os.getpid())]
+        module = "pytest_ddpscale.telemetry.sampling"
+        command = [sys.executable, "-m", module, ",".join(uuids), str(poll_s), str(os.getpid())]
+        pipe = subprocess.PIPE
         try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment
-            )
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0, env=environment)
         except OSError as error:
             self.problem = f"the sampler did not start: {error}"
 

@@ -1,12 +1,15 @@
-"""The sampler's process: polls the GPUs of a node, and answers queries from standard input on standard output.
+"""``python -m pytest_ddpscale.telemetry.sampling UUID,… POLL_S PARENT_PID``: the sampler, one process per node.
 
-The protocol is JSON lines, defined in `telemetry.link`. An end of file ends the process.
+It polls all GPUs of the node, and answers queries from standard input on standard output. The protocol is JSON lines,
+defined in `telemetry.link`, whose `Sampler` alone starts it. An end of file ends the process.
 """
 
 from __future__ import annotations
 
 import os
 import select
+import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,10 +18,10 @@ import pynvml
 
 from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.telemetry.link import CutReadings, CutWindows, Mark
-from pytest_ddpscale.telemetry.log import GpuLog
-from pytest_ddpscale.telemetry.nvml_calls import words
+from pytest_ddpscale.telemetry.nvml import in_words
 from pytest_ddpscale.telemetry.sampled_gpu import SampledGpu
-from pytest_ddpscale.telemetry.windows import cut
+from pytest_ddpscale.telemetry.windows import GpuLog, cut
+from pytest_ddpscale.util.orphans import die_with_parent
 
 _READ_BYTES = 65_536
 _ASKED: msgspec.json.Decoder[CutWindows | Mark] = msgspec.json.Decoder(CutWindows | Mark)
@@ -33,7 +36,7 @@ class Sampling:
         try:
             pynvml.nvmlInit()
         except Exception as error:  # no library or no driver: answer every window with the reason
-            self._problems = dict.fromkeys(uuids, words(error))
+            self._problems = dict.fromkeys(uuids, in_words(error))
         else:
             self._gpus = {uuid: SampledGpu(uuid) for uuid in uuids}
 
@@ -86,3 +89,20 @@ def serve(sampling: Sampling, poll_s: float, file: int, write: Callable[[bytes],
                     write(line_of(answer))
             except BrokenPipeError:
                 return
+
+
+def main() -> None:
+    """Sample until the client ends."""
+    uuids, poll_s, parent = sys.argv[1:]
+    die_with_parent()
+    if os.getppid() != int(parent):  # the parent ended while this process was starting
+        return
+    # Ctrl-C reaches the whole process group; the parent ends this process once the last window is cut.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # keeps library output out of the answers
+    serve(Sampling(uuids.split(",")), float(poll_s), 0, answers.write)
+
+
+if __name__ == "__main__":
+    main()

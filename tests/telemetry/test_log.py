@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_ddpscale.telemetry.log import Intervals, TimedValues
+from pytest_ddpscale.telemetry.windows import Intervals, TimedValues
 from tests.rows import rows
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.telemetry.log import GpuLog, TimedValues
-from pytest_ddpscale.telemetry.windows import cut, integral, shares_of_reasons, weighted_spread
+from pytest_ddpscale.telemetry.windows import GpuLog, TimedValues, cut, integral, shares_of_reasons, weighted_spread
 from tests.rows import rows
 
 
