@@ -462,8 +462,8 @@ DEFECTS = (
         "telemetry",
         "energy of a window is that between the polls around it",
         "telemetry/windows.py",
-        "        return last - first\n",
-        "        return totals[-1] - totals[0]\n",
+        "    return last - first\n",
+        "    return totals[-1] - totals[0]\n",
         ("telemetry",),
     ),
     Defect(

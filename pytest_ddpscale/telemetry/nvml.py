@@ -46,7 +46,7 @@ _OLDER = {
     "throttle_reasons": ("nvmlDeviceGetCurrentClocksThrottleReasons",),  # the name before driver 535
 }
 # NVML's units in one of the reading: percent, mW, mJ.
-_UNITS = {"utilization": 100, "power_w": 1000, "power_limit_w": 1000, "power_limit_default_w": 1000, "energy_j": 1000}
+UNITS = {"utilization": 100, "power_w": 1000, "power_limit_w": 1000, "power_limit_default_w": 1000, "energy_j": 1000}
 # nvmlValueType_t → the member of nvmlValue_t that holds the value.
 VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 # Permanent errors: not worth asking again.
@@ -82,13 +82,11 @@ class Buffer(NamedTuple):
 
     Attributes:
         sampling_type: name of the nvmlSamplingType_t, which an older nvidia-ml-py may lack.
-        unit: the driver's units in one of the reading.
         least: smallest plausible value of the reading; smaller ones are dropped.
         most: largest plausible value; larger ones are dropped.
     """
 
     sampling_type: str
-    unit: float
     least: float
     most: float
 
@@ -97,10 +95,10 @@ class Buffer(NamedTuple):
 # independently of clients; it keeps the last 10 to 20 s. A sample describes the period that ends at its time stamp, in
 # system time.
 BUFFERS = {
-    "utilization": Buffer("NVML_GPU_UTILIZATION_SAMPLES", 100, 0, 1),
+    "utilization": Buffer("NVML_GPU_UTILIZATION_SAMPLES", 0, 1),
     # a board always draws power, and none draws 100 kW
-    "power_w": Buffer("NVML_TOTAL_POWER_SAMPLES", 1000, 0.001, 1e5),
-    "sm_clock_mhz": Buffer("NVML_PROCESSOR_CLK_SAMPLES", 1, 1, 1e5),
+    "power_w": Buffer("NVML_TOTAL_POWER_SAMPLES", 0.001, 1e5),
+    "sm_clock_mhz": Buffer("NVML_PROCESSOR_CLK_SAMPLES", 1, 1e5),
 }
 
 
@@ -126,20 +124,16 @@ class NvmlCalls:
         try:
             answer = (call or partial(_answer, reading))(*self.subject)
         except Exception as error:  # a failing driver may raise anything; the other readings continue
-            self.refuse(reading, error)
+            self.reasons[reading] = self.words(error)
+            self.lost.pop(reading, None)
+            if is_lost(error):
+                self.lost[reading] = str(error)
+            if isinstance(error, pynvml.NVMLError) and error.value in _FOR_GOOD:
+                self._given_up.add(reading)
             return None
         self.reasons.pop(reading, None)
         self.lost.pop(reading, None)
         return answer
-
-    def refuse(self, reading: str, error: Exception) -> None:
-        """Record that a reading failed, and why."""
-        self.reasons[reading] = self.words(error)
-        self.lost.pop(reading, None)
-        if is_lost(error):
-            self.lost[reading] = str(error)
-        if isinstance(error, pynvml.NVMLError) and error.value in _FOR_GOOD:
-            self._given_up.add(reading)
 
     def words(self, error: Exception) -> str:
         """The reason that is recorded."""
@@ -155,7 +149,7 @@ def _answer(reading: str, *subject: Any) -> Any:
         answer = _call(_OLDER[reading], subject)
     if reading == "utilization":
         answer = answer.gpu  # beside that of its memory
-    return answer / _UNITS[reading] if reading in _UNITS else answer
+    return answer / UNITS[reading] if reading in UNITS else answer
 
 
 def _call(question: tuple[str, ...], subject: tuple[Any, ...]) -> Any:

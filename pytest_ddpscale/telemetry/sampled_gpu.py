@@ -8,7 +8,7 @@ from typing import Any
 
 import pynvml
 
-from pytest_ddpscale.telemetry.nvml import BUFFERS, VALUE_MEMBERS, NvmlCalls
+from pytest_ddpscale.telemetry.nvml import BUFFERS, UNITS, VALUE_MEMBERS, NvmlCalls
 from pytest_ddpscale.telemetry.windows import ERRORS, LIMITS, STATES, GpuLog
 
 _UUID_PREFIXES = ("GPU-", "MIG-")
@@ -32,7 +32,7 @@ class SampledGpu:
         full = uuid if uuid.startswith(_UUID_PREFIXES) else f"GPU-{uuid}"
         calls.subject = (calls.ask("device", lambda: pynvml.nvmlDeviceGetHandleByUUID(full)),)
         # the problem: no such GPU, or one that fell off the bus
-        self.log = GpuLog(uuid, calls.reasons.get("device", ""), reasons=calls.reasons, lost=calls.lost)
+        self.log = GpuLog(calls.reasons.get("device", ""), reasons=calls.reasons, lost=calls.lost)
         self._last_seen_us = dict.fromkeys(BUFFERS, 0)
         self._gpm: Gpm | None = None
 
@@ -85,7 +85,7 @@ class SampledGpu:
             except pynvml.NVMLError_NotFound:
                 return  # nothing newer
             for sample in found:
-                value = getattr(sample.sampleValue, VALUE_MEMBERS[kind]) / buffer.unit
+                value = getattr(sample.sampleValue, VALUE_MEMBERS[kind]) / UNITS.get(reading, 1)
                 self._last_seen_us[reading] = max(self._last_seen_us[reading], sample.timeStamp)
                 if buffer.least <= value <= buffer.most:
                     samples.append(sample.timeStamp / 1e6, value)

@@ -7,7 +7,7 @@ import statistics
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -124,7 +124,6 @@ class GpuLog:
         is_idle_power_known: whether idle power was determined, even if to None.
     """
 
-    uuid: str
     problem: str = ""
     buffered: dict[str, TimedValues] = field(default_factory=lambda: defaultdict(TimedValues))
     polled: dict[str, TimedValues] = field(default_factory=lambda: defaultdict(TimedValues))
@@ -199,11 +198,6 @@ def idle_power_w(log: GpuLog, before_s: float) -> float | None:
     return statistics.median(idle) if idle else None
 
 
-def _is_ascending(totals: Sequence[float]) -> bool:
-    """Whether a counter never decreased; one that was reset in the window is unusable."""
-    return all(later >= earlier for earlier, later in pairwise(totals))
-
-
 # What is polled, and how the values of a window become its reading.
 STATES: dict[str, Callable[[Sequence[float]], Any]] = {
     "temperature_c": spread,
@@ -217,69 +211,6 @@ ERRORS = ("ecc_corrected", "ecc_uncorrected")
 LIMITS = ("power_limit_w", "sm_clock_max_mhz")
 
 
-class _Cut:
-    """One window of one GPU, in seconds since the epoch."""
-
-    def __init__(self, log: GpuLog, start_s: float, end_s: float) -> None:
-        self._log, self._start_s, self._end_s = log, start_s, end_s
-        self._found: dict[str, Any] = {"sources": {}, "unreadable": {}}
-
-    def readings(self) -> GpuReadings:
-        """All readings of the window."""
-        log, start_s, end_s = self._log, self._start_s, self._end_s
-        if log.problem:
-            self._found["unreadable"]["device"] = log.problem
-        else:
-            self._cut()
-        lost = min(log.lost.values(), default="")
-        polls = len(log.polls.within(start_s, end_s))
-        return GpuReadings(started_unix_s=start_s, ended_unix_s=end_s, polls=polls, lost=lost, **self._found)
-
-    def _cut(self) -> None:
-        log, start_s, end_s = self._log, self._start_s, self._end_s
-        for reading in BUFFERS:
-            items, source = log.samples(reading, start_s, end_s)
-            self._keep(reading, spread([value for _, value in items]), source)
-        for reading, of_window in STATES.items():
-            self._keep(reading, of_window(log.polled[reading].within(start_s, end_s)), "poll")
-        for reading in ERRORS:
-            self._keep(reading, self._new(reading), "counter")
-        for reading in LIMITS:
-            self._keep(reading, log.limits.get(reading), "poll")
-        self._keep("sm_activity", weighted_spread(log.sm_activity.within(start_s, end_s)), "gpm")
-        energy_j, source = self._growth("energy_j"), "counter"
-        if energy_j is None:
-            power, _ = log.samples("power_w", start_s, end_s)
-            energy_j, source = integral(power, start_s, end_s), "power"
-        self._keep("energy_j", energy_j, source)
-        if log.idle_power_w is None:
-            self._found["unreadable"]["idle_power_w"] = "the GPU was never idle before the first window"
-        self._found["idle_power_w"] = log.idle_power_w
-
-    def _keep(self, reading: str, value: Any, source: str) -> None:
-        self._found[reading] = value
-        if value is not None:
-            self._found["sources"][reading] = source
-            return
-        reasons = self._log.reasons
-        behind = reasons.get(f"{reading} samples", "no sample in the window")
-        self._found["unreadable"][reading] = reasons.get(reading, behind)
-
-    def _new(self, reading: str) -> int | None:
-        """Growth of a counter from the poll before the window to the poll after it, so that nothing is missed."""
-        totals = self._log.counters[reading].around(self._start_s, self._end_s)
-        return None if totals is None or not _is_ascending(totals) else round(totals[-1] - totals[0])
-
-    def _growth(self, reading: str) -> float | None:
-        """Growth of a counter within the window, interpolated linearly between polls."""
-        counter = self._log.counters[reading]
-        totals = counter.around(self._start_s, self._end_s)
-        first, last = counter.at(self._start_s), counter.at(self._end_s)
-        if totals is None or first is None or last is None or not _is_ascending(totals):
-            return None
-        return last - first
-
-
 def cut(log: GpuLog, start_s: float, end_s: float) -> GpuReadings:
     """The readings of one GPU in start < time <= end.
 
@@ -287,4 +218,60 @@ def cut(log: GpuLog, start_s: float, end_s: float) -> GpuReadings:
     """
     if not log.is_idle_power_known:
         log.idle_power_w, log.is_idle_power_known = idle_power_w(log, start_s), True
-    return _Cut(log, start_s, end_s).readings()
+    found: dict[str, Any] = {"idle_power_w": log.idle_power_w}
+    sources: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
+    if log.idle_power_w is None:
+        unreadable["idle_power_w"] = "the GPU was never idle before the first window"
+    for reading, value, source in _of_window(log, start_s, end_s):
+        found[reading] = value
+        if value is not None:
+            sources[reading] = source
+        else:
+            behind = log.reasons.get(f"{reading} samples", "no sample in the window")
+            unreadable[reading] = log.reasons.get(reading, behind)
+    return GpuReadings(
+        started_unix_s=start_s,
+        ended_unix_s=end_s,
+        polls=len(log.polls.within(start_s, end_s)),
+        lost=min(log.lost.values(), default=""),
+        **({} if log.problem else found),
+        sources=sources,
+        unreadable={"device": log.problem} if log.problem else unreadable,
+    )
+
+
+def _of_window(log: GpuLog, start_s: float, end_s: float) -> Iterator[tuple[str, Any, str]]:
+    """Each reading, its value, and where that comes from."""
+    for reading in BUFFERS:
+        items, source = log.samples(reading, start_s, end_s)
+        yield reading, spread([value for _, value in items]), source
+    for reading, of_polls in STATES.items():
+        yield reading, of_polls(log.polled[reading].within(start_s, end_s)), "poll"
+    for reading in LIMITS:
+        yield reading, log.limits.get(reading), "poll"
+    for reading in ERRORS:
+        yield reading, _new(log.counters[reading], start_s, end_s), "counter"
+    yield "sm_activity", weighted_spread(log.sm_activity.within(start_s, end_s)), "gpm"
+    power, _ = log.samples("power_w", start_s, end_s)
+    energy_j = _growth(log.counters["energy_j"], start_s, end_s)
+    yield "energy_j", *((integral(power, start_s, end_s), "power") if energy_j is None else (energy_j, "counter"))
+
+
+def _new(counter: TimedValues, start_s: float, end_s: float) -> int | None:
+    """Growth from the poll before the window to the poll after it, so that nothing is missed."""
+    totals = counter.around(start_s, end_s)
+    return None if totals is None or not _is_ascending(totals) else round(totals[-1] - totals[0])
+
+
+def _growth(counter: TimedValues, start_s: float, end_s: float) -> float | None:
+    """Growth within the window, interpolated linearly between polls."""
+    totals, first, last = counter.around(start_s, end_s), counter.at(start_s), counter.at(end_s)
+    if totals is None or first is None or last is None or not _is_ascending(totals):
+        return None
+    return last - first
+
+
+def _is_ascending(totals: Sequence[float]) -> bool:
+    """Whether a counter never decreased; one that was reset in the window is unusable."""
+    return all(later >= earlier for earlier, later in pairwise(totals))

@@ -27,7 +27,7 @@ def fill(series: TimedValues, *items: tuple[float, float]) -> None:
 
 
 def test_nothing_read_is_a_record_of_nothing_with_reasons() -> None:
-    telemetry = cut(GpuLog("GPU-a"), 10, 12)
+    telemetry = cut(GpuLog(), 10, 12)
     assert (telemetry.utilization, telemetry.energy_j, telemetry.throttle_reasons) == (None, None, None)
     assert telemetry.ecc_uncorrected is None
     assert {telemetry.unreadable[name] for name in ("utilization", "energy_j", "sm_activity", "ecc_corrected")} == {
@@ -37,14 +37,12 @@ def test_nothing_read_is_a_record_of_nothing_with_reasons() -> None:
 
 
 def test_a_gpu_that_does_not_answer_says_why() -> None:
-    telemetry = cut(GpuLog("GPU-a", problem="GPU is lost"), 10, 12)
+    telemetry = cut(GpuLog(problem="GPU is lost"), 10, 12)
     assert telemetry.unreadable == {"device": "GPU is lost"}
 
 
 def test_the_drivers_reason_is_given() -> None:
-    log = GpuLog(
-        "GPU-a", reasons={"energy_j": "Not Supported", "utilization samples": "Unknown Error", "sm_activity": "Old"}
-    )
+    log = GpuLog(reasons={"energy_j": "Not Supported", "utilization samples": "Unknown Error", "sm_activity": "Old"})
     unreadable = cut(log, 10, 12).unreadable
     assert unreadable["energy_j"] == "Not Supported"
     assert unreadable["utilization"] == "Unknown Error"
@@ -52,7 +50,7 @@ def test_the_drivers_reason_is_given() -> None:
 
 
 def test_the_drivers_samples_go_before_polled_values() -> None:
-    log = GpuLog("GPU-a")
+    log = GpuLog()
     fill(log.buffered["utilization"], (10, 0.1), (11, 0.5), (12, 0.7))
     fill(log.polled["utilization"], (11.5, 0.0))
     telemetry = cut(log, 10, 12)
@@ -73,7 +71,7 @@ def test_the_drivers_samples_go_before_polled_values() -> None:
 
 
 def test_energy_is_the_counters_growth_in_the_window() -> None:
-    log = GpuLog("GPU-a")
+    log = GpuLog()
     fill(log.counters["energy_j"], (9, 1000), (11, 1200), (13, 2200))
     fill(log.buffered["power_w"], (10, 1), (11, 1), (12, 1))
     telemetry = cut(log, 10, 12)
@@ -82,7 +80,7 @@ def test_energy_is_the_counters_growth_in_the_window() -> None:
 
 
 def test_without_a_counter_energy_is_the_integral_of_power() -> None:
-    log = GpuLog("GPU-a")
+    log = GpuLog()
     fill(log.buffered["power_w"], (10, 999), (10.5, 100), (11.5, 200), (12.1, 999))
     telemetry = cut(log, 10, 12)
     assert telemetry.energy_j == pytest.approx(0.5 * 100 + 1.5 * 200)
@@ -92,7 +90,7 @@ def test_without_a_counter_energy_is_the_integral_of_power() -> None:
 @rows("totals", [[(11, 5), (13, 9)], [(9, 5), (11, 9)], [(9, 5), (11, 9), (13, 2)]],
                          ids=["begun in the window", "ended in it", "set back in it"])  # fmt: skip
 def test_a_counter_that_does_not_span_the_window_says_nothing(totals: list[tuple[float, float]]) -> None:
-    log = GpuLog("GPU-a")
+    log = GpuLog()
     for reading in ("energy_j", "ecc_uncorrected"):
         fill(log.counters[reading], *totals)
     telemetry = cut(log, 10, 12)
@@ -100,14 +98,14 @@ def test_a_counter_that_does_not_span_the_window_says_nothing(totals: list[tuple
 
 
 def test_errors_of_the_polls_around_the_window_count() -> None:
-    log = GpuLog("GPU-a")
+    log = GpuLog()
     fill(log.counters["ecc_corrected"], (8, 3), (9, 4), (11, 4), (13, 6), (14, 9))
     assert cut(log, 10, 12).ecc_corrected == 2
     assert cut(log, 9, 11).ecc_corrected == 0
 
 
 def test_gpm_means_weigh_as_long_as_they_last() -> None:
-    log = GpuLog("GPU-a")
+    log = GpuLog()
     for begin, end, value in [(9.9, 10.0, 0.0), (10.0, 11.5, 0.8), (11.5, 12.5, 0.4)]:
         log.sm_activity.append(begin, end, value)
     telemetry = cut(log, 10, 12)
@@ -116,7 +114,7 @@ def test_gpm_means_weigh_as_long_as_they_last() -> None:
 
 
 def test_the_link_is_as_bad_as_it_was_seen() -> None:
-    log = GpuLog("GPU-a")
+    log = GpuLog()
     fill(log.polled["pcie_width"], (10, 4), (11, 16), (12, 8))
     fill(log.polled["pcie_generation"], (11, 5), (12, 5))
     telemetry = cut(log, 10, 12)
@@ -135,7 +133,7 @@ def test_reasons_are_shares_of_polls_and_no_poll_is_not_no_reason() -> None:
 
 
 def idle_until_10() -> GpuLog:
-    log = GpuLog("GPU-a")
+    log = GpuLog()
     fill(log.buffered["utilization"], *((t / 2, 0.0 if t < 20 else 1.0) for t in range(40)))
     fill(log.buffered["power_w"], *((t / 4, 60.0 if t < 42 else 500.0) for t in range(80)))
     return log
@@ -157,7 +155,7 @@ def test_a_gpu_never_seen_idle_has_no_idle_power() -> None:
 
 
 def test_power_beside_work_is_not_idle_power() -> None:
-    log = GpuLog("GPU-a")
+    log = GpuLog()
     fill(log.buffered["utilization"], *((float(t), 0.0) for t in range(1, 6)), (6.0, 1.0), (7.0, 0.0), (8.0, 0.0))
     fill(log.buffered["power_w"], (4.0, 60.0), (5.5, 300.0), (7.5, 310.0))
     assert cut(log, 8.5, 9).idle_power_w == 60
