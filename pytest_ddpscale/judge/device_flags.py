@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray
-from pytest_ddpscale.run.telemetry_columns import TelemetryColumns
+from pytest_ddpscale.run.telemetry import TelemetryColumns
 
 # A healthy training shows a utilization above 0.95, and a GPU that waits inside a kernel shows 1.
 BUSY = 0.9

@@ -10,7 +10,7 @@ from typing import Literal
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.gpu_blocks import Gpu, GpuBlocks
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.run.telemetry_columns import NO_TELEMETRY, TelemetryColumns
+from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryColumns
 from pytest_ddpscale.run.transport_record import Transport
 from pytest_ddpscale.run.verdicts import Culprit
 

@@ -13,7 +13,7 @@ from pytest_ddpscale.judge.under_load import in_most_windows
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
-from pytest_ddpscale.run.telemetry_columns import TelemetryColumns
+from pytest_ddpscale.run.telemetry import TelemetryColumns
 
 # Below this utilization a GPU, and with it its link, may be saving power.
 BUSY_UTILIZATION = 0.5

@@ -10,7 +10,7 @@ import numpy as np
 from pytest_ddpscale.judge.device_flags import flags
 from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.judge.stragglers import Straggler
-from pytest_ddpscale.run.telemetry_columns import TelemetryColumns
+from pytest_ddpscale.run.telemetry import TelemetryColumns
 
 _MOSTLY, _HARDLY = 0.75, 0.25  # share of throttled rounds among the slow ones, and among the others
 

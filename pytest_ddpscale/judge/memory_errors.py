@@ -12,7 +12,7 @@ from pytest_ddpscale.judge.lost_gpus import gpus_afterwards
 from pytest_ddpscale.judge.under_load import each_working_gpu
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.survey_record import SurveyedGpu
-from pytest_ddpscale.run.telemetry_columns import TelemetryColumns
+from pytest_ddpscale.run.telemetry import TelemetryColumns
 
 
 def ecc(expectation: NodeExpectation, gpu: SurveyedGpu, place: GpuPlace) -> Iterator[Finding]:

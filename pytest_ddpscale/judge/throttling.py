@@ -10,7 +10,7 @@ from pytest_ddpscale.judge.from_survey import unread
 from pytest_ddpscale.judge.under_load import in_most_windows
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.survey_record import SurveyedGpu
-from pytest_ddpscale.run.telemetry_columns import TelemetryColumns
+from pytest_ddpscale.run.telemetry import TelemetryColumns
 
 # Share of a window's polls; a single poll may be a momentary excursion.
 SHARE_OF_POLLS = 0.1

@@ -10,7 +10,7 @@ from pytest_ddpscale.judge.finding import Finding, GpuPlace, NodeEvidence, fault
 from pytest_ddpscale.judge.from_survey import Findings
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.column_record import BoolArray, IntArray
-from pytest_ddpscale.run.telemetry_columns import TelemetryColumns
+from pytest_ddpscale.run.telemetry import TelemetryColumns
 
 JudgeWindows = Callable[[NodeExpectation, TelemetryColumns, GpuPlace], Iterable[Finding]]
 # A condition in fewer of an arm's windows may be a fluke.

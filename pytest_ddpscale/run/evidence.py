@@ -20,7 +20,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.run_record import ended, ends_of
 from pytest_ddpscale.run.survey_record import Survey, post_mortems_of, surveys_of
-from pytest_ddpscale.run.telemetry_columns import NO_TELEMETRY, TelemetryColumns, telemetry_columns_of
+from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryColumns, telemetry_columns_of
 from pytest_ddpscale.run.training_record import RunRecords, trained_runs
 from pytest_ddpscale.run.transport_record import Transport, transports_of
 from pytest_ddpscale.run.validate import Recorded, refuse_contradictions, telemetry_of_blocks

@@ -30,7 +30,7 @@ from pytest_ddpscale.run.records import (
 )
 from pytest_ddpscale.run.strict_json import Record, decode
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
-from pytest_ddpscale.run.telemetry_record import TelemetryBlock
+from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.run.training_record import LaunchTime, TrainedEpoch, TrainedRun
 from pytest_ddpscale.run.transport_record import GangTransport
 

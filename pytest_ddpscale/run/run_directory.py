@@ -21,7 +21,7 @@ from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, checked_line
 from pytest_ddpscale.run.run_json import RUN_SCHEMA_VERSION, RunRecord
 from pytest_ddpscale.run.strict_json import parse_strict_json, read_as, strict_json
-from pytest_ddpscale.run.telemetry_record import TelemetryBlock
+from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.util.atomic_writing import write_atomically
 
 T = TypeVar("T")

@@ -56,7 +56,7 @@ class SurveyedGpu(Record, frozen=True):
         ecc_corrected: errors since the driver was loaded; `ecc_uncorrected` likewise.
         retired_pages_pending: whether a page waits for a reset to be retired (before Ampere).
         remapped_rows: from Ampere on.
-        throttle_reasons: why its clocks are limited now, named as in `telemetry.nvml_calls`: ``hw_thermal_slowdown``
+        throttle_reasons: why its clocks are limited now, named as in `telemetry.nvml`: ``hw_thermal_slowdown``
             …; includes reasons that are not faults, such as ``gpu_idle``.
         power_limit_w: enforced limit; `power_limit_default_w` is the factory default.
         sm_clock_max_mhz: maximum SM clock.

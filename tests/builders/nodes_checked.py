@@ -11,7 +11,7 @@ from pytest_ddpscale.judge.catalogue import check
 from pytest_ddpscale.judge.finding import CheckResult, NodeEvidence
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.survey_record import ClockSkew, InfiniBandPort, RemappedRows, Survey, SurveyedGpu
-from pytest_ddpscale.run.telemetry_record import Spread
+from pytest_ddpscale.run.telemetry import Spread
 from tests.builders.telemetry import Telemetry, columns_of_telemetry
 
 GIB = 2**30
@@ -109,7 +109,7 @@ def unread(reading: str, reason: str, host: str = "n1") -> Survey:
     return with_gpu(host=host, **changes)
 
 
-def spread(value: float) -> Spread:
+def spread(value: float) -> Spread[float]:
     return Spread(value, value, value, 10)
 
 

@@ -7,12 +7,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from pytest_ddpscale.judge.device_flags import mean_power_w
-from pytest_ddpscale.run.telemetry_record import Spread
+from pytest_ddpscale.run.telemetry import Spread
 from tests.builders.telemetry import Telemetry, columns_of_telemetry, flags_of
 from tests.rows import rows
 
 
-def steady(value: float) -> Spread:
+def steady(value: float) -> Spread[float]:
     return Spread(value, value, value, 10)
 
 

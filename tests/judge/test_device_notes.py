@@ -13,7 +13,7 @@ from pytest_ddpscale.judge.device_notes import device_notes
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
-from pytest_ddpscale.run.telemetry_record import Spread
+from pytest_ddpscale.run.telemetry import Spread
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
 from tests.builders.judged import CONFIDENCE, make_case, make_evidence, make_measurements
 from tests.builders.measurements import Measurement
@@ -29,7 +29,7 @@ POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
 Change = Callable[[Telemetry], dict[str, Any]]
 
 
-def spread(value: float) -> Spread:
+def spread(value: float) -> Spread[float]:
     return Spread(value, value, value, 10)
 
 

@@ -21,7 +21,7 @@ from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import Block, RoundEnd, StudyEnd, WorkloadFlops
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import start_run
-from pytest_ddpscale.run.telemetry_record import GpuReadings, TelemetryBlock, joined_telemetry
+from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock, joined_telemetry
 from pytest_ddpscale.run.transport_record import Transport
 from tests.builders.json_types import as_json
 from tests.builders.judged import make_case

@@ -15,7 +15,7 @@ from pytest_ddpscale.run.probe_record import RankProbe, joined_probe_block
 from pytest_ddpscale.run.record_lines import RecordReader, line_of
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.telemetry_record import GpuReadings, Spread, joined_telemetry
+from pytest_ddpscale.run.telemetry import GpuReadings, Spread, joined_telemetry
 from pytest_ddpscale.run.transport_record import RankTransport, joined_transport, transports_of
 from tests.builders.records import probes_of
 from tests.builders.telemetry import telemetry_of
@@ -148,9 +148,9 @@ def test_telemetry_comes_apart() -> None:
         (TELEMETRY, {"energy_j": [1.0]}, "energy_j has 1 values; expected 2"),
         (TELEMETRY, {"throttle_reasons": {"sw_power_cap": 1.5}}, "Expected `float` <= 1.0"),
         (TELEMETRY, {"utilization": 0.97}, "Expected `object | null`, got `float`"),
-        (TELEMETRY, {"utilization": {"mean": 50.0, "minimum": 0, "maximum": 97.0, "samples": 3}}, "<= maximum <= 1"),
+        (TELEMETRY, {"utilization": {"mean": 50.0, "minimum": 0, "maximum": 97.0, "samples": 3}}, "`float` <= 1.0"),
         (TELEMETRY, {"utilization": {"mean": 0.5, "minimum": 0.6, "maximum": 1.0, "samples": 3}}, "minimum <= mean"),
-        (TELEMETRY, {"power_w": {"mean": 0.5, "minimum": 0.0, "maximum": 1.0, "samples": 0}}, "at least one sample"),
+        (TELEMETRY, {"power_w": {"mean": 0.5, "minimum": 0.0, "maximum": 1.0, "samples": 0}}, "Expected `int` >= 1"),
         (TELEMETRY, {"power_w": {"mean": [None, 1], "minimum": 0.0, "maximum": 1.0, "samples": 1}}, "minimum <= mean"),
         (TELEMETRY, {"power_w": {"mean": 0.5, "minimum": 0.0, "maximum": 1.0}}, "missing required field `samples`"),
         (TELEMETRY, {"power_w": {"mean": (1, 1, 1), "minimum": 0, "maximum": 1, "samples": 1}}, "mean has 3 values"),

@@ -19,7 +19,7 @@ from pytest_ddpscale.run.records import EndReason, StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ended, note_left_out, start_run
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
-from pytest_ddpscale.run.telemetry_record import GpuReadings, joined_telemetry
+from pytest_ddpscale.run.telemetry import GpuReadings, joined_telemetry
 from pytest_ddpscale.run.transport_record import Transport, transports_of
 from pytest_ddpscale.session.resume import read_resumption, refuse_other_devices
 from tests.builders.records import gang_on, steady_block, transport_line
