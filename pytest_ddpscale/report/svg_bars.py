@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytest_ddpscale.judge.device_flags import IDLE
+from pytest_ddpscale.judge.devices import IDLE
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, all_groups
 from pytest_ddpscale.judge.step_times import PERCENTS, step_time_percentiles_ms
 from pytest_ddpscale.plan.study import Arm, ArmKind, Plan, Study

@@ -308,8 +308,8 @@ class EvidenceSource(ABC):
     def notes(self) -> tuple[str, ...]:
         """Notes for the reader about how this was measured."""
         record, records = self.measured_run.read_run(), self.measured_run.read_records()
-        from pytest_ddpscale.judge.device_notes import device_notes
-        from pytest_ddpscale.judge.rank_notes import rank_notes
+        from pytest_ddpscale.judge.culprits import rank_notes
+        from pytest_ddpscale.judge.devices import device_notes
 
         of_devices = (*rank_notes(self.evidence), *device_notes(self.evidence)) if self.evidence else ()
         left_out = [f"{host} was left out: {why}" for host, why in record.left_out.items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pytest_ddpscale.judge import device_flags
+from pytest_ddpscale.judge import devices
 from pytest_ddpscale.run.gpu_blocks import GpuBlocks
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.strict_json import Count, each
@@ -82,4 +82,4 @@ def gpu_blocks_of(windows: Sequence[Telemetry]) -> GpuBlocks:
 
 def flags_of(window: Telemetry) -> tuple[str, ...]:
     """What is conspicuous about a window, in order."""
-    return tuple(flag for flag, raised in device_flags.flags(columns_of_telemetry([window])).items() if raised[0])
+    return tuple(flag for flag, raised in devices.flags(columns_of_telemetry([window])).items() if raised[0])

@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from pytest_ddpscale.run.telemetry import TelemetryBlock
-
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.rank_folder import RecordSink, StudyMemory
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import AnyLine
+from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry

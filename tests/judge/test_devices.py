@@ -1,25 +1,117 @@
-"""Devices that are idle, stalled, throttled or slow are told by themselves; a pass that rests on waiting is none."""
+"""Anomalies of devices: flags, notes, utilization that proves nothing, and ranks that were held down."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from msgspec.structs import replace as altered
 
-from pytest_ddpscale.judge.device_notes import device_notes
+from pytest_ddpscale.judge.devices import device_notes, mean_power_w
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.stragglers import Straggler, find_stragglers, with_held_down
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.telemetry import Spread
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
 from tests.builders.judged import CONFIDENCE, make_case, make_evidence, make_measurements
 from tests.builders.measurements import Measurement
-from tests.builders.telemetry import Telemetry, columns_of_telemetry
+from tests.builders.telemetry import Telemetry, columns_of_telemetry, flags_of
 from tests.judge.nodes import measure_nodes, nodes_evidence, plan_of_nodes
+from tests.judge.test_stragglers import rank_of, slow_in
 from tests.rows import rows
+
+
+def steady(value: float) -> Spread[float]:
+    return Spread(value, value, value, 10)
+
+
+NOTHING = Telemetry("weak/r", "ddp@8", 0, 0, 0, "n", "GPU-a", started_unix_s=1000.0, ended_unix_s=1002.0)
+HEALTHY = altered(
+    NOTHING, utilization=steady(0.98), power_w=steady(480.0), power_limit_w=700.0, idle_power_w=70.0,
+    sm_clock_mhz=steady(1700.0), sm_clock_max_mhz=1980.0, throttle_reasons={"sw_power_cap": 1.0},
+)  # fmt: skip
+
+
+def flags_with(**changes: Any) -> tuple[str, ...]:
+    return flags_of(altered(HEALTHY, **changes))
+
+
+def power_of(window: Telemetry) -> float:
+    return float(mean_power_w(columns_of_telemetry([window]))[0])
+
+
+def test_a_gpu_at_its_power_limit_is_healthy() -> None:
+    assert flags_of(HEALTHY) == ()
+
+
+def test_what_cannot_be_read_raises_no_flag() -> None:
+    assert flags_of(NOTHING) == ()
+    assert flags_of(altered(NOTHING, utilization=steady(1.0))) == ()
+
+
+@rows(("power_w", "expected"), [(130.0, ("stalled",)), (220.0, ("stalled",)), (235.0, ())])
+def test_busy_at_nearly_idle_power_is_stalled(power_w: float, expected: tuple[str, ...]) -> None:
+    assert flags_with(utilization=steady(1.0), power_w=steady(power_w)) == expected
+
+
+@rows(("power_w", "expected"), [(205.0, ("stalled",)), (215.0, ())])
+def test_without_a_known_idle_power_the_limit_decides(power_w: float, expected: tuple[str, ...]) -> None:
+    assert flags_with(power_w=steady(power_w), idle_power_w=None) == expected
+
+
+def test_idle_power_that_cannot_be_is_not_divided_by() -> None:
+    assert flags_with(power_w=steady(120.0), idle_power_w=700.0) == ("stalled",)
+
+
+def test_working_sms_are_no_stall_whatever_the_power() -> None:
+    assert flags_with(power_w=steady(130.0), sm_activity=steady(0.7)) == ()
+    assert flags_with(power_w=steady(130.0), sm_activity=steady(0.1)) == ("stalled",)
+
+
+def test_a_low_clock_explains_low_power() -> None:
+    assert flags_with(power_w=steady(130.0), sm_clock_mhz=steady(345.0)) == ("slow_clock",)
+
+
+def test_power_comes_from_the_energy_counter_where_there_is_one() -> None:
+    # Samples still show the second before the block.
+    lagging = altered(HEALTHY, power_w=steady(150.0), energy_j=960.0, sources={"energy_j": "counter"})
+    assert power_of(lagging) == 480.0
+    assert flags_of(lagging) == ()
+    assert power_of(altered(lagging, sources={"energy_j": "power"})) == 150.0
+
+
+@rows(("utilization", "expected"), [(0.79, ("idle",)), (0.8, ()), (0.0, ("idle",))])
+def test_under_80_per_cent_is_idle(utilization: float, expected: tuple[str, ...]) -> None:
+    assert flags_with(utilization=steady(utilization)) == expected
+
+
+def test_a_gpu_that_idles_is_not_said_to_stall_or_to_be_slow() -> None:
+    assert flags_with(utilization=steady(0.1), power_w=steady(72.0), sm_clock_mhz=steady(345.0)) == ("idle",)
+
+
+@rows("reason", ["hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown"])
+def test_hardware_and_heat_throttle(reason: str) -> None:
+    assert flags_with(throttle_reasons={reason: 0.1}) == ("throttled",)
+    assert flags_with(throttle_reasons={reason: 0.05}) == ()
+
+
+@rows("reason", ["sw_power_cap", "gpu_idle", "applications_clocks_setting", "sync_boost"])
+def test_other_reasons_are_no_fault(reason: str) -> None:
+    assert flags_with(throttle_reasons={reason: 1.0}) == ()
+
+
+@rows(("clock_mhz", "expected"), [(980.0, ("slow_clock",)), (1000.0, ())])
+def test_half_the_clock_under_load_is_slow(clock_mhz: float, expected: tuple[str, ...]) -> None:
+    assert flags_with(sm_clock_mhz=steady(clock_mhz)) == expected
+
+
+def test_several_flags_come_in_one_order() -> None:
+    changes = {"sm_clock_mhz": steady(345.0), "throttle_reasons": {"hw_power_brake_slowdown": 1.0}}
+    assert flags_with(**changes) == ("throttled", "slow_clock")
+
 
 CASE = make_case("device_utilization", 0.9)
 ROUNDS = 8
@@ -218,3 +310,35 @@ def test_gpus_with_less_power_than_they_are_built_for_are_told() -> None:
     ]  # fmt: skip
     surveyed = replace(evidence(), surveys={"n1": Survey("n1", 1.0, gpus=tuple(gpus))})
     assert device_notes(surveyed) == ["power limit below the default: GPU 1 on n1 (300 W, default 400 W)"]
+
+
+ROUNDS_ALONE = 16
+LATE = range(8, ROUNDS_ALONE)
+
+
+def found_with(slow: Collection[int], throttled: Collection[int], rank: int = 3) -> Straggler:
+    """Rank 3 is slow in some rounds; a rank is throttled in some."""
+    measured = slow_in([*slow], ROUNDS_ALONE)
+    blocks = [rank_of(rank, number, 0.1) for number in range(ROUNDS_ALONE)]
+    told = [altered(one, **THROTTLED) if one.round in throttled else one for one in telemetry_of(blocks)]
+    (found,) = with_held_down(find_stragglers(measured), measured, columns_of_telemetry(told))
+    return found
+
+
+def test_a_rank_that_is_slow_while_it_is_throttled_is_told_as_that() -> None:
+    assert found_with(LATE, LATE).culprit.evidence == (
+        "1.10× the median of 7 peers in the last 8 of 16 rounds, in which heat, power supply or board held it down"
+    )
+
+
+@pytest.mark.parametrize(
+    ("slow", "throttled"),
+    [(LATE, ()), (LATE, range(ROUNDS_ALONE)), (LATE, range(8)), (range(ROUNDS_ALONE), range(ROUNDS_ALONE))],
+    ids=["never throttled", "always throttled", "throttled in the others", "always slow"],
+)
+def test_it_is_not_said_of_others(slow: Collection[int], throttled: Collection[int]) -> None:
+    assert "held it down" not in found_with(slow, throttled).culprit.evidence
+
+
+def test_another_rank_that_is_throttled_says_nothing() -> None:
+    assert "held it down" not in found_with(LATE, LATE, rank=4).culprit.evidence

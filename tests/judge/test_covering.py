@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pytest_ddpscale.judge.covering import coverage_of
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.run_outcome import RunCaveats, conclude, other_blockers, qualified
+from pytest_ddpscale.judge.run_outcome import RunFacts, conclude, other_blockers
 from pytest_ddpscale.judge.slow_links import slow_links
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Plan
@@ -76,9 +76,8 @@ def concluded(
     verdicts = {case.id: judge(case, evidence, CONFIDENCE) for case in cases}
     coverage = coverage_of(evidence, cases, verdicts, left_out or {}, gpus)
     found = tuple(verdicts.values())
-    outcome, reason = conclude(found, len(found), coverage=coverage)
-    caveats = RunCaveats(coverage=coverage, slow_links=tuple(slow_links(evidence)))
-    outcome, reason = qualified(outcome, reason, caveats)
+    run = RunFacts(found, len(found), coverage=coverage, slow_links=tuple(slow_links(evidence)))
+    outcome, reason = conclude(run)
     return Judged(outcome, reason, coverage, found)
 
 
@@ -141,11 +140,11 @@ def test_what_says_nothing_of_speed_is_not_enough(metric: str, bound: float) -> 
 def test_what_is_unmeasured_may_be_allowed_unless_that_is_all_there_was_between_nodes() -> None:
     found = concluded([ON_EACH, PROVISIONAL], evidence_of([ON_EACH, PROVISIONAL]))
     missing = replace(found.verdicts[0], id="m[not measured]", outcome="not_measured")
-    caveats = RunCaveats(coverage=found.coverage, allows_unmeasured=True)
-    assert other_blockers([*found.verdicts, missing], 3, False, found.coverage, caveats) == ()
+    run = RunFacts([*found.verdicts, missing], 3, coverage=found.coverage, allows_unmeasured=True)
+    assert other_blockers(run) == ()
     verdicts = [found.verdicts[0], replace(found.verdicts[1], outcome="not_measured")]
     coverage = replace(found.coverage, over_all_nodes=())
-    (blocker,) = other_blockers(verdicts, 2, False, coverage, replace(caveats, coverage=coverage))
+    (blocker,) = other_blockers(replace(run, verdicts=verdicts, required=2, coverage=coverage))
     assert (blocker.kind, blocker.name) == ("run", "acceptance")
     assert "none between nodes" in blocker.reason
 
@@ -176,7 +175,9 @@ class TestWhatTookNoPart:
         verdicts = [judge(case, evidence, CONFIDENCE) for case in self.CASES]
         coverage = coverage_of(evidence, self.CASES, {v.id: v for v in verdicts}, {}, 2)
         assert (coverage.node_count, coverage.unnamed_nodes) == (3, 1)
-        outcome, reason = qualified("accepted", "all passed", RunCaveats(coverage=coverage))
+        passed = [replace(one, outcome="passed") for one in verdicts]
+        together = replace(coverage, over_all_nodes=coverage.between_nodes)
+        outcome, reason = conclude(RunFacts(passed, 2, coverage=together))
         assert outcome == "incomplete"
         assert "1 of 3 nodes were not tested: a node that never reported" in reason
 

@@ -24,7 +24,7 @@ OF_GPUS = ["processes", "mig", "ecc", "throttling", "pcie", "nvlink", "kernels",
 def test_healthy_nodes_pass() -> None:
     for name in SURVEY_CHECKS:
         result = judged(name, *(survey(f"n{number}") for number in range(1, 5)))
-        assert (result.outcome, result.share, result.culprits) == ("passed", 1.0, ())
+        assert (result.outcome, result.value, result.culprits) == ("passed", 1.0, ())
 
 
 def test_a_gpu_that_is_not_as_expected_fails_its_node_and_is_named() -> None:
@@ -53,7 +53,7 @@ def test_a_gpu_that_is_not_as_expected_fails_its_node_and_is_named() -> None:
     ]
     for name, changes, text in rows:
         result = judged(name, survey("n0"), with_gpu(host="n1", **changes), survey("n2"), survey("n3"))
-        assert (result.outcome, result.share) == ("failed", 0.75)
+        assert (result.outcome, result.value) == ("failed", 0.75)
         assert text in result.reason
         assert result.reason.startswith("1 of 4 nodes not as expected: n1: GPU 3 (GPU-n1-3): ")
         (culprit,) = result.culprits
@@ -78,7 +78,7 @@ def test_what_cannot_be_read_is_never_passed() -> None:
         ("bf16", "compute_capability"),
     ]:
         result = judged(name, survey("n0"), unread(reading, "Unknown Error"))
-        assert (result.outcome, result.share) == ("not_measured", 0.5)
+        assert (result.outcome, result.value) == ("not_measured", None)
         assert f"n1: GPU 3 (GPU-n1-3): {reading} cannot be read (Unknown Error)" in result.reason
         assert result.culprits == ()
 
@@ -197,7 +197,7 @@ def test_of_a_lost_gpu_nothing_else_is_known_and_a_node_without_a_driver_passes_
 )
 def test_a_node_with_fewer_gpus_than_asked_fails(node: Survey, text: str) -> None:
     result = judged("gpus", node, survey("n2"))
-    assert (result.outcome, result.share) == ("failed", 0.5)
+    assert (result.outcome, result.value) == ("failed", 0.5)
     assert text in result.reason
     (culprit,) = result.culprits
     assert (culprit.kind, culprit.host, culprit.gpu_index) == ("node", "n1", None)
