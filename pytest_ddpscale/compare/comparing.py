@@ -17,7 +17,7 @@ from pytest_ddpscale.plan.metric import Metric, Unit
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.plan.workload import COMPARABLE_FIELDS, incomparable_fields
+from pytest_ddpscale.plan.workload import incomparable_fields
 from pytest_ddpscale.run.verdicts import Verdict
 
 Difference = Literal["faster", "slower", "more", "less", "no difference shown", "not compared"]
@@ -190,8 +190,8 @@ def _why_other_work(a: Verdict, b: Verdict, asked_a: AskedOfRun, asked_b: AskedO
     if asked_a.workload is None or asked_b.workload is None:
         return ""
     fields = incomparable_fields(asked_a.workload, asked_b.workload)
-    values = [f"{one} {getattr(asked_a.workload, one)} in A, {getattr(asked_b.workload, one)} in B" for one in fields]
-    return "; ".join(values)
+    ours, theirs = asked_a.workload.kernels, asked_b.workload.kernels
+    return "; ".join(f"{one} {ours.get(one)} in A, {theirs.get(one)} in B" for one in fields)
 
 
 def _of_generations(a: ComparedRun, b: ComparedRun) -> Iterator[_AskedOfBoth]:
@@ -215,7 +215,7 @@ def _by_work(run: ComparedRun) -> dict[tuple[object, ...], Study]:
     weak = [one for one in run.evidence.plan.studies if one.scaling == "weak" and one.launch == 1]
     studies = [one for one in weak if _world_sizes(one)]
     ordered = sorted(studies, key=lambda one: one.workload.batch_size)
-    return {tuple(getattr(one.workload, name) for name in COMPARABLE_FIELDS): one for one in ordered}
+    return {tuple(one.workload.kernels.values()): one for one in ordered}
 
 
 def _world_sizes(study: Study) -> set[int]:

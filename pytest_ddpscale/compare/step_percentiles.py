@@ -13,7 +13,6 @@ from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.judge.rounds import all_groups
 from pytest_ddpscale.judge.step_times import step_time_percentiles_ms
 from pytest_ddpscale.plan.study import Arm, Study
-from pytest_ddpscale.plan.workload import COMPARABLE_FIELDS
 
 PERCENTS_COMPARED = (50, 75, 90, 95)
 _MS_PER_S = 1000.0
@@ -77,8 +76,7 @@ def _studies(run: ComparedRun) -> list[Study]:
 
 
 def _work(study: Study) -> tuple[object, ...]:
-    of_rank = (getattr(study.workload, name) for name in COMPARABLE_FIELDS)
-    return (study.scaling, study.workload.name, *of_rank)
+    return (study.scaling, study.workload.name, *study.workload.kernels.values())
 
 
 def _is_twin(one: Arm, other: Arm) -> bool:

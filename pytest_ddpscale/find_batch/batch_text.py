@@ -26,7 +26,7 @@ def heading(plan: Plan, fraction: float, memory: str) -> str:
     [study] = plan.studies
     workload, ranks = study.workload, plan.layout.world_size
     arms = ", ".join(arm.name for arm in study.arms)
-    form = f"{workload.trained}, {workload.precision}, {workload.image_size} px, {workload.memory_format}"
+    form = f"{workload.family.trained}, {workload.precision}, {workload.family.form_text}"
     many = "rank" if ranks == 1 else "ranks"
     return f"{workload.name} ({form}) on {ranks} {many}, arms {arms}: within {percent(fraction)} of the memory {memory}"
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -218,7 +218,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 def _definition(plan: Plan, study: Study, arm: Arm) -> str:
     """Digest of a rank's workload and block length; on a CPU also of the number of ranks that share its cores."""
-    workload: dict[str, Any] = asdict(study.workload)
+    workload = study.workload.settings
     for name in ("name", "global_batch_size"):
         workload.pop(name)
     workload["batch_size"] = arm.batch_size

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pytest_ddpscale.judge.finding import Finding, GpuPlace, NodeEvidence, fault, note, unknown
 from pytest_ddpscale.judge.from_survey import Findings, each_node, gpu_places, is_unsupported, no_gpu_reason, unread
 from pytest_ddpscale.judge.lost_gpus import lost_at_work
-from pytest_ddpscale.plan.device_name import is_named
+from pytest_ddpscale.plan.hardware import is_named
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pytest_ddpscale.plan.study import DeviceType
-from pytest_ddpscale.plan.workload import Precision
+from pytest_ddpscale.plan.words import Precision
 
 Reads = Literal["survey", "telemetry", "transport"]
 

@@ -7,13 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from pytest_ddpscale.plan.image_folder import Data
 from pytest_ddpscale.plan.layout import Layout, refuse_below_one
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.probe import ProbeStudy
 from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.plan.variant import USUAL, Variant
-from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.plan.workload import Data, Workload
 
 Scaling = Literal["weak", "strong"]
 ArmKind = Literal["alone", "each", "no_sync", "ddp", "infer", "data_parallel", "vanilla_parallel", "parallel_apply"]
@@ -24,7 +23,7 @@ OneGpu = Literal["alone", "ddp"]
 DeviceType = Literal["cuda", "cpu"]
 Placement = Literal["packed", "spread"]
 
-PLAN_SCHEMA_VERSION: Literal[5] = 5
+PLAN_SCHEMA_VERSION: Literal[6] = 6
 # Untimed steps of each block, which fill caches and queues. One-time work, such as DDP rebuilding its buckets in its
 # second step, is done in the warm-up.
 STEPS_BEFORE_TIMING = 1
@@ -192,7 +191,7 @@ class Plan:
     gpus_asked: int | None = None
     launches: int = 1
     training_runs: tuple[TrainingRun, ...] = ()
-    schema_version: Literal[5] = PLAN_SCHEMA_VERSION
+    schema_version: Literal[6] = PLAN_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         if self.ranks_per_node is None:

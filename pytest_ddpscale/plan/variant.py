@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from pytest_ddpscale.plan.image_folder import Data
-from pytest_ddpscale.plan.workload import MemoryFormat, Precision, Workload
+from pytest_ddpscale.plan.image_family import MemoryFormat
+from pytest_ddpscale.plan.words import Precision
+from pytest_ddpscale.plan.workload import Data, Workload
 
 CompileMode = Literal["no", "default", "reduce-overhead", "max-autotune"]
 CommunicationHook = Literal["fp16", "bf16", "powersgd"]
@@ -76,10 +77,11 @@ class Variant:
 
     def applied_to(self, workload: Workload) -> Workload:
         """The workload with these settings applied."""
+        family = workload.family
         return replace(
             workload,
+            family=replace(family, memory_format=self.memory_format) if self.memory_format else family,
             precision=self.precision or workload.precision,
-            memory_format=self.memory_format or workload.memory_format,
             compile=workload.compile if self.compile is None else self.compile != "no",
             data=self._data_of(workload),
         )

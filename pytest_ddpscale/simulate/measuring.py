@@ -59,7 +59,7 @@ class SimulatedRun:
         ranks = study.ranks(study.arms, self.plan.layout)
         checksums = column(_WRONG if rank in corrupt else right for rank in ranks)
         yield SeededSteps(study=study.id, gang=gang_number(study), ranks=ranks, checksums=checksums)
-        flops_per_sample = model_of(study.workload).flops_per_sample(study.workload.image_size)
+        flops_per_sample = model_of(study.workload).flops_per_sample(study.workload.family.image_size)
         yield WorkloadFlops(study=study.id, flops_per_sample=flops_per_sample, counter=COUNTER)
 
     def measure_round(self, study: Study, number: int, timed: Sequence[Arm]) -> Iterator[Block | RoundEnd]:

@@ -49,7 +49,7 @@ def data_parallel_report(measured: MeasuredSuite) -> SuiteReport:
 def _headline(measured: MeasuredSuite, batches: Sequence[SplitBatch], found: Sequence[SplitBatch]) -> str:
     what = "Inference by one process on several devices"
     for study in measured.evidence.plan.studies[:1]:
-        what = f"Inference of {study.workload.model} in {study.workload.precision} by one process"
+        what = f"Inference of {study.workload.family.model} in {study.workload.precision} by one process"
         what += f" on {batches[0].devices} devices"
     if not found:
         return f"{what}: none of {len(batches)} batches was measured"

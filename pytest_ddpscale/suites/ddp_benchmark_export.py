@@ -68,7 +68,7 @@ def _benchmark(evidence: Evidence, study: Study, variant: Variant) -> DdpBenchma
         if result is None and arm.kind == "alone":
             return None
         results += [] if result is None else [result]
-    return DdpBenchmark(study.workload.model, study.workload.batch_size, tuple(results))
+    return DdpBenchmark(study.workload.family.model, study.workload.batch_size, tuple(results))
 
 
 def _result(measured: ArmRounds) -> DdpBenchmarkResult | None:

@@ -45,7 +45,7 @@ def inference_report(measured: MeasuredSuite) -> SuiteReport:
 
 def _headline(evidence: Evidence, found: Sequence[InferredBatch], planned: int, where: Saturation | None) -> str:
     of = next((study.workload for study in evidence.plan.studies), None)
-    what = f"Inference of {of.model} in {of.precision}" if of else "Inference"
+    what = f"Inference of {of.family.model} in {of.precision}" if of else "Inference"
     if not found:
         return f"{what}: none of {planned} batches was measured"
     fastest = max(found, key=lambda one: one.arms[-1].samples_per_s.value)

@@ -121,7 +121,7 @@ def input_pipeline_report(measured: MeasuredSuite) -> SuiteReport:
 
 
 def _headline(study: Study, chosen: LoadedArm | None, answer: Answer) -> str:
-    what = f"{study.workload.model} in {study.workload.precision} on {study.workload.data_kind} images"
+    what = f"{study.workload.family.model} in {study.workload.precision} on {study.workload.data_kind} images"
     if chosen is None:
         return f"{what}: no setting of the loader was measured"
     says = f"the input pipeline {answer} the bottleneck"

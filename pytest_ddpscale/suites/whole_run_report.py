@@ -158,7 +158,7 @@ def _value_text(one: RunVerdict, value: float | None) -> str:
 
 def _headline(runs: Sequence[RunRecords], complete: Sequence[RunRecords], series: Sequence[WholeRunSeries]) -> str:
     of = runs[0].run
-    what = f"Whole runs of {of.workload.model} in {of.workload.precision}, {of.epochs} epochs"
+    what = f"Whole runs of {of.workload.family.model} in {of.workload.precision}, {of.epochs} epochs"
     found = [f"{one.name}: {one.shortest_s:.4g} s on {one.counted(one.fastest)} at best" for one in series]
     missing = len(runs) - len(complete)
     return f"{what}: {'; '.join([*found, *([f'{missing} of {len(runs)} not complete'] if missing else [])])}"
@@ -169,9 +169,9 @@ def _configuration(runs: Sequence[RunRecords]) -> list[str]:
     sets = dict.fromkeys(samples_text(one.run) for one in runs)
     rates = dict.fromkeys(f"{one.run.learning_rate:.3g} at {one.run.global_batch}" for one in runs)
     return [
-        f"{of.workload.model}, {of.workload.precision}, {of.workload.image_size} pixels, {of.workload.batch_size} "
-        f"images per rank, {of.epochs} epochs; torch.compile: {of.compile_mode}; under DistributedDataParallel at "
-        "every size.",
+        f"{of.workload.family.model}, {of.workload.precision}, {of.workload.family.image_size} pixels, "
+        f"{of.workload.batch_size} images per rank, {of.epochs} epochs; torch.compile: {of.compile_mode}; "
+        "under DistributedDataParallel at every size.",
         *sets,
         f"{of.optimizer}, learning rate by global batch ({of.rule}): {', '.join(rates)}; seed {of.seed}.",
     ]

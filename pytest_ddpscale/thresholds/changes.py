@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pytest_ddpscale.plan.workload import Workload
@@ -260,8 +260,7 @@ def _workload_change(name: str, was: Workload | None, now: Workload | None) -> I
     if was is None or now is None:
         yield f"`batch` of {name} ({'new' if was is None else 'gone'})"
     elif was != now:
-        different = (one.name for one in fields(Workload) if getattr(was, one.name) != getattr(now, one.name))
-        told = ", ".join(f"{one} {getattr(was, one)} → {getattr(now, one)}" for one in different)
+        told = ", ".join(f"{name} {before} → {after}" for name, (before, after) in was.differences(now).items())
         yield f"what {name} trains ({told})"
 
 

@@ -12,7 +12,8 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK, THROUGHPU
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import OneGpu, Placement
-from pytest_ddpscale.plan.workload import Precision, Workload
+from pytest_ddpscale.plan.words import Precision
+from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak
 from pytest_ddpscale.thresholds.waiver import Waiver
 

@@ -196,7 +196,7 @@ def asked_json(asked: Asked) -> str:
             **files_json(asked.file),
             "metrics": list(asked.metrics),
             "units": {name: METRICS[name].unit for name in used},
-            "workloads": {name: asdict(sku.workloads[name]) for name in workloads},
+            "workloads": {name: sku.workloads[name].settings for name in workloads},
             "requirements": [_row_json(row) for row in asked.rows],
             "removed": [_requirement_json(one) for one in asked.removed],
         }
@@ -253,7 +253,7 @@ def _requirement_json(one: Requirement) -> dict[str, Any]:
 
 
 def _strict(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=asdict)
 
 
 def is_of_checks(metrics: Iterable[str]) -> bool:

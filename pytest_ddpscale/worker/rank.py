@@ -160,7 +160,8 @@ class GangMember:
             here.phase = "waiting for another rank to read the image folder"
         # Below the limit after which an inactive gang is ended without a reason.
         timeout_s = context.timeout.total_seconds() / 8
-        samples = open_samples(data, "train", workload.image_size, context.control, f"{study.id}/images", timeout_s)
+        key = f"{study.id}/images"
+        samples = open_samples(data, "train", workload.family.image_size, context.control, key, timeout_s)
         if is_first:
             here.phase = "comparing the image folder"
         return StudyImages(samples, context.control.store, context.loader_cores)

@@ -120,7 +120,7 @@ class Replicas:
 
     @property
     def _learning_rate(self) -> float:
-        return LEARNING_RATE if self._workload.trains_all else CLASSIFIER_LEARNING_RATE
+        return LEARNING_RATE if self._workload.family.trains_all else CLASSIFIER_LEARNING_RATE
 
     def of(self, arm: Arm) -> Replica:
         """The replica of an arm. All its ranks call this at the same time, because creating a wrapper communicates."""
@@ -169,7 +169,7 @@ class Replicas:
 
     def _wrap(self, model: nn.Module, arm: Arm) -> DistributedDataParallel:
         device, variant = self._device.torch_device, arm.variant
-        if not self._workload.trains_all:
+        if not self._workload.family.trains_all:
             variant = replace(variant, broadcast_buffers=False)  # frozen buffers never change
         group = self._groups[crew(arm)]
         ids = [device.index] if device.type == "cuda" else None

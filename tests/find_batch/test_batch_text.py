@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pytest_ddpscale.find_batch.batch_text import HEADER, as_json, conclusion, heading, row
 from pytest_ddpscale.find_batch.batch_trial import BatchTrial
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from tests.approved import assert_approved
 
 GIB = 2**30
 ARMS = Arm("alone", 1, 8), Arm("ddp", 4, 8)
-PLAN = Plan("cpu", "cpu", (Study("weak", Workload("r18", "resnet18", "bf16", 8), ARMS, 1, 0.1, 0.0),))
+PLAN = Plan("cpu", "cpu", (Study("weak", Workload("r18", ImageFamily("resnet18"), "bf16", 8), ARMS, 1, 0.1, 0.0),))
 WHY = "the kernel ended rank 1 on n1 for lack of memory"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.launch.environment import worker_environment
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.probe import COLLECTIVES as EXCHANGES
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Arm, Plan, Study
@@ -28,7 +29,7 @@ from .ranks import MODEL, GangOrder, logs_of, minute, ranks_folder, take_over
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 45.0
 LIMIT_S = 300.0
-WORKLOAD = Workload("a", MODEL, "fp32", 2, 16, "contiguous", 4, num_classes=10)
+WORKLOAD = Workload("a", ImageFamily(MODEL, 16, "contiguous", num_classes=10), "fp32", 2, 4)
 WEIGHTS = sum(weight.numel() for weight in minute(num_classes=10).parameters())
 BUFFERS = 8  # a mean and a variance for each of four channels
 PROBED = tuple(f"{kind}-4kib" for kind in (*EXCHANGES, "send-recv"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.breakdown import HEADINGS, breakdown
@@ -11,7 +12,7 @@ from pytest_ddpscale.report.text import ABSENT
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import columns_of
 
-WORKLOAD = Workload("r", "resnet18", "fp16", 4)
+WORKLOAD = Workload("r", ImageFamily("resnet18"), "fp16", 4)
 ARMS = (Arm("alone", 1, 4), Arm("each", 2, 4), Arm("ddp", 2, 4))
 PLAN = Plan("a100", "cuda", (Study("weak", WORKLOAD, ARMS, 5, 1.0, 1.0),))
 
