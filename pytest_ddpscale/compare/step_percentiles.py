@@ -86,7 +86,7 @@ def _is_twin(one: Arm, other: Arm) -> bool:
 
 
 def step_percentile(per_cent: int, a_s: float, b_s: float, batch: int) -> StepPercentile:
-    """One percentile from its seconds in both runs, with `batch` images per step and GPU."""
+    """One percentile from its seconds in both runs, with `batch` samples per step and GPU."""
     return StepPercentile(per_cent, a_s, b_s, batch / a_s, batch / b_s, (a_s - b_s) / a_s)
 
 

@@ -205,7 +205,7 @@ def _search(
 ) -> FoundBatch:  # fmt: skip
     """Try batches of one workload and print each. Raises GangError if something other than memory ended it."""
     from pytest_ddpscale.find_batch.batch_search import largest_fitting
-    from pytest_ddpscale.find_batch.batch_text import HEADER, conclusion, heading, row
+    from pytest_ddpscale.find_batch.batch_text import conclusion, header, heading, row
     from pytest_ddpscale.find_batch.batch_trial import try_batch
     from pytest_ddpscale.find_batch.trial_study import trial_plan
     from pytest_ddpscale.launch.supervisor import interrupted_by_termination
@@ -215,7 +215,7 @@ def _search(
     empty = Plan(node.sku, node.device_type, ())
     bounds, memory = _bounds(node.device_type, options.fraction)
     first = trial_plan(empty, questions, options.least, options.steps)
-    _print(heading(first, options.fraction, memory), HEADER)
+    _print(heading(first, options.fraction, memory), header(first))
     launch = launch_here(node.device_type)
     trials: list[BatchTrial] = []
 
@@ -227,7 +227,7 @@ def _search(
 
     with tempfile.TemporaryDirectory(prefix="ddpscale-batch-") as logs, interrupted_by_termination():
         largest = largest_fitting(fits, options.least, options.most)
-    _print(*conclusion(largest, trials, options.least, options.most))
+    _print(*conclusion(first, largest, trials, options.least, options.most))
     return FoundBatch(workload.name, first, largest, tuple(trials))
 
 

@@ -202,10 +202,9 @@ def _of_probe(plan: Plan, probe: Probe, measured: ProbeColumns) -> Iterator[KeyV
 def _throughput(
     study: Study, arm: Arm, definition: str, value: float, place: tuple[str, int | None, str | None], ranks: int
 ) -> KeyValue:
-    metric = THROUGHPUT_PER_GPU
-    return KeyValue(
-        *place, metric.name, study.workload.name, ranks, arm.kind, definition, value, metric.unit, arm.batch_size
-    )
+    metric, workload = THROUGHPUT_PER_GPU, study.workload
+    unit = metric.unit_of(workload.family)
+    return KeyValue(*place, metric.name, workload.name, ranks, arm.kind, definition, value, unit, arm.batch_size)
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -173,12 +173,12 @@ class ComparedRanks:
         return self.study.workload if self.study else None
 
     def samples_per_s(self, straggler: Straggler) -> float:
-        """Median throughput of a rank, in img/s."""
+        """Median throughput of a rank, in samples per second."""
         column = self.rounds.ranks.numbers == straggler.rank
         return float(np.nanmedian(self.rounds.samples_per_s[:, column]))
 
     def floor_samples_per_s(self, case: Case) -> float | None:
-        """Floor for one rank alone, in img/s; None unless the rounds train the workload of the case."""
+        """Floor for one rank alone, in samples per second; None unless the rounds train the workload of the case."""
         is_training = self.arm is not None and self.arm.kind == "each"
         return case.floor_samples_per_s if is_training and self.workload == case.workload else None
 
@@ -335,8 +335,8 @@ def _evidence_on(straggler: Straggler, case: Case, each: ComparedRanks) -> str:
     speed, floor = each.samples_per_s(straggler), each.floor_samples_per_s(case)
     if floor is None:
         return f"{straggler.evidence}; no floor for one rank alone to compare with"
-    side = "below" if speed < floor else "above"
-    return f"{straggler.evidence}; its {speed:.4g} img/s are {side} the floor of {floor:.4g} img/s for one alone"
+    side, unit = "below" if speed < floor else "above", f"{case.workload.family.unit}/s"
+    return f"{straggler.evidence}; its {speed:.4g} {unit} are {side} the floor of {floor:.4g} {unit} for one alone"
 
 
 def _with_note_on_computation(verdict: Verdict, compared: RankComparison) -> Verdict:

@@ -12,7 +12,7 @@ from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.probe import ProbeStudy
 from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.plan.variant import USUAL, Variant
-from pytest_ddpscale.plan.workload import Data, Workload
+from pytest_ddpscale.plan.workload import Data, Family, Workload
 
 Scaling = Literal["weak", "strong"]
 ArmKind = Literal["alone", "each", "no_sync", "ddp", "infer", "data_parallel", "vanilla_parallel", "parallel_apply"]
@@ -212,6 +212,21 @@ class Plan:
     def world_size(self) -> int:
         """Ranks of one gang for all studies, on all nodes; 0 for an empty plan."""
         return self.layout.world_size if self.study_ids else 0
+
+    @property
+    def unit(self) -> str:
+        """Unit of the samples that are trained, for headings: ``img``; of several families ``img or tok``."""
+        return " or ".join(dict.fromkeys(family.unit for family in self._families))
+
+    @property
+    def samples(self) -> str:
+        """The samples that are trained, for headings: ``images``; of several families ``images or tokens``."""
+        return " or ".join(dict.fromkeys(family.samples for family in self._families))
+
+    @property
+    def _families(self) -> list[Family]:
+        workloads = [one.workload for one in self.studies] + [one.workload for one in self.training_runs]
+        return [one.family for one in workloads]
 
     @property
     def layout(self) -> Layout:

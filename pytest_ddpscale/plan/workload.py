@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.words import Precision, refuse_beyond
 
+Family: TypeAlias = ImageFamily | type[ImageFamily]
+FAMILIES = (ImageFamily,)
 Split = Literal["train", "val"]
 MOST_LOADER_WORKERS = 256  # per rank; more than a node has cores for
 MOST_PREFETCH = 1024

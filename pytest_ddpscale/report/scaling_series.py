@@ -20,11 +20,13 @@ class ScalingSeries:
 
     Attributes:
         study: ``weak/resnet50-fp16``.
+        unit: of the samples, ``img``.
         notes: at which nodes the values were measured.
     """
 
     study: str
     sizes: tuple[MeasuredSize, ...]
+    unit: str
     notes: tuple[str, ...] = ()
 
     @property
@@ -50,7 +52,8 @@ def scaling_series(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[Scal
             notes = place_notes([throughput, efficiency], device)
             if {"alone", "ddp"} <= {arm.kind for arm in usual_arms(study) if arm.world_size == 1}:
                 notes.append(f"one {device} trained {'alone' if efficiency.one_gpu == 'alone' else 'under DDP'}")
-            found.append(ScalingSeries(f"{study.scaling}/{study.workload.name}", sizes, tuple(notes)))
+            name, unit = f"{study.scaling}/{study.workload.name}", study.workload.family.unit
+            found.append(ScalingSeries(name, sizes, unit, tuple(notes)))
     return found
 
 

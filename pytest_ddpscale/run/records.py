@@ -301,7 +301,7 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
             made, lasted = self.batch_size * int(steps[absurd[0]]), float(block_s[absurd[0]])
             raise ValueError(
                 f"batch_size={self.batch_size}, steps={steps[absurd[0]]}, block_s={lasted} are "
-                f"{made / lasted:g} img/s; expected at most {MOST_SAMPLES_PER_S:g}"
+                f"{made / lasted:g} samples/s; expected at most {MOST_SAMPLES_PER_S:g}"
             )
 
     @property

@@ -201,8 +201,8 @@ def _unplanned(recorded: Recorded) -> Iterator[Contradiction]:
         if isinstance(one, Block):
             names, arm = [one.arm], recorded.arms.get(one.study, {}).get(one.arm)
             if isinstance(arm, Arm) and arm.batch_size != one.batch_size:
-                found = f"has {one.batch_size} images a step of {one.study}, {one.arm}, for which plan.json plans"
-                yield Contradiction(line, f"{found} {arm.batch_size}")
+                found = f"has {one.batch_size} {plan.samples} a step of {one.study}, {one.arm}"
+                yield Contradiction(line, f"{found}, for which plan.json plans {arm.batch_size}")
         elif isinstance(one, ProbeBlock):
             names = [one.probe_id]
         elif isinstance(one, ProbeUnsupported):

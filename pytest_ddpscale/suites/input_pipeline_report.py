@@ -134,7 +134,8 @@ def _headline(study: Study, chosen: LoadedArm | None, answer: Answer) -> str:
 def _table(arms: Sequence[LoadedArm], measured: MeasuredSuite) -> SuiteSection:
     device = "GPU" if measured.evidence.plan.device_type == "cuda" else "rank"
     interval = f"{measured.confidence:.0%} interval"
-    columns = ["Data", f"img/s per {device}", interval, "Efficiency", interval, "Of the fastest", interval,
+    rate = f"{measured.evidence.plan.unit}/s"
+    columns = ["Data", f"{rate} per {device}", interval, "Efficiency", interval, "Of the fastest", interval,
                "Waited s/step", "Of a step"]  # fmt: skip
     said = (
         f"{INPUT_PIPELINE_EFFICIENCY.title}: throughput relative to synthetic data in the same round. Waited: seconds "

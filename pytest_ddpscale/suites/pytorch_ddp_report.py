@@ -74,6 +74,7 @@ def _rows(measured: MeasuredSuite, study: Study, usual: Variant) -> list[Benchma
 
 def _section(study: Study, rows: Sequence[BenchmarkRow], compared: Sequence[ComparedArm], level: str) -> SuiteSection:
     listing = "\n".join(benchmark_lines(study.workload.family.model, study.workload.batch_size, rows))
+    rate = f"{study.workload.family.unit}/s"
     sizes = [(one.size, *one.texts) for one in compared if one.bucket_cap_mb is None]
     buckets = [
         (one.size, f"{one.bucket_cap_mb:g}", f"{one.samples_per_s.value:.1f}", *one.texts)
@@ -83,7 +84,7 @@ def _section(study: Study, rows: Sequence[BenchmarkRow], compared: Sequence[Comp
     tables = [
         scaling_table(rows),
         SuiteTable(("size", "against no ddp", level, "says"), sizes, "Throughput per GPU, round by round"),
-        SuiteTable(("size", "bucket_cap_mb", "img/s per GPU", "against 25", level, "says"), buckets, "Bucket sizes"),
+        SuiteTable(("size", "bucket_cap_mb", f"{rate} per GPU", "against 25", level, "says"), buckets, "Bucket sizes"),
     ]
     return SuiteSection(
         study.workload.family.model, overhead_text(rows), [one for one in tables if one.rows], [listing]

@@ -135,7 +135,7 @@ def _launch_ratio(measured: MeasuredSuite, study: Study, usual: Sequence[Study])
 
 
 def _mean_samples_per_s(measured: MeasuredSuite, study: Study, arm: Arm) -> float:
-    """Geometric mean of images per second over rounds; 0 without rounds."""
+    """Geometric mean of samples per second over rounds; 0 without rounds."""
     values = samples_per_s(measured.evidence, study, arm).values
     return float(np.exp(np.log(values).mean())) if len(values) else 0.0
 

@@ -52,6 +52,11 @@ class Case:
         return f"{self.requirement.metric}[{self.name}]"
 
     @property
+    def unit(self) -> str:
+        """Unit of its bound."""
+        return self.requirement.definition.unit_of(self.workload.family)
+
+    @property
     def question(self) -> Question:
         """The measurement needed to judge it."""
         requirement = self.requirement
@@ -80,6 +85,11 @@ class NodeCase:
     probe: Probe | None = None
     peak: float | None = None
     missing: str = ""
+
+    @property
+    def unit(self) -> str:
+        """Unit of its bound."""
+        return self.requirement.definition.unit_of()
 
     @property
     def world_size(self) -> int:

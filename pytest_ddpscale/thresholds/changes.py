@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, extended_file, files_below
 from pytest_ddpscale.thresholds.model import Requirement, RequirementKey, Sku
@@ -253,7 +254,8 @@ def _other_references(below: ThresholdsFile, file: ThresholdsFile, sku: str) -> 
             continue
         now, _ = file.thresholds.reference_throughput(one)
         if was != now:
-            yield f"throughput of {one.versus} that {one} is relative to ({was:g} → {now:g} img/s)"
+            unit = THROUGHPUT_PER_GPU.unit_of(file.thresholds.skus[sku].workloads[one.workload].family)
+            yield f"throughput of {one.versus} that {one} is relative to ({was:g} → {now:g} {unit})"
 
 
 def _workload_change(name: str, was: Workload | None, now: Workload | None) -> Iterator[str]:

@@ -155,7 +155,7 @@ def test_what_can_be_zero_or_less_does_not_err_by_factors(metric: Metric) -> Non
         "communication_time",
     }
     assert not (metric.name in can_be_zero and metric.scale == "factors")
-    never = metric.unit in ("img/s", "x", "ms", "TFLOPS", "GB/s", "img/J") and metric.name not in can_be_zero
+    never = metric.unit in ("samples/s", "x", "ms", "TFLOPS", "GB/s", "samples/J") and metric.name not in can_be_zero
     assert not never or metric.scale == "factors"
 
 

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 
 from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload, incomparable_fields
 from tests.builders.json_types import as_json
 from tests.builders.plans import WORKLOADS
@@ -40,3 +42,14 @@ def test_other_kernels_are_not_comparable() -> None:
         with_settings(WORKLOAD, model="resnet34", image_size=64, memory_format="contiguous"), precision="bf16"
     )
     assert incomparable_fields(WORKLOAD, other) == ["model", "precision", "image_size", "memory_format"]
+
+
+def test_a_family_names_its_samples_once() -> None:
+    class Tokens(ImageFamily):
+        unit, samples = "tok", "tokens"
+
+    text = replace(WORKLOAD, name="t", family=Tokens("gpt"))
+    plan = Plan("a", "cpu", tuple(Study("weak", one, (), 5, 1.0, 1.0) for one in (WORKLOAD, text, WORKLOAD)))
+    assert (plan.unit, plan.samples) == ("img or tok", "images or tokens")
+    names = ("throughput_per_gpu", "images_per_joule", "busbw_gbps")
+    assert [METRICS[name].unit_of(text.family) for name in names] == ["tok/s", "tok/J", "GB/s"]
