@@ -36,9 +36,10 @@ from reporting import argument_parser, keep, positive_int, table
 from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily, MemoryFormat
-from pytest_ddpscale.plan.study import Arm, DeviceType, Study
-from pytest_ddpscale.plan.words import Precision
+from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.sku.detection import visible_gpus
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.judge.rounds import all_groups
 from pytest_ddpscale.judge.step_times import step_time_percentiles_ms
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import Study
 
 PERCENTS_COMPARED = (50, 75, 90, 95)
 _MS_PER_S = 1000.0

@@ -19,7 +19,8 @@ from pytest_ddpscale.util.packaged import usual_thresholds
 if TYPE_CHECKING:
     from pytest_ddpscale.find_batch.batch_trial import BatchTrial, MemoryBounds
     from pytest_ddpscale.plan.planner import Question
-    from pytest_ddpscale.plan.study import DeviceType, Plan
+    from pytest_ddpscale.plan.study import Plan
+    from pytest_ddpscale.plan.words import DeviceType
     from pytest_ddpscale.plan.workload import Workload
     from pytest_ddpscale.sku.detection import Gpu
     from pytest_ddpscale.thresholds.loading import ThresholdsFile

@@ -11,8 +11,8 @@ from pytest_ddpscale.plan.image_family import TORCHVISION_MODELS, ImageFamily
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import EXPOSED_COMMUNICATION, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, DeviceType, Plan
-from pytest_ddpscale.plan.words import Precision
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan
+from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.cases import cases_for, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile

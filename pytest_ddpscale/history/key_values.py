@@ -12,10 +12,11 @@ from typing import Any
 
 from pytest_ddpscale.judge.probes import places
 from pytest_ddpscale.judge.rounds import group_rounds
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.variant import USUAL
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.probe_columns import ProbeColumns

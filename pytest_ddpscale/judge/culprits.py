@@ -25,8 +25,10 @@ from pytest_ddpscale.judge.stragglers import (
     slower_than_their_node,
 )
 from pytest_ddpscale.judge.two_groups import find_slow_group, in_ranks
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.plan.study import Arm, DeviceType, Study
+from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Culprit, Verdict

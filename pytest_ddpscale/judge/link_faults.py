@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, Standings
-from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.pair_record import PairMeasurement
 
 _PARTNERS_SHOWN = 3

@@ -9,8 +9,9 @@ import numpy as np
 
 from pytest_ddpscale.judge.agreement import Disagreement, disagreeing_ranks, ranks_unlike_most, rows_that_differ
 from pytest_ddpscale.judge.rounds import ArmRounds, group_rounds, node_rounds, rows_of_nodes
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, REPLICA_AGREEMENT
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Verdict
 

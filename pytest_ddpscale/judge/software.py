@@ -10,7 +10,7 @@ from pytest_ddpscale.judge.finding import Finding, GpuPlace, NodeEvidence, NodeF
 from pytest_ddpscale.judge.from_survey import Findings, each_gpu, each_node, gpus_of, looked_at, unread
 from pytest_ddpscale.plan.hardware import has_kernels, parse_capability, wheel_for, why_untried
 from pytest_ddpscale.plan.node_check import NodeExpectation
-from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 
 _COMPARED: dict[DeviceType, tuple[str, ...]] = {

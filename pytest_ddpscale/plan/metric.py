@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal, Protocol
 
+from pytest_ddpscale.plan.arm import Arm, ArmKind, OneGpu, Placement
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.probe import ProbeKind
-from pytest_ddpscale.plan.study import Arm, ArmKind, OneGpu, Placement, Scaling
+from pytest_ddpscale.plan.study import Scaling
 from pytest_ddpscale.plan.variant import USUAL, Variant
 from pytest_ddpscale.plan.workload import Family, Workload
 

@@ -12,6 +12,7 @@ from textwrap import wrap
 from typing import Literal
 
 from pytest_ddpscale.judge.unbounded import worst_value
+from pytest_ddpscale.plan.arm import Arm, OneGpu
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import (
@@ -22,7 +23,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
     WEAK_SCALING_EFFICIENCY,
 )
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.study import Arm, OneGpu, Plan, Scaling, Study
+from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.variant import USUAL
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Verdict

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.plan.probe_pairs import pair_turns
-from pytest_ddpscale.plan.study import Arm, Plan
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.pair_record import PairRound
 from pytest_ddpscale.run.probe_record import ProbeBlock, ProbeUnsupported

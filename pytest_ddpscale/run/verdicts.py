@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pytest_ddpscale.plan.arm import OneGpu, Placement
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
-from pytest_ddpscale.plan.study import OneGpu, Placement
 from pytest_ddpscale.plan.workload import FAMILIES
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.former_keys import judgement_without_former

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_ddpscale.judge.estimating import Found
-from pytest_ddpscale.plan.study import ArmKind, Plan
+from pytest_ddpscale.plan.arm import ArmKind
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.suites.bars_figure import Bars, bars_figure
 from pytest_ddpscale.suites.data_parallel_values import WAYS, SplitBatch, Way, is_below, split_batches

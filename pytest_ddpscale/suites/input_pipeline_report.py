@@ -11,8 +11,9 @@ import numpy as np
 from pytest_ddpscale.judge.arm_change import throughput, throughput_ratio
 from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.judge.rounds import all_groups
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import INPUT_PIPELINE_EFFICIENCY
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.suites.ratio_text import estimate_texts
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing

@@ -10,9 +10,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import MemoryFormat
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Study
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker.compiled_call import forget_compiled
 from pytest_ddpscale.worker.device import Device, Timing

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from pytest_ddpscale.plan.hardware import has_kernels, wheel_for
-from pytest_ddpscale.plan.study import DeviceType
-from pytest_ddpscale.plan.words import Precision
+from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.run.memory_record import RankMemory
 from pytest_ddpscale.worker.memory_held import resident_memory
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch.distributed import Store
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.worker.image_loader import ImageLoader, LoaderSettings
 from pytest_ddpscale.worker.image_samples import ImageSamples
 from pytest_ddpscale.worker.sharding import EpochCheck, Shard

@@ -12,8 +12,9 @@ from dataclasses import asdict
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Arm, Plan, Study
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Plan, Study
 from pytest_ddpscale.run.memory_record import RankMemory, joined_memory
 from pytest_ddpscale.run.records import (
     BEFORE_ROUNDS,

@@ -12,11 +12,13 @@ import numpy as np
 from pytest_ddpscale.judge.intervals import Estimate
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.sequential import EProcesses
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.metric import measured_arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
-from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import ImageFolderData, Workload
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import SeededStep

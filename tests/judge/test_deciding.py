@@ -10,9 +10,10 @@ from msgspec.structs import replace as altered
 
 from pytest_ddpscale.judge.deciding import ROUNDS_WITHOUT_REQUIREMENTS, Decider
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.study import Arm, Plan
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import Block, Lost, RoundEnd, StudyEnd

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pytest_ddpscale.judge.rank_notes import rank_notes
-from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.plan.arm import Arm
 from tests.builders.judged import ALONE_SAMPLES_PER_S, evidence_of_plan, make_case, measure, plan_of
 
 ROUNDS = 12

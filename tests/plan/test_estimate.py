@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import (
     OVERHEAD_PER_BLOCK_S,
     STARTUP_S,
@@ -17,7 +18,7 @@ from pytest_ddpscale.plan.estimate import (
     study_seconds,
 )
 from pytest_ddpscale.plan.image_family import ImageFamily
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from tests.builders.plans import PLANS, STUDIES
 from tests.rows import rows

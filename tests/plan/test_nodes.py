@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.plan.arm import Arm, Placement
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.plan.study import Arm, Placement, Plan
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.workload import ImageFolderData, Workload
 from pytest_ddpscale.run.strict_json import read_as
 from tests.builders.json_types import as_json

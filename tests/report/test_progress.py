@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import (
     round_seconds,
     study_seconds,
@@ -14,7 +15,7 @@ from pytest_ddpscale.plan.estimate import (
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.progress import Progress, load_warning
 from pytest_ddpscale.run.notices import Idle, Notice, Queued, Unfit

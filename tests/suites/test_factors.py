@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.judge.intervals import Estimate
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.suites.factors_report import factors_report
 from pytest_ddpscale.suites.factors_suite import Factors
 from pytest_ddpscale.suites.factors_values import DataMoved, sweeps, trend

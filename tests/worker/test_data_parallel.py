@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.data_parallel import (
     InContext,

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import STEPS_BEFORE_TIMING, Arm
+from pytest_ddpscale.plan.study import STEPS_BEFORE_TIMING
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker import replica
 from pytest_ddpscale.worker.arms import StudyArms

@@ -12,9 +12,9 @@ import torch
 import torchvision
 from torch import nn
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import FEATURES, ImageFamily
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker import trained_model
 from pytest_ddpscale.worker.arms import StudyArms
