@@ -37,7 +37,7 @@ class BatchTrial:
     """Result of one batch.
 
     Attributes:
-        batch: per GPU, in images.
+        batch: per GPU, in samples.
         fits: whether all ranks trained all steps within their share of the memory.
         why_not: in words; empty if it fits.
         peak_bytes: GPU: bytes in use on the fullest device; CPU: bytes of all ranks together. None if they ran out.

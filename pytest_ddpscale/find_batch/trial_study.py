@@ -41,7 +41,7 @@ def trial_plan(empty: Plan, questions: Iterable[Question], batch: int, steps: in
     Args:
         empty: a plan without studies, of one node.
         questions: of one workload.
-        batch: per GPU, in images.
+        batch: per GPU, in samples.
         steps: of each arm, including warm-up.
     """
     rounds = max(1, math.ceil(steps / STEPS_PER_BLOCK) - 1)

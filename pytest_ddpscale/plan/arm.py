@@ -29,7 +29,7 @@ class Arm:
             its node's devices while the others idle: ``data_parallel`` is torch's nn.DataParallel,
             ``vanilla_parallel`` ours, ``parallel_apply`` the part of that which computes.
         world_size: ranks that train together. If they fit one node, all nodes train the arm at once.
-        batch_size: per-GPU batch, in images; if one rank divides it among devices, the batch of all of them.
+        batch_size: per-GPU batch, in samples; if one rank divides it among devices, the batch of all of them.
         placement: ``packed`` fills a node before the next; ``spread`` uses all nodes.
         variant: settings that differ from the study's workload.
         devices: devices of its node among which one rank divides the batch.

@@ -36,7 +36,7 @@ class Variant:
         fused_optimizer: one kernel for all parameters.
         accumulation_steps: forward and backward passes per optimizer step, of which only the last one communicates. The
             arm's per-GPU batch is that of the whole step.
-        batch_size: images per GPU and forward pass; replaces the workload's.
+        batch_size: samples per GPU and forward pass; replaces the workload's.
         uneven_share: half of the ranks train this share of the batch more, the others as much less.
         data: ``synthetic`` replaces the workload's folder.
         workers: processes of each rank that read the workload's folder; replaces the workload's.
@@ -109,7 +109,7 @@ class Variant:
         self._data_of(workload)  # refuses invalid numbers
 
     def batch_of(self, batch_size: int, rank: int) -> int:
-        """Images of one forward pass of a rank, in an arm with that per-GPU batch.
+        """Samples of one forward pass of a rank, in an arm with that per-GPU batch.
 
         Raises:
             ValueError: the batch cannot be divided among the passes of a step, the variant has another batch, or its

@@ -22,7 +22,6 @@ from pytest_ddpscale.report.svg_axes import SERIES_COLOURS, AxisScale, cross, la
 from pytest_ddpscale.report.text import ABSENT, number_text
 from pytest_ddpscale.run.verdicts import Judgement
 
-_RATE = THROUGHPUT_PER_GPU.unit_of()
 WIDTH, _PLOT_HEIGHT = 480.0, 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM, _KEY_HEIGHT = 52.0, 14.0, 30.0, 44.0, 19.0
 _MOST_TICKS = 9
@@ -175,11 +174,11 @@ def weak_table(plan: Plan, sku: str, throughputs: Sequence[ScalingCurve], effici
 
 def generation_table(judgement: Judgement) -> str:
     """One row for each generation ratio, with both throughputs per GPU."""
-    rows = []
+    rows, rate = [], THROUGHPUT_PER_GPU.unit_of()
     for verdict in judgement.verdicts:
         both = verdict.compared
         if both is not None and verdict.value is not None:
-            speeds = [number_text(one, _RATE) for one in (both.samples_per_s, both.reference_samples_per_s)]
+            speeds = [number_text(one, rate) for one in (both.samples_per_s, both.reference_samples_per_s)]
             row = (verdict.workload, str(verdict.world_size), judgement.sku, speeds[0], both.reference, speeds[1])
             rows.append((*row, number_text(verdict.value, "x")))
     headings = ("Workload", "GPUs", "SKU", "per GPU here", "Reference", "per GPU there", "Ratio")

@@ -28,7 +28,6 @@ from pytest_ddpscale.run.verdicts import (
 Style = Literal["", "header", "passed", "failed", "warned", "undecided"]
 
 ABSENT = "–"
-_RATE = THROUGHPUT_PER_GPU.unit_of()
 _SUFFIX = {"fraction": " %", "x": "×"}  # any other unit is written as it is
 # A bound may have more digits than a value; it is rounded to this many more.
 _EXTRA_DECIMALS_OF_A_BOUND = 2
@@ -294,9 +293,9 @@ def basis_text(verdict: Verdict) -> str:
 
 def compared_text(compared: GenerationComparison, *, with_source: bool = True) -> str:
     """``1190 img/s per GPU here, 503.2 of v100-sxm2-16gb (willgpaik/…)``."""
-    here, there = f"{compared.samples_per_s:.4g} {_RATE} per GPU here", f"{compared.reference_samples_per_s:.4g}"
+    rate, there = THROUGHPUT_PER_GPU.unit_of(), f"{compared.reference_samples_per_s:.4g}"
     source = f" ({compared.source})" if with_source and compared.source else ""
-    return one_line(f"{here}, {there} of {compared.reference}{source}")
+    return one_line(f"{compared.samples_per_s:.4g} {rate} per GPU here, {there} of {compared.reference}{source}")
 
 
 def check_text(verdict: Verdict) -> str:

@@ -228,7 +228,7 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
         arm: name of the arm: ``alone``, ``each@8``, ``no_sync@8``, ``ddp@8`` or ``infer@8``.
         round: counted from 0.
         gang: number of the gang.
-        batch_size: per-GPU batch, in images.
+        batch_size: per-GPU batch, in samples.
         steps: optimizer steps in the block, or forward passes; they may differ between ranks in imported results.
         ranks: ranks that took part, numbered as in the gang.
         started_unix_s: start of the block, seconds since 1970 UTC.

@@ -333,12 +333,7 @@ def _records(path: Path, read: Callable[[bytes], T]) -> Iterator[T]:
 
 
 def read_file(
-    path: Path,
-    kind: type[T],
-    supported: int,
-    amend: Callable[[dict[str, Any]], None] | None = None,
-    *,
-    oldest: int | None = None,
+    path: Path, kind: type[T], supported: int, amend: Callable[[dict[str, Any]], None] | None = None, oldest: int = 0
 ) -> T:
     """The content of a JSON file with a supported `schema_version`.
 
@@ -354,7 +349,7 @@ def read_file(
     version = data.get("schema_version") if isinstance(data, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
         raise broken_file(path, f"is not a {path.name}: it has no schema_version")
-    if not (supported if oldest is None else oldest) <= version <= supported:
+    if not (oldest or supported) <= version <= supported:
         what_next = (
             "A newer pytest-ddpscale wrote it: upgrade to read it."
             if version > supported
