@@ -30,8 +30,9 @@ from reporting import argument_parser, keep, positive_int, table
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import PACES
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.records import Block, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ended

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pytest_ddpscale.judge.answering_study import matching_study
 from pytest_ddpscale.judge.deciding import Decider
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.columns import columns_of
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.probe_record import ProbeBlock

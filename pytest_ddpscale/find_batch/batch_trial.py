@@ -36,7 +36,7 @@ class BatchTrial:
     """Result of one batch.
 
     Attributes:
-        batch: per GPU, in images.
+        batch: per GPU, in samples.
         fits: whether all ranks trained all steps within their share of the memory.
         why_not: in words; empty if it fits.
         peak_bytes: GPU: bytes in use on the fullest device; CPU: bytes of all ranks together. None if they ran out.
@@ -149,7 +149,7 @@ def try_batch(plan: Plan, launch: Launch, bounds: MemoryBounds, log: Path, limit
 
 
 def throughput(blocks: Sequence[Block], study: Study) -> float | None:
-    """Images per second of each GPU in the arm with most ranks: median over rounds, at the slowest rank's pace."""
+    """Samples per second of each GPU in the arm with most ranks: median over rounds, at the slowest rank's pace."""
     of_study = [arm for arm in study.arms if arm.kind in ("ddp", "alone")]
     largest = max(of_study, key=lambda arm: (arm.world_size, arm.kind == "ddp"))
     rates = [
@@ -165,7 +165,7 @@ def _why_not(end: GangEnd, kills: int | None, study: Study) -> str:
     if why:
         return why
     found = end.interrupted or end.why or "the gang ended early for an unknown reason"
-    where = f"{study.workload.name} with {study.workload.batch_size} images per GPU"
+    where = f"{study.workload.name} with {study.workload.batch_size} {study.workload.family.samples} per GPU"
     raise GangError(where, f"the search stopped for a reason other than memory: {found.rstrip('.')}")
 
 

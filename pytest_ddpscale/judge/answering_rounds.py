@@ -12,10 +12,11 @@ from pytest_ddpscale.judge.per_place import PerPlace, of_nodes
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, arm_rounds, node_rounds, on_hosts, rows_of_nodes
 from pytest_ddpscale.judge.samples import MeasuredArms
 from pytest_ddpscale.judge.slowness import Slowness, slowness_of, slowness_within_hosts
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.per_round import PerRound, Sample
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.evidence import Evidence
 
 ALL_RANKS = "all ranks"  # the only place of a question on all ranks together

@@ -24,7 +24,7 @@ from pytest_ddpscale.judge.findings import (
     unknown,
     unread,
 )
-from pytest_ddpscale.plan.device_name import is_named
+from pytest_ddpscale.plan.hardware import is_named
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu

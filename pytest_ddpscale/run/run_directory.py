@@ -146,7 +146,7 @@ class RunDirectory:
 
     def read_plan(self) -> Plan:
         """The content of plan.json. Raises RunDirectoryError."""
-        return read_file(self.plan_json, Plan, PLAN_SCHEMA_VERSION, plan_without_former)
+        return read_file(self.plan_json, Plan, PLAN_SCHEMA_VERSION, plan_without_former, oldest=5)
 
     def read_records(self) -> list[AnyRecord]:
         """All records of measurements.jsonl, in order, without a torn last line; cached until the file changes.
@@ -312,8 +312,12 @@ def _records(path: Path, read: Callable[[bytes], T]) -> Iterator[T]:
         raise broken_file(path, f"cannot be read ({error.strerror})") from None
 
 
-def read_file(path: Path, kind: type[T], supported: int, amend: Callable[[dict[str, Any]], None] | None = None) -> T:
-    """The content of a JSON file with a supported `schema_version`; `amend` removes keys of earlier versions.
+def read_file(
+    path: Path, kind: type[T], supported: int, amend: Callable[[dict[str, Any]], None] | None = None, oldest: int = 0
+) -> T:
+    """The content of a JSON file with a supported `schema_version`.
+
+    `amend` gives what earlier versions wrote today's form, from version `oldest` on.
 
     Raises:
         RunDirectoryError: the file is missing or broken, or a newer or older version wrote it.
@@ -325,7 +329,7 @@ def read_file(path: Path, kind: type[T], supported: int, amend: Callable[[dict[s
     version = data.get("schema_version") if isinstance(data, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
         raise broken_file(path, f"is not a {path.name}: it has no schema_version")
-    if version != supported:
+    if not (oldest or supported) <= version <= supported:
         what_next = (
             "A newer pytest-ddpscale wrote it: upgrade to read it."
             if version > supported

@@ -315,12 +315,12 @@ def _wrong_counts(run: TrainingRun, epoch: TrainedEpoch) -> Iterator[str]:
         yield f"has {len(losses)} losses (losses); expected one for each of {run.iterations} iterations"
     elif not np.isfinite(losses).all():
         yield f"has a loss of {losses[~np.isfinite(losses)][0]} (losses)"
-    each = run.iterations * run.workload.batch_size
+    each, samples = run.iterations * run.workload.batch_size, run.workload.family.samples
     if (epoch.of_ranks("trained") != each).any():
-        yield f"trained {epoch.of_ranks('trained').astype(int).tolist()} images; expected {each} on each rank"
+        yield f"trained {epoch.of_ranks('trained').astype(int).tolist()} {samples}; expected {each} on each rank"
     validated = int(epoch.of_ranks("validated").sum())
     if validated != run.samples.validation_samples:
-        yield f"validated {validated} images; expected {run.samples.validation_samples}, each once"
+        yield f"validated {validated} {samples}; expected {run.samples.validation_samples}, each once"
     for name in ("training_s", "validation_s"):
         if not (epoch.of_ranks(name) + epoch.of_ranks("compile_s") > 0).all():
             yield f"took no time ({name})"

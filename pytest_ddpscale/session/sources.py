@@ -20,7 +20,8 @@ from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.study import DeviceType, Plan
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.record_lines import Listener
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, Ending, ThresholdsUsed

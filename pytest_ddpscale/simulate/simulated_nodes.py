@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.plan.device_name import is_named
+from pytest_ddpscale.plan.hardware import NEWEST_TRIED, is_named
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.node_check import NodeExpectation
-from pytest_ddpscale.plan.study import DeviceType, Plan
-from pytest_ddpscale.plan.torch_versions import NEWEST_TRIED
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.probe_record import ProbeBlock
 from pytest_ddpscale.run.records import Block, GangRecord
 from pytest_ddpscale.run.run_json import SIMULATED_DEVICE

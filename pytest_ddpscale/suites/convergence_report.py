@@ -97,8 +97,9 @@ def _configuration(runs: Sequence[RunRecords]) -> list[str]:
         f"{of.workload.batch_size} images per rank")  # fmt: skip
     return [
         samples_text(of),
-        f"{of.optimizer}, {batch}; at most {of.epochs} epochs; {of.workload.precision}, {of.workload.image_size} "
-        f"pixels; seed {of.seed}: weights and the order of the images are the same at every world size.",
+        f"{of.optimizer}, {batch}; at most {of.epochs} epochs; {of.workload.precision}, "
+        f"{of.workload.family.image_size} pixels; seed {of.seed}: weights and the order of the images are the same at "
+        "every world size.",
         f"Learning-rate rule: {of.rule}: {_RULES[of.rule]}.",
     ]
 

@@ -18,9 +18,12 @@ from msgspec.json import Decoder
 from msgspec.structs import replace
 
 from pytest_ddpscale.errors import ResultFileError, SkuError
-from pytest_ddpscale.plan.device_name import is_named
-from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
-from pytest_ddpscale.plan.workload import Precision, Workload
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.hardware import is_named
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Scaling, Study
+from pytest_ddpscale.plan.words import Precision
+from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.records import Block, GangRecord
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord
@@ -110,12 +113,10 @@ class PaikResult(Struct, frozen=True, kw_only=True):
         """The workload that files of one study share: without a name, with the batch that is constant over sizes."""
         is_strong = self.scaling_mode == "strong"
         return Workload(
-            name="",
-            model=self.model,
-            precision=self.precision,
-            batch_size=self.global_batch_size if is_strong else self.batch_size_per_gpu,
-            image_size=self.image_size,
-            memory_format="channels_last" if self.channels_last else "contiguous",
+            "",
+            ImageFamily(self.model, self.image_size, "channels_last" if self.channels_last else "contiguous"),
+            self.precision,
+            self.global_batch_size if is_strong else self.batch_size_per_gpu,
             global_batch_size=self.global_batch_size if is_strong else None,
             compile=self.compile,
         )
@@ -242,7 +243,7 @@ def _grouped(files: Iterable[PaikResult]) -> dict[Workload, list[PaikResult]]:
     """The files of each study, by world size."""
 
     def order(file: PaikResult) -> tuple[object, ...]:
-        return (file.scaling_mode, dataclasses.astuple(file.workload), file.world_size)
+        return (file.scaling_mode, *file.workload.settings.values(), file.world_size)
 
     ordered = sorted(files, key=order)
     for one, other in pairwise(ordered):
@@ -259,13 +260,13 @@ def _grouped(files: Iterable[PaikResult]) -> dict[Workload, list[PaikResult]]:
 def _differences(ours: Workload, theirs: Workload) -> list[tuple[str, object, object]]:
     """Name and both values of each setting in which a workload of the thresholds with the same job differs."""
     batch = "global_batch_size" if ours.global_batch_size else "batch_size"
-    both = [(name, getattr(ours, name), getattr(theirs, name)) for name in (batch, "memory_format", "compile")]
-    return [(name, one, other) for name, one, other in both if one != other]
+    both = ours.differences(theirs)
+    return [(name, *both[name]) for name in (batch, "memory_format", "compile") if name in both]
 
 
 def _is_same_job(ours: Workload, theirs: Workload) -> bool:
     """Whether workloads differ at most in batch, memory format and compile."""
-    return all(getattr(ours, name) == getattr(theirs, name) for name in ("model", "precision", "image_size"))
+    return not {"model", "precision", "image_size"} & ours.differences(theirs).keys()
 
 
 def _workload_names(studied: list[Workload], workloads: Mapping[str, Workload]) -> dict[Workload, str]:
@@ -289,14 +290,14 @@ def _free_name(
     ours: Workload, studied: list[Workload], names: Mapping[Workload, str], workloads: Mapping[str, Workload]
 ) -> str:
     alike = next((name for name, theirs in workloads.items() if _is_same_job(ours, theirs)), None)
-    name = alike or f"{ours.model.replace('_', '-')}-{ours.precision}"
+    name = alike or f"{ours.family.model.replace('_', '-')}-{ours.precision}"
     same_scaling = [one for one in studied if bool(one.global_batch_size) == bool(ours.global_batch_size)]
     # A name that the thresholds use for another workload would be judged as that workload.
     taken = {names[one] for one in same_scaling if one in names} | (set(workloads) - {alike})
-    rivals = [one for one in same_scaling if (one.model, one.precision) == (ours.model, ours.precision)]
+    rivals = [one for one in same_scaling if (one.family.model, one.precision) == (ours.family.model, ours.precision)]
     # Distinguishes workloads with the same model and precision, most important first.
     details = (
-        f"bs{ours.batch_size}", f"{ours.image_size}px", ours.memory_format.replace("_", "-"),
+        f"bs{ours.batch_size}", f"{ours.family.image_size}px", ours.family.memory_format.replace("_", "-"),
         "compiled" if ours.compile else "eager",
     )  # fmt: skip
     candidates = ["-".join((name, *details[:count])) for count in range(len(details) + 1)]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.records import RankBlock
 from pytest_ddpscale.run.strict_json import Record, each
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock, joined_telemetry

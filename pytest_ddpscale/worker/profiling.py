@@ -19,7 +19,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from pytest_ddpscale.plan.study import Arm, DeviceType, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.rank_folder import LOGS, MOST_TRACE_BYTES, TRACES
 from pytest_ddpscale.worker import trace_analysis

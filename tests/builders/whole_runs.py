@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload
@@ -25,7 +26,7 @@ START_UP_S, VALIDATION_S, WAITING_S, OUTER_REST_S = 20.0, 1.0, 0.5, 0.1
 
 def training_run(ranks: int = 2, name: str = "small", images: int = 64, **fields: Any) -> TrainingRun:
     """Of `images`, and a quarter as many to validate, on one node."""
-    workload = Workload(name, "resnet18", "fp32", BATCH, 32, "contiguous", num_classes=10)
+    workload = Workload(name, ImageFamily("resnet18", 32, "contiguous", num_classes=10), "fp32", BATCH)
     samples = SampleSet("made", name, images, images // 4, 10)
     return TrainingRun(name, workload, samples, 1, ranks, **{"epochs": EPOCHS, **fields})
 

@@ -10,7 +10,7 @@ import statistics
 
 import pytest
 
-from pytest_ddpscale.plan.workload import Precision
+from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_record import ended, versions_of
 from pytest_ddpscale.run.transport_record import transports_of

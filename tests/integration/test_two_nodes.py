@@ -11,8 +11,9 @@ import pytest
 
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PairStudy
-from pytest_ddpscale.plan.study import Arm, Plan
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.by_rank import seeded_steps_of
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_record import ended

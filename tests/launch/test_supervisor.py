@@ -14,7 +14,9 @@ from msgspec import to_builtins
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.records import StudyEnd, StudyStart
@@ -24,7 +26,8 @@ from pytest_ddpscale.run.survey_record import Survey, surveys_of
 from tests.builders.launches import AGENTS, scripted
 
 STUDIES = tuple(
-    Study("weak", Workload(name, "resnet18", "fp32", 4), (Arm("alone", 1, 4),), 5, 1.0, 1.0) for name in ("r", "v")
+    Study("weak", Workload(name, ImageFamily("resnet18"), "fp32", 4), (Arm("alone", 1, 4),), 5, 1.0, 1.0)
+    for name in ("r", "v")
 )
 IDS = [study.id for study in STUDIES]
 PLAN = Plan("cpu", "cpu", STUDIES)

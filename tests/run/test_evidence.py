@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.pairing import PairStudy
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
@@ -22,7 +24,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import start_run
 from tests.builders.records import gang_on
 
-STUDY = Study("weak", Workload("r", "resnet18", "fp32", 4), (Arm("alone", 1, 4),), 5, 1.0, 1.0)
+STUDY = Study("weak", Workload("r", ImageFamily("resnet18"), "fp32", 4), (Arm("alone", 1, 4),), 5, 1.0, 1.0)
 
 
 @pytest.fixture

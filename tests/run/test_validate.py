@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace as altered
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.pair_record import PairRound
 from pytest_ddpscale.run.probe_record import ProbeBlock, ProbeUnsupported

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Interrupted, Notice
 from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart
 from pytest_ddpscale.session import live_page

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import OptionError, RunDirectoryError
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord
@@ -29,7 +31,9 @@ MISSING = NAMES[2:]
 
 
 def study(name: str) -> Study:
-    return Study("weak", Workload(name, "resnet18", "fp32", 4), (Arm("alone", 1, 4), Arm("ddp", 2, 4)), 7, 1.0, 1.0)
+    return Study(
+        "weak", Workload(name, ImageFamily("resnet18"), "fp32", 4), (Arm("alone", 1, 4), Arm("ddp", 2, 4)), 7, 1.0, 1.0
+    )
 
 
 def records_of(name: str) -> list[AnyRecord]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.records import GangRecord, RankBlock
 from pytest_ddpscale.run.telemetry import GpuReadings, Spread, TelemetryBlock
 from pytest_ddpscale.telemetry.link import Sampler
