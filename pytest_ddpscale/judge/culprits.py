@@ -234,7 +234,7 @@ class _Blame:
 
     @cached_property
     def _floor(self) -> float | None:
-        """Floor for one rank alone, in samples per second; None unless the compared rounds train the workload of the case."""
+        """Floor in samples per second for one rank alone; None unless its workload is that of the case."""
         study, arm = self.compared.where or (None, None)
         is_same = arm is not None and study is not None and arm.kind == "each" and study.workload == self.case.workload
         return self.case.floor_samples_per_s if is_same else None
