@@ -18,8 +18,9 @@ from simulated_session import decide
 from pytest_ddpscale.judge.deciding import arms_of
 from pytest_ddpscale.judge.intervals import t_quantile
 from pytest_ddpscale.judge.values import matching_study, of_launch
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import STARTUP_S, round_seconds, warm_up_seconds
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.columns import columns_of
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord

@@ -104,7 +104,8 @@ def _fields(file: str, content: bytes, chance: random.Random) -> Iterator[Mutant
                 f"{key} = {value[:12]}": json.dumps(data | {key: "VALUE"}).replace('"VALUE"', value) for value in values
             }
             texts[f"without {key}"] = json.dumps({name: value for name, value in data.items() if name != key})
-            texts[f"{key} twice"] = json.dumps(data)[:-1] + f", {json.dumps(key)}: {json.dumps(data[key])}}}"
+            if not file.endswith(".jsonl"):  # lines are written by one program at once
+                texts[f"{key} twice"] = json.dumps(data)[:-1] + f", {json.dumps(key)}: {json.dumps(data[key])}}}"
             for name, text in texts.items():
                 changed = [*lines[:place], text.encode() + b"\n", *lines[place + 1 :]]
                 yield Mutant("field", f"{file}, {kind}: {name}", file, b"".join(changed))

@@ -29,7 +29,7 @@ def last_acceptance(
 ) -> LastAcceptance | None:
     """The last accepted run of exactly these hosts, with or without waivers, compared with this run.
 
-    A requirement is worse if the intervals of both verdicts show it (`stats.value_change`). The intervals include
+    A requirement is worse if the intervals of both verdicts show it (`judge.intervals`). The intervals include
     differences between launches where those were known.
 
     Args:

@@ -14,8 +14,9 @@ from dataclasses import replace
 import numpy as np
 
 from pytest_ddpscale.judge.rounds import ArmRounds, groups
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, REPLICA_AGREEMENT
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Verdict

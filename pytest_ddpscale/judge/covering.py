@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pytest_ddpscale.judge.slow_links import node_pair_results
 from pytest_ddpscale.judge.values import matching_study
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import first_rounds
-from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.run.column_record import BoolArray
 from pytest_ddpscale.run.columns import RankColumns
 from pytest_ddpscale.run.coverage import (

@@ -25,8 +25,9 @@ from pytest_ddpscale.judge.stragglers import (
     stragglers_of,
     with_held_down,
 )
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import Case
@@ -208,8 +209,9 @@ class _Blame:
         if straggler.ambiguous and self._floor is None:
             evidence += "; no floor for one rank alone to compare with"
         elif straggler.ambiguous:
-            side = f"are {'below' if is_below else 'above'} the floor of {self._floor:.4g} img/s for one alone"
-            evidence += f"; its {self._samples_per_s(straggler):.4g} img/s {side}"
+            side, unit = "below" if is_below else "above", f"{self.case.workload.family.unit}/s"
+            speed = self._samples_per_s(straggler)
+            evidence += f"; its {speed:.4g} {unit} are {side} the floor of {self._floor:.4g} {unit} for one alone"
         explains = is_below or self._explains(straggler.ratio)
         if not explains:
             evidence += f"; {_EXPLAINS_NOTHING}"
@@ -232,7 +234,7 @@ class _Blame:
 
     @cached_property
     def _floor(self) -> float | None:
-        """Floor for one rank alone, in img/s; None unless the compared rounds train the workload of the case."""
+        """Floor in samples per second for one rank alone; None unless its workload is that of the case."""
         study, arm = self.compared.where or (None, None)
         is_same = arm is not None and study is not None and arm.kind == "each" and study.workload == self.case.workload
         return self.case.floor_samples_per_s if is_same else None

@@ -21,7 +21,7 @@ from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.run.telemetry_columns import TelemetryColumns
+from pytest_ddpscale.run.telemetry import TelemetryColumns
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
 from pytest_ddpscale.util.listing import first_few
 

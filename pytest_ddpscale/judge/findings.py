@@ -13,7 +13,7 @@ from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.column_record import BoolArray, IntArray
 from pytest_ddpscale.run.gpu_blocks import Gpu, GpuBlocks
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
-from pytest_ddpscale.run.telemetry_columns import NO_TELEMETRY, TelemetryColumns
+from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryColumns
 from pytest_ddpscale.run.transport_record import Transport
 
 # A condition in fewer of an arm's windows may be a fluke.

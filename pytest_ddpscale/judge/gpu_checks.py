@@ -24,11 +24,11 @@ from pytest_ddpscale.judge.findings import (
     unknown,
     unread,
 )
-from pytest_ddpscale.plan.device_name import is_named
+from pytest_ddpscale.plan.hardware import is_named
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
-from pytest_ddpscale.run.telemetry_columns import TelemetryColumns
+from pytest_ddpscale.run.telemetry import TelemetryColumns
 
 # Share of a window's polls with a throttle reason; a single poll may be a momentary excursion.
 SHARE_OF_POLLS = 0.1

@@ -24,10 +24,9 @@ from pytest_ddpscale.judge.findings import (
     unknown,
     unread,
 )
-from pytest_ddpscale.plan.architectures import has_kernels, parse_capability
+from pytest_ddpscale.plan.hardware import has_kernels, parse_capability, wheel_for, why_untried
 from pytest_ddpscale.plan.node_check import NodeExpectation
-from pytest_ddpscale.plan.study import DeviceType
-from pytest_ddpscale.plan.torch_versions import wheel_for, why_untried
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.transport_record import Transport
 from pytest_ddpscale.util.listing import first_few

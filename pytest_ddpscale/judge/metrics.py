@@ -16,8 +16,9 @@ from pytest_ddpscale.judge.agreement import agreeing_share
 from pytest_ddpscale.judge.estimating import Found, estimate_of
 from pytest_ddpscale.judge.peers import slowest_to_peers
 from pytest_ddpscale.judge.rounds import ArmRounds, merged
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.columns import StepArray
 from pytest_ddpscale.run.evidence import Evidence

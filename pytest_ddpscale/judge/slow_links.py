@@ -18,7 +18,7 @@ import numpy as np
 
 from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, Standings
-from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.pair_record import PairMeasurement
 from pytest_ddpscale.run.verdicts import Culprit, Verdict

@@ -53,9 +53,9 @@ from pytest_ddpscale.judge.peers import (
     stdevs_of_others,
 )
 from pytest_ddpscale.judge.rounds import ArmRounds
-from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
-from pytest_ddpscale.run.telemetry_columns import TelemetryColumns
+from pytest_ddpscale.run.telemetry import TelemetryColumns
 from pytest_ddpscale.run.verdicts import Culprit
 from pytest_ddpscale.util.listing import first_few
 

@@ -6,12 +6,15 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
+from pytest_ddpscale.plan.arm import Arm, ArmKind, OneGpu, Placement
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.probe import ProbeKind
-from pytest_ddpscale.plan.study import Arm, ArmKind, OneGpu, Placement, Scaling
+from pytest_ddpscale.plan.study import Scaling
 from pytest_ddpscale.plan.variant import USUAL, Variant
-from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.plan.workload import Family, Workload
 
-Unit = Literal["img/s", "fraction", "x", "GiB", "ms", "TFLOPS", "GB/s", "img/J"]
+# Of samples, which each family names by its own unit (`Metric.unit_of`), or of anything else.
+Unit = Literal["samples/s", "fraction", "x", "GiB", "ms", "TFLOPS", "GB/s", "samples/J"]
 # Errors of rates and ratios are relative; those of shares of time, memory and time differences are absolute.
 Scale = Literal["factors", "differences"]
 # What a requirement is about: the training of a workload, a probe, a check of the nodes, or all results of a node.
@@ -20,14 +23,14 @@ Subject = Literal["workload", "probe", "check", "node"]
 MOST_EFFICIENCY = 1.1
 # Generous: from a thousand times slower than today's slowest machine to ten times faster than the fastest.
 _PLAUSIBLE: dict[Unit, tuple[float, float]] = {
-    "img/s": (0.001, 1e6),
+    "samples/s": (0.001, 1e6),
     "fraction": (0.001, 1.0),
     "x": (0.001, 1000.0),
     "GiB": (0.001, 10_000.0),
     "ms": (0.01, 3.6e6),
     "TFLOPS": (0.001, 100_000.0),
     "GB/s": (0.001, 100_000.0),
-    "img/J": (1e-6, 1e6),
+    "samples/J": (1e-6, 1e6),
 }
 
 
@@ -99,6 +102,10 @@ class Metric:
     slowed_by_one_rank: bool = False
     reads_utilization: bool = False
     compares_results: bool = False
+
+    def unit_of(self, family: Family = ImageFamily) -> str:
+        """Its unit for workloads of a family: ``img/s`` for ``samples/s``; by default for those of images."""
+        return self.unit.replace("samples", family.unit)
 
     @property
     def bound_key(self) -> Literal["at_most", "at_least"]:

@@ -16,11 +16,11 @@ from msgspec import structs
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
-from pytest_ddpscale.run.judged_run import open_judged
 from pytest_ddpscale.run.probe_record import ProbeBlock
 from pytest_ddpscale.run.records import Block, Lost, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
+from pytest_ddpscale.run.run_opening import open_judged
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Judgement, Verdict, read_judgement
 from pytest_ddpscale.util.listing import first_few

@@ -91,7 +91,7 @@ class ArmColumns:
         arm: its name.
         numbers: of the rounds, ascending, (rounds,).
         node: index of the row's node; 0 if a row has all ranks, (rounds,).
-        batch_size: per-GPU batch, in images, (rounds,).
+        batch_size: per-GPU batch, in samples, (rounds,).
         single_sample: whether it is the long sample of an imported result, with the spread of its steps, (rounds,).
         ranks: rank of each column; with a row per node all ranks of the first node, then of the second …
         present: whether a rank took part, (rounds, ranks).

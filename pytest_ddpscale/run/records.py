@@ -228,7 +228,7 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
         arm: name of the arm: ``alone``, ``each@8``, ``no_sync@8``, ``ddp@8`` or ``infer@8``.
         round: counted from 0.
         gang: number of the gang.
-        batch_size: per-GPU batch, in images.
+        batch_size: per-GPU batch, in samples.
         steps: optimizer steps in the block, or forward passes; they may differ between ranks in imported results.
         ranks: ranks that took part, numbered as in the gang.
         started_unix_s: start of the block, seconds since 1970 UTC.
@@ -301,7 +301,7 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
             made, lasted = self.batch_size * int(steps[absurd[0]]), float(block_s[absurd[0]])
             raise ValueError(
                 f"batch_size={self.batch_size}, steps={steps[absurd[0]]}, block_s={lasted} are "
-                f"{made / lasted:g} img/s; expected at most {MOST_SAMPLES_PER_S:g}"
+                f"{made / lasted:g} samples/s; expected at most {MOST_SAMPLES_PER_S:g}"
             )
 
     @property

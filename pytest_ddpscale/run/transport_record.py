@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import field
 
 from pytest_ddpscale.run.records import Ranks, Texts, gangs_by_number, refuse_twice
 from pytest_ddpscale.run.strict_json import Count, Record, column, each, refuse_other_lengths
-
-if TYPE_CHECKING:
-    from pytest_ddpscale.run.record_lines import AnyRecord
 
 Channels = dict[str, Count]
 
@@ -96,7 +93,7 @@ class Transport(RankTransport, frozen=True, kw_only=True):
         return {name: count for name, count in left.items() if count}
 
 
-def transports_of(records: Sequence[AnyRecord]) -> list[Transport]:
+def transports_of(records: Sequence[object]) -> list[Transport]:
     """The last connections of each rank, in rank order."""
     gangs = gangs_by_number(records)
     last: dict[int, Transport] = {}

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.plan.probe_pairs import pair_turns
-from pytest_ddpscale.plan.study import Arm, Plan
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.pair_record import PairRound
 from pytest_ddpscale.run.probe_record import ProbeBlock, ProbeUnsupported
@@ -26,7 +27,7 @@ from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
 from pytest_ddpscale.run.records import Block, GangRecord, RoundEnd, SeededSteps, WorkloadFlops, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.run.run_record import studies_measured
-from pytest_ddpscale.run.telemetry_record import TelemetryBlock
+from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.util.listing import first_few
 
 # Steps follow each other without a gap and are timed by the same clock as their block: only rounding may differ.
@@ -201,8 +202,8 @@ def _unplanned(recorded: Recorded) -> Iterator[Contradiction]:
         if isinstance(one, Block):
             names, arm = [one.arm], recorded.arms.get(one.study, {}).get(one.arm)
             if isinstance(arm, Arm) and arm.batch_size != one.batch_size:
-                found = f"has {one.batch_size} images a step of {one.study}, {one.arm}, for which plan.json plans"
-                yield Contradiction(line, f"{found} {arm.batch_size}")
+                found = f"has {one.batch_size} {plan.samples} a step of {one.study}, {one.arm}"
+                yield Contradiction(line, f"{found}, for which plan.json plans {arm.batch_size}")
         elif isinstance(one, ProbeBlock):
             names = [one.probe_id]
         elif isinstance(one, ProbeUnsupported):

@@ -18,8 +18,9 @@ from pytest_ddpscale.launch.supervisor import Judge, NotAdmitted, Supervisor
 from pytest_ddpscale.plan.estimate import estimate
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import PACES, Pace, Question
-from pytest_ddpscale.plan.study import DeviceType, Plan
-from pytest_ddpscale.run.notices import Listener, Unfit
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.run.record_lines import Listener, Unfit
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_json import Ending
 from pytest_ddpscale.run.run_opening import new_run_directory

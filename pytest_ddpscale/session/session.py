@@ -27,10 +27,9 @@ from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.judge.waiving import with_waiver
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.gangs import why_not_one_machine
-from pytest_ddpscale.run.notices import Listener
+from pytest_ddpscale.run.record_lines import Listener
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_record import now_iso
+from pytest_ddpscale.run.run_record import now_iso, why_not_one_machine
 from pytest_ddpscale.run.verdicts import ACCEPTING, Blocker, Judgement, RunOutcome, UniformLoss, Verdict
 from pytest_ddpscale.session.interim import Interim
 from pytest_ddpscale.session.live_page import LivePage

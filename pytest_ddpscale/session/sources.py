@@ -20,12 +20,12 @@ from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.study import DeviceType, Plan
-from pytest_ddpscale.run.notices import Listener
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.run.record_lines import Listener
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, Ending, ThresholdsUsed
-from pytest_ddpscale.run.run_lock import RunLock
-from pytest_ddpscale.run.run_opening import judging_directory
+from pytest_ddpscale.run.run_opening import RunLock, judging_directory
 from pytest_ddpscale.run.run_record import binding_notes
 from pytest_ddpscale.run.verdicts import Judgement, LoweredBound
 from pytest_ddpscale.session.again import command_again

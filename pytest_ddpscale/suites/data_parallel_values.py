@@ -9,7 +9,8 @@ import numpy as np
 
 from pytest_ddpscale.judge.estimating import Found, estimate_of
 from pytest_ddpscale.judge.metrics import paces
-from pytest_ddpscale.plan.study import Arm, ArmKind, Study
+from pytest_ddpscale.plan.arm import Arm, ArmKind
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 

@@ -12,9 +12,10 @@ from dataclasses import asdict
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Arm, Plan, Study
-from pytest_ddpscale.run.memory_record import RankMemory, joined_memory
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Plan, Study
+from pytest_ddpscale.run.rank_folder import RankMemory, StudyMemory
 from pytest_ddpscale.run.records import (
     BEFORE_ROUNDS,
     EndReason,
@@ -160,7 +161,8 @@ class GangMember:
             here.phase = "waiting for another rank to read the image folder"
         # Below the limit after which an inactive gang is ended without a reason.
         timeout_s = context.timeout.total_seconds() / 8
-        samples = open_samples(data, "train", workload.image_size, context.control, f"{study.id}/images", timeout_s)
+        key = f"{study.id}/images"
+        samples = open_samples(data, "train", workload.family.image_size, context.control, key, timeout_s)
         if is_first:
             here.phase = "comparing the image folder"
         return StudyImages(samples, context.control.store, context.loader_cores)
@@ -183,7 +185,7 @@ class GangMember:
         """Record the peak memory of every rank, before it is freed."""
 
         def join(parts: list[RankMemory]) -> None:
-            self._sink.append_memory(joined_memory(parts, study.id))
+            self._sink.append_memory(StudyMemory(study=study.id, ranks=tuple(parts)))
 
         everybody = range(self._control.world_size)
         self._context.gather(f"{study.id}/memory", everybody, self._context.device.memory_held(), RankMemory, join)

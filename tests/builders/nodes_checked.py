@@ -11,7 +11,7 @@ from pytest_ddpscale.judge.findings import NodeEvidence
 from pytest_ddpscale.judge.node_checks import check
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.survey_record import ClockSkew, InfiniBandPort, RemappedRows, Survey, SurveyedGpu
-from pytest_ddpscale.run.telemetry_record import Spread
+from pytest_ddpscale.run.telemetry import Spread
 from pytest_ddpscale.run.verdicts import Verdict
 from tests.builders.telemetry import Telemetry, columns_of_telemetry
 
@@ -115,7 +115,7 @@ def unread(reading: str, reason: str, host: str = "n1") -> Survey:
     return with_gpu(host=host, **changes)
 
 
-def spread(value: float) -> Spread:
+def spread(value: float) -> Spread[float]:
     return Spread(value, value, value, 10)
 
 

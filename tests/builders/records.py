@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.pair_record import PairMeasurement
 from pytest_ddpscale.run.probe_record import ProbeBlock, ProbeMeasurement
 from pytest_ddpscale.run.record_lines import AnyRecord

@@ -9,11 +9,11 @@ import pytest
 
 from pytest_ddpscale.judge.findings import NodeEvidence
 from pytest_ddpscale.judge.node_checks import check
-from pytest_ddpscale.plan.architectures import has_kernels
+from pytest_ddpscale.plan.hardware import has_kernels
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, surveys_of
-from pytest_ddpscale.run.telemetry_columns import telemetry_columns_of
+from pytest_ddpscale.run.telemetry import telemetry_columns_of
 from pytest_ddpscale.run.transport_record import transports_of
 from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.thresholds.node_expectation import node_expectation

@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from pytest_ddpscale.judge.rounds import merged
-from pytest_ddpscale.plan.workload import Precision
+from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.telemetry.link import Sampler
 from tests.builders.measurements import measurements_in

@@ -10,7 +10,8 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.probes import unit_factor
 from pytest_ddpscale.plan.probe import STUDY_ID, Probe, ProbeStudy
 from pytest_ddpscale.plan.probe_pairs import expected_ranks
-from pytest_ddpscale.plan.study import DeviceType, Plan
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.probe_record import ProbeMeasurement

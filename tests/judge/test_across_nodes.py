@@ -7,7 +7,7 @@ from dataclasses import replace
 from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.deciding import arms_needed, still_open
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.judged import CONFIDENCE, OTHER_CHECKSUM, evidence_of_plan, make_case, measure, plan_of

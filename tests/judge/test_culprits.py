@@ -10,8 +10,9 @@ import pytest
 from pytest_ddpscale.judge.culprits import RankComparison, rank_notes
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.rounds import NO_ROUNDS
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.study import Arm, DeviceType
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.judged import (

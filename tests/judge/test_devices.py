@@ -14,7 +14,7 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.stragglers import Straggler, find_stragglers, with_held_down
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
-from pytest_ddpscale.run.telemetry_record import Spread
+from pytest_ddpscale.run.telemetry import Spread
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
 from tests.builders.judged import CONFIDENCE, make_case, make_evidence, make_measurements
 from tests.builders.measurements import Measurement
@@ -24,7 +24,7 @@ from tests.judge.test_stragglers import rank_of, slow_in
 from tests.rows import rows
 
 
-def steady(value: float) -> Spread:
+def steady(value: float) -> Spread[float]:
     return Spread(value, value, value, 10)
 
 
@@ -121,7 +121,7 @@ POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
 Change = Callable[[Telemetry], dict[str, Any]]
 
 
-def spread(value: float) -> Spread:
+def spread(value: float) -> Spread[float]:
     return Spread(value, value, value, 10)
 
 

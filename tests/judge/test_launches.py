@@ -14,8 +14,10 @@ from pytest_ddpscale.judge.estimating import Found, estimate_of, over_launches
 from pytest_ddpscale.judge.intervals import geometric_mean_estimate, mean_estimate
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.values import Values, samples_of
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
-from pytest_ddpscale.plan.study import Arm, DeviceType, Plan
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Verdict
 from pytest_ddpscale.thresholds.cases import Case

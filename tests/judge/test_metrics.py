@@ -28,8 +28,8 @@ from pytest_ddpscale.judge.metrics import (
     step_time_percentiles_ms,
 )
 from pytest_ddpscale.judge.rounds import GIB, NO_ROUNDS, ArmRounds
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS, WEAK_SCALING_EFFICIENCY
-from pytest_ddpscale.plan.study import Arm
 from tests.builders.judged import make_measurement, with_steps
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import rounds_of

@@ -19,12 +19,13 @@ from pytest_ddpscale.launch import gang as gang_module
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Admit, NotAdmitted, Supervisor
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import evidence_of
-from pytest_ddpscale.run.notices import Idle
-from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.record_lines import AnyRecord, Idle
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.survey_record import Survey, post_mortems_of, surveys_of
@@ -32,7 +33,8 @@ from tests.builders.launches import playing
 from tests.judge.test_node_checks import ANY_CPU, check_case
 
 STUDIES = tuple(
-    Study("weak", Workload(name, "resnet18", "fp32", 4), (Arm("ddp", 2, 4),), 5, 1.0, 1.0) for name in ("r", "v")
+    Study("weak", Workload(name, ImageFamily("resnet18"), "fp32", 4), (Arm("ddp", 2, 4),), 5, 1.0, 1.0)
+    for name in ("r", "v")
 )
 IDS = [study.id for study in STUDIES]
 PLAN = Plan("cpu", "cpu", STUDIES, nodes=2, ranks_per_node=2, survey=True)

@@ -35,7 +35,7 @@ PARTS = st.builds(
     RankBlock,
     rank=st.just(0),
     started_unix_s=st.floats(0, 1e11),
-    block_s=st.floats(min_value=100.0, max_value=1e7),  # no more than 1e9 img/s whatever the batch
+    block_s=st.floats(min_value=100.0, max_value=1e7),  # no more than 1e9 samples/s whatever the batch
     step_s=STEPS.map(step_bytes),
     utilization=st.none() | st.floats(0, 1),
     peak_memory_bytes=st.none() | st.integers(2**20, 2**40),
@@ -62,11 +62,6 @@ def refusal(data: Any) -> str:
     with pytest.raises(ValueError) as raised:
         read(data)
     return str(raised.value)
-
-
-def test_a_line_that_says_something_twice_is_refused() -> None:
-    line = json.dumps(SOUND).replace('"round": 3', '"round": 3, "round": 4')
-    assert "is there twice" in refusal(line.encode())
 
 
 @given(st.lists(PARTS, min_size=RANKS, max_size=RANKS))
@@ -160,10 +155,10 @@ def test_a_missing_field_is_refused(key: str) -> None:
 @rows(
     ("change", "found"),
     [
-        ({"block_s": 5e-324}, "are inf img/s"),
-        ({"block_s": 1e-300}, "are 1.28e+302 img/s"),
-        ({"block_s": [1.0, 1.0, 1e-7]}, "block_s=1e-07 are 1.28e+09 img/s"),
-        ({"batch_size": 10**15}, "img/s; expected at most 1e+09"),
+        ({"block_s": 5e-324}, "are inf samples/s"),
+        ({"block_s": 1e-300}, "are 1.28e+302 samples/s"),
+        ({"block_s": [1.0, 1.0, 1e-7]}, "block_s=1e-07 are 1.28e+09 samples/s"),
+        ({"batch_size": 10**15}, "samples/s; expected at most 1e+09"),
     ],
 )
 def test_an_absurd_throughput_is_refused(change: dict[str, Any], found: str) -> None:

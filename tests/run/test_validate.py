@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace as altered
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.run.evidence import read_evidence
-from pytest_ddpscale.run.paik import import_paik
 from pytest_ddpscale.run.pair_record import PairRound
 from pytest_ddpscale.run.probe_record import ProbeBlock, ProbeUnsupported
 from pytest_ddpscale.run.records import (
@@ -26,6 +25,7 @@ from pytest_ddpscale.run.records import (
     WorkloadFlops,
     step_bytes,
 )
+from pytest_ddpscale.suites.paik_import import import_paik
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from tests.builders.records import blocks_of
 from tests.judge.nodes import measure_nodes

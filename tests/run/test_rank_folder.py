@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pytest_ddpscale.run.rank_status import RankFailure, RankStatus, StatusWriter, read_failure, read_status
+from pytest_ddpscale.run.rank_folder import RankFailure, RankStatus, StatusWriter, read_failure, read_status
 from tests.rows import rows
 
 STATUS = RankStatus(

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import BadInput, ResultFileError, RunDirectoryError, SkuError
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.run.paik import import_paik
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunDevice
+from pytest_ddpscale.suites.paik_import import import_paik
 from pytest_ddpscale.thresholds.hardware import Detect
 from pytest_ddpscale.thresholds.model import Sku, Thresholds
 from tests.builders.measurements import measurements_in
+from tests.builders.workloads import with_settings
 from tests.rows import rows
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "paik_a100_80gb"
@@ -30,7 +32,10 @@ Edit = Callable[[Result], object]
 
 
 def thresholds(a100_workloads: dict[str, Any] | None = None) -> Thresholds:
-    workloads = {name: Workload(name, **fields) for name, fields in (a100_workloads or {}).items()}
+    workloads = {
+        name: with_settings(Workload(name, ImageFamily("x"), "fp32", 1), **fields)
+        for name, fields in (a100_workloads or {}).items()
+    }
     return Thresholds(
         {
             "cpu": Sku("any CPU", Detect(device="cpu")),
@@ -119,7 +124,7 @@ def test_plan_has_one_study_per_scaling_and_workload(a100: RunDirectory) -> None
     assert [(arm.name, arm.batch_size) for arm in strong.arms] == [("ddp@1", 512), ("ddp@8", 64)]
     assert (weak.workload.batch_size, weak.workload.global_batch_size) == (1024, None)
     assert (strong.workload.batch_size, strong.workload.global_batch_size) == (512, 512)
-    assert weak.workload.memory_format == "contiguous"
+    assert weak.workload.family.memory_format == "contiguous"
     assert (weak.rounds, weak.block_s, weak.warmup_s) == (1, 300.0, 60.0)
 
 

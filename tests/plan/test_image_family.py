@@ -1,17 +1,15 @@
-"""How many parameters a classifier on frozen features has, and what is refused."""
+"""Parameters of a classifier on frozen features, and the packaged list of models against torchvision's own."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from pytest_ddpscale.plan.frozen_features import FEATURES, classifier_parameters, trained_parameters
-from pytest_ddpscale.plan.torchvision_models import TORCHVISION_MODELS
+from pytest_ddpscale.plan.image_family import FEATURES, TORCHVISION_MODELS, ImageFamily, classifier_parameters
 from pytest_ddpscale.plan.workload import Workload
+from tests.builders.workloads import with_settings
 from tests.rows import rows
 
-FROZEN = Workload("frozen", "vgg16", "fp32", 8, num_classes=10, classifier_hidden=4096)
+FROZEN = Workload("frozen", ImageFamily("vgg16", num_classes=10, classifier_hidden=4096), "fp32", 8)
 
 
 def test_a_linear_layer_and_three_are_counted_with_their_biases() -> None:
@@ -20,9 +18,9 @@ def test_a_linear_layer_and_three_are_counted_with_their_biases() -> None:
 
 
 def test_only_the_classifier_is_trained() -> None:
-    assert trained_parameters(FROZEN) == classifier_parameters(25088, 4096, 10)
-    assert not FROZEN.trains_all
-    assert replace(FROZEN, classifier_hidden=None).trains_all
+    assert FROZEN.family.classifier_parameters == classifier_parameters(25088, 4096, 10)
+    assert not FROZEN.family.trains_all
+    assert with_settings(FROZEN, classifier_hidden=None).family.trains_all
 
 
 def test_all_models_with_known_features_are_torchvisions() -> None:
@@ -42,4 +40,10 @@ def test_all_models_with_known_features_are_torchvisions() -> None:
 )
 def test_what_cannot_be_frozen_is_refused(change: dict[str, object], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        replace(FROZEN, **change)  # type: ignore[arg-type]
+        with_settings(FROZEN, **change)
+
+
+def test_the_packaged_list_is_torchvisions() -> None:
+    import torchvision.models
+
+    assert set(torchvision.models.list_models(module=torchvision.models)) == TORCHVISION_MODELS

@@ -6,7 +6,7 @@ import re
 
 import pynvml
 
-from pytest_ddpscale.telemetry.nvml_calls import REASONS, reasons_of
+from pytest_ddpscale.telemetry.nvml import REASONS, reasons_of
 
 
 def test_every_bit_that_nvidia_ml_py_knows_has_its_name() -> None:

@@ -11,24 +11,25 @@ import re
 from collections.abc import Iterable, Mapping
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from msgspec import Meta, Struct
 from msgspec.json import Decoder
 from msgspec.structs import replace
 
 from pytest_ddpscale.errors import ResultFileError, SkuError
-from pytest_ddpscale.plan.device_name import is_named
-from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
-from pytest_ddpscale.plan.workload import Precision, Workload
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.hardware import is_named
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Scaling, Study
+from pytest_ddpscale.plan.words import Precision
+from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.records import Block, GangRecord
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_json import RunHost, RunRecord
+from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.run_record import hosts_of, now_iso
 from pytest_ddpscale.run.strict_json import column, decode
-
-if TYPE_CHECKING:  # reading results must not import pydantic
-    from pytest_ddpscale.thresholds.model import Thresholds
+from pytest_ddpscale.thresholds.model import Thresholds
 
 TOOL = "willgpaik/pytorch-ddp-scaling-benchmark"
 UNKNOWN_HOST = "imported"
@@ -112,12 +113,10 @@ class PaikResult(Struct, frozen=True, kw_only=True):
         """The workload that files of one study share: without a name, with the batch that is constant over sizes."""
         is_strong = self.scaling_mode == "strong"
         return Workload(
-            name="",
-            model=self.model,
-            precision=self.precision,
-            batch_size=self.global_batch_size if is_strong else self.batch_size_per_gpu,
-            image_size=self.image_size,
-            memory_format="channels_last" if self.channels_last else "contiguous",
+            "",
+            ImageFamily(self.model, self.image_size, "channels_last" if self.channels_last else "contiguous"),
+            self.precision,
+            self.global_batch_size if is_strong else self.batch_size_per_gpu,
             global_batch_size=self.global_batch_size if is_strong else None,
             compile=self.compile,
         )
@@ -152,13 +151,28 @@ def import_paik(source: Path, out: Path, sku: str | None, thresholds: Thresholds
     workloads = thresholds.skus[name].workloads
     grouped = _grouped(files)
     names = _workload_names(list(grouped), workloads)
-    studies = [_study(dataclasses.replace(ours, name=names[ours]), group) for ours, group in grouped.items()]
+    studies = [
+        Study(
+            scaling=group[0].scaling_mode,
+            workload=dataclasses.replace(ours, name=names[ours]),
+            arms=tuple(file.arm for file in group),
+            rounds=1,
+            block_s=max(file.bench_sec_target for file in group),
+            warmup_s=max(file.warmup_sec_target for file in group),
+        )
+        for ours, group in grouped.items()
+    ]
     plan = Plan(sku=name, device_type="cuda", studies=tuple(studies))
     pairs = [(study, file) for study, group in zip(studies, grouped.values(), strict=True) for file in group]
     gangs = [_gang(file, number) for number, (_, file) in enumerate(pairs)]
     blocks = [_block(study.id, file, number) for number, (study, file) in enumerate(pairs)]
     records = [record for both in zip(gangs, blocks, strict=True) for record in both]
-    notes = [note for study in studies for note in _notes_on(study, workloads)]
+    notes = [
+        f"{study.id}: measured with {setting} {ours}; the thresholds have {theirs}"
+        for study in studies
+        if (known := workloads.get(study.workload.name))
+        for setting, ours, theirs in _differences(study.workload, known)
+    ]
     run = RunDirectory.create(out)
     run.write_json(run.plan_json, plan)
     run.append_records(records)
@@ -176,50 +190,42 @@ def _read_files(directory: Path) -> list[PaikResult]:
             str(directory), found, f"a directory of result files of {TOOL}",
             "Name the directory that its --output-json wrote to.",
         )  # fmt: skip
-    return [_read_file(path) for path in paths]
-
-
-def _read_file(path: Path) -> PaikResult:
-    try:
-        return replace(decode(_DECODER, path.read_bytes()), path=str(path))
-    except (OSError, ValueError) as error:
-        raise ResultFileError(
-            str(path), f"is not a valid result ({error})", f"a result file of {TOOL}",
-            f"Restore {path.name} from a copy, measure it again, or move it elsewhere.",
-        ) from None  # fmt: skip
+    files = []
+    for path in paths:
+        try:
+            files.append(replace(decode(_DECODER, path.read_bytes()), path=str(path)))
+        except (OSError, ValueError) as error:
+            raise ResultFileError(
+                str(path), f"is not a valid result ({error})", f"a result file of {TOOL}",
+                f"Restore {path.name} from a copy, measure it again, or move it elsewhere.",
+            ) from None  # fmt: skip
+    return files
 
 
 def _sku_name(files: list[PaikResult], asked: str | None, thresholds: Thresholds) -> str:
     """The SKU that all files come from. Files of two SKUs are refused."""
+    patterns = {name: sku.detect.name for name, sku in thresholds.skus.items()}
+
+    def skus_of(file: PaikResult) -> list[str]:
+        return [name for name, pattern in patterns.items() if pattern and is_named(file.device_name, pattern)]
+
     first, *others = files
-    found = _skus_of_device(first.device_name, thresholds)
+    found = skus_of(first)
     for other in others:
         # Driver versions name the same GPU differently; its SKU matches all the names.
-        is_same = other.device_name == first.device_name
-        if not is_same and not set(found) & set(_skus_of_device(other.device_name, thresholds)):
+        if other.device_name != first.device_name and not set(found) & set(skus_of(other)):
             raise ResultFileError(
                 other.path, f"is of {other.device_name!r}, while {first.path} is of {first.device_name!r}",
                 "results of one GPU model", "Keep the results of each GPU model in a directory of its own.",
             )  # fmt: skip
-    return _detected_sku(first, found, thresholds) if asked is None else _asked_sku(first, asked, found, thresholds)
-
-
-def _skus_of_device(device_name: str, thresholds: Thresholds) -> list[str]:
-    patterns = {name: sku.detect.name for name, sku in thresholds.skus.items()}
-    return [name for name, pattern in patterns.items() if pattern is not None and is_named(device_name, pattern)]
-
-
-def _detected_sku(file: PaikResult, found: list[str], thresholds: Thresholds) -> str:
-    if len(found) == 1:
+    if asked is None and len(found) == 1:
         return found[0]
-    which = f"several SKUs of the thresholds: {', '.join(found)}" if found else "no SKU of the thresholds"
-    raise SkuError(
-        file.path, f"device {file.device_name!r} is {which}", f"exactly one of {', '.join(found or thresholds.skus)}",
-        "Name the SKU with --gpu-sku SKU.",
-    )  # fmt: skip
-
-
-def _asked_sku(file: PaikResult, asked: str, found: list[str], thresholds: Thresholds) -> str:
+    if asked is None:
+        which = f"several SKUs of the thresholds: {', '.join(found)}" if found else "no SKU of the thresholds"
+        raise SkuError(
+            first.path, f"device {first.device_name!r} is {which}",
+            f"exactly one of {', '.join(found or thresholds.skus)}", "Name the SKU with --gpu-sku SKU.",
+        )  # fmt: skip
     name = thresholds.canonical_name(asked)
     if name is None:
         raise SkuError(
@@ -227,8 +233,7 @@ def _asked_sku(file: PaikResult, asked: str, found: list[str], thresholds: Thres
         )
     if found and name not in found:
         raise SkuError(
-            "--gpu-sku",
-            f"names {name}, but {file.path} is of {file.device_name!r}, which is {' or '.join(found)}",
+            "--gpu-sku", f"names {name}, but {first.path} is of {first.device_name!r}, which is {' or '.join(found)}",
             "the SKU that was measured", "Leave out --gpu-sku, or correct it.",
         )  # fmt: skip
     return name
@@ -238,7 +243,7 @@ def _grouped(files: Iterable[PaikResult]) -> dict[Workload, list[PaikResult]]:
     """The files of each study, by world size."""
 
     def order(file: PaikResult) -> tuple[object, ...]:
-        return (file.scaling_mode, dataclasses.astuple(file.workload), file.world_size)
+        return (file.scaling_mode, *file.workload.settings.values(), file.world_size)
 
     ordered = sorted(files, key=order)
     for one, other in pairwise(ordered):
@@ -255,13 +260,13 @@ def _grouped(files: Iterable[PaikResult]) -> dict[Workload, list[PaikResult]]:
 def _differences(ours: Workload, theirs: Workload) -> list[tuple[str, object, object]]:
     """Name and both values of each setting in which a workload of the thresholds with the same job differs."""
     batch = "global_batch_size" if ours.global_batch_size else "batch_size"
-    both = [(name, getattr(ours, name), getattr(theirs, name)) for name in (batch, "memory_format", "compile")]
-    return [(name, one, other) for name, one, other in both if one != other]
+    both = ours.differences(theirs)
+    return [(name, *both[name]) for name in (batch, "memory_format", "compile") if name in both]
 
 
 def _is_same_job(ours: Workload, theirs: Workload) -> bool:
     """Whether workloads differ at most in batch, memory format and compile."""
-    return all(getattr(ours, name) == getattr(theirs, name) for name in ("model", "precision", "image_size"))
+    return not {"model", "precision", "image_size"} & ours.differences(theirs).keys()
 
 
 def _workload_names(studied: list[Workload], workloads: Mapping[str, Workload]) -> dict[Workload, str]:
@@ -285,29 +290,18 @@ def _free_name(
     ours: Workload, studied: list[Workload], names: Mapping[Workload, str], workloads: Mapping[str, Workload]
 ) -> str:
     alike = next((name for name, theirs in workloads.items() if _is_same_job(ours, theirs)), None)
-    name = alike or f"{ours.model.replace('_', '-')}-{ours.precision}"
+    name = alike or f"{ours.family.model.replace('_', '-')}-{ours.precision}"
     same_scaling = [one for one in studied if bool(one.global_batch_size) == bool(ours.global_batch_size)]
     # A name that the thresholds use for another workload would be judged as that workload.
     taken = {names[one] for one in same_scaling if one in names} | (set(workloads) - {alike})
-    rivals = [one for one in same_scaling if (one.model, one.precision) == (ours.model, ours.precision)]
+    rivals = [one for one in same_scaling if (one.family.model, one.precision) == (ours.family.model, ours.precision)]
     # Distinguishes workloads with the same model and precision, most important first.
     details = (
-        f"bs{ours.batch_size}", f"{ours.image_size}px", ours.memory_format.replace("_", "-"),
+        f"bs{ours.batch_size}", f"{ours.family.image_size}px", ours.family.memory_format.replace("_", "-"),
         "compiled" if ours.compile else "eager",
     )  # fmt: skip
     candidates = ["-".join((name, *details[:count])) for count in range(len(details) + 1)]
     return next(one for one in candidates[len(rivals) > 1 :] if one not in taken)
-
-
-def _study(workload: Workload, files: list[PaikResult]) -> Study:
-    return Study(
-        scaling=files[0].scaling_mode,
-        workload=workload,
-        arms=tuple(file.arm for file in files),
-        rounds=1,
-        block_s=max(file.bench_sec_target for file in files),
-        warmup_s=max(file.warmup_sec_target for file in files),
-    )
 
 
 def _gang(file: PaikResult, number: int) -> GangRecord:
@@ -345,7 +339,7 @@ def _block(study_id: str, file: PaikResult, number: int) -> Block:
 
 def _run(
     sku: str, source: Path, files: list[PaikResult], gangs: Iterable[GangRecord], notes: Iterable[str]
-) -> RunRecord:  # fmt: skip
+) -> RunRecord:
     """The content of run.json."""
     versions = {
         "torch": ", ".join(sorted({file.torch_version for file in files})),
@@ -361,21 +355,11 @@ def _run(
         source=TOOL,
         imported_from=source.resolve().name,
         started_at=now_iso(),
-        hosts=tuple(_without_uuids(host) for host in hosts_of(gangs)),
+        hosts=tuple(
+            replace(host, devices=tuple(replace(device, uuid="unknown") for device in host.devices))
+            for host in hosts_of(gangs)
+        ),
         versions=versions,
         notes=(*_NOTES, *notes, *several),
         nccl_topology=None if topology is None else _ANSI_CODE.sub("", topology),
     )
-
-
-def _without_uuids(host: RunHost) -> RunHost:
-    return replace(host, devices=tuple(replace(device, uuid="unknown") for device in host.devices))
-
-
-def _notes_on(study: Study, workloads: Mapping[str, Workload]) -> list[str]:
-    """Notes on settings in which a study differs from the workload of its name in the thresholds."""
-    known = workloads.get(study.workload.name)
-    differences = _differences(study.workload, known) if known else []
-    return [
-        f"{study.id}: measured with {name} {ours}; the thresholds have {theirs}" for name, ours, theirs in differences
-    ]
