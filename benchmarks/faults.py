@@ -30,7 +30,8 @@ from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.node.processes import GANG_VARIABLE
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.run.records import Block, StudyEnd
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
 

@@ -68,9 +68,9 @@ def unfit_nodes(cases: Iterable[AnyCase], evidence: Evidence) -> dict[str, str]:
             verdict = judge(case, evidence, CONFIDENCE)
             for culprit in verdict.culprits if verdict.outcome == "failed" else ():
                 found.setdefault(culprit.host, f"{case.id}: {culprit.evidence}")
-    for probed in evidence.probes.values():
+    for probed in evidence.probes:
         for column in np.flatnonzero(probed.wrong.any(axis=0)).tolist():
-            found.setdefault(str(probed.ranks.hosts[column]), f"{probed.probe}: a result was wrong")
+            found.setdefault(str(probed.ranks.hosts[column]), f"{probed.arm.partition('@')[0]}: a result was wrong")
     return found
 
 
@@ -99,7 +99,7 @@ def _is_of_a_node(case: Case, layout: Layout) -> bool:
 def _of_probe(case: NodeCase, evidence: Evidence) -> dict[str, NodeValue]:
     if case.probe is None:
         return {}
-    probed = evidence.probes.get((case.probe.name, case.probe.world_size))
+    probed = evidence.probed(case.probe)
     samples = places(probed, case.probe, evidence.plan.layout)
     most = max((len(samples[place].values) for place in samples), default=0)
     estimates = Estimates(samples, case.requirement.definition.scale)

@@ -83,7 +83,7 @@ def _of_launch(question: Question, evidence: Evidence) -> ByHost:
 
 def _of_probe(probe: Probe, evidence: Evidence) -> ByHost:
     found: dict[str, list[PerRound]] = {}
-    measured = evidence.probes.get((probe.name, probe.world_size))
+    measured = evidence.probed(probe)
     for place, values in places(measured, probe, evidence.plan.layout).items():
         is_of_one_node = place.kind != "gang" and place.peer_host in (None, place.host)
         found.setdefault(place.host if is_of_one_node else TOGETHER, []).append(values)

@@ -64,7 +64,7 @@ def suspect_nodes(case: Case, study: Study, evidence: Evidence) -> set[str]:
     found = set[str]()
     for hosts, arms in rows_by_node(case.question, study, evidence):
         rows = arms.measured
-        is_suspect = (rows.measured.skipped_steps != 0).any(axis=1) | rows.measured.single_sample
+        is_suspect = (rows.measured.reading("skipped_steps") > 0).any(axis=1) | rows.measured.single_sample
         if _may_wait_for_host(case, evidence.plan):
             is_suspect |= ~(rows.utilization >= HOST_BOUND_UTILIZATION)
         found |= {hosts[node] for node in np.unique(rows.measured.node[is_suspect]).tolist()}
@@ -77,10 +77,10 @@ def _may_wait_for_host(case: Case, plan: Plan) -> bool:
 
 def with_skipped_steps(verdict: Verdict, measured: ArmRounds) -> Verdict:
     """Note steps that fp16 loss scaling skipped, which are cheaper; many of them make a pass inconclusive."""
-    skipped = int(measured.measured.skipped_steps.sum())
+    skipped = int(np.nansum(measured.measured.reading("skipped_steps")))
     if not skipped:
         return verdict
-    steps = int(measured.measured.steps.sum())
+    steps = int(measured.measured.count.sum())
     note = f"loss scaling skipped {skipped} of {steps} optimizer steps"
     verdict = replace(verdict, notes=(*verdict.notes, note))
     if verdict.outcome != "passed" or skipped <= MOST_SKIPPED_STEPS * steps:

@@ -9,7 +9,7 @@ from datetime import date
 from pytest_ddpscale.judge.catalogue import check, unfit_hosts
 from pytest_ddpscale.judge.finding import NodeEvidence
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
-from pytest_ddpscale.plan.probe import Probe
+from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.gpu_blocks import GpuBlocks
@@ -60,10 +60,8 @@ def _of_nodes(case: NodeCase, evidence: Evidence) -> NodeEvidence:
 
 
 def _blocks(evidence: Evidence) -> GpuBlocks:
-    """Measured blocks, by the study and arm names that telemetry uses."""
-    trained = [(arm.study, arm.arm, arm) for arm in evidence.columns.arms.values()]
-    probed = [(one.study, Probe(one.probe, one.world_size).id, one) for one in evidence.probes.values()]
-    return GpuBlocks([*trained, *probed])
+    """Blocks with telemetry: all but those of pairs of nodes."""
+    return GpuBlocks([arm for arm in evidence.columns.arms.values() if arm.study != PAIRS])
 
 
 def unfit_nodes(cases: Iterable[AnyCase], plan: Plan, surveys: dict[str, Survey], day: date) -> dict[str, str]:

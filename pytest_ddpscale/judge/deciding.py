@@ -13,12 +13,11 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.columns import Columns, GrowingColumns
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
-from pytest_ddpscale.run.probe_columns import GrowingProbes
-from pytest_ddpscale.run.probe_record import ProbeBlock
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import Block, GangRecord, Lost
+from pytest_ddpscale.run.records import GangRecord, Lost
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, training_cases
 
@@ -48,7 +47,6 @@ class Decider:
         self._columns = GrowingColumns()
         self._each = {(study.id, arm.name) for study in plan.studies for arm in study.arms if arm.compares_ranks}
         self._records: dict[str, list[AnyRecord]] = defaultdict(list)
-        self._probes = GrowingProbes()
         # Requirements of each study that needed more rounds when last judged. The others are judged again only before
         # an arm is dropped, because a dropped arm does not come back.
         self._open: dict[str, list[Case]] = {}
@@ -60,11 +58,8 @@ class Decider:
         if isinstance(record, GangRecord):
             self._gangs[record.gang] = record
             self._columns.add_gang(record)
-            self._probes.add_gang(record)
         elif isinstance(record, Block):
             self._columns.add(record)
-        elif isinstance(record, ProbeBlock):
-            self._probes.add(record)
         elif not isinstance(record, Survey | PostMortem | Lost):
             self._records[record.study].append(record)
 
@@ -102,11 +97,11 @@ class Decider:
         if len(evidence.rounds_probed) < study.swept_rounds:
             return [probe.id for probe in study.probes]
         if len(evidence.rounds_probed) < FEWEST_ROUNDS:
-            done = {Probe(*name).id for name in evidence.probes}
+            done = {one.arm for one in evidence.probes}
             asked_for = {case.probe.id for case in self._probed if case.probe}
             asked_for -= evidence.unsupported.keys() - done  # a probe that some ranks support may still fail on one
             return [probe.id for probe in study.probes if probe.id in asked_for]
-        of = {probe: evidence.probes.get((probe.name, probe.world_size)) for probe in study.probes}
+        of = {probe: evidence.probed(probe) for probe in study.probes}
         measured = {probe: 0 if found is None else int(found.present.sum()) for probe, found in of.items()}
         told = {probe for probe, count in measured.items() if self._told.get(probe) == count}
         asked = [case for case in self._probed if case.probe not in told]
@@ -116,7 +111,7 @@ class Decider:
 
     def _evidence_on_probes(self) -> Evidence:
         records = [*self._gangs.values(), *self._records[PROBES]]
-        return replace(evidence_of(self._plan, Columns(), records), probes=self._probes.columns())
+        return evidence_of(self._plan, self._columns.of_study(PROBES), records)
 
     def _plan_of_those_there(self, study: Study, columns: Columns) -> Plan:
         """The plan reduced to the remaining nodes: after a loss nothing can pass, but these can still be judged."""

@@ -89,8 +89,9 @@ def _culprit(windows: TelemetryColumns) -> Culprit:
 def _low_utilization(columns: Columns) -> Iterator[str]:
     for (study, arm), measured in columns.arms.items():
         own = measured.of(~measured.single_sample)
-        read = np.flatnonzero((~np.isnan(own.utilization)).any(axis=0))
-        busy = np.nanmedian(own.utilization[:, read], axis=0)
+        utilization = own.reading("utilization")
+        read = np.flatnonzero((~np.isnan(utilization)).any(axis=0))
+        busy = np.nanmedian(utilization[:, read], axis=0)
         if (busy < IDLE).any():
             share = busy.min()
             rank, host = min(_ranks(own, read[busy == share]), key=lambda one: (one[1], one[0]))

@@ -10,16 +10,32 @@ node pair counts with its slowest rail (equal local ranks of both nodes); if onl
 from __future__ import annotations
 
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
+import numpy as np
+
+from pytest_ddpscale.judge.probes import GIGA
 from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, Standings
 from pytest_ddpscale.plan.study import DeviceType
-from pytest_ddpscale.run.pair_record import PairMeasurement
+from pytest_ddpscale.run.columns import ArmColumns
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.readings import STEP_S
 
 _PARTNERS_SHOWN = 3
+
+
+class Rail(NamedTuple):
+    """Two ranks of different nodes in one round; two-element fields are in the order of the names of their hosts."""
+
+    round: int
+    ranks: tuple[int, int]
+    hosts: tuple[str, str]
+    local_ranks: tuple[int, int]
+    devices: tuple[str, str]
+    gbps: float
 
 
 @dataclass(frozen=True)
@@ -87,16 +103,16 @@ class LinkFault:
 
 
 def find_link_faults(
-    pairs: Sequence[PairMeasurement], device_type: DeviceType, excused: Set[str] = frozenset()
+    rails: Sequence[Rail], device_type: DeviceType, excused: Set[str] = frozenset()
 ) -> list[LinkFault]:
     """Nodes and links at fault by the rule of this module: nodes before links, slowest first.
 
     Args:
-        pairs: all measurements, in order.
+        rails: all measurements, in order.
         device_type: of the ranks; on CPUs a larger gap is needed than on GPUs.
         excused: hosts known to compute slowly; their pairs are ignored, because that explains them.
     """
-    told = _NodePairs(pair for pair in pairs if excused.isdisjoint(pair.hosts))
+    told = _NodePairs(rail for rail in rails if excused.isdisjoint(rail.hosts))
     standings = Standings(told.results, SLOW_SHARES[device_type])
     if len(standings.suspect_nodes) > standings.nodes // 2:
         return []
@@ -107,26 +123,40 @@ def find_link_faults(
     return sorted(faults, key=lambda fault: (fault.kind != "node", fault.slow_gbps, fault.hosts))
 
 
-def node_pair_results(pairs: Iterable[PairMeasurement]) -> Iterator[tuple[tuple[str, str], float]]:
+def rails_of(evidence: Evidence) -> Sequence[Rail]:
+    """The measured rails between nodes, round by round."""
+    found: Sequence[Rail] = evidence.once("rails", lambda: [rail for arm in evidence.pairs for rail in _rails(arm)])
+    return found
+
+
+def _rails(measured: ArmColumns) -> Iterator[Rail]:
+    """GB/s of the fastest message of the slower rank: with two ranks, bus bandwidth is bytes over time."""
+    steps_s, who = measured.of_steps(STEP_S), measured.ranks
+    mean_s = measured.seconds / np.where(measured.present, measured.count, 1)  # lines of earlier versions keep no steps
+    fastest_s = np.fmin.reduce(steps_s, axis=2, initial=np.inf) if steps_s.shape[2] else mean_s
+    gbps = measured.work / fastest_s / GIGA
+    for row, number in enumerate(measured.numbers.tolist()):
+        pairs: dict[int, list[int]] = defaultdict(list)
+        for column in np.flatnonzero(measured.present[row]).tolist():
+            pairs[int(measured.groups[row, column])].append(column)
+        for ends in pairs.values():
+            ends.sort(key=lambda column: str(who.hosts[column]))
+            ranks, hosts, local_ranks, devices = zip(*map(who.who, ends), strict=True)
+            if len(set(hosts)) == 2:
+                yield Rail(number, ranks, hosts, local_ranks, devices, float(gbps[row, ends].min()))
+
+
+def node_pair_results(rails: Iterable[Rail]) -> Iterator[tuple[tuple[str, str], float]]:
     """Yield each pair of hosts in each round: names in order, and GB/s of the slowest rail."""
-    for (_, _, hosts), rails in _rails_together(pairs).items():
-        yield hosts, min(rail.busbw_gbps for rail in rails)
+    for (_, hosts), together in _rails_together(rails).items():
+        yield hosts, min(rail.gbps for rail in together)
 
 
-def _rails_together(
-    pairs: Iterable[PairMeasurement],
-) -> dict[tuple[int, int, tuple[str, str]], list[PairMeasurement]]:
-    """Rails by launch, round and hosts, whose names are in order."""
-    together: dict[tuple[int, int, tuple[str, str]], list[PairMeasurement]] = defaultdict(list)
-    seen: Counter[tuple[int, tuple[str, str], int]] = Counter()
-    for pair in pairs:
-        if pair.hosts[0] == pair.hosts[1]:
-            continue
-        ordered = _sorted_by_host(pair)
-        # A restarted gang counts its rounds from the beginning, so a repeated rail belongs to the restarted gang.
-        rail = (ordered.round, ordered.hosts, ordered.local_ranks[0])
-        together[(seen[rail], ordered.round, ordered.hosts)].append(ordered)
-        seen[rail] += 1
+def _rails_together(rails: Iterable[Rail]) -> dict[tuple[int, tuple[str, str]], list[Rail]]:
+    """Rails by round and hosts."""
+    together: dict[tuple[int, tuple[str, str]], list[Rail]] = defaultdict(list)
+    for rail in rails:
+        together[rail.round, rail.hosts].append(rail)
     return together
 
 
@@ -138,17 +168,17 @@ class _NodePairs:
         results: one per measurement of a node pair.
     """
 
-    def __init__(self, pairs: Iterable[PairMeasurement]) -> None:
-        together = _rails_together(pairs)
-        self.hosts = sorted({host for _, _, hosts in together for host in hosts})
+    def __init__(self, rails: Iterable[Rail]) -> None:
+        together = _rails_together(rails)
+        self.hosts = sorted({host for _, hosts in together for host in hosts})
         numbers = {host: number for number, host in enumerate(self.hosts)}
-        self._rails: dict[PairResult, list[PairMeasurement]] = defaultdict(list)
+        self._rails: dict[PairResult, list[Rail]] = defaultdict(list)
         self.results: list[PairResult] = []
-        for (_, number, (one, other)), rails in together.items():
-            slowest = min(rail.busbw_gbps for rail in rails)
+        for (number, (one, other)), of_pair in together.items():
+            slowest = min(rail.gbps for rail in of_pair)
             result = PairResult(number, (numbers[one], numbers[other]), slowest)
             self.results.append(result)
-            self._rails[result] += rails
+            self._rails[result] += of_pair
 
     def slow_rails(self, results: Sequence[PairResult], node: int, slow_below_gbps: float) -> tuple[LinkEnd, bool]:
         """A node's end of the rails that are slow in all given results, and whether these are all of its rails.
@@ -171,7 +201,7 @@ class _NodePairs:
         for result in results:
             for rail in self._rails[result]:
                 end = rail.hosts.index(host)
-                slow[rail.ranks[end]].append(rail.busbw_gbps < slow_below_gbps)
+                slow[rail.ranks[end]].append(rail.gbps < slow_below_gbps)
                 ends[rail.ranks[end]] = (rail.local_ranks[end], rail.devices[end])
         return slow, ends
 
@@ -214,18 +244,6 @@ def _fast_of(told: _NodePairs, standings: Standings, nodes: Iterable[int]) -> li
 
 def _median_gbps(results: Sequence[PairResult]) -> float:
     return statistics.median(result.gbps for result in results)
-
-
-def _sorted_by_host(pair: PairMeasurement) -> PairMeasurement:
-    if pair.hosts[0] <= pair.hosts[1]:
-        return pair
-    return replace(
-        pair,
-        ranks=pair.ranks[::-1],
-        hosts=pair.hosts[::-1],
-        local_ranks=pair.local_ranks[::-1],
-        devices=pair.devices[::-1],
-    )
 
 
 def listed(names: Sequence[str]) -> str:

@@ -27,8 +27,8 @@ from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.plan.probe_pairs import Ranks, expected_ranks
 from pytest_ddpscale.run.column_record import BoolArray, IntArray
-from pytest_ddpscale.run.probe_columns import ProbeColumns
-from pytest_ddpscale.run.probe_record import NO_PEER, ProbeMeasurement
+from pytest_ddpscale.run.columns import ArmColumns
+from pytest_ddpscale.run.rank_columns import RankColumns
 
 TERA, GIGA = 1e12, 1e9
 # A worker may shorten a message by up to this per rank, to split it evenly in aligned pieces.
@@ -81,12 +81,7 @@ class ProbedPlace(Struct, frozen=True, cache_hash=True):  # thousands are looked
         return {"gpu": "GPUs", "node": "nodes", "gang": "groups", "link": "pairs"}[self.kind]
 
 
-def value_of(measurement: ProbeMeasurement) -> float:
-    """Value of one rank: TFLOPS (10¹² operations per second) for a matmul, else GB/s (10⁹ bytes per second)."""
-    return measurement.per_second * _factor(Probe(measurement.probe, measurement.world_size))
-
-
-def places(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> Mapping[ProbedPlace, PerRound]:
+def places(probed: ArmColumns | None, probe: Probe, layout: Layout) -> Mapping[ProbedPlace, PerRound]:
     """Values of a probe, in its metric's unit, by place.
 
     The slowest rank sets the value. Rounds in which a rank of the place is missing are left out, because its speed is
@@ -103,36 +98,41 @@ def places(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> Mapping
     if probed is None:
         expected_ranks(probe, layout)
         return {}
-    key = probe, layout
-    if key not in probed.kept:
-        probed.kept[key] = _places_there(probed, probe, layout)
-    found, ends = probed.kept[key]
+    kept = probed.ranks.kept
+    if (probe, layout) not in kept:
+        kept[probe, layout] = _places_there(probed.ranks, probe, layout)
+    found, ends = kept[probe, layout]
     if not found:
         return {}
-    values = np.where(_counts(probed, probe), probed.per_second * _factor(probe), np.nan)
-    return PerPlace(found, probed.numbers, values[:, ends].min(axis=2).T)  # NaN if any is
+    numbers, rounds = np.unique(probed.numbers, return_inverse=True)
+    reached = np.where(_counts(probed, probe), probed.per_second * _factor(probe), np.nan)
+    values = np.full((len(found), len(numbers)), np.nan)
+    for turn in np.unique(probed.turn):
+        rows = np.flatnonzero(probed.turn == turn)
+        groups = probed.groups[rows][:, ends]
+        together = (groups == groups[:, :, :1]).all(axis=2)
+        slowest = np.where(together, reached[rows][:, ends].min(axis=2), np.nan)  # NaN if any is
+        values[:, rounds[rows]] = np.fmax(values[:, rounds[rows]], slowest.T)
+    return PerPlace(found, numbers, values)
 
 
-def _places_there(probed: ProbeColumns, probe: Probe, layout: Layout) -> tuple[list[ProbedPlace], IntArray]:
+def _places_there(who: RankColumns, probe: Probe, layout: Layout) -> tuple[list[ProbedPlace], IntArray]:
     """Places whose ranks all have a column, and the columns of each, (places, ranks of one)."""
     expected = sorted(expected_ranks(probe, layout))
     ranks = np.array(expected, np.int64)
-    peers = ranks[:, ::-1] if probe.kind == "send-recv" else np.full_like(ranks, NO_PEER)
-    most = int(max(ranks.max(), probed.peers.max())) + 2  # base that encodes a rank and its peer in one number
-    columns, wanted = (one * most + peer + 1 for one, peer in ((probed.ranks.numbers, probed.peers), (ranks, peers)))
-    at = np.minimum(np.searchsorted(columns, wanted), len(columns) - 1)
-    at_all = (columns[at] == wanted).all(axis=1)
-    who = list(zip(probed.ranks.hosts, probed.ranks.local_ranks.tolist(), probed.ranks.devices, strict=True))
+    at = np.minimum(np.searchsorted(who.numbers, ranks), len(who) - 1)
+    at_all = (who.numbers[at] == ranks).all(axis=1)
     there = zip(np.flatnonzero(at_all).tolist(), at[at_all].tolist(), strict=True)
-    return [place_of(probe, expected[i], [who[column] for column in ends]) for i, ends in there], at[at_all]
+    ends = list(zip(who.hosts, who.local_ranks.tolist(), who.devices, strict=True))
+    return [place_of(probe, expected[i], [ends[column] for column in of]) for i, of in there], at[at_all]
 
 
-def _counts(probed: ProbeColumns, probe: Probe) -> BoolArray:
-    """Whether the message size was the probe's, (rounds, ranks)."""
+def _counts(probed: ArmColumns, probe: Probe) -> BoolArray:
+    """Whether the message size was the probe's, (rows, ranks)."""
     size = probe.message_bytes
     if size is None:
         return probed.present
-    return probed.present & (np.abs(probed.work - size) <= _ALIGNMENT_BYTES * probed.world_size)
+    return probed.present & (np.abs(probed.work - size) <= _ALIGNMENT_BYTES * probe.world_size)
 
 
 def place_of(probe: Probe, ranks: Ranks, ends: Sequence[tuple[str, int, str]]) -> ProbedPlace:

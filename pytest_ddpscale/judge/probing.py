@@ -48,7 +48,7 @@ def judge_probe(
     """
     probe = _probe_of(case)
     verdict = _on_speed(blank, case, probe, evidence, confidence, peak)
-    measured = evidence.probes.get((probe.name, probe.world_size))
+    measured = evidence.probed(probe)
     return with_wrong_data(verdict, probe, measured) if measured is not None else verdict
 
 
@@ -88,7 +88,7 @@ def _on_speed(
         return replace(blank, outcome="error", reason=evidence.errors[study.id])
     if study.id in evidence.interrupted:
         return replace(blank, reason=evidence.interrupted[study.id])
-    samples = places(evidence.probes.get((probe.name, probe.world_size)), probe, evidence.plan.layout)
+    samples = places(evidence.probed(probe), probe, evidence.plan.layout)
     expected, due = expected_ranks(probe, evidence.plan.layout), _rounds_due(probe, evidence)
 
     estimates = Estimates(samples, case.requirement.definition.scale, study.rounds)
@@ -138,9 +138,7 @@ def _why_incomplete(probe: Probe, expected: Sequence[Ranks], judged: Sequence[Pr
     names = list(dict.fromkeys(_name_of_ranks(ranks, evidence) for ranks in absent))
     noun = judged[0].place.noun
     text = f"measured on {len(there)} of {len(expected)} {noun}; {first_few(names)} {_is(names)} missing"
-    unseen = sorted(
-        set(evidence.hosts) - {host for probed in evidence.probes.values() for host in probed.ranks.by_host}
-    )
+    unseen = sorted(set(evidence.hosts) - {host for probed in evidence.probes for host in probed.ranks.by_host})
     return f"{text} (no results from {first_few(unseen)})" if unseen else text
 
 
@@ -148,7 +146,7 @@ def _name_of_ranks(ranks: Ranks, evidence: Evidence) -> str:
     """Name of a place without measurements: ``local rank 3 of n1``, or the node's number if its name is unknown."""
     layout = evidence.plan.layout
     numbers = sorted({rank // layout.ranks_per_node for rank in ranks})
-    ends = [(probed.ranks.numbers.tolist(), probed.ranks.hosts.tolist()) for probed in evidence.probes.values()]
+    ends = [(probed.ranks.numbers.tolist(), probed.ranks.hosts.tolist()) for probed in evidence.probes]
     hosts = {
         rank // layout.ranks_per_node: host for ranks, names in ends for rank, host in zip(ranks, names, strict=True)
     }

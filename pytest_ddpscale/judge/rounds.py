@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,16 +12,9 @@ import numpy as np
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
-from pytest_ddpscale.run.columns import (
-    NOBODY,
-    OF_A_CELL,
-    OF_A_ROUND,
-    ArmColumns,
-    Columns,
-    RankColumns,
-    as_slice,
-    joined,
-)
+from pytest_ddpscale.run.columns import NO_MEASUREMENTS, OF_A_ROW, ArmColumns, Columns, as_slice, combined
+from pytest_ddpscale.run.rank_columns import RankColumns, ranks_side_by_side
+from pytest_ddpscale.run.readings import WAITED_S
 
 GIB = 2**30
 
@@ -65,7 +58,7 @@ class ArmRounds:
     @cached_property
     def mean_step_s(self) -> FloatArray:
         """Mean step time of each rank's block, in seconds, NaN where it was absent, (rounds, ranks)."""
-        return self.measured.block_s / np.where(self.present, self.measured.steps, 1)
+        return self.measured.seconds / np.where(self.present, self.measured.count, 1)
 
     @cached_property
     def slowest(self) -> IntArray:
@@ -73,9 +66,9 @@ class ArmRounds:
         return _column_of_most(np.where(self.present, self.mean_step_s, -np.inf))
 
     @property
-    def _images(self) -> IntArray:
-        """Images that each rank trained, (rounds, ranks)."""
-        return self.measured.batch_size[:, np.newaxis] * self.measured.steps
+    def _samples(self) -> FloatArray:
+        """Samples that each rank trained, (rounds, ranks)."""
+        return self.measured.work * self.measured.count
 
     @property
     def step_s(self) -> FloatArray:
@@ -85,7 +78,12 @@ class ArmRounds:
     @property
     def waited_s_per_step(self) -> FloatArray:
         """Seconds per step that ranks waited for data, the most of all ranks; NaN with synthetic data."""
-        share = self.measured.waited_s / np.where(self.present, self.measured.steps, 1)
+        waited_s = self.measured.of_steps(WAITED_S)
+        if not waited_s.shape[2]:
+            return np.full(len(self), np.nan)
+        unknown = np.isnan(waited_s).all(axis=2)
+        in_all = np.where(unknown, np.nan, np.nansum(waited_s, axis=2, dtype=np.float64))
+        share = in_all / np.where(self.present, self.measured.count, 1)
         return np.where(
             self._is_known(share), np.max(np.where(np.isnan(share), 0.0, share), axis=1, initial=0.0), np.nan
         )
@@ -93,7 +91,7 @@ class ArmRounds:
     @property
     def samples_per_s(self) -> FloatArray:
         """Images each rank trained per second, NaN where it was absent, (rounds, ranks)."""
-        return self._images / self.measured.block_s
+        return self.measured.per_second
 
     @cached_property
     def samples_per_s_per_gpu(self) -> FloatArray:
@@ -103,19 +101,19 @@ class ArmRounds:
     @cached_property
     def least_busy(self) -> IntArray:
         """Column of the rank with the lowest utilization; -1 if that of any rank is unknown."""
-        busy = self.measured.utilization
+        busy = self.measured.reading("utilization")
         lowest = _column_of_most(np.where(np.isnan(busy), -np.inf, -busy))
         return np.where(self._is_known(busy), lowest, -1)
 
     @property
     def utilization(self) -> FloatArray:
         """Utilization of the least busy rank; NaN if that of any rank is unknown."""
-        return np.where(self.least_busy < 0, np.nan, _at(self.measured.utilization, self.least_busy))
+        return np.where(self.least_busy < 0, np.nan, _at(self.measured.reading("utilization"), self.least_busy))
 
     @property
     def images_per_joule(self) -> FloatArray:
         """Images per joule of GPU energy, the least of all ranks; NaN if that of any rank is unknown."""
-        per_joule = self._images / _more_than_nothing(self.measured.energy_j)
+        per_joule = self._samples / _more_than_nothing(self.measured.reading("energy_j"))
         least = np.min(np.where(np.isnan(per_joule), np.inf, per_joule), axis=1, initial=np.inf)
         return np.where(self._is_known(per_joule), least, np.nan)
 
@@ -133,7 +131,7 @@ class ArmRounds:
     @cached_property
     def _held_bytes(self) -> tuple[FloatArray, FloatArray]:
         """Maximum and minimum memory of the ranks, in bytes; NaN if any rank's is unknown."""
-        held = _more_than_nothing(self.measured.peak_memory_bytes)
+        held = _more_than_nothing(self.measured.reading("peak_memory_bytes"))
         is_known = self._is_known(held)
         most = np.max(np.where(np.isnan(held), -np.inf, held), axis=1, initial=-np.inf)
         least = np.min(np.where(np.isnan(held), np.inf, held), axis=1, initial=np.inf)
@@ -149,8 +147,8 @@ class ArmRounds:
         """
         if not self.measured.single_sample.any():
             return None
-        error = _at(self.measured.step_stdev_s, self.slowest) / self.step_s
-        error /= np.sqrt(_at(self.measured.steps, self.slowest))
+        error = _at(self.measured.reading("step_stdev_s"), self.slowest) / self.step_s
+        error /= np.sqrt(_at(self.measured.count, self.slowest))
         return np.where(self.measured.single_sample, error, np.nan)
 
     def of(self, rounds: IntArray | BoolArray) -> ArmRounds:
@@ -163,13 +161,7 @@ class ArmRounds:
         return np.asarray(~unknown.any(axis=1))
 
 
-NO_ROUNDS = ArmRounds(
-    ArmColumns(
-        "", "", *(np.zeros(0, np.int64),) * 3, np.zeros(0, np.bool_), NOBODY, np.zeros((0, 0), np.bool_),
-        np.zeros((0, 0), np.int64), *(np.zeros((0, 0)),) * 7, *(np.zeros((0, 0), np.int64),) * 2,
-        np.zeros((0, 0, 0), np.float32),
-    )
-)  # fmt: skip
+NO_ROUNDS = ArmRounds(NO_MEASUREMENTS)
 
 
 def _column_of_most(cells: FloatArray) -> IntArray:
@@ -223,7 +215,7 @@ def _arm_rounds(columns: Columns, study_id: str, arm: Arm, ranks: Collection[int
 
 def _complete(measured: ArmColumns, arm: Arm, is_complete: BoolArray) -> ArmRounds:
     """Complete rounds with the batch size of the arm, without ranks that are absent from all of them."""
-    is_complete = is_complete & (measured.batch_size == arm.batch_size)
+    is_complete = is_complete & measured.is_of_work(arm.batch_size)
     found = measured if is_complete.all() else measured.of(is_complete)
     there = np.any(found.present, axis=0)
     return ArmRounds(found if there.all() else found.of(slice(None), there))
@@ -308,7 +300,7 @@ def _rows(columns: Columns, study_id: str, arm: Arm, hosts: tuple[str, ...]) -> 
     if key not in columns.kept:
         by_host = _columns_by_host(columns, study_id, arm)
         rows = columns.arms[study_id, arm.name].side_by_side(np.stack([by_host[host] for host in hosts]))
-        is_complete = _is_whole(rows, arm) & (rows.batch_size == arm.batch_size)
+        is_complete = _is_whole(rows, arm) & rows.is_of_work(arm.batch_size)
         columns.kept[key] = ArmRounds(rows if is_complete.all() else rows.of(is_complete))
     found: ArmRounds = columns.kept[key]
     return found
@@ -376,36 +368,34 @@ def one_after_another(launches: Iterable[ArmRounds]) -> ArmRounds:
     same = [one for one in found if one.ranks.is_same(found[0].ranks)]
     if len(same) < 2:
         return ArmRounds(same[0]) if same else NO_ROUNDS
-    most = max(one.step_s.shape[2] for one in same)
-    padded = [
-        np.pad(one.step_s, ((0, 0), (0, 0), (0, most - one.step_s.shape[2])), constant_values=np.nan) for one in same
-    ]
-    cells: dict[str, Any] = {
-        name: np.concatenate([getattr(one, name) for one in same]) for name in (*OF_A_ROUND, *OF_A_CELL)
-    }
-    cells |= {"step_s": np.concatenate(padded), "numbers": np.arange(sum(len(one.numbers) for one in same))}
-    return ArmRounds(replace(same[0], **cells))
+
+    def in_sequence(several: Sequence[Any]) -> Any:
+        most = max(one.shape[-1] for one in several)
+        padded = (np.pad(one, ((0, 0), (0, 0), (0, most - one.shape[2])), constant_values=np.nan) for one in several)
+        return np.concatenate(list(padded) if several[0].ndim == 3 else several)
+
+    of_rows = {name: in_sequence([getattr(one, name) for one in same]) for name in OF_A_ROW}
+    of_rows["numbers"] = np.arange(len(of_rows["numbers"]))
+    return ArmRounds(combined(same, in_sequence, **of_rows))
 
 
 def _side_by_side(groups: Sequence[ArmColumns], numbers: IntArray) -> ArmColumns:
     """Columns of several groups of one arm, merged, with all rounds that any of them has."""
-    shape = len(numbers), sum(len(group.ranks) for group in groups)
-    most = max(group.step_s.shape[2] for group in groups)
-    cells = {name: _blank(getattr(groups[0], name), shape, most) for name in (*OF_A_ROUND, *OF_A_CELL)}
-    start = 0
-    for group in groups:
-        rows, columns = np.searchsorted(numbers, group.numbers), slice(start, start + len(group.ranks))
-        for name in OF_A_ROUND:
-            cells[name][rows] = getattr(group, name)
-        for name in OF_A_CELL:
-            of_group = getattr(group, name)
-            at = (rows, columns, *map(slice, of_group.shape[2:]))
-            cells[name][at] = of_group
-        start = columns.stop
-    return replace(groups[0], ranks=joined([group.ranks for group in groups]), **cells)
+    ends = np.cumsum([len(group.ranks) for group in groups])
+    rows = [np.searchsorted(numbers, group.numbers) for group in groups]
 
+    def merged(several: Sequence[Any]) -> Any:
+        most = [max(one.shape[2] for one in several)] if several[0].ndim == 3 else []
+        found: Any = np.full(
+            (len(numbers), ends[-1], *most), np.nan if several[0].dtype.kind == "f" else 0, several[0].dtype
+        )
+        for at, end, one in zip(rows, ends.tolist(), several, strict=True):
+            where = (at, slice(end - one.shape[1], end), *map(slice, one.shape[2:]))
+            found[where] = one
+        return found
 
-def _blank(like: Any, shape: tuple[int, int], most_steps: int) -> Any:
-    """Cells without measurements."""
-    sizes = (shape[0],) if like.ndim == 1 else shape if like.ndim == 2 else (*shape, most_steps)
-    return np.full(sizes, np.nan if like.dtype.kind == "f" else 0, like.dtype)
+    of_rows = {name: np.zeros(len(numbers), np.int64) for name in OF_A_ROW}
+    for at, group in zip(rows, groups, strict=True):
+        for name, values in of_rows.items():
+            values[at] = getattr(group, name)
+    return combined(groups, merged, ranks=ranks_side_by_side([group.ranks for group in groups]), **of_rows)

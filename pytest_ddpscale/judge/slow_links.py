@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pytest_ddpscale.judge.link_faults import LinkEnd, LinkFault, find_link_faults
+from pytest_ddpscale.judge.link_faults import LinkEnd, LinkFault, find_link_faults, rails_of
 from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
@@ -45,7 +45,7 @@ def with_slow_node_pairs(verdict: Verdict, evidence: Evidence) -> Verdict:
 
 def _faults(evidence: Evidence, excused: frozenset[str]) -> list[LinkFault]:
     def find() -> list[LinkFault]:
-        return find_link_faults(evidence.pairs, evidence.plan.device_type, excused) if evidence.pairs else []
+        return find_link_faults(rails_of(evidence), evidence.plan.device_type, excused) if evidence.pairs else []
 
     found: list[LinkFault] = evidence.once(("link faults", excused), find)
     return found

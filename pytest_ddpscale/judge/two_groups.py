@@ -23,7 +23,7 @@ from pytest_ddpscale.judge.rank_averages import RankAverages, averages_of, relat
 from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.judge.stragglers import MINIMUM_RELATIVE_GAP, MINIMUM_ROUNDS, Straggler
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
-from pytest_ddpscale.run.columns import RankColumns
+from pytest_ddpscale.run.rank_columns import RankColumns
 from pytest_ddpscale.util.listing import first_few
 
 _MOST_SHOWN = 8  # hosts or ranks of a group that are listed

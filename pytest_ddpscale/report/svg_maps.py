@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from pytest_ddpscale.judge.link_faults import rails_of
 from pytest_ddpscale.judge.probes import places
 from pytest_ddpscale.judge.rounds import all_groups
 from pytest_ddpscale.judge.slowness import slowness_of
@@ -87,13 +88,13 @@ def pair_bandwidths(evidence: Evidence) -> PairValues:
         first, second = sorted(hosts)
         rails.setdefault((first, second), {}).setdefault(ranks, []).extend(gbps)
 
-    for one in evidence.pairs:
-        add(one.hosts, one.ranks, [one.busbw_gbps])
+    for one in rails_of(evidence):
+        add(one.hosts, one.ranks, [one.gbps])
     if not rails and evidence.plan.probes is not None:
         sent = [probe for probe in evidence.plan.probes.probes if probe.kind == "send-recv"]
         # The probe with the most ranks spans several nodes if any probe does.
         for probe in sorted(sent, key=lambda probe: (-probe.world_size, -(probe.message_bytes or 0)))[:1]:
-            found = places(evidence.probes.get((probe.name, probe.world_size)), probe, evidence.plan.layout)
+            found = places(evidence.probed(probe), probe, evidence.plan.layout)
             for place, samples in found.items():
                 if place.peer_host is not None and place.peer_host != place.host:
                     add((place.host, place.peer_host), place.ranks, [sample.value for sample in samples])
@@ -109,7 +110,7 @@ def pair_bandwidths_within(evidence: Evidence) -> PairValues:
     sent = [probe for probe in (study.probes if study else ()) if probe.kind == "send-recv"]
     found: dict[tuple[str, str], float] = {}
     for probe in sorted(sent, key=lambda probe: -(probe.message_bytes or 0)):
-        probed = places(evidence.probes.get((probe.name, probe.world_size)), probe, evidence.plan.layout)
+        probed = places(evidence.probed(probe), probe, evidence.plan.layout)
         for place, samples in probed.items():
             if place.peer_host == place.host and len(samples):
                 pair = f"rank {place.gpu_index}", f"rank {place.peer_gpu_index}"

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from pytest_ddpscale.plan.pairing import PAIRS
+from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
+from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.by_rank import flops_of, seeded_steps_of, timed_arms_of
-from pytest_ddpscale.run.columns import Columns, columns_of
-from pytest_ddpscale.run.pair_record import PairMeasurement, pairs_of
-from pytest_ddpscale.run.probe_columns import ProbeColumns, ProbeName, probe_columns_of
-from pytest_ddpscale.run.probe_record import ProbeBlock, unsupported_of
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.by_rank import flops_of, seeded_steps_of, timed_arms_of, unsupported_of
+from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
 from pytest_ddpscale.run.profile_record import ArmProfile, latest_profiles
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import Block, SeededStep, gangs_by_number
+from pytest_ddpscale.run.records import SeededStep, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.run_record import (
@@ -37,15 +38,13 @@ class Evidence:
 
     Attributes:
         plan: the planned studies.
-        columns: all measurements of training.
+        columns: all measurements in rounds: of training, forward passes, probes and pairs of nodes.
         errors: error message of each study that broke, by study id.
         interrupted: why a study was ended from outside before its end, by study id.
         flops_per_sample: floating-point operations of forward and backward pass, by study, if counted.
         seeded_steps: one record per rank of the seeded step that it computed alone, by study.
         timed_arms: names of the arms that a round timed, by study and round: once a requirement is decided, arms that
             only it needed are dropped. Empty if all arms were timed in every round.
-        pairs: bandwidth between pairs of nodes, if they were measured to find a slow node or link.
-        probes: measurements of probes, by name and world size.
         unsupported: why a probe could not be run, by probe id.
         surveys: survey of each node before the launch, by host.
         telemetry: telemetry of GPUs during measurements.
@@ -65,8 +64,6 @@ class Evidence:
     timed_arms: Mapping[str, Mapping[int, Collection[str]]] = field(default_factory=dict)
     interrupted: Mapping[str, str] = field(default_factory=dict)
     hosts: Collection[str] = ()
-    pairs: Sequence[PairMeasurement] = ()
-    probes: Mapping[ProbeName, ProbeColumns] = field(default_factory=dict)
     unsupported: Mapping[str, str] = field(default_factory=dict)
     surveys: Mapping[str, Survey] = field(default_factory=dict)
     telemetry: TelemetryColumns = NO_TELEMETRY
@@ -83,10 +80,24 @@ class Evidence:
             return (self,)
         return tuple(replace(self, plan=self.plan.of_launch(n)) for n in range(1, self.plan.launches + 1))
 
+    @property
+    def probes(self) -> Sequence[ArmColumns]:
+        """Measurements of each probe."""
+        return list(self.columns.of_study(PROBES))
+
+    def probed(self, probe: Probe) -> ArmColumns | None:
+        """Measurements of one probe; None if there are none."""
+        return self.columns.arms.get((PROBES, probe.id))
+
+    @property
+    def pairs(self) -> Sequence[ArmColumns]:
+        """Measurements between pairs of nodes, if they were measured to find a slow node or link."""
+        return list(self.columns.of_study(PAIRS))
+
     @cached_property
     def rounds_probed(self) -> Collection[int]:
         """Numbers of the rounds with any probe."""
-        return frozenset(number for probe in self.probes.values() for number in probe.numbers.tolist())
+        return frozenset(number for probe in self.probes for number in probe.numbers.tolist())
 
     def seeded_checksums(self, study_id: str) -> Mapping[int, str]:
         """Checksum of the seeded step, by rank; empty if none was computed.
@@ -124,7 +135,7 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
 
     Args:
         plan: of the run.
-        columns: the measurements of training in these records.
+        columns: the measurements in these records.
         records: all records.
     """
     gangs = gangs_by_number(records).values()
@@ -137,8 +148,6 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
         timed_arms_of(records),
         interruptions_of(records),
         sorted({host for gang in gangs for host in gang.hosts}),
-        pairs_of(records),
-        probe_columns_of((one for one in records if isinstance(one, ProbeBlock)), gangs),
         unsupported_of(records),
         surveys_of(records),
         transports=transports_of(records),

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from pytest_ddpscale.run.pair_record import PairRound
-from pytest_ddpscale.run.probe_record import ProbeBlock
-from pytest_ddpscale.run.records import Block, GangRecord, SeededSteps, gangs_by_number
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.records import GangRecord, SeededSteps, gangs_by_number
 from pytest_ddpscale.run.strict_json import each
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.util.listing import first_few
@@ -24,7 +23,7 @@ _SHOWN = 4  # names in one message
 def gangs_of(records: Sequence[AnyRecord]) -> dict[str, GangRecord]:
     """The last gang that measured each study, by study id."""
     gangs = gangs_by_number(records)
-    measured = (record for record in records if isinstance(record, Block | SeededSteps | ProbeBlock | PairRound))
+    measured = (record for record in records if isinstance(record, Block | SeededSteps))
     return {record.study: gangs[record.gang] for record in measured}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from pytest_ddpscale.run.strict_json import Count, Positive, Record, decode
@@ -32,11 +30,6 @@ class StudyMemory(Record, frozen=True, kw_only=True, tag_field="kind", tag="memo
 
 
 _DECODER = msgspec.json.Decoder(StudyMemory)
-
-
-def joined_memory(ranks: Sequence[RankMemory], study: str) -> StudyMemory:
-    """Join the records of all ranks, in rank order."""
-    return StudyMemory(study=study, ranks=tuple(ranks))
 
 
 def read_memory(line: bytes) -> StudyMemory:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -34,7 +34,12 @@ _TEXT = re.compile(rb'"([^"]*)"(\s*:)?')  # with the colon that makes it a key
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of records in JSON: only declared fields with declared types are read; defaults are not written."""
+    """Base of records in JSON: only declared fields with declared types are read; defaults are not written.
+
+    `joins` has a function for each column that `joined` does not make of the ranks' values in the usual way.
+    """
+
+    joins: ClassVar[Mapping[str, Callable[[Sequence[Any]], Any]]] = {}
 
 
 def strict_json(data: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
-from pytest_ddpscale.run.columns import Index
+from pytest_ddpscale.run.rank_columns import Index
 from pytest_ddpscale.run.records import GangRecord, RankPlace
 from pytest_ddpscale.run.telemetry_record import SpreadColumns, TelemetryBlock
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import field
 
 from pytest_ddpscale.run.records import Ranks, Texts, gangs_by_number, refuse_twice
-from pytest_ddpscale.run.strict_json import Count, Record, column, each, refuse_other_lengths
+from pytest_ddpscale.run.strict_json import Count, Record, each, refuse_other_lengths
 
 if TYPE_CHECKING:
     from pytest_ddpscale.run.record_lines import AnyRecord
@@ -55,6 +55,8 @@ class GangTransport(Record, frozen=True, kw_only=True, tag_field="kind", tag="tr
     problem: str | Texts = ""
     unreadable: tuple[Texts, ...] = ()
 
+    joins: ClassVar = {"unreadable": lambda said: tuple(said) if any(said) else ()}
+
     def __post_init__(self) -> None:
         count = len(self.ranks)
         refuse_twice(self.ranks)
@@ -69,14 +71,6 @@ class GangTransport(Record, frozen=True, kw_only=True, tag_field="kind", tag="tr
 _COLUMNS = (
     "network", "channels", "channels_within_node", "channels_between_nodes", "nvls", "problem",
 )  # fmt: skip
-
-
-def joined_transport(parts: Sequence[RankTransport], study: str, gang: int) -> GangTransport:
-    """Join the connections of all ranks at the end of a study."""
-    columns = {name: column(getattr(part, name) for part in parts) for name in _COLUMNS}
-    unreadable = tuple(part.unreadable for part in parts) if any(part.unreadable for part in parts) else ()
-    ranks = tuple(part.rank for part in parts)
-    return GangTransport(study=study, gang=gang, ranks=ranks, unreadable=unreadable, **columns)
 
 
 class Transport(RankTransport, frozen=True, kw_only=True):

@@ -119,7 +119,7 @@ def collective_rows(evidence: Evidence, confidence: float) -> list[CollectiveRow
 def _row(probe: Probe, evidence: Evidence, confidence: float) -> CollectiveRow:
     layout = evidence.plan.layout
     expected = len(expected_ranks(probe, layout))
-    probed = evidence.probes.get((probe.name, probe.world_size))
+    probed = evidence.probed(probe)
     found = _of_sweep(places(probed, probe, layout), evidence)
     if probed is None or not found:
         return CollectiveRow(probe, probe.message_bytes or 0, expected, why_not=_why_not(probe, evidence))

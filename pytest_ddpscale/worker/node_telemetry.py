@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from pytest_ddpscale.plan.study import DeviceType
-from pytest_ddpscale.run.records import RankBlock
+from pytest_ddpscale.run.block import RankBlock
 from pytest_ddpscale.run.strict_json import Record, each
 from pytest_ddpscale.run.telemetry_record import GpuReadings, TelemetryBlock, joined_telemetry
 from pytest_ddpscale.telemetry.link import Sampler
@@ -129,12 +129,12 @@ def with_telemetry(parts: Sequence[RankBlock], telemetry: TelemetryBlock) -> lis
     """Ranks' parts of a block, completed with the utilization and energy of their GPU if known."""
     count = len(telemetry.ranks)
     means = each(telemetry.utilization.mean, count) if telemetry.utilization else (None,) * count
-    known = dict(zip(telemetry.ranks, zip(means, each(telemetry.energy_j, count), strict=True), strict=True))
-    return [_completed(part, *known[part.rank]) if part.rank in known else part for part in parts]
-
-
-def _completed(part: RankBlock, utilization: float | None, energy_j: float | None) -> RankBlock:
-    return msgspec.structs.replace(part, utilization=utilization, energy_j=energy_j)
+    columns = zip(means, each(telemetry.energy_j, count), strict=True)
+    known = {
+        rank: {"utilization": utilization, "energy_j": energy_j}
+        for rank, (utilization, energy_j) in zip(telemetry.ranks, columns, strict=True)
+    }
+    return [msgspec.structs.replace(part, readings=part.readings | known.get(part.rank, {})) for part in parts]
 
 
 def _unknown(start_s: float, end_s: float, problem: str) -> GpuReadings:

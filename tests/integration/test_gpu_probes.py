@@ -6,12 +6,13 @@ import statistics
 
 import pytest
 
-from pytest_ddpscale.judge.probes import value_of
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.run.probe_record import ProbeMeasurement, unsupported_of
+from pytest_ddpscale.run.by_rank import unsupported_of
 from pytest_ddpscale.thresholds.model import Sku
+from tests.builders.measurements import ProbeMeasurement
 from tests.builders.records import probes_of
 from tests.integration.gpu_run import PROBE_BLOCK_S, PROBES, ROUNDS, GpuRun, TorchGpu
+from tests.judge.probed import value_of
 
 pytestmark = pytest.mark.gpu
 

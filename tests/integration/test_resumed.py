@@ -7,7 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_ddpscale.run.records import Block, gangs_by_number
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
 from pytest_ddpscale.run.strict_json import each

@@ -7,18 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_ddpscale.judge.bounds import blank_verdict
-from pytest_ddpscale.judge.probes import value_of
+from pytest_ddpscale.judge.probes import GIGA, TERA, bus_factor
 from pytest_ddpscale.judge.probing import judge_probe
 from pytest_ddpscale.plan.probe import STUDY_ID, Probe, ProbeStudy
 from pytest_ddpscale.plan.probe_pairs import expected_ranks
 from pytest_ddpscale.plan.study import DeviceType, Plan
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.probe_record import ProbeMeasurement
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.hardware import Detect
 from pytest_ddpscale.thresholds.model import Requirement, Sku, Source
+from tests.builders.measurements import ProbeMeasurement
 from tests.builders.probes import probe_columns_of
 
 CONFIDENCE = 0.95
@@ -85,8 +84,14 @@ def _report(plan: Plan, probe: Probe, value: Value, number: int, ranks: tuple[in
     return replace(unscaled, seconds=value_of(unscaled) / value(number, ranks))
 
 
+def value_of(one: ProbeMeasurement) -> float:
+    """What a rank reached, in the metric's unit."""
+    probe, per_s = Probe(one.probe, one.world_size), one.work * one.iterations / one.seconds
+    return per_s / TERA if probe.kind == "matmul" else per_s * bus_factor(probe) / GIGA
+
+
 def probe_evidence(plan: Plan, measurements: list[ProbeMeasurement], **keys: Any) -> Evidence:
-    return Evidence(plan, Columns(), keys.pop("errors", {}), probes=probe_columns_of(measurements), **keys)
+    return Evidence(plan, probe_columns_of(measurements), keys.pop("errors", {}), **keys)
 
 
 def judge_evidence(case: NodeCase, evidence: Evidence, confidence: float = CONFIDENCE) -> Verdict:

@@ -10,9 +10,9 @@ from itertools import combinations, product
 import pytest
 
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.run.pair_record import PairMeasurement
-from pytest_ddpscale.run.probe_record import ProbeMeasurement
 from pytest_ddpscale.run.verdicts import Verdict
+from tests.builders.measurements import PairMeasurement, ProbeMeasurement
+from tests.builders.probes import pair_columns_of, with_columns
 from tests.judge.probed import (
     ALL_REDUCE,
     MATMUL,
@@ -226,7 +226,7 @@ def test_slow_ranks_of_several_nodes_are_told_by_the_node_pairs() -> None:
         for number in range(3)
         for a, b in combinations(range(4), 2)
     ]  # fmt: skip
-    verdict = judge_evidence(probe_case(probe, BOUND), replace(evidence, pairs=pairs))
+    verdict = judge_evidence(probe_case(probe, BOUND), with_columns(evidence, pair_columns_of(pairs)))
     assert [(c.kind, c.host) for c in verdict.culprits] == [("node", "n2")]
     assert "communication is slow at node n2" in verdict.reason
 

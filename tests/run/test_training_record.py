@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.record_lines import RecordReader, checked_line
-from pytest_ddpscale.run.training_record import RankEpoch, TrainedEpoch, joined_epoch
+from pytest_ddpscale.run.training_record import RankEpoch, TrainedEpoch
 from tests.builders.whole_runs import end_of, epoch_of, gang_of, records_of, training_run
 from tests.rows import rows
 
@@ -29,7 +30,7 @@ def test_what_all_ranks_have_alike_stands_there_once() -> None:
         )
         for rank in (0, 1)
     ]  # fmt: skip
-    found = joined_epoch(parts, study=RUN.id, gang=0, epoch=0, losses=b"\0" * 16)
+    found = joined(TrainedEpoch, parts, study=RUN.id, gang=0, epoch=0, losses=b"\0" * 16)
     assert (found.trained, found.correct) == (32, (4, 5))
     assert found.of_ranks("trained").tolist() == [32, 32]
 

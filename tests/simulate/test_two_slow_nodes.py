@@ -9,7 +9,7 @@ import pytest
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.run.records import Block
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_nodes import gang_of
 from pytest_ddpscale.thresholds.cases import Case

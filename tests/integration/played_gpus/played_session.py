@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.run.records import Block, gangs_by_number
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from tests.builders.records import probes_of
 from tests.builders.telemetry import Telemetry, telemetry_of
