@@ -92,7 +92,7 @@ class ArmColumns:
     @property
     def wrong(self) -> BoolArray:
         """Where a result is wrong, (rows, ranks)."""
-        return self.present & (self.reading("is_correct") == 0)
+        return np.asarray(self.present & (self.reading("is_correct") == 0))
 
     def only(self, cells: BoolArray) -> ArmColumns:
         """The same with only these cells present."""

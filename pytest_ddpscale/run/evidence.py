@@ -7,12 +7,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.by_rank import flops_of, seeded_steps_of, timed_arms_of, unsupported_of
+from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
 from pytest_ddpscale.run.profile_record import ArmProfile, latest_profiles
 from pytest_ddpscale.run.record_lines import AnyRecord
@@ -23,13 +26,15 @@ from pytest_ddpscale.run.run_record import (
     ends_of,
     errors_of,
     interruptions_of,
+    studies_measured,
     studies_out_of_time,
 )
 from pytest_ddpscale.run.survey_record import Survey, post_mortems_of, surveys_of
 from pytest_ddpscale.run.telemetry_columns import NO_TELEMETRY, TelemetryColumns, telemetry_columns_of
+from pytest_ddpscale.run.telemetry_record import TelemetryBlock
 from pytest_ddpscale.run.trained_runs import RunRecords, trained_runs
 from pytest_ddpscale.run.transport_record import Transport, transports_of
-from pytest_ddpscale.run.validate import Recorded, refuse_contradictions, telemetry_of_blocks
+from pytest_ddpscale.run.validate import Recorded, refuse_contradictions
 
 
 @dataclass(frozen=True)
@@ -187,7 +192,7 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
         training = trained_runs(plan, records)
     except ValueError as error:
         raise broken_file(run.measurements_jsonl, str(error)) from None
-    telemetry = telemetry_columns_of(telemetry_of_blocks(run, recorded, run.read_telemetry()), gangs)
+    telemetry = telemetry_columns_of(_telemetry_of_blocks(run, recorded, run.read_telemetry()), gangs)
     try:
         columns = columns_of((one for one in records if isinstance(one, Block)), gangs.values())
         evidence = replace(
@@ -204,6 +209,52 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
         interrupted |= unfinished if goes_on else {}
         evidence = replace(evidence, errors=errors, interrupted=interrupted)
     return evidence
+
+
+def _telemetry_of_blocks(
+    run: RunDirectory, recorded: Recorded, telemetry: Sequence[TelemetryBlock]
+) -> list[TelemetryBlock]:
+    """The telemetry of measured blocks.
+
+    Telemetry is written before its block, so an unfinished study may have telemetry without a block: that is left out.
+
+    Args:
+        run: its directory, for the message.
+        recorded: its measurements.
+        telemetry: all lines of telemetry.jsonl.
+
+    Raises:
+        RunDirectoryError: a line is of a block that was not measured, or a block has two lines; the message has the
+            line.
+    """
+    timed: dict[tuple[str, str, int], list[Block]] = {}
+    for _, block in recorded.blocks:
+        timed.setdefault(block.key, []).append(block)
+    ended = studies_measured(recorded.records)
+    found: dict[tuple[str, str, int], TelemetryBlock] = {}
+    for line, one in enumerate(telemetry, start=1):
+        key = one.study, one.arm, one.round
+        of, blocks = f"line {line} is telemetry of {one.study}, {one.arm}, round {one.round}", timed.get(key)
+        if blocks is None:
+            if one.study in ended or one.arm not in recorded.arms.get(one.study, ()):
+                raise broken_file(run.telemetry_jsonl, f"{of}, which was not measured")
+            continue
+        measured = [(block.ranks, block.began_unix_s) for block in blocks]
+        if blocks[0].gang != one.gang or not np.array_equal(
+            _times(measured), _times([(one.ranks, one.started_unix_s)])
+        ):
+            raise broken_file(run.telemetry_jsonl, f"{of}, which was measured by other ranks or at another time")
+        if key in found:
+            raise broken_file(run.telemetry_jsonl, f"{of}, which an earlier line has already")
+        found[key] = one
+    return list(found.values())
+
+
+def _times(turns: Sequence[tuple[Any, Any]]) -> FloatArray:
+    """Ranks and start times of all turns, in order, (2, ranks)."""
+    began = [np.broadcast_to(np.asarray(when), len(ranks)) for ranks, when in turns]
+    times = np.stack([np.concatenate(began), np.concatenate([np.asarray(ranks) for ranks, _ in turns])])
+    return times[:, np.lexsort(times)]
 
 
 def _profiles(run: RunDirectory, plan: Plan) -> tuple[ArmProfile, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,14 +21,12 @@ from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.plan.probe_pairs import pair_turns
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.run.block import Block, Unsupported
-from pytest_ddpscale.run.column_record import FloatArray, IntArray
+from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.former import FurtherTurn
 from pytest_ddpscale.run.readings import STEP_S, WAITED_S
 from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
 from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, WorkloadFlops, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
-from pytest_ddpscale.run.run_record import studies_measured
-from pytest_ddpscale.run.telemetry_record import TelemetryBlock
 from pytest_ddpscale.util.listing import first_few
 
 # Steps follow each other without a gap and are timed by the same clock as their block: only rounding may differ.
@@ -143,52 +141,6 @@ def refuse_contradictions(run: RunDirectory, recorded: Recorded) -> None:
 
 
 _Check = Callable[[Recorded], Iterator[Contradiction]]
-
-
-def telemetry_of_blocks(
-    run: RunDirectory, recorded: Recorded, telemetry: Sequence[TelemetryBlock]
-) -> list[TelemetryBlock]:
-    """The telemetry of measured blocks.
-
-    Telemetry is written before its block, so an unfinished study may have telemetry without a block: that is left out.
-
-    Args:
-        run: its directory, for the message.
-        recorded: its measurements.
-        telemetry: all lines of telemetry.jsonl.
-
-    Raises:
-        RunDirectoryError: a line is of a block that was not measured, or a block has two lines; the message has the
-            line.
-    """
-    timed: dict[tuple[str, str, int], list[Block]] = {}
-    for _, block in recorded.blocks:
-        timed.setdefault(block.key, []).append(block)
-    ended = studies_measured(recorded.records)
-    found: dict[tuple[str, str, int], TelemetryBlock] = {}
-    for line, one in enumerate(telemetry, start=1):
-        key = one.study, one.arm, one.round
-        of, blocks = f"line {line} is telemetry of {one.study}, {one.arm}, round {one.round}", timed.get(key)
-        if blocks is None:
-            if one.study in ended or one.arm not in recorded.arms.get(one.study, ()):
-                raise broken_file(run.telemetry_jsonl, f"{of}, which was not measured")
-            continue
-        measured = [(block.ranks, block.began_unix_s) for block in blocks]
-        if blocks[0].gang != one.gang or not np.array_equal(
-            _times(measured), _times([(one.ranks, one.started_unix_s)])
-        ):
-            raise broken_file(run.telemetry_jsonl, f"{of}, which was measured by other ranks or at another time")
-        if key in found:
-            raise broken_file(run.telemetry_jsonl, f"{of}, which an earlier line has already")
-        found[key] = one
-    return list(found.values())
-
-
-def _times(turns: Sequence[tuple[Any, Any]]) -> FloatArray:
-    """Ranks and start times of all turns, in order, (2, ranks)."""
-    began = [np.broadcast_to(np.asarray(when), len(ranks)) for ranks, when in turns]
-    times = np.stack([np.concatenate(began), np.concatenate([np.asarray(ranks) for ranks, _ in turns])])
-    return times[:, np.lexsort(times)]
 
 
 def _said_twice(recorded: Recorded) -> Iterator[Contradiction]:

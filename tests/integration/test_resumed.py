@@ -31,7 +31,7 @@ append_lines = RunDirectory.append_lines
 
 def append_and_interrupt(run, file, lines):
     append_lines(run, file, lines)
-    blocks = [line for line in lines.splitlines() if b'"kind":"block"' in line and b'"study":"strong/tiny"' in line]
+    blocks = [line for line in lines.splitlines() if b'"kind":"timed"' in line and b'"study":"strong/tiny"' in line]
     if blocks and os.environ.pop("INTERRUPTED", ""):
         os.kill(os.getpid(), signal.SIGINT)
 
