@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,12 +15,20 @@ from pytest_ddpscale.run.block import Block, Unsupported, Value
 from pytest_ddpscale.run.records import GangRecord, Texts, WorkloadFlops
 from pytest_ddpscale.run.strict_json import column, each
 
+T = TypeVar("T")
 Column = Value | tuple[Value, ...]
 _READINGS = ("utilization", "energy_j", "peak_memory_bytes", "step_stdev_s", "skipped_steps", "single_sample")
 
 
 class FurtherTurn(Block, frozen=True, eq=False, kw_only=True):
     """A turn of the line that has the turn before it too."""
+
+
+def numbered(records: Iterable[T]) -> list[tuple[int, T]]:
+    """Records with the numbers of their lines, counted from 1."""
+    found = list(records)
+    lines = accumulate(int(not isinstance(record, FurtherTurn)) for record in found)
+    return list(zip(lines, found, strict=True))
 
 
 class FormerFlops(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="workload_flops"):

@@ -13,6 +13,7 @@ import numpy as np
 
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
+from pytest_ddpscale.run.former import numbered
 from pytest_ddpscale.run.record_lines import AnyRecord, OfTraining
 from pytest_ddpscale.run.records import StudyEnd, gangs_by_number
 from pytest_ddpscale.run.training_record import LaunchTime, TrainedEpoch, TrainedRun
@@ -104,7 +105,7 @@ def trained_runs(plan: Plan, records: Sequence[AnyRecord]) -> dict[str, RunRecor
             study_end,
         )  # fmt: skip
     planned = set(found)
-    for line, record in enumerate(records, start=1):
+    for line, record in numbered(records):
         if isinstance(record, TrainedEpoch | TrainedRun | LaunchTime) and record.study not in planned:
             raise ValueError(f"line {line} is of {record.study}, which plan.json does not plan")
     return found
@@ -121,7 +122,7 @@ def _lines_of(run: TrainingRun, records: Sequence[AnyRecord]) -> tuple[_Epochs, 
     end: _End = None
     outer: _Outer = None
     study_end = None
-    for line, record in enumerate(records, start=1):
+    for line, record in numbered(records):
         if isinstance(record, StudyEnd) and record.study == run.id:
             study_end = record
         elif isinstance(record, TrainedEpoch | TrainedRun | LaunchTime) and record.study == run.id:

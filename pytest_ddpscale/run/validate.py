@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from pytest_ddpscale.plan.probe_pairs import pair_turns
 from pytest_ddpscale.plan.study import Arm, Plan, Study
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import IntArray
-from pytest_ddpscale.run.former import FurtherTurn
+from pytest_ddpscale.run.former import numbered
 from pytest_ddpscale.run.readings import STEP_S, WAITED_S
 from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
 from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, WorkloadFlops, gangs_by_number
@@ -64,8 +63,7 @@ class Recorded:
     @cached_property
     def numbered(self) -> list[tuple[int, AnyRecord]]:
         """Each record with its line, which may hold several turns."""
-        lines = accumulate(int(not isinstance(record, FurtherTurn)) for record in self.records)
-        return list(zip(lines, self.records, strict=True))
+        return numbered(self.records)
 
     @cached_property
     def blocks(self) -> list[tuple[int, Block]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError, RunDirectoryError
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.run.former import FurtherTurn
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, Lost, gangs_by_number
@@ -140,7 +141,8 @@ class Resumption:
         superseded: list[bytes] = []
         kept: list[bytes] = []
         with path.open("rb") as lines:  # keep lines as written; the last one may be incomplete
-            for record, line in zip(records, lines, strict=False):
+            firsts = (record for record in records if not isinstance(record, FurtherTurn))
+            for record, line in zip(firsts, lines, strict=False):
                 (superseded if self._is_measured_anew(record, left_out) else kept).append(line)
         cut_torn_line(self.run.superseded_jsonl)
         append_whole(self.run.superseded_jsonl, b"".join(superseded))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.readings import SERIES
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader
 from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.session.resume import Resumption
 from tests.rows import rows
 
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "oracle" / "runs"
@@ -149,6 +151,21 @@ def test_what_cannot_be_is_refused(folder: Path, kind: str, changes: Line, found
     with pytest.raises(ValueError) as raised:
         read(lines, last | changes)
     assert found in str(raised.value)
+
+
+def test_what_a_session_measures_again_is_set_aside_as_it_was_written(folder: Path, tmp_path: Path) -> None:
+    """Lines with several turns stand before those of training."""
+    evidence, lines = recorded(folder, NODES)
+    run = RunDirectory(Path(shutil.copytree(folder / NODES, tmp_path / "run")))
+    again = evidence.plan.studies[-1].id
+    written = run.measurements_jsonl.read_bytes().splitlines()
+    Resumption(run, evidence.plan, {again: "interrupted"}).set_aside()
+    kept = run.measurements_jsonl.read_bytes().splitlines()
+    aside = run.superseded_jsonl.read_bytes().splitlines()
+    assert sorted([*kept, *(one for one in aside if b'"kind"' in one)]) == sorted(written)
+    assert {json.loads(one).get("study") for one in kept if b'"kind":"block"' in one} == {
+        line["study"] for line in of_kind(lines, "block")
+    } - {again}
 
 
 @rows(("changes", "found"), [({"arm": "x"}, "has x of"), ({"steps": 0}, "is not a record")])
