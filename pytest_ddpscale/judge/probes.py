@@ -109,10 +109,13 @@ def places(probed: ArmColumns | None, probe: Probe, layout: Layout) -> Mapping[P
     values = np.full((len(found), len(numbers)), np.nan)
     for turn in np.unique(probed.turn):
         rows = np.flatnonzero(probed.turn == turn)
-        groups = probed.groups[rows][:, ends]
-        together = (groups == groups[:, :, :1]).all(axis=2)
-        slowest = np.where(together, reached[rows][:, ends].min(axis=2), np.nan)  # NaN if any is
-        values[:, rounds[rows]] = np.fmax(values[:, rounds[rows]], slowest.T)
+        groups, mine = probed.groups[rows], np.arange(len(found))
+        if (groups == groups[:1]).all():  # look only at those whose turn it is
+            mine = np.flatnonzero((groups[0][ends] == groups[0][ends[:, :1]]).all(axis=1))
+        together = (groups[:, ends[mine]] == groups[:, ends[mine, :1]]).all(axis=2)
+        slowest = np.where(together, reached[rows][:, ends[mine]].min(axis=2), np.nan)  # NaN if any is
+        cells = np.ix_(mine, rounds[rows])
+        values[cells] = np.fmax(values[cells], slowest.T)
     return PerPlace(found, numbers, values)
 
 
