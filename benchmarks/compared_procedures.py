@@ -20,8 +20,9 @@ from pytest_ddpscale.judge.answering_study import matching_study
 from pytest_ddpscale.judge.deciding import arms_needed
 from pytest_ddpscale.judge.intervals import t_quantile
 from pytest_ddpscale.judge.samples import MeasuredArms
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import STARTUP_S, round_seconds, warm_up_seconds
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.columns import columns_of
 from pytest_ddpscale.run.evidence import Evidence, evidence_of

@@ -28,7 +28,9 @@ from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.node.processes import GANG_VARIABLE
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.records import StudyEnd
@@ -41,7 +43,7 @@ CAN_LIMIT_MEMORY = os.access(CGROUP, os.W_OK) and (CGROUP / "memory.limit_in_byt
 INACTIVITY_S = 10.0
 # From the fault to the record of it, with the limits and grace periods between, on a machine that is busy.
 DEADLINE_S = 60.0
-WORKLOAD = Workload("w", "squeezenet1_1", "fp32", 2, 32, "contiguous", 4, num_classes=10)
+WORKLOAD = Workload("w", ImageFamily("squeezenet1_1", 32, "contiguous", num_classes=10), "fp32", 2, 4)
 ARMS = (Arm("alone", 1, 2), Arm("ddp", 2, 2), Arm("vanilla_parallel", 1, 2, devices=2))
 STOPPED = (
     rf"ranks recorded nothing for {INACTIVITY_S:g} s.* WHO is stopped \(SIGSTOP, or a debugger\) in timed block PLACE"
@@ -151,9 +153,16 @@ def _processes_with(log: Path) -> Iterator[str]:
             continue
 
 
-def weak(name: str, model: str = WORKLOAD.model, rounds: int = 10_000) -> Study:
+def weak(name: str, model: str = WORKLOAD.family.model, rounds: int = 10_000) -> Study:
     """A study of that name."""
-    return Study("weak", replace(WORKLOAD, name=name, model=model), ARMS, rounds, block_s=0.05, warmup_s=0.1)
+    return Study(
+        "weak",
+        replace(WORKLOAD, name=name, family=replace(WORKLOAD.family, model=model)),
+        ARMS,
+        rounds,
+        block_s=0.05,
+        warmup_s=0.1,
+    )
 
 
 def measure(

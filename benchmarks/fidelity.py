@@ -36,8 +36,11 @@ from reporting import argument_parser, keep, positive_int, table
 from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
-from pytest_ddpscale.plan.study import Arm, DeviceType, Study
-from pytest_ddpscale.plan.workload import MemoryFormat, Precision, Workload
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily, MemoryFormat
+from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.plan.words import DeviceType, Precision
+from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.sku.detection import visible_gpus
 
 Loop = Literal["bare", "worker"]
@@ -89,13 +92,12 @@ class Job:
     def study(self) -> Study:
         """The same training as the worker is told it."""
         workload = Workload(
-            name="fidelity",
-            model=self.model,
-            precision=self.precision,
-            batch_size=self.batch_size,
-            image_size=self.image_size,
-            memory_format=self.memory_format,
-            num_classes=self.num_classes,
+            "fidelity",
+            ImageFamily(
+                self.model, image_size=self.image_size, memory_format=self.memory_format, num_classes=self.num_classes
+            ),
+            self.precision,
+            self.batch_size,
         )
         arms = tuple(Arm("ddp", size, self.batch_size) for size in self.world_sizes)
         # Rounds and block length are ours to keep: StudyArms only times what it is told to.

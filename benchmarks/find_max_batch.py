@@ -29,7 +29,7 @@ from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.plan.workload import Precision
+from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
 from pytest_ddpscale.thresholds.loading import load_thresholds

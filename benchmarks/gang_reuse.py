@@ -30,12 +30,13 @@ from reporting import argument_parser, keep, positive_int, table
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import PACES
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_record import errors_of
+from pytest_ddpscale.run.run_record import ended
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 
@@ -123,7 +124,7 @@ def measure(study: Study, directory: Path) -> Cost:
     supervisor = Supervisor(launch_here("cpu"), run, LIMITS)
     supervisor.measure(plan)
     wall_s = time.perf_counter() - began
-    for message in errors_of(run.read_records()).values():
+    for message in ended(run.read_records(), "error").values():
         raise SystemExit(f"{directory.name} was not measured: {message}")
     return cost_of(run.read_records(), supervisor.gangs_started, wall_s)
 

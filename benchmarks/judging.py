@@ -31,8 +31,7 @@ from pytest_ddpscale.judge.deciding import Decider
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here
-from pytest_ddpscale.run.rank_folder import MEASUREMENTS
-from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_directory import MEASUREMENTS, RunDirectory
 from pytest_ddpscale.thresholds.cases import cases_for
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from pytest_ddpscale.judge.answering_study import matching_study
 from pytest_ddpscale.judge.deciding import Decider
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.columns import columns_of
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, gangs_by_number
-from pytest_ddpscale.run.telemetry_columns import telemetry_columns_of
+from pytest_ddpscale.run.telemetry import telemetry_columns_of
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster

@@ -5,7 +5,7 @@
     python benchmarks/straggler_roc.py --runs 300 --ranks 4 8 16 --healthy
     python benchmarks/straggler_roc.py --runs 60 --bounds
 
-Ranks train alone; the rules of `judge/stragglers.py` and `judge/two_groups.py` for GPUs name some of them.
+Ranks train alone; the rules of `judge/stragglers.py` for GPUs name some of them.
 
 First table: one rank is slower than the others by a gap. The others differ by a permanent spread (standard deviation
 from GPU to GPU), with noise in each round. A cell is the share of runs in per cent in which that rank is named / only
@@ -34,11 +34,10 @@ from typing import Any
 import numpy as np
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.judge.culprits import stragglers_of
 from pytest_ddpscale.judge.estimating import estimate_of
 from pytest_ddpscale.judge.peers import slowest_to_peers
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds
-from pytest_ddpscale.judge.stragglers import find_watched
+from pytest_ddpscale.judge.stragglers import find_watched, stragglers_of
 from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.rank_columns import RankColumns

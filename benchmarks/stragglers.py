@@ -28,6 +28,7 @@ from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan
 from pytest_ddpscale.plan.study import Plan
@@ -41,7 +42,7 @@ from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.thresholds.model import Requirement, Source
 
 RANKS = 2
-WORKLOAD = Workload("small", "resnet18", "fp32", 16, 64, "contiguous", num_classes=10)
+WORKLOAD = Workload("small", ImageFamily("resnet18", 64, "contiguous", num_classes=10), "fp32", 16)
 PACE = Pace(rounds=10, block_s=0.5, warmup_s=0.5)
 # A rank that works 1 and sleeps 0.25 sleeps a fifth of its step.
 SLEEP_PER_WORK = 0.25

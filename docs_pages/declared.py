@@ -91,7 +91,7 @@ def keys_page() -> str:
 def _metric(metric: Metric) -> str:
     least, most = metric.range_at(1)
     ends = f"{least:g} … {most:g}{' per rank' if metric.grows_with_ranks else ''}"
-    unit = "" if metric.unit == "fraction" else f" {metric.unit}"
+    unit = "" if metric.unit == "fraction" else f" {metric.unit_of()}"
     meaning = f"{metric.title}. {metric.meaning}"
     return _row(f"`{metric.name}`", meaning, metric.formula, f"`{metric.bound_key}`", f"{ends}{unit}")
 

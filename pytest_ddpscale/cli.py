@@ -155,7 +155,7 @@ def _judgement_of(run: RunDirectory) -> Judgement:
 
 
 def _import_paik(arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.run.paik import import_paik
+    from pytest_ddpscale.suites.paik_import import import_paik
     from pytest_ddpscale.thresholds.loading import load_thresholds
 
     thresholds = load_thresholds(arguments.thresholds or usual_thresholds())
@@ -185,7 +185,7 @@ def _report(arguments: argparse.Namespace) -> int:
     from pytest_ddpscale.report.files import write_reports
     from pytest_ddpscale.report.terminal import brief_lines, table_lines
     from pytest_ddpscale.run.evidence import read_evidence
-    from pytest_ddpscale.run.judged_run import open_judged
+    from pytest_ddpscale.run.run_opening import open_judged
     from pytest_ddpscale.session.unjudged import judgement_of
 
     run, judged = open_judged(arguments.directory)

@@ -55,6 +55,7 @@ class CalibratedRequirement:
         bound: in the metric's unit.
         nodes: number of nodes behind the bound.
         launches: mean number of launches of each node.
+        unit: of value and bounds.
     """
 
     requirement: Requirement
@@ -67,6 +68,7 @@ class CalibratedRequirement:
     bound: float
     nodes: int
     launches: float
+    unit: str
 
     @property
     def found_from_pct(self) -> float:
@@ -265,7 +267,7 @@ def excluded_nodes(
 def _why(case: AnyCase, deviation: Deviation, of_node: Mapping[str, NodeValue]) -> str:
     definition, back = case.requirement.definition, math.exp if _errs_by_factors(case) else float
     value, centre = back(deviation.value), back(deviation.centre)
-    unit = "" if definition.unit in ("fraction", "x") else f" {definition.unit}"
+    unit = "" if case.unit in ("fraction", "x") else f" {case.unit}"
     in_launch = f" in {deviation.launch}" if deviation.launch else ""
     worst = max if definition.upper_bound else min
     place = worst(of_node.values(), key=lambda one: one.value).place
@@ -326,4 +328,4 @@ def _bounded(case: AnyCase, spread: NextValue, kept: ByLaunch, chance: float) ->
         return f"a bound of {bound:.4g} would judge nothing; expected {least:g} to {most:g}"
     launches = sum(map(len, kept.values())) / len(kept)
     sds = spread.node_sd, spread.launch_sd, reach
-    return CalibratedRequirement(requirement, case.id, value, *sds, margin_pct, bound, len(kept), launches)
+    return CalibratedRequirement(requirement, case.id, value, *sds, margin_pct, bound, len(kept), launches, case.unit)

@@ -43,10 +43,10 @@ def calibration_lines(calibration: Calibration, provenance: Provenance) -> Itera
 
 def _row(one: CalibratedRequirement) -> tuple[str, ...]:
     definition = one.requirement.definition
-    in_unit = "" if definition.scale == "factors" else f" {definition.unit}".replace(" fraction", "")
+    in_unit = "" if definition.scale == "factors" else f" {one.unit}".replace(" fraction", "")
     spreads = one.node_sd, one.launch_sd, one.reach
     sds = [f"{sd:.2%}" if definition.scale == "factors" else f"{sd:.2g}{in_unit}" for sd in spreads]
-    unit = "" if definition.unit in ("fraction", "x") else f" {definition.unit}"
+    unit = "" if one.unit in ("fraction", "x") else f" {one.unit}"
     at = "≤" if definition.upper_bound else "≥"
     return (
         one.name, f"{one.value:.4g}{unit}", *sds, f"{one.margin_pct:g} %", f"{one.found_from_pct:.1f} %",
@@ -94,7 +94,7 @@ def _one_json(one: CalibratedRequirement) -> dict[str, Any]:
         "metric": requirement.metric,
         "subject": requirement.subject,
         "world_size": requirement.world_size,
-        "unit": requirement.definition.unit,
+        "unit": one.unit,
         "sd_is": "relative" if requirement.definition.scale == "factors" else "in unit",
         "old_bound": requirement.bound,
     }

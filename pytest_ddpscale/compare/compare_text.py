@@ -10,12 +10,13 @@ from typing import Any
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns
 from pytest_ddpscale.compare.step_percentiles import PERCENTS_COMPARED, StepPercentiles
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import text
 
 EARLIER_HEADER = ("REQUIREMENT", "EARLIER", "NOW", "NOW ÷ EARLIER", "INTERVAL", "RESULT")
 _HEADERS = {
     "same SKU": ("REQUIREMENT", "A", "B", "B ÷ A", "INTERVAL", "RESULT"),
-    "generations": ("WORKLOAD", "A img/s/GPU", "B img/s/GPU", "RATIO", "INTERVAL", "RESULT"),
+    "generations": ("WORKLOAD", "A {unit}/s/GPU", "B {unit}/s/GPU", "RATIO", "INTERVAL", "RESULT"),
 }
 
 
@@ -27,7 +28,7 @@ def compared_lines(found: ComparedRuns) -> Iterator[str]:
     yield from _configuration(found)
     yield ""
     yield from _requirements(found)
-    yield from _steps(found.steps)
+    yield from _steps(found.steps, found.a.evidence.plan)
     yield ""
     yield counts_line(found.requirements, "in B")
 
@@ -90,7 +91,8 @@ def _configuration(found: ComparedRuns) -> Iterator[str]:
 def _requirements(found: ComparedRuns) -> Iterator[str]:
     """Requirements: worse ones first, then better ones, then those without a difference."""
     told = [one for one in found.requirements if one.change]
-    yield from requirement_lines(found.requirements, _HEADERS[found.kind])
+    unit = found.a.evidence.plan.unit
+    yield from requirement_lines(found.requirements, [one.format(unit=unit) for one in _HEADERS[found.kind]])
     for letter, ids in (("A", found.only_a), ("B", found.only_b)):
         if ids:
             yield f"only in {letter}: {text.one_line(', '.join(ids))}"
@@ -172,11 +174,14 @@ def _provisos(found: ComparedRuns, told: Sequence[ComparedRequirement]) -> Itera
         yield "One run was simulated: the difference says nothing about a machine."
 
 
-def _steps(steps: Sequence[StepPercentiles]) -> Iterator[str]:
+def _steps(steps: Sequence[StepPercentiles], plan: Plan) -> Iterator[str]:
     if not steps:
         return
     yield ""
-    yield "Step time in B, images/s per GPU, and the difference from A (+ is faster); raw steps of all ranks pooled:"
+    yield (
+        f"Step time in B, {plan.samples}/s per GPU, and the difference from A (+ is faster); raw steps of all ranks "
+        "pooled:"
+    )
     header = ("", *(cell for percent in PERCENTS_COMPARED for cell in (f"p{percent} sec/iter", "ex/sec", "diff")))
     yield from table_lines_of([header, *map(_steps_row, steps)], indent="  ")
 

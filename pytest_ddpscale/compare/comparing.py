@@ -13,11 +13,11 @@ from pytest_ddpscale.compare.estimated_values import Estimated, Of, estimated, s
 from pytest_ddpscale.compare.step_percentiles import StepPercentiles, step_percentiles
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.judge.value_change import ComparedValue, ValueChange, change_between
-from pytest_ddpscale.plan.metric import Metric, Unit
+from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.plan.workload import COMPARABLE_FIELDS, incomparable_fields
+from pytest_ddpscale.plan.workload import incomparable_fields
 from pytest_ddpscale.run.verdicts import Verdict
 
 Difference = Literal["faster", "slower", "more", "less", "no difference shown", "not compared"]
@@ -50,7 +50,7 @@ class ComparedRequirement:
     metric: str
     workload: str
     world_size: int
-    unit: Unit
+    unit: str
     a: ComparedValue | None = None
     b: ComparedValue | None = None
     value_a: float | None = None
@@ -151,6 +151,7 @@ class _AskedOfBoth(NamedTuple):
     a: AskedOfRun
     b: AskedOfRun
     values: tuple[float | None, float | None]
+    unit: str
     why_not: str = ""
     has_value: bool = True
 
@@ -169,7 +170,7 @@ def _of_requirements(a: ComparedRun, b: ComparedRun) -> Iterator[_AskedOfBoth]:
             why_not = _why_other_work(verdict, other, *asked)
             yield _AskedOfBoth(
                 identity, METRICS[verdict.metric], verdict.workload, verdict.world_size, *asked,
-                (verdict.value, other.value), why_not, _has_value(verdict),
+                (verdict.value, other.value), verdict.unit, why_not, _has_value(verdict),
             )  # fmt: skip
 
 
@@ -190,8 +191,8 @@ def _why_other_work(a: Verdict, b: Verdict, asked_a: AskedOfRun, asked_b: AskedO
     if asked_a.workload is None or asked_b.workload is None:
         return ""
     fields = incomparable_fields(asked_a.workload, asked_b.workload)
-    values = [f"{one} {getattr(asked_a.workload, one)} in A, {getattr(asked_b.workload, one)} in B" for one in fields]
-    return "; ".join(values)
+    ours, theirs = asked_a.workload.kernels, asked_b.workload.kernels
+    return "; ".join(f"{one} {ours.get(one)} in A, {theirs.get(one)} in B" for one in fields)
 
 
 def _of_generations(a: ComparedRun, b: ComparedRun) -> Iterator[_AskedOfBoth]:
@@ -202,12 +203,13 @@ def _of_generations(a: ComparedRun, b: ComparedRun) -> Iterator[_AskedOfBoth]:
         if other is None:
             continue
         for size in sorted(_world_sizes(study) & _world_sizes(other)):
-            asked = [
+            of_a, of_b = (
                 AskedOfRun(run, Question(THROUGHPUT_PER_GPU, of.workload, size, one_gpu=_one_gpu(of)))
                 for run, of in ((a, study), (b, other))
-            ]
+            )
             name = f"{THROUGHPUT_PER_GPU.name}[{study.workload.name}-{size}gpu]"
-            yield _AskedOfBoth(name, THROUGHPUT_PER_GPU, study.workload.name, size, asked[0], asked[1], (None, None))
+            unit = THROUGHPUT_PER_GPU.unit_of(study.workload.family)
+            yield _AskedOfBoth(name, THROUGHPUT_PER_GPU, study.workload.name, size, of_a, of_b, (None, None), unit)
 
 
 def _by_work(run: ComparedRun) -> dict[tuple[object, ...], Study]:
@@ -215,7 +217,7 @@ def _by_work(run: ComparedRun) -> dict[tuple[object, ...], Study]:
     weak = [one for one in run.evidence.plan.studies if one.scaling == "weak" and one.launch == 1]
     studies = [one for one in weak if _world_sizes(one)]
     ordered = sorted(studies, key=lambda one: one.workload.batch_size)
-    return {tuple(getattr(one.workload, name) for name in COMPARABLE_FIELDS): one for one in ordered}
+    return {tuple(one.workload.kernels.values()): one for one in ordered}
 
 
 def _world_sizes(study: Study) -> set[int]:
@@ -231,7 +233,7 @@ def _compared(asked: _AskedOfBoth, confidence: float) -> ComparedRequirement:
     metric, scale = asked.metric, asked.metric.compared_scale
     is_ratio = scale == "factors"
     blank = ComparedRequirement(
-        asked.id, metric.name, asked.workload, asked.world_size, metric.unit, value_a=asked.values[0],
+        asked.id, metric.name, asked.workload, asked.world_size, asked.unit, value_a=asked.values[0],
         value_b=asked.values[1], is_ratio=is_ratio, why_not=asked.why_not,
         is_lost=bool(asked.why_not) and asked.has_value,
     )  # fmt: skip
@@ -273,6 +275,6 @@ def difference_of(change: ValueChange | None, metric: Metric) -> Difference:
         return "not compared"
     if not (change.is_shown or is_worse(change, metric)):
         return "no difference shown"
-    if metric.scale == "differences" or metric.unit == "img/J":
+    if metric.scale == "differences" or metric.unit == "samples/J":
         return "more" if change.size > 0 else "less"
     return "slower" if (change.size > 0) == metric.upper_bound else "faster"

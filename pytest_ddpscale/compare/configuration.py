@@ -83,8 +83,8 @@ def _of_studies(a: ComparedRun, b: ComparedRun) -> Iterator[tuple[str, str, str]
     shared = [name for name in ours if name in theirs]
     for name in shared:
         one, other = ours[name], theirs[name]
-        fields = (_BATCH[one.scaling], *_OF_WORKLOAD)
-        values = [(field, getattr(one.workload, field), getattr(other.workload, field)) for field in fields]
+        trained = one.workload.differences(other.workload)
+        values = [(field, *trained[field]) for field in (_BATCH[one.scaling], *_OF_WORKLOAD) if field in trained]
         values += [(field, getattr(one, field), getattr(other, field)) for field in _OF_STUDY]
         for field, of_a, of_b in values:
             found.setdefault((field, str(of_a), str(of_b)), []).append(name)

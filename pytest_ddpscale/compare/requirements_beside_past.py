@@ -105,7 +105,7 @@ def _compared(verdict: Verdict, past: Sequence[float], nodes: int, confidence: f
     metric = METRICS[verdict.metric]
     by_factors = metric.compared_scale == "factors"
     blank = ComparedRequirement(
-        verdict.id, metric.name, verdict.workload, verdict.world_size, metric.unit, value_b=verdict.value,
+        verdict.id, metric.name, verdict.workload, verdict.world_size, verdict.unit, value_b=verdict.value,
         rounds_b=verdict.rounds, is_ratio=by_factors, nodes=nodes, knows_launches=True,
     )  # fmt: skip
     if verdict.value is None or verdict.interval is None or not _has_interval(verdict):

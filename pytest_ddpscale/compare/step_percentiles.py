@@ -12,8 +12,8 @@ from typing import NamedTuple
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.judge.rounds import all_groups
 from pytest_ddpscale.judge.step_times import step_time_percentiles_ms
-from pytest_ddpscale.plan.study import Arm, Study
-from pytest_ddpscale.plan.workload import COMPARABLE_FIELDS
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import Study
 
 PERCENTS_COMPARED = (50, 75, 90, 95)
 _MS_PER_S = 1000.0
@@ -77,8 +77,7 @@ def _studies(run: ComparedRun) -> list[Study]:
 
 
 def _work(study: Study) -> tuple[object, ...]:
-    of_rank = (getattr(study.workload, name) for name in COMPARABLE_FIELDS)
-    return (study.scaling, study.workload.name, *of_rank)
+    return (study.scaling, study.workload.name, *study.workload.kernels.values())
 
 
 def _is_twin(one: Arm, other: Arm) -> bool:
@@ -88,7 +87,7 @@ def _is_twin(one: Arm, other: Arm) -> bool:
 
 
 def step_percentile(per_cent: int, a_s: float, b_s: float, batch: int) -> StepPercentile:
-    """One percentile from its seconds in both runs, with `batch` images per step and GPU."""
+    """One percentile from its seconds in both runs, with `batch` samples per step and GPU."""
     return StepPercentile(per_cent, a_s, b_s, batch / a_s, batch / b_s, (a_s - b_s) / a_s)
 
 

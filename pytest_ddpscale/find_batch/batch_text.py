@@ -10,7 +10,6 @@ from pytest_ddpscale.find_batch.batch_trial import BatchTrial, fastest, percent
 from pytest_ddpscale.plan.study import Plan
 
 _GIB = 2**30
-HEADER = f"{'batch':>8}  {'fits':<4}  {'peak GiB':>8}  {'share':>6}  {'img/s per GPU':>13}"
 # Throughput is of a few steps, so smaller ratios do not count.
 _NOTABLE = 1.01
 
@@ -26,9 +25,15 @@ def heading(plan: Plan, fraction: float, memory: str) -> str:
     [study] = plan.studies
     workload, ranks = study.workload, plan.layout.world_size
     arms = ", ".join(arm.name for arm in study.arms)
-    form = f"{workload.trained}, {workload.precision}, {workload.image_size} px, {workload.memory_format}"
+    form = f"{workload.family.trained}, {workload.precision}, {workload.family.form_text}"
     many = "rank" if ranks == 1 else "ranks"
     return f"{workload.name} ({form}) on {ranks} {many}, arms {arms}: within {percent(fraction)} of the memory {memory}"
+
+
+def header(plan: Plan) -> str:
+    """Headings of the rows."""
+    rate = f"{plan.unit}/s per GPU"
+    return f"{'batch':>8}  {'fits':<4}  {'peak GiB':>8}  {'share':>6}  {rate:>13}"
 
 
 def row(trial: BatchTrial) -> str:
@@ -40,13 +45,14 @@ def row(trial: BatchTrial) -> str:
     return f"{trial.batch:8}  {fits:<4}  {peak:>8}  {share:>6}  {rate:>13}  {trial.why_not}".rstrip()
 
 
-def conclusion(largest: int | None, trials: Sequence[BatchTrial], least: int, most: int) -> list[str]:
+def conclusion(plan: Plan, largest: int | None, trials: Sequence[BatchTrial], least: int, most: int) -> list[str]:
     """The result of the search, in sentences."""
     by_batch = {trial.batch: trial for trial in trials}
     if largest is None:
-        return [f"No batch fits: with the smallest, {least} images per GPU, {by_batch[least].why_not}."]
+        return [f"No batch fits: with the smallest, {least} {plan.samples} per GPU, {by_batch[least].why_not}."]
     found = by_batch[largest]
-    lines = [f"The largest batch is {largest} images per GPU{_of_memory(found)}; {_beyond(largest, by_batch, most)}."]
+    asked = f"{largest} {plan.samples} per GPU{_of_memory(found)}"
+    lines = [f"The largest batch is {asked}; {_beyond(largest, by_batch, most)}."]
     best = fastest(trials)
     if (
         best is not None
@@ -54,7 +60,7 @@ def conclusion(largest: int | None, trials: Sequence[BatchTrial], least: int, mo
         and best.samples_per_s
         and best.samples_per_s > _NOTABLE * found.samples_per_s
     ):
-        rates = f"{best.samples_per_s:.1f} img/s per GPU, against {found.samples_per_s:.1f} with {largest}"
+        rates = f"{best.samples_per_s:.1f} {plan.unit}/s per GPU, against {found.samples_per_s:.1f} with {largest}"
         lines.append(f"The fastest batch was {best.batch}: {rates}. The largest is not the fastest.")
     return lines
 

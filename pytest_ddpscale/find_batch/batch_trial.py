@@ -21,11 +21,10 @@ from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.protocol import Task
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.memory_record import RankMemory, StudyMemory, read_memory
-from pytest_ddpscale.run.notices import Notice
-from pytest_ddpscale.run.rank_folder import MEASUREMENTS, MEMORY, Assignment, lines_by_file
-from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader
+from pytest_ddpscale.run.rank_folder import MEMORY, Assignment, RankMemory, StudyMemory, lines_by_file
+from pytest_ddpscale.run.record_lines import AnyRecord, Notice, RecordReader
 from pytest_ddpscale.run.records import StudyEnd
+from pytest_ddpscale.run.run_directory import MEASUREMENTS
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.run.survey_record import Survey
 
@@ -38,7 +37,7 @@ class BatchTrial:
     """Result of one batch.
 
     Attributes:
-        batch: per GPU, in images.
+        batch: per GPU, in samples.
         fits: whether all ranks trained all steps within their share of the memory.
         why_not: in words; empty if it fits.
         peak_bytes: GPU: bytes in use on the fullest device; CPU: bytes of all ranks together. None if they ran out.
@@ -100,7 +99,7 @@ class _TrialOwner:
     def keep(self, lines: bytes) -> list[AnyRecord]:
         by_file = lines_by_file(lines)
         for line in by_file.get(MEMORY, b"").splitlines():
-            self.memory = read_memory(line)
+            self.memory = msgspec.json.decode(line, type=StudyMemory)
         return [self._reader.read(line) for line in by_file.get(MEASUREMENTS, b"").splitlines()]
 
     def hear(self, record: AnyRecord | Notice) -> None:
@@ -151,7 +150,7 @@ def try_batch(plan: Plan, launch: Launch, bounds: MemoryBounds, log: Path, limit
 
 
 def throughput(blocks: Sequence[Block], study: Study) -> float | None:
-    """Images per second of each GPU in the arm with most ranks: median over rounds, at the slowest rank's pace."""
+    """Samples per second of each GPU in the arm with most ranks: median over rounds, at the slowest rank's pace."""
     of_study = [arm for arm in study.arms if arm.kind in ("ddp", "alone")]
     largest = max(of_study, key=lambda arm: (arm.world_size, arm.kind == "ddp"))
     rates = [float(np.min(block.per_second)) for block in blocks if block.arm == largest.name]
@@ -163,7 +162,7 @@ def _why_not(end: GangEnd, kills: int | None, study: Study) -> str:
     if why:
         return why
     found = end.interrupted or end.why or "the gang ended early for an unknown reason"
-    where = f"{study.workload.name} with {study.workload.batch_size} images per GPU"
+    where = f"{study.workload.name} with {study.workload.batch_size} {study.workload.family.samples} per GPU"
     raise GangError(where, f"the search stopped for a reason other than memory: {found.rstrip('.')}")
 
 

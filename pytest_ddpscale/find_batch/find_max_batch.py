@@ -19,7 +19,8 @@ from pytest_ddpscale.util.packaged import usual_thresholds
 if TYPE_CHECKING:
     from pytest_ddpscale.find_batch.batch_trial import BatchTrial, MemoryBounds
     from pytest_ddpscale.plan.planner import Question
-    from pytest_ddpscale.plan.study import DeviceType, Plan
+    from pytest_ddpscale.plan.study import Plan
+    from pytest_ddpscale.plan.words import DeviceType
     from pytest_ddpscale.plan.workload import Workload
     from pytest_ddpscale.sku.detection import Gpu
     from pytest_ddpscale.thresholds.loading import ThresholdsFile
@@ -205,7 +206,7 @@ def _search(
 ) -> FoundBatch:  # fmt: skip
     """Try batches of one workload and print each. Raises GangError if something other than memory ended it."""
     from pytest_ddpscale.find_batch.batch_search import largest_fitting
-    from pytest_ddpscale.find_batch.batch_text import HEADER, conclusion, heading, row
+    from pytest_ddpscale.find_batch.batch_text import conclusion, header, heading, row
     from pytest_ddpscale.find_batch.batch_trial import try_batch
     from pytest_ddpscale.find_batch.trial_study import trial_plan
     from pytest_ddpscale.launch.supervisor import interrupted_by_termination
@@ -215,7 +216,7 @@ def _search(
     empty = Plan(node.sku, node.device_type, ())
     bounds, memory = _bounds(node.device_type, options.fraction)
     first = trial_plan(empty, questions, options.least, options.steps)
-    _print(heading(first, options.fraction, memory), HEADER)
+    _print(heading(first, options.fraction, memory), header(first))
     launch = launch_here(node.device_type)
     trials: list[BatchTrial] = []
 
@@ -227,7 +228,7 @@ def _search(
 
     with tempfile.TemporaryDirectory(prefix="ddpscale-batch-") as logs, interrupted_by_termination():
         largest = largest_fitting(fits, options.least, options.most)
-    _print(*conclusion(largest, trials, options.least, options.most))
+    _print(*conclusion(first, largest, trials, options.least, options.most))
     return FoundBatch(workload.name, first, largest, tuple(trials))
 
 

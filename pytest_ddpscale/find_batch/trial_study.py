@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.image_family import TORCHVISION_MODELS, ImageFamily
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import EXPOSED_COMMUNICATION, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, DeviceType, Plan
-from pytest_ddpscale.plan.torchvision_models import TORCHVISION_MODELS
-from pytest_ddpscale.plan.workload import Precision, Workload
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan
+from pytest_ddpscale.plan.words import DeviceType, Precision
+from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.cases import cases_for, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Sku
@@ -40,7 +41,7 @@ def trial_plan(empty: Plan, questions: Iterable[Question], batch: int, steps: in
     Args:
         empty: a plan without studies, of one node.
         questions: of one workload.
-        batch: per GPU, in images.
+        batch: per GPU, in samples.
         steps: of each arm, including warm-up.
     """
     rounds = max(1, math.ceil(steps / STEPS_PER_BLOCK) - 1)
@@ -59,12 +60,14 @@ def workload_of(
     """
     if model not in TORCHVISION_MODELS:
         raise OptionError("--model", f"found {model!r}", "a classification model of torchvision, such as resnet50")
-    alike = next((one for one in sku.workloads.values() if one.model == model), None)
+    alike = next((one for one in sku.workloads.values() if one.family.model == model), None)
     if alike is None:
         is_contiguous = device_type == "cpu" or model.startswith("vit_")
-        alike = Workload("", model, precision, 1, memory_format="contiguous" if is_contiguous else "channels_last")
-    name, size = f"{model}-{precision}".replace("_", "-"), image_size or alike.image_size
-    return replace(alike, name=name, precision=precision, image_size=size, data="synthetic")
+        family = ImageFamily(model, memory_format="contiguous" if is_contiguous else "channels_last")
+        alike = Workload("", family, precision, 1)
+    name = f"{model}-{precision}".replace("_", "-")
+    family = replace(alike.family, image_size=image_size or alike.family.image_size)
+    return replace(alike, name=name, precision=precision, family=family, data="synthetic")
 
 
 def _is_asked_here(question: Question, ranks: int) -> bool:

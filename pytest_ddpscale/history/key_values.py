@@ -6,16 +6,17 @@ import hashlib
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from pytest_ddpscale.judge.probes import places
 from pytest_ddpscale.judge.rounds import group_rounds
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.variant import USUAL
 from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.evidence import Evidence
@@ -202,10 +203,9 @@ def _of_probe(plan: Plan, probe: Probe, measured: ArmColumns) -> Iterator[KeyVal
 def _throughput(
     study: Study, arm: Arm, definition: str, value: float, place: tuple[str, int | None, str | None], ranks: int
 ) -> KeyValue:
-    metric = THROUGHPUT_PER_GPU
-    return KeyValue(
-        *place, metric.name, study.workload.name, ranks, arm.kind, definition, value, metric.unit, arm.batch_size
-    )
+    metric, workload = THROUGHPUT_PER_GPU, study.workload
+    unit = metric.unit_of(workload.family)
+    return KeyValue(*place, metric.name, workload.name, ranks, arm.kind, definition, value, unit, arm.batch_size)
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -218,7 +218,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 def _definition(plan: Plan, study: Study, arm: Arm) -> str:
     """Digest of a rank's workload and block length; on a CPU also of the number of ranks that share its cores."""
-    workload: dict[str, Any] = asdict(study.workload)
+    workload = study.workload.settings
     for name in ("name", "global_batch_size"):
         workload.pop(name)
     workload["batch_size"] = arm.batch_size

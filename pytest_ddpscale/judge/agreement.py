@@ -1,4 +1,4 @@
-"""Whether all ranks computed the same results, bit for bit.
+"""Whether all ranks computed the same results, bit for bit; if not, every passed verdict of their study is void.
 
 DDP keeps replicas identical by construction: all start from the same parameters and apply the same averaged
 gradients (Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", arXiv
@@ -8,53 +8,131 @@ whose own result of a seeded step differs computes differently from the others, 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from pytest_ddpscale.judge.rounds import ArmRounds
+from pytest_ddpscale.judge.rounds import ArmRounds, group_rounds, node_rounds, rows_of_nodes
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.metric_catalogue import METRICS, REPLICA_AGREEMENT
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Verdict
+
+_OPEN = "no result is shared by more than half of the ranks, so it is unknown which is right"
 
 
-@dataclass(frozen=True)
-class Disagreement:
-    """A rank whose results differ from those of most ranks.
+def with_agreement(verdict: Verdict, study: Study, evidence: Evidence) -> Verdict:
+    """The verdict, which cannot pass if results of ranks differ: then speed is worth nothing.
 
-    Attributes:
-        rank: global rank.
-        host: host name.
-        local_rank: rank on its host.
-        device: GPU UUID, or ``cpu``.
-        ranks: how many ranks were compared.
-        rounds_different: number of rounds in which its parameters differed from those of most ranks.
-        rounds: number of rounds with checksums of all ranks.
-        seeded_step_differs: whether its own result of the seeded step differs from that of most ranks.
-        ambiguous: no result is shared by more than half of the ranks, so it is unknown which is right.
+    One disagreement is enough, because it is not random: DDP keeps replicas equal bit for bit. Verdicts that failed
+    anyway are flagged, because speed is not their only problem.
     """
+    odd: dict[int, Culprit] = evidence.once(("disagreements", study.id), lambda: disagreements(study, evidence))
+    if not odd:
+        return verdict
+    first = [f"rank {rank} on {culprit.host}" for rank, culprit in list(odd.items())[:3]]
+    reason = f"{', '.join(first)}{' and others' if len(odd) > 3 else ''}: results differ from those of other ranks"
+    culprits, flags = tuple(odd.values()), (*verdict.flags, WRONG_DATA)
+    if METRICS[verdict.metric].compares_results:
+        return replace(verdict, outcome="failed", reason=reason, culprits=culprits, flags=flags)
+    if verdict.outcome == "failed":
+        return replace(verdict, flags=flags)
+    if verdict.outcome != "passed":
+        return verdict
+    reason = f"{reason} (see {REPLICA_AGREEMENT.name}); speed does not count"
+    return replace(verdict, outcome="error", reason=reason, culprits=culprits)
 
-    rank: int
-    host: str
-    local_rank: int
-    device: str
-    ranks: int
-    rounds_different: int
-    rounds: int
-    seeded_step_differs: bool
-    ambiguous: bool
 
-    @property
-    def evidence(self) -> str:
-        """The difference in words: ``parameters differ from most of 8 ranks in 2 of 9 rounds``."""
-        unlike = f"differ {'between the' if self.ambiguous else 'from most of'} {self.ranks} ranks"
-        found = []
-        if self.rounds_different:
-            found.append(f"parameters {unlike} in {self.rounds_different} of {self.rounds} rounds")
-        if self.seeded_step_differs:
-            found.append(f"gradients of one seeded step, each computed alone, {unlike}")
-        if self.ambiguous:
-            found.append("no result is shared by more than half of the ranks, so it is unknown which is right")
-        return "; ".join(found)
+def disagreements(study: Study, evidence: Evidence) -> dict[int, Culprit]:
+    """Every rank of a study whose parameters or own seeded step differ from its peers', in rank order.
+
+    Larger groups decide first: of two ranks that differ, a larger group may tell which is wrong.
+    """
+    seeded = evidence.seeded_checksums(study.id)
+    odd = _ranks_unlike_most(seeded)
+    by_themselves = {
+        step.rank: _culprit((step.host, step.local_rank, step.device), len(seeded), seeded_step_differs=True)
+        for step in evidence.seeded_steps.get(study.id, ())
+        if step.rank in odd
+    }
+    # With several nodes, all ranks together are the largest group.
+    found = dict(by_themselves) if evidence.plan.nodes > 1 else {}
+    together = [arm for arm in study.arms if arm.kind == "ddp" and arm.world_size > 1]
+    for arm in sorted(together, key=lambda arm: -arm.world_size):
+        for rounds in _groups_that_differ(study, arm, evidence):
+            of_group = disagreeing_ranks(rounds, seeded)
+            told_apart = any(rank in found and found[rank].is_certain for rank in of_group)
+            sure = {rank: one for rank, one in of_group.items() if one.is_certain or not told_apart}
+            found = sure | found
+    found = by_themselves | found
+    return {rank: found[rank] for rank in sorted(found)}
+
+
+def _groups_that_differ(study: Study, arm: Arm, evidence: Evidence) -> Iterable[ArmRounds]:
+    """Groups of ranks that trained together, as far as their results may differ."""
+    columns, layout = evidence.columns, evidence.plan.layout
+    if layout.nodes == 1 or not layout.fits_node(arm):
+        return group_rounds(columns, study.id, arm, layout)
+    seeded, hosts = evidence.seeded_checksums(study.id), set[str]()
+    for rows in rows_of_nodes(columns, study.id, [arm]):
+        nodes = rows.arms[0].measured.node[rows_that_differ(rows.arms[0], seeded)]
+        hosts.update(rows.hosts[node] for node in np.unique(nodes).tolist())
+    return [node_rounds(columns, study.id, arm, host) for host in sorted(hosts)]
+
+
+def disagreeing_ranks(measured_ddp: ArmRounds, seeded: Mapping[int, str]) -> dict[int, Culprit]:
+    """Ranks that differ from more than half of the ranks, in parameters or in the seeded step, in rank order.
+
+    If no result is shared by more than half, for example with two ranks that differ, all ranks are returned and none is
+    certain. Rounds that lack a checksum of parameters are skipped. Seeded steps, which each rank computed alone, are
+    compared only if all ranks have one.
+    """
+    if not len(measured_ddp):
+        return {}
+    ranks, parameters, present = measured_ddp.ranks, measured_ddp.measured.digest, measured_ddp.present
+    latest, own = present[-1], _seeded_of(measured_ddp, seeded)
+    if measured_ddp.is_whole and (own == own[0]).all() and (parameters == parameters[:, :1]).all():
+        return {}  # the fast path of healthy clusters
+    odd_seeded, is_open = np.zeros(len(ranks), np.bool_), np.zeros(len(ranks), np.bool_)
+    if own[latest].all():
+        odd_seeded[latest], seeded_is_open = _unlike_most(own[latest])
+        is_open |= odd_seeded & seeded_is_open
+    rounds = np.flatnonzero(~(present & (parameters == 0)).any(axis=1))
+    different = np.zeros(len(ranks), np.int64)
+    for row in rounds:
+        odd = np.zeros(len(ranks), np.bool_)
+        odd[present[row]], row_is_open = _unlike_most(parameters[row, present[row]])
+        different += odd
+        is_open |= odd & row_is_open
+    # Ranks of the latest round; of any round if all have equally many ranks, because groups may take turns.
+    sizes = present.sum(axis=1)
+    still_there = present.any(axis=0) if (sizes == sizes[0]).all() else latest
+    found = {}
+    for i in np.flatnonzero(still_there & ((different > 0) | odd_seeded)).tolist():
+        rank, host, local_rank, device = ranks.who(i)
+        found[rank] = _culprit(
+            (host, local_rank, device), int(latest.sum()), int(different[i]), len(rounds),
+            seeded_step_differs=bool(odd_seeded[i]), is_open=bool(is_open[i]),
+        )  # fmt: skip
+    return found
+
+
+def _culprit(
+    place: tuple[str, int, str], ranks: int, different: int = 0, rounds: int = 0, *, seeded_step_differs: bool,
+    is_open: bool = False,
+) -> Culprit:  # fmt: skip
+    """A rank (host, local rank and device) whose results differ from those of most ranks, in some of the rounds.
+
+    It is open who is right if no result is shared by more than half of the ranks.
+    """
+    unlike = f"differ {'between the' if is_open else 'from most of'} {ranks} ranks"
+    found = [f"parameters {unlike} in {different} of {rounds} rounds"] if different else []
+    found += [f"gradients of one seeded step, each computed alone, {unlike}"] if seeded_step_differs else []
+    evidence = "; ".join([*found, _OPEN] if is_open else found)
+    return Culprit("gpu", *place, evidence, is_certain=not is_open, computed_wrong=True)
 
 
 def agreeing_share(measured: ArmRounds, seeded: Mapping[int, str]) -> FloatArray:
@@ -82,55 +160,8 @@ def rows_that_differ(rows: ArmRounds, seeded: Mapping[int, str]) -> BoolArray:
     return np.asarray(~(is_alike | ~rows.present).all(axis=1))
 
 
-def disagreeing_ranks(measured_ddp: ArmRounds, seeded: Mapping[int, str]) -> list[Disagreement]:
-    """Ranks that differ from more than half of the ranks, in parameters or in the seeded step, in rank order.
-
-    If no result is shared by more than half, for example with two ranks that differ, all ranks are returned as
-    `Disagreement.ambiguous`. Rounds that lack a checksum of parameters are skipped. Seeded steps are compared only
-    if all ranks have one.
-
-    Args:
-        measured_ddp: rounds of an arm with communication.
-        seeded: checksum of the seeded step that each rank computed alone, by rank.
-    """
-    if not len(measured_ddp):
-        return []
-    ranks, parameters, present = measured_ddp.ranks, measured_ddp.measured.digest, measured_ddp.present
-    latest, own = present[-1], _seeded_of(measured_ddp, seeded)
-    if measured_ddp.is_whole and (own == own[0]).all() and (parameters == parameters[:, :1]).all():
-        return []  # the fast path of healthy clusters
-    odd_seeded, is_open = np.zeros(len(ranks), np.bool_), np.zeros(len(ranks), np.bool_)
-    if own[latest].all():
-        odd_seeded[latest], seeded_is_open = _unlike_most(own[latest])
-        is_open |= odd_seeded & seeded_is_open
-    rounds = np.flatnonzero(~(present & (parameters == 0)).any(axis=1))
-    different = np.zeros(len(ranks), np.int64)
-    for row in rounds:
-        odd = np.zeros(len(ranks), np.bool_)
-        odd[present[row]], row_is_open = _unlike_most(parameters[row, present[row]])
-        different += odd
-        is_open |= odd & row_is_open
-    return [
-        Disagreement(
-            int(ranks.numbers[i]), str(ranks.hosts[i]), int(ranks.local_ranks[i]), str(ranks.devices[i]),
-            int(latest.sum()), int(different[i]), len(rounds), bool(odd_seeded[i]), bool(is_open[i]),
-        )
-        for i in np.flatnonzero(_still_there(present) & ((different > 0) | odd_seeded))
-    ]  # fmt: skip
-
-
-def _still_there(present: BoolArray) -> BoolArray:
-    """Ranks of the latest round; of any round if all rounds have equally many ranks, because groups may take turns."""
-    sizes = present.sum(axis=1)
-    return np.asarray(present.any(axis=0) if (sizes == sizes[0]).all() else present[-1])
-
-
-def ranks_unlike_most(results: Mapping[int, Hashable]) -> set[int]:
-    """Ranks whose result differs from that of the majority; empty without a majority.
-
-    Args:
-        results: by rank.
-    """
+def _ranks_unlike_most(results: Mapping[int, Hashable]) -> set[int]:
+    """Ranks whose result differs from that of the majority; empty without a majority."""
     if not results:
         return set()
     odd, is_open = _unlike_most(_numbered(list(results.values())))

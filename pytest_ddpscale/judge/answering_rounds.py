@@ -7,15 +7,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from pytest_ddpscale.judge.answering_study import matching_study
-from pytest_ddpscale.judge.culprits import peers_of
+from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.per_place import PerPlace, of_nodes
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, arm_rounds, node_rounds, on_hosts, rows_of_nodes
 from pytest_ddpscale.judge.samples import MeasuredArms
 from pytest_ddpscale.judge.slowness import Slowness, slowness_of, slowness_within_hosts
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.per_round import PerRound, Sample
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.evidence import Evidence
 
 ALL_RANKS = "all ranks"  # the only place of a question on all ranks together
@@ -69,7 +70,7 @@ def rounds_of(question: Question, study: Study, evidence: Evidence) -> MeasuredA
     if not _ranks_take_turns(question):
         return found
     hosts = found.measured.ranks.by_host.keys()
-    return replace(found, slowness=slowness_of(on_hosts(peers_of(study, evidence).rounds, hosts)))
+    return replace(found, slowness=slowness_of(on_hosts(RankComparison(study, evidence).rounds, hosts)))
 
 
 def _ranks_take_turns(question: Question) -> bool:
@@ -113,7 +114,7 @@ def _within_hosts(question: Question, study: Study, evidence: Evidence) -> Slown
     if not _ranks_take_turns(question):
         return {}
     key = ("slowness", study.id)
-    found: Slowness = evidence.once(key, lambda: slowness_within_hosts(peers_of(study, evidence).rounds))
+    found: Slowness = evidence.once(key, lambda: slowness_within_hosts(RankComparison(study, evidence).rounds))
     return found
 
 

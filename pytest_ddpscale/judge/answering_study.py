@@ -36,13 +36,11 @@ def why_no_study(plan: Plan, question: Question) -> str:
 
 def _differences(scaling: Scaling, one: Workload, other: Workload) -> list[str]:
     """``field found, required`` for each field in which the training differs."""
-    batch = "batch_size" if scaling == "weak" else "global_batch_size"
-    fields = ("model", "precision", batch, "image_size", "memory_format", "compile", "num_classes", "cudnn_benchmark",
-              "classifier_hidden", "feature_weights", "data")  # fmt: skip
-    pairs = [(field, getattr(one, field), getattr(other, field)) for field in fields]
-    return [f"{field} {found}, required {required}" for field, found, required in pairs if found != required]
+    left_out = ("name", "global_batch_size" if scaling == "weak" else "batch_size")
+    both = one.differences(other).items()
+    return [f"{field} {found}, required {required}" for field, (found, required) in both if field not in left_out]
 
 
 def _is_near(one: Workload, other: Workload) -> bool:
     """Whether workloads are probably meant to be the same: equal name, or equal model and precision."""
-    return one.name == other.name or (one.model, one.precision) == (other.model, other.precision)
+    return one.name == other.name or (one.family.model, one.precision) == (other.family.model, other.precision)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pytest_ddpscale.judge.estimating import Found, estimate_of
 from pytest_ddpscale.judge.rounds import all_groups
 from pytest_ddpscale.judge.samples import ArmSamples
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.per_round import PerRound
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.evidence import Evidence
 
 

@@ -40,6 +40,7 @@ def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
         placement=requirement.placement,
         published=requirement.source.measured,
         one_gpu=requirement.one_gpu if requirement.times_one_gpu else None,
+        unit=case.unit,
     )
 
 

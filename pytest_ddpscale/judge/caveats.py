@@ -13,10 +13,11 @@ from pytest_ddpscale.judge.answering_rounds import rows_by_node
 from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.judge.samples import ArmSamples
+from pytest_ddpscale.judge.stragglers import node_culprit
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import Culprit, Verdict
+from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 
 # Below this, a GPU under strong scaling waits for its host: published ResNet-152 rows show 58-74 %
@@ -119,18 +120,9 @@ def with_slow_node(verdict: Verdict, host: str, compared: RankComparison) -> Ver
     slow = [straggler for straggler in compared.stragglers if straggler.host == host]
     if 2 * len(slow) <= compared.evidence.plan.layout.ranks_per_node:
         return verdict
-    certain = not slow[0].ambiguous
-    nodes = compared.slow_nodes_of(slow)
-    culprits = tuple(
-        Culprit("node", n.host, None, None, n.evidence, is_certain=certain, slowdown=n.ratio) for n in nodes
-    )
-    one_by_one = (
-        Culprit(
-            "gpu", s.host, s.local_rank, s.device, s.evidence, is_certain=certain,
-            slowdown=s.ratio_when_slow, peers=s.peers, slow_rounds=len(s.slow_rounds), rounds=s.rounds,
-        )
-        for s in slow
-    )  # fmt: skip
-    found = f"{len(slow)} of its ranks are slow without communication ({slow[0].evidence})"
+    nodes = [node_culprit(ranks) for ranks in compared.slow_nodes_of(slow).values()]
+    named = nodes or [straggler.culprit for straggler in slow]
+    culprits = tuple(replace(culprit, is_certain=not slow[0].ambiguous) for culprit in named)
+    found = f"{len(slow)} of its ranks are slow without communication ({slow[0].culprit.evidence})"
     reason = f"{found}; good scaling relative to slow ranks is no pass"
-    return replace(verdict, outcome="inconclusive", reason=reason, culprits=culprits or tuple(one_by_one))
+    return replace(verdict, outcome="inconclusive", reason=reason, culprits=culprits)

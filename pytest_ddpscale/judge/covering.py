@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pytest_ddpscale.judge.answering_study import matching_study
-from pytest_ddpscale.judge.link_faults import node_pair_results, rails_of
+from pytest_ddpscale.judge.slow_links import node_pair_results, rails_of
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import first_rounds
-from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.run.column_record import BoolArray
 from pytest_ddpscale.run.coverage import (
     INFERENCE,
@@ -56,18 +56,40 @@ def coverage_of(
     undecided = [(name, study) for name, (study, _) in judged.items() if verdicts[name].outcome in _UNDECIDED]
     hosts = sorted(blocks.hosts | evidence.surveys.keys() | set(evidence.hosts) | left_out.keys())
     tested = blocks.tested(decided.values())
-    missing_in = {place: [n for n, study in undecided if study in at] for place, at in blocks.missing_in.items()}
-    nodes = tuple(
-        _node(host, evidence, tested, blocks, left_out.get(host, ""), gpus_per_node, missing_in) for host in hosts
-    )
+
+    def gpus(host: str) -> Iterator[GpuCoverage]:
+        """GPUs that ranks may use, by number, then those that do not answer."""
+        survey = evidence.surveys.get(host)
+        seen = survey.gpus if survey else ()
+        uuids = {gpu.local_rank: gpu.uuid for gpu in seen if gpu.local_rank is not None}
+        uuids |= {rank: uuid for (node, rank), uuid in blocks.seen.items() if node == host}
+        uuids |= {place[1]: blocks.devices[place] for place in blocks.places.get(host, ())}
+        for i in sorted(uuids.keys() | set(range(gpus_per_node))):
+            place = host, i
+            at = blocks.missing_in.get(place, ())
+            yield GpuCoverage(
+                i, uuids.get(i, ""), _in_order(tested.get(place, ())), rounds_missing=blocks.missed.get(place, 0),
+                missing_in=tuple(name for name, study in undecided if study in at),
+            )  # fmt: skip
+        for gpu in seen:
+            if gpu.local_rank is None and gpu.is_visible and gpu.problem:
+                yield GpuCoverage(None, gpu.uuid or f"NVML index {gpu.index}", (), gpu.problem)
+
+    def node(host: str) -> NodeCoverage:
+        by = {kind for place in blocks.places.get(host, ()) for kind in tested.get(place, ())}
+        is_surveyed = host in evidence.surveys and not evidence.surveys[host].problem
+        by |= ({SURVEY} if is_surveyed else set()) | ({PAIRS} if host in blocks.paired else set())
+        has_gpus = evidence.plan.device_type == "cuda"
+        return NodeCoverage(host, _in_order(by), left_out.get(host, ""), tuple(gpus(host)) if has_gpus else ())
+
     planned = max(evidence.plan.nodes, len(hosts) - len(left_out))
     together = {name: blocks.of[block] for name, block in judged.items() if blocks.spans_nodes(block)}
     return Coverage(
-        nodes=nodes,
+        nodes=tuple(map(node, hosts)),
         unnamed_nodes=planned - (len(hosts) - len(set(left_out) & set(hosts))),
         ranks_per_node=evidence.plan.layout.ranks_per_node,
         ranks=evidence.plan.layout.world_size,
-        paths=tuple(_paths(evidence, hosts)),
+        paths=_paths(evidence, hosts),
         why_paths_are_missing=_why_no_pairs(evidence),
         paths_planned=sum(map(len, first_rounds(evidence.plan.nodes))) if evidence.plan.pairs else 0,
         between_nodes=tuple(together),
@@ -84,17 +106,12 @@ def is_between_nodes(case: AnyCase, evidence: Evidence) -> bool:
 
 
 class _Blocks:
-    """The ranks that took part in each block.
+    """The ranks that took part in each block: places by block and by host, and devices by place.
 
     Attributes:
-        of: host and local rank of its ranks, by block.
-        devices: UUIDs, by host and local rank.
         seen: UUIDs of all ranks that computed a seeded step, if one of them was never measured.
         missed: number of rounds of an arm or probe in which others were measured and this rank was not, by place.
         missing_in: studies, or the probes, of which a rank missed more than the end of a run may cut short, by place.
-        places: places of all ranks with measurements, by host.
-        hosts: hosts with measurements.
-        paired: hosts of the measured node pairs.
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -206,69 +223,22 @@ def _block(case: AnyCase, evidence: Evidence) -> _Block | None:
     return (study.id, question.measured.name) if study else None
 
 
-def _node(
-    host: str,
-    evidence: Evidence,
-    tested: Mapping[_Place, set[str]],
-    blocks: _Blocks,
-    left_out: str,
-    gpus_per_node: int,
-    missing_in: Mapping[_Place, Sequence[str]],
-) -> NodeCoverage:
-    by = {kind for place in blocks.places.get(host, ()) for kind in tested.get(place, ())}
-    if host in evidence.surveys and not evidence.surveys[host].problem:
-        by.add(SURVEY)
-    if host in blocks.paired:
-        by.add(PAIRS)
-    has_gpus = evidence.plan.device_type == "cuda"
-    gpus = _gpus(host, evidence, tested, blocks, gpus_per_node, missing_in) if has_gpus else ()
-    return NodeCoverage(host, _in_order(by), left_out, gpus)
-
-
-def _gpus(
-    host: str,
-    evidence: Evidence,
-    tested: Mapping[_Place, set[str]],
-    blocks: _Blocks,
-    gpus_per_node: int,
-    missing_in: Mapping[_Place, Sequence[str]],
-) -> tuple[GpuCoverage, ...]:
-    """GPUs that ranks may use, by number, then those that do not answer."""
-    survey = evidence.surveys.get(host)
-    seen = survey.gpus if survey else ()
-    uuids = {gpu.local_rank: gpu.uuid for gpu in seen if gpu.local_rank is not None}
-    uuids |= {rank: uuid for (node, rank), uuid in blocks.seen.items() if node == host}
-    uuids |= {place[1]: blocks.devices[place] for place in blocks.places.get(host, ())}
-    numbers = sorted(uuids.keys() | set(range(gpus_per_node)))
-    found = [
-        GpuCoverage(
-            i, uuids.get(i, ""), _in_order(tested.get((host, i), ())), rounds_missing=blocks.missed.get((host, i), 0),
-            missing_in=tuple(missing_in.get((host, i), ())),
-        )
-        for i in numbers
-    ]  # fmt: skip
-    silent = [gpu for gpu in seen if gpu.local_rank is None and gpu.is_visible and gpu.problem]
-    return (*found, *(GpuCoverage(None, gpu.uuid or f"NVML index {gpu.index}", (), gpu.problem) for gpu in silent))
-
-
 def _in_order(kinds: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(kinds, key=_KINDS.index))
 
 
 def _why_no_pairs(evidence: Evidence) -> str:
     """The reason why the search over node pairs ended early; empty if it did not."""
-    if evidence.plan.pairs is None:
-        return ""
-    study = evidence.plan.pairs.id
+    study = evidence.plan.pairs.id if evidence.plan.pairs else ""
     if study in evidence.out_of_time:
         return "--ddp-budget ran out"
     return evidence.errors.get(study, "") or evidence.interrupted.get(study, "")
 
 
-def _paths(evidence: Evidence, hosts: Sequence[str]) -> Iterable[PathCoverage]:
+def _paths(evidence: Evidence, hosts: Sequence[str]) -> tuple[PathCoverage, ...]:
     """Measured pairs of nodes."""
     numbers = {host: number for number, host in enumerate(hosts)}
     reached: dict[tuple[int, int], list[float]] = defaultdict(list)
     for (one, other), gbps in node_pair_results(rails_of(evidence)):
         reached[numbers[one], numbers[other]].append(gbps)
-    return (PathCoverage(*nodes, max(gbps), len(gbps)) for nodes, gbps in sorted(reached.items()))
+    return tuple(PathCoverage(*nodes, max(gbps), len(gbps)) for nodes, gbps in sorted(reached.items()))

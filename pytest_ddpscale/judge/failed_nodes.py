@@ -22,12 +22,7 @@ class JudgedNode:
 
 
 def why_nodes_missing(nodes: Sequence[PlaceVerdict[JudgedNode]], evidence: Evidence) -> str:
-    """Why a requirement cannot pass although no node fails; empty if all planned nodes are measured.
-
-    Args:
-        nodes: verdicts on the nodes, in the order of their names.
-        evidence: with the number of planned nodes and the names of all hosts.
-    """
+    """Why a requirement cannot pass although no node fails; empty if all planned nodes are measured."""
     planned = evidence.plan.nodes
     measured = [node.place.name for node in nodes if node.outcome != "not_measured"]
     if len(measured) >= planned:
@@ -48,11 +43,6 @@ def with_failed_nodes(verdict: Verdict, nodes: Sequence[PlaceVerdict[JudgedNode]
 
     If more than half fail, no culprit is certain: a wrong bound must not drain a cluster. This does not apply to ranks
     that disagree, because no bound is involved.
-
-    Args:
-        verdict: on all nodes, with the culprits that stand out.
-        nodes: verdicts on the nodes.
-        planned: number of planned nodes.
     """
     failed = [node for node in nodes if node.is_failed]
     is_told_by_ranks = METRICS[verdict.metric].compares_results

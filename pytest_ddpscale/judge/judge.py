@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from pytest_ddpscale.judge.agreement import with_agreement
 from pytest_ddpscale.judge.answering_rounds import ALL_RANKS, node_of, rounds_of, values_of
 from pytest_ddpscale.judge.answering_study import matching_study, why_no_study
 from pytest_ddpscale.judge.bounds import against_bound, blank_verdict
@@ -19,15 +20,14 @@ from pytest_ddpscale.judge.caveats import (
     with_slow_node,
     with_spent_budget,
 )
-from pytest_ddpscale.judge.checking import judge_check
 from pytest_ddpscale.judge.culprits import RankComparison, with_culprits
-from pytest_ddpscale.judge.device_notes import notes_without_telemetry, with_stalled_devices
+from pytest_ddpscale.judge.devices import notes_without_telemetry, with_stalled_devices
 from pytest_ddpscale.judge.each import combined, judge_each
 from pytest_ddpscale.judge.estimating import Clear, Estimates, Found
 from pytest_ddpscale.judge.failed_nodes import JudgedNode, why_nodes_missing, with_failed_nodes
 from pytest_ddpscale.judge.launches import at_place, combined_launches
+from pytest_ddpscale.judge.node_checks import judge_check
 from pytest_ddpscale.judge.probing import judge_probe
-from pytest_ddpscale.judge.replicas import with_agreement
 from pytest_ddpscale.judge.rounds import ArmRounds, hosts_of, rounds_begun, together
 from pytest_ddpscale.judge.samples import MeasuredArms
 from pytest_ddpscale.plan.metric import Scale

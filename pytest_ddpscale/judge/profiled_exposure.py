@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pytest_ddpscale.judge.rounds import ArmRounds, all_groups
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.profile_record import ArmProfile

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.run.columns import NO_MEASUREMENTS, OF_A_ROW, ArmColumns, Columns, as_slice, combined
 from pytest_ddpscale.run.rank_columns import RankColumns, ranks_side_by_side

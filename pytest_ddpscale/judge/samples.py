@@ -123,7 +123,8 @@ class MeasuredArms:
         slowness: of the ranks, if they take turns in the baseline and it is known.
         flops_per_sample: of the forward and backward pass; None if not counted.
         seeded_checksums: of the seeded step that each rank computed alone, by rank.
-        reference: throughput per GPU that another SKU's line publishes, in img/s; None if the requirement names none.
+        reference: throughput per GPU that another SKU's line publishes, in samples per second; None if the requirement
+            names none.
         peak: dense peak of one GPU in the workload's precision, in TFLOPS; None if unknown.
     """
 

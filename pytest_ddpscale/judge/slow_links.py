@@ -1,34 +1,53 @@
-"""Slow nodes and links as culprits of requirements between nodes."""
+"""Nodes and links that communicate slower than the others, from measured node pairs.
+
+The rule is that of `plan.pairing.Standings`, which also chose the measured pairs. A node is named if it is slow with
+every partner, at least two of which are known to be good, in more than `CONFIRMATIONS` measurements. A link is named if
+it is slow in as many measurements and never fast, while both its ends are fast with others. One fast measurement
+clears. If more than half of the nodes were never fast, none is named: the majority is slow, so there is no baseline. A
+node pair counts with its slowest rail (equal local ranks of both nodes); if only some rails are slow, those are named.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from pytest_ddpscale.judge.link_faults import LinkEnd, LinkFault, find_link_faults, rails_of
+from pytest_ddpscale.judge.probes import GIGA
 from pytest_ddpscale.judge.rounds import ArmRounds
+from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, Standings
+from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
+
+_PARTNERS_SHOWN = 3
+
+
+class Rail(NamedTuple):
+    """Two ranks of different nodes in one round; two-element fields are in the order of the names of their hosts."""
+
+    round: int
+    ranks: tuple[int, int]
+    hosts: tuple[str, str]
+    local_ranks: tuple[int, int]
+    devices: tuple[str, str]
+    gbps: float
 
 
 def with_slow_links(verdict: Verdict, evidence: Evidence, measured: ArmRounds) -> Verdict:
     """Add nodes and links that communicate slowly as culprits, if the judged ranks are on several nodes.
 
-    Args:
-        verdict: with ranks and nodes that compute slowly already named; links of a host that is certainly to blame for
-            slow computation are not accused.
-        evidence: with the measured node pairs.
-        measured: complete rounds of the judged arm.
+    Links of a host that the verdict certainly blames for slow computation are not accused.
     """
-    return with_slow_node_pairs(verdict, evidence) if _spans_nodes(measured) else verdict
-
-
-def slow_links(evidence: Evidence) -> dict[str, set[str]]:
-    """Hosts of the nodes and links that certainly communicate slowly, by a description of each."""
-    faults = _faults(evidence, frozenset())
-    return {f"{_words(fault)} ({fault.evidence})": set(fault.hosts) for fault in faults}
+    by_host = [measured.present[:, at].any(axis=1) for at in measured.ranks.by_host.values()]
+    spans_nodes = len(by_host) > 1 and bool((np.sum(by_host, axis=0) > 1).any())
+    return with_slow_node_pairs(verdict, evidence) if spans_nodes else verdict
 
 
 def with_slow_node_pairs(verdict: Verdict, evidence: Evidence) -> Verdict:
@@ -36,46 +55,152 @@ def with_slow_node_pairs(verdict: Verdict, evidence: Evidence) -> Verdict:
     faults = _faults(evidence, frozenset(culprit.host for culprit in verdict.culprits if culprit.is_certain))
     if not faults:
         return verdict
-    culprits = tuple(_culprit(fault) for fault in faults)
-    more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
-    who = f"{_words(faults[0])}{more}"
+    who = f"{_name(faults[0])}{f' and {len(faults) - 1} more' if len(faults) > 1 else ''}"
     reason = f"{verdict.reason}; communication is slow at {who} ({faults[0].evidence})"
-    return replace(verdict, culprits=(*verdict.culprits, *culprits), reason=reason)
+    return replace(verdict, culprits=(*verdict.culprits, *faults), reason=reason)
 
 
-def _faults(evidence: Evidence, excused: frozenset[str]) -> list[LinkFault]:
-    def find() -> list[LinkFault]:
+def slow_links(evidence: Evidence) -> dict[str, set[str]]:
+    """Hosts of the nodes and links that certainly communicate slowly, by a description of each."""
+    return {f"{_name(one)} ({one.evidence})": set(_hosts(one)) for one in _faults(evidence, frozenset())}
+
+
+def _faults(evidence: Evidence, excused: frozenset[str]) -> list[Culprit]:
+    def find() -> list[Culprit]:
         return find_link_faults(rails_of(evidence), evidence.plan.device_type, excused) if evidence.pairs else []
 
-    found: list[LinkFault] = evidence.once(("link faults", excused), find)
+    found: list[Culprit] = evidence.once(("link faults", excused), find)
     return found
 
 
-def _spans_nodes(measured: ArmRounds) -> bool:
-    by_host = [measured.present[:, at].any(axis=1) for at in measured.ranks.by_host.values()]
-    return len(by_host) > 1 and bool((np.sum(by_host, axis=0) > 1).any())
+def _hosts(fault: Culprit) -> tuple[str, ...]:
+    """The node, or both ends of the link."""
+    return (fault.host, fault.peer_host) if fault.peer_host else (fault.host,)
 
 
-def _words(fault: LinkFault) -> str:
-    return f"node {fault.hosts[0]}" if fault.kind == "node" else f"the link between {' and '.join(fault.hosts)}"
+def _name(fault: Culprit) -> str:
+    hosts = " and ".join(_hosts(fault))
+    return f"node {hosts}" if fault.kind == "node" else f"the link between {hosts}"
 
 
-def _culprit(fault: LinkFault) -> Culprit:
-    end = fault.ends[0]
-    index, uuid = _rail(end, whole=fault.whole)
-    if fault.kind == "node":
-        return Culprit("node", end.host, index, uuid, fault.evidence)
-    peer = fault.ends[1]
-    peer_index, peer_uuid = _rail(peer, whole=fault.whole)
-    return Culprit("link", end.host, index, uuid, fault.evidence, peer.host, peer_index, peer_uuid)
+def find_link_faults(rails: Sequence[Rail], device_type: DeviceType, excused: Set[str] = frozenset()) -> list[Culprit]:
+    """Nodes and links at fault by the rule of this module: nodes before links, slowest first.
+
+    They have the local ranks and devices of their ends if only one rail is slow. Pairs of excused hosts, which compute
+    slowly, are ignored, because that explains them.
+    """
+    told = _NodePairs([rail for rail in rails if excused.isdisjoint(rail.hosts)], SLOW_SHARES[device_type])
+    standings = told.standings
+    if len(standings.suspect_nodes) > standings.nodes // 2:
+        return []
+    found = [told.node_fault(node) for node in standings.suspect_nodes if standings.is_confirmed_node(node)]
+    found += [told.link_fault(pair) for pair in standings.suspect_links if standings.is_confirmed_link(pair)]
+    return [fault for _, fault in sorted(found, key=lambda one: (one[1].kind != "node", one[0], _hosts(one[1])))]
 
 
-def _rail(end: LinkEnd, *, whole: bool) -> tuple[int | None, str | None]:
-    """Local rank and UUID of the only slow rail; None if all rails or several are slow."""
-    if whole or len(end.local_ranks) != 1:
-        return None, None
-    return end.local_ranks[0], _only(end.devices)
+def rails_of(evidence: Evidence) -> Sequence[Rail]:
+    """The measured rails between nodes, round by round."""
+    found: Sequence[Rail] = evidence.once("rails", lambda: [rail for arm in evidence.pairs for rail in _rails(arm)])
+    return found
 
 
-def _only(devices: Collection[str]) -> str | None:
-    return next(iter(devices)) if len(devices) == 1 else None
+def _rails(measured: ArmColumns) -> Iterator[Rail]:
+    """GB/s of the fastest message of the slower rank: with two ranks, bus bandwidth is bytes over time."""
+    steps_s, who = measured.of_steps(STEP_S), measured.ranks
+    mean_s = measured.seconds / np.where(measured.present, measured.count, 1)  # lines of earlier versions keep no steps
+    fastest_s = np.fmin.reduce(steps_s, axis=2, initial=np.inf) if steps_s.shape[2] else mean_s
+    gbps = measured.work / fastest_s / GIGA
+    for row, number in enumerate(measured.numbers.tolist()):
+        pairs: dict[int, list[int]] = defaultdict(list)
+        for column in np.flatnonzero(measured.present[row]).tolist():
+            pairs[int(measured.groups[row, column])].append(column)
+        for ends in pairs.values():
+            ends.sort(key=lambda column: str(who.hosts[column]))
+            ranks, hosts, local_ranks, devices = zip(*map(who.who, ends), strict=True)
+            if len(set(hosts)) == 2:
+                yield Rail(number, ranks, hosts, local_ranks, devices, float(gbps[row, ends].min()))
+
+
+def node_pair_results(rails: Iterable[Rail]) -> Iterator[tuple[tuple[str, str], float]]:
+    """Yield each pair of hosts in each round: names in order, and GB/s of the slowest rail."""
+    for (_, hosts), together in _rails_together(rails).items():
+        yield hosts, min(rail.gbps for rail in together)
+
+
+def _rails_together(rails: Iterable[Rail]) -> dict[tuple[int, tuple[str, str]], list[Rail]]:
+    """Rails by round and hosts."""
+    together: dict[tuple[int, tuple[str, str]], list[Rail]] = defaultdict(list)
+    for rail in rails:
+        together[rail.round, rail.hosts].append(rail)
+    return together
+
+
+class _NodePairs:
+    """Measurements of rails, combined to results of node pairs; nodes are numbered in the order of their names."""
+
+    def __init__(self, rails: Iterable[Rail], slow_share: float) -> None:
+        together = _rails_together(rails)
+        self._hosts = sorted({host for _, hosts in together for host in hosts})
+        numbers = {host: number for number, host in enumerate(self._hosts)}
+        self._rails: dict[PairResult, list[Rail]] = defaultdict(list)
+        results = []
+        for (number, (one, other)), of_pair in together.items():
+            slowest = min(rail.gbps for rail in of_pair)
+            results.append(PairResult(number, (numbers[one], numbers[other]), slowest))
+            self._rails[results[-1]] += of_pair
+        self.standings = Standings(results, slow_share)
+        self._fast = [result for result in results if self.standings.is_fast(result)]
+
+    def node_fault(self, node: int) -> tuple[float, Culprit]:
+        """Median GB/s of the slow results of a node, and the node as a culprit."""
+        slow, partners = self.standings.with_good_partners(node), self.standings.partners(node)
+        end, rails = self._slow_end(slow, node)
+        among = [result.gbps for result in self._fast if partners.issuperset(result.nodes)]
+        between = f"with {_listed([self._hosts[partner] for partner in sorted(partners)])}"
+        if among:
+            whom = f"which reach {statistics.median(among):.3g} GB/s with each other"
+        else:
+            whom = f"which reach {self._fast_gbps(partners):.3g} GB/s with others"
+        slow_gbps = statistics.median(result.gbps for result in slow)
+        evidence = f"{rails}{slow_gbps:.3g} GB/s {between}, {whom} ({len(slow)} measurements)"
+        return slow_gbps, Culprit("node", *end, evidence)
+
+    def link_fault(self, pair: NodePair) -> tuple[float, Culprit]:
+        """Median GB/s of the slow results of a link, and the link as a culprit."""
+        slow = self.standings.of_pair(pair)
+        (end, rails), (peer, _) = (self._slow_end(slow, node) for node in pair)
+        slow_gbps = statistics.median(result.gbps for result in slow)
+        evidence = (
+            f"{rails}{slow_gbps:.3g} GB/s between {_listed([self._hosts[node] for node in pair])}, which reach "
+            f"{self._fast_gbps(pair):.3g} GB/s with others ({len(slow)} measurements)"
+        )
+        return slow_gbps, Culprit("link", *end, evidence, *peer)
+
+    def _fast_gbps(self, nodes: Iterable[int]) -> float:
+        return statistics.median(result.gbps for result in self._fast if not set(nodes).isdisjoint(result.nodes))
+
+    def _slow_end(self, results: Sequence[PairResult], node: int) -> tuple[tuple[str, int | None, str | None], str]:
+        """A node's host, with local rank and device of its only slow rail; and its slow rails in words.
+
+        A rail is slow if it is in all these results; all rails count as slow if none is in all of them.
+        """
+        host, slow, ends = self._hosts[node], defaultdict[int, list[bool]](list), dict[int, tuple[int, str]]()
+        for result in results:
+            for rail in self._rails[result]:
+                end = rail.hosts.index(host)
+                slow[rail.ranks[end]].append(rail.gbps < self.standings.slow_below_gbps)
+                ends[rail.ranks[end]] = (rail.local_ranks[end], rail.devices[end])
+        always = sorted(rank for rank, each in slow.items() if all(each))
+        if not always or len(always) == len(slow):
+            return (host, None, None), ""
+        local_ranks = [str(ends[rank][0]) for rank in always]
+        words = f"only local rank{'s' if len(local_ranks) > 1 else ''} {_listed(local_ranks)}: "
+        return (host, *(ends[always[0]] if len(always) == 1 else (None, None))), words
+
+
+def _listed(names: Sequence[str]) -> str:
+    """``n1``, ``n1 and n3`` or ``n1, n2, n3 and 9 more``."""
+    shown = list(names[:_PARTNERS_SHOWN])
+    if len(names) > _PARTNERS_SHOWN:
+        shown.append(f"{len(names) - _PARTNERS_SHOWN} more")
+    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]

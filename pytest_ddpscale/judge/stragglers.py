@@ -3,11 +3,11 @@
 The rule uses arms without communication, because under DDP all ranks run at the pace of the slowest. It compares each
 rank, round by round, with the median of all *other* ranks. A slow rank cannot move the median it is compared with, so
 up to half of the ranks may be slow and are still found: k/2 fast ranks are a majority among the k - 1 others. The
-average of these ratios over the rounds counts (`rank_averages`: the median, so a rank must be slow in half of the
-rounds, and a hiccup accuses nobody). A rank is named if
+average of these ratios over the rounds counts (`peers`: the median, so a rank must be slow in half of the rounds, and a
+hiccup accuses nobody). A rank is named if
 
 - its average is a minimum relative gap above 1, because GPUs of one node differ and 2 % is no reason to drain one,
-- the lower limit of that average is above 1, for all ranks together with the confidence of `rank_averages`, and
+- the lower limit of that average is above 1, for all ranks together with the confidence of `peers`, and
 - its average is an outlier: it lies above those of the others by four of their robust standard deviations, more among
   few or many ranks. If the others differ little, the deviation is replaced by the root mean square of itself and 0.3 of
   the gap, so ordinary differences between GPUs and noise accuse nobody
@@ -18,11 +18,20 @@ the last half of the rounds is named too, because it may be getting slower. So i
 in half of the rounds or more while its peers hardly ever are: its average would lie between two states and mean
 nothing. From 0.6 of the gap on a rank is watched: it gets a note, but is no reason to drain.
 
-Found: up to half of an even number of ranks, up to (k - 1)/2 of an odd number from 5 up, one of three. Not found: more
-than that, because the majority is the baseline here (absolute bounds such as ``throughput_per_gpu`` find it, and
-`two_groups` if the slow ranks form a group), and a rank that is slow in fewer rounds. Of two ranks the slower one is
-found, but a single peer may as well be unusually fast: such a finding is marked ambiguous and has to be compared with
-the floor of the SKU.
+Found: up to half of an even number of ranks, up to (k - 1)/2 of an odd number from 5 up, one of three. More than that
+are the baseline here, and absolute bounds such as ``throughput_per_gpu`` find them. Of two ranks the slower one is
+found, but a single peer may as well be unusually fast: such a finding is ambiguous, and the floor of the SKU decides.
+
+With half of the ranks slow, the deviation of all others from their median spans both groups and hides the gap between
+them. So the ranks are also sorted by their averages and split at the largest gap. They are two groups if
+
+- each has at least two ranks and a quarter of all,
+- the medians of the groups differ by the minimum relative gap, with the same confidence, and
+- the slowest fast rank and the fastest slow rank differ by most of that gap, and by half of the distance of the
+  medians: an even spread has no such gap.
+
+Noise that changes from round to round does not separate the same ranks on average. If at least half of the ranks are
+slow, it is unknown which group is normal.
 """
 
 from __future__ import annotations
@@ -30,17 +39,29 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pytest_ddpscale.judge.peers import medians_of_others, stdevs_of_others
-from pytest_ddpscale.judge.rank_averages import averages_of, median_over_rounds, relative_logs
+from pytest_ddpscale.judge.devices import flags
+from pytest_ddpscale.judge.peers import (
+    averages_of,
+    median_over_rounds,
+    medians_of_others,
+    relative_logs,
+    stdevs_of_others,
+)
 from pytest_ddpscale.judge.rounds import ArmRounds
-from pytest_ddpscale.run.column_record import BoolArray, FloatArray
+from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
+from pytest_ddpscale.run.telemetry import TelemetryColumns
+from pytest_ddpscale.run.verdicts import Culprit
+from pytest_ddpscale.util.listing import first_few
 
 MINIMUM_RELATIVE_GAP = 0.05
+# Ranks on one CPU share caches, power and neighbours, so they differ more; GPUs share little.
+MINIMUM_GAPS: Mapping[DeviceType, float] = {"cuda": MINIMUM_RELATIVE_GAP, "cpu": 0.10}
 MINIMUM_ROUNDS = 5
 WATCHED_SHARE = 0.6  # of the minimum relative gap
 # An outlier's distance in robust standard deviations, with 5 ranks or more and with fewer; and the ordinary spread of
@@ -52,6 +73,12 @@ _FALSE_NAMES = 0.005  # share of runs with many normally distributed ranks in wh
 _FAR = 2.0  # gaps by which a rank that is slow at times must be slower in those rounds
 _CHANCE = 0.005  # share of runs in which noise alone may name a rank as slow at times
 _MOSTLY = 0.9  # share of rounds that reports call "all"
+_MOST_SHOWN = 8  # hosts or ranks of a group that are listed
+_LEAST_SHARE = 0.25  # of all ranks, in each of two groups
+# Least gap between the nearest ranks of the groups: share of the minimum relative gap, and of the medians' distance.
+_LEAST_GAP, _LEAST_SHARE_OF_DISTANCE = 0.8, 0.5
+_MOSTLY_THROTTLED, _HARDLY = 0.75, 0.25  # share of throttled rounds among the slow ones, and among the others
+_HELD_DOWN = ", in which heat, power supply or board held it down"
 
 
 @dataclass(frozen=True)
@@ -60,99 +87,48 @@ class Straggler:
 
     Attributes:
         rank: global rank.
-        host: host name.
-        local_rank: rank on its host.
-        device: GPU UUID, or ``cpu``.
+        culprit: the rank's device as a culprit: its slowdown and evidence are those of the rounds in which it was slow.
         ratio: median over all rounds of its step time over the median of its peers'.
         interval: of that ratio, for all ranks together at 95 %.
-        ratio_when_slow: the same median over the rounds in which it was slow.
-        slow_rounds: numbers of those rounds, in which the ratio was over the middle between 1 and the threshold.
-        rounds: number of rounds.
-        peers: number of ranks it was compared with.
+        slow_rounds: numbers of the rounds in which the ratio was over the middle between 1 and the threshold.
         ambiguous: the others may be the unusual ones: there is only one peer, or they are no majority.
-        is_late: it was slow from some round on, and not before.
-        is_held_down: it was throttled by heat, power supply or board when it was slow, and not otherwise.
         others: the faster group, if the ranks fall into two groups; empty if this rank stands out from all.
     """
 
     rank: int
-    host: str
-    local_rank: int
-    device: str
+    culprit: Culprit
     ratio: float
     interval: tuple[float, float]
-    ratio_when_slow: float
     slow_rounds: tuple[int, ...]
-    rounds: int
-    peers: int
     ambiguous: bool
-    is_late: bool = False
-    is_held_down: bool = False
     others: str = ""
 
     @property
-    def evidence(self) -> str:
-        """The finding in words: ``1.31× the median of 15 peers in 9 of 9 rounds``."""
-        whom = self._whom + (f" ({self.others})" if self.others else "")
-        slow = len(self.slow_rounds)
-        when = f"the last {slow} of {self.rounds} rounds" if self.is_late else f"{slow} of {self.rounds} rounds"
-        share = "" if self.is_late or self.is_slow_throughout else f" ({slow / self.rounds:.0%})"
-        why = ", in which heat, power supply or board held it down" if self.is_held_down else ""
-        return f"{self.ratio_when_slow:.2f}× {whom} in {when}{share}{why}"
+    def host(self) -> str:
+        """Host name."""
+        return self.culprit.host
 
     @property
     def measured(self) -> str:
         """Average slowdown in words: ``1.04× (1.03 … 1.05×) the median of 7 peers``."""
         low, high = self.interval
-        return f"{self.ratio:.2f}× ({low:.2f} … {high:.2f}×) {self._whom}"
-
-    @property
-    def _whom(self) -> str:
-        return "the time of its only peer" if self.peers == 1 else f"the median of {self.peers} peers"
+        return f"{self.ratio:.2f}× ({low:.2f} … {high:.2f}×) {_whom(self.culprit.peers)}"
 
     @property
     def is_slow_throughout(self) -> bool:
         """Whether it was slow in nearly all rounds."""
-        return len(self.slow_rounds) >= rounds_needed(_MOSTLY, self.rounds)
+        return _are_mostly(len(self.slow_rounds), self.culprit.rounds or 0)
 
 
-@dataclass(frozen=True)
-class SlowNode:
-    """A host on which all ranks are slow.
-
-    Attributes:
-        host: its name.
-        stragglers: its ranks, slowest first; at least two.
-    """
-
-    host: str
-    stragglers: tuple[Straggler, ...]
-
-    @property
-    def ratio(self) -> float:
-        """Median `Straggler.ratio` of its ranks."""
-        return statistics.median(straggler.ratio for straggler in self.stragglers)
-
-    @property
-    def evidence(self) -> str:
-        """The finding in words: ``all 8 ranks slow, 1.31× the median of their peers``."""
-        others = self.stragglers[0].others
-        whom = f"their peers ({others})" if others else "their peers"
-        return f"all {len(self.stragglers)} ranks slow, {self.ratio:.2f}× the median of {whom}"
-
-    @property
-    def ambiguous(self) -> bool:
-        """Whether the other hosts may be the unusual ones."""
-        return self.stragglers[0].ambiguous
+def stragglers_of(rounds: ArmRounds, device_type: DeviceType) -> list[Straggler]:
+    """Ranks that compute slowly, slowest first: those that stand out, or the slower of two groups."""
+    gap = MINIMUM_GAPS[device_type]
+    found, group = find_stragglers(rounds, minimum_relative_gap=gap), find_slow_group(rounds, gap)
+    return group if len(group) > len(found) or any(straggler.ambiguous for straggler in group) else found
 
 
 def find_stragglers(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_RELATIVE_GAP) -> list[Straggler]:
-    """Ranks that are slower than their peers, slowest first, by the rule of this module.
-
-    Args:
-        measured: rounds of an arm in which every rank computes alone, ``each@k`` or ``no_sync@k``.
-        minimum_relative_gap: how much slower than the median of its peers a rank has to be, as a fraction.
-    """
+    """Ranks of an arm in which every rank computes alone that are slower than their peers, slowest first."""
     has_peers = measured.present.sum(axis=1, keepdims=True) >= 2
     enough = np.flatnonzero((measured.present & has_peers).sum(axis=0) >= MINIMUM_ROUNDS)
     if len(enough) < 2:
@@ -163,46 +139,43 @@ def find_stragglers(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_R
     last = slice(len(logs) // 2, None)
     has_halves = len(logs) >= 2 * MINIMUM_ROUNDS and (~np.isnan(logs[last])).sum(axis=0).min() >= MINIMUM_ROUNDS
     looks = 2 if has_halves else 1
-    averages = averages_of(logs, looks)
     named = _stand_out(logs, relative, line, looks)
     if has_halves:
-        named |= _stand_out(logs[last], relative[last], line, looks) & _got_slower(logs, line)
+        # Without the second condition ordinary differences of ranks would have two chances to look large.
+        got_slower = median_over_rounds(logs[last]) - median_over_rounds(logs[: last.start]) >= line / 2
+        named |= _stand_out(logs[last], relative[last], line, looks) & got_slower
     named |= _are_slow_at_times(logs, line)
-    found = [_straggler(measured, int(enough[i]), logs[:, i], averages.reach[i], line) for i in np.flatnonzero(named)]
+    averages, found = averages_of(logs, looks), []
+    for i in np.flatnonzero(named).tolist():
+        peers = int(measured.present[np.flatnonzero(~np.isnan(logs[:, i]))[-1]].sum()) - 1
+        value, reach = averages.value[i], averages.reach[i]
+        found.append(_straggler(measured, enough[i], logs[:, i], value, reach, line / 2, peers, ambiguous=peers == 1))
     return sorted(found, key=lambda straggler: (-straggler.ratio, straggler.rank))
 
 
 def find_watched(
     measured: ArmRounds, named: Iterable[Straggler], minimum_relative_gap: float = MINIMUM_RELATIVE_GAP
 ) -> list[Straggler]:
-    """Ranks that meet the rule with `WATCHED_SHARE` of the gap and are not named, slowest first.
-
-    Args:
-        measured: as in `find_stragglers`.
-        named: ranks that are named.
-        minimum_relative_gap: gap at which ranks are named.
-    """
+    """Ranks that meet the rule with `WATCHED_SHARE` of the gap and are not named, slowest first."""
     numbers = {straggler.rank for straggler in named}
     found = find_stragglers(measured, WATCHED_SHARE * minimum_relative_gap)
     return [straggler for straggler in found if straggler.rank not in numbers]
 
 
 def _stand_out(logs: FloatArray, relative: FloatArray, line: float, looks: int) -> BoolArray:
-    """Whether each rank is slow by the rule of this module in these rounds, (ranks,).
+    """Whether each rank is slow by the rule of this module in these rounds, which are one of several looks, (ranks,).
 
-    Args:
-        logs: logarithms of times over the median of peers, (rounds, ranks).
-        relative: logarithms of times over the median rank, the same baseline for all, (rounds, ranks).
-        line: logarithm of the smallest ratio that counts.
-        looks: number of windows of rounds that are looked at.
+    Logarithms of times are over the median of peers, and relative to the median rank, the same baseline for all.
     """
     averages, ranks = averages_of(logs, looks), logs.shape[1]
     usual = median_over_rounds(relative)
     excess = usual - medians_of_others(usual[np.newaxis])[0]
     seen = stdevs_of_others(usual)
     spread = np.maximum(seen, np.sqrt((seen**2 + (_USUAL_SPREAD * line) ** 2) / 2))
-    is_far = excess > _spread_factor(ranks) * spread
-    stands_out: BoolArray = (averages.value >= line) & (averages.value > averages.reach) & is_far
+    factor = _FACTOR_OF_FEW
+    if ranks > _FEW:
+        factor = max(_MAD_FACTOR, statistics.NormalDist().inv_cdf(1 - _FALSE_NAMES / ranks))
+    stands_out: BoolArray = (averages.value >= line) & (averages.value > averages.reach) & (excess > factor * spread)
     return stands_out
 
 
@@ -225,80 +198,140 @@ def _are_slow_at_times(logs: FloatArray, line: float) -> BoolArray:
     return found
 
 
-def _got_slower(logs: FloatArray, line: float) -> BoolArray:
-    """Whether each rank was slower in the last half of the rounds than in the first by half the line, (ranks,).
+def find_slow_group(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_RELATIVE_GAP) -> list[Straggler]:
+    """The ranks of the slower of two groups, slowest first; none if there are not two by the rule of this module."""
+    enough = np.flatnonzero(measured.present.sum(axis=0) >= MINIMUM_ROUNDS)
+    least = max(2, math.ceil(_LEAST_SHARE * len(enough)))
+    if len(enough) < 2 * least:
+        return []
+    logs, line = relative_logs(measured.mean_step_s[:, enough]), math.log1p(minimum_relative_gap)
+    values, reaches = averages_of(logs)
+    order = np.argsort(values, kind="stable")
+    split = least + int(np.argmax(np.diff(values[order])[least - 1 : len(order) - least]))
+    fast, slow = order[:split], order[split:]
+    norm, norm_of_slow = float(np.median(values[fast])), float(np.median(values[slow]))
+    distance, gap = norm_of_slow - norm, values[slow[0]] - values[fast[-1]]
+    reach = math.sqrt(2) * np.median(reaches)  # for two single ranks; that of medians is smaller
+    least_gap = max(_LEAST_GAP * line, _LEAST_SHARE_OF_DISTANCE * distance)
+    if not (distance >= line and distance > reach and gap >= least_gap):
+        return []
+    others = _in_words(enough[fast], enough[slow], measured)
+    return [
+        _straggler(
+            measured, enough[i], logs[:, i], values[i] - norm, reaches[i], (norm + norm_of_slow) / 2, len(fast), norm,
+            others, ambiguous=2 * len(slow) >= len(enough),
+        )
+        for i in reversed(slow.tolist())
+    ]  # fmt: skip
 
-    Without this condition ordinary differences of ranks would have two chances to look large.
+
+def _in_words(fast: IntArray, slow: IntArray, measured: ArmRounds) -> str:
+    """Hosts of the fast group, ``n0, n1``; rank numbers if the groups share a host."""
+    ranks = measured.ranks
+    hosts = sorted(set(ranks.hosts[fast].tolist()))
+    if not set(hosts) & set(ranks.hosts[slow].tolist()):
+        return first_few(hosts, _MOST_SHOWN)
+    return in_ranks(ranks.numbers[fast].tolist())
+
+
+def in_ranks(numbers: Sequence[int]) -> str:
+    """``ranks 0, 2``."""
+    return "ranks " + first_few([f"{number}" for number in sorted(numbers)], _MOST_SHOWN)
+
+
+def _straggler(
+    measured: ArmRounds, column: int, logs: FloatArray, value: float, reach: float, line: float, peers: int,
+    norm: float = 0.0, others: str = "", *, ambiguous: bool,
+) -> Straggler:  # fmt: skip
+    """The rank of a column, with the average of its logs over its peers' norm; it was slow where these are over a line.
+
+    `others` are its peers, if they are one of two groups.
     """
-    first, last = logs[: len(logs) // 2], logs[len(logs) // 2 :]
-    is_slower: BoolArray = median_over_rounds(last) - median_over_rounds(first) >= line / 2
-    return is_slower
+    there = ~np.isnan(logs)
+    is_slow, rounds = logs[there] > line, int(there.sum())
+    slow_rounds = tuple(measured.numbers[there][is_slow].tolist())
+    ratio_when_slow = float(np.exp(np.median(logs[there][is_slow]) - norm))
+    when, share = f"{len(slow_rounds)} of {rounds} rounds", f" ({len(slow_rounds) / rounds:.0%})"
+    if _are_mostly(len(slow_rounds), rounds):
+        share = ""
+    elif not others and _is_late(is_slow):
+        when, share = f"the last {when}", ""
+    whom = f"{_whom(peers)} ({others})" if others else _whom(peers)
+    rank, host, local_rank, device = measured.ranks.who(column)
+    culprit = Culprit(
+        "gpu", host, local_rank, device, f"{ratio_when_slow:.2f}× {whom} in {when}{share}",
+        slowdown=ratio_when_slow, peers=peers, slow_rounds=len(slow_rounds), rounds=rounds,
+    )  # fmt: skip
+    interval = math.exp(value - reach), math.exp(value + reach)
+    return Straggler(rank, culprit, math.exp(value), interval, slow_rounds, ambiguous, others)
 
 
-def _spread_factor(ranks: int) -> float:
-    """Distance of an outlier, in standard deviations of the others."""
-    if ranks <= _FEW:
-        return _FACTOR_OF_FEW
-    return max(_MAD_FACTOR, statistics.NormalDist().inv_cdf(1 - _FALSE_NAMES / ranks))
+def _whom(peers: int | None) -> str:
+    return "the time of its only peer" if peers == 1 else f"the median of {peers} peers"
 
 
-def _straggler(measured: ArmRounds, column: int, logs: FloatArray, reach: float, line: float) -> Straggler:
-    there = np.flatnonzero(~np.isnan(logs))
-    is_slow, value = logs[there] > line / 2, float(np.median(logs[there]))
-    peers = int(measured.present[there[-1]].sum()) - 1
-    return Straggler(
-        *measured.ranks.who(column),
-        ratio=math.exp(value),
-        interval=(math.exp(value - reach), math.exp(value + reach)),
-        ratio_when_slow=float(np.exp(np.median(logs[there][is_slow]))),
-        slow_rounds=tuple(measured.numbers[there[is_slow]].tolist()),
-        rounds=len(there),
-        peers=peers,
-        ambiguous=peers == 1,
-        is_late=_is_late(is_slow),
-    )
+def _are_mostly(slow: int, rounds: int) -> bool:
+    """Whether these are nearly all rounds; 0.7 of 10 is 7, although the floating-point product is slightly more."""
+    return slow >= math.ceil(_MOSTLY * rounds - 1e-9)
 
 
 def _is_late(is_slow: BoolArray) -> bool:
     """Whether a rank was slow in most rounds from some round on, and in hardly any before."""
-    slow = int(is_slow.sum())
-    before, after = is_slow[: len(is_slow) - slow], is_slow[len(is_slow) - slow :]
-    return bool(slow < rounds_needed(_MOSTLY, len(is_slow)) and (~before).mean() >= _MOSTLY and after.mean() >= _MOSTLY)
+    first = len(is_slow) - int(is_slow.sum())
+    return bool((~is_slow[:first]).mean() >= _MOSTLY and is_slow[first:].mean() >= _MOSTLY)
 
 
-def slow_nodes(stragglers: Iterable[Straggler], measured: ArmRounds) -> list[SlowNode]:
-    """Hosts with two or more ranks that are all slow, while another host is not, slowest first.
+def with_held_down(
+    stragglers: Sequence[Straggler], measured: ArmRounds, telemetry: TelemetryColumns
+) -> list[Straggler]:
+    """Say of stragglers that they were throttled just when they were slow; of one slow throughout nobody can tell."""
+    return [
+        replace(one, culprit=replace(one.culprit, evidence=f"{one.culprit.evidence}{_HELD_DOWN}"))
+        if not one.is_slow_throughout and _is_held_down(one, measured, telemetry)
+        else one
+        for one in stragglers
+    ]
 
-    Args:
-        stragglers: found by `find_stragglers` in `measured`.
-        measured: the same rounds.
-    """
+
+def _is_held_down(straggler: Straggler, measured: ArmRounds, telemetry: TelemetryColumns) -> bool:
+    told = telemetry.of_arm(measured.measured.study, measured.measured.arm, [straggler.host])
+    told = told.of(told.rank == straggler.rank)
+    was_slow, is_throttled = np.isin(told.round, straggler.slow_rounds), flags(told)["throttled"]
+    if not was_slow.any() or was_slow.all():
+        return False
+    return bool(is_throttled[was_slow].mean() >= _MOSTLY_THROTTLED and is_throttled[~was_slow].mean() <= _HARDLY)
+
+
+def slow_nodes(stragglers: Iterable[Straggler], measured: ArmRounds) -> dict[str, list[Straggler]]:
+    """Hosts with two or more ranks that are all slow, while another host is not, slowest first, with these ranks."""
     by_host = measured.ranks.by_host
     slow: dict[str, list[Straggler]] = defaultdict(list)
     for straggler in stragglers:
         slow[straggler.host].append(straggler)
-    wholly = [host for host, found in slow.items() if len(found) == len(by_host[host])]
+    wholly = {host: found for host, found in slow.items() if len(found) == len(by_host[host])}
     if len(wholly) == len(by_host):
-        return []
-    nodes = [SlowNode(host, tuple(slow[host])) for host in wholly if len(slow[host]) >= 2]
-    return sorted(nodes, key=lambda node: (-node.ratio, node.host))
+        return {}
+    nodes = [(-_ratio(found), host) for host, found in wholly.items() if len(found) >= 2]
+    return {host: wholly[host] for _, host in sorted(nodes)}
 
 
-def slower_than_their_node(node: SlowNode, measured: ArmRounds, minimum_relative_gap: float) -> list[Straggler]:
+def node_culprit(ranks: Sequence[Straggler]) -> Culprit:
+    """A host as a culprit, from its ranks."""
+    first = ranks[0]
+    whom = f"their peers ({first.others})" if first.others else "their peers"
+    evidence = f"all {len(ranks)} ranks slow, {_ratio(ranks):.2f}× the median of {whom}"
+    return Culprit("node", first.host, None, None, evidence, slowdown=_ratio(ranks))
+
+
+def _ratio(ranks: Sequence[Straggler]) -> float:
+    return statistics.median(straggler.ratio for straggler in ranks)
+
+
+def slower_than_their_node(ranks: Sequence[Straggler], measured: ArmRounds, gap: float) -> list[Straggler]:
     """Ranks of a slow node that are slow even compared with its other ranks, by the same rule, slowest first.
 
     With two ranks the slower one is certain here, because both are slow compared with other nodes.
-
-    Args:
-        node: found by `slow_nodes` in `measured`.
-        measured: the same rounds.
-        minimum_relative_gap: how much slower than the median of the node's other ranks, as a fraction.
     """
-    on_node = ArmRounds(measured.measured.of(slice(None), measured.ranks.by_host[node.host]))
-    numbers = {straggler.rank for straggler in find_stragglers(on_node, minimum_relative_gap)}
-    return [straggler for straggler in node.stragglers if straggler.rank in numbers]
-
-
-def rounds_needed(share: float, rounds: int) -> int:
-    """A share of the rounds, rounded up; 0.7 of 10 is 7, although the floating-point product is slightly more."""
-    return math.ceil(share * rounds - 1e-9)
+    on_node = ArmRounds(measured.measured.of(slice(None), measured.ranks.by_host[ranks[0].host]))
+    numbers = {straggler.rank for straggler in find_stragglers(on_node, gap)}
+    return [straggler for straggler in ranks if straggler.rank in numbers]

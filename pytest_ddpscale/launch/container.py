@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.util.masking import masked_text
 
 _APPTAINER_SOURCES = ("docker://", "oras://", "library://", "shub://")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pytest_ddpscale.launch.launcher import Launcher, launchers
-from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.words import DeviceType
 
 # Variables that ranks and their launchers rely on. All others are dropped: a forgotten export must not decide how fast
 # a cluster trains, and an outer torchrun's variables (RANK, MASTER_ADDR, PET_*, TORCHELASTIC_*) silently change ours.

@@ -26,9 +26,8 @@ from pytest_ddpscale.launch.launcher import AgentProcess, Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 from pytest_ddpscale.node.protocol import RECORDS, AskClock, FileBytes, Meet, Start, Stop, Task
-from pytest_ddpscale.run.notices import Idle, Queued
 from pytest_ddpscale.run.rank_folder import TRACES
-from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Queued
 from pytest_ddpscale.run.survey_record import PostMortem
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.masking import masked_arguments

@@ -18,7 +18,7 @@ from typing import ClassVar, TypeVar
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.launch.container import NO_CONTAINER, Container
-from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.settings import AUTO, LAUNCHERS, Settings
 
 ENTRY_POINTS = "pytest_ddpscale.launchers"

@@ -26,12 +26,11 @@ from pytest_ddpscale.launch.launcher import Launch, why_signalled
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.protocol import SILENCE_S, Task
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.run.notices import Interrupted, Listener, Notice
 from pytest_ddpscale.run.profile_record import ArmProfile
-from pytest_ddpscale.run.rank_folder import MEASUREMENTS, Assignment, WantedArms, lines_by_file
-from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader
+from pytest_ddpscale.run.rank_folder import Assignment, WantedArms, lines_by_file
+from pytest_ddpscale.run.record_lines import AnyRecord, Interrupted, Listener, Notice, RecordReader
 from pytest_ddpscale.run.records import EndReason, Lost, RoundEnd, StudyEnd, StudyStart
-from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_directory import MEASUREMENTS, RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
@@ -191,7 +190,7 @@ class Supervisor:
         if study is None or study.launch > 1 or not self._launch.launcher.settings.profile_steps:
             return
         profiled = {(one.study, one.arm) for one in self._run.read_profiles()}
-        self._run.append_profiles(
+        self._run.append_records(
             [
                 ArmProfile(
                     study=study.id, arm=arm.name, gang=gang, rank=0, problem=f"the ranks ended before profiling: {why}"

@@ -54,12 +54,12 @@ from pytest_ddpscale.node.survey_process import LIMIT_S, POST_MORTEM_LIMIT_S, su
 from pytest_ddpscale.node.torchrun_command import ended_pids, interfaces, rank_exits, torchrun_command
 from pytest_ddpscale.run.rank_folder import (
     LOGS,
+    STATUS_VARIABLE,
     WantedArms,
     leave_assignment,
     leave_wanted_arms,
     open_records,
 )
-from pytest_ddpscale.run.rank_status import STATUS_VARIABLE
 from pytest_ddpscale.util.orphans import die_with_parent
 
 POLL_S = 0.3

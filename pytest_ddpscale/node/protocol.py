@@ -19,8 +19,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from pytest_ddpscale.run.rank_folder import Assignment, WantedArms
-from pytest_ddpscale.run.rank_status import RankFailure, RankStatus
+from pytest_ddpscale.run.rank_folder import Assignment, RankFailure, RankStatus, WantedArms
 from pytest_ddpscale.run.survey_record import Survey
 
 MARK = b"@ddpscale "

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from pytest_ddpscale.node.protocol import MOST_TEXT, Failed, Gone, RankSeen
-from pytest_ddpscale.run.rank_status import FINISHED, RankFailure, RankStatus, read_failure, read_status
+from pytest_ddpscale.run.rank_folder import FINISHED, RankFailure, RankStatus, read_failure, read_status
 
 # States of a process that has ended, in /proc/PID/stat (proc(5)).
 _ENDED = {"Z", "X", "x", ""}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import COLLECTIVES, Probe, ProbeKind, ProbeStudy
-from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.words import DeviceType
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 SMALLEST_BYTES, LARGEST_BYTES = KIB, GIB

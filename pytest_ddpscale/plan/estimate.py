@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import first_rounds, most_rounds
 from pytest_ddpscale.plan.probe import ProbeStudy
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, DeviceType, Plan, Study
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, Study
+from pytest_ddpscale.plan.words import DeviceType
 
 # Measured on two CPU cores (benchmarks/gang_reuse.py) and rounded up.
 STARTUP_S = 15.0

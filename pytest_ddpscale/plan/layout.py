@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.words import refuse_below_one
 
 # As in a thresholds file: a number of ranks, ``node`` (all of one node), ``2 nodes``, or ``all`` (of several nodes).
 WorldSize: TypeAlias = int | str
-
-
-def refuse_below_one(thing: object, what: str, *names: str) -> None:
-    """Raise ValueError if one of the named attributes is below 1."""
-    for name in names:
-        number = getattr(thing, name)
-        if number < 1:
-            raise ValueError(f"{name} of {what} is {number}; expected a whole number from 1 up")
 
 
 @dataclass(frozen=True)

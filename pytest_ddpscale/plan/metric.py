@@ -7,13 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal, Protocol
 
+from pytest_ddpscale.plan.arm import Arm, ArmKind, OneGpu, Placement
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.per_round import PerRound
 from pytest_ddpscale.plan.probe import ProbeKind
-from pytest_ddpscale.plan.study import Arm, ArmKind, OneGpu, Placement, Scaling
+from pytest_ddpscale.plan.study import Scaling
 from pytest_ddpscale.plan.variant import USUAL, Variant
-from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.plan.workload import Family, Workload
 
-Unit = Literal["img/s", "fraction", "x", "GiB", "ms", "TFLOPS", "GB/s", "img/J"]
+# Of samples, which each family names by its own unit (`Metric.unit_of`), or of anything else.
+Unit = Literal["samples/s", "fraction", "x", "GiB", "ms", "TFLOPS", "GB/s", "samples/J"]
 # Errors of rates and ratios are relative; those of shares of time, memory and time differences are absolute.
 Scale = Literal["factors", "differences"]
 # What a requirement is about: the training of a workload, a probe, a check of the nodes, or all results of a node.
@@ -22,14 +25,14 @@ Subject = Literal["workload", "probe", "check", "node"]
 MOST_EFFICIENCY = 1.1
 # Generous: from a thousand times slower than today's slowest machine to ten times faster than the fastest.
 _PLAUSIBLE: dict[Unit, tuple[float, float]] = {
-    "img/s": (0.001, 1e6),
+    "samples/s": (0.001, 1e6),
     "fraction": (0.001, 1.0),
     "x": (0.001, 1000.0),
     "GiB": (0.001, 10_000.0),
     "ms": (0.01, 3.6e6),
     "TFLOPS": (0.001, 100_000.0),
     "GB/s": (0.001, 100_000.0),
-    "img/J": (1e-6, 1e6),
+    "samples/J": (1e-6, 1e6),
 }
 
 
@@ -42,7 +45,7 @@ class ArmValues(Protocol):
 
     @property
     def samples_per_s_per_gpu(self) -> PerRound:
-        """Images per second and GPU, at the slowest rank's pace."""
+        """Samples per second and GPU, at the slowest rank's pace."""
 
     @property
     def step_s(self) -> PerRound:
@@ -73,7 +76,7 @@ class ArmValues(Protocol):
 
     @property
     def samples_per_joule(self) -> PerRound:
-        """Images per joule of the least efficient GPU."""
+        """Samples per joule of the least efficient GPU."""
 
     def agreeing_share(self, seeded: Mapping[int, str]) -> PerRound:
         """Share of ranks that agree bit for bit in parameters and in the checksums `seeded` of their seeded step."""
@@ -92,7 +95,7 @@ class MetricInput(Protocol):
 
     @property
     def alone_samples_per_s(self) -> PerRound:
-        """Images per second of a typical rank alone; requires the baseline ``alone``."""
+        """Samples per second of a typical rank alone; requires the baseline ``alone``."""
 
     @property
     def world_size(self) -> int:
@@ -190,6 +193,10 @@ class Metric:
         """Per-round values, in its unit; empty if it was not measured."""
         assert self.samples is not None, f"{self.name} is not measured by training"
         return self.samples(measured)
+
+    def unit_of(self, family: Family = ImageFamily) -> str:
+        """Its unit for workloads of a family: ``img/s`` for ``samples/s``; by default for those of images."""
+        return self.unit.replace("samples", family.unit)
 
     @property
     def bound_key(self) -> Literal["at_most", "at_least"]:

@@ -45,7 +45,7 @@ def _inference_latency(per_cent: int) -> Metric:
 INFERENCE_LATENCIES = {per_cent: _inference_latency(per_cent) for per_cent in (50, 95, 99)}
 _ALL = (
     Metric(
-        "throughput_per_gpu", "img/s", "Throughput per GPU",
+        "throughput_per_gpu", "samples/s", "Throughput per GPU",
         "Images per second that each GPU trains; efficiency alone would pass if every GPU were equally slow.",
         "t(ddp@k); for world size 1 t(alone), or t(ddp@1) with `baseline: ddp`",
         samples=lambda measured: measured.arm.samples_per_s_per_gpu,
@@ -180,14 +180,14 @@ _ALL = (
         possible=_SHARE,
     ),
     Metric(
-        "images_per_joule", "img/J", "Images per joule",
+        "images_per_joule", "samples/J", "Images per joule",
         "Images trained per joule, on the least efficient GPU.",
         "images that a rank trained ÷ energy that its GPU used in the block; the lowest of all ranks",
         samples=lambda measured: measured.arm.samples_per_joule,
         carries_acceptance=False,
     ),
     Metric(
-        "inference_throughput", "img/s", "Inference throughput per GPU",
+        "inference_throughput", "samples/s", "Inference throughput per GPU",
         "Images per second that each GPU classifies, without training, when all do so at once; the slowest GPU.",
         "t(infer@k): forward passes in evaluation mode, at the slowest rank's pace",
         samples=lambda measured: measured.arm.samples_per_s_per_gpu,

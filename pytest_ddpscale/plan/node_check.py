@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_ddpscale.plan.study import DeviceType
-from pytest_ddpscale.plan.workload import Precision
+from pytest_ddpscale.plan.words import DeviceType, Precision
 
 Reads = Literal["survey", "telemetry", "transport"]
 

@@ -27,13 +27,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from pytest_ddpscale.plan.layout import refuse_below_one
 from pytest_ddpscale.plan.probe import Probe, name_with_size
-
-if TYPE_CHECKING:  # the plan, of which this study is a part, imports this module
-    from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.words import DeviceType, refuse_below_one
 
 NodePair = tuple[int, int]
 

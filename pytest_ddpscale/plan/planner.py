@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from pytest_ddpscale.plan.arm import Arm, OneGpu, Placement
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric import Metric, baseline_arm, measured_arm
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Arm, DeviceType, OneGpu, Placement, Plan, Scaling, Study
+from pytest_ddpscale.plan.study import Plan, Scaling, Study
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import Workload
 
 # Fewer rounds never decide: the spread is too uncertain, and on a node of eight GPUs not every GPU has had its turn

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from pytest_ddpscale.plan.layout import refuse_below_one
+from pytest_ddpscale.plan.words import refuse_below_one
 
 ProbeKind = Literal[
     "matmul",

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.pairing import NodePair, all_pairs
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
-from pytest_ddpscale.plan.study import Arm
 
 RankPair = tuple[int, int]
 Ranks = tuple[int, ...]

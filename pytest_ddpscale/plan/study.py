@@ -1,4 +1,4 @@
-"""Studies and their arms: the timing jobs of workers, as stored in plan.json."""
+"""Studies: the timing jobs of workers, as stored in plan.json."""
 
 from __future__ import annotations
 
@@ -7,24 +7,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from pytest_ddpscale.plan.image_folder import Data
-from pytest_ddpscale.plan.layout import Layout, refuse_below_one
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.probe import ProbeStudy
 from pytest_ddpscale.plan.training_run import TrainingRun
-from pytest_ddpscale.plan.variant import USUAL, Variant
-from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.plan.words import DeviceType, refuse_below_one
+from pytest_ddpscale.plan.workload import Family, Workload
 
 Scaling = Literal["weak", "strong"]
-ArmKind = Literal["alone", "each", "no_sync", "ddp", "infer", "data_parallel", "vanilla_parallel", "parallel_apply"]
-# One process drives several devices, for forward passes only.
-SPLIT_KINDS = ("data_parallel", "vanilla_parallel", "parallel_apply")
-# How the single-GPU baseline is trained: without DDP, or wrapped in it like many GPUs.
-OneGpu = Literal["alone", "ddp"]
-DeviceType = Literal["cuda", "cpu"]
-Placement = Literal["packed", "spread"]
 
-PLAN_SCHEMA_VERSION: Literal[5] = 5
+PLAN_SCHEMA_VERSION: Literal[6] = 6
 # Untimed steps of each block, which fill caches and queues. One-time work, such as DDP rebuilding its buckets in its
 # second step, is done in the warm-up.
 STEPS_BEFORE_TIMING = 1
@@ -32,70 +25,6 @@ FEWEST_STEPS_PER_BLOCK = 3
 MOST_LAUNCHES = 10
 MOST_PROFILED_STEPS = 100  # of an arm
 MOST_RANKS = 10**6  # of a gang: more than any machine has, and few enough to list
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One setting inside a study.
-
-    Attributes:
-        kind: ``alone`` is one rank of a node, in turns, without DDP while its others idle; ``each`` is
-            world_size ranks all at once, without DDP; ``no_sync`` is the same ranks under DistributedDataParallel
-            that does not communicate; ``ddp`` is with communication. ``infer`` is forward passes only, of
-            world_size ranks all at once, or of one rank of a node in turns. Of one rank that divides the batch among
-            its node's devices while the others idle: ``data_parallel`` is torch's nn.DataParallel,
-            ``vanilla_parallel`` ours, ``parallel_apply`` the part of that which computes.
-        world_size: ranks that train together. If they fit one node, all nodes train the arm at once.
-        batch_size: per-GPU batch, in images; if one rank divides it among devices, the batch of all of them.
-        placement: ``packed`` fills a node before the next; ``spread`` uses all nodes.
-        variant: settings that differ from the study's workload.
-        devices: devices of its node among which one rank divides the batch.
-    """
-
-    kind: ArmKind
-    world_size: int
-    batch_size: int
-    placement: Placement = "packed"
-    variant: Variant = USUAL
-    devices: int = 1
-
-    def __post_init__(self) -> None:
-        refuse_below_one(self, "an arm", "world_size", "batch_size", "devices")
-        self.variant.batch_of(self.batch_size, 0)
-        if (self.devices > 1) != self.is_split or (self.is_split and self.world_size != 1):
-            raise ValueError(
-                f"{self.name} of {self.world_size} ranks has {self.devices} devices; expected 1, or at least 2 for one "
-                f"rank of {', '.join(SPLIT_KINDS)}"
-            )
-        if self.infers and self.variant != USUAL:
-            raise ValueError(f"{self.name}: an inference arm cannot have variants; expected no {self.variant.name}")
-
-    @property
-    def name(self) -> str:
-        """``alone``, or its kind and its ranks or devices: ``ddp@k``; then ``-spread`` and its variant's name."""
-        name = "alone" if self.kind == "alone" else f"{self.kind}@{self.world_size * self.devices}"
-        spread = "-spread" if self.placement == "spread" else ""
-        return f"{name}{spread}" + (f"+{self.variant.name}" if self.variant != USUAL else "")
-
-    def data_of(self, workload: Workload) -> Data:
-        """The data it trains on. Arms that compare ranks use synthetic data, so that a slow disk does not look like a
-        slow GPU; inference uses images on the device."""
-        return "synthetic" if self.kind in ("each", "infer") else self.variant.applied_to(workload).data
-
-    @property
-    def is_split(self) -> bool:
-        """Whether one rank divides the batch among several devices."""
-        return self.kind in SPLIT_KINDS
-
-    @property
-    def infers(self) -> bool:
-        """Whether it has forward passes only."""
-        return self.kind == "infer" or self.is_split
-
-    @property
-    def compares_ranks(self) -> bool:
-        """Whether its ranks all work at once without waiting for each other, so that a slow one shows."""
-        return self.kind == "each" or (self.kind == "infer" and self.world_size > 1)
 
 
 @dataclass(frozen=True)
@@ -192,7 +121,7 @@ class Plan:
     gpus_asked: int | None = None
     launches: int = 1
     training_runs: tuple[TrainingRun, ...] = ()
-    schema_version: Literal[5] = PLAN_SCHEMA_VERSION
+    schema_version: Literal[6] = PLAN_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         if self.ranks_per_node is None:
@@ -213,6 +142,21 @@ class Plan:
     def world_size(self) -> int:
         """Ranks of one gang for all studies, on all nodes; 0 for an empty plan."""
         return self.layout.world_size if self.study_ids else 0
+
+    @property
+    def unit(self) -> str:
+        """Unit of the samples that are trained, for headings: ``img``; of several families ``img or tok``."""
+        return " or ".join(dict.fromkeys(family.unit for family in self._families))
+
+    @property
+    def samples(self) -> str:
+        """The samples that are trained, for headings: ``images``; of several families ``images or tokens``."""
+        return " or ".join(dict.fromkeys(family.samples for family in self._families))
+
+    @property
+    def _families(self) -> list[Family]:
+        workloads = [one.workload for one in self.studies] + [one.workload for one in self.training_runs]
+        return [one.family for one in workloads]
 
     @property
     def layout(self) -> Layout:

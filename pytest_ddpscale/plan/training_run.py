@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pytest_ddpscale.plan.layout import Layout, refuse_below_one
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.variant import CompileMode
+from pytest_ddpscale.plan.words import refuse_below_one
 from pytest_ddpscale.plan.workload import Workload
 
 DataKind = Literal["made", "mnist", "folder"]
@@ -104,8 +105,8 @@ class TrainingRun:
         refuse_below_one(self, "a training run", "nodes", "ranks_per_node", "epochs", "launch")
         if self.iterations < 1:
             raise ValueError(
-                f"{self.samples.name} has {self.samples.train_samples} images, fewer than one global batch of "
-                f"{self.global_batch} ({self.world_size} ranks, {self.workload.batch_size} each)"
+                f"{self.samples.name} has {self.samples.train_samples} {self.workload.family.samples}, fewer than one "
+                f"global batch of {self.global_batch} ({self.world_size} ranks, {self.workload.batch_size} each)"
             )
         suffix = f"/launch-{self.launch}" if self.launch > 1 else ""
         object.__setattr__(self, "id", f"train/{self.name}@{self.world_size}{suffix}")
@@ -122,7 +123,7 @@ class TrainingRun:
 
     @property
     def global_batch(self) -> int:
-        """Images per optimizer step."""
+        """Samples per optimizer step."""
         return self.world_size * self.workload.batch_size
 
     @property
@@ -132,7 +133,7 @@ class TrainingRun:
 
     @property
     def epoch_samples(self) -> int:
-        """Images trained per epoch."""
+        """Samples trained per epoch."""
         return self.iterations * self.global_batch
 
 

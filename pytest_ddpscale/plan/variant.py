@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from pytest_ddpscale.plan.image_folder import Data
-from pytest_ddpscale.plan.workload import MemoryFormat, Precision, Workload
+from pytest_ddpscale.plan.image_family import MemoryFormat
+from pytest_ddpscale.plan.words import Precision
+from pytest_ddpscale.plan.workload import Data, Workload
 
 CompileMode = Literal["no", "default", "reduce-overhead", "max-autotune"]
 CommunicationHook = Literal["fp16", "bf16", "powersgd"]
@@ -35,7 +36,7 @@ class Variant:
         fused_optimizer: one kernel for all parameters.
         accumulation_steps: forward and backward passes per optimizer step, of which only the last one communicates. The
             arm's per-GPU batch is that of the whole step.
-        batch_size: images per GPU and forward pass; replaces the workload's.
+        batch_size: samples per GPU and forward pass; replaces the workload's.
         uneven_share: half of the ranks train this share of the batch more, the others as much less.
         data: ``synthetic`` replaces the workload's folder.
         workers: processes of each rank that read the workload's folder; replaces the workload's.
@@ -76,10 +77,11 @@ class Variant:
 
     def applied_to(self, workload: Workload) -> Workload:
         """The workload with these settings applied."""
+        family = workload.family
         return replace(
             workload,
+            family=replace(family, memory_format=self.memory_format) if self.memory_format else family,
             precision=self.precision or workload.precision,
-            memory_format=self.memory_format or workload.memory_format,
             compile=workload.compile if self.compile is None else self.compile != "no",
             data=self._data_of(workload),
         )
@@ -107,7 +109,7 @@ class Variant:
         self._data_of(workload)  # refuses invalid numbers
 
     def batch_of(self, batch_size: int, rank: int) -> int:
-        """Images of one forward pass of a rank, in an arm with that per-GPU batch.
+        """Samples of one forward pass of a rank, in an arm with that per-GPU batch.
 
         Raises:
             ValueError: the batch cannot be divided among the passes of a step, the variant has another batch, or its

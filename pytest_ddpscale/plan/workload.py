@@ -1,18 +1,60 @@
-"""The training job of one rank."""
+"""The training job of one rank: what every family of models has, its family's options, and its data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from pathlib import PurePath
+from typing import Any, Literal, TypeAlias
 
-from pytest_ddpscale.plan.frozen_features import refuse_unknown_features
-from pytest_ddpscale.plan.image_folder import Data
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.words import Precision, refuse_beyond
 
-Precision = Literal["fp32", "fp16", "bf16"]
-MemoryFormat = Literal["channels_last", "contiguous"]
+Family: TypeAlias = ImageFamily | type[ImageFamily]
+FAMILIES = (ImageFamily,)
+Split = Literal["train", "val"]
+MOST_LOADER_WORKERS = 256  # per rank; more than a node has cores for
+MOST_PREFETCH = 1024
+BYTES_PER_GRADIENT = 4  # autocast keeps parameters and gradients in fp32
 # Beyond any GPU's memory or any data set.
-_MOST = {"batch_size": 10**6, "global_batch_size": 10**8, "image_size": 10**4, "num_classes": 10**6}
-MOST_HIDDEN = 10**5
+_MOST = {"batch_size": 10**6, "global_batch_size": 10**8}
+# Settings in the order in which digests of the history have them; those of other families follow.
+_ORDER = (
+    "name", "model", "precision", "batch_size", "image_size", "memory_format", "global_batch_size", "compile",
+    "cudnn_benchmark", "num_classes", "optimizer", "data", "classifier_hidden", "feature_weights",
+)  # fmt: skip
+_NESTED = {"family", "kind"}
+
+
+@dataclass(frozen=True)
+class ImageFolderData:
+    """A folder of images by class, and how each rank reads it.
+
+    Attributes:
+        folder: absolute path, the same on every node, with a folder ``train`` and, for validation, ``val``, each with a
+            folder of images for every class (torchvision's ImageFolder).
+        workers: processes of each rank that read and decode; 0 reads in the rank's own process.
+        prefetch: batches that each worker prefetches.
+        pin_memory: whether batches go through pinned memory, from which a GPU copies while it computes.
+    """
+
+    folder: str
+    workers: int = 4
+    prefetch: int = 2
+    pin_memory: bool = True
+
+    def __post_init__(self) -> None:
+        if not PurePath(self.folder).is_absolute():
+            raise ValueError(f"data.folder is {self.folder!r}; expected an absolute path that exists on all nodes")
+        if not 0 <= self.workers <= MOST_LOADER_WORKERS:
+            raise ValueError(f"data.workers is {self.workers}; expected 0 to {MOST_LOADER_WORKERS}")
+        if not 1 <= self.prefetch <= MOST_PREFETCH:
+            raise ValueError(f"data.prefetch is {self.prefetch}; expected 1 to {MOST_PREFETCH}")
+
+    def __str__(self) -> str:
+        return f"{self.folder} ({self.workers} loader workers per rank, prefetch {self.prefetch})"
+
+
+Data = Literal["synthetic"] | ImageFolderData
 
 
 @dataclass(frozen=True)
@@ -21,63 +63,48 @@ class Workload:
 
     Attributes:
         name: its name in thresholds, tests and reports, for example ``resnet152-fp16``.
-        model: a torchvision classification model, for example ``resnet152`` or ``vit_b_16``.
+        family: the model and the options that only its family has.
         precision: ``fp32``; ``fp16`` (autocast with GradScaler); ``bf16`` (autocast).
-        batch_size: per-GPU batch, in images. Weak scaling keeps it fixed.
-        image_size: height and width of an image, in pixels.
-        memory_format: ``channels_last`` (NHWC) or ``contiguous`` (NCHW).
-        global_batch_size: the batch that strong scaling divides among the ranks, in images.
+        batch_size: per-GPU batch, in samples. Weak scaling keeps it fixed.
+        global_batch_size: the batch that strong scaling divides among the ranks, in samples.
         compile: whether ``torch.compile`` is applied after DistributedDataParallel.
-        cudnn_benchmark: whether cuDNN may time its algorithms and choose the fastest.
-        num_classes: size of the classification head.
         optimizer: ``sgd`` is torch.optim.SGD with momentum 0.9.
-        data: ``synthetic`` for random images and labels generated on the device, else a folder of images.
-        classifier_hidden: freezes the model and trains a classifier on its features, with two hidden layers of this
-            width, or one linear layer if 0; None trains the whole model.
-        feature_weights: absolute path, on every node, of torchvision's state dict for frozen features; None for random
-            weights.
+        data: ``synthetic`` for random samples generated on the device, else a folder of images.
     """
 
     name: str
-    model: str
+    family: ImageFamily
     precision: Precision
     batch_size: int
-    image_size: int = 224
-    memory_format: MemoryFormat = "channels_last"
     global_batch_size: int | None = None
     compile: bool = False
-    cudnn_benchmark: bool = True
-    num_classes: int = 1000
     optimizer: Literal["sgd"] = "sgd"
     data: Data = "synthetic"
-    classifier_hidden: int | None = None
-    feature_weights: str | None = None
-
-    # Lets pydantic validate this class from YAML without plan/ importing pydantic.
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        for field, most in _MOST.items():
-            number = getattr(self, field)
-            if number is not None and not 1 <= number <= most:
-                expected = "at least 1" if number < 1 else f"at most {most}"
-                raise ValueError(f"{field} is {number}; expected {expected}")
-        if self.classifier_hidden is not None:
-            refuse_unknown_features(self.model)
-            if not 0 <= self.classifier_hidden <= MOST_HIDDEN:
-                raise ValueError(f"classifier_hidden is {self.classifier_hidden}; expected 0 to {MOST_HIDDEN}")
-        elif self.feature_weights is not None:
-            raise ValueError("feature_weights is set without classifier_hidden, so nothing is frozen; set both or none")
+        refuse_beyond(self, _MOST)
 
     @property
-    def trains_all(self) -> bool:
-        """Whether the whole model is trained, rather than a classifier on frozen features."""
-        return self.classifier_hidden is None
+    def settings(self) -> dict[str, Any]:
+        """All options by name, its family's among them, as a thresholds file has them."""
+        both = vars(self) | vars(self.family)
+        return {name: both[name] for name in dict.fromkeys((*_ORDER, *both)) if name in both.keys() - _NESTED}
+
+    def differences(self, other: Workload) -> dict[str, tuple[Any, Any]]:
+        """Both values of each setting that differs, by name; None where a family has no such setting."""
+        ours, theirs = self.settings, other.settings
+        return {
+            name: (ours.get(name), theirs.get(name)) for name in ours | theirs if ours.get(name) != theirs.get(name)
+        }
 
     @property
-    def trained(self) -> str:
-        """A description of what is trained."""
-        return self.model if self.trains_all else f"a classifier on frozen {self.model}"
+    def kernels(self) -> dict[str, Any]:
+        """What decides which kernels run for a sample, by name.
+
+        Batch size is deliberately not among it, because generations are compared each at its own largest batch.
+        """
+        wanted = ("model", "precision", *self.family.of_kernels)
+        return {name: self.settings[name] for name in wanted} | {"data_kind": self.data_kind}
 
     @property
     def data_text(self) -> str:
@@ -90,11 +117,7 @@ class Workload:
         return "synthetic" if self.data == "synthetic" else "folder"
 
 
-# Workloads with equal values here run the same kernels per image. Batch size is deliberately not among them, because
-# generations are compared each at its own largest batch.
-COMPARABLE_FIELDS = ("model", "precision", "image_size", "memory_format", "classifier_hidden", "data_kind")
-
-
 def incomparable_fields(one: Workload, other: Workload) -> list[str]:
-    """Names of the fields that forbid comparing the throughput of two SKUs."""
-    return [f for f in COMPARABLE_FIELDS if getattr(one, f) != getattr(other, f)]
+    """Names of the settings that forbid comparing the throughput of two SKUs."""
+    ours, theirs = one.kernels, other.kernels
+    return [name for name in ours | theirs if ours.get(name) != theirs.get(name)]

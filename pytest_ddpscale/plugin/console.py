@@ -16,7 +16,7 @@ from pytest_ddpscale.report.progress import Progress, load_warning
 from pytest_ddpscale.report.terminal import brief_lines, table_lines
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.run.notices import Listener
+    from pytest_ddpscale.run.record_lines import Listener
     from pytest_ddpscale.run.verdicts import Judgement
 
 LOG_EVERY_S = 60.0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.run.notices import Listener
+    from pytest_ddpscale.run.record_lines import Listener
     from pytest_ddpscale.run.verdicts import Verdict
     from pytest_ddpscale.session.session import AcceptanceSession
     from pytest_ddpscale.session.sources import EvidenceSource

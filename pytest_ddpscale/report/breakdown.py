@@ -16,17 +16,21 @@ from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
 
-HEADINGS = (
-    "Study", "Arm", "Rounds", "img/s per rank", "TFLOPS per rank", *(f"p{percent} ms" for percent in PERCENTS),
-    "Waited for data, ms a step", "Peak GiB", "Memory spread", "Skipped steps",
-)  # fmt: skip
 NOT_COUNTED: Mapping[str, float] = MappingProxyType({})
+
+
+def headings(plan: Plan) -> tuple[str, ...]:
+    """Headings of `breakdown`."""
+    return (
+        "Study", "Arm", "Rounds", f"{plan.unit}/s per rank", "TFLOPS per rank", *(f"p{p} ms" for p in PERCENTS),
+        "Waited for data, ms a step", "Peak GiB", "Memory spread", "Skipped steps",
+    )  # fmt: skip
 
 
 def breakdown(
     columns: Columns, plan: Plan, flops_per_sample: Mapping[str, float] = NOT_COUNTED
 ) -> list[tuple[str, ...]]:
-    """One row for each measured arm, in the plan's order, with a text for each of `HEADINGS`.
+    """One row for each measured arm, in the plan's order, with a text for each of `headings`.
 
     Percentiles are over the raw steps of all ranks. Throughput is the median over the rounds, at the slowest rank's
     pace. The wait for data is that of the rank that waited most. Memory is the maximum over the rounds. If several

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from itertools import islice
 
 from pytest_ddpscale.report.text import ABSENT, count_text
@@ -55,8 +56,8 @@ def node_rows(coverage: Coverage) -> list[list[str]]:
 
 def path_rows(coverage: Coverage) -> list[list[str]]:
     """Both nodes, their bandwidth, its ratio to the median of all paths, and the number of rounds; slowest first."""
-    median, hosts = coverage.median_gbps, [node.host for node in coverage.nodes]
-    rows = []
+    hosts = [node.host for node in coverage.nodes]
+    rows, median = [], statistics.median([path.gbps for path in coverage.paths] or [0.0])
     for path in sorted(coverage.paths, key=lambda path: (path.gbps, path.node, path.other)):
         ends = f"{hosts[path.node]} – {hosts[path.other]}"
         rows.append([ends, f"{path.gbps:.3g} GB/s", f"{path.gbps / median:.2f}×", str(path.rounds)])

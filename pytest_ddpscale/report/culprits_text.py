@@ -19,10 +19,10 @@ from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.report import text
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.judged_run import open_judged
 from pytest_ddpscale.run.records import Lost, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
+from pytest_ddpscale.run.run_opening import open_judged
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Judgement, Verdict, read_judgement
 from pytest_ddpscale.util.listing import first_few

@@ -25,7 +25,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
     WEAK_SCALING_EFFICIENCY,
 )
 from pytest_ddpscale.report import cause, coverage_text, profile_text, text
-from pytest_ddpscale.report.breakdown import HEADINGS, breakdown_of
+from pytest_ddpscale.report.breakdown import breakdown_of, headings
 from pytest_ddpscale.report.certainty_text import certainty_lines, chance_text
 from pytest_ddpscale.report.last_acceptance_text import last_acceptance_lines
 from pytest_ddpscale.report.launches_text import interval_mark, launch_sd_text, launches_sentence
@@ -97,6 +97,7 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
         nodes=node_table(judgement, run),
         verdicts=sorted(judgement.verdicts, key=_worst_first),
         sources=sources,
+        headings=headings(evidence.plan),
         breakdown=breakdown_of(evidence),
         scaling=[] if goes_on else scaling_tables(evidence, judgement.verdicts),
         profiles=evidence.profiles,
@@ -149,7 +150,6 @@ def page_template(name: str) -> jinja2.Template:
     environment.globals.update(
         text=text,
         metrics=METRICS,
-        headings=HEADINGS,
         profile_text=profile_text,
         interval_mark=interval_mark,
         remarks=_remarks,

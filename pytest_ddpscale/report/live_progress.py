@@ -55,15 +55,15 @@ class LiveProgress:
             of_rounds = {study.id: study.rounds for study in plan.studies}.get(self._study)
             lines.append(f"{self._study}: round {self._rounds}" + (f" of at most {of_rounds}" if of_rounds else ""))
         paragraphs = "".join(f'<p class="live" role="status">{escape(one_line(line))}</p>\n' for line in lines)
-        return paragraphs + self._arms()
+        return paragraphs + self._arms(plan.unit)
 
-    def _arms(self) -> str:
+    def _arms(self, unit: str) -> str:
         rows = "".join(
             f'<tr><th scope="row">{escape(one_line(arm))}</th><td class="n">{block.round + 1}</td>'
             f'<td class="n">{_samples_per_s(block):.1f}</td></tr>\n'
             for arm, block in sorted(self._blocks.items())
         )
-        numbers = "".join(f'<th scope="col" class="n">{name}</th>' for name in ("Round", "img/s per rank"))
+        numbers = "".join(f'<th scope="col" class="n">{name}</th>' for name in ("Round", f"{unit}/s per rank"))
         head = f'<th scope="col">Arm</th>{numbers}'
         caption = "Latest blocks, at the pace of the slowest rank; not judged yet"
         table = f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>\n"

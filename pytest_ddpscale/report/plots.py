@@ -143,7 +143,7 @@ def _draw_axes(axes: Axes, quantity: Quantity, curves: Sequence[ScalingCurve], d
     _set_world_sizes(axes, set().union(*(curve.world_sizes for curve in curves)), device)
     _set_values(axes, quantity, [value for curve in curves for value in curve.extent])
     reference = _draw_reference(axes, quantity, curves, device)
-    axes.set_ylabel(quantity.axis.format(device=device))
+    axes.set_ylabel(quantity.axis_of(curves, device))
     axes.grid(visible=True, color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

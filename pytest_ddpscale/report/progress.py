@@ -1,4 +1,4 @@
-"""Progress while measuring: per cent done, time left, study, round, img/s."""
+"""Progress while measuring: per cent done, time left, study, round, throughput."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from pytest_ddpscale.plan.estimate import (
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.notices import Idle, Notice, Queued, Unfit
-from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued, Unfit
 from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart
 from pytest_ddpscale.run.strict_json import each
 from pytest_ddpscale.run.training_record import TrainedEpoch
@@ -120,7 +119,8 @@ class Progress:
         self._samples_per_s[block.arm] = float(block.per_second[of_rank_0][0])
         self._round = max(self._round, block.round + 1)
         speeds = "  ".join(f"{arm} {speed:.0f}" for arm, speed in sorted(self._samples_per_s.items()))
-        self._go_on(f"{self._study.id}: round {self._round}/{self._study.rounds}  {speeds} img/s per rank")
+        unit = self._study.workload.family.unit
+        self._go_on(f"{self._study.id}: round {self._round}/{self._study.rounds}  {speeds} {unit}/s per rank")
 
     def _probed(self, block: Block) -> None:
         """Probes and pairs of nodes."""
@@ -135,7 +135,8 @@ class Progress:
     def _trained(self, epoch: TrainedEpoch) -> None:
         run, self._round = self._plan.training_run(epoch.study), epoch.epoch + 1
         if run is not None:
-            found = f"{epoch.samples_per_s:.4g} img/s  loss {epoch.loss_of_iterations.mean():.4g}"
+            unit, loss = run.workload.family.unit, epoch.loss_of_iterations.mean()
+            found = f"{epoch.samples_per_s:.4g} {unit}/s  loss {loss:.4g}"
             self._say(
                 f"{run.id}: epoch {self._round}/{run.epochs}  {found}  accuracy {epoch.accuracy:.1%}", passing=True
             )

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from pytest_ddpscale.plan.metric import Unit
+from pytest_ddpscale.plan.workload import FAMILIES
 from pytest_ddpscale.report import text
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, RunOutcome, Verdict, VerdictOutcome
@@ -22,15 +22,15 @@ Samples = Iterable[tuple[Labels, float]]
 RUN_OUTCOMES: tuple[RunOutcome, ...] = ("accepted", "accepted_with_waivers", "rejected", "incomplete", "partial")
 VERDICT_OUTCOMES: tuple[VerdictOutcome, ...] = ("passed", "failed", "inconclusive", "not_measured", "error")
 # Suffix of the metric's name, and the factor that converts a value to that unit.
-_BASE_UNITS: dict[Unit, tuple[str, float]] = {
+_BASE_UNITS: dict[str, tuple[str, float]] = {
     "fraction": ("ratio", 1.0),
     "x": ("ratio", 1.0),
-    "img/s": ("images_per_second", 1.0),
+    **{f"{family.unit}/s": (f"{family.samples}_per_second", 1.0) for family in FAMILIES},
     "GiB": ("bytes", 2.0**30),
     "ms": ("seconds", 1e-3),
     "TFLOPS": ("flops_per_second", 1e12),
     "GB/s": ("bytes_per_second", 1e9),
-    "img/J": ("images_per_joule", 1.0),
+    **{f"{family.unit}/J": (f"{family.samples}_per_joule", 1.0) for family in FAMILIES},
 }
 _BOUND_KINDS = {"at_least": "min", "at_most": "max"}
 

@@ -6,12 +6,13 @@ The number is the verdict's where a requirement judged it; elsewhere it is estim
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Literal
 
 from pytest_ddpscale.judge.unbounded import worst_value
+from pytest_ddpscale.plan.arm import Arm, OneGpu
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import (
@@ -22,7 +23,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
     WEAK_SCALING_EFFICIENCY,
 )
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.study import Arm, OneGpu, Plan, Scaling, Study
+from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.variant import USUAL
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Verdict
@@ -40,7 +41,7 @@ class Quantity:
     """The quantity that one chart shows for each study.
 
     Attributes:
-        axis: label of the y axis, with its unit; ``{device}`` is GPU or rank.
+        axis: label of the y axis, with its unit; ``{device}`` is GPU or rank, ``{unit}`` that of the curves.
         factor: converts the values to the unit of the axis.
         metrics: verdicts on these give its values; for a kind of scaling without one, the first is estimated.
     """
@@ -51,6 +52,10 @@ class Quantity:
     factor: float
     metrics: tuple[Metric, ...]
 
+    def axis_of(self, curves: Iterable[ScalingCurve], device: str) -> str:
+        """Label of the y axis."""
+        return self.axis.format(device=device, unit=" or ".join(dict.fromkeys(curve.unit for curve in curves)))
+
     def metric(self, scaling: Scaling) -> Metric:
         """The metric to estimate for a kind of scaling."""
         found = next((metric for metric in self.metrics if metric.scaling == scaling), None)
@@ -58,7 +63,7 @@ class Quantity:
 
 
 THROUGHPUT = Quantity(
-    "throughput", "throughput per {device}", "throughput per {device} (img/s)", 1.0, (THROUGHPUT_PER_GPU,)
+    "throughput", "throughput per {device}", "throughput per {device} ({unit})", 1.0, (THROUGHPUT_PER_GPU,)
 )
 EFFICIENCY = Quantity(
     "efficiency", "efficiency against one {device}", "scaling efficiency (%)", 100.0,
@@ -131,6 +136,7 @@ class ScalingCurve:
     """One quantity of one study, by ascending world size.
 
     Attributes:
+        unit: of values and bounds.
         number: of the study among those of a chart, from 0.
         dodge: factor on the world size that keeps the intervals of a chart's curves apart.
         confidence: of the intervals, 0 … 1.
@@ -138,6 +144,7 @@ class ScalingCurve:
     """
 
     workload: str
+    unit: str
     points: tuple[CurvePoint, ...]
     bounds: tuple[CurveBound, ...]
     confidence: float
@@ -211,7 +218,8 @@ def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts
             nodes = _nodes(size, evidence.plan.layout)
             points.append(CurvePoint(size, found.value, found.interval, nodes, found.place, is_failed))
     bounds = tuple(CurveBound(one.world_size, one.bound_value, one.provisional) for one in judged)
-    return ScalingCurve(study.workload.name, tuple(points), bounds, confidence, one_gpu)
+    unit = quantity.metrics[0].unit_of(study.workload.family)
+    return ScalingCurve(study.workload.name, unit, tuple(points), bounds, confidence, one_gpu)
 
 
 def usual_arms(study: Study) -> list[Arm]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from pytest_ddpscale.judge.rounds import all_groups
 from pytest_ddpscale.judge.scaling_facts import MeasuredSize, energy_j_per_sample
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.report.scaling_curves import EFFICIENCY, THROUGHPUT, place_notes, scaling_curve, usual_arms
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Verdict
@@ -20,11 +21,13 @@ class ScalingSeries:
 
     Attributes:
         study: ``weak/resnet50-fp16``.
+        unit: of the samples, ``img``.
         notes: at which nodes the values were measured.
     """
 
     study: str
     sizes: tuple[MeasuredSize, ...]
+    unit: str
     notes: tuple[str, ...] = ()
 
     @property
@@ -50,7 +53,8 @@ def scaling_series(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[Scal
             notes = place_notes([throughput, efficiency], device)
             if {"alone", "ddp"} <= {arm.kind for arm in usual_arms(study) if arm.world_size == 1}:
                 notes.append(f"one {device} trained {'alone' if efficiency.one_gpu == 'alone' else 'under DDP'}")
-            found.append(ScalingSeries(f"{study.scaling}/{study.workload.name}", sizes, tuple(notes)))
+            name, unit = f"{study.scaling}/{study.workload.name}", study.workload.family.unit
+            found.append(ScalingSeries(name, sizes, unit, tuple(notes)))
     return found
 
 

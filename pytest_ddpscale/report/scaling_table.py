@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 IMAGENET = 1.28e6  # images of one epoch
 _MOST = 1e15
-_HEADINGS = ("img/s", "speed-up", "efficiency", "serial", "more img/s", "gain", "time", "saved")
 _ABSENT = "-"
 
 
@@ -38,6 +37,11 @@ class ScalingTable:
     remarks: list[str]
 
 
+def _headings(series: ScalingSeries) -> tuple[str, ...]:
+    unit = f"{series.unit}/s"
+    return unit, "speed-up", "efficiency", "serial", f"more {unit}", "gain", "time", "saved"
+
+
 def scaling_tables(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[ScalingTable]:
     """A table for each study with at least two sizes, for one epoch of ImageNet."""
     from pytest_ddpscale.judge.scaling_facts import TrainingJob, scaling_facts, sweet_spots
@@ -46,12 +50,12 @@ def scaling_tables(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[Scal
     # A price of 1 makes the costs GPU-hours and kWh.
     job = TrainingJob(IMAGENET, gpu_hour_price=1.0, kwh_price=1.0)
     device = "GPU" if evidence.plan.device_type == "cuda" else "rank"
-    headings = (f"{device}s", *_HEADINGS, f"{device}-hours", "kWh")
     found = []
     for series in scaling_series(evidence, verdicts):
         if len(series.sizes) > 1:
             facts = scaling_facts(series.sizes, job)
             remarks = [*_relative_to(series, device), *series.notes, *_spot_lines(sweet_spots(facts, None), device)]
+            headings = (f"{device}s", *_headings(series), f"{device}-hours", "kWh")
             found.append(ScalingTable(series.study, headings, [_cells(one) for one in facts], remarks))
     return found
 
@@ -127,7 +131,7 @@ def _scaling_lines(
     series: ScalingSeries, facts: Sequence[ScalingFact], spots: SweetSpots, job: TrainingJob
 ) -> Iterator[str]:
     yield f"{series.study}: {job.images:.4g} images and {job.fixed_s:g} s fixed"
-    rows = [("GPUs", *_HEADINGS, "GPU cost", "energy cost"), *map(_cells, facts)]
+    rows = [("GPUs", *_headings(series), "GPU cost", "energy cost"), *map(_cells, facts)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     yield from (f"  {line}" for line in _relative_to(series, "GPU"))
     yield from ("  " + "  ".join(map(str.rjust, row, widths)).rstrip() for row in rows)

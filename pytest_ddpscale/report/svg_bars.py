@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytest_ddpscale.judge.device_flags import IDLE
+from pytest_ddpscale.judge.devices import IDLE
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, all_groups
 from pytest_ddpscale.judge.step_times import PERCENTS, step_time_percentiles_ms
-from pytest_ddpscale.plan.study import Arm, ArmKind, Plan, Study
+from pytest_ddpscale.plan.arm import Arm, ArmKind
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report import svg_axes
 from pytest_ddpscale.report.svg_axes import BAD, SERIES_COLOURS, label, line, rectangle
 from pytest_ddpscale.report.text import number_text, one_line, shorten

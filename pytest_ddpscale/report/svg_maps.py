@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.link_faults import rails_of
 from pytest_ddpscale.judge.probes import places
 from pytest_ddpscale.judge.rounds import all_groups
+from pytest_ddpscale.judge.slow_links import rails_of
 from pytest_ddpscale.judge.slowness import slowness_of
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import svg_axes

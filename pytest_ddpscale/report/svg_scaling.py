@@ -41,7 +41,7 @@ def scaling_chart(key: str, scaling: Scaling, quantity: Quantity, curves: Sequen
     y = _value_scale(quantity, curves)
     titles = (
         f"world size ({'GPUs' if device == 'GPU' else 'CPU ranks'})",
-        f"{scaling}: {quantity.axis.format(device=device)}",
+        f"{scaling}: {quantity.axis_of(curves, device)}",
     )
     body = svg_axes.frame(x, y, _size_ticks(sizes), _value_ticks(y), titles)
     body += _ideal(quantity, curves, x, y) + "".join(_curve(curve, x, y) for curve in curves)
@@ -145,16 +145,15 @@ def _keys(quantity: Quantity, curves: Sequence[ScalingCurve], device: str) -> li
 
 
 def _in_words(curve: ScalingCurve, quantity: Quantity) -> str:
-    unit = quantity.metrics[0].unit
     return ", ".join(
-        f"{number_text(point.value / quantity.factor, unit)} on {point.world_size}"
+        f"{number_text(point.value / quantity.factor, curve.unit)} on {point.world_size}"
         f"{f' ({point.where})' if point.where else ''}{', misses its bound' if point.is_failed else ''}"
         for point in curve.points
     )
 
 
 def weak_table(plan: Plan, sku: str, throughputs: Sequence[ScalingCurve], efficiencies: Sequence[ScalingCurve]) -> str:
-    """One row for each workload: batch, images per second on one GPU, efficiency on eight or the most GPUs measured."""
+    """One row for each workload: batch, throughput of one GPU, efficiency on eight or the most GPUs measured."""
     by_name = {curve.workload: curve.values for curve in efficiencies}
     batch_sizes = {
         study.workload.name: study.workload.batch_size for study in plan.of_launch(1).studies if study.scaling == "weak"
@@ -166,7 +165,7 @@ def weak_table(plan: Plan, sku: str, throughputs: Sequence[ScalingCurve], effici
         alone = curve.values.get(1)
         rows.append((
             sku, curve.workload, str(batch_sizes[curve.workload]),
-            ABSENT if alone is None else number_text(alone, THROUGHPUT_PER_GPU.unit),
+            ABSENT if alone is None else number_text(alone, curve.unit),
             f"{number_text(of_many[size] / 100, WEAK_SCALING_EFFICIENCY.unit)} on {size}" if size else ABSENT,
         ))  # fmt: skip
     headings = ("SKU", "Workload", "Batch per GPU", "1 GPU", "Efficiency on 8 GPUs")
@@ -175,11 +174,11 @@ def weak_table(plan: Plan, sku: str, throughputs: Sequence[ScalingCurve], effici
 
 def generation_table(judgement: Judgement) -> str:
     """One row for each generation ratio, with both throughputs per GPU."""
-    rows = []
+    rows, rate = [], THROUGHPUT_PER_GPU.unit_of()
     for verdict in judgement.verdicts:
         both = verdict.compared
         if both is not None and verdict.value is not None:
-            speeds = (number_text(both.samples_per_s, "img/s"), number_text(both.reference_samples_per_s, "img/s"))
+            speeds = [number_text(one, rate) for one in (both.samples_per_s, both.reference_samples_per_s)]
             row = (verdict.workload, str(verdict.world_size), judgement.sku, speeds[0], both.reference, speeds[1])
             rows.append((*row, number_text(verdict.value, "x")))
     headings = ("Workload", "GPUs", "SKU", "per GPU here", "Reference", "per GPU there", "Ratio")

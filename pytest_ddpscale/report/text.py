@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 from typing import Literal
 
-from pytest_ddpscale.plan.metric import Metric, Unit
-from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.plan.metric import Metric
+from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeCheck
 from pytest_ddpscale.run.verdicts import (
     Culprit,
@@ -28,10 +28,7 @@ from pytest_ddpscale.run.verdicts import (
 Style = Literal["", "header", "passed", "failed", "warned", "undecided"]
 
 ABSENT = "–"
-_SUFFIX: dict[Unit, str] = {
-    "fraction": " %", "img/s": " img/s", "x": "×", "GiB": " GiB", "ms": " ms", "TFLOPS": " TFLOPS", "GB/s": " GB/s",
-    "img/J": " img/J",
-}  # fmt: skip
+_SUFFIX = {"fraction": " %", "x": "×"}  # any other unit is written as it is
 # A bound may have more digits than a value; it is rounded to this many more.
 _EXTRA_DECIMALS_OF_A_BOUND = 2
 # At most this many digits are added to avoid an interval of ± 0.
@@ -142,7 +139,7 @@ def _bound_alone(bound: float | None, metric: Metric) -> str:
     if bound is None:
         return "not asked"
     least = 1 if metric.unit == "fraction" else 0
-    number = number_text(bound, metric.unit, max(_places(bound, metric.unit), least))
+    number = number_text(bound, metric.unit_of(), max(_places(bound, metric.unit), least))
     return f"{'≤' if metric.upper_bound else '≥'} {number}"
 
 
@@ -159,12 +156,12 @@ def reason_text(verdict: Verdict) -> str:
     return one_line(verdict.reason) or _REASONS[verdict.outcome]
 
 
-def number_text(value: float, unit: Unit, decimals: int | None = None) -> str:
+def number_text(value: float, unit: str, decimals: int | None = None) -> str:
     """A number with its unit: ``97.4 %``, ``1159.2 img/s``, ``2.36×``, ``44.1 GiB``, ``445.8 ms``.
 
     A fraction is shown as per cent. Without `decimals`, their number depends on the unit.
     """
-    return _digits(value, unit, _default_decimals(value, unit) if decimals is None else decimals) + _SUFFIX[unit]
+    return _digits(value, unit, _default_decimals(value, unit) if decimals is None else decimals) + _suffix(unit)
 
 
 def value_text(verdict: Verdict) -> str:
@@ -175,7 +172,7 @@ def value_text(verdict: Verdict) -> str:
     if limits:
         short = limits.replace("at least", "≥").replace("at most", "≤")
         text += f" {limits}" if limits.startswith("±") else f" ({short})"
-    return text + _SUFFIX[verdict.unit]
+    return text + _suffix(verdict.unit)
 
 
 def point_text(verdict: Verdict) -> str:
@@ -191,7 +188,11 @@ def limits_text(verdict: Verdict, *, nearer_end: bool = False) -> str:
     outwards, so that they claim no more than the interval.
     """
     limits = _limits(verdict, nearer_end)
-    return limits + _SUFFIX[verdict.unit] if limits else ABSENT
+    return limits + _suffix(verdict.unit) if limits else ABSENT
+
+
+def _suffix(unit: str) -> str:
+    return _SUFFIX.get(unit, f" {unit}")
 
 
 def _limits(verdict: Verdict, nearer_end: bool = False) -> str:
@@ -292,9 +293,9 @@ def basis_text(verdict: Verdict) -> str:
 
 def compared_text(compared: GenerationComparison, *, with_source: bool = True) -> str:
     """``1190 img/s per GPU here, 503.2 of v100-sxm2-16gb (willgpaik/…)``."""
-    here, there = f"{compared.samples_per_s:.4g} img/s per GPU here", f"{compared.reference_samples_per_s:.4g}"
+    rate, there = THROUGHPUT_PER_GPU.unit_of(), f"{compared.reference_samples_per_s:.4g}"
     source = f" ({compared.source})" if with_source and compared.source else ""
-    return one_line(f"{here}, {there} of {compared.reference}{source}")
+    return one_line(f"{compared.samples_per_s:.4g} {rate} per GPU here, {there} of {compared.reference}{source}")
 
 
 def check_text(verdict: Verdict) -> str:
@@ -362,19 +363,19 @@ def _decimals(verdict: Verdict) -> int:
     return decimals
 
 
-def _decimals_to_tell(one: float, other: float, unit: Unit, decimals: int) -> int:
+def _decimals_to_tell(one: float, other: float, unit: str, decimals: int) -> int:
     """At least `decimals`, and enough for two different numbers to look different."""
     while one != other and _digits(one, unit, decimals) == _digits(other, unit, decimals):
         decimals += 1
     return decimals
 
 
-def _looks_zero(value: float, unit: Unit, decimals: int) -> bool:
+def _looks_zero(value: float, unit: str, decimals: int) -> bool:
     """Whether `decimals` digits hide that `value` is not zero."""
     return value != 0 and not _digits(value, unit, decimals).strip("0.")
 
 
-def _default_decimals(value: float, unit: Unit) -> int:
+def _default_decimals(value: float, unit: str) -> int:
     if unit == "fraction":
         return 1
     if unit == "x":
@@ -382,12 +383,12 @@ def _default_decimals(value: float, unit: Unit) -> int:
     return 1 if abs(value) >= 10 else 2
 
 
-def _shown(value: float, unit: Unit) -> Decimal:
+def _shown(value: float, unit: str) -> Decimal:
     exact = Decimal(repr(float(value)))
     return exact.scaleb(2) if unit == "fraction" else exact
 
 
-def _places(value: float, unit: Unit) -> int:
+def _places(value: float, unit: str) -> int:
     """Digits after the point needed to write `value` in full."""
     if not math.isfinite(value):
         return 0
@@ -396,7 +397,7 @@ def _places(value: float, unit: Unit) -> int:
     return max(-exponent, 0)
 
 
-def _digits(value: float, unit: Unit, decimals: int, rounding: str = ROUND_HALF_EVEN) -> str:
+def _digits(value: float, unit: str, decimals: int, rounding: str = ROUND_HALF_EVEN) -> str:
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else f"{'−' if value < 0 else ''}∞"
     text = f"{_rounded(_shown(value, unit), decimals, rounding):.{decimals}f}"

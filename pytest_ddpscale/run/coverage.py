@@ -7,7 +7,6 @@ if it is known.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -136,8 +135,3 @@ class Coverage:
         tested = {(path.node, path.other) for path in self.paths}
         hosts, pairs = [node.host for node in self.nodes], combinations(range(len(self.nodes)), 2)
         return ((hosts[one], hosts[other]) for one, other in pairs if (one, other) not in tested)
-
-    @property
-    def median_gbps(self) -> float:
-        """Median bandwidth of the measured paths in GB/s; 0 without any."""
-        return statistics.median(path.gbps for path in self.paths) if self.paths else 0.0

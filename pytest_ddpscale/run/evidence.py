@@ -22,17 +22,10 @@ from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import SeededStep, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.run.run_json import RunRecord
-from pytest_ddpscale.run.run_record import (
-    ends_of,
-    errors_of,
-    interruptions_of,
-    studies_measured,
-    studies_out_of_time,
-)
+from pytest_ddpscale.run.run_record import ended, ends_of, studies_measured
 from pytest_ddpscale.run.survey_record import Survey, post_mortems_of, surveys_of
-from pytest_ddpscale.run.telemetry_columns import NO_TELEMETRY, TelemetryColumns, telemetry_columns_of
-from pytest_ddpscale.run.telemetry_record import TelemetryBlock
-from pytest_ddpscale.run.trained_runs import RunRecords, trained_runs
+from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryBlock, TelemetryColumns, telemetry_columns_of
+from pytest_ddpscale.run.training_record import RunRecords, trained_runs
 from pytest_ddpscale.run.transport_record import Transport, transports_of
 from pytest_ddpscale.run.validate import Recorded, refuse_contradictions
 
@@ -147,17 +140,17 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
     return Evidence(
         plan,
         columns,
-        errors_of(records),
+        ended(records, "error"),
         flops_of(records),
         seeded_steps_of(records),
         timed_arms_of(records),
-        interruptions_of(records),
+        ended(records, "interrupted"),
         sorted({host for gang in gangs for host in gang.hosts}),
         unsupported_of(records),
         surveys_of(records),
         transports=transports_of(records),
         post_mortems=post_mortems_of(records),
-        out_of_time=studies_out_of_time(records),
+        out_of_time=ended(records, "budget"),
     )
 
 

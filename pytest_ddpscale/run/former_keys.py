@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, OPERATOR, SITE, TICKET
 
+_IMAGE_OPTIONS = (
+    "model", "image_size", "memory_format", "num_classes", "cudnn_benchmark", "classifier_hidden", "feature_weights",
+)  # fmt: skip
 _BASIS = {"judged_by": OPERATOR, "site": SITE, "ticket": TICKET}
 
 
@@ -25,8 +29,18 @@ def _note(data: dict[str, Any], *keys: str) -> None:
 
 
 def plan_without_former(data: dict[str, Any]) -> None:
-    """Drop from the content of a plan.json what nothing reads any more."""
+    """Give the content of a plan.json of version 5, whose workloads have no family, today's form."""
+    if data["schema_version"] == PLAN_SCHEMA_VERSION:
+        return
     data.pop("precision", None)
+    data["schema_version"] = PLAN_SCHEMA_VERSION
+    for key in ("studies", "training_runs"):
+        parts = data.get(key)
+        for one in parts if isinstance(parts, list) else []:
+            flat = one.get("workload") if isinstance(one, dict) else None
+            if isinstance(flat, dict):
+                options = {name: flat.pop(name) for name in _IMAGE_OPTIONS if name in flat}
+                flat["family"] = {**options, "kind": "image"}
 
 
 def judgement_without_former(data: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.columns import ArmColumns
-from pytest_ddpscale.run.telemetry_columns import TelemetryColumns
+from pytest_ddpscale.run.telemetry import TelemetryColumns
 
 Gpu = tuple[str, str]  # host and UUID
 

@@ -1,32 +1,40 @@
-"""Files that a node's agent and its ranks exchange in a local folder of the node; see also rank_status.py.
+"""Files that a node's agent and its ranks exchange in a folder in the node's memory, never on a shared disk.
 
 The agent writes the assignment and the supervisor's decisions on whether a study goes on; rank 0 passes on its records,
-which the agent sends to the supervisor. So nodes need no shared file system.
+which the agent sends to the supervisor. So nodes need no shared file system. Each rank writes its progress: one that
+hangs or was killed cannot report any more, but its last status shows where it was. Steps are counted in eight bytes of
+shared memory, which costs a training step nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import os
+import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from pytest_ddpscale.run.memory_record import StudyMemory
-from pytest_ddpscale.run.profile_record import ArmProfile
-from pytest_ddpscale.run.record_lines import AnyRecord, checked_line, line_of
-from pytest_ddpscale.run.telemetry_record import TelemetryBlock
+from pytest_ddpscale.run.record_lines import checked_line, line_of
+from pytest_ddpscale.run.run_directory import MEASUREMENTS, PROFILES, TELEMETRY, AnyLine, file_of
+from pytest_ddpscale.run.strict_json import Count, Positive, Record
 from pytest_ddpscale.util.atomic_writing import write_atomically
 
-MEASUREMENTS, TELEMETRY, PROFILES = "measurements.jsonl", "telemetry.jsonl", "profiles.jsonl"
+T = TypeVar("T")
+# Environment variable of ranks with the folder of their status; without it no status is written.
+STATUS_VARIABLE = "DDPSCALE_STATUS_DIR"
+FINISHED = "finished"
 MEMORY = "memory"  # not a file of a run
 LOGS = "logs"  # subfolder, with `gang` for the logs of this launch and `run` for those of the run
 TRACES = "profiles"  # subfolder for traces, which are sent as whole files; also a folder of the run
 MOST_TRACE_BYTES = 2**25
 _ASSIGNMENT, _RECORDS, _WANTED = "assignment.json", "records", "wanted_arms.json"
 _F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)
+_COUNTER = struct.Struct("<Q")
 _PIPE_BYTES = 2**20  # default limit for unprivileged users; holds a round of thousands of ranks
 
 
@@ -66,6 +74,65 @@ class WantedArms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
     arms: tuple[str, ...]
 
 
+class RankMemory(Record, frozen=True, kw_only=True):
+    """Peak memory of one rank, in bytes.
+
+    Attributes:
+        own_bytes: memory of this rank alone. GPU: all device memory in use: peak of torch's allocator, NCCL's buffers,
+            CUDA's context. CPU: peak resident set minus shared pages.
+        shared_bytes: pages shared by the ranks of a node, such as those of libraries; 0 on a GPU.
+        total_bytes: memory of the device; None on a CPU, where a rank does not know its limit.
+    """
+
+    own_bytes: Count
+    shared_bytes: Count = 0
+    total_bytes: Positive | None = None
+
+
+class StudyMemory(Record, frozen=True, kw_only=True, tag_field="kind", tag="memory"):
+    """Peak memory of the ranks of a gang in a study, in rank order: only for the search for the largest batch."""
+
+    study: str
+    ranks: tuple[RankMemory, ...]
+
+
+class RankStatus(Record, frozen=True, kw_only=True):
+    """Last status of a rank.
+
+    Attributes:
+        rank: global rank; -1 before it has joined the gang.
+        phase: what it is doing; `FINISHED` once all its studies are done.
+        study: id of the study; None between studies, like `arm` and `round`.
+        entered: number of phases entered so far, which shows a change even if the phase has the same name.
+        steps: training steps since it entered the phase; not in total, because ranks train in different numbers of
+            arms.
+    """
+
+    local_rank: int
+    rank: int = -1
+    pid: int = 0
+    phase: str = "start-up"
+    study: str | None = None
+    arm: str | None = None
+    round: int | None = None
+    entered: int = 0
+    steps: int = 0
+
+
+class RankFailure(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """Error of a rank: type and message, and where it happened, with the fields of `RankStatus`."""
+
+    local_rank: int
+    rank: int = -1
+    study: str | None = None
+    arm: str | None = None
+    round: int | None = None
+    phase: str = ""
+    type: str = ""
+    message: str = ""
+    unix_s: float = 0.0
+
+
 def leave_assignment(folder: Path, assignment: Assignment) -> None:
     """Write the assignment for the ranks. Raises OSError."""
     write_atomically(folder / _ASSIGNMENT, msgspec.json.encode(assignment), sync=False)
@@ -83,10 +150,7 @@ def leave_wanted_arms(folder: Path, wanted: WantedArms) -> None:
 
 def read_wanted_arms(folder: Path) -> WantedArms | None:
     """The supervisor's last decision; None before the first."""
-    try:
-        return msgspec.json.decode((folder / _WANTED).read_bytes(), type=WantedArms)
-    except (OSError, msgspec.MsgspecError):
-        return None
+    return _read(folder / _WANTED, WantedArms)
 
 
 def open_records(folder: Path) -> int:
@@ -106,32 +170,21 @@ class RecordSink:
         self._path = folder / _RECORDS
         self.folder = folder
 
-    def append_record(self, record: AnyRecord) -> None:
+    def append_record(self, record: AnyLine) -> None:
         """Send one record. Raises like `append_records`."""
         self.append_records([record])
 
-    def append_records(self, records: Sequence[AnyRecord]) -> None:
-        """Send records of measurements.jsonl; blocks while the pipe is full.
+    def append_records(self, records: Sequence[AnyLine]) -> None:
+        """Send records; blocks while the pipe is full.
 
         Raises:
             OSError: the agent is gone.
         """
-        self._append(MEASUREMENTS, records)
-
-    def append_telemetry(self, records: Sequence[TelemetryBlock]) -> None:
-        """Send telemetry records. Raises like `append_records`."""
-        self._append(TELEMETRY, records)
-
-    def append_profile(self, record: ArmProfile) -> None:
-        """Send the profile of an arm. Raises like `append_records`."""
-        self._append(PROFILES, [record])
+        self._write(b"".join(file_of(record).encode() + b" " + checked_line(record) for record in records))
 
     def append_memory(self, record: StudyMemory) -> None:
         """Send the memory use of a study, for the search that started this gang. Raises like `append_records`."""
         self._write(MEMORY.encode() + b" " + line_of(record))
-
-    def _append(self, file: str, records: Sequence[AnyRecord | TelemetryBlock | ArmProfile]) -> None:
-        self._write(b"".join(file.encode() + b" " + checked_line(record) for record in records))
 
     def _write(self, lines: bytes) -> None:
         with self._path.open("ab", buffering=0) as pipe:
@@ -149,3 +202,53 @@ def lines_by_file(data: bytes) -> dict[str, bytes]:
         if name in (MEASUREMENTS, TELEMETRY, PROFILES, MEMORY):
             found.setdefault(name, []).append(record)
     return {name: b"".join(records) for name, records in found.items()}
+
+
+class StatusWriter:
+    """Writes the status of one local rank; the folder is in memory, for example below /dev/shm."""
+
+    def __init__(self, folder: Path, local_rank: int) -> None:
+        self._path, self._error = folder / f"{local_rank}.json", folder / f"{local_rank}.error.json"
+        counter = folder / f"{local_rank}.steps"
+        counter.write_bytes(_COUNTER.pack(0))
+        with counter.open("r+b") as file:
+            self._counter = mmap.mmap(file.fileno(), _COUNTER.size)
+        self._steps = 0
+
+    def count_step(self) -> None:
+        """Count one training step."""
+        self._steps += 1
+        _COUNTER.pack_into(self._counter, 0, self._steps)
+
+    def tell(self, status: RankStatus) -> None:
+        """Replace the status and restart the step count."""
+        write_atomically(self._path, msgspec.json.encode(status), sync=False)
+        self._steps = 0
+        _COUNTER.pack_into(self._counter, 0, 0)
+
+    def tell_failure(self, failure: RankFailure) -> None:
+        """Write this rank's error."""
+        write_atomically(self._error, msgspec.json.encode(failure), sync=False)
+
+
+def read_status(folder: Path, local_rank: int) -> RankStatus | None:
+    """The last status of a rank; None before the first."""
+    said = _read(folder / f"{local_rank}.json", RankStatus)
+    try:
+        steps = _COUNTER.unpack((folder / f"{local_rank}.steps").read_bytes())[0]
+    except (OSError, struct.error):
+        return None
+    return said and msgspec.structs.replace(said, steps=steps)
+
+
+def read_failure(folder: Path, local_rank: int) -> RankFailure | None:
+    """The error of a rank; None if it wrote none."""
+    return _read(folder / f"{local_rank}.error.json", RankFailure)
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    """The content of a file; None if it is missing or not of that kind."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError):
+        return None

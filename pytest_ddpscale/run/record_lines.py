@@ -1,8 +1,12 @@
-"""Read and write lines of records; each may refer only to gangs and ranks that earlier lines announced."""
+"""Read and write lines of records; each may refer only to gangs and ranks that earlier lines announced.
+
+Listeners hear of records as they arrive, and of notices between them, which are not stored.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -24,7 +28,7 @@ from pytest_ddpscale.run.records import (
 )
 from pytest_ddpscale.run.strict_json import Record, decode
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
-from pytest_ddpscale.run.telemetry_record import TelemetryBlock
+from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.run.training_record import LaunchTime, TrainedEpoch, TrainedRun
 from pytest_ddpscale.run.transport_record import GangTransport
 
@@ -104,3 +108,33 @@ def checked_line(record: AnyRecord | TelemetryBlock | ArmProfile) -> bytes:
 def line_of(record: Record) -> bytes:
     """A record as a line of its file, with the newline."""
     return _encode(record) + b"\n"
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Nothing was recorded since the last notice."""
+
+
+@dataclass(frozen=True)
+class Queued:
+    """The requested nodes are not available yet; `state` is the launcher's reason."""
+
+    state: str
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """The session is being ended from outside."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """Nodes are unfit: reason by host."""
+
+    nodes: Mapping[str, str]
+
+
+Notice = Idle | Queued | Interrupted | Unfit
+Listener = Callable[[AnyRecord | Notice], None]

@@ -6,9 +6,9 @@ complete or absent. Host and device of a rank are stored once, in the record of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from msgspec import Meta, field
@@ -78,7 +78,7 @@ class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"
     versions: dict[str, str | None] | tuple[dict[str, str | None], ...] = field(default_factory=dict)
     environment: dict[str, str] | tuple[dict[str, str], ...] = field(default_factory=dict)
 
-    joins: ClassVar = {"hosts": tuple, "local_ranks": tuple, "devices": tuple}
+    joins: ClassVar[Mapping[str, Any]] = {"hosts": tuple, "local_ranks": tuple, "devices": tuple}
 
     def __post_init__(self) -> None:
         columns = [name for name in self.__struct_fields__ if name != "gang"]

@@ -16,16 +16,26 @@ from typing import Any, TypeVar
 
 from pytest_ddpscale.errors import RunDirectoryError, WritingError
 from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
+from pytest_ddpscale.run.former import FurtherTurn
 from pytest_ddpscale.run.former_keys import plan_without_former, run_without_former
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, checked_line
 from pytest_ddpscale.run.run_json import RUN_SCHEMA_VERSION, RunRecord
 from pytest_ddpscale.run.strict_json import parse_strict_json, read_as, strict_json
-from pytest_ddpscale.run.telemetry_record import TelemetryBlock
+from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.util.atomic_writing import write_atomically
 
 T = TypeVar("T")
-LOCK_NAME = "run.lock"  # lock file against other writers, see run_lock.py
+LOCK_NAME = "run.lock"  # lock file against other writers, see run_opening.py
+MEASUREMENTS, TELEMETRY, PROFILES = "measurements.jsonl", "telemetry.jsonl", "profiles.jsonl"
+AnyLine = AnyRecord | TelemetryBlock | ArmProfile
+
+
+class _Name(str):
+    """A file or folder in the run directory: its path, as an attribute of the directory."""
+
+    def __get__(self, run: RunDirectory, kind: type[RunDirectory]) -> Path:
+        return run.path / self
 
 
 @dataclass(frozen=True)
@@ -39,60 +49,17 @@ class RunDirectory:
     path: Path
     _read: dict[Path, tuple[Any, list[Any]]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @property
-    def run_json(self) -> Path:
-        """Who, when, where, with what versions."""
-        return self.path / "run.json"
-
-    @property
-    def plan_json(self) -> Path:
-        """The planned studies."""
-        return self.path / "plan.json"
-
-    @property
-    def measurements_jsonl(self) -> Path:
-        """Measurements, one line per arm and round."""
-        return self.path / "measurements.jsonl"
-
-    @property
-    def telemetry_jsonl(self) -> Path:
-        """Telemetry of GPUs, one line per arm and round."""
-        return self.path / "telemetry.jsonl"
-
-    @property
-    def profiles_jsonl(self) -> Path:
-        """Profiles of arms by torch.profiler after the timed rounds, one line per arm."""
-        return self.path / "profiles.jsonl"
-
-    @property
-    def baseline_json(self) -> Path:
-        """Values of these nodes in earlier runs, from the site's history."""
-        return self.path / "baseline.json"
-
-    @property
-    def superseded_jsonl(self) -> Path:
-        """Earlier records of studies that were measured again: no measurement is thrown away."""
-        return self.path / "superseded.jsonl"
-
-    @property
-    def verdicts_json(self) -> Path:
-        """Verdicts and outcome, the source of all reports."""
-        return self.path / "verdicts.json"
-
-    @property
-    def suite_json(self) -> Path:
-        """Results of a suite, which has no verdicts."""
-        return self.path / "suite.json"
-
-    @property
-    def plots(self) -> Path:
-        """PNG plots."""
-        return self.path / "plots"
-
-    @property
-    def logs(self) -> Path:
-        """Output of torchrun and of all ranks."""
-        return self.path / "logs"
+    run_json = _Name("run.json")  # who, when, where, with what versions
+    plan_json = _Name("plan.json")  # the planned studies
+    measurements_jsonl = _Name(MEASUREMENTS)  # one line per arm and round
+    telemetry_jsonl = _Name(TELEMETRY)  # of GPUs, one line per arm and round
+    profiles_jsonl = _Name(PROFILES)  # of arms, by torch.profiler after the timed rounds
+    baseline_json = _Name("baseline.json")  # values of these nodes in earlier runs, from the site's history
+    superseded_jsonl = _Name("superseded.jsonl")  # earlier records of studies that were measured again
+    verdicts_json = _Name("verdicts.json")  # verdicts and outcome, the source of all reports
+    suite_json = _Name("suite.json")  # results of a suite, which has no verdicts
+    plots = _Name("plots")
+    logs = _Name("logs")  # output of torchrun and of all ranks
 
     @staticmethod
     def create(path: Path) -> RunDirectory:
@@ -138,13 +105,14 @@ class RunDirectory:
             raise RunDirectoryError(
                 str(path), "already holds verdicts", "a new or empty directory", "Name another one."
             )
-        if path.is_dir() and not all(map(_is_of_a_beginning, path.iterdir())):
+        # What a session that is killed before it has a plan leaves; includes `write_atomically`'s temporaries.
+        begun, temporary = ("logs", LOCK_NAME, "run.json"), (".run.json.", ".plan.json.")
+        names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
+        if any(name not in begun and not name.startswith(temporary) for name in names):
             raise RunDirectoryError(
-                str(path),
-                "is not empty",
-                "a new or empty directory",
+                str(path), "is not empty", "a new or empty directory",
                 "Name another one, because a run could overwrite the files in it.",
-            )
+            )  # fmt: skip
 
     @staticmethod
     def open(path: Path) -> RunDirectory:
@@ -179,7 +147,7 @@ class RunDirectory:
 
     def read_plan(self) -> Plan:
         """The content of plan.json. Raises RunDirectoryError."""
-        return read_file(self.plan_json, Plan, PLAN_SCHEMA_VERSION, plan_without_former)
+        return read_file(self.plan_json, Plan, PLAN_SCHEMA_VERSION, plan_without_former, oldest=5)
 
     def read_records(self) -> list[AnyRecord]:
         """All records of measurements.jsonl, in order, without a torn last line; cached until the file changes.
@@ -221,37 +189,27 @@ class RunDirectory:
         """Remove incomplete last lines left by a kill, before further records are appended. No rank may be writing.
 
         Raises:
-            WritingError: the file cannot be changed.
+            WritingError: a file cannot be changed.
         """
-        try:
-            cut_torn_line(self.measurements_jsonl)
-            cut_torn_line(self.telemetry_jsonl)
-            cut_torn_line(self.profiles_jsonl)
-        except OSError as error:
-            raise self.unwritten(self.measurements_jsonl, error) from None
+        for path in (self.measurements_jsonl, self.telemetry_jsonl, self.profiles_jsonl):
+            try:
+                _cut_torn_line(path)
+            except OSError as error:
+                raise self.unwritten(path, error) from None
 
-    def append_record(self, record: AnyRecord) -> None:
+    def append_record(self, record: AnyLine) -> None:
         """Append one record, which then survives a kill of this process. Raises like `append_records`."""
         self.append_records([record])
 
-    def append_records(self, records: Sequence[AnyRecord]) -> None:
-        """Append records, opening the file once, because on a shared file system opening may cost more than writing.
+    def append_records(self, records: Sequence[AnyLine]) -> None:
+        """Append records, opening files once, because on a shared file system opening may cost more than writing.
 
         Raises:
             WritingError: the disk is full, read-only or broken; earlier records stay, and no part of these is written.
         """
-        self._append(self.measurements_jsonl, records)
-
-    def append_telemetry(self, records: Sequence[TelemetryBlock]) -> None:
-        """Append telemetry records. Raises like `append_records`."""
-        self._append(self.telemetry_jsonl, records)
-
-    def append_profiles(self, records: Sequence[ArmProfile]) -> None:
-        """Append profiles. Raises like `append_records`."""
-        self._append(self.profiles_jsonl, records)
-
-    def _append(self, path: Path, records: Sequence[AnyRecord | TelemetryBlock | ArmProfile]) -> None:
-        self.append_lines(path.name, b"".join(map(checked_line, records)))
+        lines = [(file_of(record), checked_line(record)) for record in records]
+        for name in dict.fromkeys(name for name, _ in lines):
+            self.append_lines(name, b"".join(line for of, line in lines if of == name))
 
     def append_lines(self, name: str, lines: bytes) -> None:
         """Append lines to a file unchanged. Raises like `append_records`."""
@@ -259,6 +217,30 @@ class RunDirectory:
             append_whole(self.path / name, lines)
         except OSError as error:
             raise self.unwritten(self.path / name, error) from None
+
+    def set_aside(self, is_superseded: Callable[[AnyLine], bool]) -> None:
+        """Move records to superseded.jsonl. No rank may be writing.
+
+        A crash in between leaves records in both files but loses none.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        files = (MEASUREMENTS, self.read_records), (TELEMETRY, self.read_telemetry), (PROFILES, self.read_profiles)
+        for name, read in files:
+            if not (self.path / name).exists():
+                continue
+            superseded: list[bytes] = []
+            kept: list[bytes] = []
+            with (self.path / name).open("rb") as lines:  # keep lines as written; the last one may be incomplete
+                firsts = (record for record in read() if not isinstance(record, FurtherTurn))
+                for record, line in zip(firsts, lines, strict=False):
+                    (superseded if is_superseded(record) else kept).append(line)
+            _cut_torn_line(self.superseded_jsonl)
+            append_whole(self.superseded_jsonl, b"".join(superseded))
+            with self.superseded_jsonl.open("rb") as file:
+                os.fsync(file.fileno())
+            write_atomically(self.path / name, b"".join(kept))
 
     def unwritten(self, path: Path, error: OSError) -> WritingError:
         """The error for a file of the run, or of a judgement on another one, that cannot be written."""
@@ -270,15 +252,15 @@ class RunDirectory:
         )  # fmt: skip
 
 
+def file_of(record: AnyLine) -> str:
+    """Name of the file of a run with records of this kind."""
+    return {TelemetryBlock: TELEMETRY, ArmProfile: PROFILES}.get(type(record), MEASUREMENTS)
+
+
 def make_directory(path: Path, *, exist_ok: bool = False) -> None:
     """Create a run directory that only its user and group may read. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o750, exist_ok=exist_ok)
-
-
-def _is_of_a_beginning(entry: Path) -> bool:
-    """Whether a session that is killed before it has a plan leaves this; includes `write_atomically`'s temporaries."""
-    return entry.name in ("logs", LOCK_NAME, "run.json") or entry.name.startswith((".run.json.", ".plan.json."))
 
 
 def append_whole(path: Path, data: bytes) -> None:
@@ -297,7 +279,7 @@ def append_whole(path: Path, data: bytes) -> None:
             raise
 
 
-def cut_torn_line(path: Path) -> None:
+def _cut_torn_line(path: Path) -> None:
     """Cut a file after its last complete line. Raises OSError."""
     if not path.exists():
         return
@@ -332,8 +314,12 @@ def _records(path: Path, read: Callable[[bytes], list[T]]) -> Iterator[T]:
         raise broken_file(path, f"cannot be read ({error.strerror})") from None
 
 
-def read_file(path: Path, kind: type[T], supported: int, amend: Callable[[dict[str, Any]], None] | None = None) -> T:
-    """The content of a JSON file with a supported `schema_version`; `amend` removes keys of earlier versions.
+def read_file(
+    path: Path, kind: type[T], supported: int, amend: Callable[[dict[str, Any]], None] | None = None, oldest: int = 0
+) -> T:
+    """The content of a JSON file with a supported `schema_version`.
+
+    `amend` gives what earlier versions wrote today's form, from version `oldest` on.
 
     Raises:
         RunDirectoryError: the file is missing or broken, or a newer or older version wrote it.
@@ -345,7 +331,7 @@ def read_file(path: Path, kind: type[T], supported: int, amend: Callable[[dict[s
     version = data.get("schema_version") if isinstance(data, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
         raise broken_file(path, f"is not a {path.name}: it has no schema_version")
-    if version != supported:
+    if not (oldest or supported) <= version <= supported:
         what_next = (
             "A newer pytest-ddpscale wrote it: upgrade to read it."
             if version > supported

@@ -1,4 +1,7 @@
-"""Write run.json during a session, and read from a run's records how its studies ended."""
+"""The course of a run: its start, resumptions and end in run.json; on which gangs it ran, and how its studies ended.
+
+One run may have several gangs, on different hosts, devices and software.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,15 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
+from itertools import combinations
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.run.gangs import versions_of
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import GangRecord, StudyEnd, WarmUp, gangs_by_number
+from pytest_ddpscale.run.records import EndReason, GangRecord, SeededSteps, StudyEnd, WarmUp, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import (
     OPERATOR,
@@ -26,7 +30,13 @@ from pytest_ddpscale.run.run_json import (
     ThresholdsUsed,
 )
 from pytest_ddpscale.run.strict_json import each
+from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.masking import masked_arguments
+
+# Software of ranks that changes the speed of training or communication.
+_VERSIONS = ("torch", "torchvision", "cuda", "nccl", "cudnn", "pytest_ddpscale")
+_SHOWN = 4  # names in one message
 
 
 def start_run(
@@ -91,21 +101,6 @@ def resume_run(
     run.write_json(run.run_json, record)
 
 
-def binding_notes(records: Sequence[AnyRecord]) -> list[str]:
-    """Notes on ranks that could not be bound to the NUMA nodes of their GPUs, one for each reason."""
-    ranks: dict[str, dict[tuple[str, int], None]] = {}
-    for gang in gangs_by_number(records).values():
-        for rank, note in enumerate(each(gang.numa_notes, gang.world_size)):
-            if note:
-                ranks.setdefault(note, {})[gang.hosts[rank], rank] = None
-    notes = []
-    for reason, unbound in ranks.items():
-        (host, rank), more = next(iter(unbound)), len(unbound) - 1
-        others = f" and {more} more {'rank' if more == 1 else 'ranks'}" if more else ""
-        notes.append(f"rank {rank} on {host}{others}: {reason}")
-    return notes
-
-
 def finish_run(run: RunDirectory, status: Ending) -> None:
     """Record how the run ended, with hosts, devices, versions and start-up times from the ranks."""
     record, records = replace(run.read_run(), status=status, finished_at=now_iso()), run.read_records()
@@ -122,29 +117,13 @@ def finish_run(run: RunDirectory, status: Ending) -> None:
     run.write_json(run.run_json, record)
 
 
-def errors_of(records: Sequence[AnyRecord]) -> dict[str, str]:
-    """Error message of each study whose last end is an error, by study id."""
-    return {study: end.message for study, end in ends_of(records).items() if end.reason == "error"}
-
-
-def interruptions_of(records: Sequence[AnyRecord]) -> dict[str, str]:
-    """Why a study was ended from outside, by study id: neither an error nor a complete measurement."""
-    return {study: end.message for study, end in ends_of(records).items() if end.reason == "interrupted"}
-
-
-def studies_measured(records: Sequence[AnyRecord]) -> set[str]:
-    """Ids of the studies that ended regularly and need not be measured again."""
-    return {study for study, end in ends_of(records).items() if end.reason in ("decided", "rounds")}
-
-
-def studies_out_of_time(records: Sequence[AnyRecord]) -> set[str]:
-    """Ids of the studies that ended because the session's budget ran out."""
-    return {study for study, end in ends_of(records).items() if end.reason == "budget"}
-
-
-def ends_of(records: Sequence[AnyRecord]) -> dict[str, StudyEnd]:
-    """The last recorded end of each study, good or bad, by study id."""
-    return {record.study: record for record in records if isinstance(record, StudyEnd)}
+def _slowest_startup(records: Sequence[AnyRecord], gangs: Sequence[GangRecord]) -> Startup:
+    first_steps = [record.first_block_s for record in records if isinstance(record, WarmUp)]
+    return Startup(
+        import_s=max(second for gang in gangs for second in each(gang.import_s, 1)),
+        rendezvous_s=max(second for gang in gangs for second in each(gang.rendezvous_s, 1)),
+        first_step_s=first_steps[0] if first_steps else None,
+    )
 
 
 def now_iso() -> str:
@@ -162,10 +141,83 @@ def hosts_of(gangs: Iterable[GangRecord]) -> tuple[RunHost, ...]:
     return tuple(RunHost(host, tuple(devices[i] for i in sorted(devices))) for host, devices in sorted(hosts.items()))
 
 
-def _slowest_startup(records: Sequence[AnyRecord], gangs: Sequence[GangRecord]) -> Startup:
-    first_steps = [record.first_block_s for record in records if isinstance(record, WarmUp)]
-    return Startup(
-        import_s=max(second for gang in gangs for second in each(gang.import_s, 1)),
-        rendezvous_s=max(second for gang in gangs for second in each(gang.rendezvous_s, 1)),
-        first_step_s=first_steps[0] if first_steps else None,
-    )
+def versions_of(gang: GangRecord) -> dict[str, str | None]:
+    """Software versions of rank 0."""
+    return each(gang.versions, 1)[0]
+
+
+def binding_notes(records: Sequence[AnyRecord]) -> list[str]:
+    """Notes on ranks that could not be bound to the NUMA nodes of their GPUs, one for each reason."""
+    ranks: dict[str, dict[tuple[str, int], None]] = {}
+    for gang in gangs_by_number(records).values():
+        for rank, note in enumerate(each(gang.numa_notes, gang.world_size)):
+            if note:
+                ranks.setdefault(note, {})[gang.hosts[rank], rank] = None
+    notes = []
+    for reason, unbound in ranks.items():
+        (host, rank), more = next(iter(unbound)), len(unbound) - 1
+        others = f" and {more} more {'rank' if more == 1 else 'ranks'}" if more else ""
+        notes.append(f"rank {rank} on {host}{others}: {reason}")
+    return notes
+
+
+def gangs_of(records: Sequence[AnyRecord]) -> dict[str, GangRecord]:
+    """The last gang that measured each study, by study id."""
+    gangs = gangs_by_number(records)
+    measured = (record for record in records if isinstance(record, Block | SeededSteps))
+    return {record.study: gangs[record.gang] for record in measured}
+
+
+def why_not_one_machine(records: Sequence[AnyRecord]) -> str:
+    """Why the studies of a run were not measured on one machine; empty if they were.
+
+    A study covers only the devices it ran on: if each half of a cluster passed half of the studies, the cluster passed
+    none. A launch with fewer ranks on the same hosts is no contradiction. If there are surveys, each measured node
+    needs one.
+    """
+    gangs = sorted(gangs_of(records).items())
+    for (one, first), (other, second) in combinations(gangs, 2):
+        if first is second:
+            continue
+        hosts, others_hosts = set(first.hosts), set(second.hosts)
+        if hosts != others_hosts:
+            return (
+                f"studies were measured on different hosts: {one} on {_names(hosts)}, {other} on {_names(others_hosts)}"
+            )
+        devices, others = first.places_of_devices, second.places_of_devices
+        if not (devices <= others or others <= devices):
+            return (
+                f"studies were measured on different devices: {one} and {other} differ in "
+                f"{_names({f'{device} of {host}' for host, device in devices ^ others})}"
+            )
+        versions, others_versions = versions_of(first), versions_of(second)
+        for name in _VERSIONS:
+            if versions.get(name) != others_versions.get(name):
+                return (
+                    f"studies were measured with different software: {one} with {name} {versions.get(name)}, "
+                    f"{other} with {name} {others_versions.get(name)}"
+                )
+    surveyed = {record.host for record in records if isinstance(record, Survey)}
+    unseen = {host for _, gang in gangs for host in gang.hosts} - surveyed
+    if surveyed and unseen:
+        return f"measured on {_names(unseen)}, but the surveyed nodes are {_names(surveyed)}"
+    return ""
+
+
+def _names(names: set[str]) -> str:
+    return first_few(sorted(names), _SHOWN)
+
+
+def studies_measured(records: Sequence[AnyRecord]) -> set[str]:
+    """Ids of the studies that ended regularly and need not be measured again."""
+    return set(ended(records, "decided", "rounds"))
+
+
+def ended(records: Sequence[AnyRecord], *reasons: EndReason) -> dict[str, str]:
+    """Message of each study whose last end has one of these reasons, by study id."""
+    return {study: end.message for study, end in ends_of(records).items() if end.reason in reasons}
+
+
+def ends_of(records: Sequence[AnyRecord]) -> dict[str, StudyEnd]:
+    """The last recorded end of each study, good or bad, by study id."""
+    return {record.study: record for record in records if isinstance(record, StudyEnd)}

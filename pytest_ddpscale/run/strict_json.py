@@ -1,13 +1,12 @@
 """JSON that every parser reads alike, without NaN, infinity and duplicate keys, and the base class of all records.
 
-`json` and msgspec both take the last of two equal keys, so a record with two values could be read in two ways.
+`json` and msgspec both take the last of two equal keys, so a file that somebody edited could be read in two ways.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -28,9 +27,6 @@ class _NoField:
 
 
 _NO_FIELD = _NoField()
-
-_decode_any = msgspec.json.Decoder().decode
-_TEXT = re.compile(rb'"([^"]*)"(\s*:)?')  # with the colon that makes it a key
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -92,66 +88,38 @@ def _difference(said: Any, expected: Any, where: str = "$") -> str:
 
 def parse_strict_json(text: str | bytes) -> Any:
     """Parse JSON. Raises ValueError for malformed text, including NaN, Infinity and duplicate keys."""
-
-    def refuse(constant: str) -> Any:
-        raise ValueError(f"{constant} is not JSON")
-
-    def finite(digits: str) -> float:
-        number = float(digits)
-        if math.isinf(number):
-            raise ValueError(f"{digits} is out of range")
-        return number
-
-    def moderate(digits: str) -> int:
-        if len(digits) > 40:
-            raise ValueError(f"{digits[:20]}… is out of range")
-        return int(digits)
-
     try:
-        return json.loads(
-            text, parse_constant=refuse, parse_float=finite, parse_int=moderate, object_pairs_hook=_distinct
-        )
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_distinct)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def decode(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
-    """Decode JSON, strictly.
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
 
-    Raises:
-        ValueError: it is malformed, not of the decoder's type, or has a duplicate key.
-    """
-    refuse_double_keys(line)
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"{digits} is out of range")
+    return number
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        double = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"{double!r} is there twice")
+    return found
+
+
+def decode(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
+    """Decode a line that only a program writes. Raises ValueError if it is malformed or not of the decoder's type."""
     try:
         return decoder.decode(line)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-
-
-def refuse_double_keys(line: bytes) -> None:
-    """Refuse JSON in which an object has a duplicate key.
-
-    Without escapes each quote begins or ends a string, so the keys in the text can be counted and compared with those
-    of the parsed object, which is fast. Otherwise the line is parsed once more, object by object.
-
-    Raises:
-        ValueError: an object has a key twice, or the line is malformed.
-    """
-    keys = [text for text, colon in _TEXT.findall(line) if colon]
-    try:
-        is_plain = b"\\" not in line and (len(set(keys)) == len(keys) or _count_keys(_decode_any(line)) == len(keys))
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not is_plain:
-        parse_strict_json(line)
-
-
-def _count_keys(data: Any) -> int:
-    """Number of keys of all objects; too small if an object is in a list that begins with a number."""
-    if type(data) is dict:
-        return len(data) + sum(map(_count_keys, data.values()))
-    is_looked_through = type(data) is list and data and type(data[0]) not in (float, int)
-    return sum(map(_count_keys, data)) if is_looked_through else 0
 
 
 def column(values: Iterable[T]) -> T | tuple[T, ...]:
@@ -175,12 +143,3 @@ def refuse_other_lengths(record: Record, count: int, *names: str) -> None:
         found = getattr(record, name)
         if not isinstance(found, str | dict) and isinstance(found, Sized) and len(found) != count:
             raise ValueError(f"{name} has {len(found)} values; expected {count}, one for each rank")
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        double = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"{double!r} is there twice")
-    return found

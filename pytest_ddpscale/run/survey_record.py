@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import msgspec
 from msgspec import field
 
 from pytest_ddpscale.run.strict_json import Record, decode
-
-if TYPE_CHECKING:
-    from pytest_ddpscale.run.record_lines import AnyRecord
 
 STUDY_ID = "survey"
 
@@ -60,7 +56,7 @@ class SurveyedGpu(Record, frozen=True):
         ecc_corrected: errors since the driver was loaded; `ecc_uncorrected` likewise.
         retired_pages_pending: whether a page waits for a reset to be retired (before Ampere).
         remapped_rows: from Ampere on.
-        throttle_reasons: why its clocks are limited now, named as in `telemetry.nvml_calls`: ``hw_thermal_slowdown``
+        throttle_reasons: why its clocks are limited now, named as in `telemetry.nvml`: ``hw_thermal_slowdown``
             …; includes reasons that are not faults, such as ``gpu_idle``.
         power_limit_w: enforced limit; `power_limit_default_w` is the factory default.
         sm_clock_max_mhz: maximum SM clock.
@@ -178,11 +174,11 @@ def read_survey(data: bytes) -> Survey:
     return decode(_SURVEY, data)
 
 
-def surveys_of(records: Sequence[AnyRecord]) -> dict[str, Survey]:
+def surveys_of(records: Iterable[object]) -> dict[str, Survey]:
     """The last survey of each host among records."""
     return {record.host: record for record in records if isinstance(record, Survey)}
 
 
-def post_mortems_of(records: Sequence[AnyRecord]) -> list[Survey]:
+def post_mortems_of(records: Iterable[object]) -> list[Survey]:
     """Surveys of driver and GPUs after ranks had failed, in order."""
     return [record.survey for record in records if isinstance(record, PostMortem)]

@@ -1,17 +1,28 @@
-"""Records of a whole training run in measurements.jsonl: one per epoch, one at its end, one from the supervisor."""
+"""Whole training runs: their records, one per epoch, one at the end, one from the supervisor; and what these add up to.
+
+A run is complete only if every planned epoch is there with all its images: otherwise its time and accuracy mean
+nothing. Lines that contradict each other or the plan are refused.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 from msgspec import Meta
 
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
 from pytest_ddpscale.run.column_record import FloatArray
-from pytest_ddpscale.run.records import PeakBytes, Ranks, refuse_twice
+from pytest_ddpscale.run.records import PeakBytes, Ranks, StudyEnd, gangs_by_number, refuse_twice
 from pytest_ddpscale.run.strict_json import Count, Positive, Record, Seconds, each, refuse_other_lengths
 
 LOSS_BYTES = 4  # float32, as it is computed
+MOST_UNEXPLAINED = 0.02  # of the outer clock's time, in either direction
+# Spans on rank 0's clock, in order; waiting includes training and validation.
+SPANS = ("start_up_s", "compile_s", "training_s", "validation_s", "waiting_s")
 Span = Annotated[float, Meta(ge=0, le=1e7)]
 Checksum = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
 
@@ -155,3 +166,145 @@ class LaunchTime(Record, frozen=True, kw_only=True, tag_field="kind", tag="launc
     study: str
     gang: Count
     seconds: Seconds
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """All lines of one run, in order.
+
+    Attributes:
+        run: the planned run.
+        epochs: in order.
+        end: None if the run is incomplete.
+        outer_s: seconds from the start of the launch until the supervisor heard of the end; None if incomplete.
+        study_end: how it ended; None if not recorded.
+    """
+
+    run: TrainingRun
+    epochs: tuple[TrainedEpoch, ...] = ()
+    end: TrainedRun | None = None
+    outer_s: float | None = None
+    study_end: StudyEnd | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it ended regularly, by training all epochs or by reaching its loss."""
+        ended = self.study_end is not None and self.study_end.reason in ("rounds", "decided")
+        return ended and self.end is not None and self.outer_s is not None
+
+    @property
+    def spans_s(self) -> Mapping[str, float]:
+        """`SPANS` of a complete run on rank 0's clock, in seconds."""
+        assert self.end is not None
+        sums = {
+            name: sum(float(one.of_ranks(name)[0]) for one in self.epochs)
+            for name in ("compile_s", "training_s", "validation_s", "waiting_s", "validation_waiting_s")
+        }
+        waiting = sums["waiting_s"] + sums.pop("validation_waiting_s")
+        return {"start_up_s": self.end.start_up_s, **sums, "waiting_s": waiting}
+
+    @property
+    def complete_s(self) -> float:
+        """Complete time: the sum of `spans_s`."""
+        return sum(self.spans_s.values())
+
+    @property
+    def unexplained(self) -> float:
+        """Share of the outer clock's time outside all spans; negative if spans add up to more."""
+        assert self.outer_s is not None
+        return 1 - self.complete_s / self.outer_s
+
+    @property
+    def losses(self) -> list[float]:
+        """Losses of all iterations."""
+        return [float(loss) for epoch in self.epochs for loss in epoch.loss_of_iterations]
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Mean throughput without the first epoch, in which caches fill and kernels compile; None with one epoch."""
+        later = [epoch.samples_per_s for epoch in self.epochs[1:]]
+        return sum(later) / len(later) if later else None
+
+
+_Epochs = list[tuple[int, TrainedEpoch]]
+_End = tuple[int, TrainedRun] | None
+_Outer = tuple[int, LaunchTime] | None
+
+
+def trained_runs(plan: Plan, records: Sequence[object]) -> dict[str, RunRecords]:
+    """All runs of a plan, by id.
+
+    Raises:
+        ValueError: a line of measurements.jsonl contradicts others or the plan; the message has its number.
+    """
+    found: dict[str, RunRecords] = {}
+    gangs, numbered = gangs_by_number(records), list(enumerate(records, start=1))
+    for run in plan.training_runs:
+        epochs = [(n, one) for n, one in numbered if isinstance(one, TrainedEpoch) and one.study == run.id]
+        ends = [(n, one) for n, one in numbered if isinstance(one, TrainedRun) and one.study == run.id]
+        outers = [(n, one) for n, one in numbered if isinstance(one, LaunchTime) and one.study == run.id]
+        for lines, now, before in (([n for n, _ in ends], "ends", "ended"), ([n for n, _ in outers], "times", "timed")):
+            if len(lines) > 1:
+                raise ValueError(f"line {lines[1]} {now} {run.id}, which line {lines[0]} {before}")
+        end, outer = next(iter(ends), None), next(iter(outers), None)
+        study_ends = [one for one in records if isinstance(one, StudyEnd) and one.study == run.id]
+        study_end = study_ends[-1] if study_ends else None
+        for line, problem in _problems(run, epochs, end, outer, study_end):
+            raise ValueError(f"line {line} {problem}")
+        of_ranks: list[tuple[int, TrainedEpoch | TrainedRun]] = [*epochs, *ends]
+        for line, trained in of_ranks:
+            size = gangs[trained.gang].world_size
+            if size != run.world_size or list(trained.ranks) != list(range(size)):
+                raise ValueError(
+                    f"line {line} has ranks {list(trained.ranks)} of {size}; expected 0 to {run.world_size - 1}"
+                )
+        found[run.id] = RunRecords(
+            run, tuple(one for _, one in epochs), end[1] if end else None, outer[1].seconds if outer else None,
+            study_end,
+        )  # fmt: skip
+    for line, record in numbered:
+        if isinstance(record, TrainedEpoch | TrainedRun | LaunchTime) and record.study not in found:
+            raise ValueError(f"line {line} is of {record.study}, which plan.json does not plan")
+    return found
+
+
+def _problems(
+    run: TrainingRun, epochs: _Epochs, end: _End, outer: _Outer, study_end: StudyEnd | None
+) -> Iterator[tuple[int, str]]:
+    """Contradictions, with their lines."""
+    for number, (line, epoch) in enumerate(epochs):
+        of = f"of epoch {epoch.epoch} of {run.id}"
+        if epoch.epoch != number or number >= run.epochs:
+            yield line, f"is {of}; expected epoch {number} of {run.epochs}"
+        if epoch.gang != epochs[0][1].gang:
+            yield line, f"is {of} by gang {epoch.gang}; expected gang {epochs[0][1].gang}, like the first epoch"
+        yield from ((line, f"{problem} {of}") for problem in _wrong_counts(run, epoch))
+    if end is not None:
+        line, over = end
+        if epochs and (over.gang != epochs[0][1].gang or line < epochs[-1][0]):
+            yield line, f"ends {run.id} by gang {over.gang}, or before its last epoch"
+        losses = [float(loss) for _, epoch in epochs for loss in epoch.loss_of_iterations]
+        is_reached = run.loss_threshold is not None and loss_reached(losses, run.loss_threshold) is not None
+        if len(epochs) != run.epochs and not is_reached:
+            yield line, f"ends {run.id} after {len(epochs)} epochs; expected {run.epochs}"
+        if study_end is not None and study_end.reason == "decided" and not is_reached:
+            yield line, f"ends {run.id}, whose loss has not reached {run.loss_threshold}"
+    if outer is not None and epochs and outer[1].gang != epochs[0][1].gang:
+        yield outer[0], f"times gang {outer[1].gang}; expected {epochs[0][1].gang}, which trained {run.id}"
+
+
+def _wrong_counts(run: TrainingRun, epoch: TrainedEpoch) -> Iterator[str]:
+    losses = epoch.loss_of_iterations
+    if len(losses) != run.iterations:
+        yield f"has {len(losses)} losses (losses); expected one for each of {run.iterations} iterations"
+    elif not np.isfinite(losses).all():
+        yield f"has a loss of {losses[~np.isfinite(losses)][0]} (losses)"
+    each, samples = run.iterations * run.workload.batch_size, run.workload.family.samples
+    if (epoch.of_ranks("trained") != each).any():
+        yield f"trained {epoch.of_ranks('trained').astype(int).tolist()} {samples}; expected {each} on each rank"
+    validated = int(epoch.of_ranks("validated").sum())
+    if validated != run.samples.validation_samples:
+        yield f"validated {validated} {samples}; expected {run.samples.validation_samples}, each once"
+    for name in ("training_s", "validation_s"):
+        if not (epoch.of_ranks(name) + epoch.of_ranks("compile_s") > 0).all():
+            yield f"took no time ({name})"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from msgspec import field
 
 from pytest_ddpscale.run.records import Ranks, Texts, gangs_by_number, refuse_twice
 from pytest_ddpscale.run.strict_json import Count, Record, each, refuse_other_lengths
-
-if TYPE_CHECKING:
-    from pytest_ddpscale.run.record_lines import AnyRecord
 
 Channels = dict[str, Count]
 
@@ -55,7 +52,7 @@ class GangTransport(Record, frozen=True, kw_only=True, tag_field="kind", tag="tr
     problem: str | Texts = ""
     unreadable: tuple[Texts, ...] = ()
 
-    joins: ClassVar = {"unreadable": lambda said: tuple(said) if any(said) else ()}
+    joins: ClassVar[Mapping[str, Any]] = {"unreadable": lambda said: tuple(said) if any(said) else ()}
 
     def __post_init__(self) -> None:
         count = len(self.ranks)
@@ -90,7 +87,7 @@ class Transport(RankTransport, frozen=True, kw_only=True):
         return {name: count for name, count in left.items() if count}
 
 
-def transports_of(records: Sequence[AnyRecord]) -> list[Transport]:
+def transports_of(records: Sequence[object]) -> list[Transport]:
     """The last connections of each rank, in rank order."""
     gangs = gangs_by_number(records)
     last: dict[int, Transport] = {}

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.plan.probe_pairs import pair_turns
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.former import numbered
@@ -167,8 +168,8 @@ def _unplanned(recorded: Recorded) -> Iterator[Contradiction]:
                     yield Contradiction(line, f"has {name} of {one.study}, which plan.json does not plan")
     for line, block, _, arm in recorded.trained:
         if (block.each("work") != arm.batch_size).any():
-            found = f"has {block.each('work').max():g} images a step of {block.study}, {block.arm}, for which plan.json"
-            yield Contradiction(line, f"{found} plans {arm.batch_size}")
+            found = f"has {block.each('work').max():g} {recorded.plan.samples} a step of {block.study}, {block.arm}"
+            yield Contradiction(line, f"{found}, for which plan.json plans {arm.batch_size}")
 
 
 def _impossible_steps(recorded: Recorded) -> Iterator[Contradiction]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pytest_ddpscale.plan.metric import Unit
+from pytest_ddpscale.plan.arm import OneGpu, Placement
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
-from pytest_ddpscale.plan.study import OneGpu, Placement
+from pytest_ddpscale.plan.workload import FAMILIES
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.former_keys import judgement_without_former
 from pytest_ddpscale.run.run_directory import read_file
@@ -70,7 +70,7 @@ class Culprit:
 
 @dataclass(frozen=True)
 class GenerationComparison:
-    """Both throughputs of a generation ratio, in images per second and GPU.
+    """Both throughputs of a generation ratio, in samples per second and GPU.
 
     Attributes:
         samples_per_s: measured here.
@@ -115,7 +115,7 @@ class Verdict:
         p_value: of a failure by rounds: upper limit, valid in any round, of the probability of values this bad if the
             bound is kept; for all places together. None for all others.
         place: GPU, pair or node of the value: the worst of those with this outcome; empty if the value is of all.
-        unit: of value, interval and bound: the metric's.
+        unit: of value, interval and bound: the metric's, for the family of the workload; by default the first family's.
         margin: distance of the value from the bound, relative to the bound; positive on the good side.
         correlation: of successive rounds, -1 … 1; None if unknown.
     """
@@ -147,7 +147,7 @@ class Verdict:
     correlation: float | None = None
     one_gpu: OneGpu | None = None
     place: str = ""
-    unit: Unit = field(init=False, default="x")
+    unit: str = ""
     margin: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -155,7 +155,8 @@ class Verdict:
             raise ValueError(f"a verdict on {self.metric!r} with bound {self.bound}; expected a metric and its bound")
         if self.is_waived and (self.outcome != "failed" or {WRONG_DATA, PARTLY_KNOWN} & set(self.flags)):
             raise ValueError(f"{self.id} is waived; expected a failure that is fully known and has correct data")
-        object.__setattr__(self, "unit", METRICS[self.metric].unit)
+        units = [METRICS[self.metric].unit_of(family) for family in FAMILIES]
+        object.__setattr__(self, "unit", self.unit if self.unit in units else units[0])
         if self.value is not None:
             difference = self.value - self.bound_value
             better = difference if "at_least" in self.bound else -difference

@@ -10,7 +10,7 @@ from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.node.limited_command import Command
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.settings import AUTO, Settings
 from pytest_ddpscale.sku.detection import Gpu, has_driver, visible_gpus

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.run.evidence import read_evidence
-from pytest_ddpscale.run.notices import Interrupted, Listener, Notice
-from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.record_lines import AnyRecord, Interrupted, Listener, Notice
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_record import ends_of, now_iso
 

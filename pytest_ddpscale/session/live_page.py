@@ -12,8 +12,7 @@ from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.report.live_progress import LiveProgress
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.notices import Interrupted, Notice
-from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.record_lines import AnyRecord, Interrupted, Notice
 from pytest_ddpscale.run.records import GangRecord, RoundEnd, StudyEnd, StudyStart
 from pytest_ddpscale.run.run_record import now_iso
 from pytest_ddpscale.run.verdicts import Judgement

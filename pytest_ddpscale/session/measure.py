@@ -18,8 +18,9 @@ from pytest_ddpscale.launch.supervisor import Judge, NotAdmitted, Supervisor
 from pytest_ddpscale.plan.estimate import estimate
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import PACES, Pace, Question
-from pytest_ddpscale.plan.study import DeviceType, Plan
-from pytest_ddpscale.run.notices import Listener, Unfit
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.run.record_lines import Listener, Unfit
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_json import Ending
 from pytest_ddpscale.run.run_opening import new_run_directory
@@ -62,7 +63,7 @@ class MeasureSource(EvidenceSource):
 
     def unfit_of(self, plan: Plan, surveys: Sequence[Survey]) -> dict[str, str]:
         """Unfit nodes and reasons, from the surveys taken before launch."""
-        from pytest_ddpscale.judge.checking import unfit_nodes
+        from pytest_ddpscale.judge.node_checks import unfit_nodes
 
         return unfit_nodes(self.selected, plan, surveys_of(surveys), today())
 

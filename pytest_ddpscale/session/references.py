@@ -13,9 +13,9 @@ from pytest_ddpscale.judge.answering_rounds import samples_of
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.workload import Workload, incomparable_fields
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
-from pytest_ddpscale.run.judged_run import open_judged
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.run_opening import open_judged
 from pytest_ddpscale.run.verdicts import Judgement, read_judgement
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
 from pytest_ddpscale.util.listing import first_few
@@ -46,7 +46,7 @@ def refuse_itself(cases: Iterable[AnyCase], run: RunDirectory) -> None:
     """
     for case in cases:
         if isinstance(case, Case) and _names_a_run(case):
-            other = open_judged(Path(case.requirement.versus_run)).measured
+            other, _ = open_judged(Path(case.requirement.versus_run))
             if other.measurements_sha256() == run.measurements_sha256():
                 raise _refused(case, f"it has the same measurements as {run.path}, so it would be compared with itself")
 

@@ -2,51 +2,31 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from pathlib import Path
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError, RunDirectoryError
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.former import FurtherTurn
-from pytest_ddpscale.run.profile_record import ArmProfile
-from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, Lost, gangs_by_number
-from pytest_ddpscale.run.run_directory import (
-    RunDirectory,
-    append_whole,
-    cut_torn_line,
-    not_writable,
-)
-from pytest_ddpscale.run.run_opening import reopened
+from pytest_ddpscale.run.run_directory import AnyLine, RunDirectory, not_writable
+from pytest_ddpscale.run.run_opening import RunLock
 from pytest_ddpscale.run.run_record import ends_of, resume_run, studies_measured
 from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
-from pytest_ddpscale.run.telemetry_record import TelemetryBlock
 from pytest_ddpscale.run.transport_record import GangTransport
 from pytest_ddpscale.session.devices import measured_layout
 from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.references import refuse_itself
 from pytest_ddpscale.session.sources import Machine, Subject
 from pytest_ddpscale.thresholds.cases import AnyCase
-from pytest_ddpscale.util.atomic_writing import write_atomically
 
 # Files that a session concluded, not measured; they are moved out of the next session's way.
 _CONCLUSIONS = (
-    "verdicts.json",
-    "baseline.json",
-    "report.md",
-    "report.html",
-    "junit.xml",
-    "pytest-report.json",
-    "metrics.prom",
-    "requirements.csv",
-    "culprits.csv",
-    "plots",
-)
+    "verdicts.json", "baseline.json", "report.md", "report.html", "junit.xml", "pytest-report.json", "metrics.prom",
+    "requirements.csv", "culprits.csv", "plots",
+)  # fmt: skip
 
 
 class ResumeSource(MeasureSource):
@@ -75,7 +55,8 @@ class ResumeSource(MeasureSource):
     def _open(self) -> None:
         """Lock the earlier run, read it again, and prepare to resume it."""
         self._refuse_wrong_arguments()
-        run, self._lock = reopened(self._resumption.run.path)
+        run = RunDirectory.open(self._resumption.run.path)
+        self._lock = RunLock.acquire(run.path)
         evidence = self._read_earlier(run)  # refuses a broken run before anything is changed
         self._go_on_with(read_resumption(run))
         noted = dict(self.subject.settings.note)
@@ -123,41 +104,22 @@ class Resumption:
         Surveys and transports are moved too, because nodes may have been replaced or repaired, except for surveys of
         nodes that were left out. If no study is missing, nothing is moved.
 
-        A crash in between leaves records in both files but loses none.
-
         Raises:
             OSError: a file cannot be written.
             RunDirectoryError: run.json is broken.
         """
-        if self.run.measurements_jsonl.exists():
-            self._set_aside(self.run.measurements_jsonl, self.run.read_records())
-        if self.run.telemetry_jsonl.exists():
-            self._set_aside(self.run.telemetry_jsonl, self.run.read_telemetry())
-        if self.run.profiles_jsonl.exists():
-            self._set_aside(self.run.profiles_jsonl, self.run.read_profiles())
-
-    def _set_aside(self, path: Path, records: Iterable[AnyRecord | TelemetryBlock | ArmProfile]) -> None:
         left_out = self.run.read_run().left_out
-        superseded: list[bytes] = []
-        kept: list[bytes] = []
-        with path.open("rb") as lines:  # keep lines as written; the last one may be incomplete
-            firsts = (record for record in records if not isinstance(record, FurtherTurn))
-            for record, line in zip(firsts, lines, strict=False):
-                (superseded if self._is_measured_anew(record, left_out) else kept).append(line)
-        cut_torn_line(self.run.superseded_jsonl)
-        append_whole(self.run.superseded_jsonl, b"".join(superseded))
-        with self.run.superseded_jsonl.open("rb") as file:
-            os.fsync(file.fileno())
-        write_atomically(path, b"".join(kept).decode())
 
-    def _is_measured_anew(self, record: AnyRecord | TelemetryBlock | ArmProfile, left_out: Container[str]) -> bool:
-        if not self.missing:
-            return False
-        if isinstance(record, Survey):
-            return record.host not in left_out
-        if isinstance(record, PostMortem | GangTransport):
-            return True
-        return not isinstance(record, GangRecord | Lost) and record.study in (*self.missing, SURVEY)
+        def is_measured_anew(record: AnyLine) -> bool:
+            if not self.missing:
+                return False
+            if isinstance(record, Survey):
+                return record.host not in left_out
+            if isinstance(record, PostMortem | GangTransport):
+                return True
+            return not isinstance(record, GangRecord | Lost) and record.study in (*self.missing, SURVEY)
+
+        self.run.set_aside(is_measured_anew)
 
 
 def read_resumption(run: RunDirectory) -> Resumption:

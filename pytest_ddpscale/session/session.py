@@ -17,11 +17,9 @@ from pytest_ddpscale.judge.bounds import blank_verdict
 from pytest_ddpscale.judge.covering import coverage_of
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.run_outcome import (
-    ONE_NODE,
-    RunCaveats,
+    RunFacts,
     conclude,
     other_blockers,
-    qualified,
     rests_on_published,
 )
 from pytest_ddpscale.judge.slow_links import slow_links
@@ -29,10 +27,9 @@ from pytest_ddpscale.judge.uniform_loss import uniform_loss
 from pytest_ddpscale.judge.waiving import with_waiver
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.gangs import why_not_one_machine
-from pytest_ddpscale.run.notices import Listener
+from pytest_ddpscale.run.record_lines import Listener
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_record import now_iso
+from pytest_ddpscale.run.run_record import now_iso, why_not_one_machine
 from pytest_ddpscale.run.verdicts import ACCEPTING, Blocker, Judgement, RunOutcome, UniformLoss, Verdict
 from pytest_ddpscale.session.interim import Interim
 from pytest_ddpscale.session.live_page import LivePage
@@ -105,28 +102,28 @@ class AcceptanceSession:
                 self.verdicts[case.id] = late
         verdicts = tuple(self.verdicts[case.id] for case in source.cases if case.id in self.verdicts)
         coverage, slow = self._coverage(evidence), slow_links(evidence)
-        not_one_machine = why_not_one_machine(source.measured_run.read_records())
-        caveats = RunCaveats(
-            spoiled=spoiled,
+        run = RunFacts(
+            verdicts,
+            len(source.cases),
+            interrupted=interrupted,
             coverage=coverage,
-            not_one_machine=not_one_machine,
+            spoiled=spoiled,
+            not_one_machine=why_not_one_machine(source.measured_run.read_records()),
             is_simulated=source.is_simulated,
             silent=source.machine.silent,
             slow_links=tuple(slow),
             allows_unmeasured=self.subject.settings.allow_incomplete,
         )
-        # If studies ran on different hosts, these are separate machines with nothing to measure between them.
-        known = (verdicts, len(source.cases), interrupted, ONE_NODE if not_one_machine else coverage)
-        outcome, reason = qualified(*conclude(*known), caveats)
+        outcome, reason = conclude(run)
         if interrupted and outcome == "incomplete" and self.interruption:
             reason = f"{self.interruption}; {reason}"
         accused = {host for v in verdicts for c in v.culprits for host in (c.host, c.peer_host)}
         of_links = [f"communication is slow at {words}" for words, hosts in slow.items() if not hosts <= accused]
         notes = (*source.notes(), *of_links)
-        allows, others = caveats.allows_unmeasured, other_blockers(*known, caveats)
         return Judgement(
-            self.sku, outcome, reason, verdicts, notes, self._basis(), coverage, allows, caveats.is_simulated, others,
-            self.subject.extends, self.subject.lowered, self._altered(outcome, verdicts, coverage),
+            self.sku, outcome, reason, verdicts, notes, self._basis(), coverage, run.allows_unmeasured,
+            run.is_simulated, other_blockers(run), self.subject.extends, self.subject.lowered,
+            self._altered(outcome, verdicts, coverage),
             self._uniform_loss(verdicts, evidence),
             acceptance_before(source.measured_run, self.history_file, self.sku, evidence, verdicts),
             len(source.cases) - len(verdicts),

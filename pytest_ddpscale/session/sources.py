@@ -20,12 +20,12 @@ from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.study import DeviceType, Plan
-from pytest_ddpscale.run.notices import Listener
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.run.record_lines import Listener
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, Ending, ThresholdsUsed
-from pytest_ddpscale.run.run_lock import RunLock
-from pytest_ddpscale.run.run_opening import judging_directory
+from pytest_ddpscale.run.run_opening import RunLock, judging_directory
 from pytest_ddpscale.run.run_record import binding_notes
 from pytest_ddpscale.run.verdicts import Judgement, LoweredBound
 from pytest_ddpscale.session.again import command_again
@@ -309,8 +309,8 @@ class EvidenceSource(ABC):
     def notes(self) -> tuple[str, ...]:
         """Notes for the reader about how this was measured."""
         record, records = self.measured_run.read_run(), self.measured_run.read_records()
-        from pytest_ddpscale.judge.device_notes import device_notes
-        from pytest_ddpscale.judge.rank_notes import rank_notes
+        from pytest_ddpscale.judge.culprits import rank_notes
+        from pytest_ddpscale.judge.devices import device_notes
 
         of_devices = (*rank_notes(self.evidence), *device_notes(self.evidence)) if self.evidence else ()
         left_out = [f"{host} was left out: {why}" for host, why in record.left_out.items()]

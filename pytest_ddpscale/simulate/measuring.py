@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import OVERHEAD_PER_BLOCK_S, STARTUP_S
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import ProbeStudy
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Plan, Study
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, Study
 from pytest_ddpscale.run.block import Block, joined_checksums
 from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.records import RoundEnd, SeededSteps, StudyStart, WorkloadFlops
@@ -61,7 +62,7 @@ class SimulatedRun:
         ranks = study.ranks(study.arms, self.plan.layout)
         checksums = column(_WRONG if rank in corrupt else right for rank in ranks)
         yield SeededSteps(study=study.id, gang=gang_number(study), ranks=ranks, checksums=checksums)
-        flops_per_sample = model_of(study.workload).flops_per_sample(study.workload.image_size)
+        flops_per_sample = model_of(study.workload).flops_per_sample(study.workload.family.image_size)
         yield WorkloadFlops(study=study.id, flops_per_sample=flops_per_sample, counter=COUNTER)
 
     def measure_round(self, study: Study, number: int, timed: Sequence[Arm]) -> Iterator[Block | RoundEnd]:

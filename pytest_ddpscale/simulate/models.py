@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.frozen_features import BYTES_PER_GRADIENT
-from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.plan.workload import BYTES_PER_GRADIENT, Workload
 
 # Shares of a step: the backward pass costs two forward passes and can hide communication.
 BACKWARD_SHARE = 2 / 3
@@ -81,15 +80,15 @@ def model_of(workload: Workload) -> Model:
     Raises:
         OptionError: the simulator does not know the model, or the workload trains only part of it.
     """
-    if not workload.trains_all:
+    if not workload.family.trains_all:
         raise OptionError(
             f"workload {workload.name}", "trains a classifier on frozen features (classifier_hidden)",
             "a workload that trains a whole model", "Name the other workloads with --workloads.",
         )  # fmt: skip
-    model = _MODELS.get(workload.model)
+    model = _MODELS.get(workload.family.model)
     if model is None:
         raise OptionError(
-            f"workload {workload.name}", f"model {workload.model!r} is not known to the simulator",
+            f"workload {workload.name}", f"model {workload.family.model!r} is not known to the simulator",
             f"one of {', '.join(_MODELS)}", "Name the other workloads with --workloads.",
         )  # fmt: skip
     return model

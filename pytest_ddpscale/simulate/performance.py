@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_ddpscale.plan.study import Arm, DeviceType, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.allreduce import Topology, all_reduce_s
 from pytest_ddpscale.simulate.models import BACKWARD_SHARE, FORWARD_SHARE, model_of

@@ -13,7 +13,8 @@ from pytest_ddpscale.plan.metric_catalogue import RANK_UNIFORMITY, WEAK_SCALING_
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.plan.study import DeviceType, Plan
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.simulate.allreduce import LINK_EFFICIENCY, LINK_LATENCY_S, NIC_GBPS, NIC_LATENCY_S, Link, Topology
 from pytest_ddpscale.simulate.performance import Noise, Performance
 from pytest_ddpscale.simulate.sound_machine import expectation_of, expected_value

@@ -5,21 +5,22 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.plan.device_name import is_named
+from pytest_ddpscale.plan.hardware import NEWEST_TRIED, is_named
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.node_check import NodeExpectation
-from pytest_ddpscale.plan.study import DeviceType, Plan
-from pytest_ddpscale.plan.torch_versions import NEWEST_TRIED
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_json import SIMULATED_DEVICE
 from pytest_ddpscale.run.strict_json import column
 from pytest_ddpscale.run.survey_record import ClockSkew, InfiniBandPort, RemappedRows, Survey, SurveyedGpu
-from pytest_ddpscale.run.telemetry_record import SpreadColumns, TelemetryBlock
+from pytest_ddpscale.run.telemetry import Spread, TelemetryBlock
 from pytest_ddpscale.run.transport_record import GangTransport
 from pytest_ddpscale.simulate.faults import LANES_LEFT, Faults
 from pytest_ddpscale.simulate.measuring import GANG
@@ -144,21 +145,24 @@ def telemetry_of_turns(turns: Sequence[Block], expectation: NodeExpectation, fau
     lanes, slow = expectation.pcie_width or 16, {HELD_DOWN_BY: 1.0}
     few = round(lanes * LANES_LEFT)
     ended = np.round(started_s + lasted_s, 3)
+    mean: Any = column(busy.tolist())
+    columns: dict[str, Any] = {
+        "started_unix_s": column(started_s.tolist()),
+        "ended_unix_s": tuple(ended.tolist()),
+        "utilization": Spread(mean, minimum=float(busy.min()), maximum=1.0, samples=_SAMPLES),
+        "throttle_reasons": column(slow if rank in held_down else {} for rank in ranks) if held_down else {},
+        "pcie_width": column(few if rank in few_lanes else lanes for rank in ranks) if few_lanes else lanes,
+    }
     return TelemetryBlock(
         study=block.study,
         arm=block.arm,
         round=block.round,
         gang=block.gang,
         ranks=tuple(ranks),
-        started_unix_s=column(started_s.tolist()),
-        ended_unix_s=tuple(ended.tolist()),
         polls=1,
-        utilization=SpreadColumns(mean=column(busy.tolist()), minimum=float(busy.min()), maximum=1.0, samples=_SAMPLES),
-        throttle_reasons=column(slow if rank in held_down else {} for rank in ranks) if held_down else {},
         ecc_corrected=0,
         ecc_uncorrected=0,
         pcie_generation=expectation.pcie_generation or 4,
-        pcie_width=column(few if rank in few_lanes else lanes for rank in ranks) if few_lanes else lanes,
         sources={
             "utilization": "buffer",
             "throttle_reasons": "poll",
@@ -166,6 +170,7 @@ def telemetry_of_turns(turns: Sequence[Block], expectation: NodeExpectation, fau
             "pcie_width": "poll",
         },
         unreadable={"power_w": "not simulated"},
+        **columns,
     )
 
 

@@ -72,7 +72,7 @@ class Expectation:
         """Peak memory of a rank at a batch: scaled from the published value, or a rough estimate."""
         model = model_of(workload)
         if self.memory_at is None:
-            return round(model.memory_bytes(batch_size, workload.image_size))
+            return round(model.memory_bytes(batch_size, workload.family.image_size))
         held, at_batch = self.memory_at
         state = min(model.state_bytes, held)
         return round(state + (held - state) * batch_size / at_batch)

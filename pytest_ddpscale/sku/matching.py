@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_ddpscale.errors import SkuError
-from pytest_ddpscale.plan.device_name import is_named
+from pytest_ddpscale.plan.hardware import is_named
 from pytest_ddpscale.sku.detection import Gpu
 from pytest_ddpscale.thresholds.hardware import MEMORY_TOLERANCE, Detect
 from pytest_ddpscale.thresholds.loading import ThresholdsFile

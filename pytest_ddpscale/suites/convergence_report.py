@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_ddpscale.plan.training_run import LOSS_WINDOW, loss_reached
 from pytest_ddpscale.report.svg_lines import LineAxes, LineCurve, line_chart
-from pytest_ddpscale.run.trained_runs import RunRecords
+from pytest_ddpscale.run.training_record import RunRecords
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.suites.whole_run_report import differing_replicas, problem_of, samples_text
@@ -97,8 +97,9 @@ def _configuration(runs: Sequence[RunRecords]) -> list[str]:
         f"{of.workload.batch_size} images per rank")  # fmt: skip
     return [
         samples_text(of),
-        f"{of.optimizer}, {batch}; at most {of.epochs} epochs; {of.workload.precision}, {of.workload.image_size} "
-        f"pixels; seed {of.seed}: weights and the order of the images are the same at every world size.",
+        f"{of.optimizer}, {batch}; at most {of.epochs} epochs; {of.workload.precision}, "
+        f"{of.workload.family.image_size} pixels; seed {of.seed}: weights and the order of the images are the same at "
+        "every world size.",
         f"Learning-rate rule: {of.rule}: {_RULES[of.rule]}.",
     ]
 

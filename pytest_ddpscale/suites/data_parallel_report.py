@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_ddpscale.judge.estimating import Found
-from pytest_ddpscale.plan.study import ArmKind
+from pytest_ddpscale.plan.arm import ArmKind
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.suites.bars_figure import Bars, bars_figure
 from pytest_ddpscale.suites.data_parallel_values import WAYS, SplitBatch, Way, is_below, split_batches
@@ -35,9 +36,10 @@ def data_parallel_report(measured: MeasuredSuite) -> SuiteReport:
     """The whole report."""
     batches = split_batches(measured)
     found = [one for one in batches if one.ways]
-    is_cpu = measured.evidence.plan.device_type == "cpu"
+    plan = measured.evidence.plan
+    is_cpu = plan.device_type == "cpu"
     interval = interval_title(measured.confidence)
-    sections = [_throughput(found, interval, is_cpu=is_cpu), _worth(found, interval)] if found else []
+    sections = [_throughput(found, interval, plan, is_cpu=is_cpu), _worth(found, interval)] if found else []
     problems = [f"batch {one.batch}: {one.problem}" for one in batches if one.problem]
     values = {
         "batches": [_values(one) for one in batches],
@@ -49,7 +51,7 @@ def data_parallel_report(measured: MeasuredSuite) -> SuiteReport:
 def _headline(measured: MeasuredSuite, batches: Sequence[SplitBatch], found: Sequence[SplitBatch]) -> str:
     what = "Inference by one process on several devices"
     for study in measured.evidence.plan.studies[:1]:
-        what = f"Inference of {study.workload.model} in {study.workload.precision} by one process"
+        what = f"Inference of {study.workload.family.model} in {study.workload.precision} by one process"
         what += f" on {batches[0].devices} devices"
     if not found:
         return f"{what}: none of {len(batches)} batches was measured"
@@ -77,12 +79,12 @@ def _way(one: SplitBatch, kind: ArmKind) -> Way | None:
     return next((way for way in one.ways if way.kind == kind), None)
 
 
-def _throughput(found: Sequence[SplitBatch], interval: str, *, is_cpu: bool) -> SuiteSection:
-    devices, kinds = found[0].devices, _kinds(found)
-    columns = ["batch", "one device img/s", interval]
+def _throughput(found: Sequence[SplitBatch], interval: str, plan: Plan, *, is_cpu: bool) -> SuiteSection:
+    devices, kinds, rate = found[0].devices, _kinds(found), f"{plan.unit}/s"
+    columns = ["batch", f"one device {rate}", interval]
     for kind in kinds:
-        columns += [f"{WAYS[kind]} img/s", interval, "communication", interval]
-    columns += [f"{devices} ranks img/s", interval]
+        columns += [f"{WAYS[kind]} {rate}", interval, "communication", interval]
+    columns += [f"{devices} ranks {rate}", interval]
     rows = []
     for one in found:
         row = [str(one.batch), *found_cells(one.one)]
@@ -92,7 +94,7 @@ def _throughput(found: Sequence[SplitBatch], interval: str, *, is_cpu: bool) -> 
             row += found_cells(way.communication if way else None, "{:.1%}")
         rows.append([*row, *found_cells(one.ranks)])
     figure = bars_figure(
-        "data-parallel", "Images per second by batch", ("batch of all devices", "img/s"),
+        "data-parallel", f"{plan.samples.capitalize()} per second by batch", ("batch of all devices", rate),
         [str(one.batch) for one in found],
         [Bars("one device", [one.one for one in found]),
          *(Bars(f"{WAYS[kind]}, one process on {devices} devices",

@@ -12,7 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.settings import count_up_to, read_value
 from pytest_ddpscale.suites.inference_suite import BATCHES, add_inferred_model, batches_of, inferred_workloads
 from pytest_ddpscale.suites.suite import OF_STEPS, MeasuredSuite, Suite, SuiteNodes

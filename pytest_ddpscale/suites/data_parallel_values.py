@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from pytest_ddpscale.judge.arm_change import samples_per_s
 from pytest_ddpscale.judge.estimating import Found, estimate_of
+from pytest_ddpscale.plan.arm import Arm, ArmKind
 from pytest_ddpscale.plan.per_round import PerRound
-from pytest_ddpscale.plan.study import Arm, ArmKind, Study
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 
 # Arms in which one process divides a batch.

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from pytest_ddpscale.judge.rounds import ArmRounds, group_rounds
-from pytest_ddpscale.plan.study import DeviceType, Study
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.variant import USUAL_BUCKET_CAP_MB, Variant
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.ddp_benchmark_file import (
     CONFIGURATION,
     FILE_NAME,
@@ -69,7 +70,7 @@ def _benchmark(evidence: Evidence, study: Study, variant: Variant) -> DdpBenchma
         if result is None and arm.kind == "alone":
             return None
         results += [] if result is None else [result]
-    return DdpBenchmark(study.workload.model, study.workload.batch_size, tuple(results))
+    return DdpBenchmark(study.workload.family.model, study.workload.batch_size, tuple(results))
 
 
 def _result(measured: ArmRounds) -> DdpBenchmarkResult | None:

@@ -51,7 +51,7 @@ def _headline(measured: MeasuredSuite, cells: Sequence[Cell]) -> str:
         return f"Computation and communication: {told}"
     centre, ranks = studies[0].workload, centre_world_size(studies)
     at = next((one for one in cells if one.workload == centre and one.world_size == ranks and one.is_measured), None)
-    what = f"{centre.model}, frozen, batch {centre.batch_size}, {ranks} ranks"
+    what = f"{centre.family.model}, frozen, batch {centre.batch_size}, {ranks} ranks"
     if at is None or at.computation_ms is None or at.communication_ms is None:
         return f"Computation and communication of {what}: not measured; {told}"
     computation, communication = (found_cells(found)[0] for found in (at.computation_ms, at.communication_ms))
@@ -88,7 +88,7 @@ def _at(sweep: Sweep) -> str:
     """The factors that are kept constant, in a sentence."""
     one = sweep.cells[0]
     kept = {
-        "model": one.workload.model, "batch": f"batch {one.workload.batch_size} per GPU",
+        "model": one.workload.family.model, "batch": f"batch {one.workload.batch_size} per GPU",
         "world size": f"{one.world_size} ranks", "trained parameters": f"{one.data.parameters:,} trained parameters",
     }  # fmt: skip
     gone = {sweep.factor, "trained parameters"} if sweep.factor == "model" else {sweep.factor}
@@ -152,8 +152,8 @@ def _claims(found: Sequence[Sweep]) -> Iterator[SuiteSection]:
 def _values(cell: Cell) -> dict[str, Any]:
     data = cell.data
     return {
-        "workload": cell.workload.name, "model": cell.workload.model, "batch": cell.workload.batch_size,
-        "world_size": cell.world_size, "hidden": cell.workload.classifier_hidden, "problem": cell.problem,
+        "workload": cell.workload.name, "model": cell.workload.family.model, "batch": cell.workload.batch_size,
+        "world_size": cell.world_size, "hidden": cell.workload.family.classifier_hidden, "problem": cell.problem,
         "trained_parameters": data.parameters, "computation_ms": found_value(cell.computation_ms),
         "communication_ms": found_value(cell.communication_ms),
         "communication_share": found_value(cell.communication_share),

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.frozen_features import FEATURES
-from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.plan.workload import MOST_HIDDEN, Precision, Workload
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import FEATURES, MOST_HIDDEN, ImageFamily, MemoryFormat
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.words import Precision
+from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.settings import count_up_to, read_value
 from pytest_ddpscale.suites.suite import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
 
@@ -102,12 +104,15 @@ def _workloads(arguments: argparse.Namespace, nodes: SuiteNodes) -> list[Workloa
         if model not in LINEAR
     ]
     directory = arguments.feature_weights and Path(arguments.feature_weights).absolute()
+    memory_format: MemoryFormat = "contiguous" if is_cpu else "channels_last"
     return [
         Workload(
-            f"{name}-{f'h{width}' if name not in LINEAR else 'linear'}-batch-{images}".replace("_", "-"), name,
-            precision, images, image_size=pixels, memory_format="contiguous" if is_cpu else "channels_last",
-            num_classes=CLASSES, classifier_hidden=0 if name in LINEAR else width,
-            feature_weights=str(directory / f"{name}.pth") if directory else None,
+            f"{name}-{f'h{width}' if name not in LINEAR else 'linear'}-batch-{images}".replace("_", "-"),
+            ImageFamily(
+                name, pixels, memory_format, CLASSES, classifier_hidden=0 if name in LINEAR else width,
+                feature_weights=str(directory / f"{name}.pth") if directory else None,
+            ),
+            precision, images,
         )
         for name, images, width in dict.fromkeys(cells)
     ]  # fmt: skip

@@ -9,12 +9,11 @@ from typing import Literal
 
 from pytest_ddpscale.judge.answering_rounds import samples_of
 from pytest_ddpscale.judge.estimating import Found, estimate_of
-from pytest_ddpscale.plan.frozen_features import BYTES_PER_GRADIENT, trained_parameters
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import COMMUNICATION_TIME, COMPUTATION_TIME, EXPOSED_COMMUNICATION
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.plan.workload import BYTES_PER_GRADIENT, Workload
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 
 EPOCH_IMAGES = 60_000  # of MNIST's training split
@@ -93,14 +92,14 @@ class Cell:
     @property
     def data(self) -> DataMoved:
         """Data moved in an epoch."""
-        return DataMoved(trained_parameters(self.workload), self.workload.batch_size, self.world_size)
+        return DataMoved(self.workload.family.classifier_parameters, self.workload.batch_size, self.world_size)
 
     def label(self, factor: Factor) -> str:
         """The cell's value of a factor, as text."""
         values: dict[Factor, str] = {
             "batch": str(self.workload.batch_size),
             "world size": str(self.world_size),
-            "model": self.workload.model,
+            "model": self.workload.family.model,
             "trained parameters": f"{self.data.parameters:,}",
         }
         return values[factor]
@@ -165,13 +164,13 @@ def trend(first: Found | None, last: Found | None) -> Trend:
 
 
 def _place(cell: Cell) -> tuple[int, int, int, str]:
-    return cell.world_size, cell.workload.batch_size, cell.data.parameters, cell.workload.model
+    return cell.world_size, cell.workload.batch_size, cell.data.parameters, cell.workload.family.model
 
 
 def _factor(centre: Workload, other: Workload) -> Factor:
     if other.batch_size != centre.batch_size:
         return "batch"
-    return "model" if other.model != centre.model else "trained parameters"
+    return "model" if other.family.model != centre.family.model else "trained parameters"
 
 
 def _cell(measured: MeasuredSuite, study: Study, world_size: int) -> Cell:

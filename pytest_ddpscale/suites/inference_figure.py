@@ -13,7 +13,7 @@ _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM, _KEY_HEIGHT = 480.0, 300.0, 60.0,
 _MARGIN = 1.2  # of the batches at both ends, and of the highest value
 
 
-def throughput_figure(found: Sequence[InferredBatch], device: str) -> str:
+def throughput_figure(found: Sequence[InferredBatch], device: str, rate: str) -> str:
     """Curves for one device alone and for all at once, with intervals."""
     curves = _curves(found)
     values = [end for curve in curves.values() for one in curve.values() for end in (one.value, *_ends(one))]
@@ -22,7 +22,7 @@ def throughput_figure(found: Sequence[InferredBatch], device: str) -> str:
     y = AxisScale(0.0, max(values) * _MARGIN, _HEIGHT - _BOTTOM, _TOP)
     body = svg_axes.frame(
         x, y, [float(batch) for batch in batches], svg_axes.round_ticks(y.low, y.high),
-        (f"batch per {device}", f"img/s per {device}"),
+        (f"batch per {device}", f"{rate} per {device}"),
     )  # fmt: skip
     keys = []
     for place, (ranks, curve) in enumerate(curves.items()):

@@ -45,13 +45,13 @@ def inference_report(measured: MeasuredSuite) -> SuiteReport:
 
 def _headline(evidence: Evidence, found: Sequence[InferredBatch], planned: int, where: Saturation | None) -> str:
     of = next((study.workload for study in evidence.plan.studies), None)
-    what = f"Inference of {of.model} in {of.precision}" if of else "Inference"
+    what = f"Inference of {of.family.model} in {of.precision}" if of else "Inference"
     if not found:
         return f"{what}: none of {planned} batches was measured"
     fastest = max(found, key=lambda one: one.arms[-1].samples_per_s.value)
     best, device = fastest.arms[-1], "GPU" if evidence.plan.device_type == "cuda" else "rank"
     together = f"{best.ranks} at once" if best.ranks > 1 else "alone"
-    parts = [f"{best.samples_per_s.value:.4g} img/s per {device} ({together}, batch {fastest.batch})"]
+    parts = [f"{best.samples_per_s.value:.4g} {evidence.plan.unit}/s per {device} ({together}, batch {fastest.batch})"]
     if fastest.kept is not None:
         is_loss = fastest.kept.estimate is not None and fastest.kept.estimate.interval[1] < 1
         parts.append(f"{fastest.kept.value:.1%} of one alone" if is_loss else "no loss at once shown")
@@ -75,11 +75,11 @@ def _throughput(
     evidence: Evidence, found: Sequence[InferredBatch], where: Saturation | None, confidence: float
 ) -> SuiteSection:
     device = "GPU" if evidence.plan.device_type == "cuda" else "rank"
-    interval = interval_title(confidence)
-    columns = ["Batch", "Alone img/s", interval]
+    interval, rate = interval_title(confidence), f"{evidence.plan.unit}/s"
+    columns = ["Batch", f"Alone {rate}", interval]
     ranks = max(one.arms[-1].ranks for one in found)
     if ranks > 1:
-        columns += [f"{ranks} at once, img/s per {device}", interval, "Total img/s", "Kept at once", interval]
+        columns += [f"{ranks} at once, {rate} per {device}", interval, f"Total {rate}", "Kept at once", interval]
     rows = [[str(one.batch), *_throughput_cells(one, ranks)] for one in found]
     said = [_SHARING.format(device=device)] if ranks > 1 else []
     if where is not None:
@@ -87,7 +87,8 @@ def _throughput(
             f"{saturation_text(where).capitalize()}. A batch is saturated if it reaches {SATURATED:.0%} of the highest "
             "throughput measured. Batches are measured one after the other, not in one round."
         )
-    return SuiteSection("Throughput", said, [SuiteTable(columns, rows)], figures=[throughput_figure(found, device)])
+    figure = throughput_figure(found, device, rate)
+    return SuiteSection("Throughput", said, [SuiteTable(columns, rows)], figures=[figure])
 
 
 def _throughput_cells(one: InferredBatch, ranks: int) -> Iterator[str]:

@@ -12,8 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Study
-from pytest_ddpscale.plan.workload import Precision, Workload
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.words import DeviceType, Precision
+from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.settings import count_up_to, read_value
 from pytest_ddpscale.suites.suite import OF_STEPS, MeasuredSuite, Suite, SuiteNodes
 
@@ -85,13 +88,9 @@ def inferred_workloads(
     if precision == "fp16" and device_type == "cpu":
         raise OptionError("--precision", "found 'fp16' on a CPU", "fp32 or bf16")
     is_contiguous = device_type == "cpu" or model.startswith("vit_")
-    return [
-        Workload(
-            f"{model}-{precision}-batch-{batch}".replace("_", "-"), model, precision, batch, image_size=pixels,
-            memory_format="contiguous" if is_contiguous else "channels_last",
-        )
-        for batch in batches
-    ]  # fmt: skip
+    family = ImageFamily(model, pixels, "contiguous" if is_contiguous else "channels_last")
+    name = f"{model}-{precision}".replace("_", "-")
+    return [Workload(f"{name}-batch-{batch}", family, precision, batch) for batch in batches]
 
 
 def inference_arms(batch: int, ranks: int) -> tuple[Arm, ...]:
@@ -109,7 +108,7 @@ def _ranks(asked: str | None, ranks_per_node: int) -> int:
 
 def classification_model(text: str) -> str:
     """Parse the name of a torchvision classification model. Raises ValueError."""
-    from pytest_ddpscale.plan.torchvision_models import TORCHVISION_MODELS
+    from pytest_ddpscale.plan.image_family import TORCHVISION_MODELS
 
     if text not in TORCHVISION_MODELS:
         raise ValueError("a classification model of torchvision, such as resnet50")

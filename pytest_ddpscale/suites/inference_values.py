@@ -10,11 +10,12 @@ import numpy as np
 from pytest_ddpscale.judge.answering_rounds import samples_of
 from pytest_ddpscale.judge.estimating import Found, estimate_of
 from pytest_ddpscale.judge.rounds import ArmRounds, all_groups
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import INFERENCE_LATENCIES, INFERENCE_THROUGHPUT
 from pytest_ddpscale.plan.per_round import PerRound, Sample
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 
 # Share of the highest measured throughput at which a larger batch is no longer worth its latency.

@@ -11,8 +11,9 @@ import numpy as np
 from pytest_ddpscale.judge.arm_change import throughput, throughput_ratio
 from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.judge.rounds import all_groups
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import INPUT_PIPELINE_EFFICIENCY
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.suites.ratio_text import estimate_texts
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
@@ -121,7 +122,7 @@ def input_pipeline_report(measured: MeasuredSuite) -> SuiteReport:
 
 
 def _headline(study: Study, chosen: LoadedArm | None, answer: Answer) -> str:
-    what = f"{study.workload.model} in {study.workload.precision} on {study.workload.data_kind} images"
+    what = f"{study.workload.family.model} in {study.workload.precision} on {study.workload.data_kind} images"
     if chosen is None:
         return f"{what}: no setting of the loader was measured"
     says = f"the input pipeline {answer} the bottleneck"
@@ -134,7 +135,8 @@ def _headline(study: Study, chosen: LoadedArm | None, answer: Answer) -> str:
 def _table(arms: Sequence[LoadedArm], measured: MeasuredSuite) -> SuiteSection:
     device = "GPU" if measured.evidence.plan.device_type == "cuda" else "rank"
     interval = f"{measured.confidence:.0%} interval"
-    columns = ["Data", f"img/s per {device}", interval, "Efficiency", interval, "Of the fastest", interval,
+    rate = f"{measured.evidence.plan.unit}/s"
+    columns = ["Data", f"{rate} per {device}", interval, "Efficiency", interval, "Of the fastest", interval,
                "Waited s/step", "Of a step"]  # fmt: skip
     said = (
         f"{INPUT_PIPELINE_EFFICIENCY.title}: throughput relative to synthetic data in the same round. Waited: seconds "

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.image_folder import MOST_LOADER_WORKERS, MOST_PREFETCH, ImageFolderData
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.variant import Variant
-from pytest_ddpscale.plan.workload import Precision, Workload
+from pytest_ddpscale.plan.words import Precision
+from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH, ImageFolderData, Workload
 from pytest_ddpscale.settings import count_up_to, read_value
 from pytest_ddpscale.suites.inference_suite import classification_model
 from pytest_ddpscale.suites.suite import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
@@ -85,11 +87,10 @@ def _workload(arguments: argparse.Namespace, nodes: SuiteNodes) -> Workload:
         pixels = read_value("--image-size", arguments.image_size, count_up_to(10**4))
     batch = read_value("--batch", arguments.batch, count_up_to(10**6))
     is_contiguous = is_cpu or model.startswith("vit_")
-    return Workload(
-        f"{model}-{precision}-batch-{batch}".replace("_", "-"), model, precision, batch, image_size=pixels,
-        memory_format="contiguous" if is_contiguous else "channels_last",
-        num_classes=max(record.classes if record else 0, _USUAL_CLASSES), data=ImageFolderData(str(folder)),
-    )  # fmt: skip
+    classes = max(record.classes if record else 0, _USUAL_CLASSES)
+    family = ImageFamily(model, pixels, "contiguous" if is_contiguous else "channels_last", classes)
+    name = f"{model}-{precision}-batch-{batch}".replace("_", "-")
+    return Workload(name, family, precision, batch, data=ImageFolderData(str(folder)))
 
 
 def _record_of(folder: Path, *, is_here: bool) -> DatasetRecord | None:

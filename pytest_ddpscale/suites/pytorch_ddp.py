@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.variant import USUAL_BUCKET_CAP_MB, Variant
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.settings import count_up_to, read_value
@@ -55,7 +57,7 @@ class PytorchDdp(Suite):
         arms = tuple(_arms(nodes.ranks_per_node, nodes.machine.cluster.nodes, batch, buckets, every_size))
         studies = tuple(
             Study(
-                "weak", Workload(model, model, "fp32", batch, image_size=pixels, memory_format="contiguous"), arms,
+                "weak", Workload(model, ImageFamily(model, pixels, "contiguous"), "fp32", batch), arms,
                 pace.rounds, pace.block_s, pace.warmup_s,
             )
             for model in read_value("--models", arguments.models, model_names)
@@ -77,7 +79,7 @@ class PytorchDdp(Suite):
 
 def model_names(text: str) -> tuple[str, ...]:
     """Parse names of torchvision's classification models; each once. Raises ValueError."""
-    from pytest_ddpscale.plan.torchvision_models import TORCHVISION_MODELS
+    from pytest_ddpscale.plan.image_family import TORCHVISION_MODELS
 
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     unknown = [name for name in names if name not in TORCHVISION_MODELS]

@@ -47,12 +47,12 @@ def pytorch_ddp_report(measured: MeasuredSuite, usual: Variant) -> SuiteReport:
     for study in evidence.plan.studies:
         why = why_missing(evidence, study.id)
         if why:
-            problems.append(f"{study.workload.model}: {why}")
+            problems.append(f"{study.workload.family.model}: {why}")
         rows = _rows(measured, study, usual)
         if rows:
             compared = list(_compared(measured, study, usual))
             sections.append(_section(study, rows, compared, interval_title(measured.confidence)))
-            values[study.workload.model] = {**benchmark_values(rows), **_ratio_values(compared)}
+            values[study.workload.family.model] = {**benchmark_values(rows), **_ratio_values(compared)}
     headline = f"PyTorch's DDP benchmark: {len(values)} of {len(evidence.plan.studies)} models measured"
     return SuiteReport(headline, sections, problems, {"benchmarks": values}, exported_files(measured, usual))
 
@@ -73,7 +73,8 @@ def _rows(measured: MeasuredSuite, study: Study, usual: Variant) -> list[Benchma
 
 
 def _section(study: Study, rows: Sequence[BenchmarkRow], compared: Sequence[ComparedArm], level: str) -> SuiteSection:
-    listing = "\n".join(benchmark_lines(study.workload.model, study.workload.batch_size, rows))
+    listing = "\n".join(benchmark_lines(study.workload.family.model, study.workload.batch_size, rows))
+    rate = f"{study.workload.family.unit}/s"
     sizes = [(one.size, *one.texts) for one in compared if one.bucket_cap_mb is None]
     buckets = [
         (one.size, f"{one.bucket_cap_mb:g}", f"{one.samples_per_s.value:.1f}", *one.texts)
@@ -83,9 +84,11 @@ def _section(study: Study, rows: Sequence[BenchmarkRow], compared: Sequence[Comp
     tables = [
         scaling_table(rows),
         SuiteTable(("size", "against no ddp", level, "says"), sizes, "Throughput per GPU, round by round"),
-        SuiteTable(("size", "bucket_cap_mb", "img/s per GPU", "against 25", level, "says"), buckets, "Bucket sizes"),
+        SuiteTable(("size", "bucket_cap_mb", f"{rate} per GPU", "against 25", level, "says"), buckets, "Bucket sizes"),
     ]
-    return SuiteSection(study.workload.model, overhead_text(rows), [one for one in tables if one.rows], [listing])
+    return SuiteSection(
+        study.workload.family.model, overhead_text(rows), [one for one in tables if one.rows], [listing]
+    )
 
 
 def _compared(measured: MeasuredSuite, study: Study, usual: Variant) -> Iterator[ComparedArm]:

@@ -16,7 +16,7 @@ from pytest_ddpscale.suites.suite import Suite
 
 if TYPE_CHECKING:
     from pytest_ddpscale.plan.study import Plan
-    from pytest_ddpscale.run.notices import Listener
+    from pytest_ddpscale.run.record_lines import Listener
     from pytest_ddpscale.run.run_directory import RunDirectory
     from pytest_ddpscale.suites.suite import MeasuredSuite, SuiteNodes
     from pytest_ddpscale.suites.suite_source import SuiteSource

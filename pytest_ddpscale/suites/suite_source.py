@@ -8,7 +8,7 @@ from pytest_ddpscale.launch.supervisor import Judge
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.evidence import read_evidence
-from pytest_ddpscale.run.notices import Listener
+from pytest_ddpscale.run.record_lines import Listener
 from pytest_ddpscale.run.run_json import Ending
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.session.measure import MeasureSource

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import (
@@ -19,7 +20,8 @@ from pytest_ddpscale.plan.training_run import (
     learning_rate_at,
 )
 from pytest_ddpscale.plan.variant import CompileMode
-from pytest_ddpscale.plan.workload import Precision, Workload
+from pytest_ddpscale.plan.words import Precision
+from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.settings import count_up_to, read_value
 from pytest_ddpscale.suites.suite import SuiteNodes
 
@@ -85,10 +87,8 @@ class TrainingOptions:
     def workload(self, name: str, model: str, image_size: int, classes: int, *, is_cpu: bool) -> Workload:
         """The workload of a rank."""
         is_contiguous = is_cpu or model.startswith(("vit_", "classifier-"))
-        return Workload(
-            name, model, self.precision, self.batch, image_size, "contiguous" if is_contiguous else "channels_last",
-            num_classes=classes,
-        )  # fmt: skip
+        family = ImageFamily(model, image_size, "contiguous" if is_contiguous else "channels_last", classes)
+        return Workload(name, family, self.precision, self.batch)
 
     def runs(
         self, name: str, workload: Workload, samples: SampleSet, nodes: SuiteNodes, *,

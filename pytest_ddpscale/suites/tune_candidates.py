@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
-from pytest_ddpscale.plan.study import Arm, DeviceType
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import MemoryFormat
 from pytest_ddpscale.plan.variant import DATA_SETTINGS, USUAL, CommunicationHook, CompileMode, Variant
-from pytest_ddpscale.plan.workload import MemoryFormat, Precision, Workload
+from pytest_ddpscale.plan.words import DeviceType, Precision
+from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.suites.nccl_variables import NCCL_VARIABLES
 
 BATCH = "batch_size"
@@ -90,7 +92,7 @@ def candidates(text: str, workload: Workload) -> list[Candidate]:
 def _is_as_the_workload(one: Candidate, workload: Workload) -> bool:
     """Whether a candidate equals the workload's own settings."""
     of_workload = Variant(
-        precision=workload.precision, memory_format=workload.memory_format, batch_size=workload.batch_size,
+        precision=workload.precision, memory_format=workload.family.memory_format, batch_size=workload.batch_size,
         compile="default" if workload.compile else "no",
     )  # fmt: skip
     names = ("precision", "memory_format", "batch_size", "compile")

@@ -11,7 +11,9 @@ import numpy as np
 from pytest_ddpscale.judge.arm_change import samples_per_s, throughput_ratio
 from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate
-from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.suites.ratio_text import estimate_texts, ratio_values
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
@@ -135,7 +137,7 @@ def _launch_ratio(measured: MeasuredSuite, study: Study, usual: Sequence[Study])
 
 
 def _mean_samples_per_s(measured: MeasuredSuite, study: Study, arm: Arm) -> float:
-    """Geometric mean of images per second over rounds; 0 without rounds."""
+    """Geometric mean of samples per second over rounds; 0 without rounds."""
     values = samples_per_s(measured.evidence, study, arm).values
     return float(np.exp(np.log(values).mean())) if len(values) else 0.0
 

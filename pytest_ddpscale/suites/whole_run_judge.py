@@ -13,7 +13,7 @@ from pytest_ddpscale.settings import read_value
 from pytest_ddpscale.suites.training_options import above_zero
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.run.trained_runs import RunRecords
+    from pytest_ddpscale.run.training_record import RunRecords
 
 TIME, ACCURACY = "time_to_train", "validation_accuracy"
 _FEWEST_LAUNCHES = 3  # needed for an interval

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.report.text import ABSENT
-from pytest_ddpscale.run.trained_runs import MOST_UNEXPLAINED, SPANS, RunRecords
+from pytest_ddpscale.run.training_record import MOST_UNEXPLAINED, SPANS, RunRecords
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.suites.whole_run_judge import TIME, RunVerdict, run_verdicts
@@ -58,7 +59,7 @@ def whole_run_report(measured: MeasuredSuite) -> SuiteReport:
             _results(series),
         ]
     if complete:
-        sections += [_time_parts(complete), _epochs(complete)]
+        sections += [_time_parts(complete), _epochs(complete, measured.evidence.plan.unit)]
     values = {"runs": [_values(one) for one in runs], "data_sets": [_series_values(one) for one in series],
               "verdicts": [asdict(one) for one in verdicts]}  # fmt: skip
     return SuiteReport(_headline(runs, complete, series), sections, problems, values, failures=failures)
@@ -70,13 +71,19 @@ def series_of(complete: Sequence[RunRecords], device: str) -> list[WholeRunSerie
     Runs of one epoch are left out, because they have no throughput.
     """
     by_name: dict[str, dict[int, list[RunRecords]]] = {}
-    images: dict[str, int] = {}
+    of_name: dict[str, TrainingRun] = {}
     for one in complete:
         if one.samples_per_s is not None:
-            images[one.run.name] = one.run.samples.train_samples
+            of_name[one.run.name] = one.run
             by_name.setdefault(one.run.name, {}).setdefault(one.run.world_size, []).append(one)
     return [
-        WholeRunSeries(name, [_size(_by_time(runs)) for _, runs in sorted(sizes.items())], device, images[name])
+        WholeRunSeries(
+            name,
+            [_size(_by_time(runs)) for _, runs in sorted(sizes.items())],
+            device,
+            of_name[name].samples.train_samples,
+            THROUGHPUT_PER_GPU.unit_of(of_name[name].workload.family),
+        )
         for name, sizes in by_name.items()
     ]
 
@@ -158,7 +165,7 @@ def _value_text(one: RunVerdict, value: float | None) -> str:
 
 def _headline(runs: Sequence[RunRecords], complete: Sequence[RunRecords], series: Sequence[WholeRunSeries]) -> str:
     of = runs[0].run
-    what = f"Whole runs of {of.workload.model} in {of.workload.precision}, {of.epochs} epochs"
+    what = f"Whole runs of {of.workload.family.model} in {of.workload.precision}, {of.epochs} epochs"
     found = [f"{one.name}: {one.shortest_s:.4g} s on {one.counted(one.fastest)} at best" for one in series]
     missing = len(runs) - len(complete)
     return f"{what}: {'; '.join([*found, *([f'{missing} of {len(runs)} not complete'] if missing else [])])}"
@@ -169,9 +176,9 @@ def _configuration(runs: Sequence[RunRecords]) -> list[str]:
     sets = dict.fromkeys(samples_text(one.run) for one in runs)
     rates = dict.fromkeys(f"{one.run.learning_rate:.3g} at {one.run.global_batch}" for one in runs)
     return [
-        f"{of.workload.model}, {of.workload.precision}, {of.workload.image_size} pixels, {of.workload.batch_size} "
-        f"images per rank, {of.epochs} epochs; torch.compile: {of.compile_mode}; under DistributedDataParallel at "
-        "every size.",
+        f"{of.workload.family.model}, {of.workload.precision}, {of.workload.family.image_size} pixels, "
+        f"{of.workload.batch_size} images per rank, {of.epochs} epochs; torch.compile: {of.compile_mode}; "
+        "under DistributedDataParallel at every size.",
         *sets,
         f"{of.optimizer}, learning rate by global batch ({of.rule}): {', '.join(rates)}; seed {of.seed}.",
     ]
@@ -211,14 +218,15 @@ def _time_parts(complete: Sequence[RunRecords]) -> SuiteSection:
     return SuiteSection("Where the time went", [_PARTS.format(most=MOST_UNEXPLAINED)], [table])
 
 
-def _epochs(complete: Sequence[RunRecords]) -> SuiteSection:
+def _epochs(complete: Sequence[RunRecords], unit: str) -> SuiteSection:
     rows = [
         (one.run.id, str(epoch.epoch + 1), f"{epoch.samples_per_s:.4g}", f"{epoch.loss_of_iterations.mean():.4g}",
          f"{epoch.accuracy:.2%}", f"{epoch.validation_samples_per_s:.4g}")
         for one in complete
         for epoch in one.epochs
     ]  # fmt: skip
-    columns = ("Run", "Epoch", "Training img/s", "Mean loss", "Accuracy", "Validation img/s")
+    rate = f"{unit}/s"
+    columns = ("Run", "Epoch", f"Training {rate}", "Mean loss", "Accuracy", f"Validation {rate}")
     held = [
         (one.run.id, f"{one.end.parameters:,}", f"{one.end.trainable_parameters:,}",
          *(_gigabytes(one.end.most_bytes(name)) for name in ("allocated_bytes", "reserved_bytes")))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.image_folder import MOST_LOADER_WORKERS
+from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS
 from pytest_ddpscale.settings import count_up_to, read_value
 from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
 from pytest_ddpscale.suites.training_options import (

@@ -18,6 +18,7 @@ from pytest_ddpscale.judge.scaling_facts import (
     scaling_facts,
     sweet_spots,
 )
+from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.report.svg_lines import LineAxes, LineCurve, bar_chart, line_chart
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.suites.suite_report import SuiteTable
@@ -52,12 +53,14 @@ class WholeRunSeries:
     Attributes:
         device: name of a rank's device.
         images: training images of the data set; None if unknown.
+        rate: unit of throughput.
     """
 
     name: str
     sizes: Sequence[WholeRunSize]
     device: str = "GPU"
     images: int | None = None
+    rate: str = THROUGHPUT_PER_GPU.unit_of()
 
     def counted(self, gpus: int) -> str:
         """``8 GPUs``."""
@@ -112,7 +115,9 @@ def result_table(series: WholeRunSeries, title: str) -> SuiteTable:
          ABSENT if one.reserved_gb is None else f"{one.reserved_gb:.3g}")
         for one in series.sizes
     ]  # fmt: skip
-    return SuiteTable((series.heading, "Complete training time s", "Throughput img/s", "Memory GB"), rows, title)
+    return SuiteTable(
+        (series.heading, "Complete training time s", f"Throughput {series.rate}", "Memory GB"), rows, title
+    )
 
 
 def efficiency_table(series: WholeRunSeries) -> SuiteTable:
@@ -126,7 +131,7 @@ def efficiency_table(series: WholeRunSeries) -> SuiteTable:
         )
         for one in series.facts
     ]
-    columns = (series.heading, "Ideal throughput img/s", "Actual throughput img/s", "Efficiency")
+    columns = (series.heading, f"Ideal throughput {series.rate}", f"Actual throughput {series.rate}", "Efficiency")
     return SuiteTable(columns, rows, f"{series.name}: ideal and actual throughput")
 
 
@@ -137,7 +142,7 @@ def gain_table(series: WholeRunSeries) -> SuiteTable:
          f"{one.more_samples_per_s or 0.0:+.4g}", f"{one.gain or 0.0:+.0%}")
         for before, one in zip(series.facts, series.facts[1:], strict=False)
     ]  # fmt: skip
-    columns = (series.heading, "Throughput img/s", "Marginal gain img/s", "Gain per doubling")
+    columns = (series.heading, f"Throughput {series.rate}", f"Marginal gain {series.rate}", "Gain per doubling")
     return SuiteTable(columns, rows, f"{series.name}: marginal gain")
 
 
@@ -174,15 +179,15 @@ def figures(all_series: Sequence[WholeRunSeries]) -> list[str]:
     gpus, drawn = f"world size ({all_series[0].device}s)", []
     for one in all_series:
         bars = {str(size.gpus): size.samples_per_s for size in one.sizes}
-        drawn.append(bar_chart(f"bars-{one.name}", f"Training throughput on {one.name}", LineAxes(gpus, "img/s"),
+        drawn.append(bar_chart(f"bars-{one.name}", f"Training throughput on {one.name}", LineAxes(gpus, one.rate),
                                {one.name: bars}))  # fmt: skip
     curves = [LineCurve(one.name, [(fact.gpus, fact.speedup) for fact in one.facts]) for one in all_series]
     axes = LineAxes(gpus, "speed-up", x_is_log=True, y_is_log=True, ideal=True)
     drawn += [line_chart(f"speedup-{one.name}", f"Speed-up on {one.name}", axes, [one]) for one in curves]
     if len(curves) > 1:
         drawn.append(line_chart("speedup", "Speed-up by data set", axes, curves))
-    both = LineAxes(gpus, "img/s", x_is_log=True, second="efficiency %")
     for one in all_series:
+        both = LineAxes(gpus, one.rate, x_is_log=True, second="efficiency %")
         pair = [
             LineCurve("throughput", [(fact.gpus, fact.samples_per_s) for fact in one.facts]),
             LineCurve("efficiency", [(fact.gpus, 100 * fact.efficiency) for fact in one.facts], second=True),

@@ -15,35 +15,18 @@ from typing import Any
 import pynvml
 
 from pytest_ddpscale.run.survey_record import GpuProcess, RemappedRows, SurveyedGpu
-from pytest_ddpscale.telemetry.nvml_calls import is_lost, reasons_of, words
+from pytest_ddpscale.telemetry.nvml import NvmlCalls, in_words, is_lost, reasons_of
 
-# An NVML function and its arguments after the handle, by name, as an older nvidia-ml-py lacks some.
-Question = tuple[str, ...]
 _PROC = Path("/proc")
 # Inode of the initial PID namespace (PROC_PID_INIT_INO, linux/proc_ns.h); only there are NVML's pids ours.
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
-# Fields of SurveyedGpu that hold NVML's value unchanged.
-_NUMBERS: dict[str, Question] = {
-    "ecc_corrected": ("nvmlDeviceGetTotalEccErrors", "NVML_MEMORY_ERROR_TYPE_CORRECTED", "NVML_VOLATILE_ECC"),
-    "ecc_uncorrected": ("nvmlDeviceGetTotalEccErrors", "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC"),
-    "temperature_c": ("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
-    "sm_clock_max_mhz": ("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_SM"),
-    "pcie_generation": ("nvmlDeviceGetCurrPcieLinkGeneration",),
-    "pcie_generation_max": ("nvmlDeviceGetMaxPcieLinkGeneration",),
-    "pcie_generation_gpu_max": ("nvmlDeviceGetGpuMaxPcieLinkGeneration",),
-    "pcie_width": ("nvmlDeviceGetCurrPcieLinkWidth",),
-    "pcie_width_max": ("nvmlDeviceGetMaxPcieLinkWidth",),
-}
+# Fields of SurveyedGpu that hold NVML's value.
+_VALUES = (
+    "ecc_corrected", "ecc_uncorrected", "temperature_c", "sm_clock_max_mhz", "power_limit_w", "power_limit_default_w",
+    "pcie_generation", "pcie_generation_max", "pcie_generation_gpu_max", "pcie_width", "pcie_width_max",
+)  # fmt: skip
 # Fields that are on or off.
-_MODES = {
-    "mig_enabled": "nvmlDeviceGetMigMode",
-    "ecc_enabled": "nvmlDeviceGetEccMode",
-    "retired_pages_pending": "nvmlDeviceGetRetiredPagesPendingStatus",
-}
-_POWER_LIMITS = {
-    "power_limit_w": "nvmlDeviceGetEnforcedPowerLimit",
-    "power_limit_default_w": "nvmlDeviceGetPowerManagementDefaultLimit",
-}
+_MODES = ("mig_enabled", "ecc_enabled", "retired_pages_pending")
 
 
 @dataclass(frozen=True)
@@ -86,16 +69,15 @@ def read_gpus(about_to: Callable[[int], None] = lambda index: None) -> DriverSta
 
 
 def _driver(about_to: Callable[[int], None]) -> DriverState:
-    system = _Questions()
-    older = ("nvmlSystemGetCudaDriverVersion",)
-    cuda = system.ask("cuda_driver", "nvmlSystemGetCudaDriverVersion_v2", older=older)
+    system = _Survey()
+    cuda = system.ask("cuda_driver")
     versions = {
-        "driver": system.ask("driver", "nvmlSystemGetDriverVersion"),
+        "driver": system.ask("driver"),
         "cuda_driver": None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",  # 12080 is 12.8
     }
-    count = system.ask("count", "nvmlDeviceGetCount")
+    count = system.ask("count")
     if count is None:
-        return DriverState(is_loaded=True, problem=system.unreadable["count"], versions=versions)
+        return DriverState(is_loaded=True, problem=system.reasons["count"], versions=versions)
     gpus = []
     for index in range(count):
         about_to(index)
@@ -110,73 +92,47 @@ def _gpu(index: int) -> SurveyedGpu:
         return SurveyedGpu(index, "", "", "", "", is_visible=False, unreadable={"handle": str(error)})
     except pynvml.NVMLError as error:
         return SurveyedGpu(index, "", "", "", "", problem=str(error), is_lost=is_lost(error))
-    gpu = _Questions(handle)
-    uuid = gpu.ask("uuid", "nvmlDeviceGetUUID")
-    name = gpu.ask("name", "nvmlDeviceGetName")
-    pci = gpu.ask("pci", "nvmlDeviceGetPciInfo")
-    unnamed = next(iter(gpu.unreadable.values()), "")  # a GPU that cannot be identified cannot be used
-    memory = gpu.ask("memory", "nvmlDeviceGetMemoryInfo")
-    links, links_up = _nvlinks(gpu)
-    readings: dict[str, Any] = {reading: gpu.ask(reading, *question) for reading, question in _NUMBERS.items()}
-    readings |= {reading: _truth(gpu.ask(reading, question)) for reading, question in _MODES.items()}
-    readings |= {reading: _watts(gpu.ask(reading, question)) for reading, question in _POWER_LIMITS.items()}
+    gpu = _Survey(handle)
+    uuid, name, pci = map(gpu.ask, ("uuid", "name", "pci"))
+    unnamed = next(iter(gpu.reasons.values()), "")  # a GPU that cannot be identified cannot be used
+    asked = ("compute_capability", "memory", "remapped_rows", "throttle_reasons", "processes")
+    capability, memory, rows, bits, processes = map(gpu.ask, asked)
+    links = gpu.ask("nvlinks", _states_of_links)
+    values: dict[str, Any] = {reading: gpu.ask(reading) for reading in _VALUES}
+    values |= {reading: _truth(gpu.ask(reading)) for reading in _MODES}
     return SurveyedGpu(
         index=index,
         uuid=uuid or "",
         name=name or "",
         pci_bus_id=_text(pci.busId) if pci else "",
         pci_device_id=f"{pci.pciDeviceId >> 16:04x}" if pci else "",  # the low half is the vendor, 10de
-        compute_capability=_capability(gpu.ask("compute_capability", "nvmlDeviceGetCudaComputeCapability")),
+        compute_capability=None if capability is None else "{}.{}".format(*capability),
         memory_bytes=int(memory.total) if memory else None,
-        remapped_rows=_remapped_rows(gpu.ask("remapped_rows", "nvmlDeviceGetRemappedRows")),
-        throttle_reasons=_throttle_reasons(gpu),
-        nvlinks=links,
-        nvlinks_active=links_up,
-        processes=_processes(gpu.ask("processes", "nvmlDeviceGetComputeRunningProcesses")),
-        **readings,
-        problem=gpu.lost or unnamed,
+        remapped_rows=None if rows is None else _remapped_rows(*rows),
+        throttle_reasons=None if bits is None else reasons_of(bits),
+        nvlinks=None if links is None else len(links),
+        nvlinks_active=None if links is None else sum(map(bool, links)),
+        processes=None if processes is None else tuple(map(_process, processes)),
+        **values,
+        problem=next(iter(gpu.lost.values()), unnamed),
         is_lost=bool(gpu.lost),
-        unreadable=gpu.unreadable,
+        unreadable=gpu.reasons,
     )
 
 
-class _Questions:
-    """Calls NVML for one GPU or for the system, and records what it did not answer.
+class _Survey(NvmlCalls):
+    """Asks no more of a GPU that is lost, since each further call may take long to fail."""
 
-    Args:
-        subject: the handle passed to each call; none for the system.
-
-    Attributes:
-        unreadable: reading → reason.
-        lost: why the GPU does not answer at all; empty while it does.
-    """
-
-    def __init__(self, *subject: Any) -> None:
-        self._subject = subject
-        self.unreadable: dict[str, str] = {}
-        self.lost = ""
-
-    def ask(self, reading: str, *question: str | Callable[..., Any], older: Question = ()) -> Any:
-        """The answer; None if NVML gives none.
-
-        Args:
-            older: what to call instead if the driver or nvidia-ml-py lacks that function.
-        """
-        if self.lost:  # each further call may take long to fail
-            self.unreadable[reading] = self.lost
-            return None
-        try:
-            function, *arguments = (getattr(pynvml, one) if isinstance(one, str) else one for one in question)
-            return function(*self._subject, *arguments)
-        except (pynvml.NVMLError_FunctionNotFound, AttributeError) as error:
-            if older:
-                return self.ask(reading, *older)
-            self.unreadable[reading] = words(error) if isinstance(error, AttributeError) else str(error)
-        except pynvml.NVMLError as error:
-            self.unreadable[reading] = str(error)
-            if is_lost(error):
-                self.lost = str(error)
+    def ask(self, reading: str, call: Callable[..., Any] | None = None) -> Any:
+        """The answer; None if NVML gives none."""
+        if not self.lost:
+            return super().ask(reading, call)
+        self.reasons[reading] = next(iter(self.lost.values()))
         return None
+
+    def words(self, error: Exception) -> str:
+        """``GPU is lost``."""
+        return str(error) if isinstance(error, pynvml.NVMLError) else in_words(error)
 
 
 def _truth(found: Any) -> bool | None:
@@ -184,49 +140,24 @@ def _truth(found: Any) -> bool | None:
     return None if present is None else bool(present)
 
 
-def _watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
-
-
-def _capability(found: tuple[int, int] | None) -> str | None:
-    return None if found is None else f"{found[0]}.{found[1]}"
-
-
-def _remapped_rows(found: tuple[int, int, int, int] | None) -> RemappedRows | None:
-    if found is None:
-        return None
-    correctable, uncorrectable, is_pending, has_failed = found
+def _remapped_rows(correctable: int, uncorrectable: int, is_pending: int, has_failed: int) -> RemappedRows:
     return RemappedRows(correctable, uncorrectable, pending=bool(is_pending), failed=bool(has_failed))
 
 
-def _throttle_reasons(gpu: _Questions) -> tuple[str, ...] | None:
-    older = ("nvmlDeviceGetCurrentClocksThrottleReasons",)  # the name before driver 535
-    bits = gpu.ask("throttle_reasons", "nvmlDeviceGetCurrentClocksEventReasons", older=older)
-    return None if bits is None else reasons_of(bits)
-
-
-def _nvlinks(gpu: _Questions) -> tuple[int | None, int | None]:
-    """The number of NVLinks, and the number of those that are up.
-
-    NVML answers "Not Supported" or "Invalid Argument" for links that the GPU does not have; a link that is down counts
-    as present.
-    """
-    states = gpu.ask("nvlinks", _states_of_links)
-    return (None, None) if states is None else (len(states), sum(map(bool, states)))
+def _process(found: Any) -> GpuProcess:
+    return GpuProcess(found.pid, command_of(found.pid), found.usedGpuMemory)
 
 
 def _states_of_links(handle: Any) -> list[int]:
+    """State of each NVLink; a link that is down counts as present.
+
+    NVML answers "Not Supported" or "Invalid Argument" for links that the GPU does not have.
+    """
     states = []
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         with contextlib.suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
             states.append(pynvml.nvmlDeviceGetNvLinkState(handle, link))
     return states
-
-
-def _processes(found: list[Any] | None) -> tuple[GpuProcess, ...] | None:
-    if found is None:
-        return None
-    return tuple(GpuProcess(one.pid, command_of(one.pid), one.usedGpuMemory) for one in found)
 
 
 def command_of(pid: int, proc: Path = _PROC) -> str:

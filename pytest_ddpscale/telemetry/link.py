@@ -9,31 +9,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import msgspec
 
-from pytest_ddpscale.run.record_lines import line_of
-from pytest_ddpscale.run.strict_json import Record
-from pytest_ddpscale.run.telemetry_record import GpuReadings
+from pytest_ddpscale.run.telemetry import GpuReadings
 
 POLL_S = 1.0
 _GRACE_S = 1.0
 
 
-class Mark(Record, frozen=True, tag_field="ask", tag="mark"):
-    """Read energy and GPM immediately; sent when a window begins, for a sharp edge. Has no answer."""
-
-
-class CutWindows(Record, frozen=True, tag_field="ask", tag="cut"):
-    """Request readings of windows: (UUID, begin, end) each, in seconds since the epoch."""
-
-    windows: tuple[tuple[str, float, float], ...]
-
-
-class CutReadings(Record, frozen=True):
-    """The answer: readings of each window, after one more poll."""
-
-    devices: tuple[GpuReadings, ...]
+# A line of JSON each. What is asked: windows as (UUID, begin, end), in seconds since the epoch; or null when a window
+# begins, to read energy and GPM immediately, for a sharp edge.
+Asked: TypeAlias = tuple[tuple[str, float, float], ...] | None
+# The answer, to windows only: their readings, after one more poll.
+Answer: TypeAlias = tuple[GpuReadings, ...]
 
 
 class Sampler:
@@ -53,11 +43,11 @@ class Sampler:
         self._owes_answer = False
         self._rest = b""
         self._process: subprocess.Popen[bytes] | None = None
-        command = [sys.executable, "-m", "pytest_ddpscale.telemetry", ",".join(uuids), str(poll_s), str(os.getpid())]
+        module = "pytest_ddpscale.telemetry.sampling"
+        command = [sys.executable, "-m", module, ",".join(uuids), str(poll_s), str(os.getpid())]
+        pipe = subprocess.PIPE
         try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment
-            )
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0, env=environment)
         except OSError as error:
             self.problem = f"the sampler did not start: {error}"
 
@@ -76,9 +66,9 @@ class Sampler:
     def mark(self) -> None:
         """Announce that a window begins: counters are read now, for a sharp edge. Does not wait."""
         if not self._owes_answer:  # do not load a sampler that is already late
-            self._send(Mark())
+            self._send(None)
 
-    def cut(self, windows: Sequence[tuple[str, float, float]], timeout_s: float = 5.0) -> tuple[GpuReadings, ...]:
+    def cut(self, windows: Sequence[tuple[str, float, float]], timeout_s: float = 5.0) -> Answer:
         """Read the telemetry of some time windows.
 
         Args:
@@ -92,19 +82,19 @@ class Sampler:
         deadline_s = time.monotonic() + timeout_s
         if self._owes_answer and self._receive(time.monotonic()) is None:
             return ()
-        if not self._send(CutWindows(tuple(windows))):
+        if not self._send(tuple(windows)):
             return ()
         self._owes_answer = True
         line = self._receive(deadline_s)
         if line is None:
             return ()
         try:
-            devices = msgspec.json.decode(line, type=CutReadings).devices
+            answer = msgspec.json.decode(line, type=Answer)
         except ValueError as error:
             self.problem = f"the sampler sent an invalid answer: {line[:200]!r} ({error})"
             return ()
         self.problem = ""
-        return devices
+        return answer
 
     def close(self) -> None:
         """End the sampler. Later queries return nothing."""
@@ -122,12 +112,12 @@ class Sampler:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=_GRACE_S)
 
-    def _send(self, message: Mark | CutWindows) -> bool:
-        """Send a message; return whether that worked."""
+    def _send(self, asked: Asked) -> bool:
+        """Send a question; return whether that worked."""
         if self._process is None or self._process.stdin is None:
             return False
         try:
-            self._process.stdin.write(line_of(message))
+            self._process.stdin.write(msgspec.json.encode(asked) + b"\n")
         except (OSError, ValueError) as error:
             self.problem = self._words_on_end(error)
             return False

@@ -2,57 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pynvml
 
-from pytest_ddpscale.telemetry.buffers import KEPT, Buffer
-from pytest_ddpscale.telemetry.gpm import Gpm
-from pytest_ddpscale.telemetry.log import GpuLog
-from pytest_ddpscale.telemetry.nvml_calls import NvmlCalls, words
+from pytest_ddpscale.telemetry.nvml import BUFFERS, UNITS, VALUE_MEMBERS, NvmlCalls
+from pytest_ddpscale.telemetry.windows import ERRORS, LIMITS, STATES, GpuLog
 
-Reading = Callable[[Any], float]
 _UUID_PREFIXES = ("GPU-", "MIG-")
-
-
-def _ecc_errors(kind: str) -> Reading:
-    def ask(handle: Any) -> float:
-        return float(pynvml.nvmlDeviceGetTotalEccErrors(handle, getattr(pynvml, kind), pynvml.NVML_VOLATILE_ECC))
-
-    return ask
-
-
-def _throttle_mask(handle: Any) -> int:
-    """Current throttle reasons, as a bit mask. Drivers before 535 know the call only by its old name."""
-    try:
-        return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-    except (pynvml.NVMLError_FunctionNotFound, AttributeError):
-        return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-
-
-# State at the time of a poll.
-_STATES: dict[str, Reading] = {
-    "throttle_reasons": lambda handle: float(_throttle_mask(handle)),
-    "temperature_c": lambda handle: float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
-    "pcie_generation": lambda handle: float(pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)),
-    "pcie_width": lambda handle: float(pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),
-}
-# Counters of consumption, whose growth is needed between any two times …
-_CONSUMPTION: dict[str, Reading] = {
-    "energy_j": lambda handle: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,  # mJ
-}
-# … and of errors, whose growth is counted from poll to poll.
-_ERRORS: dict[str, Reading] = {
-    "ecc_corrected": _ecc_errors("NVML_MEMORY_ERROR_TYPE_CORRECTED"),
-    "ecc_uncorrected": _ecc_errors("NVML_MEMORY_ERROR_TYPE_UNCORRECTED"),
-}
-# Readings that rarely change.
-_LIMITS: dict[str, Reading] = {
-    "power_limit_w": lambda handle: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,  # mW
-    "sm_clock_max_mhz": lambda handle: float(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-}
+# Every driver samples at least once a second; one without samples for this long has no buffer.
+SILENCE_S = 5.0
+# The driver updates the counters of GPM every 100 ms; samples closer together are meaningless.
+LEAST_APART_S = 0.1
 
 
 class SampledGpu:
@@ -65,15 +28,12 @@ class SampledGpu:
     """
 
     def __init__(self, uuid: str) -> None:
-        self._asker = NvmlCalls()
-        self.log = GpuLog(uuid, reasons=self._asker.reasons, lost=self._asker.lost)
-        try:
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(_UUID_PREFIXES) else f"GPU-{uuid}")
-        except Exception as error:  # no such GPU, or one that fell off the bus
-            self._asker.refuse("device", error)
-            self.log.problem = words(error)
-            return
-        self._buffers = [Buffer(kept, self._handle, self._asker, self.log) for kept in KEPT]
+        self._calls = calls = NvmlCalls()
+        full = uuid if uuid.startswith(_UUID_PREFIXES) else f"GPU-{uuid}"
+        calls.subject = (calls.ask("device", lambda: pynvml.nvmlDeviceGetHandleByUUID(full)),)
+        # the problem: no such GPU, or one that fell off the bus
+        self.log = GpuLog(calls.reasons.get("device", ""), reasons=calls.reasons, lost=calls.lost)
+        self._last_seen_us = dict.fromkeys(BUFFERS, 0)
         self._gpm: Gpm | None = None
 
     def mark(self) -> None:
@@ -81,38 +41,110 @@ class SampledGpu:
         if not self.log.problem:
             self._read_totals(is_edge=True)
 
-    def _read_totals(self, *, is_edge: bool) -> None:
-        self._read_gpm(time.time(), is_edge)
-        for reading, ask in (_CONSUMPTION if is_edge else {**_CONSUMPTION, **_ERRORS}).items():
-            now_s, total = time.time(), self._ask(reading, ask)
-            if total is not None:
-                self.log.counters[reading].append(now_s, total)
-
     def poll(self) -> None:
         """Read everything, including the driver's buffers."""
         if self.log.problem:
             return
         self._read_totals(is_edge=False)
         now_s = time.time()
-        for buffer in self._buffers:
-            buffer.update(now_s)
-        for reading, ask in _STATES.items():
-            value = self._ask(reading, ask)
+        for reading in BUFFERS:
+            self._read_buffer(reading, now_s)
+        for reading in STATES:
+            value = self._calls.ask(reading)
             if value is not None:
                 self.log.polled[reading].append(now_s, value)
-        for reading, ask in _LIMITS.items():
-            value = self._ask(reading, ask)
+        for reading in LIMITS:
+            value = self._calls.ask(reading)
             if value is not None:
-                self.log.limits[reading] = value
+                self.log.limits[reading] = float(value)
         self.log.polls.append(now_s, 1.0)
 
-    def _ask(self, reading: str, ask: Reading) -> float | None:
-        return self._asker.ask(reading, lambda: ask(self._handle))
+    def _read_totals(self, *, is_edge: bool) -> None:
+        self._read_gpm(time.time(), is_edge)
+        for reading in ("energy_j",) if is_edge else ("energy_j", *ERRORS):
+            now_s, total = time.time(), self._calls.ask(reading)
+            if total is not None:
+                self.log.counters[reading].append(now_s, total)
 
     def _read_gpm(self, now_s: float, is_edge: bool) -> None:
         if self._gpm is None:
-            self._gpm = self._asker.ask("sm_activity", lambda: Gpm(self._handle))
+            self._gpm = self._calls.ask("sm_activity", Gpm)
         gpm = self._gpm
-        found = None if gpm is None else self._asker.ask("sm_activity", lambda: gpm.read(now_s, is_edge))
+        found = None if gpm is None else self._calls.ask("sm_activity", lambda _: gpm.read(now_s, is_edge))
         if found is not None and found[1] is not None:
             self.log.sm_activity.append(found[0], now_s, found[1])
+
+    def _read_buffer(self, reading: str, now_s: float) -> None:
+        """Copy new samples; without a buffer, log the current value."""
+        buffer, samples = BUFFERS[reading], self.log.buffered[reading]
+
+        def take_over(handle: Any) -> None:
+            sampling_type = getattr(pynvml, buffer.sampling_type)
+            try:
+                kind, found = pynvml.nvmlDeviceGetSamples(handle, sampling_type, self._last_seen_us[reading])
+            except pynvml.NVMLError_NotFound:
+                return  # nothing newer
+            for sample in found:
+                value = getattr(sample.sampleValue, VALUE_MEMBERS[kind]) / UNITS.get(reading, 1)
+                self._last_seen_us[reading] = max(self._last_seen_us[reading], sample.timeStamp)
+                if buffer.least <= value <= buffer.most:
+                    samples.append(sample.timeStamp / 1e6, value)
+
+        self._calls.ask(f"{reading} samples", take_over)  # a name of its own: the current value may still be readable
+        if samples.newest_s is None or samples.newest_s < now_s - SILENCE_S:
+            value = self._calls.ask(reading)
+            if value is not None and buffer.least <= value <= buffer.most:
+                self.log.polled[reading].append(now_s, value)
+
+
+class Gpm:
+    """Mean of one GPU's SM activity, 0 … 1, between successive reads: GPU performance monitoring, Hopper and later.
+
+    Raises:
+        pynvml.NVMLError: the GPU or its driver does not support GPM.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        self._handle = handle
+        self._metric = pynvml.NVML_GPM_METRIC_SM_UTIL
+        self._before, self._after = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
+        self._before_s: float | None = None
+        self._request = pynvml.c_nvmlGpmMetricsGet_t()  # about 20 KB, so it is reused
+
+    def read(self, now_unix_s: float, is_edge: bool = False) -> tuple[float, float | None] | None:
+        """Mean since the last call.
+
+        Args:
+            is_edge: whether a window begins now, so that a new interval starts even if the last one was too short.
+
+        Returns:
+            Time of the last call, and the mean (None if implausible); None on the first call or too soon after the
+            last.
+
+        Raises:
+            pynvml.NVMLError: the GPU does not answer. The next call starts over.
+        """
+        before_s, self._before_s = self._before_s, None
+        is_too_soon = before_s is not None and now_unix_s - before_s < LEAST_APART_S
+        if before_s is not None and is_too_soon and not is_edge:
+            self._before_s = min(before_s, now_unix_s)  # the clock may have been set back
+            return None
+        pynvml.nvmlGpmSampleGet(self._handle, self._after)
+        self._before, self._after = self._after, self._before
+        self._before_s = now_unix_s
+        return None if before_s is None or is_too_soon else (before_s, self._mean())
+
+    def _mean(self) -> float | None:
+        """Mean between the two samples; the newer one is already in `_before`, for the next call."""
+        request = self._request
+        ctypes.memset(ctypes.byref(request), 0, ctypes.sizeof(request))
+        request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics = 1
+        request.sample1, request.sample2 = self._after, self._before
+        request.metrics[0].metricId = self._metric
+        pynvml.nvmlGpmMetricsGet(request)
+        share = float(request.metrics[0].value / 100)
+        is_sound = request.metrics[0].nvmlReturn == pynvml.NVML_SUCCESS and 0 <= share <= 1  # NaN is not
+        return share if is_sound else None

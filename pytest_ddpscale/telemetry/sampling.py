@@ -1,60 +1,58 @@
-"""The sampler's process: polls the GPUs of a node, and answers queries from standard input on standard output.
+"""``python -m pytest_ddpscale.telemetry.sampling UUID,… POLL_S PARENT_PID``: the sampler, one process per node.
 
-The protocol is JSON lines, defined in `telemetry.link`. An end of file ends the process.
+It polls all GPUs of the node, and answers queries from standard input on standard output. The protocol is JSON lines,
+defined in `telemetry.link`, whose `Sampler` alone starts it. An end of file ends the process.
 """
 
 from __future__ import annotations
 
 import os
 import select
+import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 import pynvml
 
-from pytest_ddpscale.run.record_lines import line_of
-from pytest_ddpscale.telemetry.link import CutReadings, CutWindows, Mark
-from pytest_ddpscale.telemetry.log import GpuLog
-from pytest_ddpscale.telemetry.nvml_calls import words
+from pytest_ddpscale.telemetry.link import Answer, Asked
+from pytest_ddpscale.telemetry.nvml import in_words
 from pytest_ddpscale.telemetry.sampled_gpu import SampledGpu
-from pytest_ddpscale.telemetry.windows import cut
+from pytest_ddpscale.telemetry.windows import GpuLog, cut
+from pytest_ddpscale.util.orphans import die_with_parent
 
 _READ_BYTES = 65_536
-_ASKED: msgspec.json.Decoder[CutWindows | Mark] = msgspec.json.Decoder(CutWindows | Mark)
 
 
 class Sampling:
     """Some GPUs of this node, by UUID: ``GPU-…``."""
 
     def __init__(self, uuids: Sequence[str]) -> None:
-        self._gpus: dict[str, SampledGpu] = {}
-        self._problems: dict[str, str] = {}
+        self._gpus: list[SampledGpu] = []
         try:
             pynvml.nvmlInit()
         except Exception as error:  # no library or no driver: answer every window with the reason
-            self._problems = dict.fromkeys(uuids, words(error))
+            self._logs = {uuid: GpuLog(in_words(error)) for uuid in uuids}
         else:
-            self._gpus = {uuid: SampledGpu(uuid) for uuid in uuids}
+            self._gpus = [SampledGpu(uuid) for uuid in uuids]
+            self._logs = {uuid: gpu.log for uuid, gpu in zip(uuids, self._gpus, strict=True)}
 
     def poll(self) -> None:
         """Read all GPUs."""
-        for gpu in self._gpus.values():
+        for gpu in self._gpus:
             gpu.poll()
 
-    def answer(self, line: bytes) -> CutReadings | None:
+    def answer(self, line: bytes) -> Answer | None:
         """Execute one request line; return the answer, or None if it has none. Raises msgspec.MsgspecError."""
-        asked = _ASKED.decode(line)
-        if isinstance(asked, Mark):
-            for gpu in self._gpus.values():
+        asked = msgspec.json.decode(line, type=Asked)
+        if asked is None:
+            for gpu in self._gpus:
                 gpu.mark()
             return None
         self.poll()
-        return CutReadings(tuple(cut(self._log(uuid), start_s, end_s) for uuid, start_s, end_s in asked.windows))
-
-    def _log(self, uuid: str) -> GpuLog:
-        gpu = self._gpus.get(uuid)
-        return gpu.log if gpu is not None else GpuLog(uuid, self._problems.get(uuid, "not one of the sampled GPUs"))
+        other = GpuLog("not one of the sampled GPUs")
+        return tuple(cut(self._logs.get(uuid, other), start_s, end_s) for uuid, start_s, end_s in asked)
 
 
 def serve(sampling: Sampling, poll_s: float, file: int, write: Callable[[bytes], object]) -> None:
@@ -83,6 +81,23 @@ def serve(sampling: Sampling, poll_s: float, file: int, write: Callable[[bytes],
             answer = sampling.answer(line)
             try:
                 if answer is not None:
-                    write(line_of(answer))
+                    write(msgspec.json.encode(answer) + b"\n")
             except BrokenPipeError:
                 return
+
+
+def main() -> None:
+    """Sample until the client ends."""
+    uuids, poll_s, parent = sys.argv[1:]
+    die_with_parent()
+    if os.getppid() != int(parent):  # the parent ended while this process was starting
+        return
+    # Ctrl-C reaches the whole process group; the parent ends this process once the last window is cut.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # keeps library output out of the answers
+    serve(Sampling(uuids.split(",")), float(poll_s), 0, answers.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -201,7 +201,8 @@ def _workload_lines(asked: Asked) -> Iterator[str]:
 
 def _workload_text(one: Workload) -> str:
     shared = f", {one.global_batch_size} in all for strong scaling" if one.global_batch_size else ""
-    what = f"{one.trained}, {one.precision}, {one.batch_size} images of {one.image_size} px per GPU"
+    family = one.family
+    what = f"{family.trained}, {one.precision}, {one.batch_size} {family.samples} of {family.sample_text} per GPU"
     return f"{one.name}: {what}{shared}"
 
 

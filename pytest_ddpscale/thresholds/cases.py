@@ -10,7 +10,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, Sku
@@ -52,6 +52,11 @@ class Case:
         return f"{self.requirement.metric}[{self.name}]"
 
     @property
+    def unit(self) -> str:
+        """Unit of its bound."""
+        return self.requirement.definition.unit_of(self.workload.family)
+
+    @property
     def question(self) -> Question:
         """The measurement needed to judge it."""
         requirement = self.requirement
@@ -80,6 +85,11 @@ class NodeCase:
     probe: Probe | None = None
     peak: float | None = None
     missing: str = ""
+
+    @property
+    def unit(self) -> str:
+        """Unit of its bound."""
+        return self.requirement.definition.unit_of()
 
     @property
     def world_size(self) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, extended_file, files_below
 from pytest_ddpscale.thresholds.model import Requirement, RequirementKey, Sku
@@ -253,15 +254,15 @@ def _other_references(below: ThresholdsFile, file: ThresholdsFile, sku: str) -> 
             continue
         now, _ = file.thresholds.reference_throughput(one)
         if was != now:
-            yield f"throughput of {one.versus} that {one} is relative to ({was:g} → {now:g} img/s)"
+            unit = THROUGHPUT_PER_GPU.unit_of(file.thresholds.skus[sku].workloads[one.workload].family)
+            yield f"throughput of {one.versus} that {one} is relative to ({was:g} → {now:g} {unit})"
 
 
 def _workload_change(name: str, was: Workload | None, now: Workload | None) -> Iterator[str]:
     if was is None or now is None:
         yield f"`batch` of {name} ({'new' if was is None else 'gone'})"
     elif was != now:
-        different = (one.name for one in fields(Workload) if getattr(was, one.name) != getattr(now, one.name))
-        told = ", ".join(f"{one} {getattr(was, one)} → {getattr(now, one)}" for one in different)
+        told = ", ".join(f"{name} {before} → {after}" for name, (before, after) in was.differences(now).items())
         yield f"what {name} trains ({told})"
 
 

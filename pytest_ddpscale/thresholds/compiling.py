@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pytest_ddpscale.errors import ThresholdsError
-from pytest_ddpscale.plan.image_folder import Data, ImageFolderData
 from pytest_ddpscale.plan.layout import WorldSize
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
-from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.plan.workload import Data, ImageFolderData, Workload
 from pytest_ddpscale.thresholds.form import (
     MOST_REQUIREMENTS,
     BatchForm,
@@ -141,8 +140,7 @@ def _workload(name: str, batch: int | BatchForm, names: Names, placed: Placed) -
     form: WorkloadForm = names.get("workloads", name, placed)
     size = BatchForm.model_validate({"per_gpu": batch}) if isinstance(batch, int) else batch
     data: Data = "synthetic" if form.data == "synthetic" else ImageFolderData(**form.data.model_dump())
-    others = form.model_dump(exclude={"data"})
-    return Workload(name, batch_size=size.per_gpu, global_batch_size=size.in_all, data=data, **others)
+    return Workload(name, form.family, form.precision, size.per_gpu, size.in_all, form.compile, data=data)
 
 
 def _rows_of(form: SkuForm, sections: Sequence[Placed], names: Names) -> Rows:

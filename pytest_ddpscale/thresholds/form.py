@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from pytest_ddpscale.plan.image_folder import MOST_LOADER_WORKERS, MOST_PREFETCH
+from pytest_ddpscale.plan.arm import OneGpu, Placement
+from pytest_ddpscale.plan.image_family import MOST_HIDDEN, TORCHVISION_MODELS, ImageFamily, MemoryFormat
 from pytest_ddpscale.plan.layout import WorldSize
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
-from pytest_ddpscale.plan.study import MOST_RANKS, OneGpu, Placement
-from pytest_ddpscale.plan.torchvision_models import TORCHVISION_MODELS
-from pytest_ddpscale.plan.workload import MOST_HIDDEN, MemoryFormat, Precision, Workload
+from pytest_ddpscale.plan.study import MOST_RANKS
+from pytest_ddpscale.plan.words import Precision
+from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH
 from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak, Strict, Text
 from pytest_ddpscale.thresholds.model import BeyondNode, Severity
 
@@ -360,9 +361,17 @@ class WorkloadForm(Strict):
         "synthetic", description="Images generated on the device, or {folder: …, workers: …} to read a folder."
     )
 
+    @property
+    def family(self) -> ImageFamily:
+        """The options that only the family of its model has."""
+        return ImageFamily(
+            self.model, self.image_size, self.memory_format, self.num_classes, self.cudnn_benchmark,
+            self.classifier_hidden, self.feature_weights,
+        )  # fmt: skip
+
     @model_validator(mode="after")
     def _can_be_trained(self) -> WorkloadForm:
-        Workload("", batch_size=1, **self.model_dump(exclude={"data"}))  # refuses models that cannot be frozen
+        _ = self.family  # refuses models that cannot be frozen
         return self
 
 

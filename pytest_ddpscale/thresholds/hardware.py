@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from pytest_ddpscale.plan.device_name import why_no_name_pattern
-from pytest_ddpscale.plan.workload import Precision
+from pytest_ddpscale.plan.hardware import why_no_name_pattern
+from pytest_ddpscale.plan.words import Precision
 
 # Drivers reserve memory, depending on the version: an 80 GB A100 reports 79.3 or 80 GiB, a 16 GB V100 as little as
 # 15.8. A wider band would mistake an 84 GB RTX PRO 6000D for the 96 GB RTX PRO 6000.

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pytest_ddpscale.plan.arm import OneGpu, Placement
 from pytest_ddpscale.plan.layout import WorldSize
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.plan.study import OneGpu, Placement
-from pytest_ddpscale.plan.workload import Precision, Workload
+from pytest_ddpscale.plan.words import Precision
+from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak
 from pytest_ddpscale.thresholds.waiver import Waiver
 
@@ -149,7 +150,7 @@ class Requirement:
         never_passes = self.bound < least if self.definition.upper_bound else self.bound > most
         if never_fails or never_passes:
             what = "no machine could fail it" if never_fails else "no machine could pass it"
-            unit = "" if self.definition.unit in ("fraction", "x") else f" {self.definition.unit}"
+            unit = "" if self.definition.unit in ("fraction", "x") else f" {self.definition.unit_of()}"
             raise ValueError(
                 f"bound {self.bound:g} for {self.metric} is meaningless: {what}; expected {least:g} to {most:g}{unit}"
             )
@@ -221,6 +222,11 @@ class Sku:
         """Severity of each node check, by name."""
         return {one.check: one.severity for one in self.requirements if one.check}
 
+    def unit_of(self, requirement: Requirement) -> str:
+        """Unit of a requirement's bound."""
+        workload = self.workloads.get(requirement.workload)
+        return requirement.definition.unit_of(workload.family) if workload else requirement.definition.unit_of()
+
     def peak_tflops(self, workload: Workload) -> float | None:
         """Dense peak of one GPU in the workload's precision, in TFLOPS; None if it is not known."""
         precision: Precision = workload.precision
@@ -243,7 +249,7 @@ class Thresholds:
         """Throughput per GPU of the reference generation for a generation_ratio.
 
         Returns:
-            img/s per GPU published for `requirement.versus` and the workload of the same name, and its source.
+            samples/s per GPU published for `requirement.versus` and the workload of the same name, and its source.
 
         Raises:
             LookupError: the reference has no such value; this cannot happen with a loaded file, which was checked.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.plan.workload import Precision
+from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.thresholds.hardware import Node
 from pytest_ddpscale.thresholds.model import Sku
 

@@ -147,7 +147,7 @@ def _metrics(asked: str | None) -> tuple[str, ...]:
 
 def unit_of(metric: Metric) -> str:
     """The metric's unit in words."""
-    return {"x": "factor"}.get(metric.unit, metric.unit)
+    return {"x": "factor"}.get(metric.unit, metric.unit_of())
 
 
 def ranks_text(requirement: Requirement) -> str:
@@ -195,10 +195,10 @@ def asked_json(asked: Asked) -> str:
             "description": sku.description,
             **files_json(asked.file),
             "metrics": list(asked.metrics),
-            "units": {name: METRICS[name].unit for name in used},
-            "workloads": {name: asdict(sku.workloads[name]) for name in workloads},
-            "requirements": [_row_json(row) for row in asked.rows],
-            "removed": [_requirement_json(one) for one in asked.removed],
+            "units": {name: METRICS[name].unit_of() for name in used},
+            "workloads": {name: sku.workloads[name].settings for name in workloads},
+            "requirements": [_row_json(row, sku) for row in asked.rows],
+            "removed": [_requirement_json(one, sku) for one in asked.removed],
         }
     )
 
@@ -216,22 +216,22 @@ def files_json(file: ThresholdsFile) -> dict[str, Any]:
     }
 
 
-def _row_json(row: AskedRow) -> dict[str, Any]:
+def _row_json(row: AskedRow, sku: Sku) -> dict[str, Any]:
     change = row.change
-    was = _requirement_json(change.was) if change is not None and change.was is not None else None
+    was = _requirement_json(change.was, sku) if change is not None and change.was is not None else None
     return {
-        **_requirement_json(row.requirement),
+        **_requirement_json(row.requirement, sku),
         "changed": None if change is None else list(change.kinds),
         "weaker": None if change is None else change.is_weaker,
         "was": was,
     }
 
 
-def _requirement_json(one: Requirement) -> dict[str, Any]:
+def _requirement_json(one: Requirement, sku: Sku) -> dict[str, Any]:
     file, _, line = one.where.rpartition(":")
     return {
         "metric": one.metric,
-        "unit": one.definition.unit,
+        "unit": sku.unit_of(one),
         "workload": one.workload or None,
         "probe": one.probe or None,
         "check": one.check or None,
@@ -253,7 +253,7 @@ def _requirement_json(one: Requirement) -> dict[str, Any]:
 
 
 def _strict(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=asdict)
 
 
 def is_of_checks(metrics: Iterable[str]) -> bool:

@@ -45,7 +45,7 @@ class WholeRunBound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         """Whether the row applies to a run on a SKU, at any world size."""
         is_so = self.model, self.precision, self.batch, self.epochs, self.compile, self.data
         work = run.workload
-        found = work.model, work.precision, work.batch_size, run.epochs, run.compile_mode, run.samples.name
+        found = work.family.model, work.precision, work.batch_size, run.epochs, run.compile_mode, run.samples.name
         return self.sku == sku and is_so == found
 
     def most_s(self, world_size: int) -> float | None:

@@ -30,8 +30,7 @@ import torchvision  # noqa: E402
 
 from pytest_ddpscale import __version__  # noqa: E402
 from pytest_ddpscale.plan.study import Plan  # noqa: E402
-from pytest_ddpscale.run.rank_folder import LOGS, RecordSink, read_assignment  # noqa: E402
-from pytest_ddpscale.run.rank_status import FINISHED, STATUS_VARIABLE  # noqa: E402
+from pytest_ddpscale.run.rank_folder import FINISHED, LOGS, STATUS_VARIABLE, RecordSink, read_assignment  # noqa: E402  # noqa: E402
 from pytest_ddpscale.run.records import WhoIAm  # noqa: E402
 from pytest_ddpscale.run.strict_json import parse_strict_json, read_as  # noqa: E402
 from pytest_ddpscale.util.masking import masked_environment  # noqa: E402
@@ -121,7 +120,7 @@ def run(folder: Path, progress: RankProgress) -> None:
     if plan.device_type == "cuda":
         loader_cores = allowed_cores()  # of its NUMA node, whose memory they fill
     sink = RecordSink(folder)
-    telemetry = GangTelemetry(control, plan.device_type, sink.append_telemetry, assignment.gang)
+    telemetry = GangTelemetry(control, plan.device_type, sink.append_records, assignment.gang)
     context = RankContext(
         device, control, progress, sink, telemetry, timeout,
         assignment.deadline_unix_s, assignment.gang, assignment.steered, assignment.tries_memory,

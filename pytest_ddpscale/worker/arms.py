@@ -10,9 +10,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import MemoryFormat
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm, Study
-from pytest_ddpscale.plan.workload import MemoryFormat, Workload
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Study
+from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker.compiled_call import forget_compiled
 from pytest_ddpscale.worker.device import Device, Timing
 from pytest_ddpscale.worker.inference import Inference
@@ -47,7 +49,7 @@ class StudyArms:
             raise RuntimeError(f"study {study.id} needs {study.world_size} ranks; this gang has {layout.world_size}")
         for precision in dict.fromkeys(arm.variant.applied_to(study.workload).precision for arm in study.arms):
             device.check(precision)
-        torch.backends.cudnn.benchmark = study.workload.cudnn_benchmark
+        torch.backends.cudnn.benchmark = study.workload.family.cudnn_benchmark
         compute_fp32_in_full()
         self._study = study
         self._device = device
@@ -140,7 +142,7 @@ class StudyArms:
         return loaded
 
     def _batch(self, workload: Workload, batch_size: int) -> Batch:
-        key = batch_size, workload.memory_format
+        key = batch_size, workload.family.memory_format
         if key not in self._batches:
             # Ranks train on different images, because equal gradients would not need averaging.
             seed = 1000 * self._rank + batch_size

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_ddpscale.plan.study import ArmKind
+from pytest_ddpscale.plan.arm import ArmKind
 
 Context = Callable[[], AbstractContextManager[Any]]
 

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from pytest_ddpscale.plan.architectures import has_kernels
-from pytest_ddpscale.plan.study import DeviceType
-from pytest_ddpscale.plan.torch_versions import wheel_for
-from pytest_ddpscale.plan.workload import Precision
-from pytest_ddpscale.run.memory_record import RankMemory
+from pytest_ddpscale.plan.hardware import has_kernels, wheel_for
+from pytest_ddpscale.plan.words import DeviceType, Precision
+from pytest_ddpscale.run.rank_folder import RankMemory
 from pytest_ddpscale.worker.memory_held import resident_memory
 
 

@@ -31,7 +31,8 @@ def flops_per_sample(model: nn.Module, workload: Workload) -> float:
         Exception: whatever torch raises if the model cannot run without data.
     """
     shadow = _without_data(model)
-    images = torch.empty(_BATCH_SIZE, 3, workload.image_size, workload.image_size, device="meta")
+    pixels = workload.family.image_size
+    images = torch.empty(_BATCH_SIZE, 3, pixels, pixels, device="meta")
     labels = torch.empty(_BATCH_SIZE, dtype=torch.int64, device="meta")
     formulas = {torch.ops.aten.convolution_backward: _convolution_backward_flops}
     with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
@@ -45,7 +46,7 @@ def workload_flops_record(study: Study, model: nn.Module) -> WorkloadFlops | Non
         flops = flops_per_sample(model, study.workload)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        print(f"{study.id}: FLOPs of {study.workload.model} not counted: {reason}", file=sys.stderr, flush=True)
+        print(f"{study.id}: FLOPs of {study.workload.family.model} not counted: {reason}", file=sys.stderr, flush=True)
         return None
     counter = f"torch.utils.flop_counter {torch.__version__}"
     return WorkloadFlops(study=study.id, flops_per_sample=flops, counter=counter)

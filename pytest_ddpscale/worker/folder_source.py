@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from pytest_ddpscale.plan.image_folder import ImageFolderData
 from pytest_ddpscale.plan.training_run import TrainingRun
+from pytest_ddpscale.plan.workload import ImageFolderData
 from pytest_ddpscale.worker.image_loader import ImageLoader, LoaderSettings, open_samples
 from pytest_ddpscale.worker.rank_context import RankContext
 from pytest_ddpscale.worker.sample_source import Labelled
@@ -46,7 +46,7 @@ class FolderSource:
     def _loader(self, split: Literal["train", "val"]) -> ImageLoader:
         run, context, key = self._run, self._context, f"{self._run.id}/{split}"
         data = ImageFolderData(run.samples.path, workers=run.loader_workers)
-        samples = open_samples(data, split, run.workload.image_size, context.control, key)
+        samples = open_samples(data, split, run.workload.family.image_size, context.control, key)
         planned = run.samples.train_samples if split == "train" else run.samples.validation_samples
         if (len(samples), samples.classes) != (planned, run.samples.classes):
             raise ValueError(
@@ -56,7 +56,7 @@ class FolderSource:
         is_training = split == "train"
         settings = LoaderSettings(
             data, run.workload.batch_size, drop_last=is_training, shuffle=is_training, seed=run.seed,
-            channels_last=run.workload.memory_format == "channels_last", cores=context.loader_cores,
+            channels_last=run.workload.family.memory_format == "channels_last", cores=context.loader_cores,
         )  # fmt: skip
         check = EpochCheck(context.control.store, f"{key}/check", context.control.world_size)
         return ImageLoader(samples, self._shard, settings, context.device.torch_device, check)

@@ -18,7 +18,7 @@ from torch import multiprocessing
 from torch.distributed import DistStoreError
 from torch.utils.data import DataLoader
 
-from pytest_ddpscale.plan.image_folder import ImageFolderData, Split
+from pytest_ddpscale.plan.workload import ImageFolderData, Split
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.image_samples import (
     IMAGE_TIMEOUT_S,

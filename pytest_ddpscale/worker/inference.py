@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pytest_ddpscale.plan.study import STEPS_BEFORE_TIMING, Arm
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import STEPS_BEFORE_TIMING
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker.compiled_call import compiled
 from pytest_ddpscale.worker.data_parallel import SplitModel, devices_of_node

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch.distributed import Store
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.worker.image_loader import ImageLoader, LoaderSettings
 from pytest_ddpscale.worker.image_samples import ImageSamples
 from pytest_ddpscale.worker.sharding import EpochCheck, Shard
@@ -79,13 +80,14 @@ class StudyImages:
         """
         workload, data = arm.variant.applied_to(study.workload), arm.data_of(study.workload)
         assert data != "synthetic"
-        if self.samples.classes > workload.num_classes:
-            found = f"{self.samples.classes} classes, but {workload.name} has num_classes {workload.num_classes}"
+        family = workload.family
+        if self.samples.classes > family.num_classes:
+            found = f"{self.samples.classes} classes, but {workload.name} has num_classes {family.num_classes}"
             raise ValueError(f"{self.samples.root}: {found}; expected at most as many")
         group = next(ranks for turn in range(study.turns) for ranks in layout.groups(arm, turn) if rank in ranks)
         shard = Shard(group.index(rank), len(group))
         settings = LoaderSettings(
-            data, arm.variant.batch_of(arm.batch_size, rank), channels_last=workload.memory_format == "channels_last",
+            data, arm.variant.batch_of(arm.batch_size, rank), channels_last=family.memory_format == "channels_last",
             cores=self.cores,
         )  # fmt: skip
         check = EpochCheck(self.store, f"epochs/{study.id}/{arm.name}/{group[0]}", len(group))

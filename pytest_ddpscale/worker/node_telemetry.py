@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import RankBlock
 from pytest_ddpscale.run.strict_json import Record, each
-from pytest_ddpscale.run.telemetry_record import GpuReadings, TelemetryBlock, joined_telemetry
+from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock, joined_telemetry
 from pytest_ddpscale.telemetry.link import Sampler
 from pytest_ddpscale.worker.control import Control
 
@@ -86,7 +86,10 @@ class GangTelemetry:
             return
         timed = windows_of([f"{key}/{rank}" for rank in mine])
         windows = [(self._devices[one.rank], one.started_unix_s, one.started_unix_s + one.seconds) for one in timed]
-        found = self._sampler.cut(windows) or [_unknown(start, end, self._sampler.problem) for _, start, end in windows]
+        found = self._sampler.cut(windows) or [  # so that missing telemetry is recorded
+            GpuReadings(started_unix_s=start_s, ended_unix_s=end_s, unreadable={"device": self._sampler.problem})
+            for _, start_s, end_s in windows
+        ]
         told = NodeReadings(ranks=tuple(one.rank for one in timed), readings=tuple(found))
         self._control.say(f"{key}/telemetry/{self._node}", told)
 
@@ -129,14 +132,6 @@ def with_telemetry(parts: Sequence[RankBlock], telemetry: TelemetryBlock) -> lis
     """Ranks' parts of a block, completed with the utilization and energy of their GPU if known."""
     count = len(telemetry.ranks)
     means = each(telemetry.utilization.mean, count) if telemetry.utilization else (None,) * count
-    columns = zip(means, each(telemetry.energy_j, count), strict=True)
-    known = {
-        rank: {"utilization": utilization, "energy_j": energy_j}
-        for rank, (utilization, energy_j) in zip(telemetry.ranks, columns, strict=True)
-    }
-    return [msgspec.structs.replace(part, readings=part.readings | known.get(part.rank, {})) for part in parts]
-
-
-def _unknown(start_s: float, end_s: float, problem: str) -> GpuReadings:
-    """Readings without values, for a sampler that does not answer, so that the missing telemetry is recorded."""
-    return GpuReadings(started_unix_s=start_s, ended_unix_s=end_s, unreadable={"device": problem})
+    known = zip(telemetry.ranks, means, each(telemetry.energy_j, count), strict=True)
+    told = {rank: {"utilization": mean, "energy_j": energy_j} for rank, mean, energy_j in known}
+    return [msgspec.structs.replace(part, readings=part.readings | told.get(part.rank, {})) for part in parts]

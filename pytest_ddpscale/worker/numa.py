@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_ddpscale.telemetry.nvml_calls import pci_address
+from pytest_ddpscale.telemetry.nvml import pci_address
 
 _SYSFS = Path("/sys")
 _TASKS = Path("/proc/self/task")

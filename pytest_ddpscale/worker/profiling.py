@@ -19,7 +19,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from pytest_ddpscale.plan.study import Arm, DeviceType, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.rank_folder import LOGS, MOST_TRACE_BYTES, TRACES
 from pytest_ddpscale.worker import trace_analysis
@@ -108,7 +110,7 @@ class StudyProfile:
             context.progress.phase = "reading the profile"
             if context.control.rank == 0:
                 for arm in self._profiled:
-                    context.sink.append_profile(self._profile_of(arm))
+                    context.sink.append_record(self._profile_of(arm))
         self._together(f"{study.id}/profile/done")
 
     def _step(self, arm: Arm, number: int, key: str, folder: Path) -> None:

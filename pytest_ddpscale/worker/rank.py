@@ -11,11 +11,12 @@ from contextlib import contextmanager
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Arm, Plan, Study
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Plan, Study
 from pytest_ddpscale.run.block import Block, RankBlock, step_bytes
 from pytest_ddpscale.run.column_record import joined
-from pytest_ddpscale.run.memory_record import RankMemory, StudyMemory
+from pytest_ddpscale.run.rank_folder import RankMemory, StudyMemory
 from pytest_ddpscale.run.readings import READINGS, STEP_S, WAITED_S
 from pytest_ddpscale.run.records import (
     BEFORE_ROUNDS,
@@ -159,7 +160,8 @@ class GangMember:
             here.phase = "waiting for another rank to read the image folder"
         # Below the limit after which an inactive gang is ended without a reason.
         timeout_s = context.timeout.total_seconds() / 8
-        samples = open_samples(data, "train", workload.image_size, context.control, f"{study.id}/images", timeout_s)
+        key = f"{study.id}/images"
+        samples = open_samples(data, "train", workload.family.image_size, context.control, key, timeout_s)
         if is_first:
             here.phase = "comparing the image folder"
         return StudyImages(samples, context.control.store, context.loader_cores)

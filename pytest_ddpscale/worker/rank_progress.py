@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from pytest_ddpscale.run.rank_status import RankFailure, RankStatus, StatusWriter
+from pytest_ddpscale.run.rank_folder import RankFailure, RankStatus, StatusWriter
 from pytest_ddpscale.util.masking import masked_text
 from pytest_ddpscale.worker.control import rank_of
 

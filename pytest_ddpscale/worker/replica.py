@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pytest_ddpscale.plan.arm import Arm, Placement
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import Arm, Placement
 from pytest_ddpscale.plan.variant import USUAL, Variant
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker.communication_hooks import register_hook
@@ -120,7 +120,7 @@ class Replicas:
 
     @property
     def _learning_rate(self) -> float:
-        return LEARNING_RATE if self._workload.trains_all else CLASSIFIER_LEARNING_RATE
+        return LEARNING_RATE if self._workload.family.trains_all else CLASSIFIER_LEARNING_RATE
 
     def of(self, arm: Arm) -> Replica:
         """The replica of an arm. All its ranks call this at the same time, because creating a wrapper communicates."""
@@ -169,7 +169,7 @@ class Replicas:
 
     def _wrap(self, model: nn.Module, arm: Arm) -> DistributedDataParallel:
         device, variant = self._device.torch_device, arm.variant
-        if not self._workload.trains_all:
+        if not self._workload.family.trains_all:
             variant = replace(variant, broadcast_buffers=False)  # frozen buffers never change
         group = self._groups[crew(arm)]
         ids = [device.index] if device.type == "cuda" else None

@@ -87,11 +87,12 @@ class HeldSamples:
 
     def _batch(self, part: int, which: torch.Tensor) -> Labelled:
         which = which.to(self._device)
-        images, size = self._images[part][which], self._run.workload.image_size
+        family = self._run.workload.family
+        images, size = self._images[part][which], family.image_size
         if images.shape[-1] != size:
             images = functional.interpolate(images, size=(size, size), mode="nearest")
-        images = images.expand(-1, channels_of(self._run.workload.model), -1, -1)
-        if self._run.workload.memory_format == "channels_last":
+        images = images.expand(-1, channels_of(family.model), -1, -1)
+        if family.memory_format == "channels_last":
             images = images.contiguous(memory_format=torch.channels_last)
         return images, self._labels[part][which]
 
@@ -99,7 +100,7 @@ class HeldSamples:
 def made_samples(run: TrainingRun, rank: int, device: torch.device) -> HeldSamples:
     """Images that can be learnt: each class has a pattern, and each image its own noise."""
     samples, generator = run.samples, torch.Generator().manual_seed(run.seed)
-    patterns = torch.randn(samples.classes, channels_of(run.workload.model), TILES, TILES, generator=generator)
+    patterns = torch.randn(samples.classes, channels_of(run.workload.family.model), TILES, TILES, generator=generator)
 
     def drawn(count: int) -> Labelled:
         labels = torch.randint(samples.classes, (count,), generator=generator)

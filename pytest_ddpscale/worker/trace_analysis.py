@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.profile_record import (
     LONGEST_NAME,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torchvision.models import SqueezeNet
 
-from pytest_ddpscale.plan.frozen_features import FEATURES
+from pytest_ddpscale.plan.image_family import FEATURES, ImageFamily
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker.inference import take_statistics
 from pytest_ddpscale.worker.seeded import reproducible
@@ -31,13 +31,14 @@ def build_trained_model(workload: Workload, device: torch.device) -> nn.Module:
         RuntimeError: the weights of frozen features cannot be read, or belong to another model.
         ValueError: raised by `build_model`.
     """
-    if workload.trains_all:
+    family = workload.family
+    if family.trains_all:
         return build_model(workload, device)
-    features = build_model(replace(workload, num_classes=_IMAGENET_CLASSES), device)
-    if workload.feature_weights is not None:
-        _load(features, workload.feature_weights, workload.model, device)
+    features = build_model(replace(workload, family=replace(family, num_classes=_IMAGENET_CLASSES)), device)
+    if family.feature_weights is not None:
+        _load(features, family.feature_weights, family.model, device)
     _remove_head(features)
-    if workload.feature_weights is None:
+    if family.feature_weights is None:
         # Reproducible, because statistics affect every rank's results, which are compared bit for bit.
         with reproducible(device, _STATISTICS_SEED):
             take_statistics(features, workload, device)
@@ -58,7 +59,7 @@ class OnFrozenFeatures(nn.Module):
         super().__init__()
         self.features = features.requires_grad_(False)
         with device:
-            self.classifier = _classifier(workload)
+            self.classifier = _classifier(workload.family)
         self.train()
 
     def train(self, mode: bool = True) -> OnFrozenFeatures:
@@ -72,8 +73,8 @@ class OnFrozenFeatures(nn.Module):
         return self.classifier(self.features(images))
 
 
-def _classifier(workload: Workload) -> nn.Module:
-    width, hidden, classes = FEATURES[workload.model], workload.classifier_hidden, workload.num_classes
+def _classifier(family: ImageFamily) -> nn.Module:
+    width, hidden, classes = FEATURES[family.model], family.classifier_hidden, family.num_classes
     if not hidden:
         return nn.Linear(width, classes)
     layers: OrderedDict[str, nn.Module] = OrderedDict()

@@ -28,15 +28,16 @@ def build_model(workload: Workload, device: torch.device, seed: int = 0) -> nn.M
     Raises:
         ValueError: torchvision has no such classification model.
     """
-    options: dict[str, Any] = {"weights": None, "num_classes": workload.num_classes}
-    if workload.model.startswith("vit_"):
-        options["image_size"] = workload.image_size
+    family = workload.family
+    options: dict[str, Any] = {"weights": None, "num_classes": family.num_classes}
+    if family.model.startswith("vit_"):
+        options["image_size"] = family.image_size
     torch.manual_seed(seed)
     with device:
-        model: nn.Module = torchvision.models.get_model(workload.model, **options)
+        model: nn.Module = torchvision.models.get_model(family.model, **options)
     model = model.to(device)
     # Before DDP wraps it, because DDP builds its buckets by the strides it finds.
-    return model.to(memory_format=torch.channels_last) if workload.memory_format == "channels_last" else model
+    return model.to(memory_format=torch.channels_last) if family.memory_format == "channels_last" else model
 
 
 class Batch:
@@ -49,9 +50,10 @@ class Batch:
 
     def __init__(self, workload: Workload, batch_size: int, device: torch.device, seed: int) -> None:
         self._generator = torch.Generator(device=device).manual_seed(seed)
-        self._num_classes = workload.num_classes
-        images = torch.empty(batch_size, 3, workload.image_size, workload.image_size, device=device)
-        if workload.memory_format == "channels_last":
+        family = workload.family
+        self._num_classes = family.num_classes
+        images = torch.empty(batch_size, 3, family.image_size, family.image_size, device=device)
+        if family.memory_format == "channels_last":
             images = images.contiguous(memory_format=torch.channels_last)
         self.images = images
         self.labels = torch.empty(batch_size, dtype=torch.int64, device=device)

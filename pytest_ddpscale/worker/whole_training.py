@@ -66,7 +66,7 @@ class WholeTraining:
         run, device = self._run, self._context.device
         self._say("preparation")
         device.check(run.workload.precision)
-        torch.backends.cudnn.benchmark = run.workload.cudnn_benchmark
+        torch.backends.cudnn.benchmark = run.workload.family.cudnn_benchmark
         compute_fp32_in_full()
         self._source = _source_of(run, self._context)
         self._model = _model_of(run, device.torch_device)
@@ -234,14 +234,14 @@ def _source_of(run: TrainingRun, context: RankContext) -> SampleSource:
 
 def _model_of(run: TrainingRun, device: torch.device) -> nn.Module:
     """The untrained model, the same on every rank; classifiers: three linear layers, see docs/how-to/convergence.md."""
-    model = run.workload.model
+    family, model = run.workload.family, run.workload.family.model
     if not model.startswith(CLASSIFIER):
         return build_model(run.workload, device, run.seed)
     torch.manual_seed(run.seed)
-    pixels, hidden = channels_of(model) * run.workload.image_size**2, int(model.removeprefix(CLASSIFIER))
+    pixels, hidden = channels_of(model) * family.image_size**2, int(model.removeprefix(CLASSIFIER))
     layers = (
         nn.Flatten(), nn.Linear(pixels, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
-        nn.Linear(hidden, run.workload.num_classes),
+        nn.Linear(hidden, family.num_classes),
     )  # fmt: skip
     return nn.Sequential(*layers).to(device)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.simulate.allreduce import Link, Topology

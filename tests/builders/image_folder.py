@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from pytest_ddpscale.plan.image_folder import ImageFolderData
+from pytest_ddpscale.plan.workload import ImageFolderData
 
 
 def image_folder(folder: Path, images: int = 21, classes: int = 3, image_size: int = 32, split: str = "train") -> str:

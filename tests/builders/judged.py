@@ -12,12 +12,14 @@ import numpy as np
 from pytest_ddpscale.judge.intervals import Estimate
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.sequential import EProcesses
-from pytest_ddpscale.plan.image_folder import ImageFolderData
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.metric import measured_arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
-from pytest_ddpscale.plan.study import Arm, DeviceType, Plan, Study
-from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.plan.workload import ImageFolderData, Workload
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import SeededStep
 from pytest_ddpscale.run.verdicts import Verdict
@@ -26,7 +28,7 @@ from pytest_ddpscale.thresholds.model import Requirement, Source
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import columns_of
 
-WORKLOAD = Workload("r", "resnet18", "fp32", 4, image_size=32, global_batch_size=8)
+WORKLOAD = Workload("r", ImageFamily("resnet18", image_size=32), "fp32", 4, global_batch_size=8)
 IMAGES = ImageFolderData("/images")
 ALONE_SAMPLES_PER_S = 100.0
 REFERENCE_SAMPLES_PER_S = 50.0

@@ -6,7 +6,9 @@ import math
 from dataclasses import replace
 from datetime import date
 
-from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, LoweredBound, Verdict
@@ -18,8 +20,8 @@ HOSTILE = "evil|name`<script>alert(1)</script>`\n# heading\x1b[31m\x00[a](javasc
 REFERENCE = "willgpaik/pytorch-ddp-scaling-benchmark@dc0b8a8, 8x A100-SXM4-80GB, torch 2.12+cu130"
 UUID = "GPU-5d3a91c2-77aa-4be1-9d0f-1f0c2d9f6a3b"
 
-RESNET = Workload("resnet152-fp16", "resnet152", "fp16", 512, global_batch_size=256)
-VIT = Workload("vit-b16-bf16", "vit_b_16", "bf16", 1024, global_batch_size=512)
+RESNET = Workload("resnet152-fp16", ImageFamily("resnet152"), "fp16", 512, global_batch_size=256)
+VIT = Workload("vit-b16-bf16", ImageFamily("vit_b_16"), "bf16", 1024, global_batch_size=512)
 
 PASSED = Verdict(
     id="weak_scaling_efficiency[resnet152-fp16-8gpu]", metric="weak_scaling_efficiency", workload="resnet152-fp16",

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale.history.key_values import KeyValue
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory

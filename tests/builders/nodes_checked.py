@@ -7,11 +7,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pytest_ddpscale.judge.catalogue import check
-from pytest_ddpscale.judge.finding import CheckResult, NodeEvidence
+from pytest_ddpscale.judge.findings import NodeEvidence
+from pytest_ddpscale.judge.node_checks import check
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.survey_record import ClockSkew, InfiniBandPort, RemappedRows, Survey, SurveyedGpu
-from pytest_ddpscale.run.telemetry_record import Spread
+from pytest_ddpscale.run.telemetry import Spread
+from pytest_ddpscale.run.verdicts import Verdict
 from tests.builders.telemetry import Telemetry, columns_of_telemetry
 
 GIB = 2**30
@@ -25,6 +26,7 @@ VERSIONS: dict[str, str | None] = {
     "python": "3.11.9", "pytest_ddpscale": "0.1.0", "kernel": "6.8.0-60-generic",
 }  # fmt: skip
 NOT_SUPPORTED = "Not Supported"
+NOT_CHECKED = Verdict("node_check[any]", "node_check", "any", 1, "fail", {"at_least": 1.0}, "not_measured")
 # Of a DGX A100, with four of its GPUs and two of its cards.
 TOPOLOGY = """\
 \tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
@@ -92,10 +94,14 @@ def judged(
     expectation: NodeExpectation = A100,
     telemetry: Sequence[Telemetry] = (),
     **records: Any,
-) -> CheckResult:
+) -> Verdict:
     """What a check comes to on nodes."""
     planned = len(surveys) if planned is None else planned
-    return check(name, NodeEvidence(expectation, by_host(surveys), planned, columns_of_telemetry(telemetry), **records))
+    return check(
+        NOT_CHECKED,
+        name,
+        NodeEvidence(expectation, by_host(surveys), planned, columns_of_telemetry(telemetry), **records),
+    )
 
 
 def with_gpu(which: Sequence[int] = (3,), host: str = "n1", **changes: Any) -> Survey:
@@ -109,7 +115,7 @@ def unread(reading: str, reason: str, host: str = "n1") -> Survey:
     return with_gpu(host=host, **changes)
 
 
-def spread(value: float) -> Spread:
+def spread(value: float) -> Spread[float]:
     return Spread(value, value, value, 10)
 
 
@@ -131,6 +137,6 @@ def windows(
     return [replace(one, **change(one)) for one in healthy]
 
 
-def blamed(result: CheckResult) -> tuple[str, list[tuple[str, bool]]]:
+def blamed(result: Verdict) -> tuple[str, list[tuple[str, bool]]]:
     """The outcome, and the hosts of those at fault with whether that is certain."""
     return result.outcome, [(culprit.host, culprit.is_certain) for culprit in result.culprits]

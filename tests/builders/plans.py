@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 
 NAMES = st.text("abcdefghijklmnopqrstuvwxyz0123456789-_.", min_size=1, max_size=12)
@@ -14,15 +16,18 @@ SECONDS = st.floats(0.1, 1e4)
 WORKLOADS = st.builds(
     Workload,
     name=NAMES,
-    model=NAMES,
+    family=st.builds(
+        ImageFamily,
+        model=NAMES,
+        image_size=SIZES,
+        memory_format=st.sampled_from(["channels_last", "contiguous"]),
+        num_classes=SIZES,
+        cudnn_benchmark=st.booleans(),
+    ),
     precision=st.sampled_from(["fp32", "fp16", "bf16"]),
     batch_size=SIZES,
-    image_size=SIZES,
-    memory_format=st.sampled_from(["channels_last", "contiguous"]),
     global_batch_size=st.none() | SIZES,
     compile=st.booleans(),
-    cudnn_benchmark=st.booleans(),
-    num_classes=SIZES,
 )
 ARMS = st.builds(Arm, st.just("alone"), st.just(1), SIZES) | st.builds(Arm, st.just("ddp"), st.integers(2, 1024), SIZES)
 STUDIES = st.builds(

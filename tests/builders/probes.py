@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from pytest_ddpscale.judge.link_faults import Rail, rails_of
+from pytest_ddpscale.judge.slow_links import Rail, rails_of
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.block import Block

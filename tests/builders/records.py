@@ -9,10 +9,10 @@ from typing import Any
 
 from msgspec.structs import force_setattr
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PAIRS, PairStudy
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.run.block import Block, joined_checksums, step_bytes
 from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.readings import STEP_S, WAITED_S

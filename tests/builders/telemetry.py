@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pytest_ddpscale.judge import device_flags
+from pytest_ddpscale.judge import devices
 from pytest_ddpscale.run.gpu_blocks import GpuBlocks
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.strict_json import Count, each
-from pytest_ddpscale.run.telemetry_columns import TelemetryColumns, telemetry_columns_of
-from pytest_ddpscale.run.telemetry_record import (
+from pytest_ddpscale.run.telemetry import (
+    READINGS,
     GpuReadings,
     Spread,
-    SpreadColumns,
     TelemetryBlock,
+    TelemetryColumns,
     joined_telemetry,
+    telemetry_columns_of,
 )
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import columns_of
@@ -45,18 +46,18 @@ def telemetry_of(blocks: Iterable[TelemetryBlock], gangs: Mapping[int, GangRecor
     """Records GPU by GPU."""
     found = []
     for block in blocks:
-        columns = [_each(getattr(block, name), len(block.ranks)) for name in GpuReadings.__struct_fields__]
+        columns = [_each(getattr(block, name), len(block.ranks)) for name in READINGS]
         for rank, *values in zip(block.ranks, *columns, strict=True):
             host, local_rank, device = gangs[block.gang].place(rank)
-            readings = dict(zip(GpuReadings.__struct_fields__, values, strict=True))
+            readings = dict(zip(READINGS, values, strict=True))
             found.append(Telemetry(block.study, block.arm, block.round, rank, local_rank, host, device, **readings))
     return found
 
 
 def _each(column: Any, count: int) -> Sequence[Any]:
-    if not isinstance(column, SpreadColumns):
+    if not isinstance(column, Spread):
         return each(column, count)
-    parts = zip(*(each(getattr(column, name), count) for name in Spread.__struct_fields__), strict=True)
+    parts = zip(*(each(getattr(column, name), count) for name in column.__struct_fields__), strict=True)
     return [None if mean is None else Spread(mean, *others) for mean, *others in parts]
 
 
@@ -64,7 +65,7 @@ def columns_of_telemetry(windows: Sequence[Telemetry]) -> TelemetryColumns:
     """In their order, as if each had a gang of its own, in which only its rank matters."""
     blocks, gangs = [], {}
     for number, one in enumerate(windows):
-        readings = GpuReadings(**{name: getattr(one, name) for name in GpuReadings.__struct_fields__})
+        readings = GpuReadings(**{name: getattr(one, name) for name in READINGS})
         blocks.append(joined_telemetry([one.rank], [readings], one.study, one.arm, one.round, number))
         ranks = one.rank + 1
         gangs[number] = GangRecord(
@@ -81,4 +82,4 @@ def gpu_blocks_of(windows: Sequence[Telemetry]) -> GpuBlocks:
 
 def flags_of(window: Telemetry) -> tuple[str, ...]:
     """What is conspicuous about a window, in order."""
-    return tuple(flag for flag, raised in device_flags.flags(columns_of_telemetry([window])).items() if raised[0])
+    return tuple(flag for flag, raised in devices.flags(columns_of_telemetry([window])).items() if raised[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -10,12 +9,15 @@ import torch
 from torchvision.models import VisionTransformer
 from torchvision.models._api import register_model
 
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import Workload
+from tests.builders.workloads import with_settings
 
 CPU = torch.device("cpu")
 TIMEOUT = timedelta(seconds=60)
-TINY = Workload("tiny", "shufflenet_v2_x0_5", "fp32", 2, 32, "contiguous", num_classes=10)
+TINY = Workload("tiny", ImageFamily("shufflenet_v2_x0_5", 32, "contiguous", num_classes=10), "fp32", 2)
 
 
 @register_model()  # type: ignore[untyped-decorator]
@@ -24,7 +26,7 @@ def vit_of_a_test(weights: None = None, **options: Any) -> VisionTransformer:
     return VisionTransformer(patch_size=16, num_layers=2, num_heads=2, hidden_dim=64, mlp_dim=128, **options)
 
 
-TRANSFORMER = replace(TINY, model="vit_of_a_test")
+TRANSFORMER = with_settings(TINY, model="vit_of_a_test")
 
 
 def study(*arms: Arm, workload: Workload = TINY) -> Study:

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, StudyEnd
-from pytest_ddpscale.run.run_record import errors_of
-from pytest_ddpscale.run.trained_runs import trained_runs
-from pytest_ddpscale.run.training_record import LaunchTime, TrainedEpoch, TrainedRun
+from pytest_ddpscale.run.run_record import ended
+from pytest_ddpscale.run.training_record import LaunchTime, TrainedEpoch, TrainedRun, trained_runs
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from tests.builders.rounds import columns_of
 from tests.suites.run_records import SUITE_RECORD
@@ -26,7 +26,7 @@ START_UP_S, VALIDATION_S, WAITING_S, OUTER_REST_S = 20.0, 1.0, 0.5, 0.1
 
 def training_run(ranks: int = 2, name: str = "small", images: int = 64, **fields: Any) -> TrainingRun:
     """Of `images`, and a quarter as many to validate, on one node."""
-    workload = Workload(name, "resnet18", "fp32", BATCH, 32, "contiguous", num_classes=10)
+    workload = Workload(name, ImageFamily("resnet18", 32, "contiguous", num_classes=10), "fp32", BATCH)
     samples = SampleSet("made", name, images, images // 4, 10)
     return TrainingRun(name, workload, samples, 1, ranks, **{"epochs": EPOCHS, **fields})
 
@@ -83,7 +83,7 @@ def plan_of(runs: Sequence[TrainingRun]) -> Plan:
 def suite_of(runs: Sequence[TrainingRun], records: Sequence[AnyRecord]) -> MeasuredSuite:
     """Runs with what was recorded of them."""
     plan = plan_of(runs)
-    evidence = Evidence(plan, columns_of([]), errors_of(records), training=trained_runs(plan, records))
+    evidence = Evidence(plan, columns_of([]), ended(records, "error"), training=trained_runs(plan, records))
     return MeasuredSuite(evidence, SUITE_RECORD, 0.95)
 
 

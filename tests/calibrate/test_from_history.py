@@ -11,8 +11,8 @@ from pytest_ddpscale.calibrate.from_history import past_values
 from pytest_ddpscale.calibrate.trusted_runs import TrustedRun, read_trusted_run
 from pytest_ddpscale.errors import HistoryError
 from pytest_ddpscale.history.recording import add_run
+from pytest_ddpscale.plan.arm import OneGpu
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import OneGpu
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, cases_for
 from tests.builders.clusters import thresholds
 from tests.builders.judged import WORKLOAD

@@ -26,6 +26,7 @@ from pytest_ddpscale.simulate.writing import records
 from pytest_ddpscale.thresholds.cases import training_cases
 from tests.builders.clusters import a100
 from tests.builders.json_types import run_record
+from tests.builders.workloads import with_settings
 
 CONFIDENCE = 0.95
 
@@ -159,7 +160,7 @@ def test_the_worst_of_the_nodes_that_both_runs_have_is_compared() -> None:
 def other(base: ComparedRun, **changes: Any) -> ComparedRun:
     """The same run of another workload."""
     plan = base.evidence.plan
-    studies = tuple(replace(one, workload=replace(one.workload, **changes)) for one in plan.studies)
+    studies = tuple(replace(one, workload=with_settings(one.workload, **changes)) for one in plan.studies)
     return replace(base, evidence=replace(base.evidence, plan=replace(plan, studies=studies)))
 
 

@@ -11,15 +11,19 @@ from pytest_ddpscale.errors import GangError
 from pytest_ddpscale.find_batch.batch_trial import BatchTrial, MemoryBounds, fastest, throughput, try_batch
 from pytest_ddpscale.find_batch.memory_limit import MemoryCgroup, MemoryLimit
 from pytest_ddpscale.launch.launcher import Launch
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.memory_record import RankMemory
+from pytest_ddpscale.run.rank_folder import RankMemory
 from tests.builders.launches import playing
 
 pytestmark = pytest.mark.usefixtures("little_patience")
 
-STUDY = Study("weak", Workload("r", "resnet18", "fp32", 16), (Arm("alone", 1, 16), Arm("ddp", 2, 16)), 2, 0.01, 0.0)
+STUDY = Study(
+    "weak", Workload("r", ImageFamily("resnet18"), "fp32", 16), (Arm("alone", 1, 16), Arm("ddp", 2, 16)), 2, 0.01, 0.0
+)
 PLAN = Plan("cpu", "cpu", (STUDY,))
 TOGETHER = MemoryBounds(0.9, MemoryLimit(1000, "of a test"))
 FAILED = """

@@ -70,7 +70,7 @@ def test_a_model_that_no_requirement_names(tried: list[Plan]) -> None:
     assert run("--gpu-sku=cpu", "--model=resnet34", "--precision=bf16", "--image-size=96", "--ranks=3", "--most=8") == 0
     [study] = tried[0].studies
     workload = study.workload
-    assert (workload.name, workload.precision, workload.image_size) == ("resnet34-bf16", "bf16", 96)
+    assert (workload.name, workload.precision, workload.family.image_size) == ("resnet34-bf16", "bf16", 96)
     assert {arm.name for arm in study.arms} == {"alone", "ddp@2", "ddp@3", "no_sync@3", "each@3"}
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.find_batch.trial_study import STEPS_PER_BLOCK, questions_of, trial_plan, workload_of
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.workload import Workload
 from tests.builders.clusters import thresholds
@@ -46,7 +47,7 @@ def test_all_ranks_train_together_also_where_no_requirement_asks_it() -> None:
     ],
 )
 def test_of_a_workload_that_nothing_requires_it_has_the_usual_arms(ranks: int, expected: set[str]) -> None:
-    workload = Workload("mine", "resnet18", "fp32", 8)
+    workload = Workload("mine", ImageFamily("resnet18"), "fp32", 8)
     assert arms_of("cpu", workload, ranks).keys() == expected
 
 
@@ -62,10 +63,11 @@ def test_each_arm_trains_at_least_as_many_steps_as_asked(steps: int) -> None:
 def test_a_workload_of_ones_own_is_trained_as_the_sku_trains_that_model() -> None:
     sku = SKUS["a100-sxm4-80gb"]
     vit = workload_of(sku, "vit_b_16", "bf16", None, "cuda")
-    assert (vit.name, vit.precision, vit.image_size, vit.memory_format) == ("vit-b-16-bf16", "bf16", 224, "contiguous")
+    assert (vit.name, vit.precision) == ("vit-b-16-bf16", "bf16")
+    assert (vit.family.image_size, vit.family.memory_format) == (224, "contiguous")
     other = workload_of(sku, "resnet34", "fp16", 128, "cuda")
-    assert (other.name, other.image_size, other.memory_format) == ("resnet34-fp16", 128, "channels_last")
-    assert workload_of(sku, "resnet34", "fp32", None, "cpu").memory_format == "contiguous"
+    assert (other.name, other.family.image_size, other.family.memory_format) == ("resnet34-fp16", 128, "channels_last")
+    assert workload_of(sku, "resnet34", "fp32", None, "cpu").family.memory_format == "contiguous"
 
 
 def test_a_model_that_torchvision_has_not_is_refused() -> None:

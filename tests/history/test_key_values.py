@@ -9,16 +9,17 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.history.key_values import KeyValue, key_values_of
-from pytest_ddpscale.plan.image_folder import ImageFolderData
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.variant import Variant
+from pytest_ddpscale.plan.workload import ImageFolderData
 from pytest_ddpscale.run.evidence import Evidence
 from tests.builders.measurements import Measurement, ProbeMeasurement
 from tests.builders.nights import ALONE, DDP, EACH, GPUS, SKU, STUDY, key_value, measurements
 from tests.builders.probes import probe_columns_of, with_columns
 from tests.builders.rounds import columns_of
+from tests.builders.workloads import with_settings
 
 ONE_NODE = Plan(SKU, "cuda", (STUDY,))
 TWO_NODES = Plan(SKU, "cuda", (STUDY,), nodes=2, ranks_per_node=GPUS)
@@ -124,7 +125,7 @@ def test_too_few_rounds_a_broken_study_and_imported_samples_tell_nothing() -> No
 @pytest.mark.parametrize(
     "other",
     [
-        replace(STUDY, workload=replace(STUDY.workload, image_size=64)),
+        replace(STUDY, workload=with_settings(STUDY.workload, image_size=64)),
         replace(STUDY, workload=replace(STUDY.workload, compile=True)),
         replace(STUDY, block_s=2.0),
     ],

@@ -15,9 +15,12 @@ from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Arm, Plan, Study
-from pytest_ddpscale.plan.workload import Precision, Workload
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.words import Precision
+from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.sku.detection import visible_gpus
 from pytest_ddpscale.sku.matching import matching_skus
@@ -127,7 +130,7 @@ def gpu_run(gpu: TorchGpu, tmp_path_factory: pytest.TempPathFactory) -> GpuRun:
 
 
 def _study(precision: Precision) -> Study:
-    workload = Workload(f"resnet18-{precision}", "resnet18", precision, BATCH_SIZE)
+    workload = Workload(f"resnet18-{precision}", ImageFamily("resnet18"), precision, BATCH_SIZE)
     arms = (Arm("alone", 1, BATCH_SIZE), Arm("ddp", 1, BATCH_SIZE))
     return Study("weak", workload, arms, ROUNDS, BLOCK_S, warmup_s=3.0)
 

@@ -16,12 +16,13 @@ from pytest_ddpscale.judge.rounds import arm_rounds
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.by_rank import flops_of, seeded_steps_of
-from pytest_ddpscale.run.gangs import versions_of
 from pytest_ddpscale.run.records import (
     RoundEnd,
     SeededSteps,
@@ -31,13 +32,13 @@ from pytest_ddpscale.run.records import (
     gangs_by_number,
 )
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_record import ends_of
+from pytest_ddpscale.run.run_record import ends_of, versions_of
 from pytest_ddpscale.run.strict_json import each
 from tests.builders.measurements import measurements_in
 from tests.builders.rounds import columns_of
 from tests.forks.launcher import forked_here
 
-TINY = Workload("tiny", "shufflenet_v2_x0_5", "fp32", 2, 32, "contiguous", 4, num_classes=10)
+TINY = Workload("tiny", ImageFamily("shufflenet_v2_x0_5", 32, "contiguous", num_classes=10), "fp32", 2, 4)
 ARMS = (Arm("alone", 1, 2), Arm("ddp", 1, 2), Arm("ddp", 2, 2))
 EVERY_KIND = (*ARMS, Arm("each", 2, 2), Arm("no_sync", 2, 2))
 WEAK = Study("weak", TINY, ARMS, rounds=FEWEST_ROUNDS, block_s=0.02, warmup_s=0.02, turns=2)

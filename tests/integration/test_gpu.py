@@ -10,10 +10,9 @@ import statistics
 
 import pytest
 
-from pytest_ddpscale.plan.workload import Precision
-from pytest_ddpscale.run.gangs import versions_of
+from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.run.records import gangs_by_number
-from pytest_ddpscale.run.run_record import errors_of
+from pytest_ddpscale.run.run_record import ended, versions_of
 from pytest_ddpscale.run.transport_record import transports_of
 from pytest_ddpscale.sku.detection import visible_gpus
 from tests.integration.gpu_run import BATCH_SIZE, BLOCK_S, ROUNDS, GpuRun, TorchGpu, gpu_environment
@@ -36,7 +35,7 @@ def test_nvml_and_torch_name_the_same_gpu(gpu: TorchGpu) -> None:
 
 
 def test_one_gang_measures_all_of_it(gpu_run: GpuRun) -> None:
-    assert errors_of(gpu_run.directory.read_records()) == {}
+    assert ended(gpu_run.directory.read_records(), "error") == {}
     assert gpu_run.gangs_started == 1
 
 

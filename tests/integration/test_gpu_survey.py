@@ -7,16 +7,17 @@ import subprocess
 
 import pytest
 
-from pytest_ddpscale.judge.catalogue import check
-from pytest_ddpscale.judge.finding import NodeEvidence
-from pytest_ddpscale.plan.architectures import has_kernels
+from pytest_ddpscale.judge.findings import NodeEvidence
+from pytest_ddpscale.judge.node_checks import check
+from pytest_ddpscale.plan.hardware import has_kernels
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, surveys_of
-from pytest_ddpscale.run.telemetry_columns import telemetry_columns_of
+from pytest_ddpscale.run.telemetry import telemetry_columns_of
 from pytest_ddpscale.run.transport_record import transports_of
 from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.thresholds.node_expectation import node_expectation
+from tests.builders.nodes_checked import NOT_CHECKED
 from tests.integration.gpu_run import GpuRun, TorchGpu
 
 pytestmark = pytest.mark.gpu
@@ -108,7 +109,9 @@ def test_the_node_passes_the_checks_of_its_sku(gpu_run: GpuRun, sku: Sku, name: 
     telemetry = telemetry_columns_of(gpu_run.directory.read_telemetry(), gangs_by_number(records))
     transports = transports_of(records)
     expectation = node_expectation(sku, gpu_run.plan)
-    found = check(name, NodeEvidence(expectation, surveys_of(records), gpu_run.plan.nodes, telemetry, transports))
+    found = check(
+        NOT_CHECKED, name, NodeEvidence(expectation, surveys_of(records), gpu_run.plan.nodes, telemetry, transports)
+    )
     if sku.checks[name] == "fail":
         assert found.outcome == "passed", found.reason
     else:

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_ddpscale.judge.rounds import arm_rounds
 from pytest_ddpscale.judge.samples import ArmSamples
-from pytest_ddpscale.plan.workload import Precision
+from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.telemetry.link import Sampler
 from tests.builders.measurements import measurements_in

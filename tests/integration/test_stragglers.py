@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.scripts import benchmark
+from tests.builders.workloads import with_settings
 from tests.forks.launcher import forked_here
 
 stragglers = benchmark("stragglers")
@@ -27,7 +28,7 @@ def test_a_rank_that_sleeps_for_most_of_each_step_is_named(tmp_path: Path) -> No
     """Smaller and other faults, and none, for which nobody may be named, are tried by benchmarks/stragglers.py."""
     pace = replace(stragglers.PACE, rounds=8, block_s=0.05, warmup_s=0.1)
     launch = stragglers.sleepy_launch(forked_here(), SLOW_RANK, SLEEP_PER_WORK)
-    workload = replace(stragglers.WORKLOAD, model="shufflenet_v2_x0_5", batch_size=2, image_size=32)
+    workload = with_settings(stragglers.WORKLOAD, model="shufflenet_v2_x0_5", batch_size=2, image_size=32)
     verdict = stragglers.uniformity(tmp_path / "run", launch, pace, workload)
     assert [culprit.gpu_index for culprit in verdict.culprits] == [SLOW_RANK], verdict
     assert "the time of its only peer" in verdict.culprits[0].evidence

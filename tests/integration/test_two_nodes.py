@@ -11,11 +11,12 @@ import pytest
 
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PairStudy
-from pytest_ddpscale.plan.study import Arm, Plan
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.by_rank import seeded_steps_of
 from pytest_ddpscale.run.records import gangs_by_number
-from pytest_ddpscale.run.run_record import errors_of
+from pytest_ddpscale.run.run_record import ended
 from tests.builders.measurements import Measurement, measurements_in
 from tests.nccl_rules import test_gangs
 from tests.nccl_rules.checking import violations
@@ -53,7 +54,7 @@ def test_two_agents_keep_the_rules(measured: Measured) -> None:
 
 
 def test_every_node_trains_what_fits_it_and_all_together_what_does_not(measured: Measured) -> None:
-    assert errors_of(measured.run.read_records()) == {}
+    assert ended(measured.run.read_records(), "error") == {}
     measurements = measurements_in(measured.run)
     for arm in STUDY.arms:
         for number in range(STUDY.rounds):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import SeededStep
 from pytest_ddpscale.thresholds.cases import Case

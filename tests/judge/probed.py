@@ -11,7 +11,8 @@ from pytest_ddpscale.judge.probes import GIGA, TERA, bus_factor
 from pytest_ddpscale.judge.probing import judge_probe
 from pytest_ddpscale.plan.probe import STUDY_ID, Probe, ProbeStudy
 from pytest_ddpscale.plan.probe_pairs import expected_ranks
-from pytest_ddpscale.plan.study import DeviceType, Plan
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase

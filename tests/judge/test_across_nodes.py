@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_ddpscale.judge.culprits import peers_of
+from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.deciding import arms_needed, still_open
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.judged import CONFIDENCE, OTHER_CHECKSUM, evidence_of_plan, make_case, measure, plan_of
@@ -79,13 +79,13 @@ def test_a_slow_node_fails_an_efficiency_of_all_wherever_it_is(which: int) -> No
 
 def test_all_ranks_of_all_nodes_are_peers() -> None:
     plan = plan_of_nodes([EFFICIENCY], 3, 2)
-    peers = peers_of(plan.studies[0], nodes_evidence(plan, measure_nodes(plan)))
+    peers = RankComparison(plan.studies[0], nodes_evidence(plan, measure_nodes(plan)))
     assert peers.rounds.present.sum(axis=1).tolist() == [6] * ROUNDS
 
 
 def test_peers_are_those_of_the_nodes_that_are_left() -> None:
     plan = plan_of_nodes([make_case("throughput_per_gpu", 90.0, world_size=2)], 3, 2)
-    peers = peers_of(plan.studies[0], nodes_evidence(plan, measure_nodes(plan, without=[1])))
+    peers = RankComparison(plan.studies[0], nodes_evidence(plan, measure_nodes(plan, without=[1])))
     assert peers.rounds.present.sum(axis=1).tolist() == [4] * ROUNDS
 
 

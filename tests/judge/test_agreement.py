@@ -1,10 +1,10 @@
-"""Ranks that computed something else are counted and named."""
+"""Ranks that computed something else are counted and named, and nothing of their study passes."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.judge.agreement import agreeing_share, disagreeing_ranks, rows_that_differ
+from pytest_ddpscale.judge.agreement import agreeing_share, disagreeing_ranks, disagreements, rows_that_differ
+from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.verdicts import Culprit, Verdict
+from pytest_ddpscale.thresholds.cases import Case
+from tests.builders.judged import (
+    CHECKSUM,
+    CONFIDENCE,
+    OTHER_CHECKSUM,
+    easy_bound,
+    evidence_of_plan,
+    make_case,
+    measure,
+    plan_of,
+    seeded_steps,
+)
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import rounds_of
 from tests.rows import rows
@@ -47,7 +64,7 @@ def test_ranks_without_a_complete_round_differ_in_none() -> None:
     assert none.measured.digest.shape == (0, 4)
     assert len(rows_that_differ(none, seeded("ssss"))) == 0
     assert len(agreeing_share(none, seeded("ssss"))) == 0
-    assert disagreeing_ranks(none, seeded("ssss")) == []
+    assert disagreeing_ranks(none, seeded("ssss")) == {}
 
 
 @rows(
@@ -86,31 +103,32 @@ def test_the_share_does_not_depend_on_who_is_which_rank(parameters: str, steps: 
 )
 def test_what_is_not_known_does_not_agree(parameters: Sequence[str | None], steps: str) -> None:
     assert math.isnan(share_of(parameters, steps))
-    assert disagreeing_ranks(measured(parameters), seeded(steps)) == []
+    assert disagreeing_ranks(measured(parameters), seeded(steps)) == {}
 
 
 def test_ranks_that_agree_are_not_named() -> None:
-    assert disagreeing_ranks(measured("aaaa", "bbbb"), seeded("ssss")) == []
-    assert disagreeing_ranks(NO_ROUNDS, seeded("ssss")) == []
+    assert disagreeing_ranks(measured("aaaa", "bbbb"), seeded("ssss")) == {}
+    assert disagreeing_ranks(NO_ROUNDS, seeded("ssss")) == {}
 
 
 def test_a_rank_with_other_parameters_is_named_with_the_rounds() -> None:
-    (found,) = disagreeing_ranks(measured("aaaaaaaa", "aaaaabaa", "aaaaaaaa", "cccccdcc"), seeded("ssssssss"))
-    assert (found.rank, found.host, found.local_rank, found.device) == (5, "node1", 1, "GPU-5")
-    assert not found.ambiguous
+    odd = disagreeing_ranks(measured("aaaaaaaa", "aaaaabaa", "aaaaaaaa", "cccccdcc"), seeded("ssssssss"))
+    ((rank, found),) = odd.items()
+    assert (rank, found.host, found.gpu_index, found.gpu_uuid) == (5, "node1", 1, "GPU-5")
+    assert found.is_certain
     assert found.evidence == "parameters differ from most of 8 ranks in 2 of 4 rounds"
 
 
 def test_a_rank_that_computes_otherwise_by_itself_is_named_although_ddp_averages_it_away() -> None:
-    (found,) = disagreeing_ranks(measured("aaaa", "aaaa"), seeded("sssx"))
-    assert found.rank == 3
+    ((rank, found),) = disagreeing_ranks(measured("aaaa", "aaaa"), seeded("sssx")).items()
+    assert rank == 3
     assert found.evidence == "gradients of one seeded step, each computed alone, differ from most of 4 ranks"
 
 
 def test_both_are_said_of_one_rank_and_several_ranks_come_in_order() -> None:
-    both, first = disagreeing_ranks(measured("abaaa", "aaaac"), seeded("sxsss"))
-    assert (both.rank, first.rank) == (1, 4)
-    assert both.evidence == (
+    found = disagreeing_ranks(measured("abaaa", "aaaac"), seeded("sxsss"))
+    assert list(found) == [1, 4]
+    assert found[1].evidence == (
         "parameters differ from most of 5 ranks in 1 of 2 rounds; "
         "gradients of one seeded step, each computed alone, differ from most of 5 ranks"
     )
@@ -119,27 +137,29 @@ def test_both_are_said_of_one_rank_and_several_ranks_come_in_order() -> None:
 @rows(("parameters", "steps"), [("ab", "ss"), ("aabb", "ssss"), ("aa", "st"), ("abcd", "ssss")])
 def test_where_nobody_is_the_majority_all_are_named_and_it_is_said(parameters: str, steps: str) -> None:
     found = disagreeing_ranks(measured(parameters), seeded(steps))
-    assert [one.rank for one in found] == list(range(len(parameters)))
-    assert all(one.ambiguous for one in found)
-    assert all(f"differ between the {len(parameters)} ranks" in one.evidence for one in found)
-    assert all(one.evidence.endswith("so it is unknown which is right") for one in found)
+    assert list(found) == list(range(len(parameters)))
+    for one in found.values():
+        assert not one.is_certain
+        assert f"differ between the {len(parameters)} ranks" in one.evidence
+        assert one.evidence.endswith("so it is unknown which is right")
 
 
 def test_a_rank_that_differs_is_not_in_doubt_because_two_others_are() -> None:
     """An open question about parameters takes nothing from a clear answer about the seeded step."""
     found = disagreeing_ranks(measured("aaaa"), seeded("ssst"))
-    assert [(one.rank, one.ambiguous) for one in found] == [(3, False)]
+    assert [(rank, one.is_certain) for rank, one in found.items()] == [(3, True)]
 
 
 def test_a_round_that_lacks_a_checksum_is_left_out() -> None:
-    (found,) = disagreeing_ranks(measured("abaa", (None, "a", "a", "a"), "aaaa"), seeded("ssss"))
-    assert (found.rank, found.rounds_different, found.rounds) == (1, 1, 2)
+    ((rank, found),) = disagreeing_ranks(measured("abaa", (None, "a", "a", "a"), "aaaa"), seeded("ssss")).items()
+    assert (rank, found.evidence) == (1, "parameters differ from most of 4 ranks in 1 of 2 rounds")
 
 
 def test_only_those_who_are_still_there_are_named() -> None:
     """Of several nodes one may be lost: what is left of the others is compared as before."""
     rounds = rounds_of([*ranks_of(0, "aaab"), *ranks_of(1, "aba")])
-    assert [(one.rank, one.ranks) for one in disagreeing_ranks(rounds, seeded("ssss"))] == [(1, 3)]
+    ((rank, found),) = disagreeing_ranks(rounds, seeded("ssss")).items()
+    assert (rank, found.evidence) == (1, "parameters differ from most of 3 ranks in 1 of 2 rounds")
 
 
 class TestGroupsThatTakeTurns:
@@ -155,9 +175,217 @@ class TestGroupsThatTakeTurns:
         rounds = self.rounds(*self.turns)
         assert not rows_that_differ(rounds, seeded("ssss")).any()
         assert agreeing_share(rounds, seeded("ssss")).tolist() == [1.0, 1.0]
-        assert disagreeing_ranks(rounds, seeded("ssss")) == []
+        assert disagreeing_ranks(rounds, seeded("ssss")) == {}
 
     def test_a_disagreement_counts_whoever_had_the_last_turn(self) -> None:
         rounds = self.rounds(("", "bc"), *self.turns[:1])
         assert rows_that_differ(rounds, seeded("ssss")).tolist() == [True, False]
-        assert [one.rank for one in disagreeing_ranks(rounds, seeded("ssss"))] == [2, 3]
+        assert list(disagreeing_ranks(rounds, seeded("ssss"))) == [2, 3]
+
+
+ROUNDS = FEWEST_ROUNDS + 1
+METRIC = "replica_agreement"
+# Everything that the weak-scaling study of four ranks is asked, world size by metric.
+ASKED = {
+    METRIC: 4,
+    "throughput_per_gpu": 4,
+    "weak_scaling_efficiency": 4,
+    "rank_uniformity": 4,
+    "exposed_communication": 4,
+    "ddp_overhead": 1,
+    "step_time_p95": 4,
+    "step_time_cv": 4,
+    "device_utilization": 4,
+    "model_flops_utilization": 4,
+    "generation_ratio": 4,
+    "peak_memory_gib": 4,
+    "memory_spread": 4,
+}
+OTHERS = tuple(name for name in ASKED if name != METRIC)
+UNLIKE_MOST = "gradients of one seeded step, each computed alone, differ from most of 4 ranks"
+UNTOLD = "no result is shared by more than half of the ranks, so it is unknown which is right"
+
+
+def ask(metric: str) -> Case:
+    bound = 100.0 if metric == "step_time_p95" else easy_bound(metric)
+    return make_case(metric, bound, world_size=ASKED[metric])
+
+
+def run_of_four(
+    odd_parameters: Mapping[int, Collection[int]] | None = None, odd_seeded: Collection[int] = (), odd: str = ""
+) -> Evidence:
+    """Four ranks, two on each host.
+
+    Args:
+        odd_parameters: the rounds in which a rank's parameters differ, by rank.
+        odd_seeded: ranks whose seeded step differs.
+        odd: checksum of the parameters that differ; those of each rank have their own if it is empty.
+    """
+    plan = plan_of([ask(metric) for metric in ASKED], rounds=ROUNDS)
+    (study,) = plan.studies
+    differ = odd_parameters or {}
+
+    def changed(one: Measurement) -> Measurement:
+        differs = one.arm == "ddp@4" and one.round in differ.get(one.rank, ())
+        return replace(one, parameters_checksum=odd or f"{OTHER_CHECKSUM}{one.rank}") if differs else one
+
+    measurements = [changed(one) for one in measure(study, ROUNDS, ranks_per_host=2)]
+    return evidence_of_plan(plan, measurements, odd_seeded={rank: f"{rank}bad" for rank in odd_seeded})
+
+
+def run_of_two(rounds: int = ROUNDS, second: str = CHECKSUM) -> Evidence:
+    """Two ranks; `second` is the checksum of the second one's parameters."""
+    plan = plan_of([make_case(METRIC, 1.0, world_size=2)], rounds=rounds)
+    (study,) = plan.studies
+    measurements = [
+        replace(one, parameters_checksum=second) if one.arm == "ddp@2" and one.rank == 1 else one
+        for one in measure(study, rounds)
+    ]
+    return evidence_of_plan(plan, measurements)
+
+
+def before_round(number: int, evidence: Evidence) -> Evidence:
+    """What was known when a round began."""
+    arms = {key: arm.of(arm.numbers < number) for key, arm in evidence.columns.arms.items()}
+    return replace(evidence, columns=Columns(arms))
+
+
+def verdict_on(metric: str, evidence: Evidence) -> Verdict:
+    return judge(ask(metric), evidence, CONFIDENCE)
+
+
+def test_everything_passes_where_all_ranks_agree() -> None:
+    for metric in ASKED:
+        verdict = verdict_on(metric, run_of_four())
+        assert (verdict.outcome, verdict.culprits) == ("passed", ())
+
+
+class TestAgreement:
+    def test_fails_for_parameters_that_differ_and_names_the_rank(self) -> None:
+        verdict = verdict_on(METRIC, run_of_four({2: range(ROUNDS)}))
+        assert (verdict.outcome, verdict.reason) == (
+            "failed",
+            "rank 2 on node1: results differ from those of other ranks",
+        )
+        assert verdict.culprits == (
+            Culprit(
+                "gpu",
+                "node1",
+                0,
+                "GPU-2",
+                f"parameters differ from most of 4 ranks in {ROUNDS} of {ROUNDS} rounds",
+                computed_wrong=True,
+            ),
+        )
+        assert verdict.value == 0.75
+
+    def test_fails_for_a_seeded_step_that_differs_and_names_the_rank(self) -> None:
+        verdict = verdict_on(METRIC, run_of_four(odd_seeded=[3]))
+        assert (verdict.outcome, verdict.reason) == (
+            "failed",
+            "rank 3 on node1: results differ from those of other ranks",
+        )
+        assert verdict.culprits == (Culprit("gpu", "node1", 1, "GPU-3", UNLIKE_MOST, computed_wrong=True),)
+
+    def test_fails_for_a_single_round_because_nothing_about_it_is_random(self) -> None:
+        verdict = verdict_on(METRIC, run_of_four({1: [4]}))
+        assert verdict.outcome == "failed"
+        assert [culprit.evidence for culprit in verdict.culprits] == [
+            f"parameters differ from most of 4 ranks in 1 of {ROUNDS} rounds"
+        ]
+
+    def test_fails_although_too_few_rounds_were_measured_for_anything_else(self) -> None:
+        evidence = run_of_four({1: [0]})
+        early = before_round(2, evidence)
+        assert verdict_on("throughput_per_gpu", early).outcome == "inconclusive"
+        assert verdict_on(METRIC, early).outcome == "failed"
+
+    def test_names_every_rank_that_differs(self) -> None:
+        evidence = run_of_four({1: [2], 3: [5]})
+        assert list(disagreements(evidence.plan.studies[0], evidence)) == [1, 3]
+        assert (
+            verdict_on(METRIC, evidence).reason
+            == "rank 1 on node0, rank 3 on node1: results differ from those of other ranks"
+        )
+
+
+class TestTwoRanksThatDiffer:
+    """Either may be the one that is wrong."""
+
+    @pytest.mark.parametrize("rounds", [1, 6])
+    def test_are_both_named_for_their_parameters(self, rounds: int) -> None:
+        evidence = run_of_two(rounds, OTHER_CHECKSUM)
+        verdict = judge(make_case(METRIC, 1.0), evidence, CONFIDENCE)
+        assert verdict.outcome == "failed"
+        said = f"parameters differ between the 2 ranks in {rounds} of {rounds} rounds; {UNTOLD}"
+        assert [(c.gpu_uuid, c.evidence) for c in verdict.culprits] == [("GPU-0", said), ("GPU-1", said)]
+        assert not any(culprit.is_certain for culprit in verdict.culprits)
+
+    @pytest.mark.parametrize("metric", [METRIC, "throughput_per_gpu"])
+    def test_are_not_certain_to_be_wrong_as_halves_of_four_either(self, metric: str) -> None:
+        verdict = verdict_on(metric, run_of_four({rank: range(ROUNDS) for rank in (2, 3)}, odd="a1f"))
+        assert [culprit.is_certain for culprit in verdict.culprits] == [False] * 4
+
+    def test_are_both_named_for_their_seeded_step(self) -> None:
+        evidence = run_of_two()
+        (study,) = evidence.plan.studies
+        evidence = replace(evidence, seeded_steps={study.id: seeded_steps(study, {1: OTHER_CHECKSUM})})
+        verdict = judge(make_case(METRIC, 1.0), evidence, CONFIDENCE)
+        said = f"gradients of one seeded step, each computed alone, differ between the 2 ranks; {UNTOLD}"
+        assert [(c.gpu_uuid, c.evidence) for c in verdict.culprits] == [("GPU-0", said), ("GPU-1", said)]
+
+    def test_are_told_apart_where_more_ranks_were_measured(self) -> None:
+        plan = plan_of([make_case("weak_scaling_efficiency", 0.5, world_size=size) for size in (2, 4)], rounds=ROUNDS)
+        (study,) = plan.studies
+        evidence = evidence_of_plan(plan, measure(study, ROUNDS), odd_seeded={1: OTHER_CHECKSUM})
+        assert [arm.name for arm in study.arms if arm.kind == "ddp"] == ["ddp@2", "ddp@4"]
+        assert [(rank, odd.is_certain) for rank, odd in disagreements(study, evidence).items()] == [(1, True)]
+
+    def test_stay_ambiguous_where_more_ranks_do_agree(self) -> None:
+        """Something goes wrong between just these two, of which the others know nothing."""
+        plan = plan_of([make_case("weak_scaling_efficiency", 0.5, world_size=size) for size in (2, 4)], rounds=ROUNDS)
+        (study,) = plan.studies
+        measurements = [
+            replace(one, parameters_checksum=OTHER_CHECKSUM) if one.arm == "ddp@2" and one.rank == 1 else one
+            for one in measure(study, ROUNDS)
+        ]
+        found = disagreements(study, evidence_of_plan(plan, measurements))
+        assert [(rank, odd.is_certain) for rank, odd in found.items()] == [(0, False), (1, False)]
+
+
+class TestOtherRequirements:
+    def test_that_would_pass_become_errors_that_name_the_rank(self) -> None:
+        for metric in OTHERS:
+            verdict = verdict_on(metric, run_of_four({2: [3]}))
+            assert verdict.outcome == "error"
+            assert verdict.reason == (
+                "rank 2 on node1: results differ from those of other ranks (see replica_agreement); "
+                "speed does not count"
+            )
+            assert [culprit.gpu_uuid for culprit in verdict.culprits] == ["GPU-2"]
+            assert verdict.value is not None
+
+    def test_that_fail_stay_failures(self) -> None:
+        case = make_case("throughput_per_gpu", 1000.0, world_size=4)
+        agreeing, differing = (judge(case, run, CONFIDENCE) for run in (run_of_four(), run_of_four({2: [3]})))
+        assert agreeing.outcome == "failed"
+        assert differing == replace(agreeing, flags=("wrong-data",))
+
+    def test_that_are_undecided_stay_undecided(self) -> None:
+        evidence = run_of_four({2: [1]})
+        early = before_round(3, evidence)
+        verdict = verdict_on("throughput_per_gpu", early)
+        assert (verdict.outcome, verdict.reason) == ("inconclusive", f"3 rounds; expected at least {FEWEST_ROUNDS}")
+
+    def test_of_other_studies_do_not_matter(self) -> None:
+        weak, strong = make_case("weak_scaling_efficiency", 0.5), make_case("strong_scaling_efficiency", 0.4)
+        plan = plan_of([weak, strong], rounds=ROUNDS)
+        measurements = [
+            replace(one, parameters_checksum=OTHER_CHECKSUM)
+            if (one.study, one.arm, one.rank) == ("weak/r", "ddp@2", 1)
+            else one
+            for study in plan.studies
+            for one in measure(study, ROUNDS)
+        ]
+        evidence = evidence_of_plan(plan, measurements)
+        assert [judge(case, evidence, CONFIDENCE).outcome for case in (weak, strong)] == ["error", "passed"]

@@ -23,6 +23,7 @@ from tests.builders.judged import (
     world_size_of,
 )
 from tests.builders.rounds import columns_of
+from tests.builders.workloads import with_settings
 from tests.rows import rows
 
 STEADY = (0.9,) * FEWEST_ROUNDS
@@ -40,7 +41,7 @@ SCALED_WORKLOADS: dict[str, dict[str, Any]] = {
 def judge_against(metric: str, **trained: Any) -> Verdict:
     """The verdict when another workload than the one required was trained."""
     case = make_case(metric, 0.5)
-    study = replace(make_study(case), workload=replace(WORKLOAD, **trained))
+    study = replace(make_study(case), workload=with_settings(WORKLOAD, **trained))
     evidence = Evidence(Plan("a100", "cuda", (study,)), columns_of(make_measurements(case, STEADY)), {})
     return judge(case, evidence, CONFIDENCE)
 
@@ -52,7 +53,7 @@ class TestWhatWasTrained:
         change = SCALED_WORKLOADS[field]
         verdict = judge_against(metric, **change)
         assert (verdict.outcome, verdict.value) == ("not_measured", None)
-        required = getattr(WORKLOAD, field)
+        required = WORKLOAD.settings[field]
         assert verdict.reason == f"measured differently: {field} {change[field]}, required {required}"
 
     @rows(

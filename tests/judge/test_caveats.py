@@ -9,7 +9,7 @@ import pytest
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.verdicts import Verdict
 from tests.builders.judged import CONFIDENCE, judge_values, make_case, make_evidence, make_measurements
 from tests.rows import rows

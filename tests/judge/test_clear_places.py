@@ -34,7 +34,7 @@ def odd(evidence: Evidence) -> Evidence:
     waits = {"utilization": 0.99, "power_w": 200.0, "power_limit_w": 1000.0, "idle_power_w": 150.0}
     told, is_stalled = evidence.telemetry, evidence.telemetry.rank // 8 == 7
     changes: dict[str, Any] = {n: np.where(is_stalled, new, getattr(told, n)) for n, new in waits.items()}
-    told = replace(told, **changes)
+    told = replace(told, numbers={**told.numbers, **changes})
     return replace(evidence, columns=Columns(arms), telemetry=told)
 
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.judge.culprits import peers_of
+from pytest_ddpscale.judge.culprits import RankComparison, rank_notes
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.rounds import NO_ROUNDS
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.study import Arm, DeviceType
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.judged import (
@@ -313,13 +314,13 @@ class TestEachRounds:
         cases = [make_case("rank_uniformity", 1.1, world_size=size) for size in (2, 4)]
         plan = plan_of(cases, rounds=ROUNDS)
         (study,) = plan.studies
-        found = peers_of(study, evidence_of_plan(plan, measure(study, ROUNDS))).rounds
+        found = RankComparison(study, evidence_of_plan(plan, measure(study, ROUNDS))).rounds
         assert found.present.sum(axis=1).tolist() == [4] * ROUNDS
 
     def test_are_none_where_no_study_has_them(self) -> None:
         plan = plan_of([make_case("strong_scaling_efficiency", 0.5)], rounds=ROUNDS)
         (study,) = plan.studies
-        assert peers_of(study, evidence_of_plan(plan, measure(study, ROUNDS))).rounds is NO_ROUNDS
+        assert RankComparison(study, evidence_of_plan(plan, measure(study, ROUNDS))).rounds is NO_ROUNDS
 
 
 class TestLeastBusy:
@@ -357,3 +358,32 @@ class TestLeastBusy:
 
     def test_rank_is_not_blamed_for_another_metric(self) -> None:
         assert judge_values("throughput_per_gpu", 2.0, [0.9] * 6).culprits == ()
+
+
+def notes(slowness: Callable[[int, int], float], rounds: int = 12) -> list[str]:
+    """Of four ranks; `slowness` of round and rank."""
+    plan = plan_of([make_case("rank_uniformity", 1.1, world_size=4)], "cuda", rounds)
+
+    def samples_per_s(arm: Arm, number: int, rank: int) -> float:
+        return ALONE_SAMPLES_PER_S / slowness(number, rank)
+
+    found = [one for study in plan.studies for one in measure(study, rounds, samples_per_s, 2)]
+    return rank_notes(evidence_of_plan(plan, found))
+
+
+def test_a_rank_that_is_four_per_cent_slow_is_to_be_looked_at() -> None:
+    assert notes(lambda number, rank: 1.04 if rank == 3 else 1.0) == [
+        "look at rank 3 on node1, 1.04× (1.04 … 1.04×) the median of 3 peers: it is slower without communication, "
+        "by too little to be named"
+    ]
+
+
+def test_a_rank_that_became_slow_is_told() -> None:
+    assert notes(lambda number, rank: 1.2 if rank == 3 and number >= 6 else 1.0) == [
+        "slow at times: rank 3 on node1, 1.20× the median of 3 peers in the last 6 of 12 rounds"
+    ]
+
+
+def test_nothing_is_said_of_ranks_that_are_alike_or_named_anyway() -> None:
+    assert notes(lambda number, rank: 1.0) == []
+    assert notes(lambda number, rank: 1.2 if rank == 3 else 1.0) == []

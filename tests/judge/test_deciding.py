@@ -10,8 +10,10 @@ from msgspec.structs import replace as altered
 
 from pytest_ddpscale.judge.deciding import ROUNDS_WITHOUT_REQUIREMENTS, Decider
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.study import Arm, Plan
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord
@@ -38,7 +40,7 @@ WEAK, STRONG = "weak/r", "strong/r"
 EFFICIENCY = make_case("weak_scaling_efficiency", 0.5)
 THROUGHPUT = make_case("throughput_per_gpu", 50.0)
 SPEEDUP = make_case("strong_scaling_speedup", 1.0)
-OTHER_WORKLOAD = Workload("s", "resnet34", "fp32", 4, image_size=32, global_batch_size=8)
+OTHER_WORKLOAD = Workload("s", ImageFamily("resnet34", image_size=32), "fp32", 4, global_batch_size=8)
 
 Pace = Callable[[Arm, int, int], float]
 

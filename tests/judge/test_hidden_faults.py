@@ -19,8 +19,8 @@ from tests.builders.judged import (
     make_measurements,
     make_study,
 )
+from tests.judge.test_agreement import ROUNDS, ask, run_of_four, verdict_on
 from tests.judge.test_culprits import judge_slowed, slow
-from tests.judge.test_replicas import ROUNDS, ask, run_of_four, verdict_on
 from tests.rows import rows
 
 

@@ -16,9 +16,11 @@ from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate, m
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.launches import at_place, over_launches
 from pytest_ddpscale.judge.per_place import PerPlace
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.per_round import Sample
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
-from pytest_ddpscale.plan.study import Arm, DeviceType, Plan
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Verdict
 from pytest_ddpscale.thresholds.cases import Case

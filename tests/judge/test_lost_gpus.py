@@ -31,7 +31,7 @@ def test_one_that_does_not_answer_any_more_is_named_with_what_it_said_before() -
         ("n1", 3, "GPU-n1-3", True)
     ]
     assert found.culprits[0].evidence == "lost after ranks failed: GPU is lost"
-    assert found.share == 0.5
+    assert found.value == 0.5
 
 
 def test_one_that_the_driver_no_longer_lists_is_named() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.plan.study import Arm, OneGpu
+from pytest_ddpscale.plan.arm import Arm, OneGpu
 from pytest_ddpscale.run.verdicts import Verdict
 from tests.builders.judged import ALONE_SAMPLES_PER_S, CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
 from tests.rows import rows

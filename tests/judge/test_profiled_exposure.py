@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.judge.profiled_exposure import profiled_exposures
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
@@ -17,7 +19,7 @@ from tests.builders.profiles import profile
 from tests.builders.rounds import columns_of
 
 ARMS = (Arm("alone", 1, 4), Arm("no_sync", 2, 4), Arm("ddp", 2, 4))
-STUDY = Study("weak", Workload("r", "resnet18", "fp32", 4), ARMS, 8, 1.0, 1.0)
+STUDY = Study("weak", Workload("r", ImageFamily("resnet18"), "fp32", 4), ARMS, 8, 1.0, 1.0)
 PLAN = Plan("cpu", "cpu", (STUDY,))
 NO_SYNC = profile(STUDY.id, "no_sync@2", [(60, 55, 0), (80, 70, 0)])
 DDP = profile(STUDY.id, "ddp@2", [(100, 60, 30), (100, 75, 20)], [(40, 10), (40, 20)])

@@ -24,8 +24,8 @@ from pytest_ddpscale.judge.rounds import (
     rows_of_nodes,
     together,
 )
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.run.columns import Columns
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import columns_of, rounds_of

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import date
-from typing import Literal
+from typing import Any, Literal
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.judge.run_outcome import ONE_NODE, RunCaveats, conclude, other_blockers, qualified
+from pytest_ddpscale.judge.run_outcome import RunFacts, conclude, other_blockers
 from pytest_ddpscale.report.text import verdict_word
 from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
 from pytest_ddpscale.run.verdicts import Blocker, RunOutcome, Verdict, VerdictOutcome
@@ -86,11 +86,12 @@ CONCLUDED: list[tuple[list[Verdict], int, RunOutcome, str]] = [
     ids=[f"{[f'{one.id} {one.outcome}' for one in row[0]]}, {row[1]} left out" for row in CONCLUDED],
 )
 def test_a_run_comes_to(verdicts: list[Verdict], left_out: int, outcome: RunOutcome, reason: str) -> None:
-    found = conclude(verdicts, len(verdicts) + left_out)
+    run = RunFacts(verdicts, len(verdicts) + left_out)
+    found = conclude(run)
     assert found[0] == outcome
     assert reason in found[1]
     # Infrastructure is no failure of the machine, and no pass.
-    interrupted, _ = conclude(verdicts, len(verdicts) + left_out, interrupted=True)
+    interrupted, _ = conclude(replace(run, interrupted=True))
     assert interrupted == ("rejected" if outcome == "rejected" else "incomplete")
 
 
@@ -100,14 +101,15 @@ def test_wrong_data_blocks_whatever_the_severity() -> None:
 
 
 def test_what_was_not_tested_keeps_the_rest_from_being_accepted() -> None:
-    silent = RunCaveats(silent=("GPU 1: GPU is lost",))
-    assert qualified("accepted", "all passed", silent) == ("incomplete", "GPU 1: GPU is lost (all passed)")
-    assert qualified("rejected", "one failed", silent) == ("rejected", "one failed")
-    absent = RunCaveats(coverage=Coverage((NodeCoverage("n0", (), left_out="disk: full"),)))
-    for caveats in (absent, RunCaveats(is_simulated=True)):
-        assert qualified("accepted_with_waivers", "all passed", caveats)[0] == "incomplete"
-    assert qualified("accepted_with_waivers", "why", RunCaveats()) == ("accepted_with_waivers", "why")
-    assert other_blockers([PASSED, WAIVED], 2, False, ONE_NODE, RunCaveats()) == ()
+    silent = RunFacts([PASSED], 1, silent=("GPU 1: GPU is lost",))
+    assert conclude(silent) == ("incomplete", "GPU 1: GPU is lost (1 of 1 requirements passed)")
+    assert conclude(replace(silent, verdicts=[FAILED]))[0] == "rejected"
+    waived = RunFacts([PASSED, WAIVED], 2)
+    absent = replace(waived, coverage=Coverage((NodeCoverage("n0", (), left_out="disk: full"),)))
+    for run in (absent, replace(waived, is_simulated=True)):
+        assert conclude(run)[0] == "incomplete"
+    assert conclude(waived)[0] == "accepted_with_waivers"
+    assert other_blockers(waived) == ()
 
 
 OUTCOMES = st.sampled_from(["passed", "failed", "inconclusive", "not_measured", "error"])
@@ -120,7 +122,7 @@ VERDICTS = st.lists(
 def test_acceptance_needs_every_requirement_decided_and_none_failed(
     verdicts: list[Verdict], left_out: int, interrupted: bool
 ) -> None:
-    outcome, _ = conclude(verdicts, len(verdicts) + left_out, interrupted)
+    outcome, _ = conclude(RunFacts(verdicts, len(verdicts) + left_out, interrupted))
     if outcome != "accepted":
         return
     assert not interrupted
@@ -134,8 +136,8 @@ def test_acceptance_needs_every_requirement_decided_and_none_failed(
 
 @given(VERDICTS, st.booleans())
 def test_the_order_of_verdicts_does_not_change_the_outcome(verdicts: list[Verdict], interrupted: bool) -> None:
-    forwards, _ = conclude(verdicts, len(verdicts), interrupted)
-    assert conclude(verdicts[::-1], len(verdicts), interrupted)[0] == forwards
+    forwards, _ = conclude(RunFacts(verdicts, len(verdicts), interrupted))
+    assert conclude(RunFacts(verdicts[::-1], len(verdicts), interrupted))[0] == forwards
 
 
 @rows(
@@ -159,26 +161,30 @@ def test_nothing_published_or_nothing_measured_is_never_allowed() -> None:
     assert not may_be_allowed([])
 
 
-TWO_NODES = Coverage((NodeCoverage("n0", ("training",)), NodeCoverage("n1", ("training",))), ranks=1)
+TWO_NODES = Coverage(
+    (NodeCoverage("n0", ("training",)), NodeCoverage("n1", ("training",))), ranks=1,
+    between_nodes=(PASSED.id,), over_all_nodes=(PASSED.id,),
+)  # fmt: skip
 
 
 @rows(
-    "caveats",
+    "facts",
     [
-        RunCaveats(spoiled=[Blocker("test", "test_x", "was skipped")]),
-        RunCaveats(not_one_machine="the studies ran on different hosts"),
-        RunCaveats(is_simulated=True),
-        RunCaveats(silent=["GPU 1: GPU is lost"]),
-        RunCaveats(slow_links=["n3"]),
-        RunCaveats(coverage=replace(TWO_NODES, unnamed_nodes=1)),
-        RunCaveats(coverage=Coverage((NodeCoverage("n0", (), left_out="disk: full"),))),
-        RunCaveats(coverage=replace(TWO_NODES, paths_planned=1)),
-        RunCaveats(coverage=replace(TWO_NODES, why_paths_are_missing="rank 2 died")),
+        {"spoiled": [Blocker("test", "test_x", "was skipped")]},
+        {"not_one_machine": "the studies ran on different hosts"},
+        {"is_simulated": True},
+        {"silent": ["GPU 1: GPU is lost"]},
+        {"slow_links": ["n3"]},
+        {"coverage": replace(TWO_NODES, unnamed_nodes=1)},
+        {"coverage": Coverage((NodeCoverage("n0", (), left_out="disk: full"),))},
+        {"coverage": replace(TWO_NODES, paths_planned=1)},
+        {"coverage": replace(TWO_NODES, why_paths_are_missing="rank 2 died")},
     ],
 )
-def test_what_else_stands_in_the_way_is_not_allowed_with_what_is_unmeasured(caveats: RunCaveats) -> None:
-    assert may_be_allowed([PASSED, verdict("not_measured")])
-    assert not may_be_allowed([PASSED, verdict("not_measured")], caveats=caveats)
+def test_what_else_stands_in_the_way_is_not_allowed_with_what_is_unmeasured(facts: dict[str, Any]) -> None:
+    for coverage in (Coverage(), TWO_NODES):
+        assert may_be_allowed([PASSED, verdict("not_measured")], coverage=coverage)
+    assert not may_be_allowed([PASSED, verdict("not_measured")], **facts)
 
 
 def test_an_interruption_or_a_miss_between_nodes_is_not_allowed_either() -> None:
@@ -188,13 +194,6 @@ def test_an_interruption_or_a_miss_between_nodes_is_not_allowed_either() -> None
     assert not may_be_allowed([PASSED, missed, verdict("not_measured")], coverage=coverage)
 
 
-def may_be_allowed(
-    verdicts: list[Verdict],
-    *,
-    interrupted: bool = False,
-    coverage: Coverage = ONE_NODE,
-    caveats: RunCaveats = RunCaveats(),  # noqa: B008 (frozen)
-) -> bool:
-    allowing = replace(caveats, allows_unmeasured=True)
-    others = other_blockers(verdicts, len(verdicts), interrupted, coverage, allowing)
+def may_be_allowed(verdicts: list[Verdict], **facts: Any) -> bool:
+    others = other_blockers(RunFacts(verdicts, len(verdicts), allows_unmeasured=True, **facts))
     return not others and not any(one.blocks(allows_unmeasured=True) for one in verdicts)

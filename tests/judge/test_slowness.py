@@ -7,8 +7,8 @@ import pytest
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds
 from pytest_ddpscale.judge.samples import MeasuredArms
 from pytest_ddpscale.judge.slowness import slowness_of, slowness_within_hosts
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import WEAK_SCALING_EFFICIENCY
-from pytest_ddpscale.plan.study import Arm
 from tests.builders.judged import make_measurement, with_steps
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import rounds_of

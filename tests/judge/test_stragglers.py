@@ -17,6 +17,7 @@ from pytest_ddpscale.judge.stragglers import (
     Straggler,
     find_stragglers,
     find_watched,
+    node_culprit,
     slow_nodes,
     slower_than_their_node,
 )
@@ -55,14 +56,14 @@ def ranks(found: Sequence[Straggler]) -> list[int]:
 
 
 def devices(found: Sequence[Straggler]) -> list[str]:
-    return [straggler.device for straggler in found]
+    return [str(straggler.culprit.gpu_uuid) for straggler in found]
 
 
 def test_a_slow_rank_is_named_with_where_it_is_and_what_was_seen() -> None:
     (found,) = find_stragglers(rounds_of(*[[0.1] * 10 + [0.131] + [0.1] * 5] * ROUNDS))
-    assert (found.rank, found.host, found.local_rank, found.device) == (10, "node1", 2, "GPU-10")
+    assert (found.rank, found.host, found.culprit.gpu_index, devices([found])) == (10, "node1", 2, ["GPU-10"])
     assert found.ratio == pytest.approx(1.31)
-    assert found.evidence == "1.31× the median of 15 peers in 9 of 9 rounds"
+    assert found.culprit.evidence == "1.31× the median of 15 peers in 9 of 9 rounds"
     assert not found.ambiguous
 
 
@@ -112,8 +113,8 @@ class TestSlowInHalfOfTheRounds:
 
     def test_is_named_though_its_average_lies_between(self) -> None:
         (found,) = self.found(1.2, 8)
-        assert (found.rank, len(found.slow_rounds), found.is_late) == (2, 8, False)
-        assert found.evidence == "1.20× the median of 7 peers in 8 of 16 rounds (50%)"
+        assert (found.rank, len(found.slow_rounds), found.culprit.slow_rounds) == (2, 8, 8)
+        assert found.culprit.evidence == "1.20× the median of 7 peers in 8 of 16 rounds (50%)"
 
     @pytest.mark.parametrize(
         ("ratio", "slow", "rounds"), [(1.2, 7, 16), (1.08, 8, 16), (1.2, 4, 8)], ids=["fewer", "by less", "too few"]
@@ -188,16 +189,16 @@ def slow_in(slow_rounds: Sequence[int], rounds: int, ratio: float = 1.1) -> ArmR
 class TestWhenItIsSlow:
     def test_is_told_of_a_rank_that_became_slow(self) -> None:
         (found,) = find_stragglers(slow_in(range(12, 24), 24))
-        assert found.evidence == "1.10× the median of 7 peers in the last 12 of 24 rounds"
+        assert found.culprit.evidence == "1.10× the median of 7 peers in the last 12 of 24 rounds"
 
     def test_may_be_more_and_more(self) -> None:
         rows = [[0.1 * (1 + 0.001 * ((rank * number) % 3)) for rank in range(8)] for number in range(16)]
         for number, row in enumerate(rows):
             row[3] *= 1 + 0.1 * number / 15
         (found,) = find_stragglers(rounds_of(*rows))
-        assert (found.rank, found.is_late) == (3, True)
+        assert (found.rank, " in the last " in found.culprit.evidence) == (3, True)
         assert found.ratio == pytest.approx(1.05, abs=0.005), "over all rounds"
-        assert found.ratio_when_slow > 1.06
+        assert (found.culprit.slowdown or 0) > 1.06
 
     def test_does_not_count_if_it_was_slower_before(self) -> None:
         """A rank that recovers accuses nobody of what is to come; half of the rounds are not more than half."""
@@ -251,8 +252,8 @@ def test_one_rank_has_no_peers() -> None:
 
 def test_of_two_ranks_the_slower_one_is_found_and_the_doubt_is_said() -> None:
     (found,) = find_stragglers(noisy([1.0, SLOW], GPU_NOISE, seed=2))
-    assert (found.rank, found.ambiguous, found.peers) == (1, True, 1)
-    assert found.evidence == "1.20× the time of its only peer in 9 of 9 rounds"
+    assert (found.rank, found.ambiguous, found.culprit.peers) == (1, True, 1)
+    assert found.culprit.evidence == "1.20× the time of its only peer in 9 of 9 rounds"
 
 
 FACTORS = st.lists(st.sampled_from([1.0, 1.01, 1.1, 1.3]), min_size=2, max_size=8)
@@ -317,7 +318,7 @@ class TestSlowNodes:
     def found(factors: Sequence[float], per_host: int = 4) -> list[tuple[str, list[int]]]:
         measured = noisy(factors, 0.001, seed=7, per_host=per_host)
         nodes = slow_nodes(find_stragglers(measured), measured)
-        return [(node.host, sorted(ranks(node.stragglers))) for node in nodes]
+        return [(host, sorted(ranks(theirs))) for host, theirs in nodes.items()]
 
     def test_a_host_all_of_whose_ranks_are_slow_is_named(self) -> None:
         assert self.found([1] * 4 + [SLOW] * 4) == [("node1", [4, 5, 6, 7])]
@@ -345,28 +346,26 @@ class TestSlowNodes:
 
     def test_its_evidence_counts_its_ranks(self) -> None:
         measured = rounds_of(*[[0.1] * 4 + [0.131, 0.132, 0.129, 0.131]] * ROUNDS, per_host=4)
-        (node,) = slow_nodes(find_stragglers(measured), measured)
-        assert node.ratio == pytest.approx(1.31)
+        (theirs,) = slow_nodes(find_stragglers(measured), measured).values()
+        node = node_culprit(theirs)
+        assert node.slowdown == pytest.approx(1.31)
         assert node.evidence == "all 4 ranks slow, 1.31× the median of their peers"
 
     def test_nodes_that_are_all_slow_by_somebody_elses_word_are_not_slow(self) -> None:
         """There is nobody left whom they are slower than."""
         measured = rounds_of(*[[0.1] * 8] * ROUNDS, per_host=4)
+        (slow,) = find_stragglers(rounds_of(*[[0.1] * 7 + [0.2]] * ROUNDS))
         everybody = [
-            Straggler(
-                rank, f"node{rank // 4}", rank % 4, f"GPU-{rank}", 1.5, (1.4, 1.6), 1.5, tuple(range(9)), 9, 7,
-                ambiguous=False,
-            )
-            for rank in range(8)
-        ]  # fmt: skip
-        assert slow_nodes(everybody, measured) == []
+            replace(slow, rank=rank, culprit=replace(slow.culprit, host=f"node{rank // 4}")) for rank in range(8)
+        ]
+        assert slow_nodes(everybody, measured) == {}
 
 
 class TestRanksSlowerThanTheirSlowNode:
     @staticmethod
     def found(node: Sequence[float], seed: int = 7) -> list[int]:
         measured = noisy([*([1.0] * len(node) * 3), *node], GPU_NOISE, seed, per_host=len(node))
-        (slow,) = slow_nodes(find_stragglers(measured), measured)
+        (slow,) = slow_nodes(find_stragglers(measured), measured).values()
         return ranks(slower_than_their_node(slow, measured, MINIMUM_RELATIVE_GAP))
 
     @pytest.mark.parametrize("ratio", [1.07, 1.5])

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pytest_ddpscale.judge.rounds import NO_ROUNDS
-from pytest_ddpscale.judge.two_groups import find_slow_group
+from pytest_ddpscale.judge.stragglers import find_slow_group
 from tests.judge.test_stragglers import devices, noisy, ranks, rounds_of
 
 # Of a round on a GPU that shares its node with a busy host: enough for the deviation of the others to swallow 10 %.
@@ -30,7 +30,7 @@ def test_half_of_the_nodes_are_one_group_and_the_others_are_named(nodes: int, pe
 def test_two_of_four_gpus_of_a_node_are_told_by_their_ranks() -> None:
     found = find_slow_group(noisy([1.0, 1.1, 1.0, 1.1], NOISE, seed=1))
     assert devices(sorted(found, key=lambda one: one.rank)) == ["GPU-1", "GPU-3"]
-    assert found[0].evidence.endswith("× the median of 2 peers (ranks 0, 2) in 9 of 9 rounds")
+    assert found[0].culprit.evidence.endswith("× the median of 2 peers (ranks 0, 2) in 9 of 9 rounds")
 
 
 def test_a_majority_may_be_the_slow_one_and_a_minority_is_for_certain() -> None:

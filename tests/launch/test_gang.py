@@ -17,8 +17,8 @@ from msgspec import to_builtins
 from pytest_ddpscale import __version__
 from pytest_ddpscale.launch import gang as gang_module
 from pytest_ddpscale.launch.gang_owner import GangEnd
-from pytest_ddpscale.run.notices import Queued
 from pytest_ddpscale.run.rank_folder import WantedArms
+from pytest_ddpscale.run.record_lines import Queued
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
 from tests.builders.launches import scripted
 from tests.launch.watched_gang import Owner, Run, kind_of

@@ -19,20 +19,22 @@ from pytest_ddpscale.launch import gang as gang_module
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Admit, NotAdmitted, Supervisor
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import evidence_of
-from pytest_ddpscale.run.notices import Idle
-from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.record_lines import AnyRecord, Idle
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.survey_record import Survey, post_mortems_of, surveys_of
 from tests.builders.launches import playing
-from tests.judge.test_checking import CPU, check_case
+from tests.judge.test_node_checks import ANY_CPU, check_case
 
 STUDIES = tuple(
-    Study("weak", Workload(name, "resnet18", "fp32", 4), (Arm("ddp", 2, 4),), 5, 1.0, 1.0) for name in ("r", "v")
+    Study("weak", Workload(name, ImageFamily("resnet18"), "fp32", 4), (Arm("ddp", 2, 4),), 5, 1.0, 1.0)
+    for name in ("r", "v")
 )
 IDS = [study.id for study in STUDIES]
 PLAN = Plan("cpu", "cpu", STUDIES, nodes=2, ranks_per_node=2, survey=True)
@@ -228,7 +230,7 @@ class TestOnlyASurvey:
         assert (end.study, end.reason) == ("survey", "error")
         assert "srun: error: oh" in end.message
         assert [record for record in stage.heard if isinstance(record, StudyEnd)] == [end]
-        verdict = judge(check_case("gpus", sku=CPU), evidence_of(self.PLAN, Columns(), stage.records), 0.95)
+        verdict = judge(check_case("gpus", sku=ANY_CPU), evidence_of(self.PLAN, Columns(), stage.records), 0.95)
         assert verdict.outcome == "not_measured"
         assert end.message in verdict.reason
 
@@ -238,6 +240,6 @@ class TestOnlyASurvey:
         (end,) = stage.records
         assert isinstance(end, StudyEnd)
         assert (end.study, end.reason) == ("survey", "interrupted")
-        verdict = judge(check_case("gpus", sku=CPU), evidence_of(self.PLAN, Columns(), stage.records), 0.95)
+        verdict = judge(check_case("gpus", sku=ANY_CPU), evidence_of(self.PLAN, Columns(), stage.records), 0.95)
         assert verdict.outcome == "not_measured"
         assert end.message in verdict.reason

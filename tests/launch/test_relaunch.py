@@ -20,7 +20,9 @@ from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.slurm import SlurmLauncher
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.node.protocol import SILENCE_S, Failed, Task
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord, line_of
@@ -31,9 +33,10 @@ from tests.builders.launches import slurm
 from tests.builders.records import gang_on
 
 ON_A_NODE, TOO = (
-    Study("weak", Workload(name, "resnet18", "fp32", 4), (Arm("ddp", 2, 4),), 5, 1.0, 1.0) for name in ("r", "v")
+    Study("weak", Workload(name, ImageFamily("resnet18"), "fp32", 4), (Arm("ddp", 2, 4),), 5, 1.0, 1.0)
+    for name in ("r", "v")
 )
-ON_ALL = Study("strong", Workload("r", "resnet18", "fp32", 4), (Arm("ddp", 6, 4),), 5, 1.0, 1.0)
+ON_ALL = Study("strong", Workload("r", ImageFamily("resnet18"), "fp32", 4), (Arm("ddp", 6, 4),), 5, 1.0, 1.0)
 PLAN = Plan("cpu", "cpu", (ON_A_NODE, ON_ALL, TOO), nodes=3, ranks_per_node=2)
 IDS = list(PLAN.study_ids)
 HOSTS = ("n1", "n2", "n3")
@@ -235,7 +238,7 @@ def test_only_agents_that_do_not_share_our_environment_are_told_of_it(stage: Sta
 def test_a_gang_that_dies_while_it_profiles_costs_the_profile_and_nothing_else(stage: Stage) -> None:
     stage.run.append_record(gang_on(["n1"], 2))
     kept = ArmProfile(study=IDS[0], arm="no_sync@2", gang=0, rank=0, problem="kept")
-    stage.run.append_profiles([kept])
+    stage.run.append_records([kept])
     stage.acts = [Act((IDS[0],), DIED), Act((IDS[1],)), Act((IDS[2],))]
     launch = Launch(slurm(profile="2"), {}, HOSTS)
     Supervisor(launch, stage.run, Limits(), isolate=True).measure(PLAN)

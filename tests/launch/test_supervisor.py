@@ -14,17 +14,20 @@ from msgspec import to_builtins
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.records import StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_record import ends_of, errors_of, start_run
+from pytest_ddpscale.run.run_record import ended, ends_of, start_run
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
 from tests.builders.launches import AGENTS, scripted
 
 STUDIES = tuple(
-    Study("weak", Workload(name, "resnet18", "fp32", 4), (Arm("alone", 1, 4),), 5, 1.0, 1.0) for name in ("r", "v")
+    Study("weak", Workload(name, ImageFamily("resnet18"), "fp32", 4), (Arm("alone", 1, 4),), 5, 1.0, 1.0)
+    for name in ("r", "v")
 )
 IDS = [study.id for study in STUDIES]
 PLAN = Plan("cpu", "cpu", STUDIES)
@@ -67,7 +70,7 @@ def test_a_missing_launcher_is_the_error_of_every_study(run: RunDirectory, tmp_p
     missing = str(tmp_path / "no such venv" / "python")
     launcher = Starting([missing, "-m", "torch.distributed.run", "--nproc-per-node=1"])
     supervisor = measure(run, launcher)
-    errors = errors_of(run.read_records())
+    errors = ended(run.read_records(), "error")
     assert list(errors) == IDS
     for message in errors.values():
         assert message.startswith(f"{missing}: could not be started (No such file or directory); expected a program")
@@ -89,7 +92,7 @@ def test_a_missing_launcher_is_the_error_of_every_study(run: RunDirectory, tmp_p
 def test_the_system_s_reason_is_told(run: RunDirectory, tmp_path: Path, content: bytes, mode: int, reason: str) -> None:
     path = program(tmp_path / "torchrun", content, mode)
     measure(run, Starting([str(path)]))
-    assert all(f"{path}: could not be started ({reason})" in m for m in errors_of(run.read_records()).values())
+    assert all(f"{path}: could not be started ({reason})" in m for m in ended(run.read_records(), "error").values())
 
 
 def test_each_study_has_its_own_try_when_isolated(run: RunDirectory) -> None:
@@ -97,7 +100,7 @@ def test_each_study_has_its_own_try_when_isolated(run: RunDirectory) -> None:
     end = to_builtins(StudyEnd(IDS[1], "rounds"))
     measures = f"{AGENTS}\nserve(); record(**{end!r})"
     supervisor = measure(run, Starting(["/no/such/python"], [sys.executable, "-c", measures]), isolate=True)
-    assert list(errors_of(run.read_records())) == [IDS[0]]
+    assert list(ended(run.read_records(), "error")) == [IDS[0]]
     assert supervisor.gangs_started == 1
     assert [log.name for log in sorted(run.logs.glob("gang-*.log"))] == ["gang-0.log", "gang-1.log"]
 
@@ -109,7 +112,7 @@ def test_a_gang_that_ends_early_and_says_nothing_is_an_error_with_words(run: Run
     end = to_builtins(StudyEnd(IDS[1], "rounds"))
     goes_on = f"{AGENTS}\nserve(); record(**{end!r})"
     measure(run, Starting([sys.executable, "-c", measures], [sys.executable, "-c", goes_on]))
-    assert errors_of(run.read_records()) == {
+    assert ended(run.read_records(), "error") == {
         IDS[0]: "its ranks ended early without an error: check for the kernel's out-of-memory killer (dmesg)"
     }
 

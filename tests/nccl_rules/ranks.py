@@ -22,7 +22,7 @@ from torch import nn
 from torchvision.models._api import register_model
 
 from pytest_ddpscale.node.addresses import reserved_port
-from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.rank_folder import Assignment, leave_assignment, lines_by_file
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.worker.__main__ import run

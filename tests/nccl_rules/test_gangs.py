@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.launch.environment import worker_environment
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.probe import COLLECTIVES as EXCHANGES
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
@@ -28,7 +30,7 @@ from .ranks import MODEL, GangOrder, logs_of, minute, ranks_folder, take_over
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 45.0
 LIMIT_S = 300.0
-WORKLOAD = Workload("a", MODEL, "fp32", 2, 16, "contiguous", 4, num_classes=10)
+WORKLOAD = Workload("a", ImageFamily(MODEL, 16, "contiguous", num_classes=10), "fp32", 2, 4)
 WEIGHTS = sum(weight.numel() for weight in minute(num_classes=10).parameters())
 BUFFERS = 8  # a mean and a variance for each of four channels
 PROBED = tuple(f"{kind}-4kib" for kind in (*EXCHANGES, "send-recv"))

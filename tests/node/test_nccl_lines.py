@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from pytest_ddpscale.node.protocol import FileBytes, Joining, LastWords, Start, decode_news, encode_order
-from pytest_ddpscale.run.rank_status import STATUS_VARIABLE
+from pytest_ddpscale.run.rank_folder import STATUS_VARIABLE
 from tests.builders.launches import task
 
 LINES = [f"n1:42:42 [1] NCCL INFO Channel {number:02}/0 : 3[1] -> 2[0] via P2P/CUMEM" for number in range(30)]

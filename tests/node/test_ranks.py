@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from pytest_ddpscale.node.protocol import Failed, Gone, RankSeen
 from pytest_ddpscale.node.ranks import LocalRanks, oom_kills, process_state
-from pytest_ddpscale.run.rank_status import FINISHED, RankFailure, RankStatus, StatusWriter
+from pytest_ddpscale.run.rank_folder import FINISHED, RankFailure, RankStatus, StatusWriter
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import (
     OVERHEAD_PER_BLOCK_S,
     STARTUP_S,
@@ -16,12 +17,13 @@ from pytest_ddpscale.plan.estimate import (
     estimate,
     study_seconds,
 )
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from tests.builders.plans import PLANS, STUDIES
 from tests.rows import rows
 
-WORKLOAD = Workload("r", "resnet18", "fp32", 8)
+WORKLOAD = Workload("r", ImageFamily("resnet18"), "fp32", 8)
 STUDY = Study("weak", WORKLOAD, (Arm("alone", 1, 8), Arm("ddp", 4, 8)), rounds=5, block_s=1.5, warmup_s=10.0)
 
 

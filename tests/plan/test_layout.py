@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.plan.arm import Arm, ArmKind, Placement
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import Arm, ArmKind, Placement
 from tests.rows import rows
 
 LAYOUTS = st.builds(Layout, st.integers(1, 12), st.integers(1, 12))

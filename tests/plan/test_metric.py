@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.image_folder import ImageFolderData
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.metric import Metric, baseline_arm, measured_arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.probe import COLLECTIVES, SINGLE_DEVICE, ProbeKind
-from pytest_ddpscale.plan.study import Arm
-from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.plan.workload import ImageFolderData, Workload
 from tests.rows import rows
 
-WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=16)
+WORKLOAD = Workload("r", ImageFamily("resnet18"), "fp32", 8, global_batch_size=16)
 IMAGES = ImageFolderData("/images")
 
 
@@ -155,7 +155,7 @@ def test_what_can_be_zero_or_less_does_not_err_by_factors(metric: Metric) -> Non
         "communication_time",
     }
     assert not (metric.name in can_be_zero and metric.scale == "factors")
-    never = metric.unit in ("img/s", "x", "ms", "TFLOPS", "GB/s", "img/J") and metric.name not in can_be_zero
+    never = metric.unit in ("samples/s", "x", "ms", "TFLOPS", "GB/s", "samples/J") and metric.name not in can_be_zero
     assert not never or metric.scale == "factors"
 
 

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.image_folder import ImageFolderData
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question, build_plan
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.plan.study import Arm, Plan
-from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.workload import ImageFolderData, Workload
 
-ONE = Workload("one", "resnet18", "fp32", 8, global_batch_size=16)
+ONE = Workload("one", ImageFamily("resnet18"), "fp32", 8, global_batch_size=16)
 TWO = replace(ONE, name="two", precision="bf16", data=ImageFolderData("/images"))
 PACE = Pace(rounds=6, block_s=1.5, warmup_s=2.0)
 EMPTY = Plan("a100", "cuda", ())

@@ -17,17 +17,19 @@ from pytest_ddpscale.plan.estimate import (
     estimate,
     probes_seconds,
 )
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.planner import PROBE_BLOCKS_S, Pace, Question, build_plan, load_probes
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import DeviceType, Plan
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.strict_json import read_as
 from tests.builders.json_types import as_json
 from tests.rows import rows
 
-WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=16)
+WORKLOAD = Workload("r", ImageFamily("resnet18"), "fp32", 8, global_batch_size=16)
 PACE = Pace(rounds=6, block_s=1.5, warmup_s=2.0)
 EMPTY = Plan("a100", "cuda", ())
 MATMUL, MEMORY = Probe("matmul-fp16"), Probe("memory-copy")

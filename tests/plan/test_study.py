@@ -8,16 +8,18 @@ import msgspec
 import pytest
 from hypothesis import given
 
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.strict_json import parse_strict_json, read_as, strict_json
 from tests.builders.json_types import as_json
 from tests.builders.plans import PLANS, STUDIES
 
-WORKLOAD = Workload("r18", "resnet18", "fp32", 8, global_batch_size=16)
+WORKLOAD = Workload("r18", ImageFamily("resnet18"), "fp32", 8, global_batch_size=16)
 STUDY = Study("strong", WORKLOAD, (Arm("alone", 1, 16), Arm("ddp", 4, 4)), rounds=5, block_s=1.0, warmup_s=2.0)
 
 
@@ -86,7 +88,7 @@ def test_an_empty_plan_needs_no_ranks() -> None:
 
 def test_plan_json_says_its_version_and_the_ids_that_measurements_use() -> None:
     data = as_json(Plan("cpu", "cpu", (STUDY,), seed=3))
-    assert (data["schema_version"], data["sku"], data["device_type"], data["seed"]) == (5, "cpu", "cpu", 3)
+    assert (data["schema_version"], data["sku"], data["device_type"], data["seed"]) == (6, "cpu", "cpu", 3)
     assert [study["id"] for study in data["studies"]] == ["strong/r18"]
 
 

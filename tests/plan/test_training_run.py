@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
@@ -13,7 +14,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.strict_json import parse_strict_json, read_as, strict_json
 
 MICRO = SampleSet("folder", "micro-224", 12_288, 1_000, 10, "/data/micro-224")
-RUN = TrainingRun("micro-224", Workload("vit", "vit_h_14", "bf16", 128), MICRO, 8, 4, 5)
+RUN = TrainingRun("micro-224", Workload("vit", ImageFamily("vit_h_14"), "bf16", 128), MICRO, 8, 4, 5)
 
 
 def plan_of(*runs: TrainingRun, launches: int = 1) -> Plan:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import get_args
 
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import PACES, Question, build_plan
-from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
+from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.strict_json import read_as
 from tests.builders.json_types import as_json
 from tests.rows import rows
 
-WORKLOAD = Workload("r", "resnet18", "fp32", 4, image_size=32)
+WORKLOAD = Workload("r", ImageFamily("resnet18", image_size=32), "fp32", 4)
 ALONE, DDP = Arm("alone", 1, 4), Arm("ddp", 8, 4)
 
 

@@ -12,11 +12,12 @@ import math
 import os
 import signal
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import ProbeStudy
 from pytest_ddpscale.plan.probe_pairs import expected_ranks, pair_turns
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.block import Block, step_bytes
 from pytest_ddpscale.run.records import GangRecord, RoundEnd, StudyEnd, StudyStart, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory

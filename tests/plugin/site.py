@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.study import Arm, Plan, Scaling, Study
+from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
@@ -85,8 +87,8 @@ skus:
       - {{weak_scaling_efficiency: {{2: 0.97}}, of: resnet18-fp32, published: paper, bound: 0.1, because: made up}}
 """
 
-_RESNET = Workload("resnet152-fp16", "resnet152", "fp16", 512, global_batch_size=256)
-_VIT = Workload("vit-b-16-fp16", "vit_b_16", "fp16", 1024, global_batch_size=512)
+_RESNET = Workload("resnet152-fp16", ImageFamily("resnet152"), "fp16", 512, global_batch_size=256)
+_VIT = Workload("vit-b-16-fp16", ImageFamily("vit_b_16"), "fp16", 1024, global_batch_size=512)
 
 
 def thresholds_text(requirements: Iterable[str] = REQUIREMENTS.values()) -> str:

@@ -12,6 +12,7 @@ import pytest
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
+from tests.builders.workloads import with_settings
 from tests.plugin.site import (
     MEASURED_RUN,
     REQUIREMENTS,
@@ -32,7 +33,7 @@ OLD = 594.75  # half of what the run under test reaches
 def old_cluster(**workload: object) -> tuple[Series, ...]:
     """What another machine gave on one GPU."""
     alone = MEASURED_RUN[0]
-    trained = replace(alone.workload, **workload)  # type: ignore[arg-type]
+    trained = with_settings(alone.workload, **workload)
     return (replace(alone, workload=trained, arm=replace(alone.arm, batch_size=trained.batch_size), samples_per_s=OLD),)
 
 

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.report.unmet import counts_text
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory

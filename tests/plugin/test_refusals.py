@@ -9,10 +9,12 @@ from collections.abc import Callable
 from shlex import split
 from typing import Any
 
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_lock import RunLock
+from pytest_ddpscale.run.run_opening import RunLock
 from pytest_ddpscale.run.run_record import start_run
 from tests.plugin.site import WEAK_8, Site, assert_refused, edit_json, output_of, thresholds_with
 from tests.rows import rows
@@ -94,7 +96,9 @@ def begun(**changes: Any) -> Arrange:
     def arrange(site: Site) -> None:
         run = RunDirectory.create(site.path / "run")
         arms = (Arm("alone", 1, 4), Arm("ddp", 2, 4))
-        study = Study("weak", Workload("resnet18-fp32", "resnet18", "fp32", 4, image_size=32), arms, 7, 1.0, 1.0)
+        study = Study(
+            "weak", Workload("resnet18-fp32", ImageFamily("resnet18", image_size=32), "fp32", 4), arms, 7, 1.0, 1.0
+        )
         run.write_json(run.plan_json, Plan("cpu", "cpu", (study,), ranks_per_node=2))
         start_run(run, "cpu", ("pytest", "--gpu-sku=cpu"), site.thresholds, "ab" * 32, devices_present=2)
         edit_json(run.run_json, **changes)
@@ -136,7 +140,7 @@ REFUSED: dict[str, tuple[Arrange, str, tuple[str, ...]]] = {
     "a file as a run": (as_it_is, "--ddp-judge=thresholds.yaml", ("thresholds.yaml: has no run.json",)),
     "an empty run.json": (with_file("measured/run.json", ""), JUDGE, ("ERROR: measured/run.json: ", BROKEN)),
     "a broken plan.json": (
-        with_file("measured/plan.json", '{"schema_version": 5, "studies": 3}'), JUDGE,
+        with_file("measured/plan.json", '{"schema_version": 6, "studies": 3}'), JUDGE,
         ("ERROR: measured/plan.json: ", BROKEN),
     ),
     "an older run": (
@@ -144,7 +148,7 @@ REFUSED: dict[str, tuple[Arrange, str, tuple[str, ...]]] = {
         ("measured/run.json: has schema_version 1; expected 2", "measure, import or simulate again"),
     ),
     "a newer plan": (
-        of_schema("plan.json", 6), JUDGE, ("measured/plan.json: has schema_version 6; expected 5", "upgrade"),
+        of_schema("plan.json", 7), JUDGE, ("measured/plan.json: has schema_version 7; expected 6", "upgrade"),
     ),
     "an impossible measurement": (
         with_an_impossible_measurement, JUDGE, ("measured/measurements.jsonl: line 42 is not a record",),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.report.breakdown import HEADINGS, breakdown
+from pytest_ddpscale.report.breakdown import breakdown, headings
 from pytest_ddpscale.report.text import ABSENT
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import columns_of
 
-WORKLOAD = Workload("r", "resnet18", "fp16", 4)
+WORKLOAD = Workload("r", ImageFamily("resnet18"), "fp16", 4)
 ARMS = (Arm("alone", 1, 4), Arm("each", 2, 4), Arm("ddp", 2, 4))
 PLAN = Plan("a100", "cuda", (Study("weak", WORKLOAD, ARMS, 5, 1.0, 1.0),))
 
@@ -26,7 +28,7 @@ def measured(arm: Arm, rank: int, step_ms: float, memory_gib: float = 1.0, skipp
 
 def row(*measurements: Measurement) -> dict[str, str]:
     (found,) = breakdown(columns_of(measurements), PLAN)
-    return dict(zip(HEADINGS, found, strict=True))
+    return dict(zip(headings(PLAN), found, strict=True))
 
 
 def test_percentiles_are_over_the_steps_of_all_ranks() -> None:
@@ -40,7 +42,7 @@ def test_throughput_is_that_of_the_slowest_rank() -> None:
 
 def test_achieved_tflops_are_throughput_times_what_an_image_costs() -> None:
     (found,) = breakdown(columns_of([measured(ARMS[0], 0, 10.0)]), PLAN, {"weak/r": 25e9})
-    assert found[HEADINGS.index("TFLOPS per rank")] == "10"  # 400 img/s of 25 GFLOP
+    assert found[headings(PLAN).index("TFLOPS per rank")] == "10"  # 400 img/s of 25 GFLOP
     assert row(measured(ARMS[0], 0, 10.0))["TFLOPS per rank"] == ABSENT
 
 
@@ -70,4 +72,4 @@ def test_all_nodes_that_trained_an_arm_at_the_same_time_are_in_its_row() -> None
     on_second = [replace(measured(ARMS[1], rank, 40.0), rank=rank + 2, local_rank=rank, host="m") for rank in range(2)]
     blocks = [*(measured(ARMS[1], rank, 10.0) for rank in range(2)), *on_second]
     (found,) = breakdown(columns_of(blocks), replace(PLAN, nodes=2, ranks_per_node=2))
-    assert found[HEADINGS.index("img/s per rank")] == "100.0"
+    assert found[headings(PLAN).index("img/s per rank")] == "100.0"

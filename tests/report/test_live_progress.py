@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_ddpscale.plan.study import Arm
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.report.live_progress import LiveProgress
 from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart
 from tests.builders.judgements import HOSTILE, PLAN

@@ -26,6 +26,7 @@ from tests.builders.judgements import (
     hostile_run,
     judgement_with,
 )
+from tests.builders.workloads import with_settings
 from tests.report.page_text import page_text
 
 
@@ -111,7 +112,7 @@ def test_hostile_text_breaks_no_table_and_starts_no_html() -> None:
     assert re.search(r"(?<!\\)\]\(javascript", outside_code) is None
     assert "\n# heading" not in rendered
     assert "\x1b" not in rendered
-    workload = replace(PLAN.studies[0].workload, name=HOSTILE, model=HOSTILE)
+    workload = replace(with_settings(PLAN.studies[0].workload, model=HOSTILE), name=HOSTILE)
     plan = replace(PLAN, studies=(replace(PLAN.studies[0], workload=workload),))
     page = render_html(hostile_judgement(), run, Evidence(plan, Columns(), {}))
     assert page.count("<script") == 1

@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import PAIRS_ROUND_S, STARTUP_S, estimate, study_seconds
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.pairing import pair_study
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.plan_text import plan_lines, shortened
 
-WORKLOAD = Workload("r152", "resnet152", "fp16", 512, global_batch_size=256)
+WORKLOAD = Workload("r152", ImageFamily("resnet152"), "fp16", 512, global_batch_size=256)
 WEAK = Study("weak", WORKLOAD, (Arm("alone", 1, 512), Arm("ddp", 8, 512)), rounds=9, block_s=3.0, warmup_s=10.0)
 STRONG = replace(WEAK, scaling="strong", arms=(Arm("alone", 1, 256), Arm("ddp", 8, 32)))
 PLAN = Plan("a100", "cuda", (WEAK, STRONG))

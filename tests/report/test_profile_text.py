@@ -5,7 +5,9 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.markdown import render_markdown
@@ -21,7 +23,7 @@ from tests.builders.rounds import columns_of
 from tests.report.page_text import page_text
 
 ARMS = (Arm("alone", 1, 4), Arm("no_sync", 2, 4), Arm("ddp", 2, 4), Arm("each", 2, 4))
-STUDY = Study("weak", Workload("r", "resnet18", "fp32", 4), ARMS, 8, 1.0, 1.0)
+STUDY = Study("weak", Workload("r", ImageFamily("resnet18"), "fp32", 4), ARMS, 8, 1.0, 1.0)
 PLAN = Plan("cpu", "cpu", (STUDY,))
 NO_SYNC = profile(STUDY.id, "no_sync@2", [(60, 55, 0), (64, 58, 0), (62, 57, 0)])
 DDP = profile(STUDY.id, "ddp@2", [(100, 60, 30), (100, 62, 30), (100, 64, 30)], [(40, 10)] * 3)

@@ -6,25 +6,26 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import (
     round_seconds,
     study_seconds,
     warm_up_seconds,
 )
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.progress import Progress, load_warning
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.notices import Idle, Notice, Queued, Unfit
-from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued, Unfit
 from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart
 from pytest_ddpscale.run.survey_record import Survey
 from tests.approved import assert_approved
 from tests.builders.whole_runs import epoch_of, plan_of, training_run
 
-WORKLOAD = Workload("r", "resnet18", "fp32", 8, global_batch_size=8)
+WORKLOAD = Workload("r", ImageFamily("resnet18"), "fp32", 8, global_batch_size=8)
 WEAK = Study("weak", WORKLOAD, (Arm("alone", 1, 8), Arm("ddp", 2, 8)), rounds=6, block_s=5.0, warmup_s=10.0)
 STRONG = Study("strong", WORKLOAD, (Arm("alone", 1, 8), Arm("ddp", 2, 4)), rounds=6, block_s=5.0, warmup_s=10.0)
 PLAN = Plan("cpu", "cpu", (WEAK, STRONG))

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.svg_bars import MOST_BARS
 from pytest_ddpscale.report.svg_figures import Figure, figures
 from pytest_ddpscale.run.evidence import Evidence

@@ -19,8 +19,8 @@ from tests.builders.untrained import (
 class TestNumbers:
     def test_every_metric_has_its_unit(self) -> None:
         for metric in sorted(METRICS):
-            unit = {"fraction": " %", "x": "×"}.get(METRICS[metric].unit, f" {METRICS[metric].unit}")
-            assert text.number_text(0.5, METRICS[metric].unit).endswith(unit)
+            unit = {"fraction": " %", "x": "×"}.get(METRICS[metric].unit, f" {METRICS[metric].unit_of()}")
+            assert text.number_text(0.5, METRICS[metric].unit_of()).endswith(unit)
 
     def test_a_check_is_not_provisional_and_a_probe_may_be(self) -> None:
         assert CHECK.provisional

@@ -22,7 +22,7 @@ from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import RoundEnd, StudyEnd, WorkloadFlops
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import start_run
-from pytest_ddpscale.run.telemetry_record import GpuReadings, TelemetryBlock, joined_telemetry
+from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock, joined_telemetry
 from pytest_ddpscale.run.transport_record import Transport
 from tests.builders.json_types import as_json
 from tests.builders.judged import make_case
@@ -108,7 +108,7 @@ def read(
     records = sound()
     run.append_records(change(records))
     if is_watched:
-        run.append_telemetry(telemetry_of(records))
+        run.append_records(telemetry_of(records))
     return read_evidence(run)
 
 

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.pairing import PairStudy
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
@@ -22,7 +24,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import start_run
 from tests.builders.records import gang_on
 
-STUDY = Study("weak", Workload("r", "resnet18", "fp32", 4), (Arm("alone", 1, 4),), 5, 1.0, 1.0)
+STUDY = Study("weak", Workload("r", ImageFamily("resnet18"), "fp32", 4), (Arm("alone", 1, 4),), 5, 1.0, 1.0)
 
 
 @pytest.fixture
@@ -100,8 +102,8 @@ def test_one_rank_that_cannot_repeat_its_step_differs_from_all_others() -> None:
 def test_the_latest_profiles_of_planned_arms_are_evidence(run: RunDirectory) -> None:
     run.append_record(gang_on(["n1"], 1))
     first, again = (ArmProfile(study=STUDY.id, arm="alone", gang=0, rank=0, problem=text) for text in "ab")
-    run.append_profiles([first, again])
+    run.append_records([first, again])
     assert read_evidence(run).profiles == (again,)
-    run.append_profiles([ArmProfile(study=STUDY.id, arm="ddp@2", gang=0, rank=0, problem="c")])
+    run.append_records([ArmProfile(study=STUDY.id, arm="ddp@2", gang=0, rank=0, problem="c")])
     with pytest.raises(RunDirectoryError, match=r"profiles\.jsonl: has ddp@2 of weak/r, which plan\.json"):
         read_evidence(run)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.judge.link_faults import rails_of
 from pytest_ddpscale.judge.probes import places
+from pytest_ddpscale.judge.slow_links import rails_of
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.run.block import Unsupported
 from pytest_ddpscale.run.evidence import Evidence, read_evidence

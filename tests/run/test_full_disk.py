@@ -14,8 +14,7 @@ from pytest_ddpscale.errors import RunDirectoryError, WritingError
 from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory, append_whole
-from pytest_ddpscale.run.run_lock import RunLock
-from pytest_ddpscale.run.run_opening import new_run_directory
+from pytest_ddpscale.run.run_opening import RunLock, new_run_directory
 from tests.builders.json_types import run_record
 from tests.small_disk import SmallDisk, small_disk
 

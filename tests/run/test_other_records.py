@@ -13,7 +13,7 @@ from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.record_lines import RecordReader, line_of
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.telemetry_record import GpuReadings, Spread, joined_telemetry
+from pytest_ddpscale.run.telemetry import GpuReadings, Spread, joined_telemetry
 from pytest_ddpscale.run.transport_record import GangTransport, RankTransport, transports_of
 from tests.builders.telemetry import telemetry_of
 from tests.rows import rows
@@ -87,9 +87,9 @@ def test_telemetry_comes_apart() -> None:
         (TELEMETRY, {"energy_j": [1.0]}, "energy_j has 1 values; expected 2"),
         (TELEMETRY, {"throttle_reasons": {"sw_power_cap": 1.5}}, "Expected `float` <= 1.0"),
         (TELEMETRY, {"utilization": 0.97}, "Expected `object | null`, got `float`"),
-        (TELEMETRY, {"utilization": {"mean": 50.0, "minimum": 0, "maximum": 97.0, "samples": 3}}, "<= maximum <= 1"),
+        (TELEMETRY, {"utilization": {"mean": 50.0, "minimum": 0, "maximum": 97.0, "samples": 3}}, "`float` <= 1.0"),
         (TELEMETRY, {"utilization": {"mean": 0.5, "minimum": 0.6, "maximum": 1.0, "samples": 3}}, "minimum <= mean"),
-        (TELEMETRY, {"power_w": {"mean": 0.5, "minimum": 0.0, "maximum": 1.0, "samples": 0}}, "at least one sample"),
+        (TELEMETRY, {"power_w": {"mean": 0.5, "minimum": 0.0, "maximum": 1.0, "samples": 0}}, "Expected `int` >= 1"),
         (TELEMETRY, {"power_w": {"mean": [None, 1], "minimum": 0.0, "maximum": 1.0, "samples": 1}}, "minimum <= mean"),
         (TELEMETRY, {"power_w": {"mean": 0.5, "minimum": 0.0, "maximum": 1.0}}, "missing required field `samples`"),
         (TELEMETRY, {"power_w": {"mean": (1, 1, 1), "minimum": 0, "maximum": 1, "samples": 1}}, "mean has 3 values"),
@@ -111,22 +111,22 @@ class TestTelemetryFile:
 
     def test_is_apart_from_measurements(self, run: RunDirectory) -> None:
         assert run.read_telemetry() == []
-        run.append_telemetry([read(TELEMETRY)])
+        run.append_records([read(TELEMETRY)])
         assert (run.read_records(), run.read_telemetry()) == ([WHO], [read(TELEMETRY)])
 
     def test_a_torn_line_is_left_out_and_cut_so_that_the_next_one_does_not_join_it(self, run: RunDirectory) -> None:
-        run.append_telemetry([read(TELEMETRY)])
+        run.append_records([read(TELEMETRY)])
         with run.telemetry_jsonl.open("a", encoding="utf-8") as file:
             file.write('{"study":')
         assert run.read_telemetry() == [read(TELEMETRY)]
         run.cut_torn_line()
-        run.append_telemetry([read(TELEMETRY | {"round": 1})])
+        run.append_records([read(TELEMETRY | {"round": 1})])
         assert [one.round for one in run.read_telemetry()] == [0, 1]
 
     @rows("damage", ["", "{", "[]", '{"study": NaN}', json.dumps(TELEMETRY | {"speed": 1})])
     def test_a_broken_line_is_refused_with_its_number(self, run: RunDirectory, damage: str) -> None:
         run.telemetry_jsonl.unlink(missing_ok=True)
-        run.append_telemetry([read(TELEMETRY)])
+        run.append_records([read(TELEMETRY)])
         with run.telemetry_jsonl.open("a", encoding="utf-8") as file:
             file.write(damage + "\n")
         with pytest.raises(RunDirectoryError, match=r"telemetry\.jsonl: line 2 is not a record"):

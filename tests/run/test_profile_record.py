@@ -10,9 +10,9 @@ import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.run.profile_record import ArmProfile, ProfiledBucket, latest_profiles
-from pytest_ddpscale.run.rank_folder import PROFILES, lines_by_file
+from pytest_ddpscale.run.rank_folder import lines_by_file
 from pytest_ddpscale.run.record_lines import line_of
-from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_directory import PROFILES, RunDirectory
 from tests.builders.profiles import profile
 from tests.builders.records import gang_on
 from tests.rows import rows
@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def test_profiles_lie_in_a_file_of_their_own(run: RunDirectory) -> None:
     assert run.read_profiles() == []
-    run.append_profiles([DDP])
+    run.append_records([DDP])
     assert (len(run.read_records()), run.read_profiles()) == (1, [DDP])
     assert lines_by_file(f"{PROFILES} ".encode() + line_of(DDP)) == {"profiles.jsonl": line_of(DDP)}
 
@@ -56,12 +56,12 @@ def test_a_line_that_contradicts_itself_is_refused(run: RunDirectory, change: di
 
 
 def test_a_torn_line_is_left_out_and_cut(run: RunDirectory) -> None:
-    run.append_profiles([DDP])
+    run.append_records([DDP])
     with run.profiles_jsonl.open("a", encoding="utf-8") as file:
         file.write('{"kind":')
     assert run.read_profiles() == [DDP]
     run.cut_torn_line()
-    run.append_profiles([DDP])
+    run.append_records([DDP])
     assert run.read_profiles() == [DDP, DDP]
 
 

@@ -66,11 +66,6 @@ def refusal(data: Any) -> str:
     return str(raised.value)
 
 
-def test_a_line_that_says_something_twice_is_refused() -> None:
-    line = json.dumps(SOUND).replace('"round": 3', '"round": 3, "round": 4')
-    assert "is there twice" in refusal(line.encode())
-
-
 @given(st.lists(PARTS, min_size=RANKS, max_size=RANKS))
 def test_what_ranks_say_survives_its_line(parts: list[RankBlock]) -> None:
     said = [msgspec.structs.replace(part, rank=rank) for rank, part in enumerate(parts)]

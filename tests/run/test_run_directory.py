@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import math
+import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.records import GangRecord, StudyEnd
@@ -22,13 +26,14 @@ from tests.builders.measurements import Measurement, measurements_in, measuremen
 from tests.builders.records import lines_of
 from tests.rows import rows
 
+RECORDED = Path(__file__).parents[2] / "benchmarks" / "oracle" / "runs"
 PLAN = Plan(
     sku="cpu",
     device_type="cpu",
     studies=(
         Study(
             scaling="strong",
-            workload=Workload("r18", "resnet18", "fp32", 8, image_size=64, global_batch_size=8),
+            workload=Workload("r18", ImageFamily("resnet18", image_size=64), "fp32", 8, global_batch_size=8),
             arms=(Arm("alone", 1, 8), Arm("ddp", 2, 4)),
             rounds=6,
             block_s=2.0,
@@ -149,12 +154,18 @@ class TestPlan:
         with pytest.raises(RunDirectoryError, match=r"plan\.json: cannot be read"):
             run.read_plan()
 
-    @pytest.mark.parametrize("precision", [None, 0.005])
-    def test_of_an_earlier_version_is_read_without_the_precision_that_it_asked(
-        self, run: RunDirectory, precision: float | None
-    ) -> None:
-        run.write_json(run.plan_json, as_json(PLAN) | {"precision": precision})
-        assert run.read_plan() == PLAN
+    @pytest.mark.parametrize("name", ["cpu", "a6000-3-launches", "v100-two-faults"])
+    def test_of_version_5_has_the_same_workloads(self, run: RunDirectory, name: str) -> None:
+        with tarfile.open(RECORDED / f"recorded-{name}.tar.xz") as packed:
+            former = json.loads(packed.extractfile("plan.json").read())  # type: ignore[union-attr]
+        assert former["schema_version"] == 5
+        run.write_json(run.plan_json, former | {"precision": 0.005})  # of a verdict, which some of them asked
+        plan = run.read_plan()
+        workloads = [study.workload.settings for study in plan.studies]
+        # In the same order, which digests of the history depend on.
+        assert strict_json(workloads) == strict_json([study["workload"] for study in former["studies"]])
+        run.write_json(run.plan_json, plan)
+        assert run.read_plan() == plan
 
 
 class TestMeasurements:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace as altered
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.run.block import NO_CHECKSUM, Block, Unsupported, step_bytes
 from pytest_ddpscale.run.evidence import read_evidence
-from pytest_ddpscale.run.paik import import_paik
 from pytest_ddpscale.run.readings import STEP_S, WAITED_S
 from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, StudyEnd, WorkloadFlops
+from pytest_ddpscale.suites.paik_import import import_paik
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from tests.builders.records import blocks_of
 from tests.judge.nodes import measure_nodes

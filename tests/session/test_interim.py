@@ -7,8 +7,7 @@ import time
 import pytest
 
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.run.notices import Idle, Interrupted, Notice
-from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Interrupted, Notice
 from pytest_ddpscale.run.records import EndReason, StudyEnd, StudyStart
 from pytest_ddpscale.run.strict_json import parse_strict_json
 from pytest_ddpscale.run.verdicts import Judgement, read_judgement

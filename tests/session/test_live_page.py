@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_ddpscale.plan.study import Arm
-from pytest_ddpscale.run.notices import Idle, Interrupted, Notice
-from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Interrupted, Notice
 from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart
 from pytest_ddpscale.session import live_page
 from pytest_ddpscale.session.interim import Interim

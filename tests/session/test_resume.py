@@ -9,19 +9,20 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import OptionError, RunDirectoryError
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import EndReason, StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_record import errors_of, note_left_out, start_run
+from pytest_ddpscale.run.run_record import ended, note_left_out, start_run
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
-from pytest_ddpscale.run.telemetry_record import GpuReadings, joined_telemetry
+from pytest_ddpscale.run.telemetry import GpuReadings, joined_telemetry
 from pytest_ddpscale.run.transport_record import Transport, transports_of
-from pytest_ddpscale.session import resume as resuming
 from pytest_ddpscale.session.resume import read_resumption, refuse_other_devices
 from tests.builders.records import gang_on, steady_block, transport_line
 
@@ -30,7 +31,9 @@ MISSING = NAMES[2:]
 
 
 def study(name: str) -> Study:
-    return Study("weak", Workload(name, "resnet18", "fp32", 4), (Arm("alone", 1, 4), Arm("ddp", 2, 4)), 7, 1.0, 1.0)
+    return Study(
+        "weak", Workload(name, ImageFamily("resnet18"), "fp32", 4), (Arm("alone", 1, 4), Arm("ddp", 2, 4)), 7, 1.0, 1.0
+    )
 
 
 def records_of(name: str) -> list[AnyRecord]:
@@ -135,12 +138,12 @@ class TestSetAside:
     def test_a_crash_on_the_way_loses_nothing_and_can_be_repeated(
         self, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def crash(path: Path, text: str) -> None:
+        def crash(path: Path, content: bytes) -> None:
             raise OSError(28, "No space left on device")
 
         before = texts(run.measurements_jsonl)
         with monkeypatch.context() as patch:
-            patch.setattr(resuming, "write_atomically", crash)
+            patch.setattr("pytest_ddpscale.run.run_directory.write_atomically", crash)
             with pytest.raises(OSError, match="No space left"):
                 read_resumption(run).set_aside()
         assert texts(run.measurements_jsonl) == before
@@ -162,7 +165,7 @@ class TestSetAside:
     def test_moves_the_telemetry_of_what_is_missing_too(self, run: RunDirectory) -> None:
         readings = [GpuReadings(started_unix_s=1000.0, ended_unix_s=1002.0)]
         told = [joined_telemetry([0], readings, f"weak/{name}", "ddp@2", n, 0) for name in NAMES for n in range(2)]
-        run.append_telemetry(told)
+        run.append_records(told)
         before = texts(run.telemetry_jsonl)
         with run.telemetry_jsonl.open("a", encoding="utf-8") as file:
             file.write('{"study": "tele')
@@ -172,7 +175,7 @@ class TestSetAside:
         assert sorted(texts(run.telemetry_jsonl) + aside) == sorted(before)
 
     def test_moves_the_profile_of_what_is_missing_too(self, run: RunDirectory) -> None:
-        run.append_profiles(
+        run.append_records(
             [ArmProfile(study=f"weak/{name}", arm="ddp@2", gang=0, rank=0, problem="p") for name in NAMES]
         )
         before = texts(run.profiles_jsonl)
@@ -188,7 +191,7 @@ class TestSetAside:
         read_resumption(run).set_aside()
         assert surveys_of(run.read_records()) == {}
         assert transports_of(run.read_records()) == []
-        assert "survey" not in errors_of(run.read_records())
+        assert "survey" not in ended(run.read_records(), "error")
         assert sum('"old"' in line for line in texts(run.superseded_jsonl)) == len(told)
         run.append_record(Survey("new", 2.0))
         assert list(surveys_of(run.read_records())) == ["new"]

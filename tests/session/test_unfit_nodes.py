@@ -13,7 +13,7 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.launch.launcher import Cluster, Launch
 from pytest_ddpscale.launch.supervisor import NotAdmitted
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.notices import Unfit
+from pytest_ddpscale.run.record_lines import Unfit
 from pytest_ddpscale.run.records import StudyEnd, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.survey_record import Survey, surveys_of

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.models import _MODELS, model_of
 from tests.builders.clusters import thresholds
 
 
 def workload(model: str) -> Workload:
-    return Workload("w", model, "fp16", 8)
+    return Workload("w", ImageFamily(model), "fp16", 8)
 
 
 def test_parameters_and_work_are_torchvisions() -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.study import Arm, ArmKind, Study
+from pytest_ddpscale.plan.arm import Arm, ArmKind
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.simulate.performance import (
     BUCKET_BYTES,
     FIRST_BUCKET_BYTES,

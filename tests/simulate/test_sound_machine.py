@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.sound_machine import DDP_OVERHEAD, Expectation, expectation_of
 from pytest_ddpscale.thresholds.model import Requirement, Source
@@ -52,14 +53,14 @@ def test_how_fast_it_infers_is_a_speed_too() -> None:
     row = Requirement("inference_throughput", 3000.0, Source(3150.0, None, "a paper"), workload="served")
     a100 = replace(file.thresholds.skus[A100], requirements=(row,))
     served = replace(file, thresholds=replace(file.thresholds, skus={A100: a100}))
-    found = expectation_of(Workload("served", "resnet50", "fp16", 8), A100, served)
+    found = expectation_of(Workload("served", ImageFamily("resnet50"), "fp16", 8), A100, served)
     assert found.inferred_samples_per_s == 3150.0
     assert found.samples_per_s == pytest.approx(1050.0)
 
 
 def test_a_workload_of_unknown_speed_is_refused() -> None:
     with pytest.raises(OptionError, match=r"neither throughput_per_gpu nor generation_ratio of nobody's.*--workloads"):
-        expectation_of(Workload("nobody's", "resnet18", "fp16", 8), A100, thresholds())
+        expectation_of(Workload("nobody's", ImageFamily("resnet18"), "fp16", 8), A100, thresholds())
 
 
 @pytest.mark.parametrize(("world_size", "efficiency"), [(1, 1.0), (2, 0.9891), (3, 0.9845373), (8, 0.9745)])

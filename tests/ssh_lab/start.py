@@ -12,14 +12,16 @@ from pathlib import Path
 from pytest_ddpscale.launch.launcher import launcher_for
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
 from pytest_ddpscale.session.measure import launch_on
 from pytest_ddpscale.settings import settings_from
 
-TINY = Workload("tiny", "shufflenet_v2_x0_5", "fp32", 2, 32, "contiguous", num_classes=10)
+TINY = Workload("tiny", ImageFamily("shufflenet_v2_x0_5", 32, "contiguous", num_classes=10), "fp32", 2)
 
 
 def main() -> None:

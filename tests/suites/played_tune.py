@@ -7,7 +7,8 @@ import math
 import random
 from collections.abc import Mapping
 
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.suites.suite import MeasuredSuite, SuiteNodes
 from pytest_ddpscale.suites.suite_command import add_measuring_command, nodes_of
 from pytest_ddpscale.suites.tune import Tune

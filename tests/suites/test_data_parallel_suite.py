@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import pytest
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.study import Arm, Plan
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.suites.data_parallel_report import data_parallel_report
 from pytest_ddpscale.suites.data_parallel_suite import DataParallelSuite, data_parallel_arms
 from pytest_ddpscale.suites.data_parallel_values import split_batches

@@ -11,7 +11,9 @@ import pytest
 
 from pytest_ddpscale.cli import USER_ERROR, main
 from pytest_ddpscale.compare.ddp_benchmark_diff import compare_reports
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.ddp_benchmark_file import FILE_NAME, ddp_benchmark_of, read_ddp_benchmark
 from pytest_ddpscale.suites.ddp_benchmark_import import benchmark_rows
@@ -36,7 +38,7 @@ def usual_pace(arm: Arm, number: int, rank: int) -> float:
 def reported(nodes: int = 1, pace: Pace = usual_pace, without: str = "") -> SuiteReport:
     """The suite on so many nodes of two ranks, the second slow; the arm `without` was not measured."""
     arms = tuple(_arms(2, nodes, BATCH, [1.0]))
-    study = Study("weak", Workload("resnet50", "resnet50", "fp32", BATCH), arms, ROUNDS, 1.0, 1.0)
+    study = Study("weak", Workload("resnet50", ImageFamily("resnet50"), "fp32", BATCH), arms, ROUNDS, 1.0, 1.0)
     plan = Plan("cpu", "cpu", (study,), nodes=nodes, ranks_per_node=2)
     first = [one for one in measure(study, ROUNDS, pace, 2) if one.arm != without]
     second = [

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.judge.intervals import Estimate
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.suites.factors_report import factors_report
 from pytest_ddpscale.suites.factors_suite import Factors
 from pytest_ddpscale.suites.factors_values import DataMoved, sweeps, trend
@@ -42,7 +43,7 @@ def test_each_other_workload_differs_from_the_centre_in_one_factor() -> None:
         ("resnet18-linear-batch-1024", at_centre),
         ("vgg16-h1024-batch-1024", at_centre),
     ]
-    assert all(study.workload.num_classes == 10 and study.workload.precision == "fp32" for study in plan.studies)
+    assert all(study.workload.family.num_classes == 10 and study.workload.precision == "fp32" for study in plan.studies)
 
 
 def test_without_that_many_gpus_the_centre_is_all_of_them() -> None:
@@ -52,7 +53,10 @@ def test_without_that_many_gpus_the_centre_is_all_of_them() -> None:
 
 def test_weights_are_a_file_of_each_model() -> None:
     plan = planned(Factors(), "--batches=", "--models=alexnet", "--hidden-sizes=", "--feature-weights=/weights")
-    assert [study.workload.feature_weights for study in plan.studies] == ["/weights/vgg16.pth", "/weights/alexnet.pth"]
+    assert [study.workload.family.feature_weights for study in plan.studies] == [
+        "/weights/vgg16.pth",
+        "/weights/alexnet.pth",
+    ]
 
 
 def suite_of(plan: Plan, step_ms: StepMs, without: str = "") -> MeasuredSuite:
@@ -83,7 +87,7 @@ def test_cells_have_computation_and_what_communication_adds_to_it() -> None:
     found = {sweep.factor: sweep.cells for sweep in sweeps(suite_of(planned(Factors(), *PLAN), by_batch_and_ranks))}
     assert [cell.workload.batch_size for cell in found["batch"]] == [256, 1024]
     assert [cell.world_size for cell in found["world size"]] == [1, 2, 3, 4]
-    assert [cell.workload.model for cell in found["model"]] == ["alexnet", "vgg16"]
+    assert [cell.workload.family.model for cell in found["model"]] == ["alexnet", "vgg16"]
     assert [cell.data.parameters for cell in found["trained parameters"]] == [26_750_986, 119_586_826]
     for cells in found.values():
         for cell in cells:

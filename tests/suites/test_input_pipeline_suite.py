@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.judge.intervals import Estimate
-from pytest_ddpscale.plan.image_folder import ImageFolderData
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.variant import Variant
+from pytest_ddpscale.plan.workload import ImageFolderData
 from pytest_ddpscale.suites.input_pipeline_report import (
     LoadedArm,
     bottleneck,

@@ -5,20 +5,19 @@ Its times are figures without numbers. docs/evidence/documents.md lists where it
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from pytest_ddpscale.plan.frozen_features import trained_parameters
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.suites.data_parallel_suite import DataParallelSuite
 from pytest_ddpscale.suites.factors_suite import BATCHES, HIDDEN, LINEAR, MODELS, Factors
 from pytest_ddpscale.suites.factors_values import EPOCH_IMAGES, DataMoved
+from tests.builders.workloads import with_settings
 from tests.suites.planned import planned
 
 MNIST = 60_000
 BATCH, RANKS = 1024, 4
-VGG16 = Workload("v", "vgg16", "fp32", BATCH, num_classes=10, classifier_hidden=4096)
+VGG16 = Workload("v", ImageFamily("vgg16", num_classes=10, classifier_hidden=4096), "fp32", BATCH)
 PUBLISHED = {
     "squeezenet1_0": 5_130, "resnet18": 5_130, "alexnet": 54_575_114, "densenet121": 21_020_682, "vgg16": 119_586_826,
 }  # fmt: skip
@@ -27,23 +26,23 @@ PUBLISHED_BY_HIDDEN = {4096: 119_586_826, 2048: 55_599_114, 1024: 26_750_986}
 
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_trained_parameters_are_the_published_ones(model: str) -> None:
-    workload = replace(VGG16, model=model, classifier_hidden=0 if model in LINEAR else 4096)
-    assert trained_parameters(workload) == PUBLISHED[model]
+    workload = with_settings(VGG16, model=model, classifier_hidden=0 if model in LINEAR else 4096)
+    assert workload.family.classifier_parameters == PUBLISHED[model]
 
 
 @pytest.mark.parametrize("hidden", PUBLISHED_BY_HIDDEN)
 def test_the_three_sizes_of_vgg16_are_hidden_layers_of_4096_2048_and_1024(hidden: int) -> None:
-    assert trained_parameters(replace(VGG16, classifier_hidden=hidden)) == PUBLISHED_BY_HIDDEN[hidden]
+    assert with_settings(VGG16, classifier_hidden=hidden).family.classifier_parameters == PUBLISHED_BY_HIDDEN[hidden]
 
 
 def test_the_default_sweep_is_its_experiment() -> None:
     plan = planned(Factors())
     centre, *others = (study.workload for study in plan.studies)
-    assert (centre.model, centre.batch_size, centre.classifier_hidden) == ("vgg16", BATCH, 4096)
+    assert (centre.family.model, centre.batch_size, centre.family.classifier_hidden) == ("vgg16", BATCH, 4096)
     assert {arm.world_size for arm in plan.studies[0].arms} == {1, 2, 3, RANKS}
     assert {one.batch_size for one in (centre, *others)} == {1024, 512, 256, 128, 64} == set(BATCHES)
-    assert {one.model for one in (centre, *others)} == set(PUBLISHED) == set(MODELS)
-    found = {trained_parameters(one) for one in (centre, *others) if one.model == "vgg16"}
+    assert {one.family.model for one in (centre, *others)} == set(PUBLISHED) == set(MODELS)
+    found = {one.family.classifier_parameters for one in (centre, *others) if one.family.model == "vgg16"}
     assert found == set(PUBLISHED_BY_HIDDEN.values())
     assert set(HIDDEN) == set(PUBLISHED_BY_HIDDEN)
     assert len(plan.studies) == 1 + 4 + 4 + 2, "one factor at a time"

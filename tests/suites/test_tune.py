@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.suites.suite_views import markdown_of
 from pytest_ddpscale.suites.tune_candidates import USUAL_SETTINGS, Candidate, candidates, snippet
@@ -18,7 +19,7 @@ from tests.suites.run_records import SUITE_RECORD
 
 SMALL = ("tune", "--gpu-sku=cpu", "--ddp-gpus-per-node=2", "--model=shufflenet_v2_x0_5", "--precision=fp32",
          "--image-size=224", "--batch=2", "--ddp-block=0.01s")  # fmt: skip
-WORKLOAD = Workload("r-fp32", "resnet18", "fp32", 16, image_size=64, memory_format="contiguous")
+WORKLOAD = Workload("r-fp32", ImageFamily("resnet18", image_size=64, memory_format="contiguous"), "fp32", 16)
 
 
 def test_a_gain_is_confirmed_by_further_launches_and_recommended_with_its_interval() -> None:

@@ -130,6 +130,6 @@ time.sleep(60)
 
 def test_a_sampler_whose_parent_ended_before_it_began_ends_at_once(machine: PlayedMachine) -> None:
     machine.play([HANGING])
-    command = [sys.executable, "-m", "pytest_ddpscale.telemetry", uuid_of(0), "1", "1"]
+    command = [sys.executable, "-m", "pytest_ddpscale.telemetry.sampling", uuid_of(0), "1", "1"]
     with subprocess.Popen(command, env=machine.environment(), stdin=subprocess.PIPE) as sampler:
         assert sampler.wait(10) == 0

@@ -15,16 +15,16 @@ NOBODY = Sampling([])
 
 
 def test_every_window_is_answered_in_the_order_of_the_question() -> None:
-    answer = NOBODY.answer(b'{"ask": "cut", "windows": [["GPU-b", 2, 3], ["GPU-a", 1, 2]]}')
+    answer = NOBODY.answer(b'[["GPU-b", 2, 3], ["GPU-a", 1, 2]]')
     assert answer is not None
-    assert [one.started_unix_s for one in answer.devices] == [2, 1]
+    assert [one.started_unix_s for one in answer] == [2, 1]
 
 
 def test_a_mark_has_no_answer() -> None:
-    assert NOBODY.answer(b'{"ask": "mark"}') is None
+    assert NOBODY.answer(b"null") is None
 
 
-CUT = b'{"ask": "cut", "windows": [["GPU-a", %d, 9]]}\n'
+CUT = b'[["GPU-a", %d, 9]]\n'
 
 
 @pytest.mark.parametrize("read_bytes", [1, 50, 65536])
@@ -33,11 +33,11 @@ def test_it_answers_line_by_line_until_nobody_asks(read_bytes: int, monkeypatch:
     answers: list[bytes] = []
     reading, writing = os.pipe()
     with os.fdopen(writing, "wb") as pipe:
-        pipe.write(CUT % 1 + b'{"ask": "mark"}\n' + CUT % 2 + b'{"ask": "unfinished')
+        pipe.write(CUT % 1 + b"null\n" + CUT % 2 + b'[["unfinished')
     serve(NOBODY, 0.01, reading, answers.append)
     os.close(reading)
     assert all(line.endswith(b"\n") for line in answers)
-    assert [one["started_unix_s"] for line in answers for one in json.loads(line)["devices"]] == [1, 2]
+    assert [one["started_unix_s"] for line in answers for one in json.loads(line)] == [1, 2]
 
 
 def test_it_ends_when_nobody_listens() -> None:

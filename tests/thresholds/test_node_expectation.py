@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Arm, Plan, Study
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.hardware import Detect, Node
 from pytest_ddpscale.thresholds.model import Sku
@@ -21,7 +23,7 @@ DETECT = {"name": "^A100$", "pci_device_ids": ["20b2", "20b5"], "memory_gib": 80
 NODE = {
     "pcie_generation": 4, "pcie_width": 16, "nvlinks": 12, "ecc": True, "free_disk_gib": 5, "clock_skew_s": 0.2,
 }  # fmt: skip
-BF16 = Workload("b", "resnet18", "bf16", 8)
+BF16 = Workload("b", ImageFamily("resnet18"), "bf16", 8)
 FP16 = replace(BF16, name="h", precision="fp16")
 
 

@@ -129,7 +129,7 @@ def test_the_v100_has_no_bf16() -> None:
 def test_every_gpu_can_be_asked_for_all_models_in_its_precisions(sku: Sku) -> None:
     models = {"resnet50", "resnet101", "resnet152", "vit_b_16"}
     for precision in {w.precision for w in sku.workloads.values()} - {"fp32"}:
-        assert {w.model for w in sku.workloads.values() if w.precision == precision} == models
+        assert {w.family.model for w in sku.workloads.values() if w.precision == precision} == models
     peak = sku.peak
     assert peak is not None
     assert peak.published
@@ -139,12 +139,12 @@ def test_every_gpu_can_be_asked_for_all_models_in_its_precisions(sku: Sku) -> No
 @rows("sku", GPUS.values(), ids=GPUS)
 def test_workloads_are_trained_as_the_published_runs_were(sku: Sku) -> None:
     for workload in sku.workloads.values():
-        contiguous = workload.model == "vit_b_16" or "nchw" in workload.name or workload.precision == "fp32"
-        assert workload.memory_format == ("contiguous" if contiguous else "channels_last")
-        short = workload.model.replace("_32x4d", "").replace("_32x8d", "").replace("_", "-")
+        contiguous = workload.family.model == "vit_b_16" or "nchw" in workload.name or workload.precision == "fp32"
+        assert workload.family.memory_format == ("contiguous" if contiguous else "channels_last")
+        short = workload.family.model.replace("_32x4d", "").replace("_32x8d", "").replace("_", "-")
         model = "-".join([short, *(["nchw"] if "nchw" in workload.name else [])])
         assert workload.name == f"{model}-{workload.precision}"
-        assert (workload.image_size, workload.num_classes, workload.compile) == (224, 1000, False)
+        assert (workload.family.image_size, workload.family.num_classes, workload.compile) == (224, 1000, False)
 
 
 @rows("sku", GPUS.values(), ids=GPUS)
@@ -322,11 +322,11 @@ def test_the_contested_b200_ratio_only_warns() -> None:
 
 def published(scaling: str, requirement: Requirement, world_size: int) -> dict[str, Any]:
     workload = SKUS["a100-sxm4-80gb"].workloads[requirement.workload]
-    [path] = PUBLISHED_RUNS.glob(f"{world_size}gpu_{scaling}_{workload.model}_{workload.precision}_*.json")
+    [path] = PUBLISHED_RUNS.glob(f"{world_size}gpu_{scaling}_{workload.family.model}_{workload.precision}_*.json")
     run: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     batch_size = workload.batch_size if scaling == "weak" else (workload.global_batch_size or 0) // world_size
     assert run["batch_size_per_gpu"] == batch_size
-    assert run["channels_last"] == (workload.memory_format == "channels_last")
+    assert run["channels_last"] == (workload.family.memory_format == "channels_last")
     return run
 
 

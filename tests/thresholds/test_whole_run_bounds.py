@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.errors import ThresholdsError
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.whole_run_bounds import WholeRunBound, read_whole_run_bounds
 from pytest_ddpscale.util.packaged import usual_thresholds
+from tests.builders.workloads import with_settings
 from tests.rows import rows
 from tests.suites.published_whole_runs import MICRO, TINY
 
 Published = dict[int, tuple[int, int, int]]
 RUN = TrainingRun(
-    "tiny-224", Workload("vit", "vit_h_14", "bf16", 128, memory_format="contiguous"),
+    "tiny-224", Workload("vit", ImageFamily("vit_h_14", memory_format="contiguous"), "bf16", 128),
     SampleSet("folder", "tiny-224", 100_000, 10_000, 200, "/data"), 2, 4, 5, compile_mode="reduce-overhead",
 )  # fmt: skip
 
@@ -47,7 +49,7 @@ def test_a_row_is_about_runs_that_are_just_as_it_says_and_no_others() -> None:
         replace(RUN, compile_mode="no"),
         replace(RUN, samples=replace(RUN.samples, name="mine")),
         *(
-            replace(RUN, workload=replace(RUN.workload, **changed))
+            replace(RUN, workload=with_settings(RUN.workload, **changed))
             for changed in ({"model": "vit_b_16"}, {"precision": "fp16"}, {"batch_size": 64})
         ),
     ):

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from pytest_ddpscale.run.memory_record import StudyMemory
 from pytest_ddpscale.run.profile_record import ArmProfile
-from pytest_ddpscale.run.rank_folder import RecordSink
+from pytest_ddpscale.run.rank_folder import RecordSink, StudyMemory
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import StudyEnd
+from pytest_ddpscale.run.run_directory import AnyLine
+from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry
@@ -26,13 +27,11 @@ class KeptRecords(RecordSink):
         self.profiles: list[ArmProfile] = []
         self.after_study: Callable[[], object] = lambda: None
 
-    def append_records(self, records: Sequence[AnyRecord]) -> None:
-        self.records += records
+    def append_records(self, records: Sequence[AnyLine]) -> None:
+        self.profiles += [record for record in records if isinstance(record, ArmProfile)]
+        self.records += [record for record in records if not isinstance(record, ArmProfile | TelemetryBlock)]
         if any(isinstance(record, StudyEnd) for record in records):
             self.after_study()
-
-    def append_profile(self, record: ArmProfile) -> None:
-        self.profiles.append(record)
 
     def append_memory(self, record: StudyMemory) -> None:
         self.memory.append(record)
@@ -44,6 +43,6 @@ def context_on_cpu(
 ) -> RankContext:  # fmt: skip
     """Of a rank whose device nobody samples."""
     sink = sink or KeptRecords()
-    telemetry = GangTelemetry(control, "cpu", sink.append_telemetry, 0)
+    telemetry = GangTelemetry(control, "cpu", sink.append_records, 0)
     progress = progress or RankProgress()
     return RankContext(device, control, progress, sink, telemetry, timeout, deadline_unix_s, steered=steered)

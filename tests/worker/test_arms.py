@@ -17,8 +17,10 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Arm
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING
 from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker import arms as arms_module
@@ -266,9 +268,12 @@ def test_a_compiled_arm_keeps_its_trainer_so_that_it_compiles_once(
 @needs_compiler
 def test_torch_compile_trains_after_ddp(gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        arms_module, "build_trained_model", lambda workload, device: TwoKernels(3 * 8 * 8, workload.num_classes)
+        arms_module, "build_trained_model", lambda workload, device: TwoKernels(3 * 8 * 8, workload.family.num_classes)
     )
-    compiled, found = Workload("tiny", "two-kernels", "fp32", 2, 8, "contiguous", num_classes=10, compile=True), []
+    compiled, found = (
+        Workload("tiny", ImageFamily("two-kernels", 8, "contiguous", num_classes=10), "fp32", 2, compile=True),
+        [],
+    )
     kinds = (Arm("ddp", 1, 2), Arm("no_sync", 1, 2))
     arms = StudyArms(study(*kinds, workload=compiled), CpuDevice(), rank=0, layout=Layout(1, 1), timeout=TIMEOUT)
     counters.clear()

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.data_parallel import (
     InContext,
@@ -29,13 +29,14 @@ from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.trained_model import build_trained_model
 from pytest_ddpscale.worker.training import Batch
 from tests.builders.trained import CPU, TIMEOUT, TINY, TRANSFORMER, study
+from tests.builders.workloads import with_settings
 
 DEVICES = [CPU] * 3
 VANILLA, APPLY = (Arm(kind, 1, 7, devices=3) for kind in ("vanilla_parallel", "parallel_apply"))
 
 
 @pytest.fixture(
-    scope="module", params=[TINY, TRANSFORMER, replace(TINY, classifier_hidden=8)], ids=["cnn", "vit", "frozen"]
+    scope="module", params=[TINY, TRANSFORMER, with_settings(TINY, classifier_hidden=8)], ids=["cnn", "vit", "frozen"]
 )
 def model(request: pytest.FixtureRequest) -> nn.Module:
     built = build_trained_model(request.param, CPU)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
@@ -12,8 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from pytest_ddpscale.worker.flops import _convolution_backward_flops, flops_per_sample, workload_flops_record
 from pytest_ddpscale.worker.training import build_model
 from tests.builders.trained import CPU, TINY, TRANSFORMER, study
+from tests.builders.workloads import with_settings
 
-AT_224 = replace(TINY, image_size=224, num_classes=1000)
+AT_224 = with_settings(TINY, image_size=224, num_classes=1000)
 
 
 @pytest.mark.parametrize(
@@ -29,15 +28,15 @@ AT_224 = replace(TINY, image_size=224, num_classes=1000)
 def test_forward_and_backward_cost_three_times_the_published_forward_pass(
     name: str, forward_gmac: float, tolerance: float
 ) -> None:
-    workload = replace(AT_224, model=name)
+    workload = with_settings(AT_224, model=name)
     flops = flops_per_sample(build_model(workload, CPU), workload)
     assert flops == pytest.approx(3 * 2 * forward_gmac * 1e9, rel=tolerance)
 
 
 def test_attention_is_counted() -> None:
     """2 layers, each with scores and values of 197 tokens in 64 dimensions, once forward and twice backward."""
-    workload = replace(TRANSFORMER, image_size=224)
-    short = replace(workload, image_size=112)
+    workload = with_settings(TRANSFORMER, image_size=224)
+    short = with_settings(workload, image_size=112)
     tokens, short_tokens = 197, 50
     difference = flops_per_sample(build_model(workload, CPU), workload)
     difference -= flops_per_sample(build_model(short, CPU), short) * tokens / short_tokens
@@ -68,7 +67,7 @@ def test_counting_leaves_the_model_where_it_was_and_without_gradients() -> None:
 
 
 def test_the_record_says_what_counted() -> None:
-    workload = replace(TINY, model="resnet18")
+    workload = with_settings(TINY, model="resnet18")
     record = workload_flops_record(study(workload=workload), build_model(workload, CPU))
     assert record is not None
     assert record.flops_per_sample == pytest.approx(3 * 2 * 0.037e9, rel=0.03)

@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 from torch.distributed import HashStore
 
-from pytest_ddpscale.plan.image_folder import ImageFolderData
+from pytest_ddpscale.plan.workload import ImageFolderData
 from pytest_ddpscale.run.dataset_record import DATASET_FILE, DatasetRecord
 from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.worker.control import Control
@@ -222,7 +222,7 @@ def test_a_loader_worker_that_dies_is_an_error_with_the_folder(loader_of: Callab
 
 RANK = """
 import sys, time
-from pytest_ddpscale.plan.image_folder import ImageFolderData
+from pytest_ddpscale.plan.workload import ImageFolderData
 from pytest_ddpscale.worker.image_loader import ImageLoader, LoaderSettings
 from pytest_ddpscale.worker.image_samples import read_samples
 from pytest_ddpscale.worker.sharding import Shard

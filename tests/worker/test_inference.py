@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import STEPS_BEFORE_TIMING, Arm
+from pytest_ddpscale.plan.study import STEPS_BEFORE_TIMING
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker import replica
 from pytest_ddpscale.worker.arms import StudyArms
@@ -19,6 +20,7 @@ from pytest_ddpscale.worker.inference import Inference, take_statistics
 from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.training import Batch, build_model
 from tests.builders.trained import CPU, TIMEOUT, TINY, TRANSFORMER, study
+from tests.builders.workloads import with_settings
 
 INFER, ALONE = Arm("infer", 1, 2), Arm("alone", 1, 2)
 
@@ -52,7 +54,7 @@ def test_a_step_is_a_forward_pass_as_a_model_is_served(precision: str, dtype: to
     assert model.training, "as it was"
 
 
-@pytest.mark.parametrize("workload", [TINY, TRANSFORMER], ids=lambda workload: workload.model)
+@pytest.mark.parametrize("workload", [TINY, TRANSFORMER], ids=lambda workload: workload.family.model)
 def test_it_changes_no_weight_and_leaves_nothing_to_compare(gloo_of_one: None, workload: Workload) -> None:
     arms = arms_of(INFER, workload=workload)
     before = checksum(arms.model.parameters())
@@ -106,7 +108,7 @@ def test_outputs_that_are_no_numbers_are_an_error(gloo_of_one: None) -> None:
 
 def test_an_untrained_network_does_not_grow_out_of_half_precision() -> None:
     """Of ResNet-152 the largest output was 1.2e5 with the statistics that it is made with; fp16 ends at 6.6e4."""
-    workload = replace(TINY, model="resnet152", num_classes=1000)
+    workload = with_settings(TINY, model="resnet152", num_classes=1000)
     model = build_model(workload, CPU)
     images = Batch(workload, 2, CPU, seed=1).images
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import Arm, Study
+from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_before_timing, steps_for_block
 from pytest_ddpscale.worker.device import CpuDevice, Timing
@@ -35,7 +36,7 @@ def study_of(folder: str, *arms: Arm) -> Study:
 
 def arms_of(folder: str, *arms: Arm) -> StudyArms:
     asked = study_of(folder, *arms)
-    images = StudyImages(read_samples(folder, "train", TINY.image_size), HashStore())
+    images = StudyImages(read_samples(folder, "train", TINY.family.image_size), HashStore())
     return StudyArms(asked, CpuDevice(), 0, Layout(1, 1), TIMEOUT, images=images)
 
 
@@ -92,9 +93,9 @@ class SlowSamples(ImageSamples):
 def test_a_block_is_no_faster_than_its_loader_workers(folder: str, gloo_of_one: None, workers: int) -> None:
     """A stock that was read before the block would make it look up to a third faster."""
     arm, steps = Arm("ddp", 1, 2, variant=Variant(workers=workers, prefetch=4)), 12
-    usual = read_samples(folder, "train", TINY.image_size)
+    usual = read_samples(folder, "train", TINY.family.image_size)
     paths = [os.fsdecode(path) for path in usual._paths]
-    slow = SlowSamples(usual.root, TINY.image_size, paths, usual._labels.tolist(), usual.classes, 60.0)
+    slow = SlowSamples(usual.root, TINY.family.image_size, paths, usual._labels.tolist(), usual.classes, 60.0)
     asked = study_of(folder, arm)
     arms = StudyArms(asked, CpuDevice(), 0, Layout(1, 1), TIMEOUT, images=StudyImages(slow, HashStore()))
     arms.time_block(arm, steps)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import RankBlock, Value
 from pytest_ddpscale.run.records import GangRecord
-from pytest_ddpscale.run.telemetry_record import GpuReadings, Spread, TelemetryBlock
+from pytest_ddpscale.run.telemetry import GpuReadings, Spread, TelemetryBlock
 from pytest_ddpscale.telemetry.link import Sampler
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry, TimedWindow, with_telemetry

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.worker.control import connect, rank_of
 from pytest_ddpscale.worker.rank import refuse_other_layout
 from tests.builders.trained import study

@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from pytest_ddpscale.judge.link_faults import Rail, find_link_faults
+from pytest_ddpscale.judge.slow_links import Rail, find_link_faults
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.worker import pairs
@@ -110,7 +110,7 @@ def test_a_slow_node_is_isolated_by_measuring_it_again() -> None:
     assert ended == ["decided"] * 3
     assert [pair.hosts for pair in found if pair.round < 3] == [("n2", "n3"), ("n1", "n3"), ("n1", "n2")]
     assert len(found) == 5, "confirmed twice"
-    assert [fault.hosts for fault in find_link_faults(found, "cpu")] == [("n2",)]
+    assert [fault.host for fault in find_link_faults(found, "cpu")] == ["n2"]
 
 
 def test_a_record_says_who_was_measured_and_the_bandwidth_of_the_slower_end() -> None:
@@ -131,7 +131,7 @@ def test_a_node_pair_is_as_fast_as_its_slowest_rail() -> None:
     ranks = gang(nodes=3, per_node=2, slow_ranks=(5,))
     _, found = measured(ranks)
     (fault,) = find_link_faults(found, "cpu")
-    assert (fault.hosts, fault.ends[0].local_ranks, fault.ends[0].devices) == (("n3",), (1,), ("cpu-5",))
+    assert (fault.host, fault.gpu_index, fault.gpu_uuid) == ("n3", 1, "cpu-5")
 
 
 def test_without_a_fault_each_rank_measures_each_partner_once() -> None:

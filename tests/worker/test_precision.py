@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.device import CpuDevice
 from pytest_ddpscale.worker.precision import compute_fp32_in_full

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.rank_folder import LOGS, TRACES
 from pytest_ddpscale.worker.arms import StudyArms

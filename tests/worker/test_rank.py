@@ -11,7 +11,8 @@ from pathlib import Path
 
 from torch.distributed import HashStore
 
-from pytest_ddpscale.plan.study import Arm, Plan
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.rank_folder import LOGS
 from pytest_ddpscale.run.records import StudyEnd, StudyStart
 from pytest_ddpscale.worker.control import Control

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pytest_ddpscale.run.rank_status import RankFailure, RankStatus, read_failure, read_status
+from pytest_ddpscale.run.rank_folder import RankFailure, RankStatus, read_failure, read_status
 from pytest_ddpscale.worker.control import host_name
 from pytest_ddpscale.worker.rank_progress import RankProgress
 

@@ -13,14 +13,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import MemoryFormat
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.plan.variant import Variant
-from pytest_ddpscale.plan.workload import MemoryFormat
 from pytest_ddpscale.worker.device import CpuDevice
 from pytest_ddpscale.worker.replica import Replicas, StepCounter, make_groups
 from pytest_ddpscale.worker.training import Batch, build_model
 from tests.builders.trained import CPU, TIMEOUT, TINY
+from tests.builders.workloads import with_settings
 
 from .ranks import on_two_ranks
 
@@ -42,7 +43,7 @@ def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 def _two_wrappers(rank: int, memory_format: MemoryFormat) -> dict[str, bool]:
-    workload = replace(TINY, memory_format=memory_format)
+    workload = with_settings(TINY, memory_format=memory_format)
     groups = make_groups((DDP_1, DDP_2), Layout(1, 2), TIMEOUT)
     model = build_model(workload, CPU)
     shared = Replicas(model, workload, CpuDevice(), groups)
@@ -141,7 +142,7 @@ def test_groups_are_made_for_wrapped_arms_only(gloo_of_one: None) -> None:
 
 
 def test_momentum_is_there_from_the_beginning_with_the_strides_of_the_weights() -> None:
-    model = build_model(replace(TINY, memory_format="channels_last"), CPU)
+    model = build_model(with_settings(TINY, memory_format="channels_last"), CPU)
     replicas = Replicas(model, TINY, CpuDevice(), {})
     state = replicas.of(ALONE).weights.optimizer.state
     for parameter in model.parameters():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from pytest_ddpscale.worker.replica import Weights
 from pytest_ddpscale.worker.replica_checksum import align, checksum
 from pytest_ddpscale.worker.training import build_model
 from tests.builders.trained import CPU, TINY
+from tests.builders.workloads import with_settings
 
 from .ranks import on_two_ranks
 
@@ -27,7 +27,7 @@ INTEGER = {
     torch.float32: torch.int32,
     torch.int64: torch.int64,
 }
-CHANNELS_LAST = replace(TINY, memory_format="channels_last")
+CHANNELS_LAST = with_settings(TINY, memory_format="channels_last")
 
 
 def flip(tensor: torch.Tensor, index: int, bit: int) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.util.idx_file import TRAIN_FILES, VALIDATION_FILES, read_idx
@@ -31,7 +32,7 @@ MADE = SampleSet("made", "m", 100, 29, 10)
 
 
 def run_of(ranks: int, samples: SampleSet = MADE, model: str = "classifier-8") -> TrainingRun:
-    workload = Workload("c", model, "fp32", GLOBAL // ranks, 16, "contiguous", num_classes=10)
+    workload = Workload("c", ImageFamily(model, 16, "contiguous", num_classes=10), "fp32", GLOBAL // ranks)
     return TrainingRun("c", workload, samples, 1, ranks, 2, seed=5)
 
 

@@ -13,15 +13,16 @@ from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.seeded import seeded_checksum
 from pytest_ddpscale.worker.training import Batch, build_model
 from tests.builders.trained import CPU, TINY, TRANSFORMER
+from tests.builders.workloads import with_settings
 
 from .ranks import on_two_ranks
 
 WORKLOADS = {
     "fp32": TINY,
-    "channels-last": replace(TINY, memory_format="channels_last"),
+    "channels-last": with_settings(TINY, memory_format="channels_last"),
     "bf16": replace(TINY, precision="bf16"),
     "transformer": TRANSFORMER,
-    "dropout": replace(TINY, model="squeezenet1_1", image_size=64),
+    "dropout": with_settings(TINY, model="squeezenet1_1", image_size=64),
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.study import DeviceType
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.profile_record import MOST_SPANS, IdleGap, ProfiledBucket
 from pytest_ddpscale.worker.trace_analysis import (
     TracedStep,

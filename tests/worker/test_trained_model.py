@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import torch
 import torchvision
 from torch import nn
 
-from pytest_ddpscale.plan.frozen_features import FEATURES, trained_parameters
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.image_family import FEATURES, ImageFamily
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker import trained_model
 from pytest_ddpscale.worker.arms import StudyArms
@@ -26,10 +25,11 @@ from pytest_ddpscale.worker.seeded import seeded_step
 from pytest_ddpscale.worker.trained_model import OnFrozenFeatures, build_trained_model
 from pytest_ddpscale.worker.training import Batch, build_model
 from tests.builders.trained import CPU, TIMEOUT, TINY, study
+from tests.builders.workloads import with_settings
 from tests.worker.ranks import on_two_ranks
 
-FROZEN = replace(TINY, classifier_hidden=16)  # with batch normalisation
-LINEAR = replace(TINY, model="squeezenet1_1", classifier_hidden=0)
+FROZEN = with_settings(TINY, classifier_hidden=16)  # with batch normalisation
+LINEAR = with_settings(TINY, model="squeezenet1_1", classifier_hidden=0)
 ARMS = (Arm("alone", 1, 2), Arm("no_sync", 2, 2), Arm("ddp", 2, 2))
 
 
@@ -47,11 +47,14 @@ def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
 def test_features_are_as_wide_as_the_table_says(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without data: all of them together are gigabytes."""
     monkeypatch.setattr(trained_model, "take_statistics", lambda *ignored: None)
-    workload, meta = Workload("x", model, "fp32", 2, 64, num_classes=10, classifier_hidden=8), torch.device("meta")
+    workload, meta = (
+        Workload("x", ImageFamily(model, 64, num_classes=10, classifier_hidden=8), "fp32", 2),
+        torch.device("meta"),
+    )
     built = build_trained_model(workload, meta)
     assert built(torch.empty(2, 3, 64, 64, device=meta)).shape == (2, 10)
     trained = sum(parameter.numel() for parameter in built.parameters() if parameter.requires_grad)
-    assert trained == trained_parameters(workload)
+    assert trained == workload.family.classifier_parameters
 
 
 @pytest.mark.parametrize("workload", [FROZEN, LINEAR], ids=["two-hidden-layers", "linear"])
@@ -100,12 +103,12 @@ def test_ranks_agree_on_features_and_classifier_and_ddp_sends_the_classifier_alo
     assert first == second
     assert first["block"] == first["whole"], "frozen weights are in the checksum, too"
     assert first["seeded"][1], "a seeded step repeats, dropout and all"
-    assert first["reduced"] == first["momentum"] == trained_parameters(FROZEN)
+    assert first["reduced"] == first["momentum"] == FROZEN.family.classifier_parameters
     assert not first["buffers sent"], "they never change"
 
 
 def test_flops_have_no_backward_pass_of_the_features() -> None:
-    workload = replace(LINEAR, image_size=224, num_classes=1000)
+    workload = with_settings(LINEAR, image_size=224, num_classes=1000)
     whole = flops_per_sample(build_model(workload, CPU), workload)
     of_classifier = 2 * 2 * 512 * 1000  # forward, and backward only its weights' gradient: its input wants none
     features = flops_per_sample(frozen(workload), workload) - of_classifier
@@ -115,9 +118,9 @@ def test_flops_have_no_backward_pass_of_the_features() -> None:
 
 
 def test_weights_of_a_state_dict_are_used_and_get_no_other_statistics(tmp_path: Path) -> None:
-    published = torchvision.models.get_model(FROZEN.model, weights=None)
+    published = torchvision.models.get_model(FROZEN.family.model, weights=None)
     torch.save(published.state_dict(), tmp_path / "w.pth")
-    model = frozen(replace(FROZEN, feature_weights=str(tmp_path / "w.pth")))
+    model = frozen(with_settings(FROZEN, feature_weights=str(tmp_path / "w.pth")))
     theirs = published.state_dict()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in model.features.state_dict().items())
 
@@ -127,7 +130,7 @@ def test_densenets_published_with_names_of_old_are_read(tmp_path: Path) -> None:
     old = {name.replace(".norm1.", ".norm.1.").replace(".conv2.", ".conv.2."): one for name, one in state.items()}
     assert old.keys() != state.keys()
     torch.save(old, tmp_path / "w.pth")
-    workload = replace(FROZEN, model="densenet121", feature_weights=str(tmp_path / "w.pth"))
+    workload = with_settings(FROZEN, model="densenet121", feature_weights=str(tmp_path / "w.pth"))
     name = "features.denseblock1.denselayer1.norm1.weight"
     assert torch.equal(frozen(workload).features.state_dict()[name], state[name])
 
@@ -159,5 +162,5 @@ def test_other_weights_are_one_sentence(tmp_path: Path, spoil: Callable[[Path], 
     with pytest.raises(
         RuntimeError, match=r"^feature_weights .*w\.pth: .+; expected torchvision's state dict of shuf"
     ) as told:
-        frozen(replace(FROZEN, feature_weights=str(path)))
+        frozen(with_settings(FROZEN, feature_weights=str(path)))
     assert "\n" not in str(told.value)

@@ -10,6 +10,7 @@ import torch
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker.training import Batch, Trainer, build_model, new_scaler
 from tests.builders.trained import CPU, TINY, TRANSFORMER
+from tests.builders.workloads import with_settings
 
 
 def trainer_for(workload: Workload) -> tuple[torch.nn.Module, Trainer, Batch]:
@@ -52,7 +53,7 @@ def test_ranks_start_from_the_same_weights() -> None:
 
 
 def test_channels_last_holds_for_weights_and_images() -> None:
-    workload = replace(TINY, memory_format="channels_last")
+    workload = with_settings(TINY, memory_format="channels_last")
     model, _, batch = trainer_for(workload)
     weights = [p for p in model.parameters() if p.dim() == 4 and p.shape[1] > 1 and p.shape[2] > 1]
     assert weights
@@ -85,4 +86,4 @@ def test_only_fp16_scales_its_loss() -> None:
 
 def test_a_model_that_torchvision_does_not_have_is_named() -> None:
     with pytest.raises(ValueError, match="resnet9000"):
-        build_model(replace(TINY, model="resnet9000"), CPU)
+        build_model(with_settings(TINY, model="resnet9000"), CPU)

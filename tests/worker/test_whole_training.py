@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 
+from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
@@ -33,7 +34,7 @@ SAMPLES = SampleSet("made", "made-100", 100, 21, 10)
 
 
 def run_of(ranks: int, model: str = "classifier-16", **fields: object) -> TrainingRun:
-    workload = Workload(model, model, "fp32", GLOBAL // ranks, 32, "contiguous", num_classes=10)
+    workload = Workload(model, ImageFamily(model, 32, "contiguous", num_classes=10), "fp32", GLOBAL // ranks)
     usual: dict[str, object] = {"epochs": 2, "learning_rate": 0.05}
     return TrainingRun(model, workload, SAMPLES, 1, ranks, **{**usual, **fields})  # type: ignore[arg-type]
 

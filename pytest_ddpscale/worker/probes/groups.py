@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
-from pytest_ddpscale.plan.study import Arm
 from pytest_ddpscale.worker.process_groups import new_group
 from pytest_ddpscale.worker.rank_context import RankContext
 

@@ -13,7 +13,7 @@ import pytest
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.run.telemetry_record import Spread
+from pytest_ddpscale.run.telemetry import Spread
 from tests.integration.played_gpus.played_session import HOST, EndedSession, PlayedSession, begin, has_begun
 from tests.nvml_stand_in.gpus import (
     ANY_FUNCTION,
@@ -101,7 +101,7 @@ def test_each_gpu_has_a_line_of_telemetry_for_every_block(healthy: EndedSession)
     assert all(one.device == uuid_of(one.rank) for one in telemetry)
 
 
-def mean(spread: Spread | None) -> float:
+def mean(spread: Spread[float] | None) -> float:
     assert spread is not None
     return spread.mean
 

@@ -1,0 +1,289 @@
+"""What node checks find, and how they go through the nodes and GPUs of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from pytest_ddpscale.plan.node_check import NodeExpectation
+from pytest_ddpscale.run.column_record import BoolArray, IntArray
+from pytest_ddpscale.run.gpu_blocks import Gpu, GpuBlocks
+from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
+from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryColumns
+from pytest_ddpscale.run.transport_record import Transport
+
+# A condition in fewer of an arm's windows may be a fluke.
+SHARE_OF_WINDOWS = 0.5
+# Share of a GPU's blocks that must have telemetry; it is written with each block, so hardly any can be missing.
+LEAST_SHARE_WATCHED = 0.9
+# Polls are about a second apart, so only windows shorter than this may have none …
+LONGEST_UNPOLLED_S = 2.0
+# … and even short windows need on average one poll in this time.
+RAREST_POLLS_S = 10.0
+# Readings from the same NVML call share one key in `SurveyedGpu.unreadable`.
+_READ_AS = {"memory_bytes": "memory", "pci_device_id": "pci", "nvlinks_active": "nvlinks"}
+
+
+@dataclass(frozen=True)
+class NodeEvidence:
+    """All that checks read.
+
+    Attributes:
+        surveys: by host; hosts that sent none are absent.
+        blocks: blocks that each GPU ran; empty if unknown.
+        post_mortems: surveys taken after ranks failed; empty if none did.
+    """
+
+    expectation: NodeExpectation
+    surveys: Mapping[str, Survey]
+    hosts_planned: int
+    telemetry: TelemetryColumns = NO_TELEMETRY
+    transports: Sequence[Transport] = ()
+    blocks: GpuBlocks = field(default_factory=GpuBlocks)
+    post_mortems: Sequence[Survey] = ()
+
+    @cached_property
+    def windows(self) -> Mapping[str, Mapping[str, TelemetryColumns]]:
+        """Telemetry by host and GPU UUID."""
+        found: dict[str, dict[str, TelemetryColumns]] = {}
+        for windows in self.telemetry.by_gpu:
+            place = windows.place_of(0)
+            found.setdefault(place.host, {})[place.device] = windows
+        return found
+
+    @cached_property
+    def watched(self) -> Mapping[Gpu, tuple[int, int]]:
+        """By GPU: the number of blocks it ran, and of those with telemetry."""
+        return self.blocks.watched(self.telemetry)
+
+
+@dataclass(frozen=True)
+class GpuPlace:
+    """A GPU on a node: its local rank, and its UUID (empty if the GPU does not give one)."""
+
+    index: int | None
+    uuid: str
+
+    @property
+    def label(self) -> str:
+        """``GPU 3 (GPU-1f…)``, as far as it is known."""
+        number = "" if self.index is None else f" {self.index}"
+        return f"GPU{number} ({self.uuid})" if self.uuid else f"GPU{number}"
+
+
+@dataclass(frozen=True)
+class NodeFault:
+    """A deviation from the expectation: what was found, and what was expected.
+
+    Attributes:
+        gpu: the GPU concerned; None for the whole node.
+        stands_alone: whether it is a fault regardless of other nodes, such as a lost GPU. For other faults the
+            expectation may be wrong if most nodes do not meet it.
+        is_certain: False if several nodes differ and it is unclear which of them is wrong.
+        is_from_outside: whether the cause may be shared by several nodes, such as the facility's power; no node is
+            certain to be at fault if most nodes have it.
+    """
+
+    text: str
+    gpu: GpuPlace | None = None
+    stands_alone: bool = False
+    is_certain: bool = True
+    is_from_outside: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check finds on one node: faults, missing data with reasons, notes, and the number of GPUs checked."""
+
+    faults: tuple[NodeFault, ...] = ()
+    unknown: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    gpus: int = 0
+
+    def __add__(self, other: Finding) -> Finding:
+        return Finding(
+            self.faults + other.faults, self.unknown + other.unknown, self.notes + other.notes, self.gpus + other.gpus
+        )
+
+    def at(self, gpu: GpuPlace) -> Finding:
+        """The same about one GPU of the node."""
+        unknown, notes = (tuple(f"{gpu.label}: {text}" for text in texts) for texts in (self.unknown, self.notes))
+        return Finding(tuple(replace(one, gpu=gpu) for one in self.faults), unknown, notes, self.gpus)
+
+    def of_faults(self, **changes: Any) -> Finding:
+        """The same with other properties of its faults."""
+        return replace(self, faults=tuple(replace(one, **changes) for one in self.faults))
+
+
+Findings: TypeAlias = dict[str, Finding]  # by host
+Check: TypeAlias = Callable[[NodeEvidence], Findings]
+
+
+def summed(findings: Iterable[Finding]) -> Finding:
+    """Combine findings into one; none at all give a finding that passes."""
+    return sum(findings, Finding())
+
+
+def fault(text: str, *, stands_alone: bool = False) -> Finding:
+    """A finding with one fault."""
+    return Finding(faults=(NodeFault(text, stands_alone=stands_alone),))
+
+
+def unknown(text: str) -> Finding:
+    """A finding with one item of missing data."""
+    return Finding(unknown=(text,))
+
+
+def note(text: str) -> Finding:
+    """A finding with one note."""
+    return Finding(notes=(text,))
+
+
+def each_node(judge: Callable[[NodeExpectation, Survey], Iterable[Finding]]) -> Check:
+    """Judge each node that could be surveyed."""
+    return lambda seen: {
+        host: looked_at(survey) or summed(judge(seen.expectation, survey)) for host, survey in seen.surveys.items()
+    }
+
+
+def looked_at(survey: Survey) -> Finding | None:
+    """Missing data if the survey failed, else None."""
+    return unknown(f"survey failed: {survey.problem}") if survey.problem else None
+
+
+def each_gpu(judge: Callable[[NodeExpectation, SurveyedGpu], Iterable[Finding]]) -> Check:
+    """Judge each GPU that ranks may use; one that does not answer counts as missing data."""
+    return each_node(lambda expectation, survey: gpus_of(survey, lambda gpu: judge(expectation, gpu)))
+
+
+def gpus_of(survey: Survey, judge: Callable[[SurveyedGpu], Iterable[Finding]]) -> Iterator[Finding]:
+    """Judge the GPUs of one node, as `each_gpu` does."""
+    places = gpu_places(survey)
+    if not places:
+        yield unknown(f"no GPU is visible ({no_gpu_reason(survey)})")
+    for gpu, place in places:
+        if gpu.problem:
+            yield unknown(f"{place.label} does not answer: {gpu.problem}")
+        else:
+            yield summed((Finding(gpus=1), *judge(gpu))).at(place)
+
+
+def gpu_places(survey: Survey) -> list[tuple[SurveyedGpu, GpuPlace]]:
+    """The GPUs that ranks may use, by local rank.
+
+    The order is that of CUDA_VISIBLE_DEVICES, or the driver's if the survey has no local ranks.
+    """
+    visible = [gpu for gpu in survey.gpus if gpu.is_visible]
+    ranks = [gpu.local_rank for gpu in visible]
+    if all(rank is None for rank in ranks):
+        ranks = list(range(len(visible)))
+    found = [(gpu, GpuPlace(rank, gpu.uuid)) for gpu, rank in zip(visible, ranks, strict=True)]
+    return sorted(found, key=lambda one: len(visible) if one[1].index is None else one[1].index)
+
+
+def no_gpu_reason(survey: Survey) -> str:
+    """Why ranks cannot use any GPU of a node."""
+    if survey.driver_problem:
+        return survey.driver_problem
+    if not survey.has_driver:
+        return "no NVIDIA driver is loaded"
+    return f"CUDA_VISIBLE_DEVICES hides all {len(survey.gpus)} GPUs" if survey.gpus else "the driver finds no GPU"
+
+
+def unread(gpu: SurveyedGpu, reading: str) -> Finding:
+    """Missing data for a reading, with the driver's reason."""
+    return unknown(f"{reading} cannot be read ({_reason(gpu, reading) or 'the driver gives no reason'})")
+
+
+def is_unsupported(gpu: SurveyedGpu, reading: str) -> bool:
+    """Whether a reading is missing because the hardware does not support it."""
+    return "not supported" in _reason(gpu, reading).lower()
+
+
+def _reason(gpu: SurveyedGpu, reading: str) -> str:
+    return gpu.unreadable.get(reading) or gpu.unreadable.get(_READ_AS.get(reading, ""), "")
+
+
+def each_working_gpu(judge: Callable[[NodeExpectation, TelemetryColumns], Iterable[Finding]]) -> Check:
+    """Judge each GPU by all its windows; too few windows, or none, of a planned rank's GPU count as missing data."""
+
+    def find(seen: NodeEvidence) -> Findings:
+        windows = {**{host: {} for host, _ in seen.blocks.gpus}, **seen.windows}
+        worked: dict[str, set[str]] = {host: set() for host in windows}
+        for host, uuid in seen.blocks.gpus:
+            worked[host].add(uuid)
+        return {host: summed(on_node(seen, host, theirs, worked[host])) for host, theirs in windows.items()}
+
+    def on_node(
+        seen: NodeEvidence, host: str, devices: Mapping[str, TelemetryColumns], worked: set[str]
+    ) -> Iterator[Finding]:
+        yield Finding(gpus=len(devices))
+        for uuid, windows in devices.items():
+            found = summed(judge(seen.expectation, windows))
+            blocks, watched = seen.watched.get((host, uuid), (0, 0))
+            if watched < LEAST_SHARE_WATCHED * blocks:
+                found += unknown(f"telemetry of only {watched} of {blocks} blocks")
+            yield found.at(GpuPlace(windows.place_of(0).local_rank, uuid))
+        asked = seen.expectation.gpus_per_node or 1
+        watched = len(devices.keys() & _working_gpus(seen, host, devices, worked))
+        if watched < asked:
+            yield unknown(f"telemetry of only {watched} of {asked} GPUs")
+
+    return find
+
+
+def _working_gpus(seen: NodeEvidence, host: str, devices: Collection[str], worked: set[str]) -> set[str]:
+    """GPUs that the survey lists and that ran a block; `devices` stands in for whichever of the two is unknown."""
+    survey = seen.surveys.get(host)
+    known = {gpu.uuid for gpu in survey.gpus} if survey is not None and not survey.problem else set(devices)
+    return known & (worked if seen.blocks.gpus else set(devices))
+
+
+def in_most_windows(
+    windows: TelemetryColumns, was_so: BoolArray, was_not: BoolArray, text: str, what: str
+) -> Finding:  # fmt: skip
+    """A fault if a condition held in at least half of an arm's windows, whatever the unreadable windows contain.
+
+    Arms are judged one by one, so that probes, which heat nothing, cannot outvote a fault that shows only in training.
+    An arm is unknown if unreadable windows could change the result, and a GPU if it was hardly polled.
+
+    Args:
+        windows: of one GPU.
+        was_so: windows where the condition held.
+        was_not: windows where it did not; windows in neither are unreadable.
+        text: describes the condition.
+        what: the reading that is missing in unreadable windows.
+    """
+    counting, arms = _by_arm(windows)
+    total, so, not_so = (np.bincount(arms, counting & those) for those in (counting, was_so, was_not))
+    at_fault = (total > 0) & (so >= SHARE_OF_WINDOWS * total)
+    untold = (total > 0) & (total - not_so >= SHARE_OF_WINDOWS * total)
+    found = at_fault if at_fault.any() else untold
+    names = dict.fromkeys(windows.arms[arm] for arm in windows.arm[counting & found[arms]].tolist())
+    of_arms = f" of {', '.join(map(' '.join, names))}" if found.sum() < (total > 0).sum() else ""
+    if at_fault.any():
+        return fault(f"{text} in {so[found].sum():.0f} of {total[found].sum():.0f} windows under load{of_arms}")
+    if untold.any():
+        unread = (total - so - not_so)[found].sum()
+        return unknown(f"{what} cannot be read in {unread:.0f} of {total[found].sum():.0f} windows{of_arms}")
+    seconds, polls = windows.seconds.sum(), windows.polls.sum()
+    if seconds >= RAREST_POLLS_S * max(polls, 1):
+        return unknown(f"only {polls:.0f} polls in {seconds:.0f} s under load")
+    return Finding()
+
+
+def _by_arm(windows: TelemetryColumns) -> tuple[BoolArray, IntArray]:
+    """Windows that count, and their arms; a single window may show a momentary excursion, so an arm needs several.
+
+    Windows without a poll do not count if there are others, because a probe's may be shorter than the time between two
+    polls; they do count if the GPU does not answer. If no arm has several windows, all windows are judged together.
+    """
+    is_silent = windows.unreadable.where(lambda reasons: "device" in reasons)
+    counting = (windows.polls > 0) | is_silent | (windows.seconds > LONGEST_UNPOLLED_S)
+    counting = counting if counting.any() else np.ones_like(counting)
+    of_several = counting & (np.bincount(windows.arm, counting) > 1)[windows.arm]
+    return (of_several, windows.arm) if of_several.any() else (counting, np.zeros_like(windows.arm))

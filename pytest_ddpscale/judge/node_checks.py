@@ -1,0 +1,186 @@
+"""Node checks: what is asked of a node whatever its speed, and the verdict over all nodes.
+
+`plan.node_check` names and describes each check; the function of that name finds what a node lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import date
+from typing import Literal
+
+from pytest_ddpscale.judge import gpu_checks, host_checks
+from pytest_ddpscale.judge.findings import Check, Findings, NodeEvidence, NodeFault
+from pytest_ddpscale.plan.node_check import NODE_CHECKS
+from pytest_ddpscale.plan.pairing import PAIRS
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.gpu_blocks import GpuBlocks
+from pytest_ddpscale.run.survey_record import STUDY_ID, Survey
+from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Verdict
+from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
+from pytest_ddpscale.thresholds.node_expectation import node_expectation
+
+_FIND: Mapping[str, Check] = {
+    "gpus": gpu_checks.gpus,
+    "processes": gpu_checks.processes,
+    "mig": gpu_checks.mig,
+    "ecc": gpu_checks.ecc,
+    "throttling": gpu_checks.throttling,
+    "pcie": gpu_checks.pcie,
+    "nvlink": gpu_checks.nvlink,
+    "topology": host_checks.topology,
+    "versions": host_checks.versions,
+    "kernels": host_checks.kernels,
+    "bf16": host_checks.bf16,
+    "disk": host_checks.disk,
+    "clock": host_checks.clock,
+    "transport": host_checks.transport,
+    "ecc_under_load": gpu_checks.ecc_under_load,
+    "throttling_under_load": gpu_checks.throttling_under_load,
+    "pcie_under_load": gpu_checks.pcie_under_load,
+}
+_MOST_NAMED = 3
+_Doubt = Literal["outside", "nodes", "gpus"]
+
+
+def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
+    """The verdict on one check, from one that says ``not_measured``; its value is the share of nodes that pass."""
+    name = case.requirement.check
+    reads_telemetry = NODE_CHECKS[name].reads == "telemetry"
+
+    def seen() -> NodeEvidence:
+        return NodeEvidence(
+            node_expectation(case.sku, evidence.plan), evidence.surveys, evidence.plan.nodes, evidence.telemetry,
+            evidence.transports, _blocks(evidence) if reads_telemetry else GpuBlocks(), evidence.post_mortems,
+        )  # fmt: skip
+
+    verdict = check(blank, name, evidence.once(("nodes", id(case.sku), reads_telemetry), seen))
+    why_no_survey = evidence.errors.get(STUDY_ID) or evidence.interrupted.get(STUDY_ID)
+    if verdict.outcome == "not_measured" and why_no_survey:
+        return replace(verdict, reason=f"{verdict.reason}: {why_no_survey}")
+    return verdict
+
+
+def _blocks(evidence: Evidence) -> GpuBlocks:
+    """Blocks with telemetry: all but those of pairs of nodes."""
+    return GpuBlocks([arm for arm in evidence.columns.arms.values() if arm.study != PAIRS])
+
+
+def check(blank: Verdict, name: str, seen: NodeEvidence) -> Verdict:
+    """Run one check over all nodes.
+
+    Returns:
+        ``passed`` if every planned node passes, ``failed`` if any has a fault, else ``not_measured``; also
+        ``not_measured`` if the check needs a GPU and ranks train on CPUs.
+    """
+    if not _applies(name, seen):
+        return replace(blank, reason=f"{NODE_CHECKS[name].title}: does not apply without a GPU")
+    findings = _FIND[name](seen)
+    planned, in_order = max(seen.hosts_planned, len(findings)), sorted(findings.items())
+    nodes = _nodes(planned)
+    untold = [f"{host}: {text}" for host, finding in in_order for text in finding.unknown]
+    if planned > len(findings):
+        untold.append(f"{planned - len(findings)} of {nodes} reported nothing")
+    faults = [(host, one) for host, finding in in_order for one in finding.faults]
+    notes = [f"{host}: {text}" for host, finding in in_order for text in finding.notes]
+    if not faults and (untold or not findings):
+        # If only some nodes could be checked, the share is unknown.
+        reason = f"missing data: {_listed(untold) or 'no node reported anything'}"
+        return replace(blank, reason=reason, notes=tuple(notes))
+    share = sum(not finding.faults and not finding.unknown for finding in findings.values()) / planned
+    known = replace(blank, value=share, interval=(share, share), rounds=1)
+    if not faults:
+        reason = f"{'' if planned == 1 else 'all '}{nodes} as expected"
+        return replace(known, outcome="passed", reason=reason, notes=tuple(notes))
+    told = [f"{host}: {one.gpu.label}: {one.text}" if one.gpu else f"{host}: {one.text}" for host, one in faults]
+    notes += [f"also missing data: {_listed(untold)}"] if untold else []
+    notes += [f"{text} No node is certain to be at fault" for text in _doubts(findings, planned).values()]
+    return replace(
+        known,
+        outcome="failed",
+        reason=f"{len(dict(faults))} of {nodes} not as expected: {_listed(told)}",
+        notes=tuple(notes),
+        culprits=_culprits(findings, planned),
+        flags=(PARTLY_KNOWN,) if untold else (),
+    )
+
+
+def _applies(name: str, seen: NodeEvidence) -> bool:
+    return NODE_CHECKS[name].on_cpu or seen.expectation.device_type != "cpu"
+
+
+def _culprits(findings: Findings, planned: int) -> tuple[Culprit, ...]:
+    doubts = _doubts(findings, planned)
+    return tuple(
+        Culprit(
+            "gpu" if one.gpu else "node", host, one.gpu.index if one.gpu else None,
+            (one.gpu.uuid or None) if one.gpu else None, one.text,
+            is_certain=one.is_certain and _doubt_on(one) not in doubts,
+        )
+        for host, finding in sorted(findings.items())
+        for one in finding.faults
+    )  # fmt: skip
+
+
+def _doubt_on(one: NodeFault) -> _Doubt | None:
+    """Whose share decides whether a fault is certain; None if it stands alone."""
+    if one.is_from_outside:
+        return "outside"
+    return None if one.stands_alone else "gpus" if one.gpu else "nodes"
+
+
+def _doubts(findings: Findings, planned: int) -> dict[_Doubt, str]:
+    """Doubts that arise if most nodes or most GPUs fail: the expectation, or something they share, may be at fault.
+
+    A node where only some GPUs fail has the others to compare with. With one node there is nothing to compare with, so
+    a mismatch is the node's fault.
+    """
+    at: dict[_Doubt | None, set[tuple[str, object]]] = {"outside": set(), "nodes": set(), "gpus": set()}
+    for host, finding in findings.items():
+        for one in finding.faults:
+            at.setdefault(_doubt_on(one), set()).add((host, one.gpu))
+    braked, alike, wholly = (len({host for host, _ in at[doubt]}) for doubt in ("outside", "nodes", "gpus"))
+    doubts: dict[_Doubt, str] = {}
+    if 2 * braked > planned:
+        doubts["outside"] = f"{braked} of {planned} nodes are throttled by a power brake: is it the facility?"
+    if planned > 1 and 2 * alike > planned:
+        doubts["nodes"] = f"{alike} of {planned} nodes fail: is the expectation right?"
+    if 2 * wholly > planned and 2 * len(at["gpus"]) > sum(finding.gpus for finding in findings.values()):
+        doubts["gpus"] = f"{len(at['gpus'])} GPUs of most nodes fail: is the expectation right?"
+    return doubts
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = len(texts) - _MOST_NAMED
+    return "; ".join(texts[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def unfit_nodes(cases: Iterable[AnyCase], plan: Plan, surveys: Mapping[str, Survey], day: date) -> dict[str, str]:
+    """Reasons, by host, to launch nothing on it: it certainly fails a check of severity ``fail``, or its survey failed.
+
+    A node whose fault is uncertain stays: most nodes fail too, or it is unclear which of several is wrong. A check that
+    is waived on this day, in UTC, excludes no node.
+    """
+    checks = [case for case in cases if isinstance(case, NodeCase) and case.requirement.check]
+    rejecting = [case.requirement for case in checks if case.requirement.severity == "fail"]
+    names = [one.check for one in rejecting if one.waiver is None or not one.waiver.holds_on(day)]
+    asked = [name for name in names if NODE_CHECKS[name].reads == "survey"]
+    if not asked:
+        return {}
+    seen, reasons = NodeEvidence(node_expectation(checks[0].sku, plan), surveys, plan.nodes), dict[str, list[str]]()
+    for name in asked:
+        findings = _FIND[name](seen) if _applies(name, seen) else {}
+        for culprit in _culprits(findings, max(plan.nodes, len(findings))):
+            if culprit.is_certain:
+                gpu = "" if culprit.gpu_index is None else f"GPU {culprit.gpu_index}: "
+                reasons.setdefault(culprit.host, []).append(f"{name}: {gpu}{culprit.evidence}")
+    for survey in surveys.values():
+        if survey.problem:
+            reasons.setdefault(survey.host, []).append(f"survey failed: {survey.problem}")
+    return {host: "; ".join(dict.fromkeys(reasons[host])) for host in sorted(reasons)}

@@ -1,0 +1,351 @@
+"""Telemetry of GPUs while an arm was timed: its quantities, the lines of telemetry.jsonl, and columns in memory.
+
+`GpuReadings` declares each quantity once; its type says what the quantity is and what values are possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+
+import numpy as np
+from msgspec import Meta, field
+
+from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
+from pytest_ddpscale.run.rank_columns import Index
+from pytest_ddpscale.run.records import GangRecord, Joules, RankPlace, Ranks, Share
+from pytest_ddpscale.run.strict_json import Count, Positive, Record, UnixSeconds, column, each, refuse_other_lengths
+
+T = TypeVar("T")
+if TYPE_CHECKING:  # most code has the readings of one GPU; columns are read with `each`
+    Column = Annotated[T, "or one for each GPU"]
+    Part = Annotated[T, "or one for each GPU, None without a value"]
+else:
+    Column = T | tuple[T, ...]
+    Part = T | None | tuple[T | None, ...]
+Amount = Annotated[float, Meta(ge=0, le=1e18)]
+Growth = Annotated[int, Meta(ge=0, le=2**62)]
+
+
+class Spread(Record, Generic[T], frozen=True):
+    """A quantity over a window; None for a GPU without a value.
+
+    Attributes:
+        mean: of the samples; samples that cover a period are weighted by their part in the window.
+        minimum: smallest sample.
+        maximum: largest sample.
+        samples: number of samples.
+    """
+
+    mean: Part[T]
+    minimum: Part[T]
+    maximum: Part[T]
+    samples: Part[Positive]
+
+
+class GpuReadings(Record, frozen=True, kw_only=True):
+    """Readings of GPUs, each in one window of time. A value that all share, as of a single GPU, is stored once.
+
+    None means that the driver gave no value; `unreadable` has the reason.
+
+    Attributes:
+        started_unix_s: start of the window, seconds since 1970 UTC.
+        ended_unix_s: end of the window.
+        polls: number of polls in the window, for quantities without samples in the driver.
+        lost: NVML's error if the GPU is lost until it or its node is reset; else empty.
+        utilization: share of time in which any kernel ran, 0 … 1, including waiting inside a kernel.
+        power_w: board power, in watts.
+        power_limit_w: enforced limit.
+        idle_power_w: median power before the first window, while the utilization was 0; None if it never was.
+        sm_clock_mhz: clock of the streaming multiprocessors.
+        sm_clock_max_mhz: maximum SM clock.
+        temperature_c: of the GPU.
+        energy_j: in the window; `sources` says whether from the GPU's ``counter`` or from ``power`` samples.
+        throttle_reasons: share of polls by reason, 0 … 1 (``hw_slowdown``, ``hw_thermal_slowdown``,
+            ``hw_power_brake_slowdown``, ``sw_thermal_slowdown``, ``sw_power_cap``, ``sync_boost``, ``gpu_idle`` …).
+        ecc_corrected: corrected memory errors, new in the window or in the poll at either end of it.
+        ecc_uncorrected: uncorrectable ones; likewise.
+        pcie_generation: lowest value seen.
+        pcie_width: lanes, lowest value seen.
+        sm_activity: share of SMs with work, 0 … 1 (GPM: Hopper and later).
+        sources: origin by reading: ``buffer`` (samples kept by the driver), ``poll`` (one momentary value per poll),
+            ``counter``, ``power``, ``gpm``.
+        unreadable: reason by reading; ``device`` stands for all of them.
+    """
+
+    started_unix_s: Column[UnixSeconds]
+    ended_unix_s: Column[UnixSeconds]
+    polls: Column[Count] = 0
+    lost: Column[str] = ""
+    utilization: Spread[Share] | None = None
+    power_w: Spread[Amount] | None = None
+    power_limit_w: Column[Amount | None] = None
+    idle_power_w: Column[Amount | None] = None
+    sm_clock_mhz: Spread[Amount] | None = None
+    sm_clock_max_mhz: Column[Amount | None] = None
+    temperature_c: Spread[Amount] | None = None
+    energy_j: Column[Joules | None] = None
+    throttle_reasons: Column[dict[str, Share] | None] = None
+    ecc_corrected: Column[Growth | None] = None
+    ecc_uncorrected: Column[Growth | None] = None
+    pcie_generation: Column[Count | None] = None
+    pcie_width: Column[Count | None] = None
+    sm_activity: Spread[Share] | None = None
+    sources: Column[dict[str, str]] = field(default_factory=dict)
+    unreadable: Column[dict[str, str]] = field(default_factory=dict)
+
+
+READINGS = GpuReadings.__struct_fields__
+_PARTS = Spread.__struct_fields__
+
+
+class TelemetryBlock(GpuReadings, frozen=True, kw_only=True):
+    """Telemetry of one arm, or of one probe, in one round: a line of telemetry.jsonl.
+
+    Attributes:
+        study: id of the study.
+        arm: name of the arm, or id of the probe.
+        round: counted from 0.
+        gang: number of the gang.
+        ranks: ranks of the GPUs, in the order of the columns; for send-recv one entry per peer.
+    """
+
+    study: str
+    arm: str
+    round: Count
+    gang: Count
+    ranks: Ranks
+
+    def __post_init__(self) -> None:
+        count = len(self.ranks)
+        refuse_other_lengths(self, count, *READINGS)
+        for name in READINGS:
+            found = getattr(self, name)
+            if isinstance(found, Spread):
+                refuse_other_lengths(found, count, *_PARTS)
+                _refuse_impossible(name, found, count)
+        if not np.less(self.started_unix_s, self.ended_unix_s).all():
+            raise ValueError("a window ends before it began (started_unix_s, ended_unix_s)")
+
+
+def _refuse_impossible(name: str, spread: Spread[float], count: int) -> None:
+    parts = {part: getattr(spread, part) for part in _PARTS}
+    mean, minimum, maximum, samples = (np.asarray(column, np.float64) for column in parts.values())  # None is NaN
+    is_sound = (minimum <= mean) & (mean <= maximum) & (samples >= 1)
+    is_absent = np.isnan(mean) & np.isnan(minimum) & np.isnan(maximum) & np.isnan(samples)
+    impossible = np.flatnonzero(np.broadcast_to(~(is_sound | is_absent), count))
+    if len(impossible):
+        said = {part: each(column, count)[impossible[0]] for part, column in parts.items()}
+        raise ValueError(f"{name}: {said}; expected minimum <= mean <= maximum, of at least one sample")
+
+
+def joined_telemetry(
+    ranks: Sequence[int], readings: Sequence[GpuReadings], study: str, arm: str, number: int, gang: int
+) -> TelemetryBlock:
+    """Join the readings of several ranks, one GPU each, to a record.
+
+    Args:
+        ranks: numbered as in the gang.
+        readings: of each rank.
+        study: id of the study.
+        arm: name of the arm, or id of the probe.
+        number: of the round.
+        gang: number of the gang.
+    """
+    columns: dict[str, Any] = {name: _joined([getattr(one, name) for one in readings]) for name in READINGS}
+    return TelemetryBlock(study=study, arm=arm, round=number, gang=gang, ranks=tuple(ranks), **columns)
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    if not any(isinstance(value, Spread) for value in values):
+        return column(values)
+    parts: list[Any] = [column(getattr(value, part, None) for value in values) for part in _PARTS]
+    return Spread(*parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Sayings:
+    """A column with few different values, texts or mappings, stored once each.
+
+    Attributes:
+        values: the different values.
+        which: index of each row's value, (rows,).
+    """
+
+    values: Sequence[Any]
+    which: IntArray
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.which)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Value of each row."""
+        return (self.values[i] for i in self.which.tolist())
+
+    def __getitem__(self, rows: Index) -> Sayings:
+        """Some of the rows."""
+        return Sayings(self.values, self.which[rows])
+
+    @property
+    def different(self) -> list[Any]:
+        """The different values of these rows."""
+        return [self.values[i] for i in np.flatnonzero(np.bincount(self.which)).tolist()]
+
+    def where(self, is_so: Callable[[Any], bool]) -> BoolArray:
+        """Whether the condition holds for each row's value, (rows,)."""
+        answers = np.zeros(len(self.values), np.bool_)
+        for i in np.flatnonzero(np.bincount(self.which)).tolist():
+            answers[i] = is_so(self.values[i])
+        return answers[self.which]
+
+
+@dataclass(frozen=True, eq=False)
+class TelemetryColumns:
+    """Telemetry in columns, (rows,): a row for each GPU and block, in the order of blocks and of their ranks.
+
+    Each quantity of `GpuReadings` is an attribute.
+
+    Attributes:
+        arms: study and arm, or probe, in order of first appearance.
+        places: host, local rank and device of ranks.
+        arm: index in `arms` of each row.
+        round: number of the round.
+        rank: global rank of the GPU.
+        place: index in `places` of each row.
+        numbers: quantities by name, NaN if not read; of a spread, the mean.
+    """
+
+    arms: Sequence[tuple[str, str]]
+    places: Sequence[RankPlace]
+    arm: IntArray
+    round: IntArray
+    rank: IntArray
+    place: IntArray
+    lost: Sayings
+    throttle_reasons: Sayings
+    sources: Sayings
+    unreadable: Sayings
+    numbers: Mapping[str, FloatArray]
+
+    def __getattr__(self, name: str) -> FloatArray:
+        if name not in READINGS:
+            raise AttributeError(f"{name} is no reading of GPUs")
+        return self.numbers[name]
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.arm)
+
+    def of(self, rows: Index) -> TelemetryColumns:
+        """Some rows."""
+        columns = {name: getattr(self, name)[rows] for name in ("arm", "round", "rank", "place", *_TOLD)}
+        return replace(self, numbers={name: found[rows] for name, found in self.numbers.items()}, **columns)
+
+    def together(self, keys: IntArray) -> list[IntArray]:
+        """Rows grouped by key, (rows,), in order of first appearance."""
+        if not len(keys):
+            return []
+        order = np.argsort(keys, kind="stable")
+        ends = np.flatnonzero(np.diff(keys[order])) + 1
+        return sorted(np.split(order, ends), key=lambda rows: int(rows[0]))
+
+    @property
+    def by_gpu(self) -> list[TelemetryColumns]:
+        """Rows of each GPU, which host and UUID identify."""
+        numbers: dict[tuple[str, str], int] = {}
+        gpus = [numbers.setdefault((place.host, place.device), len(numbers)) for place in self.places]
+        return [self.of(rows) for rows in self.together(np.array(gpus, np.int64)[self.place])]
+
+    def rows_of_arm(self, study: str, arm: str) -> IntArray:
+        """Rows of an arm, or of a probe by its id."""
+        return self._rows_of_arms.get((study, arm), np.zeros(0, np.int64))
+
+    @cached_property
+    def _rows_of_arms(self) -> Mapping[tuple[str, str], IntArray]:
+        return {self.arms[self.arm[rows[0]]]: rows for rows in self.together(self.arm)}
+
+    def of_arm(self, study: str, arm: str, hosts: Iterable[str]) -> TelemetryColumns:
+        """Rows of an arm on some hosts, host by host."""
+        rows = self.rows_of_arm(study, arm)
+        numbers = {host: i for i, host in enumerate(hosts)}
+        of_places = np.array([numbers.get(place.host, len(numbers)) for place in self.places], np.int64)
+        of_rows = of_places[self.place[rows]]
+        order = np.argsort(of_rows, kind="stable")
+        return self.of(rows[order[: np.count_nonzero(of_rows < len(numbers))]])
+
+    @property
+    def seconds(self) -> FloatArray:
+        """Length of the windows, in seconds."""
+        return self.ended_unix_s - self.started_unix_s
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Names of the nodes with telemetry."""
+        return frozenset(self.places[place].host for place in np.unique(self.place).tolist())
+
+    def place_of(self, row: int) -> RankPlace:
+        """Host, local rank and GPU of a row."""
+        return self.places[int(self.place[row])]
+
+
+_TOLD = tuple(one.name for one in fields(TelemetryColumns) if one.type == "Sayings")
+
+
+def telemetry_columns_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, GangRecord]) -> TelemetryColumns:
+    """The columns of telemetry records.
+
+    Args:
+        blocks: in order.
+        gangs: by number.
+    """
+    counts = [len(block.ranks) for block in blocks]
+    arms: dict[tuple[str, str], int] = {}
+    arm = [arms.setdefault((block.study, block.arm), len(arms)) for block in blocks]
+    places: dict[RankPlace, int] = {}
+    of_gangs = {}
+    for number in dict.fromkeys(block.gang for block in blocks):
+        gang = gangs[number]
+        theirs = map(gang.place, range(gang.world_size))
+        of_gangs[number] = np.array([places.setdefault(place, len(places)) for place in theirs], np.int64)
+    told = {name: _sayings([getattr(block, name) for block in blocks], counts) for name in _TOLD}
+    numbers = {}
+    for name in sorted({*READINGS} - {*_TOLD}):
+        columns = (getattr(block, name) for block in blocks)
+        means = [one.mean if isinstance(one, Spread) else one for one in columns]
+        numbers[name] = _stacked(means, counts, np.float64)
+    return TelemetryColumns(
+        arms=list(arms),
+        places=list(places),
+        arm=_stacked(arm, counts, np.int64),
+        round=_stacked([block.round for block in blocks], counts, np.int64),
+        rank=_stacked([block.ranks for block in blocks], counts, np.int64),
+        place=_stacked([of_gangs[block.gang][list(block.ranks)] for block in blocks], counts, np.int64),
+        numbers=numbers,
+        **told,
+    )
+
+
+def _stacked(columns: Iterable[Any], counts: Iterable[int], kind: type[np.generic]) -> Any:
+    """The columns of blocks one after another, (rows,)."""
+    parts = (np.broadcast_to(np.asarray(one, kind), count) for one, count in zip(columns, counts, strict=True))
+    return np.concatenate([np.zeros(0, kind), *parts])
+
+
+def _sayings(columns: Sequence[Any], counts: Sequence[int]) -> Sayings:
+    numbers: dict[Any, int] = {}
+    values: list[Any] = []
+
+    def number(value: Any) -> int:
+        found = numbers.setdefault(tuple(value.items()) if isinstance(value, dict) else value, len(values))
+        if found == len(values):
+            values.append(value)
+        return found
+
+    which = [list(map(number, one)) if isinstance(one, tuple) else number(one) for one in columns]
+    return Sayings(values, _stacked(which, counts, np.int64))
+
+
+NO_TELEMETRY = telemetry_columns_of((), {})
