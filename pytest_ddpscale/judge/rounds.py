@@ -81,8 +81,7 @@ class ArmRounds:
         waited_s = self.measured.of_steps(WAITED_S)
         if not waited_s.shape[2]:
             return np.full(len(self), np.nan)
-        unknown = np.isnan(waited_s).all(axis=2)
-        in_all = np.where(unknown, np.nan, np.nansum(waited_s, axis=2, dtype=np.float64))
+        in_all = np.where(np.isnan(waited_s[:, :, 0]), np.nan, np.nansum(waited_s, axis=2, dtype=np.float64))
         share = in_all / np.where(self.present, self.measured.count, 1)
         return np.where(
             self._is_known(share), np.max(np.where(np.isnan(share), 0.0, share), axis=1, initial=0.0), np.nan
