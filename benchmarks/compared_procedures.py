@@ -21,10 +21,10 @@ from pytest_ddpscale.judge.values import matching_study, of_launch
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import STARTUP_S, round_seconds, warm_up_seconds
 from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.columns import columns_of
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import Block
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.simulate.faults import parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
@@ -102,8 +102,7 @@ class Node:
         for number in range(study.rounds):
             for block in run.measure_round(study, number, arms):
                 if isinstance(block, Block):
-                    images = block.batch_size * np.array(block.steps)
-                    found[block.arm].append(images / np.broadcast_to(block.block_s, np.shape(block.ranks)))
+                    found[block.arm].append(block.per_second)
         return {name: np.array(blocks) for name, blocks in found.items()}
 
     def one_shot_speed(self, world_size: int, blocks: int = ONE_SHOT_BLOCKS) -> float:

@@ -209,7 +209,7 @@ DEFECTS = (
         "wrong-rank",
         "blame",
         "a slow rank of the second node is named by its number on that node",
-        "run/columns.py",
+        "run/rank_columns.py",
         "return int(self.numbers[column]), *place",
         "return int(self.local_ranks[column]), *place",
         ("judge",),

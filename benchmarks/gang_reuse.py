@@ -33,7 +33,8 @@ from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import PACES
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.run.records import Block, gangs_by_number
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ended
 from pytest_ddpscale.thresholds.loading import load_thresholds
@@ -81,8 +82,8 @@ class Cost:
 def cost_of(records: Iterable[object], launches: int, wall_s: float) -> Cost:
     """The cost of a session, from what its rank 0 measured."""
     blocks = [(block, block.each("ranks") == 0) for block in records if isinstance(block, Block)]
-    block_s = sum(float(block.each("block_s")[is_rank_0].sum()) for block, is_rank_0 in blocks)
-    steps = sum(int(block.each("steps")[is_rank_0].sum()) for block, is_rank_0 in blocks)
+    block_s = sum(float(block.each("seconds")[is_rank_0].sum()) for block, is_rank_0 in blocks)
+    steps = sum(int(block.each("count")[is_rank_0].sum()) for block, is_rank_0 in blocks)
     return Cost(launches, wall_s, block_s, steps)
 
 

@@ -28,7 +28,7 @@ from random import Random
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.run.records import Block
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.run_directory import RunDirectory
 
 CONFIDENCE = 0.95
@@ -141,7 +141,7 @@ def _ratios(
 
 
 def _samples_per_s(block: Block) -> float:
-    return float((block.batch_size * block.each("steps") / block.each("block_s")).min())
+    return float(block.per_second.min())
 
 
 def median_and_interval(ratios: Sequence[float]) -> tuple[float, float, float]:

@@ -98,16 +98,19 @@ def _fields(file: str, content: bytes, chance: random.Random) -> Iterator[Mutant
     kinds = {_kind(line): place for place, line in reversed(list(enumerate(lines)))}
     for kind, place in kinds.items():
         data = json.loads(lines[place])
-        for key in data:
+        inside = [(key, name) for key in ("readings", "series") for name in data.get(key, ())]
+        for part, key in [(None, key) for key in data] + inside:
+            said = data if part is None else data[part]
             values = chance.sample(WRONG_VALUES, 1)
             texts = {
-                f"{key} = {value[:12]}": json.dumps(data | {key: "VALUE"}).replace('"VALUE"', value) for value in values
+                f"{key} = {value[:12]}": json.dumps(said | {key: "VALUE"}).replace('"VALUE"', value) for value in values
             }
-            texts[f"without {key}"] = json.dumps({name: value for name, value in data.items() if name != key})
+            texts[f"without {key}"] = json.dumps({name: value for name, value in said.items() if name != key})
             if not file.endswith(".jsonl"):  # lines are written by one program at once
-                texts[f"{key} twice"] = json.dumps(data)[:-1] + f", {json.dumps(key)}: {json.dumps(data[key])}}}"
+                texts[f"{key} twice"] = json.dumps(said)[:-1] + f", {json.dumps(key)}: {json.dumps(said[key])}}}"
             for name, text in texts.items():
-                changed = [*lines[:place], text.encode() + b"\n", *lines[place + 1 :]]
+                whole = text if part is None else json.dumps(data | {part: "PART"}).replace('"PART"', text)
+                changed = [*lines[:place], whole.encode() + b"\n", *lines[place + 1 :]]
                 yield Mutant("field", f"{file}, {kind}: {name}", file, b"".join(changed))
         more = json.dumps(data | {"colour": "red"}).encode() + b"\n"
         yield Mutant("field", f"{file}, {kind}: one more", file, b"".join([*lines[:place], more, *lines[place + 1 :]]))
@@ -115,23 +118,27 @@ def _fields(file: str, content: bytes, chance: random.Random) -> Iterator[Mutant
 
 def _blocks(file: str, lines: list[bytes], chance: random.Random) -> Iterator[Mutant]:
     """Swapped ranks, arms and rounds, copied rounds, missing ranks."""
-    blocks = [place for place, line in enumerate(lines) if _kind(line) in ("block", "probe")]
+    blocks = [place for place, line in enumerate(lines) if _kind(line).startswith("timed")]
     for _ in range(12 if blocks else 0):
         place, other = chance.sample(blocks, 2)
         one, two = json.loads(lines[place]), json.loads(lines[other])
-        keys = [key for key in ("arm", "round", "ranks", "gang", "study") if key in one and key in two]
+        keys = [
+            key for key in ("arm", "round", "turn", "ranks", "groups", "gang", "study") if key in one and key in two
+        ]
         for key in keys:
             swapped = {place: one | {key: two[key]}, other: two | {key: one[key]}}
             yield Mutant("swapped", f"{key} of lines {place + 1} and {other + 1}", file, _with(lines, swapped))
-        copied = {other: one | {key: two[key] for key in ("round", "started_unix_s") if key in two}}
+        copied = {other: one | {key: two[key] for key in ("round", "began_unix_s") if key in two}}
         yield Mutant("copied", f"line {place + 1} to {other + 1}", file, _with(lines, copied))
         yield Mutant("left out", f"a rank of line {place + 1}", file, _with(lines, {place: _without_last_rank(one)}))
 
 
 def _without_last_rank(block: dict[str, Any]) -> dict[str, Any]:
     columns = {key: value[:-1] for key, value in block.items() if isinstance(value, list)}
-    steps = {"step_s": ""} if "step_s" in block else {}
-    return block | columns | steps
+    readings = {
+        key: value[:-1] if isinstance(value, list) else value for key, value in block.get("readings", {}).items()
+    }
+    return block | columns | {"readings": readings, "series": {}}
 
 
 def _with(lines: list[bytes], changed: dict[int, Any]) -> bytes:
@@ -141,7 +148,9 @@ def _with(lines: list[bytes], changed: dict[int, Any]) -> bytes:
 
 
 def _kind(line: bytes) -> str:
-    return str(json.loads(line).get("kind", "whole"))
+    """Kind of a record, with its study if it is a block, so that probes and training are told apart."""
+    said = json.loads(line)
+    return f"timed {said['study']}" if said.get("kind") == "timed" else str(said.get("kind", "whole"))
 
 
 def judged(run: Path) -> Judgement:

@@ -10,16 +10,16 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.columns import columns_of
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
-from pytest_ddpscale.run.probe_record import ProbeBlock
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import Block, GangRecord, gangs_by_number
+from pytest_ddpscale.run.records import GangRecord, gangs_by_number
 from pytest_ddpscale.run.telemetry import telemetry_columns_of
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
-from pytest_ddpscale.simulate.simulated_nodes import gang_of, telemetry_of_block
+from pytest_ddpscale.simulate.simulated_nodes import gang_of, telemetry_of_turns
 from pytest_ddpscale.simulate.writing import after_training, before_training
 from pytest_ddpscale.thresholds.cases import AnyCase, training_cases
 
@@ -56,9 +56,9 @@ def decide_all(run: SimulatedRun, cluster: SimulatedCluster, confidence: float) 
     _train(run, Decider(plan, cluster.cases, confidence), records)
     records += after_training(run, cluster)
     said = [
-        telemetry_of_block(record, expectation, run.faults)
+        telemetry_of_turns([record], expectation, run.faults)
         for record in records
-        if cluster.is_watched and isinstance(record, Block | ProbeBlock)
+        if cluster.is_watched and isinstance(record, Block)
     ]
     telemetry = telemetry_columns_of(said, gangs_by_number(records))
     evidence = replace(_evidence_of(plan, records), telemetry=telemetry)

@@ -39,7 +39,7 @@ from pytest_ddpscale.judge.peers import slowest_to_peers
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds
 from pytest_ddpscale.judge.stragglers import find_watched, stragglers_of
 from pytest_ddpscale.run.column_record import FloatArray
-from pytest_ddpscale.run.columns import RankColumns
+from pytest_ddpscale.run.rank_columns import RankColumns
 from pytest_ddpscale.simulate.round_noise import RoundNoise
 
 RANKS = (2, 4, 8, 64, 512)
@@ -84,9 +84,9 @@ def rounds_of(logs: FloatArray) -> ArmRounds:
     devices = np.array([f"GPU-{number}" for number in numbers], object)
     who = RankColumns(numbers, hosts, numbers % PER_HOST, devices)
     found = replace(
-        NO_ROUNDS.measured, numbers=np.arange(rounds), node=np.zeros(rounds, np.int64), ranks=who,
-        batch_size=np.ones(rounds, np.int64), single_sample=np.zeros(rounds, np.bool_),
-        present=np.ones((rounds, ranks), np.bool_), steps=np.ones((rounds, ranks), np.int64), block_s=np.exp(logs.T),
+        NO_ROUNDS.measured, numbers=np.arange(rounds), turn=np.zeros(rounds, np.int64), node=np.zeros(rounds, np.int64),
+        ranks=who, present=np.ones((rounds, ranks), np.bool_), groups=np.zeros((rounds, ranks), np.int64),
+        count=np.ones((rounds, ranks), np.int64), work=np.ones((rounds, ranks)), seconds=np.exp(logs.T),
     )  # fmt: skip
     return ArmRounds(found)
 

@@ -63,9 +63,9 @@ def unfit_nodes(cases: Iterable[AnyCase], evidence: Evidence) -> dict[str, str]:
             verdict = judge(case, evidence, CONFIDENCE)
             for culprit in verdict.culprits if verdict.outcome == "failed" else ():
                 found.setdefault(culprit.host, f"{case.id}: {culprit.evidence}")
-    for probed in evidence.probes.values():
+    for probed in evidence.probes:
         for column in np.flatnonzero(probed.wrong.any(axis=0)).tolist():
-            found.setdefault(str(probed.ranks.hosts[column]), f"{probed.probe}: a result was wrong")
+            found.setdefault(str(probed.ranks.hosts[column]), f"{probed.arm.partition('@')[0]}: a result was wrong")
     return found
 
 
@@ -91,9 +91,7 @@ def _of_training(case: Case, evidence: Evidence) -> dict[str, NodeValue]:
 def _of_probe(case: NodeCase, evidence: Evidence) -> dict[str, NodeValue]:
     if case.probe is None:
         return {}
-    values = probed_values(
-        evidence.probes.get((case.probe.name, case.probe.world_size)), case.probe, evidence.plan.layout
-    )
+    values = probed_values(evidence.probed(case.probe), case.probe, evidence.plan.layout)
     asked = Asked(case, evidence, values, CONFIDENCE)
     usable = _usable(
         asked, [place.name for place in values.places], evidence.plan.probes.rounds if evidence.plan.probes else 0

@@ -20,9 +20,10 @@ from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.protocol import Task
 from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.rank_folder import MEMORY, Assignment, RankMemory, StudyMemory, lines_by_file
 from pytest_ddpscale.run.record_lines import AnyRecord, Notice, RecordReader
-from pytest_ddpscale.run.records import Block, StudyEnd
+from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import MEASUREMENTS
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.run.survey_record import Survey
@@ -152,11 +153,7 @@ def throughput(blocks: Sequence[Block], study: Study) -> float | None:
     """Samples per second of each GPU in the arm with most ranks: median over rounds, at the slowest rank's pace."""
     of_study = [arm for arm in study.arms if arm.kind in ("ddp", "alone")]
     largest = max(of_study, key=lambda arm: (arm.world_size, arm.kind == "ddp"))
-    rates = [
-        float(np.min(block.batch_size * block.each("steps") / block.each("block_s")))
-        for block in blocks
-        if block.arm == largest.name
-    ]
+    rates = [float(np.min(block.per_second)) for block in blocks if block.arm == largest.name]
     return statistics.median(rates) if rates else None
 
 

@@ -18,8 +18,8 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.variant import USUAL
+from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.probe_columns import ProbeColumns
 from pytest_ddpscale.run.strict_json import strict_json
 
 _CPU = "cpu"
@@ -135,7 +135,7 @@ def _values(evidence: Evidence) -> Iterator[KeyValue]:
     probes = evidence.plan.probes
     if probes and probes.id not in evidence.errors:
         for probe in probes.probes:
-            measured = evidence.probes.get((probe.name, probe.world_size))
+            measured = evidence.probed(probe)
             if measured is not None:
                 yield from _of_probe(evidence.plan, probe, measured)
 
@@ -156,8 +156,8 @@ def _gpu_values(evidence: Evidence, study: Study, arm: Arm, definition: str) -> 
     measured = evidence.columns.arms.get((study.id, arm.name))
     if measured is None:
         return
-    ours = measured.of((measured.batch_size == arm.batch_size) & ~measured.single_sample)
-    samples_per_s = arm.batch_size * ours.steps / ours.block_s
+    ours = measured.of(measured.is_of_work(arm.batch_size) & ~measured.single_sample)
+    samples_per_s = ours.per_second
     ranks = zip(ours.ranks.hosts.tolist(), ours.ranks.devices.tolist(), ours.ranks.local_ranks.tolist(), strict=True)
     for place, i in sorted((place, i) for i, place in enumerate(ranks)):
         host, device, local_rank = place
@@ -180,7 +180,7 @@ def _node_values(evidence: Evidence, study: Study, arm: Arm, definition: str) ->
                 yield _throughput(study, arm, definition, value, (hosts[0], None, None), arm.world_size)
 
 
-def _of_probe(plan: Plan, probe: Probe, measured: ProbeColumns) -> Iterator[KeyValue]:
+def _of_probe(plan: Plan, probe: Probe, measured: ArmColumns) -> Iterator[KeyValue]:
     """Values in a probe of each GPU, or of the slowest group or pair of ranks of each node.
 
     Rounds with a wrong result are left out, and so are groups that span nodes, because no single node owns them.
@@ -190,7 +190,7 @@ def _of_probe(plan: Plan, probe: Probe, measured: ProbeColumns) -> Iterator[KeyV
         return
     of_all = (metric.name, probe.name, probe.world_size, "probe", _digest({"ranks_per_cpu": _ranks_per_cpu(plan)}))
     slowest: dict[str, float] = {}
-    for place, values in probed_values(measured.only(measured.is_correct), probe, plan.layout).items():
+    for place, values in probed_values(measured.only(~measured.wrong), probe, plan.layout).items():
         value = _median(values.tolist())
         if value is None or place.peer_host not in (None, place.host):
             continue

@@ -90,7 +90,7 @@ def disagreeing_ranks(measured_ddp: ArmRounds, seeded: Mapping[int, str]) -> dic
     """
     if not len(measured_ddp):
         return {}
-    ranks, parameters, present = measured_ddp.ranks, measured_ddp.measured.checksum, measured_ddp.present
+    ranks, parameters, present = measured_ddp.ranks, measured_ddp.measured.digest, measured_ddp.present
     latest, own = present[-1], _seeded_of(measured_ddp, seeded)
     if measured_ddp.is_whole and (own == own[0]).all() and (parameters == parameters[:, :1]).all():
         return {}  # the fast path of healthy clusters
@@ -139,7 +139,7 @@ def agreeing_share(measured: ArmRounds, seeded: Mapping[int, str]) -> FloatArray
     1 if all agree. Two ranks that differ are two groups of one, neither a majority: 0.5. NaN if any rank lacks a
     checksum of either kind: an unknown result does not count as agreement.
     """
-    parameters = measured.measured.checksum
+    parameters = measured.measured.digest
     own = _seeded_of(measured, seeded)[measured.measured.rank_of_cell]
     is_known = ~((measured.present & ((parameters == 0) | (own == 0))).any(axis=1))
     found = np.where(is_known, 1.0, np.nan)
@@ -152,7 +152,7 @@ def agreeing_share(measured: ArmRounds, seeded: Mapping[int, str]) -> FloatArray
 
 def rows_that_differ(rows: ArmRounds, seeded: Mapping[int, str]) -> BoolArray:
     """Rounds in which results of ranks differ or one is missing, (rounds,); only these can name a rank."""
-    own, parameters = _seeded_of(rows, seeded)[rows.measured.rank_of_cell], rows.measured.checksum
+    own, parameters = _seeded_of(rows, seeded)[rows.measured.rank_of_cell], rows.measured.digest
     first = rows.present.argmax(axis=1)[:, np.newaxis] if parameters.shape[1] else np.zeros((len(rows), 0), np.int64)
     is_alike = (parameters == np.take_along_axis(parameters, first, 1)) & (own == np.take_along_axis(own, first, 1))
     return np.asarray(~(is_alike | ~rows.present).all(axis=1))

@@ -184,10 +184,10 @@ def stalled_devices(asked: Asked) -> Caveat | None:
 
 def skipped_steps(asked: Asked) -> Caveat | None:
     """Fp16 loss scaling skipped steps, which are cheaper; a few are noted, many make a pass inconclusive."""
-    skipped, _ = asked.sums(lambda rounds: rounds.measured.skipped_steps.sum(axis=1))
+    skipped, _ = asked.sums(lambda rounds: np.nansum(rounds.measured.reading("skipped_steps"), axis=1))
     if not skipped.any():
         return None
-    steps, _ = asked.sums(lambda rounds: rounds.measured.steps.sum(axis=1))
+    steps, _ = asked.sums(lambda rounds: rounds.measured.count.sum(axis=1))
 
     def apply(verdict: Verdict, place: int) -> Verdict:
         if not skipped[place]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pytest_ddpscale.judge.slow_links import node_pair_results
+from pytest_ddpscale.judge.slow_links import node_pair_results, rails_of
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.run.column_record import BoolArray
-from pytest_ddpscale.run.columns import RankColumns
 from pytest_ddpscale.run.coverage import (
     INFERENCE,
     PAIRS,
@@ -23,6 +22,7 @@ from pytest_ddpscale.run.coverage import (
     PathCoverage,
 )
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.rank_columns import RankColumns
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
 
@@ -123,14 +123,16 @@ class _Blocks:
         self.missed: dict[_Place, int] = defaultdict(int)
         self.missing_in: dict[_Place, set[str]] = defaultdict(set)
         for key, trained in evidence.columns.arms.items():
+            if key[0] in (PROBES, PAIRS):
+                continue
             self._take(key, trained.ranks)
             self._miss(key[0], trained.ranks, trained.present)
             arm = self._arms.get(key)
             if arm is not None and not self._layout.takes_turns(arm) and not trained.single_sample.any():
                 self._never_came(key[0], trained.ranks, trained.present, self._layout.ranks([arm]))
-        for (name, world_size), probed in evidence.probes.items():
-            block = (PROBES, f"{name}@{world_size}")
-            self._sizes[block] = world_size
+        for probed in evidence.probes:
+            block = (PROBES, probed.arm)
+            self._sizes[block] = world_size = int(probed.arm.partition("@")[2] or 1)
             self._take(block, probed.ranks)
             if world_size == 1:
                 self._never_came(PROBES, probed.ranks, probed.present, range(self._layout.world_size))
@@ -147,7 +149,7 @@ class _Blocks:
             self.missing_in[place] |= on_host[place[0]]
         steps = (step for of_study in evidence.seeded_steps.values() for step in of_study) if never else ()
         self.seen = {(step.host, step.local_rank): step.device for step in steps}
-        self.paired = {host for pair in evidence.pairs for host in pair.hosts}
+        self.paired = {host for rail in rails_of(evidence) for host in rail.hosts}
 
     def _take(self, block: _Block, ranks: RankColumns) -> None:
         places = ranks.places
@@ -166,7 +168,7 @@ class _Blocks:
 
         In pairs both ends are probed less often, so probes alone do not tell which one is missing.
         """
-        for probed in evidence.probes.values() if self.missing_in else ():
+        for probed in evidence.probes if self.missing_in else ():
             times = probed.present.sum(axis=0)
             for at in (times < times.max(initial=0) - _MOST_CUT_SHORT).nonzero()[0].tolist():
                 if (place := probed.ranks.places[at]) in self.missing_in:
@@ -215,7 +217,7 @@ class _Blocks:
 def _block(case: AnyCase, evidence: Evidence) -> _Block | None:
     """The block measured for a requirement; None for one on neither training nor a probe."""
     if not isinstance(case, Case):
-        return (PROBES, f"{case.probe.name}@{case.probe.world_size}") if case.probe else None
+        return (PROBES, case.probe.id) if case.probe else None
     question = case.question
     study = matching_study(evidence.plan, question)
     return (study.id, question.measured.name) if study else None
@@ -237,6 +239,6 @@ def _paths(evidence: Evidence, hosts: Sequence[str]) -> tuple[PathCoverage, ...]
     """Measured pairs of nodes."""
     numbers = {host: number for number, host in enumerate(hosts)}
     reached: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for (one, other), gbps in node_pair_results(evidence.pairs):
+    for (one, other), gbps in node_pair_results(rails_of(evidence)):
         reached[numbers[one], numbers[other]].append(gbps)
     return tuple(PathCoverage(*nodes, max(gbps), len(gbps)) for nodes, gbps in sorted(reached.items()))

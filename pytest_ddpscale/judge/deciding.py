@@ -10,14 +10,13 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
-from pytest_ddpscale.plan.probe import Probe, ProbeStudy
+from pytest_ddpscale.plan.probe import ProbeStudy
 from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.columns import Columns, GrowingColumns
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
-from pytest_ddpscale.run.probe_columns import GrowingProbes
-from pytest_ddpscale.run.probe_record import ProbeBlock
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import Block, GangRecord, Lost
+from pytest_ddpscale.run.records import GangRecord, Lost
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
 
@@ -46,7 +45,6 @@ class Decider:
         self._columns = GrowingColumns()
         self._each = {(study.id, arm.name) for study in plan.studies for arm in study.arms if arm.compares_ranks}
         self._records: dict[str, list[AnyRecord]] = defaultdict(list)
-        self._probes = GrowingProbes()
         # Number of measurements of a requirement's arms when it was found decided, by its id.
         self._decided: dict[str, int] = {}
 
@@ -55,11 +53,8 @@ class Decider:
         if isinstance(record, GangRecord):
             self._gangs[record.gang] = record
             self._columns.add_gang(record)
-            self._probes.add_gang(record)
         elif isinstance(record, Block):
             self._columns.add(record)
-        elif isinstance(record, ProbeBlock):
-            self._probes.add(record)
         elif not isinstance(record, Survey | PostMortem | Lost):
             self._records[record.study].append(record)
 
@@ -86,11 +81,11 @@ class Decider:
 
     def _needed_probes(self, study: ProbeStudy) -> list[str]:
         records = [*self._gangs.values(), *self._records[PROBES]]
-        evidence = replace(evidence_of(self._plan, Columns(), records), probes=self._probes.columns())
+        evidence = evidence_of(self._plan, self._columns.of_study(PROBES), records)
         probes, rounds = [probe.id for probe in study.probes], len(evidence.rounds_probed)
         if rounds < study.swept_rounds:
             return probes
-        measured = {Probe(*name).id: int(found.present.sum()) for name, found in evidence.probes.items()}
+        measured = {found.arm: int(found.present.sum()) for found in evidence.probes}
         if rounds < FEWEST_ROUNDS:
             asked = {name for case in self._cases[study.id] for name in arms_of(case)}
             asked -= evidence.unsupported.keys() - measured.keys()  # one that some ranks support may still fail on one

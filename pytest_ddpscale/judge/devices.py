@@ -139,8 +139,9 @@ def _has_known_power(measured: ArmRounds, telemetry: TelemetryColumns) -> bool:
 def _low_utilization(columns: Columns) -> Iterator[str]:
     for (study, arm), measured in columns.arms.items():
         own = measured.of(~measured.single_sample)
-        read = np.flatnonzero((~np.isnan(own.utilization)).any(axis=0))
-        busy = np.nanmedian(own.utilization[:, read], axis=0)
+        utilization = own.reading("utilization")
+        read = np.flatnonzero((~np.isnan(utilization)).any(axis=0))
+        busy = np.nanmedian(utilization[:, read], axis=0)
         if (busy < IDLE).any():
             share, ranks = busy.min(), own.ranks.of(read[busy == busy.min()])
             host, rank = min(zip(ranks.hosts.tolist(), ranks.numbers.tolist(), strict=True))

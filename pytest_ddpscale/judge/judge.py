@@ -121,7 +121,7 @@ def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
         judged = _judge_places(blank, asked, values.places, planned, {})
         verdict = combined(blank, judged, planned, why_incomplete(probe, values, evidence))
         verdict = with_probe_culprits(verdict, judged, planned, evidence)
-    measured = evidence.probes.get((probe.name, probe.world_size))
+    measured = evidence.probed(probe)
     verdict = with_wrong_data(verdict, probe, measured) if measured is not None else verdict
     return verdict if probe.id in evidence.unsupported else with_spent_budget(verdict, PROBES, evidence.out_of_time)
 

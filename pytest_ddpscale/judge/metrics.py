@@ -15,18 +15,18 @@ import numpy as np
 from pytest_ddpscale.judge.agreement import agreeing_share
 from pytest_ddpscale.judge.estimating import Found, estimate_of
 from pytest_ddpscale.judge.peers import slowest_to_peers
-from pytest_ddpscale.judge.rounds import ArmRounds, merged
+from pytest_ddpscale.judge.rounds import TERA, ArmRounds, merged
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.columns import StepArray
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.readings import STEP_S
 
 Slowness = Mapping[tuple[str, int], float]  # by host and local rank: a relaunch may renumber ranks
 PERCENTS = (50, 75, 90, 95, 99)
 _MS_PER_S = 1000.0
-_TERA = 1e12
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ VALUE_OF: Mapping[str, Callable[[Arms], FloatArray]] = {
     "inference_throughput": _pace,
     "generation_ratio": _pace,  # over the reference's throughput
     # In 10¹² operations per second, over the peak. As in PaLM: counts the FLOPs that both passes need.
-    "model_flops_utilization": lambda arms: _pace(arms) * ((arms.flops_per_sample or np.nan) / _TERA),
+    "model_flops_utilization": lambda arms: _pace(arms) * ((arms.flops_per_sample or np.nan) / TERA),
     "weak_scaling_efficiency": _efficiency,
     "strong_scaling_efficiency": _efficiency,
     "strong_scaling_speedup": lambda arms: arms.world_size * _efficiency(arms),
@@ -275,7 +275,7 @@ def step_time_percentiles_ms(*measured: ArmRounds) -> dict[int, float]:
 
 def round_percentiles_ms(measured: ArmRounds, percent: float) -> FloatArray:
     """A percentile of each round's step time over the raw steps of all its ranks, in ms; NaN without raw steps."""
-    steps_s = measured.measured.step_s
+    steps_s = measured.measured.of_steps(STEP_S)
     if measured.is_whole and steps_s.size and not np.isnan(steps_s).any():
         found: FloatArray = np.percentile(steps_s.reshape(len(steps_s), -1).astype(np.float64), percent, axis=1)
     else:
@@ -297,19 +297,19 @@ def step_time_cv(measured: ArmRounds) -> FloatArray:
 
 def _cv(measured: ArmRounds) -> FloatArray:
     """Coefficient of variation of the raw steps; from the summary of imported results without raw steps."""
-    steps_s = measured.measured.step_s.astype(np.float64)
+    steps_s = measured.measured.of_steps(STEP_S).astype(np.float64)
     is_step = ~np.isnan(steps_s)
     count = is_step.sum(axis=2)
     mean_s = np.where(is_step, steps_s, 0.0).sum(axis=2) / np.maximum(count, 1)
     squares = np.where(is_step, steps_s - mean_s[:, :, np.newaxis], 0.0) ** 2
     stdev_s = np.sqrt(squares.sum(axis=2) / np.maximum(count - 1, 1))
     of_steps = stdev_s / np.where(mean_s > 0, mean_s, np.nan)
-    return np.where(count > 1, of_steps, measured.measured.step_stdev_s / measured.mean_step_s)
+    return np.where(count > 1, of_steps, measured.measured.reading("step_stdev_s") / measured.mean_step_s)
 
 
 def _raw_steps_s(measured: ArmRounds) -> list[StepArray]:
     """Durations of all steps of all ranks in each round; empty if a rank kept none, as in imported results."""
-    steps_s = measured.measured.step_s
+    steps_s = measured.measured.of_steps(STEP_S)
     found = []
     for row, there in enumerate(measured.present):
         of_ranks = steps_s[row, there]

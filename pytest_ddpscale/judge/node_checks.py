@@ -13,7 +13,7 @@ from typing import Literal
 from pytest_ddpscale.judge import gpu_checks, host_checks
 from pytest_ddpscale.judge.findings import Check, Findings, NodeEvidence, NodeFault
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
-from pytest_ddpscale.plan.probe import Probe
+from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.gpu_blocks import GpuBlocks
@@ -64,10 +64,8 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
 
 
 def _blocks(evidence: Evidence) -> GpuBlocks:
-    """Measured blocks, by the study and arm names that telemetry uses."""
-    trained = [(arm.study, arm.arm, arm) for arm in evidence.columns.arms.values()]
-    probed = [(one.study, Probe(one.probe, one.world_size).id, one) for one in evidence.probes.values()]
-    return GpuBlocks([*trained, *probed])
+    """Blocks with telemetry: all but those of pairs of nodes."""
+    return GpuBlocks([arm for arm in evidence.columns.arms.values() if arm.study != PAIRS])
 
 
 def check(blank: Verdict, name: str, seen: NodeEvidence) -> Verdict:

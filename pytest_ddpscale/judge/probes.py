@@ -22,17 +22,17 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
+from pytest_ddpscale.judge.rounds import GIGA, TERA
 from pytest_ddpscale.judge.values import Missing, Values, Why
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.plan.probe_pairs import Ranks, expected_ranks
 from pytest_ddpscale.run.column_record import BoolArray, IntArray
+from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.probe_columns import ProbeColumns
-from pytest_ddpscale.run.probe_record import NO_PEER
+from pytest_ddpscale.run.rank_columns import RankColumns
 from pytest_ddpscale.util.listing import first_few
 
-TERA, GIGA = 1e12, 1e9
 # A worker may shorten a message by up to this per rank, to split it evenly in aligned pieces.
 _ALIGNMENT_BYTES = 256
 # Each rank keeps one of n parts of the message, which crosses no link.
@@ -100,7 +100,7 @@ def values_of_probe(probe: Probe, evidence: Evidence) -> Values[ProbedPlace]:
         broken = Missing(Why.BROKE, evidence.errors[study.id])
     elif study.id in evidence.interrupted:
         broken = Missing(Why.INTERRUPTED, evidence.interrupted[study.id])
-    found = probed_values(evidence.probes.get((probe.name, probe.world_size)), probe, evidence.plan.layout)
+    found = probed_values(evidence.probed(probe), probe, evidence.plan.layout)
     why = Missing(Why.NO_PROBED_ROUND)
     if probe.id in evidence.unsupported:
         why = Missing(Why.UNSUPPORTED, evidence.unsupported[probe.id])
@@ -109,7 +109,7 @@ def values_of_probe(probe: Probe, evidence: Evidence) -> Values[ProbedPlace]:
     return replace(found, missing=missing, broken=(broken,))
 
 
-def probed_values(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> Values[ProbedPlace]:
+def probed_values(probed: ArmColumns | None, probe: Probe, layout: Layout) -> Values[ProbedPlace]:
     """Values in measurements of a probe.
 
     The slowest rank sets the value. Rounds in which a rank of the place is missing are left out, because its speed is
@@ -126,16 +126,26 @@ def probed_values(probed: ProbeColumns | None, probe: Probe, layout: Layout) -> 
     if probed is None:
         expected_ranks(probe, layout)
         return _NOTHING
-    key = probe, layout
-    if key not in probed.kept:
-        probed.kept[key] = _places_there(probed, probe, layout)
-    found, ends = probed.kept[key]
+    kept = probed.ranks.kept
+    if (probe, layout) not in kept:
+        kept[probe, layout] = _places_there(probed.ranks, probe, layout)
+    found, ends = kept[probe, layout]
     if not found:
         return _NOTHING
-    known = np.where(_counts(probed, probe), probed.per_second * unit_factor(probe), np.nan)
-    samples = known[:, ends].min(axis=2).T[np.newaxis]  # NaN if any is
+    numbers, rounds = np.unique(probed.numbers, return_inverse=True)
+    reached = np.where(_counts(probed, probe), probed.per_second * unit_factor(probe), np.nan)
+    values = np.full((len(found), len(numbers)), np.nan)
+    for turn in np.unique(probed.turn):
+        rows = np.flatnonzero(probed.turn == turn)
+        groups, mine = probed.groups[rows], np.arange(len(found))
+        if (groups == groups[:1]).all():  # look only at those whose turn it is
+            mine = np.flatnonzero((groups[0][ends] == groups[0][ends[:, :1]]).all(axis=1))
+        together = (groups[:, ends[mine]] == groups[:, ends[mine, :1]]).all(axis=2)
+        slowest = np.where(together, reached[rows][:, ends[mine]].min(axis=2), np.nan)  # NaN if any is
+        cells = np.ix_(mine, rounds[rows])
+        values[cells] = np.fmax(values[cells], slowest.T)
     return replace(
-        _NOTHING, places=found, numbers=probed.numbers, samples=samples, errors=np.full((1, len(found)), np.nan)
+        _NOTHING, places=found, numbers=numbers, samples=values[np.newaxis], errors=np.full((1, len(found)), np.nan)
     )
 
 
@@ -153,7 +163,7 @@ def why_incomplete(probe: Probe, values: Values[ProbedPlace], evidence: Evidence
     names = list(dict.fromkeys(_name_of_ranks(ranks, evidence) for ranks in expected if ranks not in seen))
     are = "is" if len(names) == 1 else "are"
     text = f"measured on {len(there)} of {len(expected)} {there[0].noun}; {first_few(names)} {are} missing"
-    hosts = {host for probed in evidence.probes.values() for host in probed.ranks.by_host}
+    hosts = {host for probed in evidence.probes for host in probed.ranks.by_host}
     unseen = sorted(set(evidence.hosts) - hosts)
     return f"{text} (no results from {first_few(unseen)})" if unseen else text
 
@@ -162,7 +172,7 @@ def _name_of_ranks(ranks: Ranks, evidence: Evidence) -> str:
     """Name of a place without measurements: ``local rank 3 of n1``, or the node's number if its name is unknown."""
     layout = evidence.plan.layout
     numbers = sorted({rank // layout.ranks_per_node for rank in ranks})
-    ends = [(probed.ranks.numbers.tolist(), probed.ranks.hosts.tolist()) for probed in evidence.probes.values()]
+    ends = [(probed.ranks.numbers.tolist(), probed.ranks.hosts.tolist()) for probed in evidence.probes]
     hosts = {
         rank // layout.ranks_per_node: host for ranks, names in ends for rank, host in zip(ranks, names, strict=True)
     }
@@ -173,26 +183,23 @@ def _name_of_ranks(ranks: Ranks, evidence: Evidence) -> str:
     return f"local rank{'s' if len(ranks) > 1 else ''} {local} of {where}"
 
 
-def _places_there(probed: ProbeColumns, probe: Probe, layout: Layout) -> tuple[list[ProbedPlace], IntArray]:
+def _places_there(who: RankColumns, probe: Probe, layout: Layout) -> tuple[list[ProbedPlace], IntArray]:
     """Places whose ranks all have a column, and the columns of each, (places, ranks of one)."""
     expected = sorted(expected_ranks(probe, layout))
     ranks = np.array(expected, np.int64)
-    peers = ranks[:, ::-1] if probe.kind == "send-recv" else np.full_like(ranks, NO_PEER)
-    most = int(max(ranks.max(), probed.peers.max())) + 2  # base that encodes a rank and its peer in one number
-    columns, wanted = (one * most + peer + 1 for one, peer in ((probed.ranks.numbers, probed.peers), (ranks, peers)))
-    at = np.minimum(np.searchsorted(columns, wanted), len(columns) - 1)
-    at_all = (columns[at] == wanted).all(axis=1)
-    who = list(zip(probed.ranks.hosts, probed.ranks.local_ranks.tolist(), probed.ranks.devices, strict=True))
+    at = np.minimum(np.searchsorted(who.numbers, ranks), len(who) - 1)
+    at_all = (who.numbers[at] == ranks).all(axis=1)
     there = zip(np.flatnonzero(at_all).tolist(), at[at_all].tolist(), strict=True)
-    return [place_of(probe, expected[i], [who[column] for column in ends]) for i, ends in there], at[at_all]
+    ends = list(zip(who.hosts, who.local_ranks.tolist(), who.devices, strict=True))
+    return [place_of(probe, expected[i], [ends[column] for column in of]) for i, of in there], at[at_all]
 
 
-def _counts(probed: ProbeColumns, probe: Probe) -> BoolArray:
-    """Whether the message size was the probe's, (rounds, ranks)."""
+def _counts(probed: ArmColumns, probe: Probe) -> BoolArray:
+    """Whether the message size was the probe's, (rows, ranks)."""
     size = probe.message_bytes
     if size is None:
         return probed.present
-    return probed.present & (np.abs(probed.work - size) <= _ALIGNMENT_BYTES * probed.world_size)
+    return probed.present & (np.abs(probed.work - size) <= _ALIGNMENT_BYTES * probe.world_size)
 
 
 def place_of(probe: Probe, ranks: Ranks, ends: Sequence[tuple[str, int, str]]) -> ProbedPlace:

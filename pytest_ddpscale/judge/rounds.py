@@ -12,17 +12,11 @@ import numpy as np
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
-from pytest_ddpscale.run.columns import (
-    NOBODY,
-    OF_A_CELL,
-    OF_A_ROUND,
-    ArmColumns,
-    Columns,
-    RankColumns,
-    as_slice,
-)
+from pytest_ddpscale.run.columns import NO_MEASUREMENTS, OF_A_ROW, ArmColumns, Columns, as_slice, combined
+from pytest_ddpscale.run.rank_columns import RankColumns
+from pytest_ddpscale.run.readings import WAITED_S
 
-GIB = 2**30
+TERA, GIGA, GIB = 1e12, 1e9, 2**30
 WHOLE = ""  # the place of all ranks that train an arm together
 
 
@@ -65,7 +59,7 @@ class ArmRounds:
     @cached_property
     def mean_step_s(self) -> FloatArray:
         """Mean step time of each rank's block, in seconds, NaN where it was absent, (rounds, ranks)."""
-        return self.measured.block_s / np.where(self.present, self.measured.steps, 1)
+        return self.measured.seconds / np.where(self.present, self.measured.count, 1)
 
     @cached_property
     def slowest(self) -> IntArray:
@@ -73,9 +67,9 @@ class ArmRounds:
         return _column_of_most(np.where(self.present, self.mean_step_s, -np.inf))
 
     @property
-    def _images(self) -> IntArray:
-        """Images that each rank trained, (rounds, ranks)."""
-        return self.measured.batch_size[:, np.newaxis] * self.measured.steps
+    def _samples(self) -> FloatArray:
+        """Samples that each rank trained, (rounds, ranks)."""
+        return self.measured.work * self.measured.count
 
     @property
     def step_s(self) -> FloatArray:
@@ -85,12 +79,16 @@ class ArmRounds:
     @property
     def waited_s_per_step(self) -> FloatArray:
         """Seconds per step that ranks waited for data, the most of all ranks; NaN with synthetic data."""
-        return self._most(self.measured.waited_s / np.where(self.present, self.measured.steps, 1))
+        waited_s = self.measured.of_steps(WAITED_S)
+        if not waited_s.shape[2]:
+            return np.full(len(self), np.nan)
+        in_all = np.where(np.isnan(waited_s[:, :, 0]), np.nan, np.nansum(waited_s, axis=2, dtype=np.float64))
+        return self._most(in_all / np.where(self.present, self.measured.count, 1))
 
     @property
     def samples_per_s(self) -> FloatArray:
         """Images each rank trained per second, NaN where it was absent, (rounds, ranks)."""
-        return self._images / self.measured.block_s
+        return self.measured.per_second
 
     @cached_property
     def samples_per_s_per_gpu(self) -> FloatArray:
@@ -100,29 +98,29 @@ class ArmRounds:
     @cached_property
     def least_busy(self) -> IntArray:
         """Column of the rank with the lowest utilization; -1 if that of any rank is unknown."""
-        busy = self.measured.utilization
+        busy = self.measured.reading("utilization")
         lowest = _column_of_most(np.where(np.isnan(busy), -np.inf, -busy))
         return np.where((np.isnan(busy) & self.present).any(axis=1), -1, lowest)
 
     @property
     def utilization(self) -> FloatArray:
         """Utilization of the least busy rank; NaN if that of any rank is unknown."""
-        return np.where(self.least_busy < 0, np.nan, _at(self.measured.utilization, self.least_busy))
+        return np.where(self.least_busy < 0, np.nan, _at(self.measured.reading("utilization"), self.least_busy))
 
     @property
     def images_per_joule(self) -> FloatArray:
         """Images per joule of GPU energy, the least of all ranks; NaN if that of any rank is unknown."""
-        return -self._most(-self._images / _more_than_nothing(self.measured.energy_j))
+        return -self._most(-self._samples / _more_than_nothing(self.measured.reading("energy_j")))
 
     @property
     def peak_memory_gib(self) -> FloatArray:
         """Most memory any rank held, in GiB; NaN if any rank's is unknown."""
-        return self._most(_more_than_nothing(self.measured.peak_memory_bytes)) / GIB
+        return self._most(_more_than_nothing(self.measured.reading("peak_memory_bytes"))) / GIB
 
     @property
     def memory_spread(self) -> FloatArray:
         """Maximum minus minimum memory of the ranks, relative to the maximum; NaN if any rank's is unknown."""
-        held = _more_than_nothing(self.measured.peak_memory_bytes)
+        held = _more_than_nothing(self.measured.reading("peak_memory_bytes"))
         most, least = self._most(held), -self._most(-held)
         return (most - least) / most
 
@@ -134,8 +132,8 @@ class ArmRounds:
         independent: imported files keep no raw steps to estimate their correlation from.
         NaN for measured rounds, whose error comes from the rounds.
         """
-        error = _at(self.measured.step_stdev_s, self.slowest) / self.step_s
-        error /= np.sqrt(_at(self.measured.steps, self.slowest))
+        error = _at(self.measured.reading("step_stdev_s"), self.slowest) / self.step_s
+        error /= np.sqrt(_at(self.measured.count, self.slowest))
         return np.where(self.measured.single_sample, error, np.nan)
 
     def of(self, rounds: IntArray | BoolArray) -> ArmRounds:
@@ -149,13 +147,7 @@ class ArmRounds:
         return np.where((unknown & self.present).any(axis=1), np.nan, most)
 
 
-NO_ROUNDS = ArmRounds(
-    ArmColumns(
-        "", "", *(np.zeros(0, np.int64),) * 3, np.zeros(0, np.bool_), NOBODY, np.zeros((0, 0), np.bool_),
-        np.zeros((0, 0), np.int64), *(np.zeros((0, 0)),) * 7, *(np.zeros((0, 0), np.int64),) * 2,
-        np.zeros((0, 0, 0), np.float32),
-    )
-)  # fmt: skip
+NO_ROUNDS = ArmRounds(NO_MEASUREMENTS)
 
 
 def _column_of_most(cells: FloatArray) -> IntArray:
@@ -276,7 +268,7 @@ def _are_complete(measured: ArmColumns, arm: Arm, places: IntArray) -> BoolArray
     Validation checks which of the groups that take turns was due.
     """
     present, numbers = measured.present[:, places], measured.ranks.numbers[places]
-    is_complete = (present.sum(axis=2) == arm.world_size) & (measured.batch_size == arm.batch_size)[:, np.newaxis]
+    is_complete = (present.sum(axis=2) == arm.world_size) & measured.is_of_work(arm.batch_size)[:, np.newaxis]
     if arm.placement == "packed":
         last = np.max(np.where(present, numbers, -1), axis=2, initial=-1)
         first = np.min(np.where(present, numbers, last[:, :, np.newaxis]), axis=2, initial=np.iinfo(np.int64).max)
@@ -309,14 +301,13 @@ def _merged(measured: ArmColumns, arm: Arm) -> ArmRounds:
         counts[:, places] = measured.present[:, places] & _are_complete(measured, arm, places)[:, :, np.newaxis]
     if (counts == measured.present).all():
         return ArmRounds(measured)
-    blank: dict[str, Any] = {}
-    for name in OF_A_CELL:
-        cells = getattr(measured, name)
-        nothing = np.nan if cells.dtype.kind == "f" else 0
-        blank[name] = np.where(
-            counts if cells.ndim == 2 else counts[:, :, np.newaxis], cells, cells.dtype.type(nothing)
-        )
-    return _without_absent(replace(measured, **blank).of(np.any(counts, axis=1)))
+
+    def kept(several: Sequence[Any]) -> Any:
+        (cells,) = several
+        nothing = cells.dtype.type(np.nan if cells.dtype.kind == "f" else 0)
+        return np.where(counts if cells.ndim == 2 else counts[:, :, np.newaxis], cells, nothing)
+
+    return _without_absent(combined([measured], kept).of(np.any(counts, axis=1)))
 
 
 def on_hosts(rounds: ArmRounds, hosts: Collection[str]) -> ArmRounds:
@@ -335,12 +326,12 @@ def one_after_another(launches: Iterable[ArmRounds]) -> ArmRounds:
     same = [one for one in found if one.ranks.is_same(found[0].ranks)]
     if len(same) < 2:
         return ArmRounds(same[0]) if same else NO_ROUNDS
-    most = max(one.step_s.shape[2] for one in same)
-    padded = [
-        np.pad(one.step_s, ((0, 0), (0, 0), (0, most - one.step_s.shape[2])), constant_values=np.nan) for one in same
-    ]
-    cells: dict[str, Any] = {
-        name: np.concatenate([getattr(one, name) for one in same]) for name in (*OF_A_ROUND, *OF_A_CELL)
-    }
-    cells |= {"step_s": np.concatenate(padded), "numbers": np.arange(sum(len(one.numbers) for one in same))}
-    return ArmRounds(replace(same[0], **cells))
+
+    def in_sequence(several: Sequence[Any]) -> Any:
+        most = max(one.shape[-1] for one in several)
+        padded = (np.pad(one, ((0, 0), (0, 0), (0, most - one.shape[2])), constant_values=np.nan) for one in several)
+        return np.concatenate(list(padded) if several[0].ndim == 3 else several)
+
+    of_rows = {name: in_sequence([getattr(one, name) for one in same]) for name in OF_A_ROW}
+    of_rows["numbers"] = np.arange(len(of_rows["numbers"]))
+    return ArmRounds(combined(same, in_sequence, **of_rows))

@@ -33,8 +33,8 @@ class MeasuredSize:
 def energy_j_per_sample(groups: ArmRounds) -> float | None:
     """Joules per image over all blocks of an arm; None if unknown."""
     cells = groups.present
-    energy = float(groups.measured.energy_j[cells].sum())
-    images = float((groups.measured.batch_size[:, None] * groups.measured.steps)[cells].sum())
+    energy = float(groups.measured.reading("energy_j")[cells].sum())
+    images = float((groups.measured.work * groups.measured.count)[cells].sum())
     return energy / images if math.isfinite(energy) and energy > 0 else None
 
 

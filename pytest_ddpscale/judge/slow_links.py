@@ -10,21 +10,33 @@ node pair counts with its slowest rail (equal local ranks of both nodes); if onl
 from __future__ import annotations
 
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from pytest_ddpscale.judge.rounds import ArmRounds
+from pytest_ddpscale.judge.rounds import GIGA, ArmRounds
 from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, Standings
 from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.pair_record import PairMeasurement
+from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
 
 _PARTNERS_SHOWN = 3
-_Rails = dict[tuple[int, int, tuple[str, str]], list[PairMeasurement]]
+
+
+class Rail(NamedTuple):
+    """Two ranks of different nodes in one round; two-element fields are in the order of the names of their hosts."""
+
+    round: int
+    ranks: tuple[int, int]
+    hosts: tuple[str, str]
+    local_ranks: tuple[int, int]
+    devices: tuple[str, str]
+    gbps: float
 
 
 def with_slow_links(verdict: Verdict, evidence: Evidence, measured: ArmRounds) -> Verdict:
@@ -54,7 +66,7 @@ def slow_links(evidence: Evidence) -> dict[str, set[str]]:
 
 def _faults(evidence: Evidence, excused: frozenset[str]) -> list[Culprit]:
     def find() -> list[Culprit]:
-        return find_link_faults(evidence.pairs, evidence.plan.device_type, excused) if evidence.pairs else []
+        return find_link_faults(rails_of(evidence), evidence.plan.device_type, excused) if evidence.pairs else []
 
     found: list[Culprit] = evidence.once(("link faults", excused), find)
     return found
@@ -70,15 +82,13 @@ def _name(fault: Culprit) -> str:
     return f"node {hosts}" if fault.kind == "node" else f"the link between {hosts}"
 
 
-def find_link_faults(
-    pairs: Sequence[PairMeasurement], device_type: DeviceType, excused: Set[str] = frozenset()
-) -> list[Culprit]:
+def find_link_faults(rails: Sequence[Rail], device_type: DeviceType, excused: Set[str] = frozenset()) -> list[Culprit]:
     """Nodes and links at fault by the rule of this module: nodes before links, slowest first.
 
     They have the local ranks and devices of their ends if only one rail is slow. Pairs of excused hosts, which compute
     slowly, are ignored, because that explains them.
     """
-    told = _NodePairs([pair for pair in pairs if excused.isdisjoint(pair.hosts)], SLOW_SHARES[device_type])
+    told = _NodePairs([rail for rail in rails if excused.isdisjoint(rail.hosts)], SLOW_SHARES[device_type])
     standings = told.standings
     if len(standings.suspect_nodes) > standings.nodes // 2:
         return []
@@ -87,45 +97,56 @@ def find_link_faults(
     return [fault for _, fault in sorted(found, key=lambda one: (one[1].kind != "node", one[0], _hosts(one[1])))]
 
 
-def node_pair_results(pairs: Iterable[PairMeasurement]) -> Iterator[tuple[tuple[str, str], float]]:
+def rails_of(evidence: Evidence) -> Sequence[Rail]:
+    """The measured rails between nodes, round by round."""
+    found: Sequence[Rail] = evidence.once("rails", lambda: [rail for arm in evidence.pairs for rail in _rails(arm)])
+    return found
+
+
+def _rails(measured: ArmColumns) -> Iterator[Rail]:
+    """GB/s of the fastest message of the slower rank: with two ranks, bus bandwidth is bytes over time."""
+    steps_s, who = measured.of_steps(STEP_S), measured.ranks
+    mean_s = measured.seconds / np.where(measured.present, measured.count, 1)  # lines of earlier versions keep no steps
+    fastest_s = np.fmin.reduce(steps_s, axis=2, initial=np.inf) if steps_s.shape[2] else mean_s
+    gbps = measured.work / fastest_s / GIGA
+    for row, number in enumerate(measured.numbers.tolist()):
+        pairs: dict[int, list[int]] = defaultdict(list)
+        for column in np.flatnonzero(measured.present[row]).tolist():
+            pairs[int(measured.groups[row, column])].append(column)
+        for ends in pairs.values():
+            ends.sort(key=lambda column: str(who.hosts[column]))
+            ranks, hosts, local_ranks, devices = zip(*map(who.who, ends), strict=True)
+            if len(set(hosts)) == 2:
+                yield Rail(number, ranks, hosts, local_ranks, devices, float(gbps[row, ends].min()))
+
+
+def node_pair_results(rails: Iterable[Rail]) -> Iterator[tuple[tuple[str, str], float]]:
     """Yield each pair of hosts in each round: names in order, and GB/s of the slowest rail."""
-    for (_, _, hosts), rails in _rails_together(pairs).items():
-        yield hosts, min(rail.busbw_gbps for rail in rails)
+    for (_, hosts), together in _rails_together(rails).items():
+        yield hosts, min(rail.gbps for rail in together)
 
 
-def _rails_together(pairs: Iterable[PairMeasurement]) -> _Rails:
-    """Rails by launch, round and hosts, whose names are in order."""
-    together: _Rails = defaultdict(list)
-    seen: Counter[tuple[int, tuple[str, str], int]] = Counter()
-    for pair in pairs:
-        if pair.hosts[0] == pair.hosts[1]:
-            continue
-        ordered = pair
-        if pair.hosts[0] > pair.hosts[1]:
-            ordered = replace(
-                pair, ranks=pair.ranks[::-1], hosts=pair.hosts[::-1], local_ranks=pair.local_ranks[::-1],
-                devices=pair.devices[::-1],
-            )  # fmt: skip
-        # A restarted gang counts its rounds from the beginning, so a repeated rail belongs to the restarted gang.
-        rail = (ordered.round, ordered.hosts, ordered.local_ranks[0])
-        together[(seen[rail], ordered.round, ordered.hosts)].append(ordered)
-        seen[rail] += 1
+def _rails_together(rails: Iterable[Rail]) -> dict[tuple[int, tuple[str, str]], list[Rail]]:
+    """Rails by round and hosts."""
+    together: dict[tuple[int, tuple[str, str]], list[Rail]] = defaultdict(list)
+    for rail in rails:
+        together[rail.round, rail.hosts].append(rail)
     return together
 
 
 class _NodePairs:
     """Measurements of rails, combined to results of node pairs; nodes are numbered in the order of their names."""
 
-    def __init__(self, pairs: Iterable[PairMeasurement], slow_share: float) -> None:
-        together = _rails_together(pairs)
-        self._hosts = sorted({host for _, _, hosts in together for host in hosts})
+    def __init__(self, rails: Iterable[Rail], slow_share: float) -> None:
+        together = _rails_together(rails)
+        self._hosts = sorted({host for _, hosts in together for host in hosts})
         numbers = {host: number for number, host in enumerate(self._hosts)}
-        self._rails: dict[PairResult, list[PairMeasurement]] = defaultdict(list)
+        self._rails: dict[PairResult, list[Rail]] = defaultdict(list)
         results = []
-        for (_, number, (one, other)), rails in together.items():
-            slowest = min(rail.busbw_gbps for rail in rails)
+        for (number, (one, other)), of_pair in together.items():
+            slowest = min(rail.gbps for rail in of_pair)
             results.append(PairResult(number, (numbers[one], numbers[other]), slowest))
-            self._rails[results[-1]] += rails
+            self._rails[results[-1]] += of_pair
         self.standings = Standings(results, slow_share)
         self._fast = [result for result in results if self.standings.is_fast(result)]
 
@@ -166,7 +187,7 @@ class _NodePairs:
         for result in results:
             for rail in self._rails[result]:
                 end = rail.hosts.index(host)
-                slow[rail.ranks[end]].append(rail.busbw_gbps < self.standings.slow_below_gbps)
+                slow[rail.ranks[end]].append(rail.gbps < self.standings.slow_below_gbps)
                 ends[rail.ranks[end]] = (rail.local_ranks[end], rail.devices[end])
         always = sorted(rank for rank, each in slow.items() if all(each))
         if not always or len(always) == len(slow):

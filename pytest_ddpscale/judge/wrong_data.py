@@ -5,17 +5,44 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
 
 from pytest_ddpscale.judge.probe_culprits import link_culprit, shared_end
 from pytest_ddpscale.judge.probes import ProbedPlace, place_of
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
-from pytest_ddpscale.run.probe_columns import ProbeColumns
-from pytest_ddpscale.run.probe_record import ProbeMeasurement
+from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Verdict
 from pytest_ddpscale.util.listing import first_few
 
 
-def with_wrong_data(verdict: Verdict, probe: Probe, probed: ProbeColumns) -> Verdict:
+class _Result(NamedTuple):
+    """One rank in one block; `peers` are the ranks that it worked with, itself included."""
+
+    round: int
+    rank: int
+    host: str
+    local_rank: int
+    device: str
+    peers: tuple[int, ...]
+    is_correct: bool
+
+
+def _rank_by_rank(probed: ArmColumns) -> list[_Result]:
+    found = []
+    for row, number in enumerate(probed.numbers.tolist()):
+        there, groups = np.flatnonzero(probed.present[row]), probed.groups[row]
+        peers: dict[int, list[int]] = defaultdict(list)
+        for column in there.tolist():
+            peers[int(groups[column])].append(int(probed.ranks.numbers[column]))
+        for column in there.tolist():
+            who, is_correct = probed.ranks.who(column), not probed.wrong[row, column]
+            found.append(_Result(number, *who, tuple(peers[int(groups[column])]), is_correct))
+    return found
+
+
+def with_wrong_data(verdict: Verdict, probe: Probe, probed: ArmColumns) -> Verdict:
     """The verdict, failed if any result was wrong: one is enough, because results are not random.
 
     A device that works alone is at fault. In a collective a rank that sees wrong data is only a witness, because others
@@ -28,7 +55,7 @@ def with_wrong_data(verdict: Verdict, probe: Probe, probed: ProbeColumns) -> Ver
     """
     if not probed.wrong.any():
         return verdict
-    measured = probed.rank_by_rank()
+    measured = _rank_by_rank(probed)
     wrong = [one for one in measured if not one.is_correct]
     culprits = tuple(replace(one, computed_wrong=True) for one in _culprits(probe, wrong, measured))
     accused = {_who(culprit) for culprit in culprits}
@@ -41,9 +68,7 @@ def with_wrong_data(verdict: Verdict, probe: Probe, probed: ProbeColumns) -> Ver
     return replace(verdict, outcome="failed", reason=reason, culprits=(*culprits, *others), flags=flags)
 
 
-def _culprits(
-    probe: Probe, wrong: Sequence[ProbeMeasurement], measured: Sequence[ProbeMeasurement]
-) -> Iterable[Culprit]:
+def _culprits(probe: Probe, wrong: Sequence[_Result], measured: Sequence[_Result]) -> Iterable[Culprit]:
     if probe.kind == "send-recv":
         return _of_pairs(probe, wrong, measured)
     if probe.kind in SINGLE_DEVICE:
@@ -52,7 +77,7 @@ def _culprits(
 
 
 def _of_witnesses(
-    probe: Probe, wrong: Sequence[ProbeMeasurement], measured: Sequence[ProbeMeasurement], *, is_certain: bool
+    probe: Probe, wrong: Sequence[_Result], measured: Sequence[_Result], *, is_certain: bool
 ) -> Iterable[Culprit]:
     for where in dict.fromkeys(map(_device, wrong)):
         own = [one for one in wrong if _device(one) == where]
@@ -61,9 +86,7 @@ def _of_witnesses(
         yield Culprit("gpu", *where, f"{verb} wrong data in {rounds}", is_certain=is_certain)
 
 
-def _of_group(
-    probe: Probe, wrong: Sequence[ProbeMeasurement], measured: Sequence[ProbeMeasurement]
-) -> Iterable[Culprit]:
+def _of_group(probe: Probe, wrong: Sequence[_Result], measured: Sequence[_Result]) -> Iterable[Culprit]:
     """The node first, if the whole group is on it, then all witnesses."""
     is_within_hosts = _fits_hosts(probe, measured)
     for host in dict.fromkeys(one.host for one in wrong) if is_within_hosts else ():
@@ -75,11 +98,9 @@ def _of_group(
     yield from _of_witnesses(probe, wrong, measured, is_certain=False)
 
 
-def _of_pairs(
-    probe: Probe, wrong: Sequence[ProbeMeasurement], measured: Sequence[ProbeMeasurement]
-) -> Iterable[Culprit]:
+def _of_pairs(probe: Probe, wrong: Sequence[_Result], measured: Sequence[_Result]) -> Iterable[Culprit]:
     """The links of each host, or the GPU that they share."""
-    links: dict[str, dict[ProbedPlace, list[ProbeMeasurement]]] = defaultdict(lambda: defaultdict(list))
+    links: dict[str, dict[ProbedPlace, list[_Result]]] = defaultdict(lambda: defaultdict(list))
     for one in wrong:
         link = _link_of(probe, one, measured)
         if link is None:  # the other end is unknown
@@ -93,20 +114,19 @@ def _of_pairs(
             yield Culprit("gpu", *shared, evidence)
             continue
         for link, own in theirs.items():
-            both = [one for one in measured if {one.rank, one.peer_rank} == set(link.ranks)]
+            both = [one for one in measured if one.peers == link.ranks]
             evidence = f"{_did(probe)} wrong data in {_rounds(own, both)}"
             yield link_culprit(link, evidence, is_certain=link.host == link.peer_host)
 
 
-def _link_of(probe: Probe, one: ProbeMeasurement, measured: Sequence[ProbeMeasurement]) -> ProbedPlace | None:
-    peer = next((other for other in measured if other.rank == one.peer_rank), None)
-    if peer is None:
+def _link_of(probe: Probe, one: _Result, measured: Sequence[_Result]) -> ProbedPlace | None:
+    ends = [next(other for other in measured if other.rank == rank) for rank in one.peers]
+    if len(ends) == 1:
         return None
-    ends = sorted((one, peer), key=lambda end: end.rank)
     return place_of(probe, tuple(end.rank for end in ends), [(end.host, end.local_rank, end.device) for end in ends])
 
 
-def _fits_hosts(probe: Probe, measured: Sequence[ProbeMeasurement]) -> bool:
+def _fits_hosts(probe: Probe, measured: Sequence[_Result]) -> bool:
     """Whether each group of the probe is on one host; every host then has a whole group."""
     ranks: dict[str, set[int]] = defaultdict(set)
     for one in measured:
@@ -114,7 +134,7 @@ def _fits_hosts(probe: Probe, measured: Sequence[ProbeMeasurement]) -> bool:
     return all(len(own) >= probe.world_size for own in ranks.values())
 
 
-def _device(measurement: ProbeMeasurement) -> tuple[str, int, str]:
+def _device(measurement: _Result) -> tuple[str, int, str]:
     return measurement.host, measurement.local_rank, measurement.device
 
 
@@ -126,6 +146,6 @@ def _did(probe: Probe) -> str:
     return "computed" if probe.kind == "matmul" else "moved"
 
 
-def _rounds(some: Iterable[ProbeMeasurement], of: Iterable[ProbeMeasurement]) -> str:
+def _rounds(some: Iterable[_Result], of: Iterable[_Result]) -> str:
     """``2 of 8 rounds``."""
     return f"{len({one.round for one in some})} of {len({one.round for one in of})} rounds"

@@ -29,10 +29,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from pytest_ddpscale.plan.probe import Probe, name_with_size
 from pytest_ddpscale.plan.words import DeviceType, refuse_below_one
 
 NodePair = tuple[int, int]
 
+PAIRS: Literal["pairs"] = "pairs"  # id of the study
 CONFIRMATIONS = 2
 ALL_PAIRS_UP_TO = 16
 # Between GPUs only the network matters. Ranks on CPUs share cores: pairs of six healthy ranks on two busy cores
@@ -52,12 +54,17 @@ class PairStudy:
 
     message_bytes: int
     iterations: int
-    id: Literal["pairs"] = "pairs"
+    id: Literal["pairs"] = PAIRS
 
     def __post_init__(self) -> None:
         refuse_below_one(self, "a pair study", "message_bytes", "iterations")
         if self.message_bytes % _FP32_BYTES:
             raise ValueError(f"message_bytes of a pair study is {self.message_bytes}; expected a multiple of 4")
+
+    @property
+    def arm(self) -> str:
+        """Name of its arm, ``all-reduce-32mib@2``. Raises ValueError if that cannot have the message size."""
+        return Probe(name_with_size("all-reduce", self.message_bytes), 2).id
 
 
 def pair_study(device_type: DeviceType) -> PairStudy:

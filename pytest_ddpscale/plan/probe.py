@@ -56,6 +56,15 @@ def is_probe_name(name: str) -> bool:
     return _match(name) is not None
 
 
+def name_with_size(kind: ProbeKind, message_bytes: int) -> str:
+    """Name of a probe that sends messages. Raises ValueError if a name cannot have their size."""
+    unit = max((unit for unit in _UNITS if message_bytes % _UNITS[unit] == 0), key=_UNITS.__getitem__, default="kib")
+    name = f"{kind}-{message_bytes / _UNITS[unit]:g}{unit}"
+    if not is_probe_name(name):
+        raise ValueError(f"messages of {message_bytes} bytes; expected 1 KiB or a multiple")
+    return name
+
+
 @dataclass(frozen=True)
 class Probe:
     """One probe on a number of ranks.

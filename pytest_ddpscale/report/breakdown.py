@@ -62,7 +62,7 @@ def _cells(rounds: ArmRounds, flops: float | None) -> tuple[str, ...]:
     waited_s = rounds.waited_s_per_step
     peaks = [gib for gib in rounds.peak_memory_gib.tolist() if not math.isnan(gib)]
     spreads = [spread for spread in rounds.memory_spread.tolist() if not math.isnan(spread)]
-    skipped = int(rounds.measured.skipped_steps.sum())
+    skipped = int(np.nansum(rounds.measured.reading("skipped_steps")))
     return (
         str(len(rounds)),
         f"{speed:.1f}",

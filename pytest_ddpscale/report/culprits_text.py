@@ -15,9 +15,11 @@ from msgspec import structs
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.plan.pairing import PAIRS
+from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.report import text
-from pytest_ddpscale.run.probe_record import ProbeBlock
-from pytest_ddpscale.run.records import Block, Lost, gangs_by_number
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.records import Lost, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.run_opening import open_judged
@@ -205,15 +207,16 @@ def _done(run: RunDirectory) -> dict[str, set[Done]]:
     for record in records:
         if isinstance(record, Survey):
             done.setdefault(record.host, set()).add(_LOOKED_AT)
-        elif isinstance(record, Block | ProbeBlock):
+        elif isinstance(record, Block) and record.study != PAIRS:
             for host in {gangs[record.gang].hosts[rank] for rank in record.each("ranks").tolist()}:
                 done.setdefault(host, set()).add(_what(record))
     return done
 
 
-def _what(block: Block | ProbeBlock) -> Done:
-    if isinstance(block, ProbeBlock):
-        return "probe", block.probe, str(block.world_size)
+def _what(block: Block) -> Done:
+    if block.study == PROBES:
+        name, _, world_size = block.arm.partition("@")
+        return "probe", name, world_size or "1"
     return "measurement", block.study.partition("/")[2], block.arm
 
 

@@ -7,8 +7,9 @@ from html import escape
 
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.text import count_text, one_line
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import Block, RoundEnd, StudyEnd, StudyStart
+from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart
 
 REFRESH_S = 5
 # The placeholder in the page; escaping keeps it out of any text from outside.
@@ -70,4 +71,4 @@ class LiveProgress:
 
 
 def _samples_per_s(block: Block) -> float:
-    return float((block.batch_size * block.each("steps") / block.each("block_s")).min())
+    return float(block.per_second.min())

@@ -19,10 +19,9 @@ from pytest_ddpscale.plan.estimate import (
 )
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.run.pair_record import PairRound
-from pytest_ddpscale.run.probe_record import ProbeBlock
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued, Unfit
-from pytest_ddpscale.run.records import Block, GangRecord, StudyEnd, StudyStart
+from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart
 from pytest_ddpscale.run.strict_json import each
 from pytest_ddpscale.run.training_record import TrainedEpoch
 
@@ -80,10 +79,6 @@ class Progress:
                 self._begin(record.study)
             case Block():
                 self._measured(record)
-            case ProbeBlock():
-                self._probed(record)
-            case PairRound():
-                self._paired(record)
             case TrainedEpoch():
                 self._trained(record)
             case Unfit():
@@ -114,26 +109,26 @@ class Progress:
         self._say(f"{study_id}: {'compiling and ' if compiles else ''}warming up", passing=True)
 
     def _measured(self, block: Block) -> None:
+        if self._study is None:
+            self._probed(block)
+            return
         of_rank_0 = block.each("ranks") == 0
-        if self._study is None or not of_rank_0.any():
+        if not of_rank_0.any():
             return
         self._blocks += 1
-        samples_per_s = block.batch_size * block.each("steps")[of_rank_0] / block.each("block_s")[of_rank_0]
-        self._samples_per_s[block.arm] = float(samples_per_s[0])
+        self._samples_per_s[block.arm] = float(block.per_second[of_rank_0][0])
         self._round = max(self._round, block.round + 1)
         speeds = "  ".join(f"{arm} {speed:.0f}" for arm, speed in sorted(self._samples_per_s.items()))
         unit = self._study.workload.family.unit
         self._go_on(f"{self._study.id}: round {self._round}/{self._study.rounds}  {speeds} {unit}/s per rank")
 
-    def _probed(self, block: ProbeBlock) -> None:
-        if self._plan.probes is not None:
-            self._round = max(self._round, block.round + 1)
-            self._go_on(f"probes: round {self._round}/{self._plan.probes.rounds}  {block.probe}")
-
-    def _paired(self, record: PairRound) -> None:
-        self._round = max(self._round, record.round + 1)
-        if record.study in self._usual_rounds:
-            usual = self._usual_rounds[record.study]
+    def _probed(self, block: Block) -> None:
+        """Probes and pairs of nodes."""
+        self._round = max(self._round, block.round + 1)
+        usual = self._usual_rounds.get(block.study)
+        if self._plan.probes is not None and block.study == self._plan.probes.id:
+            self._go_on(f"probes: round {self._round}/{self._plan.probes.rounds}  {block.arm.partition('@')[0]}")
+        elif usual is not None:
             of = f"/{usual}" if self._round <= usual else ", slow pairs again"
             self._go_on(f"pairs of nodes: round {self._round}{of}")
 

@@ -130,7 +130,10 @@ def _levels(columns: Columns, plan: Plan, study: Study, arm: Arm) -> list[tuple[
 
 def _totals(step_s: float, trained: ArmRounds) -> str:
     said = [number_text(step_s * 1000, "ms")]
-    busy, power = trained.measured.utilization, trained.measured.energy_j / trained.measured.block_s
+    busy, power = (
+        trained.measured.reading("utilization"),
+        trained.measured.reading("energy_j") / trained.measured.seconds,
+    )
     if not np.isnan(busy).all():
         said.append(f"{_median(busy):.0%} busy".replace("%", " %"))
     if not np.isnan(power).all():
@@ -208,7 +211,7 @@ def _least_busy(columns: Columns, plan: Plan) -> Iterator[tuple[tuple[str, int],
 
 def _busy(measured: ArmColumns) -> FloatArray:
     """Median utilization of each rank over the rounds, NaN if it could not be read; imported values have no rounds."""
-    values = measured.of(~measured.single_sample).utilization
+    values = measured.of(~measured.single_sample).reading("utilization")
     known = (~np.isnan(values)).any(axis=0)
     found = np.full(len(measured.ranks), np.nan)
     found[known] = np.nanmedian(values[:, known], axis=0)

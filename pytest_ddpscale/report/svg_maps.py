@@ -13,6 +13,7 @@ import numpy as np
 from pytest_ddpscale.judge.metrics import slowness_of
 from pytest_ddpscale.judge.probes import values_of_probe
 from pytest_ddpscale.judge.rounds import merged
+from pytest_ddpscale.judge.slow_links import rails_of
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import svg_axes
 from pytest_ddpscale.report.svg_axes import BAD, label, number, rectangle
@@ -87,8 +88,8 @@ def pair_bandwidths(evidence: Evidence) -> PairValues:
         first, second = sorted(hosts)
         rails.setdefault((first, second), {}).setdefault(ranks, []).extend(gbps)
 
-    for one in evidence.pairs:
-        add(one.hosts, one.ranks, [one.busbw_gbps])
+    for one in rails_of(evidence):
+        add(one.hosts, one.ranks, [one.gbps])
     if not rails and evidence.plan.probes is not None:
         sent = [probe for probe in evidence.plan.probes.probes if probe.kind == "send-recv"]
         # The probe with the most ranks spans several nodes if any probe does.

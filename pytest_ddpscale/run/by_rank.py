@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from pytest_ddpscale.run.block import Unsupported
 from pytest_ddpscale.run.records import (
     GangRecord,
     RoundEnd,
@@ -45,3 +46,13 @@ def timed_arms_of(records: Sequence[AnyRecord]) -> dict[str, dict[int, frozenset
         if isinstance(record, RoundEnd):
             found.setdefault(record.study, {})[record.round] = frozenset(record.arms)
     return found
+
+
+def unsupported_of(records: Sequence[AnyRecord]) -> dict[str, str]:
+    """Why arms could not be timed on a rank, by name."""
+    gangs = gangs_by_number(records)
+    return {
+        line.arm: f"{gangs[line.gang].hosts[line.ranks[-1]]}: {each(line.reasons, len(line.ranks))[-1]}"
+        for line in records
+        if isinstance(line, Unsupported)
+    }

@@ -5,18 +5,19 @@ A large run has ten million numbers, which as Python objects would take gigabyte
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import force_setattr
 
-from pytest_ddpscale.run.strict_json import Record, refuse_other_lengths
+from pytest_ddpscale.run.strict_json import Record, column, refuse_other_lengths
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
+R = TypeVar("R", bound=Record)
 # Array type of a column; None becomes NaN among numbers.
 INTEGERS, NUMBERS, BOOLEANS = "i8", "f8", "?"
 
@@ -51,6 +52,23 @@ class ColumnRecord(Record, frozen=True, eq=False):
         return np.broadcast_to(np.asarray(getattr(self, name), self.columns[name]), len(self.ranks))
 
 
+def joined(kind: type[R], parts: Sequence[Record], **common: Any) -> R:
+    """Join the parts of ranks to one record: a column for each field that the parts have, perhaps in the singular.
+
+    Args:
+        kind: of the record; its `joins` has how a column is made that is not a plain one.
+        parts: of all ranks, in order.
+        common: what is the same for all ranks, or known to rank 0 only.
+    """
+    of_rank = parts[0].__struct_fields__
+    for name in kind.__struct_fields__:
+        field = name if name in of_rank else name.removesuffix("s")
+        if name not in common and field in of_rank:
+            values = [getattr(part, field) for part in parts]
+            common[name] = tuple(values) if name == "ranks" else kind.joins.get(name, column)(values)
+    return kind(**common)
+
+
 def as_json(column: Any) -> Any:
     """A column in JSON types: msgspec's hook for unknown types.
 
@@ -65,6 +83,8 @@ def as_json(column: Any) -> Any:
 
 
 def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
     return not isinstance(one, np.ndarray) and not isinstance(other, np.ndarray) and bool(one == other)

@@ -6,8 +6,8 @@ arithmetic on whole arrays.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -15,127 +15,99 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
-from pytest_ddpscale.run.records import Block, GangRecord
+from pytest_ddpscale.run.rank_columns import NOBODY, Index, RankColumns, ranks_in_one_place, ranks_of_gang
+from pytest_ddpscale.run.records import GangRecord
 
 StepArray: TypeAlias = npt.NDArray[np.float32]
-TextArray: TypeAlias = npt.NDArray[np.object_]
-Index: TypeAlias = slice | IntArray | BoolArray
-
-
-@dataclass(frozen=True, eq=False)
-class RankColumns:
-    """The rank of each column.
-
-    Attributes:
-        numbers: global ranks, ascending, (ranks,).
-        hosts: host names, (ranks,).
-        local_ranks: ranks on their hosts, (ranks,).
-        devices: GPU UUIDs, or ``cpu``, (ranks,).
-    """
-
-    numbers: IntArray
-    hosts: TextArray
-    local_ranks: IntArray
-    devices: TextArray
-
-    def __len__(self) -> int:
-        """Number of ranks."""
-        return len(self.numbers)
-
-    def is_same(self, other: RankColumns) -> bool:
-        """Whether they are the same ranks in the same places."""
-        return self is other or all(
-            np.array_equal(getattr(self, one.name), getattr(other, one.name)) for one in fields(RankColumns)
-        )
-
-    def of(self, columns: Index) -> RankColumns:
-        """Some of the ranks."""
-        return RankColumns(self.numbers[columns], self.hosts[columns], self.local_ranks[columns], self.devices[columns])
-
-    def who(self, column: int) -> tuple[int, str, int, str]:
-        """Number, host, local rank and device of one rank."""
-        place = str(self.hosts[column]), int(self.local_ranks[column]), str(self.devices[column])
-        return int(self.numbers[column]), *place
-
-    @cached_property
-    def by_host(self) -> Mapping[str, IntArray]:
-        """Columns of each host, by host name."""
-        names, hosts = np.unique(self.hosts.astype(str), return_inverse=True)
-        order = np.argsort(hosts, kind="stable")
-        ends = np.cumsum(np.bincount(hosts, minlength=len(names)))
-        return dict(zip(map(str, names), np.split(order, ends[:-1]), strict=True)) if len(names) else {}
-
-    @cached_property
-    def by_gpu(self) -> Mapping[tuple[str, str], list[int]]:
-        """Columns of each device, by host name and UUID."""
-        found: dict[tuple[str, str], list[int]] = {}
-        for column, gpu in enumerate(zip(self.hosts, self.devices, strict=True)):
-            found.setdefault(gpu, []).append(column)
-        return found
-
-    @cached_property
-    def places(self) -> list[tuple[str, int]]:
-        """Host and local rank of each rank, which stay the same when a relaunch renumbers ranks."""
-        return list(zip(self.hosts.tolist(), self.local_ranks.tolist(), strict=True))
 
 
 @dataclass(frozen=True, eq=False)
 class ArmColumns:
     """Measurements of one arm of one study. Where a rank was absent, times are NaN and counts 0.
 
-    For many nodes that each train the same alone there may be a row for each round and node: `side_by_side`.
+    There is a row for each round, or for each round and turn. For many nodes that each train the same alone there may
+    be a row for each round and node: `side_by_side`.
 
     Attributes:
         study: its id.
         arm: its name.
-        numbers: of the rounds, ascending, (rounds,).
-        node: index of the row's node; 0 if a row has all ranks, (rounds,).
-        batch_size: per-GPU batch, in samples, (rounds,).
-        single_sample: whether it is the long sample of an imported result, with the spread of its steps, (rounds,).
+        numbers: of the rounds, ascending, (rows,).
+        turn: of the groups that take turns within a round, ascending in each round, (rows,).
+        node: index of the row's node; 0 if a row has all ranks, (rows,).
         ranks: rank of each column; with a row per node all ranks of the first node, then of the second …
-        present: whether a rank took part, (rounds, ranks).
-        steps: optimizer steps in the block, (rounds, ranks).
-        block_s: duration of the block, in seconds, (rounds, ranks).
-        started_unix_s: start of the block, seconds since 1970 UTC, (rounds, ranks).
-        step_stdev_s: sample standard deviation of the step time in seconds, NaN if unknown, (rounds, ranks).
-        utilization: share of the block in which the device was busy, NaN if unknown, (rounds, ranks).
-        energy_j: energy of the GPU in the block, in joules, NaN if unknown, (rounds, ranks).
-        peak_memory_bytes: peak memory, NaN if unknown, (rounds, ranks).
-        waited_s: seconds of the block in which the rank waited for data, NaN with synthetic data, (rounds, ranks).
-        skipped_steps: optimizer steps that fp16's loss scaler skipped, (rounds, ranks).
-        checksum: of the parameters' bits; equal numbers mean equal bits, 0 means none, (rounds, ranks).
-        step_s: duration of each step in seconds, NaN after a block's last step, (rounds, ranks, most steps).
+        present: whether a rank took part, (rows, ranks).
+        groups: number of the group that the rank worked with, (rows, ranks).
+        count: steps, iterations or messages in the block, (rows, ranks).
+        work: of one of them: samples, floating-point operations or bytes, (rows, ranks).
+        seconds: duration of the block, (rows, ranks).
+        began_unix_s: its start, seconds since 1970 UTC, (rows, ranks).
+        digest: of the parameters' bits; equal numbers mean equal bits, 0 means none, (rows, ranks).
+        readings: those that any rank has, by name, NaN where one is unknown, (rows, ranks).
+        series: seconds of each step by name, NaN after a block's last step, (rows, ranks, most steps).
     """
 
     study: str
     arm: str
     numbers: IntArray
+    turn: IntArray
     node: IntArray
-    batch_size: IntArray
-    single_sample: BoolArray
     ranks: RankColumns
     present: BoolArray
-    steps: IntArray
-    block_s: FloatArray
-    started_unix_s: FloatArray
-    step_stdev_s: FloatArray
-    utilization: FloatArray
-    energy_j: FloatArray
-    peak_memory_bytes: FloatArray
-    waited_s: FloatArray
-    skipped_steps: IntArray
-    checksum: IntArray
-    step_s: StepArray
+    groups: IntArray
+    count: IntArray
+    work: FloatArray
+    seconds: FloatArray
+    began_unix_s: FloatArray
+    digest: IntArray
+    readings: Mapping[str, FloatArray]
+    series: Mapping[str, StepArray]
 
-    def of(self, rounds: Index, columns: Index = slice(None)) -> ArmColumns:
-        """Some rounds of some ranks."""
-        by_round = {name: getattr(self, name)[rounds] for name in OF_A_ROUND}
-        if isinstance(rounds, slice) or isinstance(columns, slice):
-            cells = {name: getattr(self, name)[rounds, columns] for name in OF_A_CELL}
-        else:
-            cells = {name: getattr(self, name)[rounds][:, columns] for name in OF_A_CELL}
-        return ArmColumns(self.study, self.arm, ranks=self.ranks.of(columns), **by_round, **cells)
+    def reading(self, name: str) -> FloatArray:
+        """A reading, NaN where it is unknown, (rows, ranks)."""
+        found = self.readings.get(name)
+        return np.broadcast_to(np.nan, self.present.shape) if found is None else found
+
+    def of_steps(self, name: str) -> StepArray:
+        """A series, (rows, ranks, most steps), which are none if it is absent."""
+        found = self.series.get(name)
+        return np.zeros((*self.present.shape, 0), np.float32) if found is None else found
+
+    @property
+    def single_sample(self) -> BoolArray:
+        """Whether a row is the long sample of an imported result, with the spread of its steps, (rows,)."""
+        return np.asarray((self.reading("single_sample") == 1).any(axis=1))
+
+    def is_of_work(self, work: float) -> BoolArray:
+        """Whether all present ranks of a row did this work in each step, (rows,)."""
+        is_other = self.present & (self.work != work)
+        return np.asarray(~is_other.any(axis=1))
+
+    @property
+    def per_second(self) -> FloatArray:
+        """Work done per second, NaN where a rank was absent, (rows, ranks)."""
+        return self.work * self.count / self.seconds
+
+    @property
+    def wrong(self) -> BoolArray:
+        """Where a result is wrong, (rows, ranks)."""
+        return np.asarray(self.present & (self.reading("is_correct") == 0))
+
+    def only(self, cells: BoolArray) -> ArmColumns:
+        """The same with only these cells present."""
+        return replace(self, present=self.present & cells)
+
+    def of(self, rows: Index, columns: Index = slice(None)) -> ArmColumns:
+        """Some rows of some ranks."""
+
+        def some(values: Sequence[Any]) -> Any:
+            if isinstance(rows, slice) or isinstance(columns, slice):
+                return values[0][rows, columns]
+            return values[0][rows][:, columns]
+
+        of_rows = {name: getattr(self, name)[rows] for name in OF_A_ROW}
+        return combined([self], some, ranks=self.ranks.of(columns), **of_rows)
 
     def side_by_side(self, nodes: IntArray) -> ArmColumns:
         """The same with a row for each round and node; that of round r and node n has the number r · nodes + n.
@@ -144,39 +116,52 @@ class ArmColumns:
             nodes: columns of each node's ranks, (nodes, ranks of one).
         """
         count, size = nodes.shape
-        at, rounds = as_slice(nodes.ravel()), len(self.numbers)
+        at, rows = as_slice(nodes.ravel()), len(self.numbers)
 
-        def of_nodes(values: Any) -> Any:
+        def of_nodes(several: Sequence[Any]) -> Any:
+            (values,) = several
             if values.ndim == 2 and values.strides[1] == 0:  # one value for all ranks
-                return np.broadcast_to(values[:, :1].repeat(count, axis=0), (rounds * count, size))
-            return values[:, at].reshape(rounds * count, size, *values.shape[2:])
+                return np.broadcast_to(values[:, :1].repeat(count, axis=0), (rows * count, size))
+            return values[:, at].reshape(rows * count, size, *values.shape[2:])
 
-        return ArmColumns(
-            self.study,
-            self.arm,
+        return combined(
+            [self],
+            of_nodes,
             numbers=(self.numbers[:, np.newaxis] * count + np.arange(count)).ravel(),
-            node=np.tile(np.arange(count), rounds),
-            batch_size=self.batch_size.repeat(count),
-            single_sample=self.single_sample.repeat(count),
+            turn=self.turn.repeat(count),
+            node=np.tile(np.arange(count), rows),
             ranks=self.ranks.of(at),
-            **{name: of_nodes(getattr(self, name)) for name in OF_A_CELL},
         )
 
     @property
     def rank_of_cell(self) -> IntArray:
-        """Index in `ranks` of each cell, (rounds, ranks)."""
+        """Index in `ranks` of each cell, (rows, ranks)."""
         size = self.present.shape[1]
         ranks: IntArray = self.node[:, np.newaxis] * size + np.arange(size)
         return ranks
 
 
-OF_A_ROUND = ("numbers", "node", "batch_size", "single_sample")
-OF_A_CELL = tuple(one.name for one in fields(ArmColumns) if one.name not in ("study", "arm", "ranks", *OF_A_ROUND))
+OF_A_ROW = ("numbers", "turn", "node")
+_OF_A_CELL = ("present", "groups", "count", "work", "seconds", "began_unix_s", "digest")
+
+
+def combined(several: Sequence[ArmColumns], combine: Callable[[Sequence[Any]], Any], **others: Any) -> ArmColumns:
+    """One of several; `combine` makes each quantity of theirs, and `others` has what is not of a rank and row."""
+    readings, series = (
+        dict.fromkeys(name for one in several for name in getattr(one, names)) for names in ("readings", "series")
+    )
+    return replace(
+        several[0],
+        **{name: combine([getattr(one, name) for one in several]) for name in _OF_A_CELL},
+        readings={name: combine([one.reading(name) for one in several]) for name in readings},
+        series={name: combine([one.of_steps(name) for one in several]) for name in series},
+        **others,
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """All measurements of training.
+    """All measurements in rounds.
 
     Attributes:
         arms: by study and name of the arm, in the order of their first measurements.
@@ -208,6 +193,7 @@ class GrowingColumns:
         self._gangs: dict[int, RankColumns] = {}
         self._rows: dict[tuple[str, str], list[_BlockArrays]] = {}
         self._laid_out: dict[tuple[str, str], ArmColumns] = {}
+        self._ranks: dict[tuple[str, str], RankColumns] = {}
 
     def add_gang(self, gang: GangRecord) -> None:
         """Add the ranks of a launch, before their measurements."""
@@ -236,9 +222,13 @@ class GrowingColumns:
                 self._laid_out[key] = self._arm(*key)
         return Columns({key: self._laid_out[key] for key in wanted})
 
+    def of_study(self, study_id: str) -> Columns:
+        """`columns` of all arms of a study."""
+        return self.columns({key for key in self._rows if key[0] == study_id})
+
     def rounds_begun(self, study_id: str) -> int:
         """Number of rounds of a study with any measurement."""
-        return len({row.number for (study, _), rows in self._rows.items() if study == study_id for row in rows})
+        return len({row.number[0] for (study, _), rows in self._rows.items() if study == study_id for row in rows})
 
     def _arm(self, study: str, arm: str) -> ArmColumns:
         rows = sorted(self._rows[study, arm], key=lambda row: row.number)
@@ -246,65 +236,69 @@ class GrowingColumns:
         if not all(np.array_equal(row.ranks, rows[0].ranks) for row in rows):  # ranks take turns, or one is missing
             numbers = np.unique(np.concatenate([row.ranks for row in rows]))
         at = [np.searchsorted(numbers, row.ranks) for row in rows]
-        cells = {name: _laid_out([row.cells[name] for row in rows], at, len(numbers)) for name in rows[0].cells}
-        steps = np.full((len(rows), len(numbers), max(row.step_s.shape[1] for row in rows)), np.nan, np.float32)
-        for i, row in enumerate(rows):
-            steps[i, at[i], : row.step_s.shape[1]] = row.step_s
+        ranks = ranks_in_one_place({row.gang: self._gangs[row.gang] for row in rows}, numbers)
+        known = self._ranks.get((study, arm))
+        self._ranks[study, arm] = ranks = known if known is not None and known.is_same(ranks) else ranks
+
+        def laid_out(values: Sequence[Any]) -> Any:
+            return _laid_out(values, at, len(numbers))
+
+        readings = dict.fromkeys(name for row in rows for name in row.readings)
         return ArmColumns(
             study=study,
             arm=arm,
-            numbers=np.array([row.number for row in rows], np.int64),
+            numbers=np.array([row.number[0] for row in rows], np.int64),
+            turn=np.array([row.number[1] for row in rows], np.int64),
             node=np.zeros(len(rows), np.int64),
-            batch_size=np.array([row.batch_size for row in rows], np.int64),
-            single_sample=np.array([row.single_sample for row in rows], np.bool_),
-            ranks=ranks_in_one_place({row.gang: self._gangs[row.gang] for row in rows}, numbers),
-            present=_laid_out([np.broadcast_to(np.True_, len(places)) for places in at], at, len(numbers)),
-            step_s=steps,
-            **cells,
+            ranks=ranks,
+            present=laid_out([np.broadcast_to(np.True_, len(places)) for places in at]),
+            readings={
+                name: laid_out([row.readings.get(name, np.broadcast_to(np.nan, len(row.ranks))) for row in rows])
+                for name in readings
+            },
+            series={
+                name: _laid_out_steps([row.series.get(name) for row in rows], at, len(numbers))
+                for name in dict.fromkeys(name for row in rows for name in row.series)
+            },
+            **{name: laid_out([row.cells[name] for row in rows]) for name in rows[0].cells},
         )
 
 
 @dataclass(frozen=True, eq=False)
 class _BlockArrays:
-    """A block as arrays, in the order of its ranks."""
+    """A block as arrays, in the order of its ranks; `number` has its round and turn."""
 
-    number: int
-    batch_size: int
-    single_sample: bool
+    number: tuple[int, int]
     gang: int
     ranks: IntArray
     cells: Mapping[str, IntArray | FloatArray]
-    step_s: StepArray
+    readings: Mapping[str, FloatArray]
+    series: Mapping[str, StepArray]
 
     @property
     def age(self) -> tuple[float, float]:
         """Sort key that makes the order of records irrelevant, even of two that began at the same time."""
-        return float(self.cells["started_unix_s"].min()), float(self.cells["block_s"].max())
+        return float(self.cells["began_unix_s"].min()), float(self.cells["seconds"].max())
 
     @staticmethod
     def of(block: Block) -> _BlockArrays:
         """Convert a block to arrays."""
-        cells = {name: block.each(name) for name in (*_NUMBERS, "steps", "skipped_steps")}
-        cells["checksum"], ranks = block.checksums, block.each("ranks")
-        cells["waited_s"] = _waited_s(block)
-        step_s = np.frombuffer(block.step_s, "<f4").reshape(len(ranks), -1).astype(np.float32, copy=False)
-        return _BlockArrays(block.round, block.batch_size, block.single_sample, block.gang, ranks, cells, step_s)
-
-
-def _waited_s(block: Block) -> FloatArray:
-    """Seconds that each rank waited for data in all its steps; NaN with synthetic data."""
-    if not block.waited_s:
-        return np.broadcast_to(np.nan, len(block.ranks))
-    of_steps = np.frombuffer(block.waited_s, "<f4").reshape(len(block.ranks), -1)
-    seconds: FloatArray = of_steps.sum(axis=1, dtype=np.float64)
-    return seconds
+        cells = {name: block.each(name) for name in block.columns if name != "ranks"}
+        return _BlockArrays(
+            number=(block.round, block.turn),
+            gang=block.gang,
+            ranks=block.each("ranks"),
+            cells={**cells, "digest": block.checksums},
+            readings={name: block.reading(name) for name in block.readings},
+            series={name: block.of_steps(name).astype(np.float32, copy=False) for name in block.series},
+        )
 
 
 def _laid_out(rows: Sequence[Any], at: Sequence[IntArray], ranks: int) -> Any:
-    """One quantity in an array, (rounds, ranks), with NaN, 0 or False for absent ranks.
+    """One quantity in an array, (rows, ranks), with NaN, 0 or False for absent ranks.
 
     Args:
-        rows: for each round, a value for each present rank.
+        rows: for each row, a value for each present rank.
         at: their columns.
         ranks: number of columns.
     """
@@ -318,36 +312,13 @@ def _laid_out(rows: Sequence[Any], at: Sequence[IntArray], ranks: int) -> Any:
     return found
 
 
-_NUMBERS = ("block_s", "started_unix_s", "step_stdev_s", "utilization", "energy_j", "peak_memory_bytes")
-
-
-def ranks_of_gang(gang: GangRecord) -> RankColumns:
-    """All ranks of a launch."""
-    return RankColumns(
-        np.arange(gang.world_size),
-        np.array(gang.hosts, np.object_),
-        np.array(gang.local_ranks, np.int64),
-        np.array(gang.devices, np.object_),
-    )
-
-
-def ranks_in_one_place(gangs: Mapping[int, RankColumns], numbers: IntArray) -> RankColumns:
-    """The ranks with these numbers, which must be in the same place in all gangs.
-
-    Raises:
-        ValueError: a rank is in another place in one of the gangs, or is not part of one.
-    """
-    for number, gang in gangs.items():
-        if len(numbers) and numbers[-1] >= len(gang):
-            raise ValueError(f"rank {numbers[-1]} took part, but gang {number} has {len(gang)} ranks")
-    first, *others = (gang if np.array_equal(gang.numbers, numbers) else gang.of(numbers) for gang in gangs.values())
-    for other in others:
-        moved = (other.hosts != first.hosts) | (other.devices != first.devices)
-        moved |= other.local_ranks != first.local_ranks
-        if moved.any():
-            rank = int(numbers[np.argmax(moved)])
-            raise ValueError(f"rank {rank} was measured in two places by gangs {', '.join(map(str, gangs))}")
-    return first
+def _laid_out_steps(rows: Sequence[StepArray | None], at: Sequence[IntArray], ranks: int) -> StepArray:
+    """One series, (rows, ranks, most steps), with NaN where there is none."""
+    found = np.full((len(rows), ranks, max(row.shape[1] for row in rows if row is not None)), np.nan, np.float32)
+    for i, row in enumerate(rows):
+        if row is not None:
+            found[i, at[i], : row.shape[1]] = row
+    return found
 
 
 def columns_of(blocks: Iterable[Block], gangs: Iterable[GangRecord]) -> Columns:
@@ -368,14 +339,11 @@ def columns_of(blocks: Iterable[Block], gangs: Iterable[GangRecord]) -> Columns:
     return growing.columns()
 
 
-NOBODY = RankColumns(np.zeros(0, np.int64), np.zeros(0, np.object_), np.zeros(0, np.int64), np.zeros(0, np.object_))
-
-
-def joined(ranks: Sequence[RankColumns]) -> RankColumns:
-    """Ranks side by side."""
-    return RankColumns(
-        *(np.concatenate([getattr(one, column.name) for one in ranks]) for column in fields(RankColumns))
-    )
+_NO_COUNTS, _NO_NUMBERS = np.zeros((0, 0), np.int64), np.zeros((0, 0))
+NO_MEASUREMENTS = ArmColumns(
+    "", "", *(np.zeros(0, np.int64),) * 3, NOBODY, np.zeros((0, 0), np.bool_), *(_NO_COUNTS,) * 2,
+    *(_NO_NUMBERS,) * 3, _NO_COUNTS, {}, {},
+)  # fmt: skip
 
 
 def as_slice(columns: IntArray) -> slice | IntArray:

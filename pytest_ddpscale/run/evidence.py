@@ -7,23 +7,27 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
+from pytest_ddpscale.plan.pairing import PAIRS
+from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
+from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.by_rank import flops_of, seeded_steps_of, timed_arms_of
-from pytest_ddpscale.run.columns import Columns, columns_of
-from pytest_ddpscale.run.pair_record import PairMeasurement, pairs_of
-from pytest_ddpscale.run.probe_columns import ProbeColumns, ProbeName, probe_columns_of
-from pytest_ddpscale.run.probe_record import ProbeBlock, unsupported_of
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.by_rank import flops_of, seeded_steps_of, timed_arms_of, unsupported_of
+from pytest_ddpscale.run.column_record import FloatArray
+from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
 from pytest_ddpscale.run.profile_record import ArmProfile, latest_profiles
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import Block, SeededStep, gangs_by_number
+from pytest_ddpscale.run.records import SeededStep, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.run.run_json import RunRecord
-from pytest_ddpscale.run.run_record import ended, ends_of
+from pytest_ddpscale.run.run_record import ended, ends_of, studies_measured
 from pytest_ddpscale.run.survey_record import Survey, post_mortems_of, surveys_of
-from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryColumns, telemetry_columns_of
+from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryBlock, TelemetryColumns, telemetry_columns_of
 from pytest_ddpscale.run.training_record import RunRecords, trained_runs
 from pytest_ddpscale.run.transport_record import Transport, transports_of
-from pytest_ddpscale.run.validate import Recorded, refuse_contradictions, telemetry_of_blocks
+from pytest_ddpscale.run.validate import Recorded, refuse_contradictions
 
 
 @dataclass(frozen=True)
@@ -32,15 +36,13 @@ class Evidence:
 
     Attributes:
         plan: the planned studies.
-        columns: all measurements of training.
+        columns: all measurements in rounds: of training, forward passes, probes and pairs of nodes.
         errors: error message of each study that broke, by study id.
         interrupted: why a study was ended from outside before its end, by study id.
         flops_per_sample: floating-point operations of forward and backward pass, by study, if counted.
         seeded_steps: one record per rank of the seeded step that it computed alone, by study.
         timed_arms: names of the arms that a round timed, by study and round: once a requirement is decided, arms that
             only it needed are dropped. Empty if all arms were timed in every round.
-        pairs: bandwidth between pairs of nodes, if they were measured to find a slow node or link.
-        probes: measurements of probes, by name and world size.
         unsupported: why a probe could not be run, by probe id.
         surveys: survey of each node before the launch, by host.
         telemetry: telemetry of GPUs during measurements.
@@ -60,8 +62,6 @@ class Evidence:
     timed_arms: Mapping[str, Mapping[int, Collection[str]]] = field(default_factory=dict)
     interrupted: Mapping[str, str] = field(default_factory=dict)
     hosts: Collection[str] = ()
-    pairs: Sequence[PairMeasurement] = ()
-    probes: Mapping[ProbeName, ProbeColumns] = field(default_factory=dict)
     unsupported: Mapping[str, str] = field(default_factory=dict)
     surveys: Mapping[str, Survey] = field(default_factory=dict)
     telemetry: TelemetryColumns = NO_TELEMETRY
@@ -78,10 +78,24 @@ class Evidence:
             return (self,)
         return tuple(replace(self, plan=self.plan.of_launch(n)) for n in range(1, self.plan.launches + 1))
 
+    @property
+    def probes(self) -> Sequence[ArmColumns]:
+        """Measurements of each probe."""
+        return list(self.columns.of_study(PROBES))
+
+    def probed(self, probe: Probe) -> ArmColumns | None:
+        """Measurements of one probe; None if there are none."""
+        return self.columns.arms.get((PROBES, probe.id))
+
+    @property
+    def pairs(self) -> Sequence[ArmColumns]:
+        """Measurements between pairs of nodes, if they were measured to find a slow node or link."""
+        return list(self.columns.of_study(PAIRS))
+
     @cached_property
     def rounds_probed(self) -> Collection[int]:
         """Numbers of the rounds with any probe."""
-        return frozenset(number for probe in self.probes.values() for number in probe.numbers.tolist())
+        return frozenset(number for probe in self.probes for number in probe.numbers.tolist())
 
     def seeded_checksums(self, study_id: str) -> Mapping[int, str]:
         """Checksum of the seeded step, by rank; empty if none was computed.
@@ -119,7 +133,7 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
 
     Args:
         plan: of the run.
-        columns: the measurements of training in these records.
+        columns: the measurements in these records.
         records: all records.
     """
     gangs = gangs_by_number(records).values()
@@ -132,8 +146,6 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
         timed_arms_of(records),
         ended(records, "interrupted"),
         sorted({host for gang in gangs for host in gang.hosts}),
-        pairs_of(records),
-        probe_columns_of((one for one in records if isinstance(one, ProbeBlock)), gangs),
         unsupported_of(records),
         surveys_of(records),
         transports=transports_of(records),
@@ -173,7 +185,7 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
         training = trained_runs(plan, records)
     except ValueError as error:
         raise broken_file(run.measurements_jsonl, str(error)) from None
-    telemetry = telemetry_columns_of(telemetry_of_blocks(run, recorded, run.read_telemetry()), gangs)
+    telemetry = telemetry_columns_of(_telemetry_of_blocks(run, recorded, run.read_telemetry()), gangs)
     try:
         columns = columns_of((one for one in records if isinstance(one, Block)), gangs.values())
         evidence = replace(
@@ -190,6 +202,52 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
         interrupted |= unfinished if goes_on else {}
         evidence = replace(evidence, errors=errors, interrupted=interrupted)
     return evidence
+
+
+def _telemetry_of_blocks(
+    run: RunDirectory, recorded: Recorded, telemetry: Sequence[TelemetryBlock]
+) -> list[TelemetryBlock]:
+    """The telemetry of measured blocks.
+
+    Telemetry is written before its block, so an unfinished study may have telemetry without a block: that is left out.
+
+    Args:
+        run: its directory, for the message.
+        recorded: its measurements.
+        telemetry: all lines of telemetry.jsonl.
+
+    Raises:
+        RunDirectoryError: a line is of a block that was not measured, or a block has two lines; the message has the
+            line.
+    """
+    timed: dict[tuple[str, str, int], list[Block]] = {}
+    for _, block in recorded.blocks:
+        timed.setdefault(block.key, []).append(block)
+    ended = studies_measured(recorded.records)
+    found: dict[tuple[str, str, int], TelemetryBlock] = {}
+    for line, one in enumerate(telemetry, start=1):
+        key = one.study, one.arm, one.round
+        of, blocks = f"line {line} is telemetry of {one.study}, {one.arm}, round {one.round}", timed.get(key)
+        if blocks is None:
+            if one.study in ended or one.arm not in recorded.arms.get(one.study, ()):
+                raise broken_file(run.telemetry_jsonl, f"{of}, which was not measured")
+            continue
+        measured = [(block.ranks, block.began_unix_s) for block in blocks]
+        if blocks[0].gang != one.gang or not np.array_equal(
+            _times(measured), _times([(one.ranks, one.started_unix_s)])
+        ):
+            raise broken_file(run.telemetry_jsonl, f"{of}, which was measured by other ranks or at another time")
+        if key in found:
+            raise broken_file(run.telemetry_jsonl, f"{of}, which an earlier line has already")
+        found[key] = one
+    return list(found.values())
+
+
+def _times(turns: Sequence[tuple[Any, Any]]) -> FloatArray:
+    """Ranks and start times of all turns, in order, (2, ranks)."""
+    began = [np.broadcast_to(np.asarray(when), len(ranks)) for ranks, when in turns]
+    times = np.stack([np.concatenate(began), np.concatenate([np.asarray(ranks) for ranks, _ in turns])])
+    return times[:, np.lexsort(times)]
 
 
 def _profiles(run: RunDirectory, plan: Plan) -> tuple[ArmProfile, ...]:

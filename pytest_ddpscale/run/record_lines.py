@@ -11,13 +11,11 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import as_json
-from pytest_ddpscale.run.pair_record import PairRound
-from pytest_ddpscale.run.probe_record import ProbeBlock, ProbeUnsupported
+from pytest_ddpscale.run.former import FormerFlops, FormerRecord, in_todays_form
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.records import (
-    Block,
-    FormerFlops,
     GangRecord,
     Lost,
     RoundEnd,
@@ -34,11 +32,11 @@ from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.run.training_record import LaunchTime, TrainedEpoch, TrainedRun
 from pytest_ddpscale.run.transport_record import GangTransport
 
-OfRanks = Block | SeededSteps | ProbeBlock | ProbeUnsupported | PairRound | GangTransport
+OfRanks = Block | Unsupported | SeededSteps | GangTransport
 OfTraining = TrainedEpoch | TrainedRun  # by all ranks of a gang
 OfStudies = StudyStart | WarmUp | WorkloadFlops | RoundEnd | StudyEnd | LaunchTime
 AnyRecord = GangRecord | Lost | Survey | PostMortem | OfStudies | OfTraining | OfRanks
-_RECORDS: msgspec.json.Decoder[AnyRecord | FormerFlops] = msgspec.json.Decoder(AnyRecord | FormerFlops)
+_RECORDS: msgspec.json.Decoder[AnyRecord | FormerRecord] = msgspec.json.Decoder(AnyRecord | FormerRecord)
 _TELEMETRY = msgspec.json.Decoder(TelemetryBlock)
 _PROFILES = msgspec.json.Decoder(ArmProfile)
 _encode = msgspec.json.Encoder(enc_hook=as_json).encode
@@ -48,28 +46,33 @@ class RecordReader:
     """Reads line by line; a line may name only ranks of a gang that an earlier line announced."""
 
     def __init__(self) -> None:
-        self._world_sizes: dict[int, int] = {}
+        self._gangs: dict[int, GangRecord] = {}
 
     def read(self, line: bytes) -> AnyRecord:
-        """The record of one line.
+        """The record of a line that this version wrote.
 
         Raises:
             ValueError: the line holds no record, or names an unknown gang or rank.
         """
+        (record,) = self.read_any(line)
+        return record
+
+    def read_any(self, line: bytes) -> list[AnyRecord]:
+        """The record of one line; several of a line of an earlier version. Raises like `read`."""
         record = decode(_RECORDS, line)
-        if isinstance(record, FormerFlops):
-            return WorkloadFlops(study=record.study, flops_per_sample=record.flops_per_image, counter=record.counter)
+        if isinstance(record, FormerRecord):
+            return [*in_todays_form(record, None if isinstance(record, FormerFlops) else self._gangs.get(record.gang))]
         if isinstance(record, GangRecord):
-            if record.gang in self._world_sizes:
+            if record.gang in self._gangs:
                 raise ValueError(f"a second gang {record.gang}")
-            self._world_sizes[record.gang] = record.world_size
+            self._gangs[record.gang] = record
         elif isinstance(record, OfRanks | OfTraining):
             self._refuse_unannounced(record)
-        return record
+        return [record]
 
     def know(self, records: Iterable[AnyRecord]) -> None:
         """Add the gangs among records that another reader read."""
-        self._world_sizes |= {number: gang.world_size for number, gang in gangs_by_number(records).items()}
+        self._gangs |= gangs_by_number(records)
 
     def read_telemetry(self, line: bytes) -> TelemetryBlock:
         """`read` for telemetry.jsonl, once all gangs are known."""
@@ -84,15 +87,10 @@ class RecordReader:
         return record
 
     def _refuse_unannounced(self, record: OfRanks | OfTraining | TelemetryBlock | ArmProfile) -> None:
-        size = self._world_sizes.get(record.gang)
-        if size is None:
+        gang = self._gangs.get(record.gang)
+        if gang is None:
             raise ValueError(f"gang {record.gang} was not announced before")
-        if isinstance(record, ProbeBlock | PairRound):
-            highest = record.highest_rank
-        else:
-            highest = record.rank if isinstance(record, ArmProfile) else int(np.max(record.ranks))
-        if highest >= size:
-            raise ValueError(f"rank {highest} is named, but gang {record.gang} has {size} ranks")
+        gang.refuse_without(record.rank if isinstance(record, ArmProfile) else int(np.max(record.ranks)))
 
 
 def checked_line(record: AnyRecord | TelemetryBlock | ArmProfile) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from pytest_ddpscale.errors import RunDirectoryError, WritingError
 from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
+from pytest_ddpscale.run.former import FurtherTurn
 from pytest_ddpscale.run.former_keys import plan_without_former, run_without_former
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, checked_line
@@ -154,21 +155,21 @@ class RunDirectory:
         Raises:
             RunDirectoryError: another line is not a record; the message has its number.
         """
-        return self._read_once(self.measurements_jsonl, RecordReader().read)
+        return self._read_once(self.measurements_jsonl, RecordReader().read_any)
 
     def read_telemetry(self) -> list[TelemetryBlock]:
         """All telemetry records, in order; may be empty. Raises RunDirectoryError."""
         reader = RecordReader()
         reader.know(self.read_records())
-        return self._read_once(self.telemetry_jsonl, reader.read_telemetry)
+        return self._read_once(self.telemetry_jsonl, lambda line: [reader.read_telemetry(line)])
 
     def read_profiles(self) -> list[ArmProfile]:
         """All profiles, in order; may be empty. Raises RunDirectoryError."""
         reader = RecordReader()
         reader.know(self.read_records())
-        return self._read_once(self.profiles_jsonl, reader.read_profile)
+        return self._read_once(self.profiles_jsonl, lambda line: [reader.read_profile(line)])
 
-    def _read_once(self, path: Path, read: Callable[[bytes], T]) -> list[T]:
+    def _read_once(self, path: Path, read: Callable[[bytes], list[T]]) -> list[T]:
         stamp = _stamp(path)
         if path not in self._read or self._read[path][0] != stamp:
             self._read[path] = stamp, list(_records(path, read))
@@ -232,7 +233,8 @@ class RunDirectory:
             superseded: list[bytes] = []
             kept: list[bytes] = []
             with (self.path / name).open("rb") as lines:  # keep lines as written; the last one may be incomplete
-                for record, line in zip(read(), lines, strict=False):
+                firsts = (record for record in read() if not isinstance(record, FurtherTurn))
+                for record, line in zip(firsts, lines, strict=False):
                     (superseded if is_superseded(record) else kept).append(line)
             _cut_torn_line(self.superseded_jsonl)
             append_whole(self.superseded_jsonl, b"".join(superseded))
@@ -295,7 +297,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _records(path: Path, read: Callable[[bytes], T]) -> Iterator[T]:
+def _records(path: Path, read: Callable[[bytes], list[T]]) -> Iterator[T]:
     """Records of the complete lines, one by one, because files of large runs do not fit into memory."""
     if not path.exists():
         return
@@ -305,7 +307,7 @@ def _records(path: Path, read: Callable[[bytes], T]) -> Iterator[T]:
                 if not line.endswith(b"\n"):  # torn by a kill
                     return
                 try:
-                    yield read(line)
+                    yield from read(line)
                 except ValueError as error:
                     raise broken_file(path, f"line {number} is not a record: {error}") from None
     except OSError as error:

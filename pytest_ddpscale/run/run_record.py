@@ -15,10 +15,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.run.pair_record import PairRound
-from pytest_ddpscale.run.probe_record import ProbeBlock
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import Block, EndReason, GangRecord, SeededSteps, StudyEnd, WarmUp, gangs_by_number
+from pytest_ddpscale.run.records import EndReason, GangRecord, SeededSteps, StudyEnd, WarmUp, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import (
     OPERATOR,
@@ -165,7 +164,7 @@ def binding_notes(records: Sequence[AnyRecord]) -> list[str]:
 def gangs_of(records: Sequence[AnyRecord]) -> dict[str, GangRecord]:
     """The last gang that measured each study, by study id."""
     gangs = gangs_by_number(records)
-    measured = (record for record in records if isinstance(record, Block | SeededSteps | ProbeBlock | PairRound))
+    measured = (record for record in records if isinstance(record, Block | SeededSteps))
     return {record.study: gangs[record.gang] for record in measured}
 
 

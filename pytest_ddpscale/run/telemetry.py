@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Meta, field
 
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
-from pytest_ddpscale.run.columns import Index
+from pytest_ddpscale.run.rank_columns import Index
 from pytest_ddpscale.run.records import GangRecord, Joules, RankPlace, Ranks, Share
 from pytest_ddpscale.run.strict_json import Count, Positive, Record, UnixSeconds, column, each, refuse_other_lengths
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from msgspec import Meta
@@ -17,7 +17,7 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.records import PeakBytes, Ranks, StudyEnd, gangs_by_number, refuse_twice
-from pytest_ddpscale.run.strict_json import Count, Positive, Record, Seconds, column, each, refuse_other_lengths
+from pytest_ddpscale.run.strict_json import Count, Positive, Record, Seconds, each, refuse_other_lengths
 
 LOSS_BYTES = 4  # float32, as it is computed
 MOST_UNEXPLAINED = 0.02  # of the outer clock's time, in either direction
@@ -76,7 +76,7 @@ class TrainedEpoch(Record, frozen=True, kw_only=True, tag_field="kind", tag="tra
 
     def __post_init__(self) -> None:
         refuse_twice(self.ranks)
-        refuse_other_lengths(self, len(self.ranks), *_COLUMNS)
+        refuse_other_lengths(self, len(self.ranks), *(name for name in RankEpoch.__struct_fields__ if name != "rank"))
         if not self.losses or len(self.losses) % LOSS_BYTES:
             raise ValueError(f"losses has {len(self.losses)} bytes; expected {LOSS_BYTES} for each iteration")
         for correct, validated in zip(self.of_ranks("correct"), self.of_ranks("validated"), strict=True):
@@ -108,15 +108,6 @@ class TrainedEpoch(Record, frozen=True, kw_only=True, tag_field="kind", tag="tra
         """Validation throughput, computed like `samples_per_s`."""
         seconds = self.of_ranks("validation_s") + self.of_ranks("validation_waiting_s")
         return float(self.of_ranks("validated").sum() / seconds.max())
-
-
-_COLUMNS = tuple(name for name in RankEpoch.__struct_fields__ if name != "rank")
-
-
-def joined_epoch(parts: Sequence[RankEpoch], **common: Any) -> TrainedEpoch:
-    """Join the parts of all ranks to an epoch; `common` has `study`, `gang`, `epoch` and `losses`."""
-    columns: dict[str, Any] = {name: column(getattr(part, name) for part in parts) for name in _COLUMNS}
-    return TrainedEpoch(ranks=tuple(part.rank for part in parts), **common, **columns)
 
 
 class RankTrained(Record, frozen=True, kw_only=True):
@@ -167,13 +158,6 @@ class TrainedRun(Record, frozen=True, kw_only=True, tag_field="kind", tag="train
     def most_bytes(self, name: str) -> float | None:
         """The largest ``allocated_bytes`` or ``reserved_bytes`` of any rank; None on a CPU."""
         return max((value for value in each(getattr(self, name), len(self.ranks)) if value is not None), default=None)
-
-
-def joined_run(parts: Sequence[RankTrained], **common: Any) -> TrainedRun:
-    """Join the parts of all ranks; `common` has the fields that rank 0 knows."""
-    names = ("allocated_bytes", "reserved_bytes", "parameters_checksum")
-    columns: dict[str, Any] = {name: column(getattr(part, name) for part in parts) for name in names}
-    return TrainedRun(ranks=tuple(part.rank for part in parts), **common, **columns)
 
 
 class LaunchTime(Record, frozen=True, kw_only=True, tag_field="kind", tag="launch_time"):

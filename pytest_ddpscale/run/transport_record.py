@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from msgspec import field
 
 from pytest_ddpscale.run.records import Ranks, Texts, gangs_by_number, refuse_twice
-from pytest_ddpscale.run.strict_json import Count, Record, column, each, refuse_other_lengths
+from pytest_ddpscale.run.strict_json import Count, Record, each, refuse_other_lengths
 
 Channels = dict[str, Count]
 
@@ -52,6 +52,8 @@ class GangTransport(Record, frozen=True, kw_only=True, tag_field="kind", tag="tr
     problem: str | Texts = ""
     unreadable: tuple[Texts, ...] = ()
 
+    joins: ClassVar[Mapping[str, Any]] = {"unreadable": lambda said: tuple(said) if any(said) else ()}
+
     def __post_init__(self) -> None:
         count = len(self.ranks)
         refuse_twice(self.ranks)
@@ -66,14 +68,6 @@ class GangTransport(Record, frozen=True, kw_only=True, tag_field="kind", tag="tr
 _COLUMNS = (
     "network", "channels", "channels_within_node", "channels_between_nodes", "nvls", "problem",
 )  # fmt: skip
-
-
-def joined_transport(parts: Sequence[RankTransport], study: str, gang: int) -> GangTransport:
-    """Join the connections of all ranks at the end of a study."""
-    columns = {name: column(getattr(part, name) for part in parts) for name in _COLUMNS}
-    unreadable = tuple(part.unreadable for part in parts) if any(part.unreadable for part in parts) else ()
-    ranks = tuple(part.rank for part in parts)
-    return GangTransport(study=study, gang=gang, ranks=ranks, unreadable=unreadable, **columns)
 
 
 class Transport(RankTransport, frozen=True, kw_only=True):

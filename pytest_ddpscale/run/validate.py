@@ -6,7 +6,7 @@ with their line; the first one becomes the error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -19,15 +19,14 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.plan.probe_pairs import pair_turns
-from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.column_record import FloatArray
-from pytest_ddpscale.run.pair_record import PairRound
-from pytest_ddpscale.run.probe_record import ProbeBlock, ProbeUnsupported
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.run.block import Block, Unsupported
+from pytest_ddpscale.run.column_record import IntArray
+from pytest_ddpscale.run.former import numbered
+from pytest_ddpscale.run.readings import STEP_S, WAITED_S
 from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
-from pytest_ddpscale.run.records import Block, GangRecord, RoundEnd, SeededSteps, WorkloadFlops, gangs_by_number
+from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, WorkloadFlops, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
-from pytest_ddpscale.run.run_record import studies_measured
-from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.util.listing import first_few
 
 # Steps follow each other without a gap and are timed by the same clock as their block: only rounding may differ.
@@ -64,13 +63,21 @@ class Recorded:
 
     @cached_property
     def numbered(self) -> list[tuple[int, AnyRecord]]:
-        """Each record with its line."""
-        return list(enumerate(self.records, start=1))
+        """Each record with its line, which may hold several turns."""
+        return numbered(self.records)
 
     @cached_property
     def blocks(self) -> list[tuple[int, Block]]:
-        """Blocks of training, with their lines."""
+        """What was timed, with its lines."""
         return [(line, one) for line, one in self.numbered if isinstance(one, Block)]
+
+    @cached_property
+    def trained(self) -> list[tuple[int, Block, Study, Arm]]:
+        """Blocks of training, with their lines, studies and arms."""
+        studies = {study.id: study for study in self.plan.studies}
+        found = ((line, one, studies[one.study]) for line, one in self.blocks if one.study in studies)
+        arms = ((line, one, study, study.arm(one.arm)) for line, one, study in found)
+        return [(line, one, study, arm) for line, one, study, arm in arms if arm is not None]
 
     @cached_property
     def gangs(self) -> Mapping[int, GangRecord]:
@@ -84,12 +91,15 @@ class Recorded:
 
     @cached_property
     def arms(self) -> Mapping[str, Mapping[str, Arm | Probe]]:
-        """Planned arms and probes, by study and name."""
+        """Planned arms, by study and name."""
         planned: dict[str, Mapping[str, Arm | Probe]] = {
             study.id: {arm.name: arm for arm in study.arms} for study in self.plan.studies
         }
         if self.plan.probes is not None:
             planned[self.plan.probes.id] = {probe.id: probe for probe in self.plan.probes.probes}
+        if self.plan.pairs is not None:
+            pairs = self.plan.pairs
+            planned[pairs.id] = {pairs.arm: Probe(pairs.arm.partition("@")[0], 2)}
         return planned
 
     @cached_property
@@ -97,8 +107,8 @@ class Recorded:
         """Ranks that could not run a probe, by probe id."""
         found: dict[str, set[int]] = {}
         for one in self.records:
-            if isinstance(one, ProbeUnsupported):
-                found.setdefault(one.probe, set()).update(one.ranks)
+            if isinstance(one, Unsupported):
+                found.setdefault(one.arm, set()).update(one.ranks)
         return found
 
     def layout(self, gang: int) -> Layout:
@@ -132,115 +142,56 @@ def refuse_contradictions(run: RunDirectory, recorded: Recorded) -> None:
 _Check = Callable[[Recorded], Iterator[Contradiction]]
 
 
-def telemetry_of_blocks(
-    run: RunDirectory, recorded: Recorded, telemetry: Sequence[TelemetryBlock]
-) -> list[TelemetryBlock]:
-    """The telemetry of measured blocks.
-
-    Telemetry is written before its block, so an unfinished study may have telemetry without a block: that is left out.
-
-    Args:
-        run: its directory, for the message.
-        recorded: its measurements.
-        telemetry: all lines of telemetry.jsonl.
-
-    Raises:
-        RunDirectoryError: a line is of a block that was not measured, or a block has two lines; the message has the
-            line.
-    """
-    timed = {_key(one): one for one in recorded.records if isinstance(one, Block | ProbeBlock)}
-    ended = studies_measured(recorded.records)
-    found: dict[tuple[str, str, int], TelemetryBlock] = {}
-    for line, one in enumerate(telemetry, start=1):
-        key = one.study, one.arm, one.round
-        of, block = f"line {line} is telemetry of {one.study}, {one.arm}, round {one.round}", timed.get(key)
-        if block is None:
-            if one.study in ended or one.arm not in recorded.arms.get(one.study, ()):
-                raise broken_file(run.telemetry_jsonl, f"{of}, which was not measured")
-            continue
-        if block.gang != one.gang or not np.array_equal(_times(block), _times(one)):
-            raise broken_file(run.telemetry_jsonl, f"{of}, which was measured by other ranks or at another time")
-        if key in found:
-            raise broken_file(run.telemetry_jsonl, f"{of}, which an earlier line has already")
-        found[key] = one
-    return list(found.values())
-
-
-def _key(block: Block | ProbeBlock) -> tuple[str, str, int]:
-    return block.study, block.arm if isinstance(block, Block) else block.probe_id, block.round
-
-
-def _times(block: Block | ProbeBlock | TelemetryBlock) -> FloatArray:
-    """Start times and ranks, sorted, (2, ranks)."""
-    ranks = np.asarray(block.ranks)
-    times = np.stack([np.broadcast_to(np.asarray(block.started_unix_s), len(ranks)), ranks])
-    return times[:, np.lexsort(times)]
-
-
 def _said_twice(recorded: Recorded) -> Iterator[Contradiction]:
-    """Each arm and round, and each unique record of a study, has one line."""
+    """Each arm, round and turn, and each unique record of a study, has one line."""
     seen: dict[tuple[object, ...], int] = {}
     for line, one in recorded.numbered:
-        if isinstance(one, Block | ProbeBlock):
-            what, key = "block", _key(one)
-        elif isinstance(one, RoundEnd | PairRound):
-            what, key = "round", (one.study, "", one.round)
+        if isinstance(one, Block):
+            what, key = "block", (*one.key, one.turn)
+        elif isinstance(one, RoundEnd):
+            what, key = "round", (one.study, "", one.round, 0)
         elif isinstance(one, SeededSteps | WorkloadFlops):
-            what, key = type(one).__name__, (one.study, "", 0)
+            what, key = type(one).__name__, (one.study, "", 0, 0)
         else:
             continue
-        first = seen.setdefault((type(one), *key), line)
+        first = seen.setdefault((what, *key), line)
         if first != line:
-            of = ", ".join(filter(None, (one.study, str(key[1]))))
+            of = ", ".join(filter(None, key[:2]))
             yield Contradiction(line, f"is another {what} {key[2]} of {of} than line {first}")
 
 
 def _unplanned(recorded: Recorded) -> Iterator[Contradiction]:
-    plan = recorded.plan
     for line, one in recorded.numbered:
-        names: Iterable[str] = ()
-        if isinstance(one, Block):
-            names, arm = [one.arm], recorded.arms.get(one.study, {}).get(one.arm)
-            if isinstance(arm, Arm) and arm.batch_size != one.batch_size:
-                found = f"has {one.batch_size} {plan.samples} a step of {one.study}, {one.arm}"
-                yield Contradiction(line, f"{found}, for which plan.json plans {arm.batch_size}")
-        elif isinstance(one, ProbeBlock):
-            names = [one.probe_id]
-        elif isinstance(one, ProbeUnsupported):
-            names = [one.probe]
-        elif isinstance(one, RoundEnd):
-            names = one.arms
-        elif isinstance(one, PairRound) and (plan.pairs is None or one.study != plan.pairs.id):
-            yield Contradiction(line, f"has pairs of nodes of {one.study}, which plan.json does not plan")
-        for name in names:
-            if name not in recorded.arms.get(one.study, ()):  # type: ignore[union-attr]  # all with names have one
-                yield Contradiction(line, f"has {name} of {one.study}, which plan.json does not plan")  # type: ignore[union-attr]
+        if isinstance(one, Block | Unsupported | RoundEnd):
+            for name in one.arms if isinstance(one, RoundEnd) else [one.arm]:
+                if name not in recorded.arms.get(one.study, ()):
+                    yield Contradiction(line, f"has {name} of {one.study}, which plan.json does not plan")
+    for line, block, _, arm in recorded.trained:
+        if (block.each("work") != arm.batch_size).any():
+            found = f"has {block.each('work').max():g} {recorded.plan.samples} a step of {block.study}, {block.arm}"
+            yield Contradiction(line, f"{found}, for which plan.json plans {arm.batch_size}")
 
 
 def _impossible_steps(recorded: Recorded) -> Iterator[Contradiction]:
     """The steps of a rank fill its block, and it waits for data if and only if it reads a folder."""
+    for line, block, study, arm in recorded.trained:
+        is_waited, is_read = WAITED_S in block.series, arm.data_of(study.workload) != "synthetic"
+        if STEP_S in block.series and not recorded.is_simulated and is_waited != is_read:
+            found = f"has {len(block.series.get(WAITED_S, b''))} bytes of seconds waited for data ({WAITED_S})"
+            yield Contradiction(line, found)
     for line, block in recorded.blocks:
-        if not block.step_s:
+        if STEP_S not in block.series:
             continue
-        study = recorded.plan.study(block.study)
-        arm = study and study.arm(block.arm)
-        if (
-            study
-            and arm
-            and not recorded.is_simulated
-            and (arm.data_of(study.workload) == "synthetic") == bool(block.waited_s)
-        ):
-            yield Contradiction(line, f"has {len(block.waited_s)} bytes of seconds waited for data (waited_s)")
-        steps, block_s = np.frombuffer(block.step_s, "<f4").reshape(len(block.ranks), -1), block.each("block_s")
+        steps, seconds = block.of_steps(STEP_S), block.each("seconds")
         impossible = ~(np.isfinite(steps) & (steps > 0))
         if impossible.any():
-            yield Contradiction(line, f"has a step of {steps[impossible][0]:g} s (step_s)")
+            yield Contradiction(line, f"has a step of {steps[impossible][0]:g} s ({STEP_S})")
         total_s = steps.sum(axis=1, dtype=np.float64)
-        differ = np.abs(total_s - block_s) > STEPS_DIFFER_FROM_BLOCK * block_s
+        differ = np.abs(total_s - seconds) > STEPS_DIFFER_FROM_BLOCK * seconds
         if differ.any():
             rank = int(np.argmax(differ))
-            in_all = f"has steps of {total_s[rank]:g} s in all (step_s) of rank {block.ranks[rank]}"
-            yield Contradiction(line, f"{in_all} in a block of {block_s[rank]:g} s")
+            in_all = f"has steps of {total_s[rank]:g} s in all ({STEP_S}) of rank {block.ranks[rank]}"
+            yield Contradiction(line, f"{in_all} in a block of {seconds[rank]:g} s")
 
 
 def _copied_rounds(recorded: Recorded) -> Iterator[Contradiction]:
@@ -248,9 +199,10 @@ def _copied_rounds(recorded: Recorded) -> Iterator[Contradiction]:
     studies = {study.id: replace(study, launch=1).id for study in recorded.plan.studies}
     seen: dict[tuple[object, ...], int] = {}
     for line, block in recorded.blocks:
-        if not block.step_s:
+        if STEP_S not in block.series:
             continue
-        first = seen.setdefault((studies[block.study], block.arm, block.step_s), line)
+        study = studies.get(block.study, block.study)
+        first = seen.setdefault((study, block.arm, block.series[STEP_S]), line)
         if first != line:
             yield Contradiction(line, f"has the step times of line {first}, of another round, to the last digit")
 
@@ -289,11 +241,10 @@ def _left_out(recorded: Recorded) -> Iterator[Contradiction]:
     """A round that has ended timed exactly the arms in its end record."""
     timed: dict[tuple[str, int], set[str]] = {}
     for line, one in recorded.numbered:
-        if isinstance(one, Block | ProbeBlock):
-            _, arm, _ = _key(one)
-            timed.setdefault((one.study, one.round), set()).add(arm)
+        if isinstance(one, Block):
+            timed.setdefault((one.study, one.round), set()).add(one.arm)
             end = recorded.ends.get((one.study, one.round))
-            if end is not None and arm not in end[1].arms:
+            if end is not None and one.arm not in end[1].arms:
                 yield Contradiction(line, f"is a measurement of an arm that its round left out (line {end[0]})")
     if recorded.is_simulated:  # all ranks of an arm may be missing
         return
@@ -376,12 +327,10 @@ def _other_hosts(recorded: Recorded) -> Iterator[Contradiction]:
 
 def _out_of_turn(recorded: Recorded) -> Iterator[Contradiction]:
     """All ranks of a node train an arm of one rank in turn, so a slow one cannot be skipped."""
-    studies = {study.id: study for study in recorded.plan.studies}
-    for line, block in recorded.blocks:
-        arm = recorded.arms[block.study][block.arm]
+    for line, block, study, arm in recorded.trained:
         if arm.world_size != 1:
             continue
-        turn, ranks = studies[block.study].turn(recorded.plan.seed, block.round), block.each("ranks")
+        turn, ranks = study.turn(recorded.plan.seed, block.round), block.each("ranks")
         turns = np.array(recorded.gangs[block.gang].local_ranks)[ranks] if recorded.plan.nodes > 1 else ranks
         if (turns != turn).any():
             found = f"has rank {ranks[turns != turn][0]} in round {block.round} of {block.arm} of {block.study}"
@@ -389,34 +338,39 @@ def _out_of_turn(recorded: Recorded) -> Iterator[Contradiction]:
 
 
 def _other_ranks(recorded: Recorded) -> Iterator[Contradiction]:
-    """All ranks of an arm, a probe or a study take part, because a missing one might be the slow one."""
+    """All ranks of an arm or a study take part, because a missing one might be the slow one."""
     studies = {study.id: study for study in recorded.plan.studies}
-    seed = recorded.plan.seed
-    for line, one in recorded.numbered:
-        if not isinstance(one, Block | ProbeBlock | SeededSteps):
-            continue
-        layout = recorded.layout(one.gang)
-        if isinstance(one, SeededSteps):
-            what = "the seeded step"
-            expected = _ranks(studies[one.study].arms, studies[one.study].turns, layout) if one.study in studies else ()
-        elif recorded.is_simulated:
-            continue
-        elif isinstance(one, ProbeBlock):
-            what = one.probe_id
-            expected = _probed(Probe(one.probe, one.world_size), layout)
-            expected = [rank for rank in expected if rank not in recorded.unsupported.get(what, ())]
+    measured: dict[tuple[str, str, int], list[tuple[int, Block]]] = {}
+    for line, block in recorded.blocks if not recorded.is_simulated else ():
+        measured.setdefault(block.key, []).append((line, block))
+    for turns in measured.values():
+        (line, block), layout = turns[-1], recorded.layout(turns[-1][1].gang)
+        arm, study = recorded.arms[block.study][block.arm], studies.get(block.study)
+        if isinstance(arm, Arm) and study is not None:
+            expected: Collection[int] = layout.ranks([arm], study.turn(recorded.plan.seed, block.round))
+        elif recorded.plan.pairs is not None and block.study == recorded.plan.pairs.id:
+            continue  # chosen while measuring
         else:
-            what, arm = one.arm, studies[one.study].arm(one.arm)
-            assert arm is not None  # planned
-            expected = layout.ranks([arm], studies[one.study].turn(seed, one.round))
-        due = np.fromiter(expected, np.int64, len(expected))
-        if np.array_equal(due, one.ranks):
-            continue
-        absent, others = np.setdiff1d(due, one.ranks), np.setdiff1d(one.ranks, due)
-        if len(absent) or len(others):
-            said = "lacks" if len(absent) else "has"
-            ranks = first_few([str(rank) for rank in (absent if len(absent) else others)], _MOST_NAMED)
-            yield Contradiction(line, f"{said} rank {ranks} of {what} of {one.study}")
+            unsupported = recorded.unsupported.get(block.arm, ())
+            expected = [rank for rank in _probed(arm, layout) if rank not in unsupported]  # type: ignore[arg-type]
+        there = np.unique(np.concatenate([one.each("ranks") for _, one in turns]))
+        yield from _differ(line, expected, there, f"{block.arm} of {block.study}")
+    for line, one in recorded.numbered:
+        if isinstance(one, SeededSteps):
+            study = studies.get(one.study)
+            due = _ranks(study.arms, study.turns, recorded.layout(one.gang)) if study else ()
+            yield from _differ(line, due, np.array(one.ranks), f"the seeded step of {one.study}")
+
+
+def _differ(line: int, expected: Collection[int], there: IntArray, what: str) -> Iterator[Contradiction]:
+    due = np.fromiter(expected, np.int64, len(expected))
+    if np.array_equal(due, there):
+        return
+    absent, others = np.setdiff1d(due, there), np.setdiff1d(there, due)
+    if len(absent) or len(others):
+        said = "lacks" if len(absent) else "has"
+        ranks = first_few([str(rank) for rank in (absent if len(absent) else others)], _MOST_NAMED)
+        yield Contradiction(line, f"{said} rank {ranks} of {what}")
 
 
 def _ranks(arms: Sequence[Arm], turns: int, layout: Layout) -> Collection[int]:
@@ -433,13 +387,12 @@ def _probed(probe: Probe, layout: Layout) -> Collection[int]:
 
 def _no_steps(recorded: Recorded) -> Iterator[Contradiction]:
     """Measured blocks have step times, replicas have checksums, and only imported results have single samples."""
-    for line, block in recorded.blocks:
-        if not block.step_s and not recorded.is_simulated:
-            yield Contradiction(line, "has no step times (step_s)")
-        if block.single_sample:
+    for line, block, _, arm in recorded.trained:
+        if STEP_S not in block.series and not recorded.is_simulated:
+            yield Contradiction(line, f"has no step times ({STEP_S})")
+        if "single_sample" in block.readings:
             yield Contradiction(line, "is the single sample of an imported result (single_sample)")
-        arm = recorded.arms[block.study][block.arm]
-        if getattr(arm, "kind", "") == "ddp" and not block.checksums.all():
-            yield Contradiction(line, "has a replica without a checksum (parameters_checksum)")
-        if getattr(arm, "infers", False) and (np.any(block.skipped_steps) or block.checksums.any()):
-            yield Contradiction(line, "has traces of training in forward passes (skipped_steps, parameters_checksum)")
+        if arm.kind == "ddp" and not block.checksums.all():
+            yield Contradiction(line, "has a replica without a checksum (digests)")
+        if arm.infers and ((block.reading("skipped_steps") > 0).any() or block.checksums.any()):
+            yield Contradiction(line, "has traces of training in forward passes (skipped_steps, digests)")

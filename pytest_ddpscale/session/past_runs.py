@@ -49,8 +49,7 @@ def acceptance_before(
 
 def _hosts(evidence: Evidence) -> frozenset[str]:
     """All hosts in the evidence."""
-    probed = {host for probe in evidence.probes.values() for host in probe.ranks.by_host}
-    return frozenset({*evidence.columns.hosts, *probed, *evidence.hosts})
+    return frozenset({*evidence.columns.hosts, *evidence.hosts})
 
 
 def kept_baseline(measured: RunDirectory) -> Baseline | None:

@@ -16,7 +16,9 @@ from pytest_ddpscale.plan.estimate import OVERHEAD_PER_BLOCK_S, STARTUP_S
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import ProbeStudy
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, Study
-from pytest_ddpscale.run.records import Block, RoundEnd, SeededSteps, StudyStart, WorkloadFlops, joined_checksums
+from pytest_ddpscale.run.block import Block, joined_checksums
+from pytest_ddpscale.run.readings import STEP_S
+from pytest_ddpscale.run.records import RoundEnd, SeededSteps, StudyStart, WorkloadFlops
 from pytest_ddpscale.run.strict_json import column
 from pytest_ddpscale.simulate.faults import Faults, Moment
 from pytest_ddpscale.simulate.models import model_of
@@ -99,23 +101,28 @@ class SimulatedRun:
         there = ~np.isin(ranks, list(faults.missing(when.round)))
         if not there.any():
             return None
-        block_s = np.round(step_s[there].sum(axis=1), _DIGITS)
+        seconds = np.round(step_s[there].sum(axis=1), _DIGITS)
         expectation = self.performance.expectations[study.workload.name]
-        power_w = expectation.power_w
-        columns: dict[str, Any] = {"ranks": ranks[there], "block_s": block_s, "utilization": utilization[there]}
+        readings: dict[str, Any] = {"utilization": utilization[there]}
+        if expectation.power_w is not None:
+            readings["energy_j"] = np.round(expectation.power_w * seconds, 3)
+        if not arm.infers:  # no peak memory of a forward pass is published
+            readings["peak_memory_bytes"] = expectation.memory_bytes(study.workload, arm.batch_size)
+            readings["skipped_steps"] = 0
+        columns: dict[str, Any] = {"ranks": ranks[there], "seconds": seconds, "groups": 0}
+        if len(groups) > 1:
+            columns["groups"] = np.arange(len(groups)).repeat(groups.shape[1])[there]
         return Block(
             study=study.id,
             arm=arm.name,
             round=when.round,
             gang=gang_number(study),
-            batch_size=arm.batch_size,
-            steps=steps,
-            started_unix_s=round(started_s, 3),
-            step_s=step_s[there].astype("<f4").tobytes(),
-            energy_j=None if power_w is None else tuple(np.round(power_w * block_s, 3).tolist()),
-            # No peak memory of a forward pass is published.
-            peak_memory_bytes=None if arm.infers else expectation.memory_bytes(study.workload, arm.batch_size),
-            parameters_checksum=None if checksums is None else joined_checksums(checksums[there].tolist()),
+            count=steps,
+            work=float(arm.batch_size),
+            began_unix_s=round(started_s, 3),
+            readings=readings,
+            series={STEP_S: step_s[there].astype("<f4").tobytes()},
+            digests=None if checksums is None else joined_checksums(checksums[there].tolist()),
             **columns,
         )
 

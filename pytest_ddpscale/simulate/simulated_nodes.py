@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.probe_record import ProbeBlock
-from pytest_ddpscale.run.records import Block, GangRecord
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_json import SIMULATED_DEVICE
 from pytest_ddpscale.run.strict_json import column
 from pytest_ddpscale.run.survey_record import ClockSkew, InfiniBandPort, RemappedRows, Survey, SurveyedGpu
@@ -135,13 +135,12 @@ def transports(study_id: str, expectation: NodeExpectation, layout: Layout) -> G
     )
 
 
-def telemetry_of_block(block: Block | ProbeBlock, expectation: NodeExpectation, faults: Faults) -> TelemetryBlock:
-    """Telemetry of the GPUs during a block."""
-    ranks, started_s = block.each("ranks").tolist(), block.each("started_unix_s")
-    if isinstance(block, Block):
-        arm, lasted_s, busy = block.arm, block.each("block_s"), block.each("utilization")
-    else:
-        arm, lasted_s, busy = block.probe_id, block.each("seconds"), np.ones(1)
+def telemetry_of_turns(turns: Sequence[Block], expectation: NodeExpectation, faults: Faults) -> TelemetryBlock:
+    """Telemetry of the GPUs during all turns of an arm in one round."""
+    block = turns[0]
+    ranks = np.concatenate([turn.each("ranks") for turn in turns]).tolist()
+    started_s, lasted_s = (np.concatenate([turn.each(name) for turn in turns]) for name in ("began_unix_s", "seconds"))
+    busy = block.reading("utilization") if "utilization" in block.readings else np.ones(1)
     few_lanes, held_down = faults.bad_gpus("lanes"), faults.bad_gpus("clock")
     lanes, slow = expectation.pcie_width or 16, {HELD_DOWN_BY: 1.0}
     few = round(lanes * LANES_LEFT)
@@ -156,7 +155,7 @@ def telemetry_of_block(block: Block | ProbeBlock, expectation: NodeExpectation, 
     }
     return TelemetryBlock(
         study=block.study,
-        arm=arm,
+        arm=block.arm,
         round=block.round,
         gang=block.gang,
         ranks=tuple(ranks),

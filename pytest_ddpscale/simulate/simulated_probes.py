@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from pytest_ddpscale.judge.probes import GIGA, TERA, bus_factor
+from pytest_ddpscale.judge.probes import bus_factor
+from pytest_ddpscale.judge.rounds import GIGA, TERA
 from pytest_ddpscale.plan.estimate import OVERHEAD_PER_BLOCK_S
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, PairStudy, next_round
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe, ProbeStudy
 from pytest_ddpscale.plan.probe_pairs import expected_ranks, pair_turns
-from pytest_ddpscale.run.pair_record import PairRound
-from pytest_ddpscale.run.probe_record import ProbeBlock
-from pytest_ddpscale.run.strict_json import each
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.simulate.allreduce import all_reduce_s
 from pytest_ddpscale.simulate.faults import Moment
 from pytest_ddpscale.simulate.measuring import GANG, IntArray, SimulatedRun
@@ -31,7 +31,7 @@ _COPIED_BYTES = {"memory-copy": 2.0**31, "host-to-device": 2.0**28, "device-to-h
 
 def measure_probes(
     run: SimulatedRun, study: ProbeStudy, number: int, reached: Mapping[Probe, float]
-) -> Iterator[ProbeBlock]:
+) -> Iterator[Block]:
     """One round of the probes, in random order. Call once per round, in order.
 
     `reached` are the values of a sound cluster in each probe, in the unit of its metric: TFLOPS or GB/s.
@@ -41,7 +41,7 @@ def measure_probes(
         yield from _probed(run, study, study.probes[place], reached[study.probes[place]], when)
 
 
-def _probed(run: SimulatedRun, study: ProbeStudy, probe: Probe, reached: float, when: Moment) -> Iterator[ProbeBlock]:
+def _probed(run: SimulatedRun, study: ProbeStudy, probe: Probe, reached: float, when: Moment) -> Iterator[Block]:
     groups, turn_of = _groups_in_turns(run.plan.layout, probe)
     work = _MATMUL_FLOPS if probe.kind == "matmul" else _COPIED_BYTES.get(probe.kind) or float(probe.message_bytes or 0)
     sound_s = work * (1 / TERA if probe.kind == "matmul" else bus_factor(probe) / GIGA) / reached
@@ -50,25 +50,32 @@ def _probed(run: SimulatedRun, study: ProbeStudy, probe: Probe, reached: float, 
     own_s = sound_s * iterations * run.faults.drift(when) / _shares(run, probe, groups, when)
     group_s = own_s * run.noise_of_round(study, probe.id, len(groups), when)
     seconds = group_s[:, None] * (1 + noise.rank_sd * normal(groups.shape))
-    began_s, started = run.clock_s, (run.clock_s + turn_of * seconds.max()).repeat(groups.shape[1])
-    run.clock_s += (1 + int(turn_of.max())) * float(seconds.max()) + OVERHEAD_PER_BLOCK_S
-    missing = list(run.faults.missing(when.round))
-    ranks, peers = groups.ravel(), groups[:, ::-1].ravel() if probe.kind == "send-recv" else None
-    there = ~np.isin(ranks, missing) if peers is None else ~(np.isin(ranks, missing) | np.isin(peers, missing))
-    is_wrong = np.isin(ranks, list(run.faults.corrupt)) if probe.kind == "matmul" else np.zeros(len(ranks), dtype=bool)
-    if there.any():
-        columns: dict[str, Any] = {"ranks": ranks[there], "seconds": np.round(seconds.ravel()[there], _DIGITS)}
-        columns["peers"] = None if peers is None else peers[there]
-        yield ProbeBlock(
+    began_s, longest_s = run.clock_s, float(seconds.max())
+    run.clock_s += (1 + int(turn_of.max())) * longest_s + OVERHEAD_PER_BLOCK_S
+    there = ~np.isin(groups, list(run.faults.missing(when.round)))
+    if probe.kind == "send-recv":
+        there &= there.all(axis=1, keepdims=True)
+    corrupt = list(run.faults.corrupt) if probe.kind == "matmul" else []
+    for turn in np.unique(turn_of).tolist():
+        mine = there & (turn_of == turn)[:, None]
+        if not mine.any():
+            continue
+        columns: dict[str, Any] = {"ranks": groups[mine], "seconds": np.round(seconds[mine], _DIGITS), "groups": 0}
+        if len(groups) > 1 and probe.kind not in SINGLE_DEVICE:
+            columns["groups"] = np.nonzero(mine)[0] - turn_of.searchsorted(turn)
+        if probe.kind in SINGLE_DEVICE and run.plan.nodes > 1:  # all of a node at the same time
+            columns["groups"] = columns["ranks"] // run.plan.layout.ranks_per_node
+        is_correct = ~np.isin(columns["ranks"], corrupt)
+        yield Block(
             study=study.id,
-            probe=probe.name,
-            world_size=probe.world_size,
+            arm=probe.id,
             round=when.round,
+            turn=turn,
             gang=GANG,
-            iterations=iterations,
+            count=iterations,
             work=work,
-            started_unix_s=tuple(np.round(started[there], 3).tolist()) if turn_of.any() else round(began_s, 3),
-            is_correct=tuple((~is_wrong[there]).tolist()) if is_wrong.any() else True,
+            began_unix_s=round(began_s + turn * longest_s, 3),
+            readings={"is_correct": True if is_correct.all() else is_correct},  # type: ignore[dict-item]
             **columns,
         )
 
@@ -95,38 +102,45 @@ def _shares(run: SimulatedRun, probe: Probe, groups: IntArray, when: Moment) -> 
     return found if probe.kind in SINGLE_DEVICE else found * run.link_share(groups)
 
 
-def search_pairs(run: SimulatedRun, study: PairStudy) -> Iterator[PairRound]:
+def search_pairs(run: SimulatedRun, study: PairStudy) -> Iterator[Block]:
     """Rounds of the search for a slow node or link, until it is found."""
     nodes, results = run.plan.layout.nodes, list[PairResult]()
     slow_share, number = SLOW_SHARES[run.plan.device_type], 0
     while pairs := next_round(nodes, results, slow_share):
         paired = _paired(run, study, pairs, number)
         yield paired
-        per_node = run.plan.layout.ranks_per_node
-        slowest: dict[NodePair, float] = {}
-        for (one, other), gbps in zip(paired.ranks, each(paired.busbw_gbps, len(paired.ranks)), strict=True):
-            pair = one // per_node, other // per_node
-            slowest[pair] = min(slowest.get(pair, gbps), gbps)
-        results += [PairResult(number, pair, gbps) for pair, gbps in slowest.items()]
+        gbps: dict[NodePair, list[float]] = defaultdict(list)
+        ranks, reached = paired.each("ranks").reshape(-1, 2), paired.per_second.reshape(-1, 2).min(axis=1) / GIGA
+        for (one, other), of_rail in zip((ranks // run.plan.layout.ranks_per_node).tolist(), reached, strict=True):
+            gbps[one, other].append(of_rail)
+        results += [PairResult(number, pair, min(of_rails)) for pair, of_rails in gbps.items()]
         number += 1
 
 
-def _paired(run: SimulatedRun, study: PairStudy, pairs: tuple[NodePair, ...], number: int) -> PairRound:
+def _paired(run: SimulatedRun, study: PairStudy, pairs: tuple[NodePair, ...], number: int) -> Block:
     per_node = run.plan.layout.ranks_per_node
     firsts = np.array(pairs) * per_node
     ranks = (firsts[:, None, :] + np.arange(per_node)[None, :, None]).reshape(-1, 2)
     sound_s = all_reduce_s(study.message_bytes, 2, 2, run.performance.topology)
     # Each round pairs other nodes, so their noise is not correlated.
     seconds = sound_s * np.exp(run.performance.noise.of_rounds.series(run.chance, 1, len(ranks))[:, 0])
-    gbps = study.message_bytes / seconds / GIGA * run.link_share(ranks)
+    gbps = np.round(study.message_bytes / seconds / GIGA * run.link_share(ranks), 6)
+    began_s = run.clock_s
     run.clock_s += study.iterations * sound_s + OVERHEAD_PER_BLOCK_S
     there = ~np.isin(ranks, list(run.faults.missing(number))).any(axis=1)
-    return PairRound(
+    columns: dict[str, Any] = {
+        "ranks": ranks[there].ravel(),
+        "groups": np.arange(len(ranks))[there].repeat(2),
+        # All messages take as long as the fastest.
+        "seconds": (study.iterations * study.message_bytes / (gbps[there] * GIGA)).repeat(2),
+    }
+    return Block(
         study=study.id,
+        arm=study.arm,
         round=number,
         gang=GANG,
-        message_bytes=study.message_bytes,
-        iterations=study.iterations,
-        ranks=tuple(map(tuple, ranks[there].tolist())),
-        busbw_gbps=tuple(np.round(gbps, 6)[there].tolist()),
+        count=study.iterations,
+        work=float(study.message_bytes),
+        began_unix_s=round(began_s, 3),
+        **columns,
     )

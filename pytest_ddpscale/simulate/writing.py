@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.plan.pairing import PairStudy, most_rounds
+from pytest_ddpscale.plan.pairing import PAIRS, PairStudy, most_rounds
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.run.probe_record import ProbeBlock
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord, line_of
-from pytest_ddpscale.run.records import Block, RoundEnd, StudyEnd, StudyStart
+from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord, Simulation, ThresholdsUsed
 from pytest_ddpscale.run.run_record import hosts_of, now_iso
 from pytest_ddpscale.simulate.measuring import GANG, SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
-from pytest_ddpscale.simulate.simulated_nodes import gang_of, surveys, telemetry_of_block, transports
+from pytest_ddpscale.simulate.simulated_nodes import gang_of, surveys, telemetry_of_turns, transports
 from pytest_ddpscale.simulate.simulated_probes import measure_probes, search_pairs
 from pytest_ddpscale.util.masking import masked_arguments
 
@@ -36,10 +37,12 @@ def write_simulated_run(
     try:
         run.write_json(run.plan_json, simulated.plan)
         with run.measurements_jsonl.open("wb") as file, run.telemetry_jsonl.open("wb") as telemetry:
-            for record in records(simulated, cluster):
-                file.write(line_of(record))
-                if cluster.is_watched and isinstance(record, Block | ProbeBlock):
-                    telemetry.write(line_of(telemetry_of_block(record, expectation, simulated.faults)))
+            for _, alike in groupby(records(simulated, cluster), lambda one: isinstance(one, Block) and one.key):
+                written = list(alike)
+                file.write(b"".join(map(line_of, written)))
+                turns = [one for one in written if isinstance(one, Block) and one.study != PAIRS]
+                if cluster.is_watched and turns:
+                    telemetry.write(line_of(telemetry_of_turns(turns, expectation, simulated.faults)))
         # Last, because run.json makes a directory a run.
         run.write_json(run.run_json, _run_record(cluster, simulated, started_at, argv))
     except OSError as error:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate
-from pytest_ddpscale.judge.probes import GIGA, ProbedPlace, bus_factor, values_of_probe
+from pytest_ddpscale.judge.probes import ProbedPlace, bus_factor, values_of_probe
+from pytest_ddpscale.judge.rounds import GIGA
 from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.plan.probe import COLLECTIVES, Probe, ProbeKind
 from pytest_ddpscale.plan.probe_pairs import expected_ranks
@@ -120,7 +121,7 @@ def collective_rows(evidence: Evidence, confidence: float) -> list[CollectiveRow
 def _row(probe: Probe, evidence: Evidence, confidence: float) -> CollectiveRow:
     layout = evidence.plan.layout
     expected = len(expected_ranks(probe, layout))
-    probed = evidence.probes.get((probe.name, probe.world_size))
+    probed = evidence.probed(probe)
     found = _of_sweep(values_of_probe(probe, evidence), evidence)
     if probed is None or not found:
         return CollectiveRow(probe, probe.message_bytes or 0, expected, why_not=_why_not(probe, evidence))

@@ -20,6 +20,7 @@ from pytest_ddpscale.run.ddp_benchmark_file import (
     ddp_benchmark_json,
 )
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.suites.suite import MeasuredSuite
 
 
@@ -74,7 +75,7 @@ def _benchmark(evidence: Evidence, study: Study, variant: Variant) -> DdpBenchma
 
 def _result(measured: ArmRounds) -> DdpBenchmarkResult | None:
     """Steps of each rank, from the rounds in which all ranks kept equally many; None without such rounds."""
-    steps_s, counts = measured.measured.step_s.astype(np.float64), []
+    steps_s, counts = measured.measured.of_steps(STEP_S).astype(np.float64), []
     of_rounds = []
     for row, there in enumerate(measured.present):
         of_ranks = [one[~np.isnan(one)] for one in steps_s[row, there]]

@@ -116,7 +116,7 @@ def _arm(measured: MeasuredSuite, study: Study, arm: Arm) -> InferredArm | None:
     latencies = {per_cent: found for per_cent, one in INFERENCE_LATENCIES.items() if (found := metric(one)) is not None}
     if samples_per_s is None or total is None or len(latencies) < len(INFERENCE_LATENCIES):
         return None
-    passes = int(np.median(rounds.measured.steps[rounds.present]))
+    passes = int(np.median(rounds.measured.count[rounds.present]))
     return InferredArm(arm.world_size, samples_per_s, total, latencies, passes)
 
 

@@ -1,7 +1,7 @@
 """Import results of willgpaik/pytorch-ddp-scaling-benchmark as a run that can be judged.
 
 That tool's ``benchmark_ddp.py`` writes one JSON object per world size: one long sample, with means and deviations per
-rank. The run directory made from them has one round, whose spread is that of its steps (`Block.single_sample`).
+rank. The run directory made from them has one round, whose spread is that of its steps (the reading `single_sample`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.run.records import Block, GangRecord
+from pytest_ddpscale.run.block import Block, Value
+from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.run_record import hosts_of, now_iso
@@ -319,21 +320,24 @@ def _gang(file: PaikResult, number: int) -> GangRecord:
 
 def _block(study_id: str, file: PaikResult, number: int) -> Block:
     ranks = file.per_rank
+    readings: dict[str, list[Value]] = {
+        "step_stdev_s": [one.stdev_step_sec if one.n_steps > 1 else None for one in ranks],
+        "utilization": [one.utilization for one in ranks],
+        "peak_memory_bytes": [round(one.peak_mem_gb * 2**30) for one in ranks],
+        "single_sample": [True for _ in ranks],
+    }
     return Block(
         study=study_id,
         arm=file.arm.name,
         round=0,
         gang=number,
-        batch_size=file.batch_size_per_gpu,
-        steps=column(one.n_steps for one in ranks),
         ranks=tuple(one.rank for one in ranks),
-        started_unix_s=0.0,
+        count=column(one.n_steps for one in ranks),
+        work=float(file.batch_size_per_gpu),
+        began_unix_s=0.0,
         # Not the wall time: the tool's throughput is the batch over the mean step.
-        block_s=column(one.mean_step_sec * one.n_steps for one in ranks),
-        step_stdev_s=column(one.stdev_step_sec if one.n_steps > 1 else None for one in ranks),
-        utilization=column(one.utilization for one in ranks),
-        peak_memory_bytes=column(round(one.peak_mem_gb * 2**30) for one in ranks),
-        single_sample=True,
+        seconds=column(one.mean_step_sec * one.n_steps for one in ranks),
+        readings={name: column(values) for name, values in readings.items() if any(v is not None for v in values)},
     )
 
 

@@ -27,7 +27,7 @@ class Timing:
         block_s: from the start of the first step to the end of the last, in seconds.
         utilization: share of the block in which the device was busy, 0 … 1; None if unreadable.
         peak_memory_bytes: peak memory.
-        skipped_steps: optimizer steps that the loss scaler skipped.
+        skipped_steps: optimizer steps that the loss scaler skipped; None in forward passes.
         parameters_checksum: of the parameters' bits after the block; None if replicas may differ.
         waited_s: seconds of each step in which the rank waited for a batch; None with synthetic data.
     """
@@ -37,7 +37,7 @@ class Timing:
     block_s: float
     utilization: float | None
     peak_memory_bytes: int | None
-    skipped_steps: int = 0
+    skipped_steps: int | None = None
     parameters_checksum: str | None = None
     waited_s: tuple[float, ...] | None = None
 

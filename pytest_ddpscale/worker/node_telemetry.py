@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.records import RankBlock
+from pytest_ddpscale.run.block import RankBlock
 from pytest_ddpscale.run.strict_json import Record, each
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock, joined_telemetry
 from pytest_ddpscale.telemetry.link import Sampler
@@ -134,4 +134,4 @@ def with_telemetry(parts: Sequence[RankBlock], telemetry: TelemetryBlock) -> lis
     means = each(telemetry.utilization.mean, count) if telemetry.utilization else (None,) * count
     known = zip(telemetry.ranks, means, each(telemetry.energy_j, count), strict=True)
     told = {rank: {"utilization": mean, "energy_j": energy_j} for rank, mean, energy_j in known}
-    return [msgspec.structs.replace(part, **told.get(part.rank, {})) for part in parts]
+    return [msgspec.structs.replace(part, readings=part.readings | told.get(part.rank, {})) for part in parts]

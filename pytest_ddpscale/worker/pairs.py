@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,10 +12,12 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, PairStudy, most_rounds, next_round
-from pytest_ddpscale.run.pair_record import PairRound, PairSpeed
+from pytest_ddpscale.run.block import Block, RankBlock, step_bytes
+from pytest_ddpscale.run.column_record import joined
+from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.records import EndReason
-from pytest_ddpscale.run.strict_json import column
 from pytest_ddpscale.worker.control import host_name
+from pytest_ddpscale.worker.device import Timing
 from pytest_ddpscale.worker.rank_context import RankContext
 
 RankPair = tuple[int, int]
@@ -74,7 +75,7 @@ class PairSearch:
         return ended, [(one, other) for one, other in pairs]
 
     def _measure_mine(self, number: int, pairs: Sequence[NodePair]) -> None:
-        """Time the pair of this rank, if it has one. The first rank of the pair publishes the result."""
+        """Time the pair of this rank, if it has one, and publish its part of the round."""
         node, slot = divmod(self._control.rank, self._control.layout.ranks_per_node)
         mine = next((pair for pair in pairs if node in pair), None)
         if mine is None:
@@ -83,12 +84,19 @@ class PairSearch:
         ranks = self._ranks(mine, slot)
         self._progress.arm = f"ranks {ranks[0]} and {ranks[1]}"
         self._progress.phase = "pair"
-        speed = self._measure(number, ranks)
-        if speed is not None:
-            self._control.say(self._record_key(number, ranks), speed)
+        timing = self._measure(number, ranks)
+        part = RankBlock(
+            rank=self._control.rank,
+            group=self._rails(pairs).index(ranks),
+            work=self._study.message_bytes,
+            began_unix_s=timing.started_unix_s,
+            seconds=timing.block_s,
+            series={STEP_S: step_bytes(timing.step_s)},
+        )
+        self._control.say(self._record_key(number, self._control.rank), part)
 
-    def _measure(self, number: int, ranks: RankPair) -> PairSpeed | None:
-        """Speed of a pair, from the time of its slower rank; None on the second rank."""
+    def _measure(self, number: int, ranks: RankPair) -> Timing:
+        """The all-reduces of a pair, as this rank saw them."""
         control = self._control
         key = f"{self._study.id}/{number}/{ranks[0]}"
         other = ranks[1] if control.rank == ranks[0] else ranks[0]
@@ -96,37 +104,28 @@ class PairSearch:
         control.say(f"{key}/who/{control.rank}", host_name())
         host = self._take(f"{key}/who/{other}")
         try:
-            fastest_s = self._fastest_all_reduce_s(f"{key}/group", ranks)
+            return self._timed_all_reduces(f"{key}/group", ranks)
         except RuntimeError as error:
             raise RuntimeError(
                 f"all-reduce of rank {control.rank} on {host_name()} with rank {other} on {host}: {error}"
             ) from error
-        if control.rank == ranks[1]:
-            control.say(f"{key}/fastest_s", fastest_s)
-            return None
-        slower_s = max(fastest_s, float(self._take(f"{key}/fastest_s")))
-        return PairSpeed(ranks=ranks, busbw_gbps=self._study.message_bytes / slower_s / 1e9)
 
     def _gather(self, number: int, pairs: Sequence[NodePair]) -> list[PairResult]:
         """Write the record of a round. Returns the speed of each node pair: that of its slowest rail."""
-        slots = range(self._control.layout.ranks_per_node)
-        rails = [(pair, self._record_key(number, self._ranks(pair, slot))) for pair in pairs for slot in slots]
-        speeds = self._control.hear_all([key for _, key in rails], PairSpeed)
-        self._context.sink.append_record(
-            PairRound(
-                study=self._study.id, round=number, gang=self._context.gang, message_bytes=self._study.message_bytes,
-                iterations=self._study.iterations, ranks=tuple(one.ranks for one in speeds),
-                busbw_gbps=column(one.busbw_gbps for one in speeds),
-            )
-        )  # fmt: skip
-        reached: dict[NodePair, list[float]] = defaultdict(list)
-        for (pair, key), one in zip(rails, speeds, strict=True):
-            reached[pair].append(one.busbw_gbps)
+        ranks = [rank for rail in self._rails(pairs) for rank in rail]
+        keys = [self._record_key(number, rank) for rank in ranks]
+        study, common = self._study, {"round": number, "gang": self._context.gang, "count": self._study.iterations}
+        parts = self._control.hear_all(keys, RankBlock)
+        block = joined(Block, parts, study=study.id, arm=study.arm, **common)
+        self._context.sink.append_record(block)
+        for key in keys:
             self._control.forget(key)
-        return [PairResult(number, pair, min(gbps)) for pair, gbps in reached.items()]
+        slowest_s = block.of_steps(STEP_S).min(axis=1).reshape(len(pairs), -1).max(axis=1)
+        gbps = (study.message_bytes / slowest_s.astype(float) / 1e9).tolist()
+        return [PairResult(number, pair, reached) for pair, reached in zip(pairs, gbps, strict=True)]
 
-    def _fastest_all_reduce_s(self, name: str, ranks: RankPair) -> float:
-        """Seconds of the fastest all-reduce, which disturbances affect least; a slow link is slow in all of them.
+    def _timed_all_reduces(self, name: str, ranks: RankPair) -> Timing:
+        """Time each all-reduce. The fastest counts: disturbances affect it least, and a slow link is slow in all.
 
         With healthy pairs of ranks on two busy cores, four fifths were within 0.7 … 1.4 of the median pair by the
         fastest all-reduce, and within 0.7 … 1.9 by the median all-reduce.
@@ -141,14 +140,19 @@ class PairSearch:
                 self._progress.count_step()
 
             all_reduce()  # connects both ranks and synchronizes them
-            return min(self._device.time_steps(all_reduce, self._study.iterations).step_s)
+            return self._device.time_steps(all_reduce, self._study.iterations)
 
     def _ranks(self, pair: NodePair, slot: int) -> RankPair:
         per_node = self._control.layout.ranks_per_node
         return pair[0] * per_node + slot, pair[1] * per_node + slot
 
-    def _record_key(self, number: int, ranks: RankPair) -> str:
-        return f"{self._study.id}/{number}/{ranks[0]}/record"
+    def _rails(self, pairs: Sequence[NodePair]) -> list[RankPair]:
+        """The ranks that communicate: those with the same number on the nodes of a pair."""
+        slots = range(self._control.layout.ranks_per_node)
+        return [self._ranks(pair, slot) for pair in pairs for slot in slots]
+
+    def _record_key(self, number: int, rank: int) -> str:
+        return f"{self._study.id}/{number}/{rank}/record"
 
     def _take(self, key: str) -> Any:
         """Read and remove a key that only this rank reads, so the store does not grow with the rounds."""

@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore
@@ -15,23 +14,23 @@ from torch.distributed import PrefixStore
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Plan, Study
+from pytest_ddpscale.run.block import Block, RankBlock, step_bytes
+from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.rank_folder import RankMemory, StudyMemory
+from pytest_ddpscale.run.readings import READINGS, STEP_S, WAITED_S
 from pytest_ddpscale.run.records import (
     BEFORE_ROUNDS,
     EndReason,
-    RankBlock,
+    GangRecord,
     RankSeededStep,
     RoundEnd,
+    SeededSteps,
     StudyEnd,
     StudyStart,
     WarmUp,
     WhoIAm,
-    joined_block,
-    joined_gang,
-    joined_seeded_steps,
-    step_bytes,
 )
-from pytest_ddpscale.run.transport_record import RankTransport, joined_transport
+from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_for_block
 from pytest_ddpscale.worker.device import Timing
 from pytest_ddpscale.worker.flops import workload_flops_record
@@ -90,7 +89,7 @@ class GangMember:
         self._telemetry.start(devices)
         if self._is_first:
             keys = [f"startup/{rank}" for rank in range(control.world_size)]
-            self._sink.append_record(joined_gang(control.hear_all(keys, WhoIAm), self._gang))
+            self._sink.append_record(joined(GangRecord, control.hear_all(keys, WhoIAm), gang=self._gang))
             control.say("startup/done", True)
         else:
             control.wait_for("startup/done")
@@ -177,7 +176,7 @@ class GangMember:
         said = read_transport(control.rank, self._layout, backend, os.environ, self._groups)
 
         def join(parts: list[RankTransport]) -> None:
-            self._sink.append_record(joined_transport(parts, study_id, self._gang))
+            self._sink.append_record(joined(GangTransport, parts, study=study_id, gang=self._gang))
 
         self._context.gather(f"{study_id}/transport", range(control.world_size), said, RankTransport, join)
 
@@ -215,17 +214,19 @@ class GangMember:
         here = self._progress
         here.arm, here.round, here.phase = arm.name, number, "timed block"
         key = f"{study.id}/{number}/{arm.name}"
-        part, ranks = None, self._layout.ranks([arm], study.turn(self._plan.seed, number))
+        turn, rank, part = study.turn(self._plan.seed, number), self._control.rank, None
+        groups, ranks = self._layout.groups(arm, turn), self._layout.ranks([arm], turn)
         self._telemetry.mark()
-        if self._control.rank in ranks:
-            part = _part(self._control.rank, arms.time_block(arm, steps))
+        if rank in ranks:
+            group = next(group for group, members in enumerate(groups) if rank in members)
+            part = _part(rank, group, arm.batch_size, arms.time_block(arm, steps))
         here.phase = "gathering"
         common = {"study": study.id, "arm": arm.name, "round": number, "gang": self._gang}
 
         def join(parts: list[RankBlock]) -> None:
             telemetry = self._telemetry.collect(key, ranks, study.id, arm.name, number)
             parts = with_telemetry(parts, telemetry) if telemetry else parts
-            self._sink.append_record(joined_block(parts, **common, batch_size=arm.batch_size, steps=steps))
+            self._sink.append_record(joined(Block, parts, **common, count=steps))
 
         self._context.gather(key, ranks, part, RankBlock, join, _windows)
 
@@ -237,7 +238,7 @@ class GangMember:
             said = RankSeededStep(rank=self._control.rank, checksum=checksum, repeats=repeats)
 
         def join(parts: list[RankSeededStep]) -> None:
-            self._sink.append_record(joined_seeded_steps(parts, study.id, self._gang))
+            self._sink.append_record(joined(SeededSteps, parts, study=study.id, gang=self._gang))
 
         self._context.gather(f"{study.id}/seeded-step", ranks, said, RankSeededStep, join)
         flops = workload_flops_record(study, arms.model) if self._is_first else None
@@ -278,9 +279,18 @@ class GangMember:
             self._control.say(f"{key}/steps", steps)
 
 
-def _part(rank: int, timing: Timing) -> RankBlock:
-    times = {"step_s": step_bytes(timing.step_s), "waited_s": step_bytes(timing.waited_s or ())}
-    return RankBlock(rank=rank, **{**asdict(timing), **times})
+def _part(rank: int, group: int, batch_size: int, timing: Timing) -> RankBlock:
+    series = {STEP_S: timing.step_s, WAITED_S: timing.waited_s or ()}
+    return RankBlock(
+        rank=rank,
+        group=group,
+        work=batch_size,
+        began_unix_s=timing.started_unix_s,
+        seconds=timing.block_s,
+        readings={name: getattr(timing, name) for name in READINGS if hasattr(timing, name)},
+        series={name: step_bytes(steps_s) for name, steps_s in series.items() if steps_s},
+        digest=timing.parameters_checksum,
+    )
 
 
 def _usual_step_s(timing: Timing) -> float:
@@ -289,7 +299,7 @@ def _usual_step_s(timing: Timing) -> float:
 
 
 def _windows(part: RankBlock) -> list[TimedWindow]:
-    return [TimedWindow(part.rank, part.started_unix_s, part.block_s)]
+    return [TimedWindow(part.rank, part.began_unix_s, part.seconds)]
 
 
 def _groups(study: Study, layout: Layout) -> list[Sequence[int]]:

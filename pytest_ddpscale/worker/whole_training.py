@@ -13,8 +13,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpscale.plan.training_run import CLASSIFIER, TrainingRun, loss_reached
+from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.records import EndReason
-from pytest_ddpscale.run.training_record import RankEpoch, RankTrained, joined_epoch, joined_run
+from pytest_ddpscale.run.training_record import RankEpoch, RankTrained, TrainedEpoch, TrainedRun
 from pytest_ddpscale.worker.compiled_call import compiled
 from pytest_ddpscale.worker.folder_source import FolderSource
 from pytest_ddpscale.worker.precision import compute_fp32_in_full
@@ -106,7 +107,7 @@ class WholeTraining:
         def join(parts: list[RankEpoch]) -> None:
             told = torch.tensor(losses).numpy().astype("<f4").tobytes()
             common = {"study": self._run.id, "gang": self._context.gang, "epoch": epoch, "losses": told}
-            self._context.sink.append_record(joined_epoch(parts, **common))
+            self._context.sink.append_record(joined(TrainedEpoch, parts, **common))
 
         self._say("gathering")
         self._context.gather(f"{self._run.id}/{epoch}", range(control.world_size), part, RankEpoch, join)
@@ -201,7 +202,7 @@ class WholeTraining:
         }  # fmt: skip
         self._context.gather(
             f"{self._run.id}/end", range(control.world_size), part, RankTrained,
-            lambda parts: self._context.sink.append_record(joined_run(parts, **common)),
+            lambda parts: self._context.sink.append_record(joined(TrainedRun, parts, **common)),
         )  # fmt: skip
 
     def _await_device(self) -> None:

@@ -10,7 +10,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.run.records import Block
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.simulate.allreduce import Link, Topology
 from pytest_ddpscale.simulate.faults import Faults, parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun

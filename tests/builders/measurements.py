@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from pytest_ddpscale.plan.pairing import PAIRS
+from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import Block, GangRecord, gangs_by_number
+from pytest_ddpscale.run.records import GangRecord, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 
 
@@ -44,21 +46,61 @@ class Measurement:
         return self.batch_size * self.steps / self.block_s
 
 
+@dataclass(frozen=True)
+class ProbeMeasurement:
+    """A block of a probe as one rank saw it; with a peer, one of a pair that takes its turn."""
+
+    study: str
+    probe: str
+    world_size: int
+    round: int
+    rank: int
+    local_rank: int
+    host: str
+    device: str
+    work: float
+    iterations: int
+    seconds: float
+    started_unix_s: float
+    is_correct: bool
+    peer_rank: int | None = None
+
+
+@dataclass(frozen=True)
+class PairMeasurement:
+    """One pair of ranks of two nodes in one round; two-element fields are in the order of its ranks."""
+
+    study: str
+    round: int
+    ranks: tuple[int, int]
+    hosts: tuple[str, str]
+    local_ranks: tuple[int, int]
+    devices: tuple[str, str]
+    message_bytes: int
+    iterations: int
+    busbw_gbps: float
+
+
 def measurements_of(records: Sequence[AnyRecord]) -> list[Measurement]:
     """The blocks among records, rank by rank, in their order."""
     gangs = gangs_by_number(records)
-    return [one for block in records if isinstance(block, Block) for one in of_ranks(block, gangs[block.gang])]
+    return [
+        one
+        for block in records
+        if isinstance(block, Block) and block.study not in (PROBES, PAIRS)
+        for one in of_ranks(block, gangs[block.gang])
+    ]
 
 
 def of_ranks(block: Block, gang: GangRecord) -> Iterator[Measurement]:
     """A block rank by rank."""
-    steps = np.frombuffer(block.step_s, "<f4").reshape(len(block.ranks), -1).astype(float)
+    steps = block.of_steps(STEP_S).astype(float)
     deviations = steps.std(axis=1, ddof=1).tolist() if steps.shape[1] > 1 else _column(block, "step_stdev_s")
     columns = (
-        _column(block, "steps"), _column(block, "started_unix_s"), _column(block, "block_s"),
+        *(block.each(name).tolist() for name in ("count", "began_unix_s", "seconds")),
         map(tuple, steps.tolist()), deviations,
-        _column(block, "utilization"), _column(block, "energy_j"), _column(block, "peak_memory_bytes"),
-        _column(block, "skipped_steps"), _checksums(block),
+        *(_column(block, name) for name in ("utilization", "energy_j", "peak_memory_bytes", "skipped_steps")),
+        _checksums(block),
     )  # fmt: skip
     for rank, made, started, block_s, step_s, stdev_s, busy, energy_j, memory, skipped, checksum in zip(
         block.each("ranks").tolist(), *columns, strict=True
@@ -66,9 +108,10 @@ def of_ranks(block: Block, gang: GangRecord) -> Iterator[Measurement]:
         host, local_rank, device = gang.place(rank)
         yield Measurement(
             study=block.study, arm=block.arm, round=block.round, rank=rank, local_rank=local_rank, host=host,
-            device=device, batch_size=block.batch_size, steps=made, block_s=block_s, started_unix_s=started,
-            step_s=step_s, step_stdev_s=stdev_s, utilization=busy, peak_memory_bytes=memory, skipped_steps=skipped,
-            parameters_checksum=checksum, single_sample=block.single_sample, energy_j=energy_j,
+            device=device, batch_size=int(block.each("work")[0]), steps=made, block_s=block_s, started_unix_s=started,
+            step_s=step_s, step_stdev_s=stdev_s, utilization=busy, peak_memory_bytes=memory,
+            skipped_steps=int(skipped or 0), parameters_checksum=checksum,
+            single_sample="single_sample" in block.readings, energy_j=energy_j,
         )  # fmt: skip
 
 
@@ -77,8 +120,8 @@ def _checksums(block: Block) -> list[str | None]:
 
 
 def _column(block: Block, name: str) -> list[Any]:
-    """One value for each rank; None where it is not known."""
-    values = block.each(name)
+    """A reading of each rank; None where it is not known."""
+    values = block.reading(name)
     return [None if value != value else value for value in values.tolist()]  # NaN
 
 

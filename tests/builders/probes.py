@@ -1,16 +1,23 @@
-"""Columns of probes, from what each rank measured in each round."""
+"""Columns of probes and pairs of nodes, from what each rank measured in each round."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from pytest_ddpscale.run import probe_columns
-from pytest_ddpscale.run.probe_columns import ProbeColumns, ProbeName
-from pytest_ddpscale.run.probe_record import ProbeBlock, ProbeMeasurement
-from tests.builders.records import gang_of, probe_blocks_of
+from pytest_ddpscale.judge.slow_links import Rail, rails_of
+from pytest_ddpscale.plan.pairing import PAIRS
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import gangs_by_number
+from tests.builders.measurements import PairMeasurement, ProbeMeasurement
+from tests.builders.records import gang_of, pair_blocks_of, probe_blocks_of
 
 
-def probe_columns_of(measurements: Iterable[ProbeMeasurement]) -> Mapping[ProbeName, ProbeColumns]:
+def probe_columns_of(measurements: Iterable[ProbeMeasurement]) -> Columns:
     """Measurements in any order; what ranks repeat is in blocks of their own, the last one first."""
     found, times = (
         list(measurements),
@@ -19,9 +26,30 @@ def probe_columns_of(measurements: Iterable[ProbeMeasurement]) -> Mapping[ProbeN
     for one in found:
         ends = times.setdefault((one.probe, one.world_size, one.round), {})
         ends.setdefault((one.rank, one.peer_rank), []).append(one)
-    made: list[ProbeBlock] = []
+    made: list[Block] = []
     for by_end in times.values():
         inorder = [sorted(own, key=lambda one: one.started_unix_s) for own in by_end.values()]
         for i in reversed(range(max(map(len, inorder)))):
             made += probe_blocks_of([own[i] for own in inorder if i < len(own)])
-    return probe_columns.probe_columns_of(made, [gang_of(found)] if found else [])
+    return columns_of(made, [gang_of(found)] if found else [])
+
+
+def pair_columns_of(pairs: Sequence[PairMeasurement]) -> Columns:
+    """Pairs of nodes, round by round."""
+    return columns_of(pair_blocks_of(pairs), [gang_of(pairs)] if pairs else [])
+
+
+def rails_in(records: Iterable[AnyRecord]) -> Sequence[Rail]:
+    """What pairs of nodes reached, from what rank 0 writes."""
+    found = list(records)
+    blocks = [one for one in found if isinstance(one, Block) and one.study == PAIRS]
+    plan = Plan("cpu", "cpu", ())
+    return rails_of(Evidence(plan, columns_of(blocks, gangs_by_number(found).values()), {}))
+
+
+def with_columns(evidence: Evidence, *others: Columns) -> Evidence:
+    """With further measurements."""
+    arms: dict[tuple[str, str], ArmColumns] = dict(evidence.columns.arms)
+    for one in others:
+        arms |= one.arms
+    return replace(evidence, columns=Columns(arms))

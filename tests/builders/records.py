@@ -7,26 +7,23 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from msgspec.structs import force_setattr
+
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.run.pair_record import PairMeasurement
-from pytest_ddpscale.run.probe_record import ProbeBlock, ProbeMeasurement
+from pytest_ddpscale.plan.pairing import PAIRS, PairStudy
+from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
+from pytest_ddpscale.plan.probe import Probe
+from pytest_ddpscale.run.block import Block, joined_checksums, step_bytes
+from pytest_ddpscale.run.column_record import joined
+from pytest_ddpscale.run.readings import STEP_S, WAITED_S
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import (
-    Block,
-    GangRecord,
-    SeededStep,
-    SeededSteps,
-    joined_checksums,
-    step_bytes,
-)
+from pytest_ddpscale.run.records import GangRecord, SeededStep, SeededSteps
 from pytest_ddpscale.run.strict_json import column
-from pytest_ddpscale.run.transport_record import GangTransport, RankTransport, Transport, joined_transport
-from tests.builders.measurements import Measurement
+from pytest_ddpscale.run.transport_record import GangTransport, RankTransport, Transport
+from tests.builders.measurements import Measurement, PairMeasurement, ProbeMeasurement
 
 Placed = Measurement | SeededStep | ProbeMeasurement | Transport
-_COLUMNS = (
-    "steps", "started_unix_s", "block_s", "utilization", "energy_j", "peak_memory_bytes", "skipped_steps",
-)  # fmt: skip
+_READINGS = ("utilization", "energy_j", "peak_memory_bytes", "skipped_steps")
 
 
 def gang_of(placed: Iterable[Placed | PairMeasurement], number: int = 0) -> GangRecord:
@@ -50,21 +47,31 @@ def blocks_of(measured: Iterable[Measurement], gang: int = 0) -> list[Block]:
     return [block_of([replace(one, step_s=_distinct_steps(one)) for one in ranks], gang) for ranks in blocks]
 
 
-def block_of(ranks: Sequence[Measurement], gang: int = 0) -> Block:
-    """One block, which has the steps of all its ranks or of none."""
-    first = ranks[0]
-    columns: dict[str, Any] = {name: column(getattr(one, name) for one in ranks) for name in _COLUMNS}
-    has_steps = all(one.step_s for one in ranks)
-    stdev_s = None if has_steps else column(one.step_stdev_s for one in ranks)
-    checksums = joined_checksums([one.parameters_checksum and f"{one.parameters_checksum:0>16}" for one in ranks])
-    return Block(
-        study=first.study, arm=first.arm, round=first.round, gang=gang, batch_size=first.batch_size,
-        ranks=tuple(one.rank for one in ranks), step_s=b"".join(step_bytes(one.step_s) for one in ranks if has_steps),
-        waited_s=b"".join(
+def block_of(ranks: Sequence[Measurement], gang: int = 0, *, checked: bool = True) -> Block:
+    """One block, which has the steps of all its ranks or of none; unchecked also with readings that cannot be."""
+    first, has_steps = ranks[0], all(one.step_s for one in ranks)
+    said: dict[str, list[Any]] = {name: [getattr(one, name) for one in ranks] for name in _READINGS}
+    if not has_steps:
+        said["step_stdev_s"] = [one.step_stdev_s for one in ranks]
+    readings: dict[str, Any] = {name: column(values) for name, values in said.items() if values != [None] * len(ranks)}
+    series = {
+        STEP_S: b"".join(step_bytes(one.step_s) for one in ranks if has_steps),
+        WAITED_S: b"".join(
             step_bytes([one.waited_s / one.steps] * one.steps) for one in ranks if one.waited_s is not None
         ),
-        step_stdev_s=stdev_s, single_sample=first.single_sample, parameters_checksum=checksums, **columns,
+    }
+    checksums = joined_checksums([one.parameters_checksum and f"{one.parameters_checksum:0>16}" for one in ranks])
+    readings |= {"single_sample": True} if first.single_sample else {}
+    block = Block(
+        study=first.study, arm=first.arm, round=first.round, gang=gang, ranks=tuple(one.rank for one in ranks),
+        count=column(one.steps for one in ranks), work=float(first.batch_size),
+        began_unix_s=column(one.started_unix_s for one in ranks), seconds=column(one.block_s for one in ranks),
+        readings=readings if checked else {},
+        series={name: steps for name, steps in series.items() if steps}, digests=checksums,
     )  # fmt: skip
+    if not checked:
+        force_setattr(block, "readings", readings)
+    return block
 
 
 def _distinct_steps(one: Measurement) -> tuple[float, ...]:
@@ -79,24 +86,45 @@ def seeded_line(steps: Sequence[SeededStep], gang: int = 0) -> SeededSteps:
     )  # fmt: skip
 
 
-def probe_blocks_of(probed: Iterable[ProbeMeasurement], gang: int = 0) -> list[ProbeBlock]:
-    """What ranks probed one after the other, as blocks."""
-    found = []
-    for _, group in groupby(probed, lambda one: (one.probe, one.world_size, one.round)):
-        ranks = list(group)
-        columns: dict[str, Any] = {
-            name: column(getattr(one, name) for one in ranks)
-            for name in ("work", "seconds", "started_unix_s", "is_correct")
-        }
-        peers: Any = column(one.peer_rank for one in ranks)
-        first = ranks[0]
-        found.append(
-            ProbeBlock(
-                study=first.study, probe=first.probe, world_size=first.world_size, round=first.round, gang=gang,
-                iterations=first.iterations, ranks=tuple(one.rank for one in ranks), peers=peers, **columns,
-            )
-        )  # fmt: skip
-    return found
+def probe_blocks_of(probed: Iterable[ProbeMeasurement], gang: int = 0) -> list[Block]:
+    """What ranks probed one after the other, as blocks; pairs take their turn as soon as both ranks are free."""
+    return [
+        _probe_block(turn, ranks, gang)
+        for _, group in groupby(probed, lambda one: (one.probe, one.world_size, one.round))
+        for turn, ranks in enumerate(_turns(list(group)))
+    ]
+
+
+def _probe_block(turn: int, ranks: Sequence[ProbeMeasurement], gang: int) -> Block:
+    first = ranks[0]
+    columns: dict[str, Any] = {name: column(getattr(one, name) for one in ranks) for name in ("work", "seconds")}
+    pairs = {pair: number for number, pair in enumerate(dict.fromkeys(map(_pair, ranks)))}
+    groups: Any = column(pairs[_pair(one)] for one in ranks)
+    if first.peer_rank is None:
+        groups = column(one.rank // first.world_size if first.world_size > 1 else 0 for one in ranks)
+    return Block(
+        study=first.study, arm=Probe(first.probe, first.world_size).id, round=first.round, turn=turn, gang=gang,
+        ranks=tuple(one.rank for one in ranks), groups=groups, count=first.iterations,
+        began_unix_s=column(one.started_unix_s for one in ranks),
+        readings={"is_correct": column(one.is_correct for one in ranks)}, **columns,
+    )  # fmt: skip
+
+
+def _pair(one: ProbeMeasurement) -> frozenset[int | None]:
+    return frozenset((one.rank, one.peer_rank))
+
+
+def _turns(ranks: Sequence[ProbeMeasurement]) -> list[list[ProbeMeasurement]]:
+    of_pair: dict[frozenset[int | None], int] = {}
+    turns: list[list[ProbeMeasurement]] = []
+    for one in ranks:
+        pair = _pair(one)
+        busy = [turn for other, turn in of_pair.items() if None not in pair and pair & other and pair != other]
+        turn = of_pair.setdefault(pair, next(turn for turn in range(len(busy) + 1) if turn not in busy))
+        turn = 0 if one.peer_rank is None else turn
+        turns += [[] for _ in range(turn + 1 - len(turns))]
+        turns[turn].append(one)
+    return turns
 
 
 def probes_of(records: Iterable[AnyRecord]) -> list[ProbeMeasurement]:
@@ -106,25 +134,55 @@ def probes_of(records: Iterable[AnyRecord]) -> list[ProbeMeasurement]:
     for one in records:
         if isinstance(one, GangRecord):
             gangs[one.gang] = one
-        elif isinstance(one, ProbeBlock):
-            peers = [None] * len(one.ranks) if one.peers is None else one.each("peers").tolist()
-            names = ("ranks", "work", "seconds", "started_unix_s", "is_correct")
-            columns = [one.each(name).tolist() for name in names]
-            for rank, work, seconds, started, is_correct, peer in zip(*columns, peers, strict=True):
+        elif isinstance(one, Block) and one.study == PROBES:
+            name, _, world_size = one.arm.partition("@")
+            ranks, groups = one.each("ranks").tolist(), one.each("groups").tolist()
+            columns = [one.each(name).tolist() for name in ("work", "count", "seconds", "began_unix_s")]
+            columns.append(one.reading("is_correct").tolist())
+            for rank, group, work, count, seconds, began, is_correct in zip(ranks, groups, *columns, strict=True):
                 host, local_rank, device = gangs[one.gang].place(rank)
+                others = [other for other, its in zip(ranks, groups, strict=True) if its == group and other != rank]
+                peer = others[0] if name.startswith("send-recv") else None
                 found.append(
                     ProbeMeasurement(
-                        one.study, one.probe, one.world_size, one.round, rank, local_rank, host, device, work,
-                        one.iterations, seconds, started, is_correct, peer,
+                        one.study, name, int(world_size or 1), one.round, rank, local_rank, host, device, work,
+                        count, seconds, began, is_correct == 1, peer,
                     )
                 )  # fmt: skip
     return found
 
 
+def pair_blocks_of(pairs: Iterable[PairMeasurement], gang: int = 0) -> list[Block]:
+    """What pairs of nodes measured, as blocks: in turns if a rank is in several of a round."""
+    rounds: dict[int, list[list[PairMeasurement]]] = {}
+    for one in pairs:
+        turns = rounds.setdefault(one.round, [])
+        free = (turn for turn in turns if not any({*one.ranks} & {*other.ranks} for other in turn))
+        turn = next(free, None)
+        if turn is None:
+            turns.append([one])
+        else:
+            turn.append(one)
+    return [_pair_block(some, turn, gang) for turns in rounds.values() for turn, some in enumerate(turns)]
+
+
+def _pair_block(pairs: Sequence[PairMeasurement], turn: int, gang: int) -> Block:
+    first = pairs[0]
+    return Block(
+        study=PAIRS, arm=PairStudy(first.message_bytes, first.iterations).arm, round=first.round, turn=turn, gang=gang,
+        ranks=tuple(rank for one in pairs for rank in one.ranks), count=first.iterations,
+        groups=tuple(number for number in range(len(pairs)) for _ in range(2)), work=float(first.message_bytes),
+        began_unix_s=1.7e9, seconds=column(
+            first.message_bytes * first.iterations / one.busbw_gbps / 1e9 for one in pairs for _ in one.ranks
+        ),
+    )  # fmt: skip
+
+
 def transport_line(transports: Sequence[Transport], study: str = "weak/r", gang: int = 0) -> GangTransport:
     """What all ranks said of their connections."""
     names = RankTransport.__struct_fields__
-    return joined_transport([RankTransport(**{n: getattr(one, n) for n in names}) for one in transports], study, gang)
+    said = [RankTransport(**{n: getattr(one, n) for n in names}) for one in transports]
+    return joined(GangTransport, said, study=study, gang=gang)
 
 
 def lines_of(
@@ -145,9 +203,9 @@ def steady_block(
     step_s = step_bytes([block_s / 10 * (1 + 3e-7 * (number + 1))] * 10 * len(ranks))
     checksum = "c0ffee" * 2 + "c0de" if arm.kind == "ddp" else None
     fields: dict[str, Any] = {
-        "study": study, "arm": arm.name, "round": number, "gang": gang, "batch_size": arm.batch_size, "steps": 10,
-        "ranks": tuple(ranks), "started_unix_s": 1.7e9 + number, "block_s": block_s, "step_s": step_s,
-        "parameters_checksum": checksum,
+        "study": study, "arm": arm.name, "round": number, "gang": gang, "work": float(arm.batch_size), "count": 10,
+        "ranks": tuple(ranks), "began_unix_s": 1.7e9 + number, "seconds": block_s, "series": {STEP_S: step_s},
+        "digests": checksum,
     }  # fmt: skip
     return Block(**(fields | changes))
 

@@ -77,7 +77,7 @@ def columns_of_telemetry(windows: Sequence[Telemetry]) -> TelemetryColumns:
 def gpu_blocks_of(windows: Sequence[Telemetry]) -> GpuBlocks:
     """The blocks in which they were measured."""
     arms = columns_of(dict.fromkeys(one.block for one in windows)).arms
-    return GpuBlocks([(study, arm, columns) for (study, arm), columns in arms.items()])
+    return GpuBlocks(list(arms.values()))
 
 
 def flags_of(window: Telemetry) -> tuple[str, ...]:

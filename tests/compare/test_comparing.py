@@ -15,9 +15,10 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.history.key_values import key_values_of
 from pytest_ddpscale.history.prediction import reference_of
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.columns import columns_of
 from pytest_ddpscale.run.evidence import evidence_of
-from pytest_ddpscale.run.records import Block, gangs_by_number
+from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.simulate.faults import parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun

@@ -119,7 +119,7 @@ def test_runs_with_another_batch_do_not_count(tmp_path: Path, history: Path, cap
     run = RunDirectory.open(night(tmp_path / "last", 9, reached(100.0)))
     for file in (run.plan_json, run.measurements_jsonl):
         file.write_text(
-            file.read_text().replace('"batch_size": 4', '"batch_size": 8').replace('"batch_size":4', '"batch_size":8')
+            file.read_text().replace('"batch_size":4', '"batch_size":8').replace('"work":4.0', '"work":8.0')
         )
     assert "none of its values" in error_of(history, run.path, capsys)
 

@@ -15,8 +15,8 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.rank_folder import RankMemory
-from pytest_ddpscale.run.records import Block
 from tests.builders.launches import playing
 
 pytestmark = pytest.mark.usefixtures("little_patience")
@@ -110,8 +110,8 @@ def test_processes_that_the_kernel_ended_before_do_not_count(tmp_path: Path, cou
 def block(arm: str, number: int, block_s: tuple[float, ...]) -> Block:
     """A block of three steps."""
     return Block(
-        study=STUDY.id, arm=arm, round=number, gang=0, batch_size=16, steps=3, ranks=tuple(range(len(block_s))),
-        started_unix_s=1.0, block_s=block_s,
+        study=STUDY.id, arm=arm, round=number, gang=0, ranks=tuple(range(len(block_s))), count=3, work=16.0,
+        began_unix_s=1.0, seconds=block_s,
     )  # fmt: skip
 
 

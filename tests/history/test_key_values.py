@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -13,12 +14,10 @@ from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.plan.workload import ImageFolderData
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.probe_record import ProbeMeasurement
-from tests.builders.measurements import Measurement
+from tests.builders.measurements import Measurement, ProbeMeasurement
 from tests.builders.nights import ALONE, DDP, EACH, GPUS, SKU, STUDY, key_value, measurements
-from tests.builders.probes import probe_columns_of
+from tests.builders.probes import probe_columns_of, with_columns
 from tests.builders.rounds import columns_of
 from tests.builders.workloads import with_settings
 
@@ -26,8 +25,8 @@ ONE_NODE = Plan(SKU, "cuda", (STUDY,))
 TWO_NODES = Plan(SKU, "cuda", (STUDY,), nodes=2, ranks_per_node=GPUS)
 
 
-def values(plan: Plan, found: list[Measurement], **keys: object) -> list[KeyValue]:
-    return key_values_of(Evidence(plan, columns_of(found), {}, **keys))  # type: ignore[arg-type]
+def values(plan: Plan, found: list[Measurement], probed: Iterable[ProbeMeasurement] = ()) -> list[KeyValue]:
+    return key_values_of(with_columns(Evidence(plan, columns_of(found), {}), probe_columns_of(probed)))
 
 
 def told(found: list[KeyValue]) -> dict[tuple[str, int | None, str, int], float]:
@@ -195,7 +194,7 @@ def test_probes_give_each_gpu_or_each_node_its_value() -> None:
     ]
     told_ = {
         (one.host, one.gpu_index, one.metric, one.subject, one.world_size): (round(one.value, 6), one.unit)
-        for one in values(PROBED, [], probes=probe_columns_of(found))
+        for one in values(PROBED, [], found)
     }
     tflops, gbps = (2.0, "TFLOPS"), "GB/s"
     expected: dict[tuple[str, int | None, str, str, int], tuple[float, str]] = {
@@ -210,9 +209,9 @@ def test_probes_give_each_gpu_or_each_node_its_value() -> None:
 def test_wrong_results_and_too_few_rounds_of_a_probe_tell_nothing() -> None:
     ring = PROBES[1]
     found = probe_measurements(ring, range(2), 40e9)
-    assert values(PROBED, [], probes=probe_columns_of(replace(one, is_correct=False) for one in found)) == []
-    assert values(PROBED, [], probes=probe_columns_of(one for one in found if one.round)) == []
-    assert key_values_of(Evidence(PROBED, Columns(), {"probes": "it broke"}, probes=probe_columns_of(found))) == []
+    assert values(PROBED, [], [replace(one, is_correct=False) for one in found]) == []
+    assert values(PROBED, [], [one for one in found if one.round]) == []
+    assert key_values_of(Evidence(PROBED, probe_columns_of(found), {"probes": "it broke"})) == []
 
 
 def test_ranks_that_take_turns_alone_are_never_at_once() -> None:

@@ -6,12 +6,13 @@ import statistics
 
 import pytest
 
-from pytest_ddpscale.judge.probes import unit_factor
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.run.probe_record import ProbeMeasurement, unsupported_of
+from pytest_ddpscale.run.by_rank import unsupported_of
 from pytest_ddpscale.thresholds.model import Sku
+from tests.builders.measurements import ProbeMeasurement
 from tests.builders.records import probes_of
 from tests.integration.gpu_run import PROBE_BLOCK_S, PROBES, ROUNDS, GpuRun, TorchGpu
+from tests.judge.probed import value_of
 
 pytestmark = pytest.mark.gpu
 
@@ -22,10 +23,6 @@ NEEDED_CAPABILITY = {"matmul-bf16": (8, 0), "matmul-fp8": (8, 9)}
 PCIE_GBPS_PER_LANE = {3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 
 EACH_PROBE = pytest.mark.parametrize("name", PROBES)
-
-
-def value_of(one: ProbeMeasurement) -> float:
-    return one.per_second * unit_factor(Probe(one.probe, one.world_size))
 
 
 def measured(gpu_run: GpuRun, gpu: TorchGpu, name: str) -> list[ProbeMeasurement]:

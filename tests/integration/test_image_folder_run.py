@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from pytest_ddpscale.cli import main
-from pytest_ddpscale.run.records import Block, gangs_by_number
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.strict_json import each
 from tests.builders.image_folder import image_folder
@@ -62,8 +63,8 @@ def test_arms_read_the_folder_epoch_after_epoch_beside_synthetic_data(
     assert values(run)["recommended"] in ("workers=0", "workers=1,prefetch=2")
     blocks = [one for one in run.read_records() if isinstance(one, Block) and one.arm == "ddp@2+workers=1,prefetch=2"]
     assert len(blocks) == 8
-    assert all(len(one.waited_s) == len(one.step_s) for one in blocks)
-    assert sum(int(one.each("steps")[0]) for one in blocks) > 3 * (37 // 2 // 4), "several epochs"
+    assert all(len(one.series["waited_s"]) == len(one.series["step_s"]) for one in blocks)
+    assert sum(int(one.each("count")[0]) for one in blocks) > 3 * (37 // 2 // 4), "several epochs"
     assert main(["report", "measured"]) == 0
     assert capsys.readouterr().out == told
 

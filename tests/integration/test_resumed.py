@@ -7,7 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_ddpscale.run.records import Block, gangs_by_number
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
 from pytest_ddpscale.run.strict_json import each
@@ -30,7 +31,7 @@ append_lines = RunDirectory.append_lines
 
 def append_and_interrupt(run, file, lines):
     append_lines(run, file, lines)
-    blocks = [line for line in lines.splitlines() if b'"kind":"block"' in line and b'"study":"strong/tiny"' in line]
+    blocks = [line for line in lines.splitlines() if b'"kind":"timed"' in line and b'"study":"strong/tiny"' in line]
     if blocks and os.environ.pop("INTERRUPTED", ""):
         os.kill(os.getpid(), signal.SIGINT)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.run.pair_record import pairs_of
+from tests.builders.probes import rails_in
 from tests.integration.lab_runs import TRAINING, LabRun, accept
 from tests.slurm_lab.lab import SlurmLab
 
@@ -29,7 +29,7 @@ def names(nodes: int) -> list[str]:
 def assert_slow_link(ran: LabRun, culprit: dict[str, Any], nodes: int) -> None:
     assert culprit["kind"] == "node"
     assert "GB/s with " in culprit["evidence"]
-    partners = {host for one in pairs_of(ran.run.read_records()) for host in one.hosts}
+    partners = {host for one in rails_in(ran.run.read_records()) for host in one.hosts}
     assert partners == set(names(nodes))
 
 

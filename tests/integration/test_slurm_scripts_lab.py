@@ -236,7 +236,7 @@ def test_an_acceptance_that_is_preempted_goes_on_in_its_run_to_the_end(lab: Slur
     assert f"continues ddpscale-runs/job-{job}" in told
     record = run.read_run()
     assert [list(one.measured_anew) for one in record.resumed] == [["weak/tiny", "pairs"]], told
-    assert (run.path / "superseded.jsonl").read_text(encoding="utf-8").count('"kind":"block"') > 0, "nothing is lost"
+    assert (run.path / "superseded.jsonl").read_text(encoding="utf-8").count('"kind":"timed"') > 0, "nothing is lost"
     judgement = json.loads(run.verdicts_json.read_text(encoding="utf-8"))
     assert judgement["outcome"] == "accepted", told
     assert {verdict["world_size"] for verdict in judgement["verdicts"]} == {1, 2}

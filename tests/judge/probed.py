@@ -12,13 +12,12 @@ from pytest_ddpscale.plan.probe import STUDY_ID, Probe, ProbeStudy
 from pytest_ddpscale.plan.probe_pairs import expected_ranks
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.probe_record import ProbeMeasurement
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.hardware import Detect
 from pytest_ddpscale.thresholds.model import Requirement, Sku, Source
+from tests.builders.measurements import ProbeMeasurement
 from tests.builders.probes import probe_columns_of
 
 CONFIDENCE = 0.95
@@ -82,11 +81,16 @@ def _report(plan: Plan, probe: Probe, value: Value, number: int, ranks: tuple[in
         STUDY_ID, probe.name, probe.world_size, number, rank, local_rank, f"n{node}", device, work, 10, 1.0,
         1.7e9 + number, is_correct=True, peer_rank=peer,
     )  # fmt: skip
-    return replace(unscaled, seconds=unscaled.per_second * unit_factor(probe) / value(number, ranks))
+    return replace(unscaled, seconds=value_of(unscaled) / value(number, ranks))
+
+
+def value_of(one: ProbeMeasurement) -> float:
+    """What a rank reached, in the metric's unit."""
+    return one.work * one.iterations / one.seconds * unit_factor(Probe(one.probe, one.world_size))
 
 
 def probe_evidence(plan: Plan, measurements: list[ProbeMeasurement], **keys: Any) -> Evidence:
-    return Evidence(plan, Columns(), keys.pop("errors", {}), probes=probe_columns_of(measurements), **keys)
+    return Evidence(plan, probe_columns_of(measurements), keys.pop("errors", {}), **keys)
 
 
 def judge_steady(

@@ -61,7 +61,7 @@ def seeded(checksums: Sequence[str]) -> dict[int, str]:
 
 def test_ranks_without_a_complete_round_differ_in_none() -> None:
     none = measured("aaaa").of(np.zeros(0, np.int64))
-    assert none.measured.checksum.shape == (0, 4)
+    assert none.measured.digest.shape == (0, 4)
     assert len(rows_that_differ(none, seeded("ssss"))) == 0
     assert len(agreeing_share(none, seeded("ssss"))) == 0
     assert disagreeing_ranks(none, seeded("ssss")) == {}

@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.run.pair_record import PairMeasurement
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.judged import CONFIDENCE, OTHER_CHECKSUM, at_pace, make_case
+from tests.builders.measurements import PairMeasurement
+from tests.builders.probes import pair_columns_of, with_columns
 from tests.judge.nodes import Slowness, equal, measure_nodes, nodes_evidence, plan_of_nodes, slow_node, slow_rank
 from tests.rows import rows
 
@@ -39,7 +40,7 @@ def judge_all(
         for one in measure_nodes(plan, slowness)
     ]
     pairs = _pairs(nodes, slow_links_at) if slow_links_at else []
-    return judge(case, replace(nodes_evidence(plan, found), pairs=pairs), CONFIDENCE)
+    return judge(case, with_columns(nodes_evidence(plan, found), pair_columns_of(pairs)), CONFIDENCE)
 
 
 def _pairs(nodes: int, slow: Collection[int]) -> list[PairMeasurement]:
@@ -72,7 +73,7 @@ def test_a_slow_link_is_named_by_both_its_ends() -> None:
         for one in measure_nodes(plan, equal)
     ]
     pairs = [replace(one, busbw_gbps=1.0) if one.hosts == ("n1", "n2") else one for one in _pairs(4, ())]
-    verdict = judge(case, replace(nodes_evidence(plan, found), pairs=pairs), CONFIDENCE)
+    verdict = judge(case, with_columns(nodes_evidence(plan, found), pair_columns_of(pairs)), CONFIDENCE)
     assert [(c.kind, c.host, c.peer_host) for c in verdict.culprits] == [("link", "n1", "n2")]
 
 

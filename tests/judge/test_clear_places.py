@@ -27,10 +27,10 @@ def odd(evidence: Evidence) -> Evidence:
     """With a rank of which steps were skipped, one that is faster together than alone, and one that only waits."""
     arms = dict(evidence.columns.arms)
     for key, arm in arms.items():
-        skipped, block_s, node = arm.skipped_steps.copy(), arm.block_s.copy(), arm.ranks.numbers // 8
+        skipped, seconds, node = arm.reading("skipped_steps").copy(), arm.seconds.copy(), arm.ranks.numbers // 8
         skipped[:, arm.ranks.numbers == 17] = 3
-        block_s[:, node == 5] *= 2 if arm.arm == "alone" else 1
-        arms[key] = replace(arm, skipped_steps=skipped, block_s=block_s)
+        seconds[:, node == 5] *= 2 if arm.arm == "alone" else 1
+        arms[key] = replace(arm, seconds=seconds, readings={**arm.readings, "skipped_steps": skipped})
     waits = {"utilization": 0.99, "power_w": 200.0, "power_limit_w": 1000.0, "idle_power_w": 150.0}
     told, is_stalled = evidence.telemetry, evidence.telemetry.rank // 8 == 7
     changes: dict[str, Any] = {n: np.where(is_stalled, new, getattr(told, n)) for n, new in waits.items()}

@@ -13,13 +13,14 @@ from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.pair_record import PairMeasurement
 from pytest_ddpscale.run.strict_json import read_as
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.json_types import as_json
 from tests.builders.judged import ALONE_SAMPLES_PER_S, CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
+from tests.builders.measurements import PairMeasurement
+from tests.builders.probes import pair_columns_of, with_columns
 from tests.judge.nodes import Slowness, equal, measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
 from tests.rows import rows
 
@@ -67,7 +68,7 @@ def evidence_of(
     plan = plan_of_nodes(cases, nodes, 2)
     measured = measure_nodes(plan, slowness, without=without)
     found = all_pairs(nodes) if pairs is None else pairs
-    return replace(nodes_evidence(plan, measured), pairs=found)
+    return with_columns(nodes_evidence(plan, measured), pair_columns_of(found))
 
 
 def concluded(
@@ -190,7 +191,9 @@ class TestWhatTookNoPart:
     def test_a_gpu_that_its_peers_were_measured_without_says_in_what(self, from_round: int, rounds: int) -> None:
         plan = plan_of_nodes(self.CASES, 2, 2)
         measured = [one for one in measure_nodes(plan) if one.rank != 3 or one.round < from_round]
-        coverage = concluded(self.CASES, replace(nodes_evidence(plan, measured), pairs=all_pairs(2))).coverage
+        coverage = concluded(
+            self.CASES, with_columns(nodes_evidence(plan, measured), pair_columns_of(all_pairs(2)))
+        ).coverage
         missing = {(node.host, gpu.index): gpu for node, gpu in coverage.gpus if gpu.rounds_missing}
         assert list(missing) == [("n1", 1)]
         assert missing["n1", 1].rounds_missing == rounds

@@ -15,8 +15,9 @@ from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import Block, Lost, RoundEnd, StudyEnd
+from pytest_ddpscale.run.records import Lost, RoundEnd, StudyEnd
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
@@ -173,7 +174,8 @@ class TestOpenStudies:
         decider = Decider(plan, [EFFICIENCY], CONFIDENCE)
         for record in records(plan, WEAK, range(FEWEST_ROUNDS + 1)):
             if isinstance(record, Block) and (record.arm, record.round) == ("ddp@2", 3):
-                decider.hear(altered(record, ranks=(0,), step_s=record.step_s[: len(record.step_s) // 2], block_s=1.0))
+                half = {"step_s": record.of_steps("step_s")[:1].tobytes()}
+                decider.hear(altered(record, ranks=(0,), series=half, seconds=1.0, readings={}, began_unix_s=1.0))
             else:
                 decider.hear(record)
         assert decider.needed_arms(WEAK)

@@ -14,7 +14,7 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.probe_record import ProbeUnsupported
+from pytest_ddpscale.run.block import Unsupported
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, training_cases
 from tests.builders.judged import make_case
@@ -116,9 +116,9 @@ def test_a_lost_node_does_not_keep_the_others_from_being_decided_where_all_were_
 
 def test_a_probe_that_only_some_ranks_cannot_do_goes_on_until_the_fewest_rounds() -> None:
     decider = probed(FAST, probe_case(MATMUL, 50.0), rounds=3)
-    decider.hear(ProbeUnsupported(study="probes", probe=MATMUL.id, gang=0, ranks=(3,), reasons="too old"))
+    decider.hear(Unsupported(study="probes", arm=MATMUL.id, gang=0, ranks=(3,), reasons="too old"))
     assert decider.needed_arms("probes") == [MATMUL.id]
     fresh = Decider(plan_of([probe_case(MATMUL, 50.0)]), [probe_case(MATMUL, 50.0)], CONFIDENCE)
     fresh.hear(gang_on(["n0", "n1", "n2"], PER_NODE, "GPU-{}"))
-    fresh.hear(ProbeUnsupported(study="probes", probe=MATMUL.id, gang=0, ranks=tuple(range(24)), reasons="too old"))
+    fresh.hear(Unsupported(study="probes", arm=MATMUL.id, gang=0, ranks=tuple(range(24)), reasons="too old"))
     assert fresh.needed_arms("probes") == []

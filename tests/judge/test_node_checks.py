@@ -19,7 +19,6 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.probe_record import ProbeMeasurement
 from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Verdict
@@ -27,6 +26,7 @@ from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.hardware import Detect, Node
 from pytest_ddpscale.thresholds.model import Severity, Sku, check_of_nodes
 from pytest_ddpscale.thresholds.waiver import Waiver
+from tests.builders.measurements import ProbeMeasurement
 from tests.builders.nodes_checked import (
     CPU,
     VERSIONS,
@@ -39,7 +39,7 @@ from tests.builders.nodes_checked import (
     windows,
     with_gpu,
 )
-from tests.builders.probes import probe_columns_of
+from tests.builders.probes import probe_columns_of, with_columns
 from tests.builders.rounds import columns_of
 from tests.builders.telemetry import Telemetry, columns_of_telemetry
 from tests.judge.probed import probe_case
@@ -180,9 +180,11 @@ def test_nodes_that_may_be_right_are_not_left_out() -> None:
 def verdict_on(name: str, *surveys: Survey, nodes: int | None = None, **known: Any) -> Verdict:
     plan = plan_of(len(surveys) if nodes is None else nodes)
     measurements, telemetry = known.pop("measurements", ()), columns_of_telemetry(known.pop("telemetry", ()))
+    probes = probe_columns_of(known.pop("probes", ()))
     evidence = Evidence(
         plan, columns_of(measurements), known.pop("errors", {}), surveys=by_host(surveys), telemetry=telemetry, **known
     )
+    evidence = with_columns(evidence, probes)
     return judge(check_case(name), evidence, 0.95)
 
 
@@ -238,7 +240,7 @@ class TestVerdict:
         telemetry = windows("n1")
         training: dict[str, Any] = {"measurements": [one.block for one in telemetry]}
         assert verdict_on("ecc_under_load", survey("n1"), telemetry=telemetry, **training).outcome == "passed"
-        both: dict[str, Any] = training | {"probes": probe_columns_of(probed(one) for one in telemetry)}
+        both: dict[str, Any] = training | {"probes": [probed(one) for one in telemetry]}
         verdict = verdict_on("ecc_under_load", survey("n1"), telemetry=telemetry, **both)
         assert verdict.outcome == "not_measured"
         assert "telemetry of only 4 of 8 blocks" in verdict.reason

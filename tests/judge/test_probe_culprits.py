@@ -11,9 +11,9 @@ import pytest
 
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.run.pair_record import PairMeasurement
-from pytest_ddpscale.run.probe_record import ProbeMeasurement
 from pytest_ddpscale.run.verdicts import Verdict
+from tests.builders.measurements import PairMeasurement, ProbeMeasurement
+from tests.builders.probes import pair_columns_of, with_columns
 from tests.judge.probed import (
     ALL_REDUCE,
     CONFIDENCE,
@@ -227,7 +227,7 @@ def test_slow_ranks_of_several_nodes_are_told_by_the_node_pairs() -> None:
         for number in range(3)
         for a, b in combinations(range(4), 2)
     ]  # fmt: skip
-    verdict = judge(probe_case(probe, BOUND), replace(evidence, pairs=pairs), CONFIDENCE)
+    verdict = judge(probe_case(probe, BOUND), with_columns(evidence, pair_columns_of(pairs)), CONFIDENCE)
     assert [(c.kind, c.host) for c in verdict.culprits] == [("node", "n2")]
     assert "communication is slow at node n2" in verdict.reason
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from pytest_ddpscale.judge.probes import ProbedPlace, probed_values, unit_factor
+from pytest_ddpscale.judge.probes import ProbedPlace, probed_values
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.run import probe_columns
 from pytest_ddpscale.run.column_record import FloatArray
-from pytest_ddpscale.run.probe_record import ProbeMeasurement
+from pytest_ddpscale.run.columns import columns_of
+from tests.builders.measurements import ProbeMeasurement
 from tests.builders.probes import probe_columns_of
 from tests.builders.records import gang_of, probe_blocks_of
 from tests.rows import rows
@@ -23,7 +23,7 @@ MIB = 2**20
 
 
 def places(measurements: Iterable[ProbeMeasurement], probe: Probe, layout: Layout) -> Mapping[ProbedPlace, FloatArray]:
-    probed = probe_columns_of(measurements).get((probe.name, probe.world_size))
+    probed = probe_columns_of(measurements).arms.get(("probes", probe.id))
     return dict(probed_values(probed, probe, layout).items())
 
 
@@ -37,10 +37,6 @@ def measured(
         is_correct=True, peer_rank=None if probe.kind != "send-recv" else rank ^ 1,
     )  # fmt: skip
     return replace(one, **keys)  # type: ignore[arg-type]
-
-
-def value_of(one: ProbeMeasurement) -> float:
-    return one.per_second * unit_factor(Probe(one.probe, one.world_size))
 
 
 @rows(
@@ -62,12 +58,16 @@ def value_of(one: ProbeMeasurement) -> float:
     ],
 )
 def test_values_follow_the_formulas_of_nccl_tests(probe: Probe, work: float, seconds: float, value: float) -> None:
-    assert value_of(measured(probe, 0, seconds, work=float(work))) == pytest.approx(value)
+    ranks = range(2 if probe.kind == "send-recv" else probe.world_size)
+    found = [measured(probe, rank, seconds, 8, work=float(work)) for rank in ranks]
+    (values,) = places(found, probe, Layout(1, probe.world_size)).values()
+    assert values.tolist() == pytest.approx([value])
 
 
 def test_several_iterations_are_one_value() -> None:
     probe = Probe("memory-copy")
-    assert value_of(measured(probe, 0, 2.0, work=1e9, iterations=10)) == pytest.approx(5.0)
+    (values,) = places([measured(probe, 0, 2.0, work=1e9, iterations=10)], probe, Layout(1, 1)).values()
+    assert values.tolist() == pytest.approx([5.0])
 
 
 def test_each_device_is_a_place() -> None:
@@ -140,7 +140,7 @@ def test_a_rank_that_moved_to_another_device_contradicts_itself() -> None:
     moved = [measured(Probe("matmul-bf16"), 0, round=number, device=f"GPU-{number}") for number in range(2)]
     blocks = [msgspec.structs.replace(block, gang=one.round) for one in moved for block in probe_blocks_of([one])]
     with pytest.raises(ValueError, match="rank 0 was measured in two places by gangs 0, 1"):
-        probe_columns.probe_columns_of(blocks, [gang_of([one], one.round) for one in moved])
+        columns_of(blocks, [gang_of([one], one.round) for one in moved])
 
 
 def test_a_rank_beyond_its_gang_contradicts_itself() -> None:
@@ -148,4 +148,4 @@ def test_a_rank_beyond_its_gang_contradicts_itself() -> None:
     few = [measured(Probe("matmul-bf16"), 0, round=1)]
     blocks = [*probe_blocks_of(many), *probe_blocks_of(few, gang=1)]
     with pytest.raises(ValueError, match="rank 1 took part, but gang 1 has 1 ranks"):
-        probe_columns.probe_columns_of(blocks, [gang_of(many, 0), gang_of(few, 1)])
+        columns_of(blocks, [gang_of(many, 0), gang_of(few, 1)])

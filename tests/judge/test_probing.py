@@ -12,8 +12,8 @@ from pytest_ddpscale.judge.deciding import arms_needed, still_open
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.probe_pairs import expected_ranks
-from pytest_ddpscale.run.probe_record import ProbeMeasurement
 from pytest_ddpscale.run.verdicts import Verdict
+from tests.builders.measurements import ProbeMeasurement
 from tests.judge.probed import (
     ALL_REDUCE,
     CONFIDENCE,

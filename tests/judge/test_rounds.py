@@ -124,7 +124,7 @@ def test_of_a_repeated_measurement_the_first_counts() -> None:
     first = [block(rank, block_s=1.0) for rank in range(3)]
     again = [block(rank, block_s=9.0) for rank in range(3)]
     rounds = one_group(columns_of(first + again))
-    assert rounds.measured.block_s.tolist() == [[1.0] * 3]
+    assert rounds.measured.seconds.tolist() == [[1.0] * 3]
 
 
 @given(st.randoms(use_true_random=False))
@@ -133,7 +133,7 @@ def test_rounds_and_ranks_come_in_order_whatever_the_order_of_lines(shuffler: ra
     columns = columns_of(shuffler.sample(lines, len(lines)))
     rounds = one_group(columns)
     assert numbers(rounds) == {number: [0, 1, 2] for number in range(3)}
-    assert rounds.measured.block_s.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]
+    assert rounds.measured.seconds.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]
 
 
 def test_ranks_elsewhere_are_left_out_and_rounds_without_any_others() -> None:
@@ -174,8 +174,8 @@ class TestGroupsOnSeveralNodes:
         found = merged(columns_of(blocks), "weak/r", ARM, self.layout)
         assert numbers(found) == {0: [0, 1, 2, 8, 9, 10], 1: [0, 1, 2, 4, 5, 6, 8, 9, 10]}
         assert found.samples_per_s_per_gpu.tolist() == [20.0, 20.0]
-        assert found.measured.skipped_steps.sum(axis=1).tolist() == [2, 3]
-        assert (~found.measured.step_s.any(axis=2)).sum() == 0
+        assert np.nansum(found.measured.reading("skipped_steps"), axis=1).tolist() == [2, 3]
+        assert (~found.measured.of_steps("step_s").any(axis=2)).sum() == 0
         assert [list(map(bool, there)) for there in found.present[:, 3:6]] == [[False] * 3, [True] * 3]
 
     def test_every_node_of_the_study_is_asked_for_whether_or_not_it_has_rounds_of_the_arm(self) -> None:
@@ -208,9 +208,9 @@ class TestGroupsOnSeveralNodes:
         columns = columns_of([on_node(n, r, i, block_s=1.0 + r) for n, r, i in every])
         (rows,) = groups(columns, "weak/r", [ARM], self.layout)
         assert rows.places == ("n2", "n10")
-        block_s = rows.arms[0].measured.block_s
+        block_s = rows.arms[0].measured.seconds
         assert block_s.shape == (2 * 2, 3)
-        assert np.shares_memory(block_s, columns.arms["weak/r", ARM.name].block_s)
+        assert np.shares_memory(block_s, columns.arms["weak/r", ARM.name].seconds)
 
     def test_a_rank_beyond_the_arm_makes_a_round_unusable(self) -> None:
         assert self.groups([on_node(0, rank) for rank in range(4)]) == [{}]

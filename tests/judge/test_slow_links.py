@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.judge.slow_links import find_link_faults
+from pytest_ddpscale.judge.slow_links import Rail, find_link_faults
 from pytest_ddpscale.plan.pairing import PairResult, first_rounds
-from pytest_ddpscale.run.pair_record import PairMeasurement
+from pytest_ddpscale.run.block import Block, step_bytes
+from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.verdicts import Culprit
+from tests.builders.probes import rails_in
 from tests.plan.network import Network
 
 
@@ -21,7 +23,7 @@ def host(node: int) -> str:
     return f"n{node + 1:04d}"
 
 
-def measured(results: Sequence[PairResult], ranks_per_node: int = 1) -> list[PairMeasurement]:
+def measured(results: Sequence[PairResult], ranks_per_node: int = 1) -> list[Rail]:
     """The records of results, the same on every rail."""
     return [
         rail(result.round, result.nodes[0], result.nodes[1], result.gbps, local_rank, ranks_per_node)
@@ -30,19 +32,10 @@ def measured(results: Sequence[PairResult], ranks_per_node: int = 1) -> list[Pai
     ]
 
 
-def rail(round_: int, one: int, other: int, gbps: float, local_rank: int = 0, per_node: int = 1) -> PairMeasurement:
+def rail(round_: int, one: int, other: int, gbps: float, local_rank: int = 0, per_node: int = 1) -> Rail:
     ranks = one * per_node + local_rank, other * per_node + local_rank
-    return PairMeasurement(
-        study="pairs",
-        round=round_,
-        ranks=ranks,
-        hosts=(host(one), host(other)),
-        local_ranks=(local_rank, local_rank),
-        devices=(f"GPU-{ranks[0]}", f"GPU-{ranks[1]}"),
-        message_bytes=1024,
-        iterations=4,
-        busbw_gbps=gbps,
-    )
+    devices = f"GPU-{ranks[0]}", f"GPU-{ranks[1]}"
+    return Rail(round_, ranks, (host(one), host(other)), (local_rank, local_rank), devices, gbps)
 
 
 def hosts(fault: Culprit) -> tuple[str, ...]:
@@ -53,7 +46,7 @@ def named(faults: Sequence[Culprit]) -> set[tuple[str, ...]]:
     return {hosts(fault) for fault in faults}
 
 
-def three_nodes(slow: Mapping[tuple[int, int], float], times: int = 3) -> list[PairMeasurement]:
+def three_nodes(slow: Mapping[tuple[int, int], float], times: int = 3) -> list[Rail]:
     """Every pair of three nodes, measured some times; 0.61 GB/s where nothing else is said."""
     pairs = list(combinations(range(3), 2))
     return [rail(n, *pair, slow.get(pair, 0.61)) for n in range(times) for pair in pairs]
@@ -168,23 +161,31 @@ def test_a_host_that_computes_slowly_explains_what_it_takes_part_in() -> None:
     assert find_link_faults(BAD_FIRST, "cpu", excused={"n0001"}) == []
 
 
-def test_ranks_of_one_host_are_no_node_pair() -> None:
-    pairs = [replace(pair, hosts=("n1", "n1")) for pair in BAD_FIRST]
-    assert find_link_faults(pairs, "cpu") == []
+class TestRails:
+    """Four ranks: the first of n2, two of n1, one of n3."""
 
+    WHO = GangRecord(
+        gang=0, hosts=("n2", "n1", "n1", "n3"), local_ranks=(0, 0, 1, 0), devices=tuple(f"GPU-{i}" for i in range(4))
+    )
 
-def test_a_pair_is_the_same_whichever_end_comes_first() -> None:
-    turned = [
-        replace(pair, ranks=pair.ranks[::-1], hosts=pair.hosts[::-1], devices=pair.devices[::-1]) if n % 2 else pair
-        for n, pair in enumerate(BAD_FIRST)
-    ]
-    assert find_link_faults(turned, "cpu") == find_link_faults(BAD_FIRST, "cpu")
+    def rails(self, ranks: tuple[int, ...], groups: tuple[int, ...], **changes: Any) -> Sequence[Rail]:
+        fields: dict[str, Any] = {"count": 2, "work": 2.0**20, "began_unix_s": 1.0, "seconds": 1.0}
+        block = Block(
+            study="pairs", arm="all-reduce-1mib@2", round=3, gang=0, ranks=ranks, groups=groups, **fields | changes
+        )
+        return rails_in([self.WHO, block])
 
+    def test_are_the_same_whichever_end_comes_first(self) -> None:
+        rail = Rail(3, (1, 0), ("n1", "n2"), (0, 0), ("GPU-1", "GPU-0"), 2 * 2**20 / 1e9)
+        assert self.rails((0, 1), (0, 0)) == self.rails((1, 0), (0, 0)) == [rail]
 
-def test_rounds_of_another_gang_are_further_measurements() -> None:
-    """A gang that was started again counts from 0: its results are not rails of the first one's."""
-    again = three_nodes({(0, 1): 0.61, (0, 2): 0.61}, times=2)
-    assert find_link_faults([*BAD_FIRST, *again], "cpu") == []
+    def test_have_the_speed_of_the_fastest_message_of_the_slower_end(self) -> None:
+        steps_s = {"step_s": step_bytes([0.25, 0.75, 0.5, 0.5])}
+        (rail,) = self.rails((0, 1), (5, 5), series=steps_s)
+        assert rail.gbps == 2**20 / 0.5 / 1e9
+
+    def test_are_between_two_nodes(self) -> None:
+        assert self.rails((1, 2, 3), (0, 0, 1)) == [], "two ranks of one host, and one whose peer is missing"
 
 
 def test_if_only_one_rail_is_slow_it_is_named() -> None:

@@ -283,7 +283,7 @@ def test_who_is_named_does_not_depend_on_the_order_of_the_rounds(
 @given(FACTORS, st.integers(0, 999), st.floats(0.01, 100))
 def test_who_is_named_does_not_depend_on_how_fast_the_machine_is(factors: list[float], seed: int, speed: float) -> None:
     measured = noisy(factors, 0.01, seed)
-    scaled = ArmRounds(replace(measured.measured, block_s=measured.measured.block_s * speed))
+    scaled = ArmRounds(replace(measured.measured, seconds=measured.measured.seconds * speed))
     assert ranks(find_stragglers(scaled)) == ranks(find_stragglers(measured))
 
 

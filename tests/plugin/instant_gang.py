@@ -16,18 +16,10 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import ProbeStudy
-from pytest_ddpscale.plan.probe_pairs import expected_ranks
+from pytest_ddpscale.plan.probe_pairs import expected_ranks, pair_turns
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.run.probe_record import ProbeBlock
-from pytest_ddpscale.run.records import (
-    Block,
-    GangRecord,
-    RoundEnd,
-    StudyEnd,
-    StudyStart,
-    gangs_by_number,
-    step_bytes,
-)
+from pytest_ddpscale.run.block import Block, step_bytes
+from pytest_ddpscale.run.records import GangRecord, RoundEnd, StudyEnd, StudyStart, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.session import measure
 
@@ -67,18 +59,18 @@ class InstantGang:
         self.run.append_record(StudyStart(study=study.id, unix_s=1.7e9))
         for number in range(study.rounds):
             for probe in study.probes:
-                places = expected_ranks(probe, layout)
-                is_pair = probe.kind == "send-recv"
-                ranks = tuple(rank for place in places for rank in place)
-                self.run.append_record(
-                    ProbeBlock(
-                        study=study.id, probe=probe.name, world_size=probe.world_size, round=number, gang=self.gang,
-                        iterations=1, ranks=ranks, work=float(probe.message_bytes or 1),
-                        peers=tuple(rank for place in places for rank in reversed(place)) if is_pair else None,
-                        seconds=(probe.message_bytes or 1) / 1e9 * (1 + 0.001 * (number % 3)),
-                        started_unix_s=1.7e9 + number, is_correct=True,
-                    )
-                )  # fmt: skip
+                turns = pair_turns(probe, layout) if probe.kind == "send-recv" else [expected_ranks(probe, layout)]
+                for turn, groups in enumerate(turns):
+                    self.run.append_record(
+                        Block(
+                            study=study.id, arm=probe.id, round=number, turn=turn, gang=self.gang,
+                            ranks=tuple(rank for group in groups for rank in group),
+                            groups=tuple(place for place, group in enumerate(groups) for _ in group),
+                            count=1, work=float(probe.message_bytes or 1),
+                            seconds=(probe.message_bytes or 1) / 1e9 * (1 + 0.001 * (number % 3)),
+                            began_unix_s=1.7e9 + number, readings={"is_correct": True},
+                        )
+                    )  # fmt: skip
             arms = tuple(probe.id for probe in study.probes)
             self.run.append_record(RoundEnd(study=study.id, round=number, arms=arms))
         self.run.append_record(StudyEnd(study.id, "rounds"))
@@ -110,10 +102,10 @@ class InstantGang:
         rate *= 1 + 0.0005 * math.sin(1.7 * number + arm.world_size)
         block_s = arm.batch_size * 10 / rate
         return Block(
-            study=study.id, arm=arm.name, round=number, gang=self.gang, batch_size=arm.batch_size, steps=10,
-            ranks=ranks, started_unix_s=1.7e9 + number, block_s=block_s,
-            step_s=step_bytes([block_s / 10] * 10 * len(ranks)),
-            parameters_checksum="c0ffee" * 2 + "c0de" if arm.kind == "ddp" else None,
+            study=study.id, arm=arm.name, round=number, gang=self.gang, work=float(arm.batch_size), count=10,
+            ranks=ranks, began_unix_s=1.7e9 + number, seconds=block_s,
+            series={"step_s": step_bytes([block_s / 10] * 10 * len(ranks))},
+            digests="c0ffee" * 2 + "c0de" if arm.kind == "ddp" else None,
         )  # fmt: skip
 
 

@@ -7,7 +7,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.run.records import Block, GangRecord
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, RunOutcome, Verdict
 from tests.builders.json_types import run_record
@@ -89,8 +90,8 @@ def write_judged_run(
         )
         for arm in arms:
             run.append_record(
-                Block(study="weak/resnet152-fp16", arm=arm, round=0, gang=0, batch_size=1, steps=1, ranks=tuple(ranks),
-                      started_unix_s=1.0, block_s=1.0)
+                Block(study="weak/resnet152-fp16", arm=arm, round=0, gang=0, ranks=tuple(ranks), count=1, work=1.0,
+                      began_unix_s=1.0, seconds=1.0)
             )  # fmt: skip
     judgement = Judgement("tested-gpu", outcome, f"why it is {outcome}", tuple(verdicts))
     run.write_json(run.verdicts_json, judgement)

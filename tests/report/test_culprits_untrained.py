@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace as altered
 
 from pytest_ddpscale.report.culprits_text import read_findings, settled
-from pytest_ddpscale.run.probe_record import ProbeBlock
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_directory import RunDirectory
@@ -22,9 +22,9 @@ LATER = STARTED_UNIX_S + 3600
 TRAINED = ("alone", "ddp@8")
 SURVEY = Survey("n1", 1.0)
 GANG = GangRecord(gang=1, hosts=("n1",), local_ranks=(0,), devices=("GPU-0",))
-PROBE = ProbeBlock(
-    study="probes", probe="all-reduce-32mib", world_size=8, round=0, gang=1, iterations=1, ranks=(0,), work=1.0,
-    seconds=1.0, started_unix_s=1.0, is_correct=True,
+PROBE = Block(
+    study="probes", arm="all-reduce-32mib@8", round=0, gang=1, ranks=(0,), count=1, work=1.0, seconds=1.0,
+    began_unix_s=1.0,
 )  # fmt: skip
 
 
@@ -78,8 +78,8 @@ def test_who_fails_it_is_drained(tmp_path: Path, verdict: Any) -> None:
         ("look", regressed, [], TRAINED),
         ("drain", checked, [PROBE], TRAINED),
         ("drain", checked, [Survey("n3", 1.0)], TRAINED),
-        ("drain", probed, [SURVEY, altered(PROBE, world_size=4)], TRAINED),
-        ("drain", probed, [altered(PROBE, probe="all-reduce-1gib")], ()),
+        ("drain", probed, [SURVEY, altered(PROBE, arm="all-reduce-32mib@4")], TRAINED),
+        ("drain", probed, [altered(PROBE, arm="all-reduce-1gib@8")], ()),
         ("drain", regressed, [SURVEY], ()),
     ],
 )

@@ -18,10 +18,9 @@ from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.progress import Progress, load_warning
-from pytest_ddpscale.run.pair_record import PairRound
-from pytest_ddpscale.run.probe_record import ProbeBlock
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued, Unfit
-from pytest_ddpscale.run.records import Block, GangRecord, StudyEnd, StudyStart
+from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart
 from pytest_ddpscale.run.survey_record import Survey
 from tests.approved import assert_approved
 from tests.builders.whole_runs import epoch_of, plan_of, training_run
@@ -40,8 +39,8 @@ def clock(seconds: float) -> str:
 
 def block(arm: str, round_: int, rank: int = 0, block_s: float = 4.0, study: str = "weak/r") -> Block:
     return Block(
-        study=study, arm=arm, round=round_, gang=0, batch_size=8, steps=10, ranks=(rank,), started_unix_s=1.7e9,
-        block_s=block_s,
+        study=study, arm=arm, round=round_, gang=0, ranks=(rank,), count=10, work=8.0, began_unix_s=1.7e9,
+        seconds=block_s,
     )  # fmt: skip
 
 
@@ -115,18 +114,19 @@ def test_unknown_records_and_studies_do_no_harm(terminal: Terminal) -> None:
     assert nothing.shown == []
 
 
-def probe(name: str, round_: int) -> ProbeBlock:
+def probe(name: str, round_: int) -> Block:
     size = 1 if name == "matmul-fp32" else 2
-    return ProbeBlock(
-        study="probes", probe=name, world_size=size, round=round_, gang=0, iterations=1, ranks=(0,), work=1.0,
-        seconds=1.0, started_unix_s=1.0, is_correct=True,
+    return Block(
+        study="probes", arm=Probe(name, size).id, round=round_, gang=0, ranks=(0,), count=1, work=1.0, seconds=1.0,
+        began_unix_s=1.0,
     )  # fmt: skip
 
 
-def pair_round(number: int) -> PairRound:
-    return PairRound(
-        study="pairs", round=number, gang=0, message_bytes=1, iterations=1, ranks=((0, 1),), busbw_gbps=1.0
-    )
+def pair_round(number: int) -> Block:
+    return Block(
+        study="pairs", arm="all-reduce-1mib@2", round=number, gang=0, ranks=(0, 1), count=1, work=2.0**20, seconds=1.0,
+        began_unix_s=1.0,
+    )  # fmt: skip
 
 
 def test_a_session_shows_what_was_approved() -> None:

@@ -14,7 +14,6 @@ from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.svg_bars import MOST_BARS
 from pytest_ddpscale.report.svg_figures import Figure, figures
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.pair_record import PairMeasurement
 from pytest_ddpscale.run.verdicts import GenerationComparison, Judgement
 from tests.builders.judged import evidence_of_plan
 from tests.builders.judgements import (
@@ -35,7 +34,8 @@ from tests.builders.judgements import (
     make_plan,
     make_study,
 )
-from tests.builders.measurements import Measurement
+from tests.builders.measurements import Measurement, PairMeasurement
+from tests.builders.probes import pair_columns_of, with_columns
 from tests.builders.rounds import columns_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -220,11 +220,11 @@ def test_many_nodes_share_rows_and_the_worst_are_listed() -> None:
 
 def test_the_slow_pair_is_dark_both_ways() -> None:
     pairs = [
-        PairMeasurement("pairs", 0, (a, b), (f"n{a}", f"n{b}"), (0, 0), ("x", "y"), 1, 1, 20.0)
+        PairMeasurement("pairs", 0, (a, b), (f"n{a}", f"n{b}"), (0, 0), ("x", "y"), 2**20, 1, 20.0)
         for a in range(4) for b in range(a)
-    ] + [PairMeasurement("pairs", 0, (0, 2), ("n0", "n2"), (0, 0), ("x", "y"), 1, 1, 5.0)] * 3  # fmt: skip
+    ] + [PairMeasurement("pairs", 0, (0, 2), ("n0", "n2"), (0, 0), ("x", "y"), 2**20, 1, 5.0)] * 3  # fmt: skip
     columns = columns_of(MEASUREMENTS)
-    found = drawn(MEASUREMENTS, PLAN, evidence=Evidence(PLAN, columns, {}, pairs=pairs))
+    found = drawn(MEASUREMENTS, PLAN, evidence=with_columns(Evidence(PLAN, columns, {}), pair_columns_of(pairs)))
     root = ET.fromstring(found["pair-matrix"].svg)
     assert [len(re.findall("M", d)) for d in marked(root, "shade-0")] == [10]
     assert [len(re.findall("M", d)) for d in marked(root, "shade-4")] == [2]
@@ -232,10 +232,12 @@ def test_the_slow_pair_is_dark_both_ways() -> None:
 
 def test_of_pairs_that_share_a_cell_the_slow_one_shows_and_is_listed_first() -> None:
     pairs = [
-        PairMeasurement("pairs", 0, (a, a + 1), (f"n{a}", f"n{a + 1}"), (0, 0), ("x", "y"), 1, 1, 5 if a == 4 else 20)
-        for a in range(129)
+        PairMeasurement("pairs", 0, (a, a + 1), (f"n{a}", f"n{a + 1}"), (0, 0), ("x", "y"), 2**20, 1, gbps)
+        for a, gbps in enumerate([20.0] * 4 + [5.0] + [20.0] * 124)
     ]  # fmt: skip
-    found = drawn(MEASUREMENTS, PLAN, evidence=Evidence(PLAN, columns_of(MEASUREMENTS), {}, pairs=pairs))
+    found = drawn(
+        MEASUREMENTS, PLAN, evidence=with_columns(Evidence(PLAN, columns_of(MEASUREMENTS), {}), pair_columns_of(pairs))
+    )
     root = ET.fromstring(found["pair-matrix"].svg)
     assert [len(re.findall("M", d)) for d in marked(root, "shade-4")] == [1]  # both are nodes of one row
     rows = [["".join(cell.itertext()) for cell in row] for row in ET.fromstring(found["slowest-pairs"].svg).iter("tr")]

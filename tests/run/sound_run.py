@@ -15,10 +15,11 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.run.block import Block, step_bytes
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
-from pytest_ddpscale.run.pair_record import PairRound
+from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import Block, RoundEnd, StudyEnd, WorkloadFlops
+from pytest_ddpscale.run.records import RoundEnd, StudyEnd, WorkloadFlops
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import start_run
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock, joined_telemetry
@@ -70,8 +71,10 @@ def sound() -> Records:
         records += blocks_of([one for one in measured if one.round == number and one.arm in arms])
         records.append(RoundEnd(study=STUDY.id, round=number, arms=tuple(arms)))
     transports = [Transport(rank=rank, **who.place(rank)._asdict()) for rank in range(RANKS)]
-    pairs = PairRound(study="pairs", round=0, gang=0, message_bytes=2**25, iterations=9, ranks=((0, 2), (1, 3)),
-                      busbw_gbps=10.0)  # fmt: skip
+    pairs = Block(
+        study="pairs", arm="all-reduce-32mib@2", round=0, gang=0, ranks=(0, 2, 1, 3), groups=(0, 0, 1, 1), count=9,
+        work=float(2**25), began_unix_s=1.7e9, seconds=0.09, series={STEP_S: step_bytes([0.01] * 9 * RANKS)},
+    )  # fmt: skip
     ends = [StudyEnd(study=STUDY.id, reason="decided"), StudyEnd(study="pairs", reason="decided")]
     return [*records, transport_line(transports, STUDY.id), ends[0], pairs, ends[1]]
 
@@ -80,11 +83,11 @@ def telemetry_of(records: Sequence[AnyRecord]) -> list[TelemetryBlock]:
     """What GPUs said while they were trained."""
     return [
         joined_telemetry(
-            block.ranks, [GpuReadings(started_unix_s=block.started_unix_s, ended_unix_s=2e9)] * len(block.ranks),
+            block.ranks, [GpuReadings(started_unix_s=block.began_unix_s, ended_unix_s=2e9)] * len(block.ranks),
             block.study, block.arm, block.round, block.gang,
         )
         for block in records
-        if isinstance(block, Block) and isinstance(block.started_unix_s, float)
+        if isinstance(block, Block) and block.study == STUDY.id and isinstance(block.began_unix_s, float)
     ]  # fmt: skip
 
 

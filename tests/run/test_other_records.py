@@ -1,4 +1,4 @@
-"""Probes, pairs, transports and telemetry are read as strictly as blocks, and come apart rank by rank."""
+"""Transports and telemetry are read as strictly as blocks, and come apart rank by rank."""
 
 from __future__ import annotations
 
@@ -9,30 +9,18 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.run.pair_record import PairMeasurement, pairs_of
-from pytest_ddpscale.run.probe_record import RankProbe, joined_probe_block
+from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.record_lines import RecordReader, line_of
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.telemetry import GpuReadings, Spread, joined_telemetry
-from pytest_ddpscale.run.transport_record import RankTransport, joined_transport, transports_of
-from tests.builders.records import probes_of
+from pytest_ddpscale.run.transport_record import GangTransport, RankTransport, transports_of
 from tests.builders.telemetry import telemetry_of
 from tests.rows import rows
 
 WHO = GangRecord(
     gang=0, hosts=("n1", "n1", "n2", "n2"), local_ranks=(0, 1, 0, 1), devices=tuple(f"GPU-{rank}" for rank in range(4))
 )
-PAIRS: dict[str, Any] = {
-    "kind": "pair", "study": "pairs", "round": 2, "gang": 0, "message_bytes": 32 * 2**20, "iterations": 20,
-    "ranks": [[0, 2], [1, 3]], "busbw_gbps": [41.5, 41],
-}  # fmt: skip
-SEND_RECV: dict[str, Any] = {
-    "kind": "probe", "study": "probes", "probe": "send-recv-256mib", "world_size": 4, "round": 2, "gang": 0,
-    "iterations": 20, "ranks": [0, 2, 0, 3], "peers": [2, 0, 3, 0], "work": 256.0 * 2**20,
-    "seconds": [0.25, 0.25, 0.3, 0.3], "started_unix_s": 1.7e9, "is_correct": True,
-}  # fmt: skip
 TRANSPORT: dict[str, Any] = {
     "kind": "transport", "study": "weak/r", "gang": 0, "ranks": [0, 2], "network": "IB", "nvls": True,
     "channels": {"P2P/CUMEM": 24, "NET/IB/GDRDMA": 8, "NET/IB": 3}, "channels_within_node": {"P2P/CUMEM": 24},
@@ -61,35 +49,8 @@ def refusal(data: dict[str, Any]) -> str:
     return str(raised.value)
 
 
-def test_pairs_come_apart() -> None:
-    assert pairs_of([WHO, read(PAIRS)])[1] == PairMeasurement(
-        "pairs", 2, (1, 3), ("n1", "n2"), (1, 1), ("GPU-1", "GPU-3"), 32 * 2**20, 20, 41
-    )
-
-
-def test_probes_come_apart_once_for_each_peer() -> None:
-    found = probes_of([WHO, read(SEND_RECV)])
-    assert [(one.rank, one.peer_rank, one.seconds) for one in found] == [
-        (0, 2, 0.25),
-        (2, 0, 0.25),
-        (0, 3, 0.3),
-        (3, 0, 0.3),
-    ]
-    assert (found[3].host, found[3].local_rank, found[3].device, found[3].is_correct) == ("n2", 1, "GPU-3", True)
-    assert found[0].per_second == 256 * 2**20 * 20 / 0.25
-
-
-def test_what_ranks_say_of_a_probe_survives_its_line() -> None:
-    parts = [
-        RankProbe(rank=rank, work=1e9, seconds=0.5 + rank, started_unix_s=1.0, is_correct=rank != 1) for rank in (0, 1)
-    ]
-    block = joined_probe_block(parts, Probe("matmul-bf16"), "probes", 3, 0, 7)
-    assert read(json.loads(line_of(block))) == block
-    assert [one.is_correct for one in probes_of([WHO, block])] == [True, False]
-
-
 def test_transports_come_apart_and_the_last_one_of_a_rank_counts() -> None:
-    again = joined_transport([RankTransport(rank=2, network="Socket")], "weak/r", 0)
+    again = joined(GangTransport, [RankTransport(rank=2, network="Socket")], study="weak/r", gang=0)
     first, second = transports_of([WHO, read(TRANSPORT), again])
     assert (first.device, first.network, first.unreadable) == ("GPU-0", "IB", ("a line",))
     assert first.channels_somewhere == {"NET/IB": 3}
@@ -112,28 +73,6 @@ def test_telemetry_comes_apart() -> None:
 @rows(
     ("data", "changes", "found"),
     [
-        (PAIRS, {"ranks": [[0]]}, "Expected `array` of length 2"),
-        (PAIRS, {"ranks": [[0, 2], [1, -3]]}, "Expected `int` >= 0"),
-        (PAIRS, {"ranks": [[0, 0], [1, 3]]}, "a rank is in two pairs of one round"),
-        (PAIRS, {"ranks": [[0, 2], [1, 2]]}, "a rank is in two pairs of one round"),
-        (PAIRS, {"ranks": [[0, 2], [1, 4]]}, "rank 4 is named, but gang 0 has 4 ranks"),
-        (PAIRS, {"busbw_gbps": [1.0]}, "busbw_gbps has 1 values; expected 2"),
-        (PAIRS, {"busbw_gbps": 0}, "Expected `float` > 0.0"),
-        (PAIRS, {"busbw_gbps": 1e7}, "Expected `float` <= 1000000.0"),
-        (PAIRS, {"message_bytes": 0}, "Expected `int` >= 1"),
-        (PAIRS, {"speed": 1}, "unknown field `speed`"),
-        (SEND_RECV, {"probe": "sleep"}, "unknown probe 'sleep'"),
-        (SEND_RECV, {"world_size": 1}, "needs at least 2 ranks"),
-        (SEND_RECV, {"probe": "all-reduce-32mib"}, "expected peers for send-recv, none for other probes"),
-        (SEND_RECV, {"peers": None}, "expected peers for send-recv, none for other probes"),
-        (SEND_RECV, {"peers": [0, 0, 3, 0]}, "a rank is its own peer"),
-        (SEND_RECV, {"peers": [2, 0, 2, 0]}, "has a rank twice"),
-        (SEND_RECV, {"peers": [2, 0, 9, 0]}, "rank 9 is named"),
-        (SEND_RECV, {"work": 0}, "Expected `float` > 0.0"),
-        (SEND_RECV, {"seconds": [0.25, 0.25, 0.3, 0.0]}, "Expected `float` > 0.0"),
-        (SEND_RECV, {"seconds": [0.25]}, "seconds has 1 values; expected 4"),
-        (SEND_RECV, {"is_correct": 1}, "Expected `bool | array`, got `int`"),
-        (SEND_RECV, {"gang": 1}, "gang 1 was not announced before"),
         (TRANSPORT, {"network": 3}, "got `int`"),
         (TRANSPORT, {"channels": ["P2P/CUMEM"]}, "Expected `object`, got `str`"),
         (TRANSPORT, {"channels": {"P2P/CUMEM": 24, "SHM": -1}}, "Expected `int` >= 0"),

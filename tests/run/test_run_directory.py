@@ -17,7 +17,8 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.run.records import Block, GangRecord, StudyEnd
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.records import GangRecord, StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.strict_json import strict_json
 from tests.builders.json_types import as_json, run_record
@@ -195,7 +196,7 @@ class TestMeasurements:
         assert isinstance(block, Block)
         for impossible in (math.nan, math.inf, -1.0):
             with pytest.raises(ValueError):
-                run.append_records([block, msgspec.structs.replace(block, block_s=impossible)])
+                run.append_records([block, msgspec.structs.replace(block, seconds=impossible)])
         assert measurements_in(run) == made
 
     def test_are_read_once_until_there_are_more(self, run: RunDirectory) -> None:

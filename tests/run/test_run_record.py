@@ -14,10 +14,9 @@ from msgspec.structs import replace
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.run.pair_record import PairRound
-from pytest_ddpscale.run.probe_record import ProbeBlock
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import Block, EndReason, GangRecord, SeededSteps, StudyEnd, WarmUp
+from pytest_ddpscale.run.records import EndReason, GangRecord, SeededSteps, StudyEnd, WarmUp
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import Resumed, RunDevice, Startup, ThresholdsUsed
 from pytest_ddpscale.run.run_record import (
@@ -253,8 +252,8 @@ _NUMBERS = itertools.count()
 
 
 def block(study: str, gang: int) -> Block:
-    return Block(study=study, arm="alone", round=0, gang=gang, batch_size=1, steps=1, ranks=(0,), started_unix_s=1.0,
-                 block_s=1.0)  # fmt: skip
+    return Block(study=study, arm="alone", round=0, gang=gang, ranks=(0,), count=1, work=1.0, began_unix_s=1.0,
+                 seconds=1.0)  # fmt: skip
 
 
 def test_studies_of_one_gang_are_of_one_machine() -> None:
@@ -299,17 +298,15 @@ def test_other_software_is_named() -> None:
     )
 
 
-@rows("kind", ["probe", "seeded_step", "pair"])
+@rows("kind", ["block", "seeded_step"])
 def test_what_was_not_trained_is_of_the_machine_too(kind: str) -> None:
     """As probes of a run that was resumed elsewhere."""
     first = launch("a:0")
     gang = first[0].gang  # type: ignore[union-attr]
     what: dict[str, AnyRecord] = {
-        "probe": ProbeBlock(study="probes", probe="matmul-fp32", world_size=1, round=0, gang=gang, iterations=1,
-                            ranks=(0,), work=1.0, seconds=1.0, started_unix_s=1.0, is_correct=True),
+        "block": Block(study="probes", arm="matmul-fp32", round=0, gang=gang, ranks=(0,), count=1, work=1.0,
+                       seconds=1.0, began_unix_s=1.0),
         "seeded_step": SeededSteps(study="probes", gang=gang, ranks=(0,), checksums="a"),
-        "pair": PairRound(study="probes", round=0, gang=gang, message_bytes=1, iterations=1, ranks=((0, 1),),
-                          busbw_gbps=1.0),
     }  # fmt: skip
     records = [*first, what[kind], Survey("b", 1.0), *launch("b:0", measured=("weak/r",))]
     assert why_not_one_machine(records) == "studies were measured on different hosts: probes on a, weak/r on b"

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_ddpscale.plan.training_run import TrainingRun
+from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, checked_line
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.training_record import (
@@ -18,7 +19,6 @@ from pytest_ddpscale.run.training_record import (
     RunRecords,
     TrainedEpoch,
     TrainedRun,
-    joined_epoch,
     trained_runs,
 )
 from tests.builders.whole_runs import (
@@ -53,7 +53,7 @@ def test_what_all_ranks_have_alike_stands_there_once() -> None:
         )
         for rank in (0, 1)
     ]  # fmt: skip
-    found = joined_epoch(parts, study=RUN.id, gang=0, epoch=0, losses=b"\0" * 16)
+    found = joined(TrainedEpoch, parts, study=RUN.id, gang=0, epoch=0, losses=b"\0" * 16)
     assert (found.trained, found.correct) == (32, (4, 5))
     assert found.of_ranks("trained").tolist() == [32, 32]
 

@@ -12,19 +12,10 @@ from msgspec.structs import replace as altered
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.run.block import NO_CHECKSUM, Block, Unsupported, step_bytes
 from pytest_ddpscale.run.evidence import read_evidence
-from pytest_ddpscale.run.pair_record import PairRound
-from pytest_ddpscale.run.probe_record import ProbeBlock, ProbeUnsupported
-from pytest_ddpscale.run.records import (
-    NO_CHECKSUM,
-    Block,
-    GangRecord,
-    RoundEnd,
-    SeededSteps,
-    StudyEnd,
-    WorkloadFlops,
-    step_bytes,
-)
+from pytest_ddpscale.run.readings import STEP_S, WAITED_S
+from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, StudyEnd, WorkloadFlops
 from pytest_ddpscale.suites.paik_import import import_paik
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from tests.builders.records import blocks_of
@@ -57,6 +48,18 @@ def is_ddp(block: Block) -> bool:
     return block.arm == LAST_ARM
 
 
+def is_probe(block: Block) -> bool:
+    return block.study == "probes"
+
+
+def is_pair(block: Block) -> bool:
+    return block.study == "pairs"
+
+
+def is_trained(block: Block) -> bool:
+    return block.study == STUDY.id
+
+
 def steps(*changed_first: float) -> bytes:
     """Of the last arm: ten steps of four ranks, 0.4 s a rank, the first of them changed."""
     return step_bytes([*changed_first, *[0.04] * (10 * RANKS - len(changed_first))])
@@ -86,10 +89,10 @@ class TestOneLine:
         ("change", "found"),
         [
             (again(Block, is_ddp), f"is another block 0 of weak/r, {LAST_ARM} than line"),
-            (again(Block, is_ddp, block_s=1e-3, step_s=b""), f"is another block 0 of weak/r, {LAST_ARM} than line"),
-            (again(ProbeBlock, seconds=1e-3), "is another block 0 of probes, matmul-bf16 than line"),
+            (again(Block, is_ddp, seconds=1e-3, series={}), f"is another block 0 of weak/r, {LAST_ARM} than line"),
+            (again(Block, is_probe, seconds=1e-3), "is another block 0 of probes, matmul-bf16 than line"),
             (again(RoundEnd), "is another round 0 of probes than line"),
-            (again(PairRound, busbw_gbps=99.0), "is another round 0 of pairs than line"),
+            (again(Block, is_pair, seconds=1e-3), "is another block 0 of pairs, all-reduce-32mib@2 than line"),
             (again(SeededSteps, checksums="other"), "is another SeededSteps 0 of weak/r than line"),
             (again(WorkloadFlops, flops_per_sample=1.0), "is another WorkloadFlops 0 of weak/r than line"),
         ],
@@ -107,14 +110,14 @@ class TestPlan:
     @rows(
         ("change", "found"),
         [
-            (changed(Block, study="weak/other"), "of weak/other, which plan.json does not plan"),
+            (changed(Block, is_trained, study="weak/other"), "of weak/other, which plan.json does not plan"),
             (changed(Block, is_ddp, arm="ddp@64"), "has ddp@64 of weak/r, which plan.json does not plan"),
-            (changed(Block, is_ddp, batch_size=8), "has 8 images a step of weak/r, ddp@4, for which plan.json plans 4"),
-            (changed(ProbeBlock, study="xx"), "has matmul-bf16 of xx, which plan.json does not plan"),
-            (changed(ProbeBlock, probe="matmul-fp8"), "has matmul-fp8 of probes, which plan.json does not plan"),
-            (changed(PairRound, study="weak/r"), "has pairs of nodes of weak/r, which plan.json does not plan"),
+            (changed(Block, is_ddp, work=8.0), "has 8 images a step of weak/r, ddp@4, for which plan.json plans 4"),
+            (changed(Block, is_probe, study="xx"), "has matmul-bf16 of xx, which plan.json does not plan"),
+            (changed(Block, is_probe, arm="matmul-fp8"), "has matmul-fp8 of probes, which plan.json does not plan"),
+            (changed(Block, is_pair, study="weak/r"), "has all-reduce-32mib@2 of weak/r, which plan.json does"),
             (
-                lambda records: [*records, ProbeUnsupported(study="probes", probe="x", gang=0, ranks=(0,), reasons="")],
+                lambda records: [*records, Unsupported(study="probes", arm="x", gang=0, ranks=(0,), reasons="")],
                 "has x of probes, which plan.json does not plan",
             ),
             (changed(RoundEnd, arms=("x",)), "has x of probes, which plan.json does not plan"),
@@ -136,34 +139,36 @@ class TestSteps:
     @rows(
         ("changes", "found"),
         [
-            ({"block_s": 0.38}, "has steps of 0.4 s in all (step_s) of rank 0 in a block of 0.38 s"),
-            ({"block_s": 0.425}, "has steps of 0.4 s in all (step_s) of rank 0 in a block of 0.425 s"),
-            ({"block_s": (0.4, 0.4, 0.4, 0.5)}, "has steps of 0.4 s in all (step_s) of rank 3 in a block of 0.5 s"),
-            ({"step_s": steps(1e30)}, "has steps of 1e+30 s in all"),
-            ({"step_s": steps(-1.0)}, "has a step of -1 s (step_s)"),
-            ({"step_s": steps(0.04, 0.0)}, "has a step of 0 s (step_s)"),
-            ({"step_s": steps(float("nan"))}, "has a step of nan s (step_s)"),
-            ({"step_s": b""}, "has no step times (step_s)"),
-            ({"waited_s": bytes(len(steps()))}, f"has {len(steps())} bytes of seconds waited for data (waited_s)"),
+            ({"seconds": 0.38}, "has steps of 0.4 s in all (step_s) of rank 0 in a block of 0.38 s"),
+            ({"seconds": 0.425}, "has steps of 0.4 s in all (step_s) of rank 0 in a block of 0.425 s"),
+            ({"seconds": (0.4, 0.4, 0.4, 0.5)}, "has steps of 0.4 s in all (step_s) of rank 3 in a block of 0.5 s"),
+            ({"series": {STEP_S: steps(1e30)}}, "has steps of 1e+30 s in all"),
+            ({"series": {STEP_S: steps(-1.0)}}, "has a step of -1 s (step_s)"),
+            ({"series": {STEP_S: steps(0.04, 0.0)}}, "has a step of 0 s (step_s)"),
+            ({"series": {STEP_S: steps(float("nan"))}}, "has a step of nan s (step_s)"),
+            ({"series": {}}, "has no step times (step_s)"),
+            ({"series": {STEP_S: steps(), WAITED_S: bytes(len(steps()))}}, "has 160 bytes of seconds waited for data"),
         ],
     )
     def test_that_cannot_be_are_refused(self, tmp_path: Path, changes: dict[str, Any], found: str) -> None:
-        assert found in refusal(tmp_path, changed(Block, is_ddp, **{"block_s": 0.4, "step_s": steps()} | changes))
+        sound = {"seconds": 0.4, "series": {STEP_S: steps()}}
+        assert found in refusal(tmp_path, changed(Block, is_ddp, **sound | changes))
 
-    @rows("block_s", [0.385, 0.42])
-    def test_may_differ_from_their_block_by_less_than_a_twentieth(self, tmp_path: Path, block_s: float) -> None:
-        assert read(tmp_path, changed(Block, is_ddp, block_s=block_s, step_s=steps())).errors == {}
+    @rows("seconds", [0.385, 0.42])
+    def test_may_differ_from_their_block_by_less_than_a_twentieth(self, tmp_path: Path, seconds: float) -> None:
+        assert read(tmp_path, changed(Block, is_ddp, seconds=seconds, series={STEP_S: steps()})).errors == {}
 
     def test_of_two_rounds_are_not_the_same_to_the_last_digit(self, tmp_path: Path) -> None:
         def copied(records: Records) -> Records:
             first = next(one for one in records if isinstance(one, Block) and one.arm == FEWER[0])
             where = lambda one: one.round == 3 and one.arm == first.arm  # noqa: E731
-            return changed(Block, where, block_s=first.block_s, step_s=first.step_s)(records)
+            return changed(Block, where, seconds=first.seconds, series=first.series)(records)
 
         assert "of another round, to the last digit" in refusal(tmp_path, copied)
 
     def test_of_measured_runs_are_no_single_samples(self, tmp_path: Path) -> None:
-        assert "is the single sample of an imported result" in refusal(tmp_path, changed(Block, single_sample=True))
+        single = changed(Block, is_trained, readings={"single_sample": True})
+        assert "is the single sample of an imported result" in refusal(tmp_path, single)
 
 
 class TestLaunches:
@@ -210,29 +215,33 @@ class TestRounds:
 
     def test_that_did_not_end_may_lack_blocks(self, tmp_path: Path) -> None:
         def cut(records: Records) -> Records:
-            last = max(i for i, one in enumerate(records) if isinstance(one, Block))
+            last = max(i for i, one in enumerate(records) if isinstance(one, Block) and is_trained(one))
             return [*records[:last], StudyEnd(study=STUDY.id, reason="error", message="died")]
 
         assert read(tmp_path, cut).errors[STUDY.id] == "died"
 
 
 class TestRanks:
-    @rows("kind", [Block, ProbeBlock, SeededSteps])
+    @rows("study", [STUDY.id, "probes", "seeded"])
     @rows("rank", [0, RANKS - 1])
-    def test_that_are_left_out_of_all_columns_are_missed(self, tmp_path: Path, kind: type, rank: int) -> None:
+    def test_that_are_left_out_of_all_columns_are_missed(self, tmp_path: Path, study: str, rank: int) -> None:
         """A slow or a corrupt one would not be seen."""
 
         def left_out(records: Records) -> Records:
-            return [_without_rank(one, rank) if isinstance(one, kind) else one for one in records]
+            return [
+                _without_rank(one, rank)
+                if isinstance(one, SeededSteps if study == "seeded" else Block) and study in ("seeded", one.study)
+                else one
+                for one in records
+            ]
 
         assert f"lacks rank {rank} of" in refusal(tmp_path, left_out)
 
     def test_that_could_not_do_a_probe_are_not_missed(self, tmp_path: Path) -> None:
         def unable(records: Records) -> Records:
-            said = ProbeUnsupported(study="probes", probe="matmul-bf16", gang=0, ranks=(1,), reasons="too old")
+            said = Unsupported(study="probes", arm="matmul-bf16", gang=0, ranks=(1,), reasons="too old")
             others = [
-                _without_rank(one, 1) if isinstance(one, ProbeBlock) and one.probe == "matmul-bf16" else one
-                for one in records
+                _without_rank(one, 1) if isinstance(one, Block) and one.arm == "matmul-bf16" else one for one in records
             ]
             return [records[0], said, *others[1:]]
 
@@ -251,11 +260,11 @@ class TestRanks:
         assert "of alone of weak/r, in which it is rank 1's turn" in refusal(tmp_path, first_again)
 
     def test_that_have_to_agree_have_checksums(self, tmp_path: Path) -> None:
-        found = "has a replica without a checksum (parameters_checksum)"
-        assert found in refusal(tmp_path, changed(Block, is_ddp, parameters_checksum=f"{1:016x}" * 3 + NO_CHECKSUM))
-        assert found in refusal(tmp_path / "all", changed(Block, is_ddp, parameters_checksum=None))
+        found = "has a replica without a checksum (digests)"
+        assert found in refusal(tmp_path, changed(Block, is_ddp, digests=f"{1:016x}" * 3 + NO_CHECKSUM))
+        assert found in refusal(tmp_path / "all", changed(Block, is_ddp, digests=None))
 
-    @rows("trace", [{"parameters_checksum": f"{1:016x}" * RANKS}, {"skipped_steps": 1}])
+    @rows("trace", [{"digests": f"{1:016x}" * RANKS}, {"readings": {"skipped_steps": 1}}])
     def test_that_only_infer_have_trained_nothing(self, tmp_path: Path, trace: dict[str, Any]) -> None:
         change = changed(Block, lambda block: block.arm == f"infer@{PER_NODE}", **trace)
         assert "has traces of training in forward passes" in refusal(tmp_path, change)
@@ -287,7 +296,7 @@ class TestGangs:
 
     def test_of_several_hosts_on_one_node_are_refused(self, tmp_path: Path) -> None:
         plan = replace(PLAN, nodes=1, ranks_per_node=None, pairs=None)
-        no_pairs = without(PairRound)
+        no_pairs = without(Block, is_pair)
         assert "line 1 has ranks on 2 hosts, but plan.json plans for 1" in refusal(tmp_path, no_pairs, plan)
 
     @rows(
@@ -324,7 +333,7 @@ class TestTelemetry:
 
     def test_of_a_block_that_a_kill_kept_from_being_written_is_left_out(self, tmp_path: Path) -> None:
         def cut(records: Records) -> Records:
-            last = max(i for i, one in enumerate(records) if isinstance(one, Block))
+            last = max(i for i, one in enumerate(records) if isinstance(one, Block) and is_trained(one))
             return [*records[:last], StudyEnd(study=STUDY.id, reason="error", message="died")]
 
         whole, without_last = read(tmp_path / "whole").telemetry, read(tmp_path, cut).telemetry
@@ -332,12 +341,12 @@ class TestTelemetry:
 
     def test_of_a_block_that_was_not_measured_is_refused(self, tmp_path: Path) -> None:
         def cut(records: Records) -> Records:
-            last = max(i for i, one in enumerate(records) if isinstance(one, Block))
+            last = max(i for i, one in enumerate(records) if isinstance(one, Block) and is_trained(one))
             return [*records[:last], *records[last + 2 :]]
 
         assert "which was not measured" in refusal(tmp_path, cut)
 
-    @rows("changes", [{"started_unix_s": 1.0}, {"gang": 1}])
+    @rows("changes", [{"began_unix_s": 1.0}, {"gang": 1}])
     def test_of_another_time_or_gang_is_refused(self, tmp_path: Path, changes: dict[str, Any]) -> None:
         def moved(records: Records) -> Records:
             return [records[0], altered(records[0], gang=1), *changed(Block, is_ddp, **changes)(records)[1:]]
@@ -356,10 +365,7 @@ def _without_rank(one: Any, rank: int) -> Any:
         if isinstance(value := getattr(one, name), tuple | np.ndarray)
     }
     if isinstance(one, Block):
-        length = len(one.step_s) // len(one.ranks)
-        columns["step_s"] = b"".join(one.step_s[place * length : (place + 1) * length] for place in keep)  # type: ignore[assignment]
-    if isinstance(one, ProbeBlock) and one.peers is not None:
-        columns["peers"] = tuple(one.each("peers")[keep])
+        columns["series"] = {name: one.of_steps(name)[keep].tobytes() for name in one.series}  # type: ignore[assignment]
     return altered(one, **columns)
 
 
@@ -370,7 +376,9 @@ def _with_launch(records: Records, gang: int, slower: float = 1.0) -> Records:
     who = [altered(records[0], gang=gang)] if gang else []
     ends = [RoundEnd(study=again_id, round=number, arms=tuple(ARMS)) for number in range(ROUNDS)]
     seeded = [altered(one, study=again_id, gang=gang) for one in records if isinstance(one, SeededSteps)]
-    slowed = [altered(one, step_s=step_bytes([slower * s for s in np.frombuffer(one.step_s, "<f4")])) for one in blocks]
+    slowed = [
+        altered(one, series={STEP_S: step_bytes((slower * one.of_steps(STEP_S)).ravel().tolist())}) for one in blocks
+    ]
     return [*records, *who, *seeded, *slowed, *ends, StudyEnd(study=again_id, reason="decided")]
 
 
@@ -387,5 +395,5 @@ def _of_node_0(one: Any) -> Any:
 
 
 def test_probes_are_all_there(tmp_path: Path) -> None:
-    assert {name for name, _ in read(tmp_path).probes} == {probe.name for probe in PROBES}
+    assert {one.arm for one in read(tmp_path).probes} == {probe.id for probe in PROBES}
     assert FEWEST_ROUNDS < ROUNDS

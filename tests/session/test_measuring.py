@@ -7,7 +7,7 @@ import pytest
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.run.pair_record import PairRound
+from pytest_ddpscale.run.block import Block, step_bytes
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.session.measure import further_name
 from pytest_ddpscale.session.session import AcceptanceSession
@@ -92,9 +92,10 @@ class TestMeasuring:
         assert gangs[-1].plan.pairs is not None
         assert measuring.run.read_plan().pairs == gangs[-1].plan.pairs, "ranks read it there"
         number = max(gangs_by_number(measuring.run.read_records()))
-        found = PairRound(
-            study="pairs", round=0, gang=number, message_bytes=4, iterations=1, ranks=((0, 2),), busbw_gbps=1.0
-        )
+        found = Block(
+            study="pairs", arm=gangs[-1].plan.pairs.arm, round=0, gang=number, ranks=(0, 2), count=1, work=2.0**20,
+            seconds=1.0, began_unix_s=1.0, series={"step_s": step_bytes([1.0, 1.0])},
+        )  # fmt: skip
         measuring.run.append_record(found)
         measuring.samples("weak_scaling_efficiency", "r", 5, nothing)
         measuring.samples("weak_scaling_efficiency", "r", 3, nothing)

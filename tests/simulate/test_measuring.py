@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.by_rank import seeded_steps_of
-from pytest_ddpscale.run.probe_record import ProbeBlock
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import (
-    Block,
     GangRecord,
     RoundEnd,
     SeededSteps,
@@ -75,7 +74,7 @@ def test_records_come_in_the_order_of_a_real_run() -> None:
     kinds = [type(r) for r in records(CLUSTER.plan(rounds=FEWEST_ROUNDS))]
     without_repeats = [kind for kind, before in zip(kinds, [None, *kinds], strict=False) if kind != before]
     one_study = [StudyStart, SeededSteps, WorkloadFlops, *[Block, RoundEnd] * FEWEST_ROUNDS, StudyEnd]
-    of_probes = [StudyStart, *[ProbeBlock, RoundEnd] * FEWEST_ROUNDS, StudyEnd]
+    of_probes = [StudyStart, *[Block, RoundEnd] * FEWEST_ROUNDS, StudyEnd]
     assert without_repeats == [Survey, GangRecord, *of_probes, *one_study * 2, GangTransport]  # weak and strong
 
 

@@ -10,7 +10,7 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.run.records import Block
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_nodes import gang_of
 from pytest_ddpscale.thresholds.cases import Case

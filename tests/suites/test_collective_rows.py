@@ -13,9 +13,9 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import COLLECTIVES, Probe
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.probe_record import ProbeMeasurement
 from pytest_ddpscale.suites.collective_rows import CollectiveRow, collective_rows
 from pytest_ddpscale.suites.collective_table import cells, heading, nccl_lines, not_measured, number_in_width
+from tests.builders.measurements import ProbeMeasurement
 from tests.judge.probed import Value, measure_probe, probe_evidence, steady
 
 SIZES = (KIB, GIB)

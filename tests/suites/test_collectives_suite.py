@@ -17,7 +17,6 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import COLLECTIVES
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.probe_record import ProbeMeasurement
 from pytest_ddpscale.run.run_json import RunRecord, ThresholdsUsed
 from pytest_ddpscale.suites.collective_bounds import cases_of_run, sweep_cases
 from pytest_ddpscale.suites.collectives_report import collectives_report
@@ -26,6 +25,7 @@ from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport
 from tests.approved import assert_approved
 from tests.builders.clusters import thresholds
+from tests.builders.measurements import ProbeMeasurement
 from tests.judge.probed import Value, measure_probe, probe_evidence, steady
 from tests.suites.conftest import MeasuredAndTold
 from tests.suites.run_records import text_of

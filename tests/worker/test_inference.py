@@ -60,7 +60,7 @@ def test_it_changes_no_weight_and_leaves_nothing_to_compare(gloo_of_one: None, w
     before = checksum(arms.model.parameters())
     timing = arms.time_block(INFER, 3)
     assert checksum(arms.model.parameters()) == before
-    assert (timing.skipped_steps, timing.parameters_checksum) == (0, None)
+    assert (timing.skipped_steps, timing.parameters_checksum) == (None, None)
     assert all(parameter.grad is None for parameter in arms.model.parameters())
     arms.close()
 

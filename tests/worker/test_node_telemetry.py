@@ -12,7 +12,8 @@ import pytest
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.records import GangRecord, RankBlock
+from pytest_ddpscale.run.block import RankBlock, Value
+from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.telemetry import GpuReadings, Spread, TelemetryBlock
 from pytest_ddpscale.telemetry.link import Sampler
 from pytest_ddpscale.worker.control import Control
@@ -170,10 +171,14 @@ def gpus_of(written: Sequence[TelemetryBlock], devices: Sequence[str] = UUIDS) -
 
 def part(rank: int, **changes: Any) -> RankBlock:
     fields: dict[str, Any] = {
-        "rank": rank, "started_unix_s": 1.0, "block_s": 2.0, "step_s": b"", "utilization": None,
-        "peak_memory_bytes": None, "skipped_steps": 0, "parameters_checksum": None,
+        "rank": rank, "work": 1.0, "began_unix_s": 1.0, "seconds": 2.0, "readings": {"utilization": None},
     }  # fmt: skip
     return RankBlock(**(fields | changes))
+
+
+def essence(part: RankBlock) -> tuple[Value, Value]:
+    """What telemetry adds to it."""
+    return part.readings.get("utilization"), part.readings.get("energy_j")
 
 
 def test_each_node_has_one_sampler_for_its_gpus(stores: list[Store]) -> None:
@@ -198,7 +203,7 @@ def test_all_of_a_block_is_written_and_its_ranks_have_the_essence(stores: list[S
         (f"GPU-{rank}", BEGAN_UNIX_S + rank, BEGAN_UNIX_S + rank + 2.0) for rank in RANKS
     ]
     parts = with_telemetry([part(rank) for rank in (*RANKS, 9)], written[0])
-    assert [(one.utilization, one.energy_j) for one in parts] == [*((0.5, float(rank)) for rank in RANKS), (None, None)]
+    assert list(map(essence, parts)) == [*((0.5, float(rank)) for rank in RANKS), (None, None)]
 
 
 def test_a_blocks_beginning_is_marked_on_every_node(stores: list[Store]) -> None:
@@ -229,7 +234,7 @@ def test_a_dead_sampler_leaves_measurements_without_says_so_and_keeps_nobody_wai
         (0, 3, {}), (1, 3, {}), (2, 0, {"device": "the sampler ended"}), (3, 0, {"device": "the sampler ended"}),
     ]  # fmt: skip
     parts = with_telemetry([part(rank) for rank in RANKS], written[0])
-    assert [(one.utilization, one.energy_j) for one in parts] == [(0.5, 0.0), (0.5, 1.0), (None, None), (None, None)]
+    assert list(map(essence, parts)) == [(0.5, 0.0), (0.5, 1.0), (None, None), (None, None)]
 
 
 def test_what_was_told_is_forgotten(stores: list[Store]) -> None:
@@ -289,7 +294,7 @@ def test_the_real_sampler_finds_the_gpus_of_its_ranks(stores: list[Store], machi
     assert list(found[3].unreadable) == ["device"]
     busy = A100.work.utilization_pct / 100
     parts = with_telemetry([part(rank) for rank in RANKS], written[0])
-    assert [one.utilization for one in parts] == [0.0, 0.0, pytest.approx(busy), None]
+    assert [essence(one)[0] for one in parts] == [0.0, 0.0, pytest.approx(busy), None]
 
 
 def test_errors_of_the_first_block_are_counted_however_long_the_sampler_takes_to_start(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import torch.distributed as dist
+from msgspec import field
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.pairing import other_end
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.plan.probe_pairs import pair_turns
-from pytest_ddpscale.run.probe_record import RankProbe
+from pytest_ddpscale.run.block import RankBlock
 from pytest_ddpscale.run.strict_json import Count, Record
 from pytest_ddpscale.worker.device import Device, Timing
 from pytest_ddpscale.worker.probes.collectives import MESSAGES_HELD, open_collective, open_send_receive
-from pytest_ddpscale.worker.probes.groups import ProbeGroups, Ranks
+from pytest_ddpscale.worker.probes.groups import ProbeGroups, Ranks, rank_groups
 from pytest_ddpscale.worker.probes.matmul import open_matmul
 from pytest_ddpscale.worker.probes.memory import open_copy
 from pytest_ddpscale.worker.probes.work import CannotProbeError, Work, memory_permitting, refuse_more_than_is_free
@@ -27,18 +28,18 @@ class RankProbed(Record, frozen=True, kw_only=True):
 
     Attributes:
         rank: global rank in the gang.
-        measured: one for each turn in which it took part.
+        measured: its part of each turn in which it took part, by turn.
         unsupported: why it could not run the probe; empty if it could.
     """
 
     rank: Count
-    measured: tuple[RankProbe, ...] = ()
+    measured: dict[int, RankBlock] = field(default_factory=dict)
     unsupported: str = ""
 
     @property
     def seconds(self) -> float | None:
         """Seconds of all turns together; None without turns."""
-        return sum(one.seconds for one in self.measured) if self.measured else None
+        return sum(one.seconds for one in self.measured.values()) if self.measured else None
 
 
 class ProbeBlocks:
@@ -63,7 +64,7 @@ class ProbeBlocks:
             self._control.forget(said)
         self._said.clear()
         group, crew = self._groups.group(probe), self._groups.crew(probe)
-        measured: list[RankProbe] = []
+        measured: dict[int, RankBlock] = {}
         why_not = ""
         for turn in range(turns(probe, self._control.layout)):
             here.phase = "preparation"  # all ranks enter equally many phases, so none seems to be behind
@@ -73,7 +74,7 @@ class ProbeBlocks:
             here.phase = "timed block"
             if work is not None and (all_can or probe.kind in SINGLE_DEVICE):
                 try:
-                    measured.append(self._measured(probe, work, iterations, verify=verify))
+                    measured[turn] = self._measured(probe, turn, work, iterations, verify=verify)
                 except CannotProbeError as error:
                     if probe.kind not in SINGLE_DEVICE:
                         raise  # the other ranks already wait for this one
@@ -81,7 +82,7 @@ class ProbeBlocks:
             del work
             self._device.release()
             why_not = why_not or reason
-        return RankProbed(rank=self._control.rank, measured=tuple(measured), unsupported=why_not)
+        return RankProbed(rank=self._control.rank, measured=measured, unsupported=why_not)
 
     def close(self) -> None:
         """Free memory and communicators."""
@@ -109,17 +110,19 @@ class ProbeBlocks:
         except CannotProbeError as error:
             return None, str(error)
 
-    def _measured(self, probe: Probe, work: Work, iterations: int, *, verify: bool) -> RankProbe:
+    def _measured(self, probe: Probe, turn: int, work: Work, iterations: int, *, verify: bool) -> RankBlock:
         with memory_permitting(f"{probe.id} and its verification"):
             timing = self._timed(work, iterations)
             is_correct = work.is_correct() if verify else True
-        return RankProbe(
-            rank=self._control.rank,
-            peer=work.peer_rank,
+        rank, layout = self._control.rank, self._control.layout
+        groups = pair_turns(probe, layout)[turn] if probe.kind == "send-recv" else rank_groups(probe, layout)
+        return RankBlock(
+            rank=rank,
+            group=next(number for number, group in enumerate(groups) if rank in group),
             work=work.work,
+            began_unix_s=timing.started_unix_s,
             seconds=timing.block_s,
-            started_unix_s=timing.started_unix_s,
-            is_correct=is_correct,
+            readings={"is_correct": is_correct},
         )
 
     def _timed(self, work: Work, iterations: int) -> Timing:

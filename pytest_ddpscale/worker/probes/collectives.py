@@ -26,7 +26,6 @@ class Exchange:
 
     Attributes:
         work: bytes, counted like nccl-tests: of the whole buffer, gathered or to be scattered.
-        peer_rank: `Work.peer_rank`.
         received: output of this rank; for sums in place also its input.
 
     Args:
@@ -38,10 +37,9 @@ class Exchange:
 
     def __init__(
         self, member: int, known: KnownValues, sent: torch.Tensor, received: torch.Tensor,
-        run: Callable[[], object], is_expected: Callable[[], bool], peer_rank: int | None = None,
+        run: Callable[[], object], is_expected: Callable[[], bool],
     ) -> None:  # fmt: skip
         self.work = float(max(sent.nbytes, received.nbytes))
-        self.peer_rank = peer_rank
         self.received = received
         self._member, self._known, self._sent = member, known, sent
         self._run, self._is_expected = run, is_expected
@@ -201,6 +199,4 @@ def open_send_receive(message_bytes: int, group: dist.ProcessGroup, device: torc
             request.wait()
 
     sender = dist.get_group_rank(group, peer)
-    return Exchange(
-        group.rank(), known, sent, received, run, lambda: known.is_message(received, sender), peer_rank=peer
-    )
+    return Exchange(group.rank(), known, sent, received, run, lambda: known.is_message(received, sender))

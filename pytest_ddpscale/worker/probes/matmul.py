@@ -51,8 +51,6 @@ class Matmul:
         size: rows and columns of each matrix; a multiple of 128.
     """
 
-    peer_rank: int | None = None
-
     def __init__(self, precision: MatmulPrecision, device: torch.device, size: int) -> None:
         compute_fp32_in_full()
         dtype = _OPERANDS[precision]

@@ -28,8 +28,6 @@ class Copy:
         size_bytes: a multiple of 8.
     """
 
-    peer_rank: int | None = None
-
     def __init__(self, kind: ProbeKind, device: torch.device, size_bytes: int) -> None:
         numbers = size_bytes // _BYTES_PER_NUMBER
         self.work = float(size_bytes) * (2 if kind == "memory-copy" else 1)

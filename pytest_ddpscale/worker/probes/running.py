@@ -7,7 +7,8 @@ from functools import partial
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.run.probe_record import ProbeUnsupported, joined_probe_block
+from pytest_ddpscale.run.block import Block, Unsupported
+from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import EndReason, RoundEnd
 from pytest_ddpscale.run.strict_json import column
@@ -144,11 +145,11 @@ class ProbeRounds:
 
         def join(heard: list[RankProbed]) -> None:
             self._telemetry.collect(key, _ranks(probe, self._control.layout), self._study.id, probe.id, number)
-            measured = [one for rank in heard for one in rank.measured]
             records = self._unsupported(probe, heard)
-            if measured:
-                gang = self._context.gang
-                records.append(joined_probe_block(measured, probe, self._study.id, number, gang, iterations))
+            common = {"study": self._study.id, "arm": probe.id, "round": number, "gang": self._context.gang}
+            for turn in sorted({turn for one in heard for turn in one.measured}):
+                parts = [one.measured[turn] for one in heard if turn in one.measured]
+                records.append(joined(Block, parts, **common, turn=turn, count=iterations))
             self._context.sink.append_records(records)
 
         self._gather(key, probe, said, join, _windows)
@@ -161,7 +162,7 @@ class ProbeRounds:
             return []
         ranks, reasons = tuple(one.rank for one in unable), column(one.unsupported for one in unable)
         study, gang = self._study.id, self._context.gang
-        return [ProbeUnsupported(study=study, probe=probe.id, gang=gang, ranks=ranks, reasons=reasons)]
+        return [Unsupported(study=study, arm=probe.id, gang=gang, ranks=ranks, reasons=reasons)]
 
     def _gather(
         self, key: str, probe: Probe, said: RankProbed, join: Callable[[list[RankProbed]], object],
@@ -178,4 +179,4 @@ def _ranks(probe: Probe, layout: Layout) -> list[int]:
 
 
 def _windows(said: RankProbed) -> list[TimedWindow]:
-    return [TimedWindow(one.rank, one.started_unix_s, one.seconds) for one in said.measured]
+    return [TimedWindow(one.rank, one.began_unix_s, one.seconds) for one in said.measured.values()]

@@ -23,11 +23,9 @@ class Work(Protocol):
 
     Attributes:
         work: of one iteration: floating-point operations, or bytes.
-        peer_rank: the rank at the other end; None without a single peer.
     """
 
     work: float
-    peer_rank: int | None
 
     def __call__(self) -> None:
         """Run one iteration. On a GPU it is only queued."""

@@ -14,10 +14,9 @@ from typing import Any
 
 import psutil
 
-from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.run.records import Block, gangs_by_number
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
-from tests.builders.records import probes_of
 from tests.builders.telemetry import Telemetry, telemetry_of
 from tests.forks.start import command, forking
 from tests.node.fake_torch import CUDA_BUILD, write_torch
@@ -129,11 +128,8 @@ class EndedSession:
     @property
     def timed_blocks(self) -> list[tuple[str, str, int, int]]:
         """Study, arm or probe, round and rank of each block of each rank, in order."""
-        records = RunDirectory(self.run).read_records()
-        blocks = [one for one in records if isinstance(one, Block)]
-        trained = [(one.study, one.arm, one.round, rank) for one in blocks for rank in one.ranks]
-        probed = [(one.study, Probe(one.probe, one.world_size).id, one.round, one.rank) for one in probes_of(records)]
-        return sorted(trained + probed)
+        blocks = [one for one in RunDirectory(self.run).read_records() if isinstance(one, Block)]
+        return sorted((*one.key, rank) for one in blocks for rank in one.each("ranks").tolist())
 
     @property
     def telemetry(self) -> list[Telemetry]:

@@ -56,7 +56,8 @@ def _working(*gpus: PlayedGpu) -> list[PlayedGpu]:
 def _trained(session: PlayedSession, round_number: int) -> bool:
     """Whether a block of that round is over."""
     measured = session.lines("measurements.jsonl")
-    return any(one["kind"] == "block" and one["round"] == round_number for one in measured)
+    trained = (one for one in measured if one["kind"] == "timed" and one["study"] != "probes")
+    return any(one["round"] == round_number for one in trained)
 
 
 @pytest.fixture(scope="module")

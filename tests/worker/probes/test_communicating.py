@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from pytest_ddpscale.plan.probe import COLLECTIVES, Probe, ProbeStudy
-from pytest_ddpscale.run.probe_record import ProbeBlock, ProbeMeasurement, ProbeUnsupported
+from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
 from pytest_ddpscale.run.records import GangRecord, RoundEnd
 from pytest_ddpscale.worker.control import Control
@@ -25,6 +25,7 @@ from pytest_ddpscale.worker.probes.blocks import open_work
 from pytest_ddpscale.worker.probes.collectives import Exchange, open_collective
 from pytest_ddpscale.worker.probes.running import ProbeRounds
 from pytest_ddpscale.worker.probes.work import CannotProbeError
+from tests.builders.measurements import ProbeMeasurement
 from tests.builders.records import probes_of
 
 from ..kept_records import KeptRecords, context_on_cpu
@@ -54,7 +55,7 @@ PROBES = (COPY, *EXCHANGES, BY_TWO, UNEVEN, PAIRS, SPOILED, SPOILED_PAIRS, REFUS
 class Spoiled(Exchange):
     def __call__(self) -> None:
         super().__call__()
-        if len(self.received) == SPOILED_NUMBERS and dist.get_rank() == (1 if self.peer_rank is None else 2):
+        if len(self.received) == SPOILED_NUMBERS and dist.get_rank() == (1 if len(self._sent) < SPOILED_NUMBERS else 2):
             self.received[-1] += 1
 
 
@@ -115,8 +116,8 @@ def test_messages_that_take_longer_than_the_limit_are_not_even_tried(tmp_path: P
     reader = RecordReader()
     reader.know([WHO])
     records = [reader.read(line) for line in answers[0][0]]
-    assert {record.probe for record in records if isinstance(record, ProbeBlock)} == {SMALL.name, MEDIUM.name}
-    unsupported = {record.probe: record for record in records if isinstance(record, ProbeUnsupported)}
+    assert {record.arm for record in records if isinstance(record, Block)} == {SMALL.id, MEDIUM.id}
+    unsupported = {record.arm: record for record in records if isinstance(record, Unsupported)}
     assert list(unsupported) == [LARGER.id, LARGEST.id]
     assert unsupported[LARGER.id].ranks == (0, 1, 2)
     assert unsupported[LARGEST.id].reasons == (
@@ -199,8 +200,8 @@ def test_a_wrong_number_is_told_by_the_rank_that_has_it(told: Told) -> None:
 
 def test_ranks_do_not_wait_for_one_that_cannot_take_part(told: Told) -> None:
     assert of(told, REFUSED) == []
-    unsupported = [record for record in told[1][0] if isinstance(record, ProbeUnsupported)]
-    assert [(record.probe, record.ranks, record.reasons) for record in unsupported] == [
+    unsupported = [record for record in told[1][0] if isinstance(record, Unsupported)]
+    assert [(record.arm, record.ranks, record.reasons) for record in unsupported] == [
         (probe.id, (2,), "not enough memory") for probe in (REFUSED, REFUSED_COPY)
     ], "each once"
     assert all(REFUSED.id not in record.arms for record in told[1][0] if isinstance(record, RoundEnd))

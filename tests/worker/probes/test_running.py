@@ -13,7 +13,7 @@ from torch.distributed import TCPStore
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.run.probe_record import ProbeMeasurement, ProbeUnsupported
+from pytest_ddpscale.run.block import Unsupported
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, RoundEnd
 from pytest_ddpscale.worker import rank_context
@@ -23,6 +23,7 @@ from pytest_ddpscale.worker.probes import memory
 from pytest_ddpscale.worker.probes.memory import Copy
 from pytest_ddpscale.worker.probes.running import ProbeRounds
 from pytest_ddpscale.worker.rank_progress import RankProgress
+from tests.builders.measurements import ProbeMeasurement
 from tests.builders.records import probes_of
 
 from ..kept_records import KeptRecords, context_on_cpu
@@ -128,7 +129,7 @@ def test_a_record_says_who_measured_what() -> None:
     (one,) = session.measured
     assert (one.study, one.probe, one.world_size, one.round, one.rank) == ("probes", "memory-copy", 1, 0, 0)
     assert (one.device, one.work, one.is_correct, one.peer_rank) == ("cpu", 2 * 4096, True, None)
-    assert one.per_second == pytest.approx(2 * 4096 / 0.01)
+    assert one.work * one.iterations / one.seconds == pytest.approx(2 * 4096 / 0.01)
 
 
 def test_a_wrong_result_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,8 +170,8 @@ def test_no_round_starts_after_the_deadline() -> None:
 def test_a_probe_that_no_rank_can_do_is_told_and_left_out() -> None:
     session = Session()
     assert session.run((Probe("matmul-fp8"), COPIES[0]), rounds=2) == "rounds"
-    (told,) = [record for record in session.records if isinstance(record, ProbeUnsupported)]
-    assert (told.study, told.probe, told.ranks) == ("probes", "matmul-fp8", (0,))
+    (told,) = [record for record in session.records if isinstance(record, Unsupported)]
+    assert (told.study, told.arm, told.ranks) == ("probes", "matmul-fp8", (0,))
     assert "need a GPU with fp8 units" in str(told.reasons)
     assert session.round_ends() == [(0, ["memory-copy"]), (1, ["memory-copy"])]
 
@@ -178,7 +179,7 @@ def test_a_probe_that_no_rank_can_do_is_told_and_left_out() -> None:
 def test_without_any_probe_that_can_be_done_there_are_no_rounds() -> None:
     session = Session()
     assert session.run((Probe("matmul-fp8"),), rounds=3) == "rounds"
-    assert [type(record) for record in session.records] == [ProbeUnsupported]
+    assert [type(record) for record in session.records] == [Unsupported]
 
 
 def test_steps_are_counted_and_the_last_word_is_that_of_the_study() -> None:
@@ -201,7 +202,7 @@ def test_a_probe_that_takes_longer_than_the_limit_is_left_out_and_told() -> None
     session = Session(iteration_s=0.3)
     assert session.run(COPIES[:1], rounds=2, limit_s=0.25) == "rounds"
     assert session.measured == []
-    (told,) = [record for record in session.records if isinstance(record, ProbeUnsupported)]
+    (told,) = [record for record in session.records if isinstance(record, Unsupported)]
     assert told.ranks == (0,)
     assert told.reasons == "one iteration takes 0.3 s, more than the limit of 0.25 s"
 

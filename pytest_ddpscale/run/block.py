@@ -1,0 +1,212 @@
+"""What is timed in rounds: records of kind ``timed``, and why ranks could not do it."""
+
+from __future__ import annotations
+
+import array
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta, field
+from msgspec.structs import force_setattr
+
+from pytest_ddpscale.plan.probe import is_probe_name
+from pytest_ddpscale.run.column_record import INTEGERS, NUMBERS, ColumnRecord, FloatArray, IntArray
+from pytest_ddpscale.run.readings import READINGS, SERIES, WAITED_S
+from pytest_ddpscale.run.records import Ranks, Texts, refuse_twice
+from pytest_ddpscale.run.strict_json import (
+    Count,
+    Positive,
+    Record,
+    Seconds,
+    UnixSeconds,
+    column,
+    refuse_other_lengths,
+)
+
+# A thousand times what any GPU trains, computes or moves; more means a broken clock, and ratios overflow.
+MOST_SAMPLES_PER_S, MOST_WORK_PER_S = 1e9, 1e18
+NO_CHECKSUM = "0" * 16  # of parameters
+# Tolerance: waiting is timed by the host's clock, the block by the device's.
+_MOST_WAITED, _CLOCKS_DIFFER_S = 1.01, 0.001
+STEP_BYTES = 4  # of one step time: float32 has seven digits, more than any GPU clock
+
+WorkDone = Annotated[float, Meta(gt=0, le=1e30)]
+Value = bool | int | float | None  # of a reading
+
+
+def _by_name(join: Callable[[Sequence[Any]], Any], absent: Any, said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the values of each name that any rank has a value of."""
+    names = dict.fromkeys(name for one in said for name, value in one.items() if value is not None)
+    return {name: join([one.get(name, absent) for one in said]) for name in names}
+
+
+def joined_checksums(of_ranks: Sequence[str | None]) -> str | None:
+    """Checksums in the form of `Block.digests`; a shared one is stored once."""
+    if len(set(of_ranks)) == 1:
+        return of_ranks[0]
+    return "".join(one or NO_CHECKSUM for one in of_ranks)
+
+
+class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="timed"):
+    """One arm in one round: training, forward passes, a probe, or pairs of nodes, timed by all its ranks.
+
+    Columns are in the order of `ranks`; a shared value is stored once. Study, arm, round and turn are its key.
+
+    Attributes:
+        study: id of the study, ``weak/resnet152-fp16``, ``probes`` or ``pairs``.
+        arm: name of the arm, ``ddp@8``, or id of the probe, ``all-reduce-32mib@8``.
+        round: counted from 0.
+        turn: counted from 0 where groups of ranks take turns within a round, as pairs of ranks do.
+        gang: number of the gang.
+        ranks: ranks that took part, numbered as in the gang.
+        groups: number of the group of ranks, counted from 0, that a rank worked with: those of a node, a pair, all.
+        count: steps, forward passes, iterations or messages; they may differ between ranks in imported results.
+        work: of one of them: samples of a rank, floating-point operations or bytes.
+        began_unix_s: start of the block, seconds since 1970 UTC; 0 if it was not recorded.
+        seconds: its duration.
+        readings: by the names in `READINGS`; a reading that no rank has is absent.
+        series: by the names in `SERIES`, a number of seconds for each step, (ranks, count): little-endian float32, rank
+            after rank, in base64. With 8,192 ranks a list of numbers would take twice the space and ten times as long
+            to read. Imported results keep no steps, and only data from a folder is waited for.
+        digests: of the bits of all parameters after the block: 16 hexadecimal digits per rank, rank after rank,
+            `NO_CHECKSUM` if not taken; under ``ddp`` only, where all ranks of a group have to agree.
+    """
+
+    study: str
+    arm: str
+    round: Count
+    turn: Count = 0
+    gang: Count
+    ranks: Ranks
+    groups: Count | tuple[Count, ...] = 0
+    count: Positive | tuple[Positive, ...]
+    work: WorkDone | tuple[WorkDone, ...]
+    began_unix_s: UnixSeconds | tuple[UnixSeconds, ...]
+    seconds: Seconds | tuple[Seconds, ...]
+    readings: dict[str, Value | tuple[Value, ...]] = field(default_factory=dict)
+    series: dict[str, bytes] = field(default_factory=dict)
+    digests: Annotated[str, Meta(pattern="^([0-9a-f]{16})+$")] | None = None
+
+    columns: ClassVar[Mapping[str, str]] = {
+        "ranks": INTEGERS, "groups": INTEGERS, "count": INTEGERS, "work": NUMBERS, "began_unix_s": NUMBERS,
+        "seconds": NUMBERS,
+    }  # fmt: skip
+    joins: ClassVar[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
+        "readings": partial(_by_name, column, None),
+        "series": partial(_by_name, b"".join, b""),
+        "digests": joined_checksums,
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_twice(self.ranks)
+        fewest = int(np.min(self.count))
+        force_setattr(self, "readings", {name: self._checked(name, said) for name, said in self.readings.items()})
+        if (skipped := int(np.max(self.readings.get("skipped_steps", 0)))) > fewest:  # type: ignore[arg-type]
+            raise ValueError(f"skipped_steps={skipped}; expected at most {fewest} steps")
+        self._check_series(fewest)
+        if len(self.digests or NO_CHECKSUM) not in (len(NO_CHECKSUM), len(NO_CHECKSUM) * len(self.ranks)):
+            found = f"digests has {len(self.digests or '')} digits"
+            raise ValueError(f"{found}; expected {len(NO_CHECKSUM)} for each of {len(self.ranks)} ranks")
+        self._refuse_absurd_pace()
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Study, arm and round."""
+        return self.study, self.arm, self.round
+
+    @property
+    def per_second(self) -> FloatArray:
+        """Work done per second, (ranks,)."""
+        return self.each("work") * self.each("count") / self.each("seconds")  # type: ignore[no-any-return]
+
+    def reading(self, name: str) -> FloatArray:
+        """A reading as numbers, NaN where it is unknown, (ranks,)."""
+        return np.broadcast_to(np.asarray(self.readings.get(name), np.float64), len(self.ranks))
+
+    def of_steps(self, name: str) -> npt.NDArray[np.float32]:
+        """A series, (ranks, count); (ranks, 0) if it is absent."""
+        return np.frombuffer(self.series.get(name, b""), "<f4").reshape(len(self.ranks), -1)
+
+    @property
+    def checksums(self) -> IntArray:
+        """Checksum of each rank's parameters as a number, 0 if not taken, (ranks,)."""
+        digits = bytes.fromhex(self.digests or NO_CHECKSUM)
+        return np.broadcast_to(np.frombuffer(digits, ">i8").astype(np.int64), len(self.ranks))
+
+    def _checked(self, name: str, said: Any) -> Any:
+        """A reading, as an array unless it is shared. Raises ValueError if it is unknown or out of its range."""
+        reading = READINGS.get(name)
+        if reading is None:
+            raise ValueError(f"unknown reading {name!r}; expected one of {', '.join(READINGS)}")
+        found = np.asarray(said, np.float64 if reading.kind == NUMBERS else None)
+        if found.ndim and len(found) != len(self.ranks):
+            raise ValueError(f"{name} has {len(found)} values; expected {len(self.ranks)}, one for each rank")
+        is_kind = np.issubdtype(found.dtype, np.dtype(reading.kind).type)
+        if not is_kind or ((found < reading.least) | (found > reading.most)).any():
+            limits = "true or false" if reading.kind != NUMBERS and reading.most == 1 else ""
+            limits = limits or f"{reading.least:g} to {reading.most:g} {reading.unit}".strip()
+            raise ValueError(f"{name} of a rank is out of range; expected {limits}")
+        return found if found.ndim else said
+
+    def _check_series(self, fewest: int) -> None:
+        for name, said in self.series.items():
+            if name not in SERIES:
+                raise ValueError(f"unknown series {name!r}; expected one of {', '.join(SERIES)}")
+            if isinstance(self.count, np.ndarray) or len(said) != STEP_BYTES * len(self.ranks) * fewest:
+                found = f"{len(said)} bytes of {name}"
+                raise ValueError(f"{found}; expected {STEP_BYTES} for each of {len(self.ranks)} x {fewest}")
+        waited_s = self.of_steps(WAITED_S)
+        if not (np.isfinite(waited_s) & (waited_s >= 0)).all():
+            raise ValueError("a wait for data (waited_s) is negative or not finite; expected seconds from 0 on")
+        if (waited_s.sum(axis=1, dtype=np.float64) > _MOST_WAITED * self.each("seconds") + _CLOCKS_DIFFER_S).any():
+            raise ValueError("a rank waited longer for data (waited_s) than its block lasted (seconds)")
+
+    def _refuse_absurd_pace(self) -> None:
+        is_probe = is_probe_name(self.arm.partition("@")[0])
+        most, unit = (MOST_WORK_PER_S, "of it") if is_probe else (MOST_SAMPLES_PER_S, "samples")
+        with np.errstate(over="ignore"):  # an overflow to infinity is refused
+            per_s = self.per_second
+        absurd = np.flatnonzero(per_s > most)
+        if len(absurd):
+            said = ", ".join(f"{name}={self.each(name)[absurd[0]]:g}" for name in ("work", "count", "seconds"))
+            raise ValueError(f"{said} are {per_s[absurd[0]]:g} {unit} per second; expected at most {most:g}")
+
+
+class RankBlock(Record, frozen=True, kw_only=True):
+    """One rank's part of a `Block`, sent to rank 0."""
+
+    rank: Count
+    group: Count = 0
+    work: WorkDone
+    began_unix_s: UnixSeconds
+    seconds: Seconds
+    readings: dict[str, Value] = field(default_factory=dict)
+    series: dict[str, bytes] = field(default_factory=dict)
+    digest: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")] | None = None
+
+
+class Unsupported(Record, frozen=True, kw_only=True, tag_field="kind", tag="unsupported"):
+    """Why ranks could not do what an arm asks for."""
+
+    study: str
+    arm: str
+    gang: Count
+    ranks: Ranks
+    reasons: str | Texts
+
+    def __post_init__(self) -> None:
+        refuse_twice(self.ranks)
+        refuse_other_lengths(self, len(self.ranks), "reasons")
+
+
+def step_bytes(step_s: Iterable[float]) -> bytes:
+    """Seconds of steps in the format of `Block.series`."""
+    packed = array.array("f", step_s)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()

@@ -1,0 +1,33 @@
+"""What may be read of each rank while an arm is timed: declared here once, for validation, columns and joining."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pytest_ddpscale.run.column_record import BOOLEANS, INTEGERS, NUMBERS
+
+
+class Reading(NamedTuple):
+    """One quantity; `kind` is the array type of its column."""
+
+    unit: str
+    least: float
+    most: float
+    kind: str = NUMBERS
+
+
+READINGS: Mapping[str, Reading] = {
+    # Share of the block in which the device was busy (CPU: process CPU time per thread).
+    "utilization": Reading("", 0, 1),
+    "energy_j": Reading("J", 0, 1e12),  # of the GPU
+    # GPU: allocated by torch in this block. CPU: the process's largest resident set so far. No process is smaller.
+    "peak_memory_bytes": Reading("bytes", 2**20, 2**47),
+    "skipped_steps": Reading("steps", 0, 2**53, INTEGERS),  # by fp16's loss scaler
+    "step_stdev_s": Reading("s", 0, 1e7),  # of the sample, in imported results, which keep no steps
+    "single_sample": Reading("", 0, 1, BOOLEANS),  # the one long sample of an imported result
+    "is_correct": Reading("", 0, 1, BOOLEANS),  # the result of a probe
+}
+# Seconds of each step, and those of them in which the rank waited for data.
+STEP_S, WAITED_S = "step_s", "waited_s"
+SERIES = (STEP_S, WAITED_S)
