@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -13,16 +13,16 @@ from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.by_rank import flops_of, seeded_steps_of, timed_arms_of, unsupported_of
+from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
 from pytest_ddpscale.run.profile_record import ArmProfile, latest_profiles
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import SeededStep, gangs_by_number
+from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededStep, SeededSteps, WorkloadFlops, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.run_record import ended, ends_of, studies_measured
+from pytest_ddpscale.run.strict_json import each
 from pytest_ddpscale.run.survey_record import Survey, post_mortems_of, surveys_of
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryBlock, TelemetryColumns, telemetry_columns_of
 from pytest_ddpscale.run.training_record import RunRecords, trained_runs
@@ -264,3 +264,41 @@ def _hosts(record: RunRecord) -> dict[str, set[str]]:
     """UUIDs of the devices of each host, from run.json once the run has ended; empty before."""
     hosts = record.hosts if record.finished_at else ()
     return {one.host: {device.uuid for device in one.devices} for one in hosts}
+
+
+def seeded_steps_of(records: Sequence[AnyRecord]) -> dict[str, list[SeededStep]]:
+    """The seeded steps among records, by study; the last line of a study counts."""
+    gangs = gangs_by_number(records)
+    lines = {line.study: line for line in records if isinstance(line, SeededSteps)}
+    return {study: list(_seeded_steps(line, gangs[line.gang])) for study, line in lines.items()}
+
+
+def _seeded_steps(line: SeededSteps, gang: GangRecord) -> Iterator[SeededStep]:
+    columns = each(line.checksums, len(line.ranks)), each(line.repeats, len(line.ranks))
+    for rank, checksum, repeats in sorted(zip(line.ranks, *columns, strict=True)):
+        host, local_rank, device = gang.place(rank)
+        yield SeededStep(line.study, rank, local_rank, host, device, checksum, repeats)
+
+
+def flops_of(records: Sequence[AnyRecord]) -> dict[str, float]:
+    """Floating-point operations per sample of forward and backward pass, by study, if counted."""
+    return {one.study: one.flops_per_sample for one in records if isinstance(one, WorkloadFlops)}
+
+
+def timed_arms_of(records: Sequence[AnyRecord]) -> dict[str, dict[int, frozenset[str]]]:
+    """Names of the arms that each finished round timed, by study and round number."""
+    found: dict[str, dict[int, frozenset[str]]] = {}
+    for record in records:
+        if isinstance(record, RoundEnd):
+            found.setdefault(record.study, {})[record.round] = frozenset(record.arms)
+    return found
+
+
+def unsupported_of(records: Sequence[AnyRecord]) -> dict[str, str]:
+    """Why arms could not be timed on a rank, by name."""
+    gangs = gangs_by_number(records)
+    return {
+        line.arm: f"{gangs[line.gang].hosts[line.ranks[-1]]}: {each(line.reasons, len(line.ranks))[-1]}"
+        for line in records
+        if isinstance(line, Unsupported)
+    }

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 from pytest_ddpscale.errors import RunDirectoryError, WritingError
 from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
-from pytest_ddpscale.run.former import FurtherTurn
-from pytest_ddpscale.run.former_keys import plan_without_former, run_without_former
+from pytest_ddpscale.run.former import FurtherTurn, plan_without_former, run_without_former
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, checked_line
 from pytest_ddpscale.run.run_json import RUN_SCHEMA_VERSION, RunRecord

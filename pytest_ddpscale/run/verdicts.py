@@ -11,7 +11,7 @@ from pytest_ddpscale.plan.arm import OneGpu, Placement
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.workload import FAMILIES
 from pytest_ddpscale.run.coverage import Coverage
-from pytest_ddpscale.run.former_keys import judgement_without_former
+from pytest_ddpscale.run.former import judgement_without_former
 from pytest_ddpscale.run.run_directory import read_file
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, ThresholdsUsed
 from pytest_ddpscale.thresholds.waiver import Waiver

@@ -22,7 +22,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.by_rank import flops_of, seeded_steps_of
+from pytest_ddpscale.run.evidence import flops_of, seeded_steps_of
 from pytest_ddpscale.run.records import (
     RoundEnd,
     SeededSteps,

@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.run.by_rank import unsupported_of
+from pytest_ddpscale.run.evidence import unsupported_of
 from pytest_ddpscale.thresholds.model import Sku
 from tests.builders.measurements import ProbeMeasurement
 from tests.builders.records import probes_of

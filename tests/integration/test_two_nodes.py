@@ -14,7 +14,7 @@ from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.by_rank import seeded_steps_of
+from pytest_ddpscale.run.evidence import seeded_steps_of
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_record import ended
 from tests.builders.measurements import Measurement, measurements_in
