@@ -29,7 +29,7 @@ WATCHED_BY = {
     "torn-line": "run/test_other_records.py::TestTelemetryFile::"
     "test_a_torn_line_is_left_out_and_cut_so_that_the_next_one_does_not_join_it",
     "duplicates": f"{VALIDATE}::TestOneLine::test_tells_of_each_block",
-    "key-twice": "run/test_records.py::test_a_line_that_says_something_twice_is_refused",
+    "key-twice": "run/test_strict_json.py::test_a_key_that_is_there_twice_is_refused",
     "copied-round": f"{VALIDATE}::TestSteps::test_of_two_rounds_are_not_the_same_to_the_last_digit",
     "nan": "run/test_strict_json.py::test_what_json_has_no_word_for_is_not_read",
     "half-written": "run/test_full_disk.py::test_a_line_that_does_not_fit_leaves_no_part",

@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pytest_ddpscale"
 # Keys of records, parameters and units that are called as a metric is, and mean something else.
 NAMESAKES = {
-    ("run/pair_record.py", "busbw_gbps"),
     ("simulate/performance.py", "ddp_overhead"),
 }
 
