@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -105,9 +106,7 @@ class Finding:
     gpus: int = 0
 
     def __add__(self, other: Finding) -> Finding:
-        return Finding(
-            self.faults + other.faults, self.unknown + other.unknown, self.notes + other.notes, self.gpus + other.gpus
-        )
+        return summed((self, other))
 
     def at(self, gpu: GpuPlace) -> Finding:
         """The same about one GPU of the node."""
@@ -119,13 +118,21 @@ class Finding:
         return replace(self, faults=tuple(replace(one, **changes) for one in self.faults))
 
 
+_LOOKED_AT = Finding(gpus=1)
 Findings: TypeAlias = dict[str, Finding]  # by host
 Check: TypeAlias = Callable[[NodeEvidence], Findings]
 
 
 def summed(findings: Iterable[Finding]) -> Finding:
     """Combine findings into one; none at all give a finding that passes."""
-    return sum(findings, Finding())
+    many = list(findings)
+    if len(many) == 1:
+        return many[0]
+
+    def of_all(name: str) -> Any:
+        return tuple(chain.from_iterable(getattr(one, name) for one in many))
+
+    return Finding(of_all("faults"), of_all("unknown"), of_all("notes"), sum(one.gpus for one in many))
 
 
 def fault(text: str, *, stands_alone: bool = False) -> Finding:
@@ -169,7 +176,8 @@ def gpus_of(survey: Survey, judge: Callable[[SurveyedGpu], Iterable[Finding]]) -
         if gpu.problem:
             yield unknown(f"{place.label} does not answer: {gpu.problem}")
         else:
-            yield summed((Finding(gpus=1), *judge(gpu))).at(place)
+            found = tuple(judge(gpu))
+            yield summed((_LOOKED_AT, *found)).at(place) if found else _LOOKED_AT
 
 
 def gpu_places(survey: Survey) -> list[tuple[SurveyedGpu, GpuPlace]]:

@@ -109,15 +109,18 @@ def _rails(measured: ArmColumns) -> Iterator[Rail]:
     mean_s = measured.seconds / np.where(measured.present, measured.count, 1)  # lines of earlier versions keep no steps
     fastest_s = np.fmin.reduce(steps_s, axis=2, initial=np.inf) if steps_s.shape[2] else mean_s
     gbps = measured.work / fastest_s / GIGA
+    names, host_of = np.unique(who.hosts.astype(str), return_inverse=True)
+    ranks, local_ranks, devices = who.numbers.tolist(), who.local_ranks.tolist(), who.devices.tolist()
     for row, number in enumerate(measured.numbers.tolist()):
-        pairs: dict[int, list[int]] = defaultdict(list)
-        for column in np.flatnonzero(measured.present[row]).tolist():
-            pairs[int(measured.groups[row, column])].append(column)
-        for ends in pairs.values():
-            ends.sort(key=lambda column: str(who.hosts[column]))
-            ranks, hosts, local_ranks, devices = zip(*map(who.who, ends), strict=True)
-            if len(set(hosts)) == 2:
-                yield Rail(number, ranks, hosts, local_ranks, devices, float(gbps[row, ends].min()))
+        there = np.flatnonzero(measured.present[row])
+        there = there[np.lexsort((host_of[there], measured.groups[row, there]))]
+        group, host = measured.groups[row, there], host_of[there]
+        first = np.flatnonzero((group[1:] == group[:-1]) & (host[1:] != host[:-1]))
+        ends = np.stack([there[first], there[first + 1]], axis=1)
+        hosts = names[host_of[ends]].tolist()
+        for (a, b), both, slower in zip(ends.tolist(), hosts, gbps[row][ends].min(axis=1).tolist(), strict=True):
+            of_ends = [(of[a], of[b]) for of in (ranks, local_ranks, devices)]
+            yield Rail(number, of_ends[0], tuple(both), of_ends[1], of_ends[2], slower)
 
 
 def node_pair_results(rails: Iterable[Rail]) -> Iterator[tuple[tuple[str, str], float]]:
