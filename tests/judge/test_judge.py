@@ -304,9 +304,6 @@ class TestSkippedSteps:
             f"loss scaling skipped {2 + FEWEST_ROUNDS + 1} of {2 * (FEWEST_ROUNDS + 1) * STEPS} optimizer steps",
         )
 
-    def test_without_any_there_is_nothing_to_note(self) -> None:
-        assert self.judge_skipping(lambda one: 0).notes == ()
-
     def test_of_other_arms_do_not_matter(self) -> None:
         verdict = judge_changed(
             "weak_scaling_efficiency", lambda one: replace(one, skipped_steps=1 if one.arm == "alone" else 0)

@@ -120,13 +120,6 @@ def test_what_belongs_elsewhere_is_left_out(change: dict[str, Any]) -> None:
     assert complete([block(rank, **change) for rank in range(3)]) == {}
 
 
-def test_of_a_repeated_measurement_the_first_counts() -> None:
-    first = [block(rank, block_s=1.0) for rank in range(3)]
-    again = [block(rank, block_s=9.0) for rank in range(3)]
-    rounds = one_group(columns_of(first + again))
-    assert rounds.measured.seconds.tolist() == [[1.0] * 3]
-
-
 @given(st.randoms(use_true_random=False))
 def test_rounds_and_ranks_come_in_order_whatever_the_order_of_lines(shuffler: random.Random) -> None:
     lines = [block(rank, number, block_s=1.0 + 3 * number + rank) for number in range(3) for rank in range(3)]
