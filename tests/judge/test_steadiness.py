@@ -66,11 +66,6 @@ def test_one_hiccup_is_no_drift() -> None:
     assert drifts([1.0, 1.01, 0.99, 1.0, 0.7, 1.0, 0.99, 1.01, 1.0]) == [False]
 
 
-def test_each_series_is_seen_by_itself() -> None:
-    ramp = np.linspace(0, 1, 12)
-    assert drifts(noisy(1, 12), ramp, [0.1] * 12, -ramp) == [False, True, False, True]
-
-
 def series(correlation: float, rounds: int, count: int = 4000) -> np.ndarray:
     return RoundNoise(0.01, correlation).series(np.random.default_rng(5), rounds, count)
 
