@@ -242,9 +242,12 @@ def test_json_ends_in_a_newline(run: RunDirectory) -> None:
 def test_a_torn_line_is_cut_so_that_the_next_record_does_not_join_it(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run")
     run.append_record(StudyEnd("a", "rounds"))
-    with run.measurements_jsonl.open("a", encoding="utf-8") as file:
-        file.write('{"kind": "study_e')
+    whole = run.measurements_jsonl.read_text()
+    files = run.measurements_jsonl, run.telemetry_jsonl, run.profiles_jsonl
+    for file in files:
+        file.write_text(whole + '{"kind": "study_e')
     run.cut_torn_line()
+    assert [file.read_text() for file in files] == [whole] * 3
     run.append_record(StudyEnd("b", "rounds"))
     assert run.read_records() == [StudyEnd("a", "rounds"), StudyEnd("b", "rounds")]
 
