@@ -104,16 +104,16 @@ DEFECTS = (
         "thresholds/waiver.py",
         "return day <= self.until",
         "return True",
-        ("judge/test_waiving.py", "judge/test_node_checks.py"),
+        ("judge/test_run_outcome.py", "judge/test_node_checks.py"),
     ),
     Defect(
         "waiver-between-nodes",
         "judge",
         "a waiver covers measurements of several nodes together",
-        "judge/waiving.py",
+        "judge/run_outcome.py",
         "if is_between_nodes(case, evidence):",
         "if False:",
-        ("judge/test_waiving.py",),
+        ("judge/test_run_outcome.py",),
     ),
     Defect(
         "waiver-of-wrong-data",
@@ -122,7 +122,7 @@ DEFECTS = (
         "judge/agreement.py",
         'if verdict.outcome == "failed":\n        return replace(verdict, flags=flags)',
         'if verdict.outcome == "failed":\n        return verdict',
-        ("judge/test_waiving.py", "judge"),
+        ("judge/test_run_outcome.py", "judge"),
     ),
     Defect(
         "waiver-hides-missing",

@@ -20,8 +20,7 @@ from typing import Any
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.judge.intervals import Estimate, mean_estimate
-from pytest_ddpscale.judge.profiled_exposure import profiled_exposures
-from pytest_ddpscale.report.profile_text import do_agree
+from pytest_ddpscale.report.profile_text import do_agree, profiled_exposures
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory

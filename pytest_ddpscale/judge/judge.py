@@ -11,9 +11,18 @@ import numpy as np
 from pytest_ddpscale.judge.agreement import with_agreement
 from pytest_ddpscale.judge.bounds import against_bound, blank_verdict
 from pytest_ddpscale.judge.caveats import Asked, Caveat, caveats_on, with_spent_budget
-from pytest_ddpscale.judge.combining import Clear, NamedPlace, PlaceVerdict, combined, combined_launches, judge_each
+from pytest_ddpscale.judge.combining import (
+    Clear,
+    JudgedNode,
+    NamedPlace,
+    PlaceVerdict,
+    combined,
+    combined_launches,
+    judge_each,
+    why_nodes_missing,
+    with_failed_nodes,
+)
 from pytest_ddpscale.judge.culprits import RankComparison, with_culprits
-from pytest_ddpscale.judge.failed_nodes import JudgedNode, why_nodes_missing, with_failed_nodes
 from pytest_ddpscale.judge.node_checks import judge_check
 from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
 from pytest_ddpscale.judge.probes import values_of_probe, why_incomplete

@@ -11,12 +11,11 @@ from datetime import date
 from typing import Literal
 
 from pytest_ddpscale.judge import gpu_checks, host_checks
-from pytest_ddpscale.judge.findings import Check, Findings, NodeEvidence, NodeFault
+from pytest_ddpscale.judge.findings import Check, Findings, GpuBlocks, NodeEvidence, NodeFault
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.gpu_blocks import GpuBlocks
 from pytest_ddpscale.run.survey_record import STUDY_ID, Survey
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase

@@ -1,13 +1,26 @@
-"""The outcome of a run, from its verdicts and from what else stands in the way of acceptance."""
+"""The outcome of a run: from its verdicts, their waivers, and what else stands in the way of acceptance."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 
-from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.judge.covering import is_between_nodes
+from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.run.coverage import Coverage
-from pytest_ddpscale.run.verdicts import ACCEPTING, Blocker, RunOutcome, Verdict
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.verdicts import (
+    ACCEPTING,
+    PARTLY_KNOWN,
+    WRONG_DATA,
+    Blocker,
+    RunOutcome,
+    UniformLoss,
+    Verdict,
+)
+from pytest_ddpscale.thresholds.cases import AnyCase
+from pytest_ddpscale.thresholds.waiver import Waiver, why_never_waived
 from pytest_ddpscale.util.listing import first_few
 
 
@@ -187,3 +200,79 @@ def other_blockers(run: RunFacts) -> tuple[Blocker, ...]:
 
 def _names(verdicts: Sequence[Verdict]) -> str:
     return first_few([verdict.id for verdict in verdicts])
+
+
+def with_waiver(verdict: Verdict, case: AnyCase, evidence: Evidence, day: date) -> Verdict:
+    """The verdict, waived if its requirement has a waiver that covers this failure; else with a note why not.
+
+    Args:
+        verdict: on the requirement, without a waiver.
+        case: the requirement.
+        evidence: of the verdict.
+        day: day of judgement, in UTC.
+    """
+    waiver = case.requirement.waiver
+    if waiver is None or why_never_waived(case.requirement):
+        return verdict
+    note = _why_not(verdict, waiver, case, evidence, day)
+    return replace(verdict, notes=(*verdict.notes, note)) if note else replace(verdict, waiver=waiver)
+
+
+def _why_not(verdict: Verdict, waiver: Waiver, case: AnyCase, evidence: Evidence, day: date) -> str:
+    if verdict.passed:
+        return f"{waiver}: not needed"
+    if verdict.outcome != "failed":
+        return f"{waiver}: not applied, because only a failure can be waived"
+    if not waiver.holds_on(day):
+        return f"waiver by {waiver.who} ended {waiver.until}"
+    if WRONG_DATA in verdict.flags:
+        return f"{waiver}: not applied, because wrong data cannot be waived"
+    if PARTLY_KNOWN in verdict.flags:
+        return f"{waiver}: not applied, because other places were not measured or are undecided"
+    if is_between_nodes(case, evidence):
+        return f"{waiver}: not applied, because a result between nodes cannot be waived"
+    return ""
+
+
+def uniform_loss(
+    verdicts: Iterable[Verdict], confidence: float, judge_at: Callable[[str, float], Verdict]
+) -> UniformLoss | None:
+    """The largest loss common to all GPUs that cannot be excluded.
+
+    Comparing ranks with each other, or many GPUs with one, cannot show a loss common to all. Only a published
+    throughput can, within the margin of its bound. The undetected loss is limited by the distance from the published
+    value to the lower limit of the measured interval.
+
+    A common loss shows in each workload, so the workload with the smallest distance limits it. The smallest of several
+    distances holds with the requested confidence if each is taken at 1 - (1 - confidence) / workloads (Bonferroni).
+    This assumes that healthy GPUs reach each published value equally: newer software that speeds up one workload would
+    hide the loss in the others. So the largest distance is reported too. One requirement of each workload is used,
+    independent of the measurements: the throughput of the most GPUs, else the ratio to an earlier generation, which is
+    the same throughput divided by a constant.
+
+    Args:
+        verdicts: of the run.
+        confidence: that the loss is no larger, 0 … 1.
+        judge_at: judges the requirement with an id again, at another confidence.
+
+    Returns:
+        None if no requirement that would show the loss passed.
+    """
+    chosen: dict[str, Verdict] = {}
+    shown = (one for one in verdicts if one.shows_uniform_loss)
+    for one in sorted(shown, key=lambda one: (one.metric != THROUGHPUT_PER_GPU.name, -one.world_size)):
+        chosen.setdefault(one.workload, one)
+    together = 1 - (1 - confidence) / max(len(chosen), 1)
+    losses = {one.id: _largest_loss(judge_at(one.id, together)) for one in chosen.values() if one.passed}
+    known = {name: loss for name, loss in losses.items() if loss is not None}
+    if not known:
+        return None
+    name = min(known, key=lambda name: known[name])
+    return UniformLoss(known[name], max(known.values()), confidence, name, len(known))
+
+
+def _largest_loss(verdict: Verdict) -> float | None:
+    """Distance from the published value down to the lower limit, relative to the published value."""
+    if verdict.interval is None or not verdict.published:
+        return None
+    return max(0.0, 1 - verdict.interval[0] / verdict.published)

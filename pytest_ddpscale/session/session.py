@@ -20,11 +20,11 @@ from pytest_ddpscale.judge.run_outcome import (
     conclude,
     other_blockers,
     rests_on_published,
+    uniform_loss,
+    with_waiver,
 )
 from pytest_ddpscale.judge.slow_links import slow_links
-from pytest_ddpscale.judge.uniform_loss import uniform_loss
 from pytest_ddpscale.judge.values import samples_of
-from pytest_ddpscale.judge.waiving import with_waiver
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.record_lines import Listener

@@ -26,8 +26,7 @@ WATCHED_BY = {
     "environment-leaked": "launch/test_environment.py::test_what_would_change_torchrun_or_srun_in_silence_is_scrubbed",
     "node-order": "plan/test_layout.py::test_four_ranks_spread_over_three_nodes",
     "hang-not-ended": "launch/test_gang.py::test_before_the_first_record_the_limit_for_the_start_counts",
-    "torn-line": "run/test_other_records.py::TestTelemetryFile::"
-    "test_a_torn_line_is_left_out_and_cut_so_that_the_next_one_does_not_join_it",
+    "torn-line": "run/test_run_directory.py::TestMeasurements::test_a_killed_run_keeps_every_finished_measurement",
     "duplicates": f"{VALIDATE}::TestOneLine::test_tells_of_each_block",
     "key-twice": "run/test_strict_json.py::test_a_key_that_is_there_twice_is_refused",
     "copied-round": f"{VALIDATE}::TestSteps::test_of_two_rounds_are_not_the_same_to_the_last_digit",

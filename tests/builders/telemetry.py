@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pytest_ddpscale.judge import devices
-from pytest_ddpscale.run.gpu_blocks import GpuBlocks
+from pytest_ddpscale.judge.findings import GpuBlocks
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.strict_json import Count, each
 from pytest_ddpscale.run.telemetry import (

@@ -41,13 +41,6 @@ class TestSpentBudget:
 class TestMissingRounds:
     """They may be the very ones that would have failed."""
 
-    def test_of_the_baseline_without_communication_decide_nothing(self) -> None:
-        case = make_case("exposed_communication", 0.1)
-        whole = make_measurements(case, [0.02] * FEWEST_ROUNDS)
-        kept = [m for m in whole if not (m.arm == "no_sync@2" and m.round == 3)]
-        outcomes = [judge(case, make_evidence(case, some), CONFIDENCE).outcome for some in (whole, kept)]
-        assert outcomes == ["passed", "inconclusive"]
-
     def test_of_a_checksum_decide_nothing(self) -> None:
         case = make_case("replica_agreement", 1.0)
         measurements = make_measurements(case, [1.0] * FEWEST_ROUNDS)

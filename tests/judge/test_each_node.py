@@ -141,9 +141,7 @@ class TestBeforeAllNodesAreDecided:
         verdict = self.verdict()
         assert verdict.outcome == "failed"
         assert "more rounds may fail further nodes: undecided on n2" in verdict.notes
-
-    def test_more_rounds_are_wanted(self) -> None:
-        assert self.verdict().is_open
+        assert verdict.is_open
 
     def test_no_more_rounds_are_wanted_once_all_are_decided(self) -> None:
         assert not judge_nodes(THROUGHPUT, slow_node(0, 1.5)).is_open

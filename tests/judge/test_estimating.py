@@ -9,8 +9,6 @@ import pytest
 
 from pytest_ddpscale.judge.bounds import against_bound, blank_verdict
 from pytest_ddpscale.judge.estimating import (
-    SINGLE_SAMPLE_NOTE,
-    SINGLE_VALUE_NOTE,
     estimate,
     estimate_of,
     stretched_interval,
@@ -38,13 +36,6 @@ def test_the_interval_is_that_of_logarithms_or_of_values(scale: Scale) -> None:
     assert found.interval == tuple(back(process.intervals(0.95))[0].tolist())
 
 
-def test_too_few_rounds_have_a_value_and_no_interval() -> None:
-    found = estimate_of(VALUES[: FEWEST_ROUNDS - 1], "factors", 0.95)
-    assert found.interval is None
-    assert found.value == pytest.approx(sum(VALUES[: FEWEST_ROUNDS - 1]) / (FEWEST_ROUNDS - 1), rel=1e-3)
-    assert found.too_few == f"{FEWEST_ROUNDS - 1} rounds; expected at least {FEWEST_ROUNDS}"
-
-
 def test_the_fewest_rounds_may_be_too_few_for_the_confidence_asked_for() -> None:
     found = estimate_of([1.0] * FEWEST_ROUNDS, "factors", 1 - 1e-9)
     assert found.interval is None
@@ -61,20 +52,6 @@ def test_what_drifts_is_judged_as_if_it_went_on() -> None:
 def test_drift_of_factors_is_told_in_per_cent() -> None:
     found = estimate_of([100.0 * 0.99**i for i in range(9)], "factors", 0.95)
     assert found.note.startswith("not steady: -5.9%")
-
-
-def test_an_imported_sample_has_the_interval_of_its_steps() -> None:
-    found = estimate_of([100.0], "factors", 0.95, error=0.01)
-    assert found.interval is not None
-    assert found.interval == pytest.approx((98.06, 101.98), abs=0.01)
-    assert found.note == SINGLE_SAMPLE_NOTE
-
-
-def test_an_imported_value_without_spread_stands_for_itself() -> None:
-    found = estimate_of([100.0], "factors", 0.95, error=0.0)
-    assert found.interval is not None
-    assert found.interval == (100.0, 100.0)
-    assert found.note == SINGLE_VALUE_NOTE
 
 
 @rows("scale", ["factors", "differences"])

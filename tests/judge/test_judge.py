@@ -215,15 +215,6 @@ class TestOrder:
         first, second = (strict_json(verdict) for verdict in verdicts)
         assert first == second
 
-    @given(st.sampled_from(VALUED), st.randoms(use_true_random=False))
-    def test_nor_does_it_matter_for_what_fails_and_whom_it_names(self, metric: str, shuffler: random.Random) -> None:
-        case = make_case(metric, hard_bound(metric))
-        ordered = make_measurements(case, [least_value(metric) + value for value in STEADY])
-        shuffled = shuffler.sample(ordered, len(ordered))
-        verdicts = [judge(case, make_evidence(case, some), CONFIDENCE) for some in (ordered, shuffled)]
-        assert verdicts[0].outcome == "failed"
-        assert verdicts[0] == verdicts[1]
-
     @settings(max_examples=20)
     @given(st.randoms(use_true_random=False), st.sampled_from([{}, {1: OTHER_CHECKSUM}]))
     def test_nor_for_a_whole_study_with_a_slow_rank(self, shuffler: random.Random, odd_seeded: dict[int, str]) -> None:
@@ -303,9 +294,6 @@ class TestSkippedSteps:
         assert verdict.notes == (
             f"loss scaling skipped {2 + FEWEST_ROUNDS + 1} of {2 * (FEWEST_ROUNDS + 1) * STEPS} optimizer steps",
         )
-
-    def test_without_any_there_is_nothing_to_note(self) -> None:
-        assert self.judge_skipping(lambda one: 0).notes == ()
 
     def test_of_other_arms_do_not_matter(self) -> None:
         verdict = judge_changed(

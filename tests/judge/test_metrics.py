@@ -82,13 +82,6 @@ def test_throughput_per_gpu_is_at_the_slowest_ranks_pace() -> None:
     assert of("throughput_per_gpu", rounds([100, 80], [90, 120])) == pytest.approx([80.0, 90.0])
 
 
-def test_images_per_joule_leave_out_rounds_in_which_the_energy_of_a_gpu_is_unknown() -> None:
-    first, *others = blocks([80, 100], [90, 120], energy_j=40.0)
-    measured = rounds_of([replace(first, energy_j=None), *others])
-    assert of("images_per_joule", measured) == pytest.approx([8 * 10 / 40.0])
-    assert of("images_per_joule", rounds([100, 80])) == []
-
-
 def test_weak_efficiency_is_all_gpus_together_over_as_many_alone() -> None:
     many, alone = rounds([90, 95], [80, 99]), rounds([100], [100])
     together = [2 * pace for pace in of("throughput_per_gpu", many)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -118,22 +117,6 @@ def test_other_probes_and_ranks_outside_of_the_plan_are_passed_over() -> None:
     assert not places(others, probe, Layout(1, 4))
     two, four = (Probe("all-reduce-1mib", size) for size in (2, 4))
     assert not places([measured(two, rank) for rank in range(4)], four, Layout(1, 4))
-
-
-def test_values_come_in_the_order_of_the_rounds_whatever_that_of_the_records() -> None:
-    probe = Probe("matmul-bf16")
-    rounds = [measured(probe, 0, 8 / (number + 1), round=number) for number in range(12)]
-    random.Random(7).shuffle(rounds)
-    (samples,) = places(rounds, probe, Layout(1, 1)).values()
-    assert samples.tolist() == pytest.approx([number + 1 for number in range(12)])
-
-
-def test_of_a_repeated_measurement_the_earliest_counts() -> None:
-    probe = Probe("matmul-bf16")
-    first, again = measured(probe, 0, 2.0, started_unix_s=1.0), measured(probe, 0, 1.0, started_unix_s=2.0)
-    for order in ([again, first], [first, again]):
-        (samples,) = places(order, probe, Layout(1, 1)).values()
-        assert samples.tolist() == [4.0]
 
 
 def test_a_rank_that_moved_to_another_device_contradicts_itself() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import replace
 from typing import Any
 
@@ -118,22 +117,6 @@ def test_a_round_with_a_rank_too_many_is_left_out() -> None:
 @rows("change", [{"study": "weak/s"}, {"arm": "ddp@2"}, {"batch_size": 16}])
 def test_what_belongs_elsewhere_is_left_out(change: dict[str, Any]) -> None:
     assert complete([block(rank, **change) for rank in range(3)]) == {}
-
-
-def test_of_a_repeated_measurement_the_first_counts() -> None:
-    first = [block(rank, block_s=1.0) for rank in range(3)]
-    again = [block(rank, block_s=9.0) for rank in range(3)]
-    rounds = one_group(columns_of(first + again))
-    assert rounds.measured.seconds.tolist() == [[1.0] * 3]
-
-
-@given(st.randoms(use_true_random=False))
-def test_rounds_and_ranks_come_in_order_whatever_the_order_of_lines(shuffler: random.Random) -> None:
-    lines = [block(rank, number, block_s=1.0 + 3 * number + rank) for number in range(3) for rank in range(3)]
-    columns = columns_of(shuffler.sample(lines, len(lines)))
-    rounds = one_group(columns)
-    assert numbers(rounds) == {number: [0, 1, 2] for number in range(3)}
-    assert rounds.measured.seconds.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]
 
 
 def test_ranks_elsewhere_are_left_out_and_rounds_without_any_others() -> None:

@@ -1,19 +1,26 @@
-"""What a run comes to: rejected before incomplete before partial before accepted."""
+"""What a run comes to: rejected before incomplete before partial before accepted; what is waived or could hide."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import date
+from datetime import date, timedelta
 from typing import Any, Literal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.judge.run_outcome import RunFacts, conclude, other_blockers
+from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.run_outcome import RunFacts, conclude, other_blockers, uniform_loss, with_waiver
 from pytest_ddpscale.report.text import verdict_word
 from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
-from pytest_ddpscale.run.verdicts import Blocker, RunOutcome, Verdict, VerdictOutcome
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.verdicts import Blocker, RunOutcome, UniformLoss, Verdict, VerdictOutcome
+from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 from pytest_ddpscale.thresholds.waiver import Waiver
+from tests.builders.judged import CONFIDENCE, make_case
+from tests.judge.nodes import equal, measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
+from tests.judge.probed import MATMUL, measure_probe, probe_case, probe_evidence, probe_plan, steady
 from tests.rows import rows
 
 PASSED = Verdict("m[a]", "throughput_per_gpu", "a", 1, "fail", {"at_least": 1.0}, "passed", 2.0, (1.5, 2.5), rounds=5)
@@ -197,3 +204,167 @@ def test_an_interruption_or_a_miss_between_nodes_is_not_allowed_either() -> None
 def may_be_allowed(verdicts: list[Verdict], **facts: Any) -> bool:
     others = other_blockers(RunFacts(verdicts, len(verdicts), allows_unmeasured=True, **facts))
     return not others and not any(one.blocks(allows_unmeasured=True) for one in verdicts)
+
+
+DAY = date(2026, 10, 1)
+WAIVER = Waiver("A. Name", "a fan is ordered", DAY)
+# Of nodes with two ranks each: one node by itself, and two nodes together.
+WITHIN = make_case("throughput_per_gpu", 90.0, world_size=2)
+BETWEEN = make_case("throughput_per_gpu", 90.0, world_size=4)
+
+
+def with_a_waiver(case: AnyCase, waiver: Waiver = WAIVER) -> AnyCase:
+    requirement = replace(case.requirement, waiver=waiver)
+    return replace(case, requirement=requirement)
+
+
+def judged(case: AnyCase, evidence: Evidence, day: date = DAY) -> Verdict:
+    waived = with_a_waiver(case)
+    return with_waiver(judge(waived, evidence, CONFIDENCE), waived, evidence, day)
+
+
+def slow_gpu(case: Case, *, without: tuple[int, ...] = (), odd: tuple[int, ...] = (), is_slow: bool = True) -> Evidence:
+    """Three nodes; a GPU of the first is slow."""
+    plan = plan_of_nodes([case], 3, 2)
+    slowness = slow_rank(0, 1) if is_slow else equal
+    return nodes_evidence(plan, measure_nodes(plan, slowness, without=without), odd=odd)
+
+
+def probed(case: NodeCase, value: float, *, is_correct: bool) -> Evidence:
+    plan = probe_plan(MATMUL)
+    measured = measure_probe(plan, MATMUL, steady(value))
+    return probe_evidence(plan, [replace(one, is_correct=is_correct or one.rank != 3) for one in measured])
+
+
+def test_a_failure_is_waived_and_stays_a_failure() -> None:
+    verdict = judged(WITHIN, slow_gpu(WITHIN))
+    assert (verdict.outcome, verdict.waiver, verdict.passed, verdict.blocks()) == ("failed", WAIVER, False, False)
+    assert [culprit.host for culprit in verdict.culprits] == ["n0"]
+
+
+def test_it_ends_by_itself_after_its_last_day() -> None:
+    evidence = slow_gpu(WITHIN)
+    assert judged(WITHIN, evidence, DAY).is_waived
+    ended = judged(WITHIN, evidence, DAY + timedelta(1))
+    assert (ended.waiver, ended.blocks()) == (None, True)
+    assert ended.notes[-1] == "waiver by A. Name ended 2026-10-01"
+
+
+def test_what_passes_needs_none() -> None:
+    verdict = judged(WITHIN, slow_gpu(WITHIN, is_slow=False))
+    assert (verdict.outcome, verdict.waiver) == ("passed", None)
+    assert verdict.notes[-1] == "waiver by A. Name until 2026-10-01: not needed"
+
+
+@rows("outcome", ["inconclusive", "not_measured", "error"])
+def test_what_is_not_known_is_not_waived(outcome: VerdictOutcome) -> None:
+    evidence, case = slow_gpu(WITHIN), with_a_waiver(WITHIN)
+    verdict = with_waiver(replace(judge(case, evidence, CONFIDENCE), outcome=outcome), case, evidence, DAY)
+    assert (verdict.waiver, verdict.blocks()) == (None, True)
+    assert verdict.notes[-1].endswith("only a failure can be waived")
+
+
+def test_a_failure_on_one_node_does_not_hide_another_that_was_not_measured() -> None:
+    verdict = judged(WITHIN, slow_gpu(WITHIN, without=(2,)))
+    assert (verdict.outcome, verdict.waiver, verdict.blocks()) == ("failed", None, True)
+    assert verdict.notes[-1].endswith("not applied, because other places were not measured or are undecided")
+
+
+def test_ranks_that_turn_out_to_be_on_several_nodes_are_not_waived() -> None:
+    verdict = judged(BETWEEN, slow_gpu(BETWEEN))
+    assert (verdict.outcome, verdict.waiver, verdict.blocks()) == ("failed", None, True)
+    assert verdict.notes[-1].endswith("a result between nodes cannot be waived")
+
+
+def test_a_probe_that_computes_wrong_data_is_not_waived_however_slow_it_is() -> None:
+    case = probe_case(MATMUL, 100.0)
+    assert judged(case, probed(case, 80.0, is_correct=True)).is_waived
+    for value in (80.0, 120.0):
+        verdict = judged(case, probed(case, value, is_correct=False))
+        assert (verdict.outcome, verdict.waiver) == ("failed", None)
+        assert verdict.notes[-1].endswith("wrong data cannot be waived")
+
+
+def test_slow_training_whose_replicas_differ_is_not_waived() -> None:
+    verdict = judged(WITHIN, slow_gpu(WITHIN, odd=(5,)))
+    assert (verdict.outcome, verdict.waiver, verdict.blocks()) == ("failed", None, True)
+    assert verdict.notes[-1].endswith("wrong data cannot be waived")
+
+
+@rows("change", [{"outcome": "error"}, {"flags": ("wrong-data",)}, {"flags": ("partly-known",)}])
+def test_no_verdict_can_say_that_such_a_thing_is_waived(change: dict[str, object]) -> None:
+    verdict = judged(WITHIN, slow_gpu(WITHIN))
+    with pytest.raises(ValueError, match="is waived; expected a failure"):
+        replace(verdict, **change)  # type: ignore[arg-type]
+
+
+def throughput(workload: str, low: float, gpus: int = 8, outcome: VerdictOutcome = "passed") -> Verdict:
+    """Of which 100 img/s were published."""
+    return replace(
+        PASSED, id=f"{workload}-{gpus}", workload=workload, world_size=gpus, value=low + 1, interval=(low, low + 2),
+        published=100.0, outcome=outcome,
+    )  # fmt: skip
+
+
+def loss_of(*verdicts: Verdict) -> UniformLoss | None:
+    """As found where another confidence changes no interval."""
+    return uniform_loss(verdicts, 0.95, lambda name, _: next(one for one in verdicts if one.id == name))
+
+
+def test_it_is_the_distance_from_the_published_value_to_the_lower_limit() -> None:
+    found = loss_of(throughput("a", 75.0))
+    assert found == UniformLoss(0.25, 0.25, 0.95, "a-8", 1)
+
+
+def test_the_workload_that_limits_it_most_counts_and_the_one_that_limits_it_least_is_told() -> None:
+    found = loss_of(throughput("a", 75.0), throughput("b", 93.75), throughput("c", 87.5))
+    assert found == UniformLoss(0.0625, 0.25, 0.95, "b-8", 3)
+
+
+def test_each_of_several_workloads_is_judged_at_a_share_of_the_level() -> None:
+    asked: list[tuple[str, float]] = []
+
+    def judge_at(name: str, confidence: float) -> Verdict:
+        asked.append((name, confidence))
+        return throughput(name[0], 90.0)
+
+    found = uniform_loss([throughput("a", 99.0), throughput("b", 99.0, outcome="failed")], 0.95, judge_at)
+    ((name, confidence),) = asked
+    assert name == "a-8"
+    assert confidence == pytest.approx(0.975)
+    assert found is not None
+    assert found.fraction == pytest.approx(0.1)
+
+
+def test_of_a_workload_the_most_gpus_count_and_throughput_before_a_ratio() -> None:
+    ratio = replace(throughput("a", 99.0, 64), id="ratio", metric="generation_ratio")
+    found = loss_of(throughput("a", 99.0, 1), ratio, throughput("a", 95.0, 8))
+    assert found is not None
+    assert found.requirement == "a-8"
+    of_ratio = loss_of(ratio)
+    assert of_ratio is not None
+    assert of_ratio.requirement == "ratio"
+
+
+def test_machines_that_beat_the_published_value_lose_nothing() -> None:
+    found = loss_of(throughput("a", 101.0))
+    assert found is not None
+    assert found.fraction == 0.0
+
+
+@rows(
+    "verdict",
+    [
+        throughput("a", 94.0, outcome="failed"),
+        throughput("a", 94.0, outcome="inconclusive"),
+        replace(throughput("a", 94.0), published=None),
+        replace(throughput("a", 94.0), metric="weak_scaling_efficiency"),
+    ],
+)
+def test_what_did_not_pass_or_was_not_published_says_nothing(verdict: Verdict) -> None:
+    assert loss_of(verdict) is None
+
+
+def test_too_few_rounds_for_the_higher_confidence_say_nothing() -> None:
+    without = replace(throughput("a", 94.0), interval=None, outcome="inconclusive")
+    assert uniform_loss([throughput("a", 94.0)], 0.95, lambda *_: without) is None

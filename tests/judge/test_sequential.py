@@ -19,6 +19,7 @@ from pytest_ddpscale.judge.sequential import (
     _least_ratios,
     largest_log_evidence,
 )
+from pytest_ddpscale.simulate.round_noise import RoundNoise
 from tests.rows import rows
 
 MODERATE = st.floats(-100, 100, allow_nan=False).map(lambda value: round(value, 6))
@@ -147,12 +148,6 @@ class TestIntervals:
             assert (processes.log_evidence(limits) >= threshold - 1e-9).all()
             assert (processes.log_evidence(limits - 1e-6 * (limits - processes.centres)) < threshold).all()
 
-    def test_are_of_each_series_by_itself(self) -> None:
-        series = np.random.default_rng(1).standard_normal((4, 9))
-        series[2] = 7.0
-        together = EProcesses(series).intervals(0.95)
-        assert together.tolist() == pytest.approx(np.array([interval_of(one) for one in series.tolist()]))
-
     @rows("confidence", [0.0, 1.0, -1.0, math.nan])
     def test_refuse_a_confidence_that_is_none(self, confidence: float) -> None:
         with pytest.raises(ValueError, match="confidence"):
@@ -163,11 +158,7 @@ FEWEST = 8
 
 
 def noise(chance: np.random.Generator, series: int, rounds: int, correlation: float) -> FloatArray:
-    fresh = chance.standard_normal((series, rounds))
-    values: FloatArray = fresh.copy()
-    for number in range(1, rounds):
-        values[:, number] = correlation * values[:, number - 1] + math.sqrt(1 - correlation**2) * fresh[:, number]
-    return values
+    return RoundNoise(1.0, correlation).series(chance, rounds, series)
 
 
 def after_all_rounds(values: FloatArray, direction: float = 1.0) -> float:

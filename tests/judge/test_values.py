@@ -94,13 +94,6 @@ class TestWhatWasTrained:
 
 
 class TestStudiesThatBroke:
-    @rows("metric", sorted(TRAINING_METRICS))
-    def test_are_errors_for_every_metric(self, metric: str) -> None:
-        case = make_case(metric, easy_bound(metric))
-        evidence = make_evidence(case, make_measurements(case, STEADY), errors={make_study(case).id: "broke"})
-        verdict = judge(case, evidence, CONFIDENCE)
-        assert (verdict.outcome, verdict.reason) == ("error", "broke")
-
     def test_do_not_matter_to_others(self) -> None:
         case = make_case("weak_scaling_efficiency", 0.5)
         evidence = make_evidence(case, make_measurements(case, STEADY), errors={"strong/r": "broke"})

@@ -9,7 +9,6 @@ import itertools
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from pytest_ddpscale.judge.intervals import t_quantile
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.sequential import EProcesses, FloatArray
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
+from tests.benchmarks.scripts import benchmark
 from tests.builders.judged import CONFIDENCE, make_case, make_evidence, make_measurements
 
 pytestmark = pytest.mark.lab
@@ -85,30 +85,10 @@ _NAIVE_LIMITS = {
 }
 
 
-@dataclass(frozen=True)
-class Share:
-    """How often something happened, with what can be said of how often it would (Wilson 1927, 95 %)."""
-
-    hits: int
-    runs: int
-
-    @property
-    def low(self) -> float:
-        return self._centre - self._reach
-
-    @property
-    def high(self) -> float:
-        return self._centre + self._reach
-
-    @property
-    def _centre(self) -> float:
-        return (self.hits / self.runs + 1.96**2 / (2 * self.runs)) / (1 + 1.96**2 / self.runs)
-
-    @property
-    def _reach(self) -> float:
-        share = self.hits / self.runs
-        spread = math.sqrt(share * (1 - share) / self.runs + 1.96**2 / (4 * self.runs**2))
-        return 1.96 * spread / (1 + 1.96**2 / self.runs)
+def share_of(hits: int, runs: int) -> tuple[float, float]:
+    """How often something would happen that happened so often (Wilson 1927, 95 %)."""
+    low, high = benchmark("reporting").Share(hits, runs).interval
+    return low, high
 
 
 def decisions(design: Design, tail: str, correlation: float, truth: float, runs: int) -> list[float]:
@@ -123,30 +103,30 @@ def decisions(design: Design, tail: str, correlation: float, truth: float, runs:
     return decided
 
 
-def wrong_on_the_bound(design: Design, tail: str, correlation: float, runs: int) -> Share:
+def wrong_on_the_bound(design: Design, tail: str, correlation: float, runs: int) -> tuple[float, float]:
     found = decisions(design, tail, correlation, 0.0, runs)
-    return Share(runs - found.count(0), runs)
+    return share_of(runs - found.count(0), runs)
 
 
 @pytest.mark.parametrize(("tail", "correlation"), NOISES)
 def test_runs_on_the_bound_seldom_come_to_a_verdict(tail: str, correlation: float) -> None:
-    assert wrong_on_the_bound(e_process, tail, correlation, RUNS).high <= ALPHA
+    assert wrong_on_the_bound(e_process, tail, correlation, RUNS)[1] <= ALPHA
 
 
 @pytest.mark.parametrize("tail", TAILS)
 def test_a_naive_design_fails_the_same_proof(tail: str) -> None:
     """So the proof can tell, and the noise is as correlated as it says."""
-    assert wrong_on_the_bound(naive, tail, 0.5, RUNS).low > 2 * ALPHA
+    assert wrong_on_the_bound(naive, tail, 0.5, RUNS)[0] > 2 * ALPHA
 
 
 def test_a_naive_design_is_right_about_the_noise_it_was_made_for() -> None:
-    assert wrong_on_the_bound(naive, "Gaussian", 0.0, RUNS).low <= ALPHA
+    assert wrong_on_the_bound(naive, "Gaussian", 0.0, RUNS)[0] <= ALPHA
 
 
 @pytest.mark.parametrize("tail", TAILS)
 def test_runs_just_below_the_bound_seldom_pass(tail: str) -> None:
     found = decisions(e_process, tail, 0.3, math.log(0.999), RUNS)
-    assert Share(found.count(1), RUNS).high <= ALPHA / 2
+    assert share_of(found.count(1), RUNS)[1] <= ALPHA / 2
 
 
 @pytest.mark.parametrize("margin", [0.05, -0.05])
@@ -155,7 +135,7 @@ def test_runs_off_the_bound_are_decided_rightly(margin: float) -> None:
     found = decisions(verdict, "Gaussian", 0.0, math.log1p(margin), 100)
     right = 1 if margin > 0 else -1
     assert found.count(-right) == 0
-    assert Share(found.count(right), 100).low > 0.9
+    assert share_of(found.count(right), 100)[0] > 0.9
 
 
 @pytest.mark.parametrize("tail", TAILS)

@@ -55,16 +55,6 @@ def test_a_line_that_contradicts_itself_is_refused(run: RunDirectory, change: di
         run.read_profiles()
 
 
-def test_a_torn_line_is_left_out_and_cut(run: RunDirectory) -> None:
-    run.append_records([DDP])
-    with run.profiles_jsonl.open("a", encoding="utf-8") as file:
-        file.write('{"kind":')
-    assert run.read_profiles() == [DDP]
-    run.cut_torn_line()
-    run.append_records([DDP])
-    assert run.read_profiles() == [DDP, DDP]
-
-
 def test_the_latest_profile_of_an_arm_counts() -> None:
     again = profile("weak/r", "ddp@2", [(90, 60, 20)], [(40, 20)])
     other = ArmProfile(study="weak/r", arm="alone", gang=0, rank=0, problem="no Kineto")

@@ -18,7 +18,7 @@ from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.readings import READINGS, SERIES
 from pytest_ddpscale.run.record_lines import RecordReader, line_of
 from pytest_ddpscale.run.records import GangRecord, StudyEnd
-from tests.builders.measurements import Measurement, measurements_of
+from tests.builders.measurements import measurements_of
 from tests.rows import rows
 
 # Half a surrogate pair cannot be written as UTF-8, and no host is called so.
@@ -96,11 +96,6 @@ def test_the_deviation_of_steps_is_that_of_a_sample() -> None:
     )
     (one,) = measurements_of([WHO, block])
     assert one.step_stdev_s == pytest.approx(math.sqrt(5 / 3))
-
-
-def test_throughput_is_images_over_time() -> None:
-    one = Measurement("s", "alone", 0, 0, 0, "n", "cpu", 32, 10, 4.0, 1.0)
-    assert one.throughput_samples_per_s == 80.0
 
 
 def waits(seconds: float) -> dict[str, Any]:

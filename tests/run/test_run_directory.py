@@ -206,14 +206,6 @@ class TestMeasurements:
         run.append_record(StudyEnd("strong/r18", "rounds"))
         assert [*first, StudyEnd("strong/r18", "rounds")] == run.read_records()
 
-    def test_a_torn_last_line_is_left_out_wherever_it_was_cut(self, run: RunDirectory) -> None:
-        made = measured(run, 3)
-        content = run.measurements_jsonl.read_bytes()
-        last_line_starts = content.rindex(b"\n", 0, len(content) - 1) + 1
-        for cut in range(last_line_starts, len(content)):
-            run.measurements_jsonl.write_bytes(content[:cut])
-            assert measurements_in(run) == made[:2], f"cut at byte {cut}"
-
     @settings(deadline=None)  # a busy disk is no failure
     @given(rounds=st.integers(1, 5), share=st.floats(0, 1))
     def test_a_killed_run_keeps_every_finished_measurement(self, rounds: int, share: float) -> None:
@@ -250,9 +242,12 @@ def test_json_ends_in_a_newline(run: RunDirectory) -> None:
 def test_a_torn_line_is_cut_so_that_the_next_record_does_not_join_it(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run")
     run.append_record(StudyEnd("a", "rounds"))
-    with run.measurements_jsonl.open("a", encoding="utf-8") as file:
-        file.write('{"kind": "study_e')
+    whole = run.measurements_jsonl.read_text()
+    files = run.measurements_jsonl, run.telemetry_jsonl, run.profiles_jsonl
+    for file in files:
+        file.write_text(whole + '{"kind": "study_e')
     run.cut_torn_line()
+    assert [file.read_text() for file in files] == [whole] * 3
     run.append_record(StudyEnd("b", "rounds"))
     assert run.read_records() == [StudyEnd("a", "rounds"), StudyEnd("b", "rounds")]
 

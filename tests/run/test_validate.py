@@ -214,11 +214,7 @@ class TestRounds:
         assert found in refusal(tmp_path, without(Block, where))
 
     def test_that_did_not_end_may_lack_blocks(self, tmp_path: Path) -> None:
-        def cut(records: Records) -> Records:
-            last = max(i for i, one in enumerate(records) if isinstance(one, Block) and is_trained(one))
-            return [*records[:last], StudyEnd(study=STUDY.id, reason="error", message="died")]
-
-        assert read(tmp_path, cut).errors[STUDY.id] == "died"
+        assert read(tmp_path, died).errors[STUDY.id] == "died"
 
 
 class TestRanks:
@@ -332,11 +328,7 @@ class TestTelemetry:
     """Of blocks that nobody measured it would vouch for GPUs that were not watched."""
 
     def test_of_a_block_that_a_kill_kept_from_being_written_is_left_out(self, tmp_path: Path) -> None:
-        def cut(records: Records) -> Records:
-            last = max(i for i, one in enumerate(records) if isinstance(one, Block) and is_trained(one))
-            return [*records[:last], StudyEnd(study=STUDY.id, reason="error", message="died")]
-
-        whole, without_last = read(tmp_path / "whole").telemetry, read(tmp_path, cut).telemetry
+        whole, without_last = read(tmp_path / "whole").telemetry, read(tmp_path, died).telemetry
         assert 0 < len(without_last) < len(whole)
 
     def test_of_a_block_that_was_not_measured_is_refused(self, tmp_path: Path) -> None:
@@ -352,6 +344,12 @@ class TestTelemetry:
             return [records[0], altered(records[0], gang=1), *changed(Block, is_ddp, **changes)(records)[1:]]
 
         assert "which was measured by other ranks or at another time" in refusal(tmp_path, moved)
+
+
+def died(records: Records) -> Records:
+    """Before the last block of training was written."""
+    last = max(i for i, one in enumerate(records) if isinstance(one, Block) and is_trained(one))
+    return [*records[:last], StudyEnd(study=STUDY.id, reason="error", message="died")]
 
 
 def _without_rank(one: Any, rank: int) -> Any:
