@@ -119,6 +119,20 @@ def test_other_probes_and_ranks_outside_of_the_plan_are_passed_over() -> None:
     assert not places([measured(two, rank) for rank in range(4)], four, Layout(1, 4))
 
 
+def test_pairs_that_take_other_turns_in_another_round_keep_their_own_values() -> None:
+    probe, turns = Probe("send-recv-32mib", 4), [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3), (1, 2)]]
+    found = [
+        measured(probe, rank, 2.0 if pair == (0, 1) else 1.0, round=number, peer_rank=sum(pair) - rank)
+        for number in range(3)
+        for turn in turns[number:] + turns[:number]
+        for pair in turn
+        for rank in pair
+    ]
+    values = {place.ranks: of.tolist() for place, of in places(found, probe, Layout(1, 4)).items()}
+    usual = values[2, 3][0]
+    assert values == {pair: [usual / 2 if pair == (0, 1) else usual] * 3 for turn in turns for pair in turn}
+
+
 def test_a_rank_that_moved_to_another_device_contradicts_itself() -> None:
     moved = [measured(Probe("matmul-bf16"), 0, round=number, device=f"GPU-{number}") for number in range(2)]
     blocks = [msgspec.structs.replace(block, gang=one.round) for one in moved for block in probe_blocks_of([one])]
