@@ -13,7 +13,7 @@ from pytest_ddpscale.judge.deciding import Decider
 from pytest_ddpscale.judge.estimating import Found, estimate_of, over_launches
 from pytest_ddpscale.judge.intervals import geometric_mean_estimate, mean_estimate
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.values import Values, samples_of
+from pytest_ddpscale.judge.values import Values, samples_of, values
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
 from pytest_ddpscale.plan.study import Plan
@@ -23,7 +23,7 @@ from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case, measure
 from tests.builders.measurements import Measurement
-from tests.judge.nodes import equal, measure_nodes, nodes_evidence, slow_node
+from tests.judge.nodes import ROUNDS, equal, measure_nodes, nodes_evidence, slow_node
 from tests.rows import rows
 
 LAUNCHES = 3
@@ -225,6 +225,18 @@ class TestSeveralNodes:
 
     def test_are_open_where_one_was_slow_in_a_single_launch(self) -> None:
         assert judge(self.CASE, self.evidence((2,)), CONFIDENCE).outcome == "inconclusive"
+
+    def test_keep_their_values_where_a_launch_lacks_one(self) -> None:
+        plan = plan_of(self.CASE, nodes=2)
+        launches = [plan.of_launch(number) for number in range(1, LAUNCHES + 1)]
+        found = [
+            one
+            for number, launch in enumerate(launches)
+            for one in measure_nodes(launch, slow_node(1, 1.3 + 0.001 * number), without=[0] if number == 1 else [])
+        ]
+        verdict = judge(self.CASE, nodes_evidence(plan, found), CONFIDENCE)
+        assert (verdict.outcome, verdict.place) == ("failed", "n1")
+        assert values(self.CASE.question, nodes_evidence(plan, found)).rounds(1).tolist() == [0, ROUNDS]
 
 
 def test_a_single_launch_on_a_cpu_is_marked() -> None:

@@ -67,6 +67,12 @@ def test_a_slow_rank_is_named_with_where_it_is_and_what_was_seen() -> None:
     assert not found.ambiguous
 
 
+def test_a_slow_rank_behind_one_that_was_hardly_there_is_named() -> None:
+    times = [(number, rank) for number in range(ROUNDS) for rank in range(8) if rank != 2 or number == 0]
+    measured = builders.rounds_of(rank_of(rank, number, 0.1 * (SLOW if rank == 5 else 1)) for number, rank in times)
+    assert devices(find_stragglers(measured)) == ["GPU-5"]
+
+
 def test_ranks_that_take_the_same_time_to_the_last_bit_are_not_slow() -> None:
     assert find_stragglers(rounds_of(*[[0.1] * 8] * ROUNDS)) == []
 
