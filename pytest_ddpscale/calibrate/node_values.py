@@ -48,7 +48,7 @@ def node_values(case: AnyCase, evidence: Evidence) -> Mapping[str, NodeValue]:
 def why_no_values(case: AnyCase, evidence: Evidence) -> str:
     """Why `node_values` has none, in words."""
     if isinstance(case, NodeCase) and case.probe is not None:
-        return evidence.unsupported.get(case.probe.id, f"{case.probe.id} was not probed")
+        return evidence.unsupported.get(case.probe.name, f"{case.probe.name} was not probed")
     if isinstance(case, Case) and matching_study(evidence.plan, case.question) is None:
         return why_no_study(evidence.plan, case.question).text(case.question)
     return "not measured, or not usable by the judge"

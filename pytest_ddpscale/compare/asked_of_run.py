@@ -11,9 +11,9 @@ from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.judge.probes import values_of_probe
 from pytest_ddpscale.judge.rounds import WHOLE
 from pytest_ddpscale.judge.values import Why, groups_of, matching_study, of_launch
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.evidence import Evidence
@@ -43,7 +43,7 @@ class AskedOfRun:
 
     run: ComparedRun
     question: Question | None = None
-    probe: Probe | None = None
+    probe: Arm | None = None
     why_not: str = ""
 
     @property
@@ -67,7 +67,7 @@ def asked_of(run: ComparedRun, verdict: Verdict) -> AskedOfRun:
         return AskedOfRun(run, why_not=f"{verdict.outcome.replace('_', ' ')}: {verdict.reason}")
     metric = METRICS[verdict.metric]
     if metric.subject == "probe":
-        return AskedOfRun(run, probe=Probe(verdict.workload, verdict.world_size))
+        return AskedOfRun(run, probe=Arm(verdict.workload, verdict.world_size))
     studies = run.evidence.plan.studies
     named = [one for one in studies if one.scaling == metric.scaling and one.workload.name == verdict.workload]
     if not named:
@@ -92,7 +92,7 @@ def _of_launch(question: Question, evidence: Evidence) -> ByHost:
     return {hosts[0] if fits else TOGETHER: found[WHOLE]}
 
 
-def _of_probe(probe: Probe, evidence: Evidence) -> ByHost:
+def _of_probe(probe: Arm, evidence: Evidence) -> ByHost:
     found: dict[str, list[Series]] = {}
     for place, values in values_of_probe(probe, evidence).items():
         is_of_one_node = place.kind != "gang" and place.peer_host in (None, place.host)

@@ -15,7 +15,6 @@ from pytest_ddpscale.judge.rounds import groups
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.variant import USUAL
 from pytest_ddpscale.run.columns import ArmColumns
@@ -134,7 +133,7 @@ def _values(evidence: Evidence) -> Iterator[KeyValue]:
                 yield from _arm_values(evidence, study, arm)
     probes = evidence.plan.probes
     if probes and probes.id not in evidence.errors:
-        for probe in probes.probes:
+        for probe in probes.arms:
             measured = evidence.probed(probe)
             if measured is not None:
                 yield from _of_probe(evidence.plan, probe, measured)
@@ -180,15 +179,15 @@ def _node_values(evidence: Evidence, study: Study, arm: Arm, definition: str) ->
                 yield _throughput(study, arm, definition, value, (hosts[0], None, None), arm.world_size)
 
 
-def _of_probe(plan: Plan, probe: Probe, measured: ArmColumns) -> Iterator[KeyValue]:
+def _of_probe(plan: Plan, probe: Arm, measured: ArmColumns) -> Iterator[KeyValue]:
     """Values in a probe of each GPU, or of the slowest group or pair of ranks of each node.
 
     Rounds with a wrong result are left out, and so are groups that span nodes, because no single node owns them.
     """
-    metric = next((one for one in METRICS.values() if probe.kind in one.probes), None)
+    metric = next((one for one in METRICS.values() if probe.operation.kind in one.probes), None)
     if metric is None or probe.world_size > plan.layout.ranks_per_node:
         return
-    of_all = (metric.name, probe.name, probe.world_size, "probe", _digest({"ranks_per_cpu": _ranks_per_cpu(plan)}))
+    of_all = (metric.name, probe.kind, probe.world_size, "probe", _digest({"ranks_per_cpu": _ranks_per_cpu(plan)}))
     slowest: dict[str, float] = {}
     for place, values in probed_values(measured.only(~measured.wrong), probe, plan.layout).items():
         value = _median(values.tolist())

@@ -217,7 +217,7 @@ class _Blocks:
 def _block(case: AnyCase, evidence: Evidence) -> _Block | None:
     """The block measured for a requirement; None for one on neither training nor a probe."""
     if not isinstance(case, Case):
-        return (PROBES, case.probe.id) if case.probe else None
+        return (PROBES, case.probe.name) if case.probe else None
     question = case.question
     study = matching_study(evidence.plan, question)
     return (study.id, question.measured.name) if study else None

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.values import matching_study
+from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
-from pytest_ddpscale.plan.probe import ProbeStudy
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.columns import Columns, GrowingColumns
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
@@ -59,38 +58,33 @@ class Decider:
             self._records[record.study].append(record)
 
     def needed_arms(self, study_id: str) -> list[str]:
-        """Names of the arms that need more rounds to decide a requirement, of the probes their ids.
+        """Names of the arms that need more rounds to decide a requirement.
 
         Empty once the study needs no more rounds.
         """
-        if self._plan.probes is not None and study_id == self._plan.probes.id:
-            return self._needed_probes(self._plan.probes)
-        study = self._plan.study(study_id)
-        if study is None:
+        study = next((one for one in self._plan.timed if one.id == study_id), None)
+        if study is None or isinstance(study, PairStudy):
             return []
-        arms = [arm.name for arm in study.arms]
-        # Launches have a fixed length, because their means decide.
-        if self._plan.launches > 1 or self._columns.rounds_begun(study_id) < FEWEST_ROUNDS:
-            return arms
-        records = [*self._gangs.values(), *self._records[study_id]]
-        # Arms in which ranks compute alone show how fast each rank is, also those of other studies.
-        columns = self._columns.columns({(study.id, name) for name in arms} | self._each)
-        evidence = evidence_of(self._plan_of_those_there(study, columns), columns, records)
-        measured = {name: len(arm.numbers) for (of, name), arm in columns.arms.items() if of == study_id}
-        return self._needed(study_id, arms, evidence, measured)
-
-    def _needed_probes(self, study: ProbeStudy) -> list[str]:
-        records = [*self._gangs.values(), *self._records[PROBES]]
-        evidence = evidence_of(self._plan, self._columns.of_study(PROBES), records)
-        probes, rounds = [probe.id for probe in study.probes], len(evidence.rounds_probed)
-        if rounds < study.swept_rounds:
-            return probes
-        measured = {found.arm: int(found.present.sum()) for found in evidence.probes}
+        arms, rounds = [arm.name for arm in study.arms], self._columns.rounds_begun(study_id)
+        wanted, records = {(study_id, name) for name in arms}, [*self._gangs.values(), *self._records[study_id]]
+        if isinstance(study, ProbeStudy):
+            if rounds < study.swept_rounds:
+                return arms
+            plan, columns = self._plan, self._columns.columns(wanted)
+        else:
+            # Launches have a fixed length, because their means decide.
+            if self._plan.launches > 1 or rounds < FEWEST_ROUNDS:
+                return arms
+            # Arms in which ranks compute alone show how fast each rank is, also those of other studies.
+            columns = self._columns.columns(wanted | self._each)
+            plan = self._plan_of_those_there(study, columns)
+        evidence = evidence_of(plan, columns, records)
+        measured = {name: int(arm.present.sum()) for (of, name), arm in columns.arms.items() if of == study_id}
         if rounds < FEWEST_ROUNDS:
-            asked = {name for case in self._cases[study.id] for name in arms_of(case)}
+            asked = {name for case in self._cases[study_id] for name in arms_of(case)}
             asked -= evidence.unsupported.keys() - measured.keys()  # one that some ranks support may still fail on one
-            return [name for name in probes if name in asked]
-        return self._needed(study.id, probes, evidence, measured)
+            return [name for name in arms if name in asked]
+        return self._needed(study_id, arms, evidence, measured)
 
     def _needed(self, study_id: str, arms: Sequence[str], evidence: Evidence, measured: Mapping[str, int]) -> list[str]:
         """Those of the arms that open requirements need; `measured` is the number of measurements of each."""
@@ -122,7 +116,7 @@ def arms_of(case: AnyCase) -> set[str]:
     """Names of the arms that a requirement needs, or the id of its probe; empty for a check."""
     if isinstance(case, Case):
         return {arm.name for arm in case.question.arms}
-    return {case.probe.id} if case.probe is not None else set()
+    return {case.probe.name} if case.probe is not None else set()
 
 
 def still_open(cases: Sequence[AnyCase], evidence: Evidence, confidence: float) -> list[AnyCase]:

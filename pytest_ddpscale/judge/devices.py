@@ -15,8 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from pytest_ddpscale.judge.rounds import ArmRounds
-from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence

@@ -29,10 +29,9 @@ from pytest_ddpscale.judge.probes import values_of_probe, why_incomplete
 from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
 from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, joined, launches_of, matching_study
 from pytest_ddpscale.judge.wrong_data import with_wrong_data
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
-from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.plan.probe_pairs import expected_ranks
+from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
@@ -124,18 +123,18 @@ def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
         verdict = _not_judged(blank, why, probe)
     else:
         begun = {*evidence.rounds_probed, *evidence.timed_arms.get(PROBES, {})}
-        due = _rounds_due(evidence, PROBES, begun, {probe.id})
+        due = _rounds_due(evidence, PROBES, begun, {probe.name})
         asked = Asked(case, evidence, values, blank.confidence, study.rounds, due)
-        planned = len(expected_ranks(probe, evidence.plan.layout))
+        planned = len(evidence.plan.layout.groups_of_round(probe))
         judged = _judge_places(blank, asked, values.places, planned, {})
         verdict = combined(blank, judged, planned, why_incomplete(probe, values, evidence))
         verdict = with_probe_culprits(verdict, judged, planned, evidence)
     measured = evidence.probed(probe)
     verdict = with_wrong_data(verdict, probe, measured) if measured is not None else verdict
-    return verdict if probe.id in evidence.unsupported else with_spent_budget(verdict, PROBES, evidence.out_of_time)
+    return verdict if probe.name in evidence.unsupported else with_spent_budget(verdict, PROBES, evidence.out_of_time)
 
 
-def _not_judged(blank: Verdict, why: Missing, question: Question | Probe) -> Verdict:
+def _not_judged(blank: Verdict, why: Missing, question: Question | Arm) -> Verdict:
     outcome: VerdictOutcome = "error" if why.why is Why.BROKE else "not_measured"
     return replace(blank, outcome=outcome, reason=why.text(question))
 

@@ -24,9 +24,9 @@ from msgspec import Struct
 
 from pytest_ddpscale.judge.rounds import GIGA, TERA
 from pytest_ddpscale.judge.values import Missing, Values, Why
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
-from pytest_ddpscale.plan.probe_pairs import Ranks, expected_ranks
+from pytest_ddpscale.plan.rank_pairs import Ranks
 from pytest_ddpscale.run.column_record import BoolArray, IntArray
 from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.evidence import Evidence
@@ -86,14 +86,14 @@ class ProbedPlace(Struct, frozen=True, cache_hash=True):  # thousands are looked
 _NOTHING = Values[ProbedPlace]("factors", (), np.zeros(0, np.int64), np.zeros((1, 0, 0)), {}, (None,), np.zeros((1, 0)))
 
 
-def values_of_probe(probe: Probe, evidence: Evidence) -> Values[ProbedPlace]:
+def values_of_probe(probe: Arm, evidence: Evidence) -> Values[ProbedPlace]:
     """Values of a probe, in its metric's unit, at the places that took part.
 
     Raises:
-        ValueError: raised by `expected_ranks`.
+        ValueError: raised by `Layout.crews`.
     """
     study = evidence.plan.probes
-    if study is None or probe not in study.probes:
+    if study is None or probe not in study.arms:
         return replace(_NOTHING, broken=(Missing(Why.NOT_PROBED),))
     broken = None
     if study.id in evidence.errors:
@@ -102,14 +102,14 @@ def values_of_probe(probe: Probe, evidence: Evidence) -> Values[ProbedPlace]:
         broken = Missing(Why.INTERRUPTED, evidence.interrupted[study.id])
     found = probed_values(evidence.probed(probe), probe, evidence.plan.layout)
     why = Missing(Why.NO_PROBED_ROUND)
-    if probe.id in evidence.unsupported:
-        why = Missing(Why.UNSUPPORTED, evidence.unsupported[probe.id])
+    if probe.name in evidence.unsupported:
+        why = Missing(Why.UNSUPPORTED, evidence.unsupported[probe.name])
     nothing = np.flatnonzero(found.rounds() == 0).tolist()
     missing = {found.places[place]: why for place in nothing}
     return replace(found, missing=missing, broken=(broken,))
 
 
-def probed_values(probed: ArmColumns | None, probe: Probe, layout: Layout) -> Values[ProbedPlace]:
+def probed_values(probed: ArmColumns | None, probe: Arm, layout: Layout) -> Values[ProbedPlace]:
     """Values in measurements of a probe.
 
     The slowest rank sets the value. Rounds in which a rank of the place is missing are left out, because its speed is
@@ -121,10 +121,10 @@ def probed_values(probed: ArmColumns | None, probe: Probe, layout: Layout) -> Va
         layout: of the planned gang; ranks outside it are ignored.
 
     Raises:
-        ValueError: raised by `expected_ranks`.
+        ValueError: raised by `Layout.crews`.
     """
     if probed is None:
-        expected_ranks(probe, layout)
+        layout.groups_of_round(probe)
         return _NOTHING
     kept = probed.ranks.kept
     if (probe, layout) not in kept:
@@ -149,11 +149,11 @@ def probed_values(probed: ArmColumns | None, probe: Probe, layout: Layout) -> Va
     )
 
 
-def why_incomplete(probe: Probe, values: Values[ProbedPlace], evidence: Evidence) -> str:
+def why_incomplete(probe: Arm, values: Values[ProbedPlace], evidence: Evidence) -> str:
     """Why a probe cannot pass although nothing fails: it is unsupported, or places are missing; else empty."""
-    if probe.id in evidence.unsupported:
-        return Missing(Why.UNSUPPORTED, evidence.unsupported[probe.id]).text(probe)
-    expected = expected_ranks(probe, evidence.plan.layout)
+    if probe.name in evidence.unsupported:
+        return Missing(Why.UNSUPPORTED, evidence.unsupported[probe.name]).text(probe)
+    expected = evidence.plan.layout.groups_of_round(probe)
     there = [place for place, rounds in zip(values.places, values.rounds().tolist(), strict=True) if rounds]
     if len(there) == len(expected):
         return ""
@@ -183,9 +183,9 @@ def _name_of_ranks(ranks: Ranks, evidence: Evidence) -> str:
     return f"local rank{'s' if len(ranks) > 1 else ''} {local} of {where}"
 
 
-def _places_there(who: RankColumns, probe: Probe, layout: Layout) -> tuple[list[ProbedPlace], IntArray]:
+def _places_there(who: RankColumns, probe: Arm, layout: Layout) -> tuple[list[ProbedPlace], IntArray]:
     """Places whose ranks all have a column, and the columns of each, (places, ranks of one)."""
-    expected = sorted(expected_ranks(probe, layout))
+    expected = sorted(layout.groups_of_round(probe))
     ranks = np.array(expected, np.int64)
     at = np.minimum(np.searchsorted(who.numbers, ranks), len(who) - 1)
     at_all = (who.numbers[at] == ranks).all(axis=1)
@@ -194,18 +194,18 @@ def _places_there(who: RankColumns, probe: Probe, layout: Layout) -> tuple[list[
     return [place_of(probe, expected[i], [ends[column] for column in of]) for i, of in there], at[at_all]
 
 
-def _counts(probed: ArmColumns, probe: Probe) -> BoolArray:
+def _counts(probed: ArmColumns, probe: Arm) -> BoolArray:
     """Whether the message size was the probe's, (rows, ranks)."""
-    size = probe.message_bytes
+    size = probe.operation.message_bytes
     if size is None:
         return probed.present
     return probed.present & (np.abs(probed.work - size) <= _ALIGNMENT_BYTES * probe.world_size)
 
 
-def place_of(probe: Probe, ranks: Ranks, ends: Sequence[tuple[str, int, str]]) -> ProbedPlace:
+def place_of(probe: Arm, ranks: Ranks, ends: Sequence[tuple[str, int, str]]) -> ProbedPlace:
     """The place that these ranks form; `ends` has host, local rank and device of each."""
-    kind = probe.kind
-    if kind in SINGLE_DEVICE:
+    kind = probe.operation.kind
+    if probe.operation.is_single_device:
         return ProbedPlace("gpu", ranks, *ends[0])
     if kind == "send-recv":
         return ProbedPlace("link", ranks, *ends[0], *ends[1])
@@ -213,14 +213,14 @@ def place_of(probe: Probe, ranks: Ranks, ends: Sequence[tuple[str, int, str]]) -
     return ProbedPlace("node" if is_one_host else "gang", ranks, ends[0][0])
 
 
-def unit_factor(probe: Probe) -> float:
+def unit_factor(probe: Arm) -> float:
     """Factor from work per second to the metric's unit, TFLOPS for a matmul and GB/s for others."""
-    return 1 / TERA if probe.kind == "matmul" else bus_factor(probe) / GIGA
+    return 1 / TERA if probe.operation.kind == "matmul" else bus_factor(probe) / GIGA
 
 
-def bus_factor(probe: Probe) -> float:
+def bus_factor(probe: Arm) -> float:
     """Ratio of bus bandwidth to message bytes per second."""
     n = probe.world_size
-    if probe.kind == "all-reduce":
+    if probe.operation.kind == "all-reduce":
         return 2 * (n - 1) / n
-    return (n - 1) / n if probe.kind in _SHARED_EVENLY else 1.0
+    return (n - 1) / n if probe.operation.kind in _SHARED_EVENLY else 1.0

@@ -18,9 +18,9 @@ from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.estimating import Estimated, Found, estimate, over_launches
 from pytest_ddpscale.judge.metrics import Arms, Read, Slowness, read, slowness_of, slowness_within_hosts
 from pytest_ddpscale.judge.rounds import WHOLE, Groups, groups, hosts_of, on_hosts
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric import Metric, Scale
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
@@ -66,10 +66,10 @@ class Missing(NamedTuple):
     why: Why
     details: str = ""
 
-    def text(self, question: Question | Probe) -> str:
+    def text(self, question: Question | Arm) -> str:
         """The sentence."""
-        if isinstance(question, Probe):
-            return _SENTENCES[self.why].format(details=self.details, probe=question.id)
+        if isinstance(question, Arm):
+            return _SENTENCES[self.why].format(details=self.details, probe=question.name)
         return _SENTENCES[self.why].format(
             details=self.details, scaling=question.metric.scaling, workload=question.workload.name,
             ranks=question.world_size, baseline=question.baseline.name if question.baseline else "",

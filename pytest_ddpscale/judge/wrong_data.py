@@ -11,7 +11,7 @@ import numpy as np
 
 from pytest_ddpscale.judge.probe_culprits import link_culprit, shared_end
 from pytest_ddpscale.judge.probes import ProbedPlace, place_of
-from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Verdict
 from pytest_ddpscale.util.listing import first_few
@@ -42,7 +42,7 @@ def _rank_by_rank(probed: ArmColumns) -> list[_Result]:
     return found
 
 
-def with_wrong_data(verdict: Verdict, probe: Probe, probed: ArmColumns) -> Verdict:
+def with_wrong_data(verdict: Verdict, probe: Arm, probed: ArmColumns) -> Verdict:
     """The verdict, failed if any result was wrong: one is enough, because results are not random.
 
     A device that works alone is at fault. In a collective a rank that sees wrong data is only a witness, because others
@@ -68,16 +68,16 @@ def with_wrong_data(verdict: Verdict, probe: Probe, probed: ArmColumns) -> Verdi
     return replace(verdict, outcome="failed", reason=reason, culprits=(*culprits, *others), flags=flags)
 
 
-def _culprits(probe: Probe, wrong: Sequence[_Result], measured: Sequence[_Result]) -> Iterable[Culprit]:
-    if probe.kind == "send-recv":
+def _culprits(probe: Arm, wrong: Sequence[_Result], measured: Sequence[_Result]) -> Iterable[Culprit]:
+    if probe.operation.kind == "send-recv":
         return _of_pairs(probe, wrong, measured)
-    if probe.kind in SINGLE_DEVICE:
+    if probe.operation.is_single_device:
         return _of_witnesses(probe, wrong, measured, is_certain=True)
     return _of_group(probe, wrong, measured)
 
 
 def _of_witnesses(
-    probe: Probe, wrong: Sequence[_Result], measured: Sequence[_Result], *, is_certain: bool
+    probe: Arm, wrong: Sequence[_Result], measured: Sequence[_Result], *, is_certain: bool
 ) -> Iterable[Culprit]:
     for where in dict.fromkeys(map(_device, wrong)):
         own = [one for one in wrong if _device(one) == where]
@@ -86,7 +86,7 @@ def _of_witnesses(
         yield Culprit("gpu", *where, f"{verb} wrong data in {rounds}", is_certain=is_certain)
 
 
-def _of_group(probe: Probe, wrong: Sequence[_Result], measured: Sequence[_Result]) -> Iterable[Culprit]:
+def _of_group(probe: Arm, wrong: Sequence[_Result], measured: Sequence[_Result]) -> Iterable[Culprit]:
     """The node first, if the whole group is on it, then all witnesses."""
     is_within_hosts = _fits_hosts(probe, measured)
     for host in dict.fromkeys(one.host for one in wrong) if is_within_hosts else ():
@@ -98,7 +98,7 @@ def _of_group(probe: Probe, wrong: Sequence[_Result], measured: Sequence[_Result
     yield from _of_witnesses(probe, wrong, measured, is_certain=False)
 
 
-def _of_pairs(probe: Probe, wrong: Sequence[_Result], measured: Sequence[_Result]) -> Iterable[Culprit]:
+def _of_pairs(probe: Arm, wrong: Sequence[_Result], measured: Sequence[_Result]) -> Iterable[Culprit]:
     """The links of each host, or the GPU that they share."""
     links: dict[str, dict[ProbedPlace, list[_Result]]] = defaultdict(lambda: defaultdict(list))
     for one in wrong:
@@ -119,14 +119,14 @@ def _of_pairs(probe: Probe, wrong: Sequence[_Result], measured: Sequence[_Result
             yield link_culprit(link, evidence, is_certain=link.host == link.peer_host)
 
 
-def _link_of(probe: Probe, one: _Result, measured: Sequence[_Result]) -> ProbedPlace | None:
+def _link_of(probe: Arm, one: _Result, measured: Sequence[_Result]) -> ProbedPlace | None:
     ends = [next(other for other in measured if other.rank == rank) for rank in one.peers]
     if len(ends) == 1:
         return None
     return place_of(probe, tuple(end.rank for end in ends), [(end.host, end.local_rank, end.device) for end in ends])
 
 
-def _fits_hosts(probe: Probe, measured: Sequence[_Result]) -> bool:
+def _fits_hosts(probe: Arm, measured: Sequence[_Result]) -> bool:
     """Whether each group of the probe is on one host; every host then has a whole group."""
     ranks: dict[str, set[int]] = defaultdict(set)
     for one in measured:
@@ -142,8 +142,8 @@ def _who(culprit: Culprit) -> tuple[object, ...]:
     return culprit.kind, culprit.host, culprit.gpu_index, culprit.peer_host, culprit.peer_gpu_index
 
 
-def _did(probe: Probe) -> str:
-    return "computed" if probe.kind == "matmul" else "moved"
+def _did(probe: Arm) -> str:
+    return "computed" if probe.operation.kind == "matmul" else "moved"
 
 
 def _rounds(some: Iterable[_Result], of: Iterable[_Result]) -> str:

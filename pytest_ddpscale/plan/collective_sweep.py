@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.probe import COLLECTIVES, Probe, ProbeKind, ProbeStudy
+from pytest_ddpscale.plan.operation import COLLECTIVES, OperationKind
+from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.plan.words import DeviceType
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -67,9 +69,9 @@ def sweep_world_sizes(layout: Layout) -> tuple[int, ...]:
 
 
 def sweep_probes(
-    layout: Layout, device_type: DeviceType, sizes: Sequence[int], kinds: Iterable[ProbeKind] = COLLECTIVES,
-    bounded: Iterable[Probe] = (),
-) -> tuple[Probe, ...]:  # fmt: skip
+    layout: Layout, device_type: DeviceType, sizes: Sequence[int], kinds: Iterable[OperationKind] = COLLECTIVES,
+    bounded: Iterable[Arm] = (),
+) -> tuple[Arm, ...]:  # fmt: skip
     """One probe per operation, world size and message size, small messages first, and probes of rank pairs.
 
     Pairs send one size: the largest of the sweep up to `PAIR_BYTES`.
@@ -87,17 +89,17 @@ def sweep_probes(
     pair_bytes = max((size for size in sizes if size <= PAIR_BYTES[device_type]), default=sizes[0])
     names = [f"{kind}-{probe_size(size)}" for kind in kinds for size in sizes]
     names.append(f"send-recv-{probe_size(pair_bytes)}")
-    probes = {Probe(name, world_size) for name in names for world_size in sweep_world_sizes(layout)}
+    probes = {Arm(name, world_size) for name in names for world_size in sweep_world_sizes(layout)}
     return tuple(sorted({*probes, *bounded}, key=_in_order))
 
 
-def _in_order(probe: Probe) -> tuple[int, int, int]:
-    return probe.world_size, (*COLLECTIVES, "send-recv").index(probe.kind), probe.message_bytes or 0
+def _in_order(probe: Arm) -> tuple[int, int, int]:
+    return probe.world_size, (*COLLECTIVES, "send-recv").index(probe.operation.kind), probe.operation.message_bytes or 0
 
 
 def sweep_study(
-    probes: Sequence[Probe], device_type: DeviceType, rounds: int, block_s: float | None = None,
-    iteration_limit_s: float | None = None, bounded: Iterable[Probe] = (),
+    probes: Sequence[Arm], device_type: DeviceType, rounds: int, block_s: float | None = None,
+    iteration_limit_s: float | None = None, bounded: Iterable[Arm] = (),
 ) -> ProbeStudy:  # fmt: skip
     """The study of a sweep: every probe once per round, in random order; then up to as many rounds again for probes
     with undecided requirements.
@@ -111,5 +113,5 @@ def sweep_study(
         bounded: probes that requirements need, which have no such limit.
     """
     length_s, limit_s = block_s or SWEEP_BLOCKS_S[device_type], iteration_limit_s or ITERATION_LIMITS_S[device_type]
-    required = tuple(sorted({probe.id for probe in bounded}))
+    required = tuple(sorted({probe.name for probe in bounded}))
     return ProbeStudy(tuple(probes), 2 * rounds if required else rounds, length_s, limit_s, required, rounds)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import first_rounds, most_rounds
-from pytest_ddpscale.plan.probe import ProbeStudy
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, Study
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.words import DeviceType
 
 # Measured on two CPU cores (benchmarks/gang_reuse.py) and rounded up.
@@ -78,7 +77,7 @@ def round_seconds(study: Study, arms: Sequence[Arm], samples_per_s: Mapping[str,
 def probes_seconds(study: ProbeStudy, rounds: int | None = TYPICAL_ROUNDS) -> float:
     """Wall time of all probes, without the start-up of their gang; `rounds` as in `study_seconds`."""
     times = min(study.rounds, rounds or study.rounds)
-    return len(study.probes) * (PROBE_SETUP_S + times * (study.block_s + OVERHEAD_PER_BLOCK_S))
+    return len(study.arms) * (PROBE_SETUP_S + times * (study.block_s + OVERHEAD_PER_BLOCK_S))
 
 
 def pairs_seconds(nodes: int) -> float:

@@ -1,4 +1,4 @@
-"""Layout of ranks: numbering over nodes, meaning of world sizes, and the groups that train an arm."""
+"""Layout of ranks: numbering over nodes, meaning of world sizes, and the groups that time an arm."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.rank_pairs import Ranks, pair_turns
 from pytest_ddpscale.plan.words import refuse_below_one
 
 # As in a thresholds file: a number of ranks, ``node`` (all of one node), ``2 nodes``, or ``all`` (of several nodes).
@@ -49,25 +50,51 @@ class Layout:
         """Whether a node's ranks, divided into groups of the arm's size, train it one group after the other.
 
         Without turns the same ranks would be in every arm and others only in the largest one, where a slow rank is
-        harder to find. Ranks of ``each`` are compared with each other, so they all work at the same time.
+        harder to find. Ranks of ``each`` are compared with each other, so they all work at the same time; probes are
+        short.
         """
-        return arm.kind != "each" and self.fits_node(arm) and self.ranks_per_node % arm.world_size == 0
+        may = arm.kind != "each" and not arm.is_probe
+        return may and self.fits_node(arm) and self.ranks_per_node % arm.world_size == 0
 
-    def groups(self, arm: Arm, turn: int = 0) -> tuple[tuple[int, ...], ...]:
-        """The groups of ranks that train an arm at the same time.
+    def turns(self, arm: Arm) -> int:
+        """Turns within a round: for send-recv until all pairs of ranks had theirs, else 1."""
+        return len(self._pairs(arm)) if arm.is_probe and arm.operation.kind == "send-recv" else 1
+
+    def groups(self, arm: Arm, turn: int = 0) -> tuple[Ranks, ...]:
+        """The groups of ranks that work together in an arm at the same time.
+
+        All ranks run probes of a single device, and pairs of ranks send-recv, in a turn of the round. Otherwise they
+        are the crews of that turn. Raises as `crews`.
+        """
+        if arm.is_probe and arm.operation.is_single_device:
+            return tuple((rank,) for rank in range(self.world_size))
+        if arm.is_probe and arm.operation.kind == "send-recv":
+            return self._pairs(arm)[turn]
+        return self.crews(arm, turn)
+
+    def groups_of_round(self, arm: Arm) -> tuple[Ranks, ...]:
+        """The groups of all turns within a round, in ascending order. Raises as `crews`."""
+        return tuple(sorted(group for turn in range(self.turns(arm)) for group in self.groups(arm, turn)))
+
+    def crews(self, arm: Arm, turn: int = 0) -> tuple[Ranks, ...]:
+        """The groups of ranks that begin an arm at the same time.
 
         A packed arm that fits a node has a group on every node; a larger one fills node after node. The ranks of a
         ``spread`` arm are dealt to the nodes in turn. Rank 0 is first in the first group, except in arms whose groups
-        take turns (`takes_turns`), where on each node the group that contains local rank `turn` trains.
+        take turns (`takes_turns`), where on each node the group that contains local rank `turn` trains. Devices of a
+        node that work by themselves share power and links, so they begin together.
 
         Raises:
             ValueError: there are fewer ranks than the arm needs.
         """
         if arm.world_size > self.world_size:
             raise ValueError(f"{arm.name} needs {arm.world_size} ranks; {self.nodes} nodes have {self.world_size}")
+        if arm.is_probe and arm.operation.is_single_device:
+            firsts = range(0, self.world_size, self.ranks_per_node)
+            return tuple(tuple(range(first, first + self.ranks_per_node)) for first in firsts)
         if self.fits_node(arm):
             first_of_node = turn - turn % arm.world_size if self.takes_turns(arm) else 0
-            firsts = (node * self.ranks_per_node + first_of_node for node in range(self.nodes))
+            firsts = range(first_of_node, self.world_size, self.ranks_per_node)
             return tuple(tuple(range(first, first + arm.world_size)) for first in firsts)
         if arm.placement == "packed":
             return (tuple(range(arm.world_size)),)
@@ -75,5 +102,9 @@ class Layout:
         return (tuple(sorted(dealt)),)
 
     def ranks(self, arms: Iterable[Arm], turn: int = 0) -> tuple[int, ...]:
-        """All ranks that train any of the arms at that turn, in ascending order. Raises as `groups`."""
-        return tuple(sorted({rank for arm in arms for group in self.groups(arm, turn) for rank in group}))
+        """All ranks with a part in any of the arms at that turn, in ascending order. Raises as `crews`."""
+        return tuple(sorted({rank for arm in arms for crew in self.crews(arm, turn) for rank in crew}))
+
+    def _pairs(self, arm: Arm) -> tuple[tuple[Ranks, ...], ...]:
+        self.crews(arm)  # refuses one that needs more ranks
+        return pair_turns(arm.world_size, self.nodes, self.ranks_per_node)

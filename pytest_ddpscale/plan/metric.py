@@ -8,7 +8,7 @@ from typing import Literal
 
 from pytest_ddpscale.plan.arm import Arm, ArmKind, OneGpu, Placement
 from pytest_ddpscale.plan.image_family import ImageFamily
-from pytest_ddpscale.plan.probe import ProbeKind
+from pytest_ddpscale.plan.operation import OperationKind
 from pytest_ddpscale.plan.study import Scaling
 from pytest_ddpscale.plan.variant import USUAL, Variant
 from pytest_ddpscale.plan.workload import Family, Workload
@@ -93,7 +93,7 @@ class Metric:
     scale: Scale = "factors"
     carries_acceptance: bool = True
     subject: Subject = "workload"
-    probes: tuple[ProbeKind, ...] = ()
+    probes: tuple[OperationKind, ...] = ()
     plausible: tuple[float, float] | None = None
     credible: tuple[float, float] = (-math.inf, math.inf)
     possible: tuple[float, float] = (0.0, math.inf)

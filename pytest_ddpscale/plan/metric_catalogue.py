@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from pytest_ddpscale.plan.metric import MOST_EFFICIENCY, Metric
-from pytest_ddpscale.plan.probe import COLLECTIVES
+from pytest_ddpscale.plan.operation import COLLECTIVES
 from pytest_ddpscale.plan.variant import Variant
 
 # Costs, which may be zero.

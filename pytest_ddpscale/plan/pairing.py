@@ -29,10 +29,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from pytest_ddpscale.plan.probe import Probe, name_with_size
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.rank_pairs import Pair, all_pairs, in_order, other_end
 from pytest_ddpscale.plan.words import DeviceType, refuse_below_one
 
-NodePair = tuple[int, int]
+NodePair = Pair
 
 PAIRS: Literal["pairs"] = "pairs"  # id of the study
 CONFIRMATIONS = 2
@@ -40,36 +41,41 @@ ALL_PAIRS_UP_TO = 16
 # Between GPUs only the network matters. Ranks on CPUs share cores: pairs of six healthy ranks on two busy cores
 # measured 0.56 to 1.66 of their median.
 SLOW_SHARES: Mapping[DeviceType, float] = {"cuda": 0.7, "cpu": 0.4}
-_FP32_BYTES = 4
 
 
 @dataclass(frozen=True)
 class PairStudy:
-    """How to measure two ranks of different nodes with each other.
+    """Pairs of nodes, each rank with the one of the same number on the other node; rank 0 chooses those of each round.
 
     Attributes:
-        message_bytes: size of one fp32 all-reduce, in bytes.
+        arms: the one arm that each pair of ranks times, an fp32 all-reduce: ``all-reduce-32mib@2``.
         iterations: number of timed all-reduces, after one untimed.
     """
 
-    message_bytes: int
+    arms: tuple[Arm, ...]
     iterations: int
     id: Literal["pairs"] = PAIRS
 
     def __post_init__(self) -> None:
-        refuse_below_one(self, "a pair study", "message_bytes", "iterations")
-        if self.message_bytes % _FP32_BYTES:
-            raise ValueError(f"message_bytes of a pair study is {self.message_bytes}; expected a multiple of 4")
+        refuse_below_one(self, "a pair study", "iterations")
+        if [(arm.kind.startswith("all-reduce-"), arm.world_size) for arm in self.arms] != [(True, 2)]:
+            found = ", ".join(arm.name for arm in self.arms) or "nothing"
+            raise ValueError(f"a pair study times {found}; expected one all-reduce of 2 ranks")
 
     @property
-    def arm(self) -> str:
-        """Name of its arm, ``all-reduce-32mib@2``. Raises ValueError if that cannot have the message size."""
-        return Probe(name_with_size("all-reduce", self.message_bytes), 2).id
+    def arm(self) -> Arm:
+        """What each pair of ranks times."""
+        return self.arms[0]
+
+    @property
+    def message_bytes(self) -> int:
+        """Size of one all-reduce, in bytes."""
+        return self.arm.operation.message_bytes or 0
 
 
 def pair_study(device_type: DeviceType) -> PairStudy:
     """Messages long enough to be bandwidth-bound; on CPUs short enough to take a second on a link of 200 Mbit/s."""
-    return PairStudy(32 * 2**20, 20) if device_type == "cuda" else PairStudy(2**20, 20)
+    return PairStudy((Arm("all-reduce-32mib" if device_type == "cuda" else "all-reduce-1mib", 2),), 20)
 
 
 @dataclass(frozen=True)
@@ -179,18 +185,12 @@ def most_rounds(nodes: int) -> int:
 
 
 @cache
-def all_pairs(nodes: int) -> tuple[tuple[NodePair, ...], ...]:
-    """Every pair once: N - 1 rounds for an even number of nodes, N for an odd one, where one node sits out."""
-    return tuple(_circle_round(nodes, number) for number in range(nodes - 1 + nodes % 2)) if nodes > 1 else ()
-
-
-@cache
 def powers_of_two_apart(nodes: int) -> tuple[tuple[NodePair, ...], ...]:
     """Every pair of nodes 1, 2, 4 … apart in a circle once, each in the first round in which both are free."""
     rounds: list[list[NodePair]] = []
     busy: list[set[int]] = []
     distances = [2**power for power in range(_log2(nodes))]
-    pairs = [_ordered(node, (node + distance) % nodes) for distance in distances for node in range(nodes)]
+    pairs = [in_order(node, (node + distance) % nodes) for distance in distances for node in range(nodes)]
     for pair in dict.fromkeys(pairs):
         place = next((i for i, taken in enumerate(busy) if taken.isdisjoint(pair)), len(busy))
         if place == len(busy):
@@ -199,19 +199,6 @@ def powers_of_two_apart(nodes: int) -> tuple[tuple[NodePair, ...], ...]:
         busy[place].update(pair)
         rounds[place].append(pair)
     return tuple(map(tuple, rounds))
-
-
-def other_end(pair: NodePair, node: int) -> int:
-    """The node that `node` is paired with."""
-    return pair[1] if pair[0] == node else pair[0]
-
-
-def _circle_round(nodes: int, number: int) -> tuple[NodePair, ...]:
-    circle = nodes if nodes % 2 else nodes - 1
-    pairs = [_ordered((number + i) % circle, (number - i) % circle) for i in range(1, (circle + 1) // 2)]
-    if nodes % 2 == 0:
-        pairs.append(_ordered(number % circle, nodes - 1))
-    return tuple(sorted(pairs))
 
 
 def _reference_gbps(by_node: Iterable[Sequence[PairResult]]) -> float:
@@ -235,7 +222,7 @@ def _confirming(standings: Standings, results: Sequence[PairResult], first: int)
         if free and (times_of_node[node] < CONFIRMATIONS or not standings.is_confirmed_node(node)):
             partner = _least_met(standings, node, free)
             free.remove(partner)
-            chosen.append(_ordered(node, partner))
+            chosen.append(in_order(node, partner))
     return tuple(chosen)
 
 
@@ -243,7 +230,7 @@ def _least_met(standings: Standings, node: int, free: set[int]) -> int:
     """The free good partner paired least often with a node; among equals the next one in a circle, to spread them."""
 
     def meetings(partner: int) -> tuple[int, int]:
-        return len(standings.of_pair(_ordered(node, partner))), (partner - node) % standings.nodes
+        return len(standings.of_pair(in_order(node, partner))), (partner - node) % standings.nodes
 
     return min(free, key=meetings)
 
@@ -257,10 +244,6 @@ def _companions(standings: Standings, busy: Iterable[NodePair], number: int) -> 
         if taken.isdisjoint(pair):
             taken.update(pair)
             yield pair
-
-
-def _ordered(one: int, other: int) -> NodePair:
-    return (one, other) if one < other else (other, one)
 
 
 def _log2(nodes: int) -> int:

@@ -9,8 +9,7 @@ from pytest_ddpscale.plan.arm import Arm, OneGpu, Placement
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric import Metric, baseline_arm, measured_arm
 from pytest_ddpscale.plan.pairing import pair_study
-from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Plan, Scaling, Study
+from pytest_ddpscale.plan.study import Plan, ProbeStudy, Scaling, Study
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import Workload
 
@@ -82,7 +81,7 @@ class Question:
 Wanted = dict[tuple[Scaling, Workload], set[Arm]]
 
 
-def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: Iterable[Probe] = ()) -> Plan:
+def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: Iterable[Arm] = ()) -> Plan:
     """Plan one study per kind of scaling and workload, with every arm that any question needs.
 
     The first weak-scaling study, by name, on the most ranks also times all ranks at once without communication (the arm
@@ -129,13 +128,13 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
     )
 
 
-def load_probes(device_type: DeviceType, ranks_per_node: int) -> tuple[Probe, ...]:
+def load_probes(device_type: DeviceType, ranks_per_node: int) -> tuple[Arm, ...]:
     """Probes that put devices and links under load if no other measurement does."""
-    matmul = Probe("matmul-fp16" if device_type == "cuda" else "matmul-fp32")
-    return (matmul, Probe("all-reduce-32mib", ranks_per_node)) if ranks_per_node > 1 else (matmul,)
+    matmul = Arm("matmul-fp16" if device_type == "cuda" else "matmul-fp32")
+    return (matmul, Arm("all-reduce-32mib", ranks_per_node)) if ranks_per_node > 1 else (matmul,)
 
 
-def _layout(arms: Wanted, empty: Plan, probes: Sequence[Probe], *, takes_all: bool) -> Layout:
+def _layout(arms: Wanted, empty: Plan, probes: Sequence[Arm], *, takes_all: bool) -> Layout:
     whole = empty.layout
     largest_probe = max((probe.world_size for probe in probes), default=1)
     if takes_all or not _fits_node(arms, whole) or largest_probe > whole.ranks_per_node:

@@ -1,16 +1,15 @@
-"""Studies: the timing jobs of workers, as stored in plan.json."""
+"""Studies: what workers time in rounds, as stored in plan.json."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.pairing import PairStudy
-from pytest_ddpscale.plan.probe import ProbeStudy
 from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.plan.words import DeviceType, refuse_below_one
 from pytest_ddpscale.plan.workload import Family, Workload
@@ -18,6 +17,7 @@ from pytest_ddpscale.plan.workload import Family, Workload
 Scaling = Literal["weak", "strong"]
 
 PLAN_SCHEMA_VERSION: Literal[6] = 6
+PROBES: Literal["probes"] = "probes"  # id of the study
 # Untimed steps of each block, which fill caches and queues. One-time work, such as DDP rebuilding its buckets in its
 # second step, is done in the warm-up.
 STEPS_BEFORE_TIMING = 1
@@ -58,6 +58,8 @@ class Study:
         refuse_below_one(self, "a study", "rounds", "turns", "launch")
         for arm in self.arms:
             arm.variant.refuse_data_of(self.workload)
+            if arm.is_probe:
+                raise ValueError(f"{arm.name} is an arm of a study of {self.workload.name}; expected training")
         suffix = f"/launch-{self.launch}" if self.launch > 1 else ""
         object.__setattr__(self, "id", f"{self.scaling}/{self.workload.name}{suffix}")
 
@@ -87,6 +89,54 @@ class Study:
     def arm(self, name: str) -> Arm | None:
         """The arm of that name, or None."""
         return next((arm for arm in self.arms if arm.name == name), None)
+
+
+@dataclass(frozen=True)
+class ProbeStudy:
+    """All probes of a run, in interleaved rounds.
+
+    Attributes:
+        arms: the probes, each timed once in every round, in an order drawn for that round.
+        rounds: largest number of rounds.
+        block_s: target seconds of one probe in one round.
+        iteration_limit_s: a probe whose single iteration takes longer is skipped, and larger messages of its kind with
+            it; None for no limit.
+        without_limit: names of probes without that limit, because a requirement needs them.
+        swept_rounds: number of rounds in which all probes are timed, with or without a requirement.
+    """
+
+    arms: tuple[Arm, ...]
+    rounds: int
+    block_s: float
+    iteration_limit_s: float | None = None
+    without_limit: tuple[str, ...] = ()
+    swept_rounds: int = 0
+    id: Literal["probes"] = PROBES
+
+    def __post_init__(self) -> None:
+        refuse_below_one(self, "the probes", "rounds")
+        if not self.block_s > 0:
+            raise ValueError(f"block_s of the probes is {self.block_s!r}; expected seconds")
+        if self.iteration_limit_s is not None and not self.iteration_limit_s > 0:
+            raise ValueError(f"iteration_limit_s of the probes is {self.iteration_limit_s!r}; expected seconds or none")
+        if len({arm.name for arm in self.arms}) != len(self.arms):
+            raise ValueError("a probe is listed twice")
+        for arm in self.arms:
+            if not arm.is_probe:
+                raise ValueError(f"{arm.name} is among the probes; expected one that trains nothing")
+
+    def limit_s(self, arm: Arm) -> float | None:
+        """How long one iteration of a probe may take; None without a limit."""
+        return None if arm.name in self.without_limit else self.iteration_limit_s
+
+    @property
+    def world_size(self) -> int:
+        """The most ranks that any probe needs."""
+        return max((arm.world_size for arm in self.arms), default=0)
+
+
+# Whatever is timed in rounds; each has an id and arms.
+AnyStudy: TypeAlias = Study | ProbeStudy | PairStudy
 
 
 @dataclass(frozen=True)
@@ -192,6 +242,17 @@ class Plan:
         runs = sorted(self.training_runs, key=lambda run: run.launch)
         return (*probes, *first, *pairs, *(study.id for study in later), *(run.id for run in runs))
 
+    @property
+    def timed(self) -> tuple[AnyStudy, ...]:
+        """All that is timed in rounds, probes first and pairs last."""
+        probes, pairs = [self.probes] if self.probes else [], [self.pairs] if self.pairs else []
+        return (*probes, *self.studies, *pairs)
+
+    def arm(self, study_id: str, name: str) -> Arm | None:
+        """The arm of that name in any study, the probes or the pairs; None if there is none."""
+        arms = (arm for study in self.timed if study.id == study_id for arm in study.arms)
+        return next((arm for arm in arms if arm.name == name), None)
+
     def of_launch(self, launch: int) -> Plan:
         """The plan with only the studies of one launch; probes and pairs are kept."""
         return replace(self, studies=tuple(study for study in self.studies if study.launch == launch))
@@ -208,13 +269,11 @@ class Plan:
 
     def fits_nodes(self, study_id: str) -> bool:
         """Whether each node measures that study by itself, so that the others can do so after a node is lost."""
-        if self.probes is not None and study_id == self.probes.id:
-            return self.probes.world_size <= self.layout.ranks_per_node
         run = self.training_run(study_id)
         if run is not None:
             return run.nodes == 1
-        study = self.study(study_id)
-        return study is not None and all(self.layout.fits_node(arm) for arm in study.arms)
+        found = next((study for study in (self.probes, self.study(study_id)) if study and study.id == study_id), None)
+        return found is not None and all(map(self.layout.fits_node, found.arms))
 
     def study(self, study_id: str) -> Study | None:
         """The study of that id, or None."""

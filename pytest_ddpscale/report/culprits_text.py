@@ -16,7 +16,7 @@ from msgspec import structs
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.pairing import PAIRS
-from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
+from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.report import text
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.records import Lost, gangs_by_number

@@ -29,7 +29,7 @@ def plan_lines(
     if plan.launches > 1:
         studies += f" in {plan.launches} launches"
     if plan.probes is not None:
-        studies += f" and {count_text(len(plan.probes.probes), 'probe')}"
+        studies += f" and {count_text(len(plan.probes.arms), 'probe')}"
     head = (
         f"ddpscale plan for {plan.sku}: {count_text(requirements, 'requirement')}, {studies}, "
         f"about {whole.seconds / 60:.1f} min on {count_text(plan.world_size, device)}{where} = "
@@ -37,7 +37,7 @@ def plan_lines(
     )
     rows: list[tuple[str, float, str]] = []
     if plan.probes is not None:
-        names = ", ".join(probe.id for probe in plan.probes.probes)
+        names = ", ".join(probe.name for probe in plan.probes.arms)
         rows.append((plan.probes.id, probes_seconds(plan.probes), f"at most {plan.probes.rounds} rounds of {names}"))
     for study in once:
         arms = ", ".join(f"{arm.name} (batch {arm.batch_size})" for arm in study.arms)

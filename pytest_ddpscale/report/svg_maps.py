@@ -91,9 +91,9 @@ def pair_bandwidths(evidence: Evidence) -> PairValues:
     for one in rails_of(evidence):
         add(one.hosts, one.ranks, [one.gbps])
     if not rails and evidence.plan.probes is not None:
-        sent = [probe for probe in evidence.plan.probes.probes if probe.kind == "send-recv"]
+        sent = [probe for probe in evidence.plan.probes.arms if probe.operation.kind == "send-recv"]
         # The probe with the most ranks spans several nodes if any probe does.
-        for probe in sorted(sent, key=lambda probe: (-probe.world_size, -(probe.message_bytes or 0)))[:1]:
+        for probe in sorted(sent, key=lambda probe: (-probe.world_size, -(probe.operation.message_bytes or 0)))[:1]:
             for place, values in values_of_probe(probe, evidence).items():
                 if place.peer_host is not None and place.peer_host != place.host:
                     add((place.host, place.peer_host), place.ranks, values.tolist())
@@ -106,9 +106,9 @@ def pair_bandwidths_within(evidence: Evidence) -> PairValues:
     The values come from the send-recv probe with the largest message.
     """
     study = evidence.plan.probes
-    sent = [probe for probe in (study.probes if study else ()) if probe.kind == "send-recv"]
+    sent = [probe for probe in (study.arms if study else ()) if probe.operation.kind == "send-recv"]
     found: dict[tuple[str, str], float] = {}
-    for probe in sorted(sent, key=lambda probe: -(probe.message_bytes or 0)):
+    for probe in sorted(sent, key=lambda probe: -(probe.operation.message_bytes or 0)):
         for place, values in values_of_probe(probe, evidence).items():
             if place.peer_host == place.host:
                 pair = f"rank {place.gpu_index}", f"rank {place.peer_gpu_index}"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from msgspec import Meta, field
 from msgspec.structs import force_setattr
 
-from pytest_ddpscale.plan.probe import is_probe_name
+from pytest_ddpscale.plan.operation import operation_of
 from pytest_ddpscale.run.column_record import INTEGERS, NUMBERS, ColumnRecord, FloatArray, IntArray
 from pytest_ddpscale.run.readings import READINGS, SERIES, WAITED_S
 from pytest_ddpscale.run.records import Ranks, Texts, refuse_twice
@@ -167,7 +167,7 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
             raise ValueError("a rank waited longer for data (waited_s) than its block lasted (seconds)")
 
     def _refuse_absurd_pace(self) -> None:
-        is_probe = is_probe_name(self.arm.partition("@")[0])
+        is_probe = operation_of(self.arm.partition("@")[0]) is not None
         most, unit = (MOST_WORK_PER_S, "of it") if is_probe else (MOST_SAMPLES_PER_S, "samples")
         with np.errstate(over="ignore"):  # an overflow to infinity is refused
             per_s = self.per_second

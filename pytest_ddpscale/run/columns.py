@@ -222,10 +222,6 @@ class GrowingColumns:
                 self._laid_out[key] = self._arm(*key)
         return Columns({key: self._laid_out[key] for key in wanted})
 
-    def of_study(self, study_id: str) -> Columns:
-        """`columns` of all arms of a study."""
-        return self.columns({key for key in self._rows if key[0] == study_id})
-
     def rounds_begun(self, study_id: str) -> int:
         """Number of rounds of a study with any measurement."""
         return len({row.number[0] for (study, _), rows in self._rows.items() if study == study_id for row in rows})

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PAIRS
-from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
-from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
@@ -83,9 +82,9 @@ class Evidence:
         """Measurements of each probe."""
         return list(self.columns.of_study(PROBES))
 
-    def probed(self, probe: Probe) -> ArmColumns | None:
+    def probed(self, probe: Arm) -> ArmColumns | None:
         """Measurements of one probe; None if there are none."""
-        return self.columns.arms.get((PROBES, probe.id))
+        return self.columns.arms.get((PROBES, probe.name))
 
     @property
     def pairs(self) -> Sequence[ArmColumns]:

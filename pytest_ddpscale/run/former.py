@@ -10,12 +10,13 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from pytest_ddpscale.plan.probe import Probe, name_with_size
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.operation import name_with_size
 from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION
 from pytest_ddpscale.run.block import Block, Unsupported, Value
 from pytest_ddpscale.run.records import GangRecord, Texts, WorkloadFlops
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, OPERATOR, SITE, TICKET
-from pytest_ddpscale.run.strict_json import column, each
+from pytest_ddpscale.run.strict_json import column, each, parse_strict_json, strict_json
 
 T = TypeVar("T")
 Column = Value | tuple[Value, ...]
@@ -155,12 +156,12 @@ def _groups(ranks: Sequence[int], size: int, gang: GangRecord) -> int | tuple[in
 
 
 def _probed(former: FormerProbe, gang: GangRecord) -> list[Block]:
-    probe = Probe(former.probe, former.world_size)
-    if (former.peers is None) != (probe.kind != "send-recv"):
+    probe = Arm(former.probe, former.world_size)
+    if (former.peers is None) != (probe.operation.kind != "send-recv"):
         there = "no peers" if former.peers is None else "peers"
         raise ValueError(f"{there}; expected peers for send-recv, none for other probes")
     count = len(former.ranks)
-    common = {"study": former.study, "arm": probe.id, "round": former.round, "gang": former.gang}
+    common = {"study": former.study, "arm": probe.name, "round": former.round, "gang": former.gang}
     common |= {"count": former.iterations}
     columns = {"work": former.work, "seconds": former.seconds, "began_unix_s": former.started_unix_s}
     if former.peers is None:
@@ -199,7 +200,7 @@ def _some(said: Any, entries: Sequence[int]) -> Any:
 
 
 def _pairs(former: FormerPairs) -> Block:
-    arm = Probe(name_with_size("all-reduce", former.message_bytes), 2).id
+    arm = Arm(name_with_size("all-reduce", former.message_bytes), 2).name
     of_pairs = each(former.busbw_gbps, len(former.ranks))
     seconds = [former.iterations * former.message_bytes / (gbps * 1e9) for gbps in of_pairs for _ in range(2)]
     return _converted(
@@ -243,6 +244,11 @@ def plan_without_former(data: dict[str, Any]) -> None:
         return
     data.pop("precision", None)
     data["schema_version"] = PLAN_SCHEMA_VERSION
+    probes, pairs = data.get("probes"), data.get("pairs")
+    if isinstance(probes, dict) and isinstance(probes.get("probes"), list):
+        probes["arms"] = [_arm(one) for one in probes.pop("probes")]
+    if isinstance(pairs, dict) and isinstance(pairs.get("message_bytes"), int):
+        pairs["arms"] = [_arm({"name": name_with_size("all-reduce", pairs.pop("message_bytes")), "world_size": 2})]
     for key in ("studies", "training_runs"):
         parts = data.get(key)
         for one in parts if isinstance(parts, list) else []:
@@ -250,6 +256,14 @@ def plan_without_former(data: dict[str, Any]) -> None:
             if isinstance(flat, dict):
                 options = {name: flat.pop(name) for name in _IMAGE_OPTIONS if name in flat}
                 flat["family"] = {**options, "kind": "image"}
+
+
+def _arm(probe: Any) -> Any:
+    """A probe of a former plan as an arm."""
+    if not isinstance(probe, dict):
+        return probe
+    usual = parse_strict_json(strict_json(Arm("memory-copy")))
+    return usual | {"kind" if name == "name" else name: said for name, said in probe.items()}
 
 
 def judgement_without_former(data: dict[str, Any]) -> None:

@@ -337,9 +337,9 @@ def read_file(
             else "An older pytest-ddpscale wrote it: measure, import or simulate again with this one."
         )
         raise RunDirectoryError(str(path), f"has schema_version {version}", str(supported), what_next)
-    if amend is not None:
-        amend(data)
     try:
+        if amend is not None:
+            amend(data)
         return read_as(kind, data)
     except ValueError as error:
         raise broken_file(path, f"has invalid content ({error})") from None

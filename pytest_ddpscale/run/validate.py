@@ -16,9 +16,8 @@ import numpy as np
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
-from pytest_ddpscale.plan.probe_pairs import pair_turns
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import IntArray
@@ -90,17 +89,9 @@ class Recorded:
         return {(one.study, one.round): (line, one) for line, one in self.numbered if isinstance(one, RoundEnd)}
 
     @cached_property
-    def arms(self) -> Mapping[str, Mapping[str, Arm | Probe]]:
+    def arms(self) -> Mapping[str, Mapping[str, Arm]]:
         """Planned arms, by study and name."""
-        planned: dict[str, Mapping[str, Arm | Probe]] = {
-            study.id: {arm.name: arm for arm in study.arms} for study in self.plan.studies
-        }
-        if self.plan.probes is not None:
-            planned[self.plan.probes.id] = {probe.id: probe for probe in self.plan.probes.probes}
-        if self.plan.pairs is not None:
-            pairs = self.plan.pairs
-            planned[pairs.id] = {pairs.arm: Probe(pairs.arm.partition("@")[0], 2)}
-        return planned
+        return {study.id: {arm.name: arm for arm in study.arms} for study in self.plan.timed}
 
     @cached_property
     def unsupported(self) -> Mapping[str, Collection[int]]:
@@ -346,13 +337,13 @@ def _other_ranks(recorded: Recorded) -> Iterator[Contradiction]:
     for turns in measured.values():
         (line, block), layout = turns[-1], recorded.layout(turns[-1][1].gang)
         arm, study = recorded.arms[block.study][block.arm], studies.get(block.study)
-        if isinstance(arm, Arm) and study is not None:
-            expected: Collection[int] = layout.ranks([arm], study.turn(recorded.plan.seed, block.round))
-        elif recorded.plan.pairs is not None and block.study == recorded.plan.pairs.id:
+        if block.study == PAIRS:
             continue  # chosen while measuring
+        if study is not None:
+            expected: Collection[int] = layout.ranks([arm], study.turn(recorded.plan.seed, block.round))
         else:
-            unsupported = recorded.unsupported.get(block.arm, ())
-            expected = [rank for rank in _probed(arm, layout) if rank not in unsupported]  # type: ignore[arg-type]
+            everybody = {rank for group in layout.groups_of_round(arm) for rank in group}
+            expected = everybody.difference(recorded.unsupported.get(block.arm, ()))
         there = np.unique(np.concatenate([one.each("ranks") for _, one in turns]))
         yield from _differ(line, expected, there, f"{block.arm} of {block.study}")
     for line, one in recorded.numbered:
@@ -375,14 +366,6 @@ def _differ(line: int, expected: Collection[int], there: IntArray, what: str) ->
 
 def _ranks(arms: Sequence[Arm], turns: int, layout: Layout) -> Collection[int]:
     return {rank for turn in range(turns) for rank in layout.ranks(arms, turn)}
-
-
-def _probed(probe: Probe, layout: Layout) -> Collection[int]:
-    if probe.kind in SINGLE_DEVICE:
-        return range(layout.world_size)
-    if probe.kind == "send-recv":
-        return {rank for turn in pair_turns(probe, layout) for pair in turn for rank in pair}
-    return layout.ranks([Arm("ddp", probe.world_size, 1)])
 
 
 def _no_steps(recorded: Recorded) -> Iterator[Contradiction]:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.probe import Probe, is_probe_name
+from pytest_ddpscale.plan.operation import operation_of
 
 # A throttling node heats up exponentially; this is the time constant in rounds (63 % of the way).
 THROTTLE_ROUNDS = 3.0
@@ -139,7 +140,7 @@ class Faults:
         """Factor on computation time of all ranks."""
         return math.prod(_slowdown(fault, when) for fault in self.faults if fault.place is None)
 
-    def probe_shares(self, probe: Probe) -> dict[int, float]:
+    def probe_shares(self, probe: Arm) -> dict[int, float]:
         """Share of its normal pace that each affected rank reaches in a probe."""
         return self._factors(lambda fault: _probe_share(fault, probe))
 
@@ -196,11 +197,12 @@ def _slowdown(fault: InjectedFault, when: Moment) -> float:
     return fault.size if fault.kind in ("slow-gpu", "step") else 1.0
 
 
-def _probe_share(fault: InjectedFault, probe: Probe) -> float:
+def _probe_share(fault: InjectedFault, probe: Arm) -> float:
     """Share of its pace that a fault leaves in a probe, apart from slower computation."""
-    if fault.kind == "slow-probe" and fault.what == probe.name:
+    if fault.kind == "slow-probe" and fault.what == probe.kind:
         return fault.size
-    if fault.kind == "bad-gpu" and fault.what == "lanes" and probe.kind in ("host-to-device", "device-to-host"):
+    copies_to_host = probe.operation.kind in ("host-to-device", "device-to-host")
+    if fault.kind == "bad-gpu" and fault.what == "lanes" and copies_to_host:
         return LANES_LEFT
     return 1.0
 
@@ -240,7 +242,7 @@ def _fault(kind: str, form: _Form, parts: Sequence[str]) -> InjectedFault:
     strikes_all = kind == "drift" or (kind in COMMON_FAULTS and parts[0] == ALL)
     place = None if strikes_all else int(parts[0])
     what = parts[1] if kind in ("bad-gpu", "slow-probe") else ""
-    if (kind == "bad-gpu" and what not in GPU_FAULTS) or (kind == "slow-probe" and not is_probe_name(what)):
+    if (kind == "bad-gpu" and what not in GPU_FAULTS) or (kind == "slow-probe" and operation_of(what) is None):
         raise ValueError(what)
     number = int if kind == "missing-rank" else float
     has_size = form.sizes is not None and len(parts) == len(form.fields)

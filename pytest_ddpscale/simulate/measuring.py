@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import OVERHEAD_PER_BLOCK_S, STARTUP_S
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.probe import ProbeStudy
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, Study
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, ProbeStudy, Study
 from pytest_ddpscale.run.block import Block, joined_checksums
 from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.records import RoundEnd, SeededSteps, StudyStart, WorkloadFlops

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import ROUND_SD
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import RANK_UNIFORMITY, WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question
-from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.simulate.allreduce import LINK_EFFICIENCY, LINK_LATENCY_S, NIC_GBPS, NIC_LATENCY_S, Link, Topology
@@ -109,22 +109,22 @@ class SimulatedCluster:
         pace = replace(self._pace(rounds, short_blocks=short_blocks), launches=launches)
         return plan_of_cases(empty, self.cases, pace, more)
 
-    def probe_values(self, probes: Sequence[Probe]) -> dict[Probe, float]:
+    def probe_values(self, probes: Sequence[Arm]) -> dict[Arm, float]:
         """Values of a sound cluster in each probe, required or not, in the unit of its metric: TFLOPS or GB/s."""
-        asked: dict[Probe, float] = {}
+        asked: dict[Arm, float] = {}
         for case in self.cases:
             if isinstance(case, NodeCase) and case.probe is not None:
                 value = min(expected_value(case.requirement), case.peak or math.inf)
                 asked[case.probe] = max(asked.get(case.probe, 0.0), value)
         return {probe: asked.get(probe) or self._unasked(probe) for probe in probes}
 
-    def _unasked(self, probe: Probe) -> float:
+    def _unasked(self, probe: Arm) -> float:
         """Rough value of a probe without a requirement."""
         peak, topology = self.thresholds.thresholds.skus[self.sku].peak, self.performance.topology
-        if probe.message_bytes is not None:
+        if probe.operation.message_bytes is not None:
             link = topology.inside if probe.world_size <= topology.gpus_per_node else topology.between
             return link.bytes_per_s / 1e9
-        if probe.kind == "matmul":
+        if probe.operation.kind == "matmul":
             return _OF_PEAK * ((peak.fp16_tflops if peak else None) or 1.0)
         return _OF_PEAK * ((peak.memory_bandwidth_gbps if peak else None) or 10.0)
 

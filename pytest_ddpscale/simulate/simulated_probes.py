@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from pytest_ddpscale.judge.probes import bus_factor
-from pytest_ddpscale.judge.rounds import GIGA, TERA
+from pytest_ddpscale.judge.probes import unit_factor
+from pytest_ddpscale.judge.rounds import GIGA
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import OVERHEAD_PER_BLOCK_S
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, PairStudy, next_round
-from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe, ProbeStudy
-from pytest_ddpscale.plan.probe_pairs import expected_ranks, pair_turns
+from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.simulate.allreduce import all_reduce_s
 from pytest_ddpscale.simulate.faults import Moment
@@ -24,51 +24,48 @@ from pytest_ddpscale.simulate.performance import FloatArray
 from pytest_ddpscale.simulate.spread import COMPUTING
 
 _DIGITS = 7  # of seconds
-_MATMUL_FLOPS = 2.0 * 8192**3
-# As in `worker/probes/memory.py`; within a device each byte is read and written.
-_COPIED_BYTES = {"memory-copy": 2.0**31, "host-to-device": 2.0**28, "device-to-host": 2.0**28}
+# FLOPs or bytes of one iteration, as in `worker/probes`; within a device each byte is read and written.
+_WORK = {"matmul": 2.0 * 8192**3, "memory-copy": 2.0**31, "host-to-device": 2.0**28, "device-to-host": 2.0**28}
 
 
-def measure_probes(
-    run: SimulatedRun, study: ProbeStudy, number: int, reached: Mapping[Probe, float]
-) -> Iterator[Block]:
+def measure_probes(run: SimulatedRun, study: ProbeStudy, number: int, reached: Mapping[Arm, float]) -> Iterator[Block]:
     """One round of the probes, in random order. Call once per round, in order.
 
     `reached` are the values of a sound cluster in each probe, in the unit of its metric: TFLOPS or GB/s.
     """
     when = run.begin_round(number)
-    for place in run.chance.permutation(len(study.probes)):
-        yield from _probed(run, study, study.probes[place], reached[study.probes[place]], when)
+    for place in run.chance.permutation(len(study.arms)):
+        yield from _probed(run, study, study.arms[place], reached[study.arms[place]], when)
 
 
-def _probed(run: SimulatedRun, study: ProbeStudy, probe: Probe, reached: float, when: Moment) -> Iterator[Block]:
+def _probed(run: SimulatedRun, study: ProbeStudy, probe: Arm, reached: float, when: Moment) -> Iterator[Block]:
     groups, turn_of = _groups_in_turns(run.plan.layout, probe)
-    work = _MATMUL_FLOPS if probe.kind == "matmul" else _COPIED_BYTES.get(probe.kind) or float(probe.message_bytes or 0)
-    sound_s = work * (1 / TERA if probe.kind == "matmul" else bus_factor(probe) / GIGA) / reached
+    operation, work = probe.operation, _WORK.get(probe.operation.kind) or float(probe.operation.message_bytes or 0)
+    sound_s = work * unit_factor(probe) / reached
     iterations = max(1, int(study.block_s / sound_s))
     noise, normal = run.performance.noise, run.chance.standard_normal
     own_s = sound_s * iterations * run.faults.drift(when) / _shares(run, probe, groups, when)
-    group_s = own_s * run.noise_of_round(study, probe.id, len(groups), when)
+    group_s = own_s * run.noise_of_round(study, probe.name, len(groups), when)
     seconds = group_s[:, None] * (1 + noise.rank_sd * normal(groups.shape))
     began_s, longest_s = run.clock_s, float(seconds.max())
     run.clock_s += (1 + int(turn_of.max())) * longest_s + OVERHEAD_PER_BLOCK_S
     there = ~np.isin(groups, list(run.faults.missing(when.round)))
-    if probe.kind == "send-recv":
+    if operation.kind == "send-recv":
         there &= there.all(axis=1, keepdims=True)
-    corrupt = list(run.faults.corrupt) if probe.kind == "matmul" else []
+    corrupt = list(run.faults.corrupt) if operation.kind == "matmul" else []
     for turn in np.unique(turn_of).tolist():
         mine = there & (turn_of == turn)[:, None]
         if not mine.any():
             continue
         columns: dict[str, Any] = {"ranks": groups[mine], "seconds": np.round(seconds[mine], _DIGITS), "groups": 0}
-        if len(groups) > 1 and probe.kind not in SINGLE_DEVICE:
+        if len(groups) > 1 and not operation.is_single_device:
             columns["groups"] = np.nonzero(mine)[0] - turn_of.searchsorted(turn)
-        if probe.kind in SINGLE_DEVICE and run.plan.nodes > 1:  # all of a node at the same time
+        if operation.is_single_device and run.plan.nodes > 1:  # all of a node at the same time
             columns["groups"] = columns["ranks"] // run.plan.layout.ranks_per_node
         is_correct = ~np.isin(columns["ranks"], corrupt)
         yield Block(
             study=study.id,
-            arm=probe.id,
+            arm=probe.name,
             round=when.round,
             turn=turn,
             gang=GANG,
@@ -81,25 +78,22 @@ def _probed(run: SimulatedRun, study: ProbeStudy, probe: Probe, reached: float, 
 
 
 @lru_cache(maxsize=32)
-def _groups_in_turns(layout: Layout, probe: Probe) -> tuple[IntArray, IntArray]:
+def _groups_in_turns(layout: Layout, probe: Arm) -> tuple[IntArray, IntArray]:
     """Groups of ranks that do a probe together, one per row, and their turns; only pairs take turns."""
-    if probe.kind != "send-recv":
-        groups = np.array(expected_ranks(probe, layout))
-        return groups, np.zeros(len(groups), dtype=np.int64)
-    turns = pair_turns(probe, layout)
-    return np.concatenate([np.array(turn) for turn in turns]), np.repeat(np.arange(len(turns)), list(map(len, turns)))
+    turns = [np.array(layout.groups(probe, turn)) for turn in range(layout.turns(probe))]
+    return np.concatenate(turns), np.repeat(np.arange(len(turns)), list(map(len, turns)))
 
 
-def _shares(run: SimulatedRun, probe: Probe, groups: IntArray, when: Moment) -> FloatArray:
+def _shares(run: SimulatedRun, probe: Arm, groups: IntArray, when: Moment) -> FloatArray:
     """Share of a sound group's pace that each group of ranks reaches, by its slowest rank and its links."""
     factors, others = dict(run.faults.probe_shares(probe)), 1.0
-    if probe.kind == "matmul":
+    if probe.operation.kind == "matmul":
         others = 1 / run.faults.common_slowdown(when)
         for rank, factor in run.faults.slowdowns(when).items():
             factors[rank] = factors.get(rank, 1.0) * others / factor
-    differences = run.differences(COMPUTING if probe.kind == "matmul" else probe.name)
+    differences = run.differences(COMPUTING if probe.operation.kind == "matmul" else probe.kind)
     found: FloatArray = (run.of_ranks(factors, others) / differences)[groups].min(axis=1)
-    return found if probe.kind in SINGLE_DEVICE else found * run.link_share(groups)
+    return found if probe.operation.is_single_device else found * run.link_share(groups)
 
 
 def search_pairs(run: SimulatedRun, study: PairStudy) -> Iterator[Block]:
@@ -136,7 +130,7 @@ def _paired(run: SimulatedRun, study: PairStudy, pairs: tuple[NodePair, ...], nu
     }
     return Block(
         study=study.id,
-        arm=study.arm,
+        arm=study.arm.name,
         round=number,
         gang=GANG,
         count=study.iterations,

@@ -8,8 +8,9 @@ from itertools import groupby
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PAIRS, PairStudy, most_rounds
-from pytest_ddpscale.plan.probe import Probe, ProbeStudy
+from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord, line_of
 from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart
@@ -99,7 +100,7 @@ def before_training(run: SimulatedRun, cluster: SimulatedCluster) -> Iterator[An
         yield from surveys(cluster.expectation(plan), run.faults)
     yield gang_of(plan, f"simulated {cluster.sku}", GANG)
     if plan.probes is not None:
-        yield from _probes(run, plan.probes, cluster.probe_values(plan.probes.probes))
+        yield from _probes(run, plan.probes, cluster.probe_values(plan.probes.arms))
 
 
 def after_training(run: SimulatedRun, cluster: SimulatedCluster) -> Iterator[AnyRecord]:
@@ -111,9 +112,9 @@ def after_training(run: SimulatedRun, cluster: SimulatedCluster) -> Iterator[Any
         yield transports(plan.of_launch(1).study_ids[-1], cluster.expectation(plan), plan.layout)
 
 
-def _probes(run: SimulatedRun, study: ProbeStudy, reached: Mapping[Probe, float]) -> Iterator[AnyRecord]:
+def _probes(run: SimulatedRun, study: ProbeStudy, reached: Mapping[Arm, float]) -> Iterator[AnyRecord]:
     yield StudyStart(study=study.id, unix_s=round(run.clock_s, 3))
-    names = tuple(probe.id for probe in study.probes)
+    names = tuple(probe.name for probe in study.arms)
     for number in range(study.rounds):
         yield from measure_probes(run, study, number, reached)
         yield RoundEnd(study=study.id, round=number, arms=names)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.probe import COLLECTIVES
+from pytest_ddpscale.plan.operation import COLLECTIVES
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for
@@ -19,7 +19,7 @@ def sweep_cases(thresholds: ThresholdsFile, sku: str, layout: Layout) -> list[No
         case
         for case in cases_for(thresholds, sku, layout)
         if isinstance(case, NodeCase) and case.probe is not None and not case.missing
-        if case.probe.kind in (*COLLECTIVES, "send-recv") and case.probe.world_size <= layout.world_size
+        if case.probe.operation.kind in (*COLLECTIVES, "send-recv") and case.probe.world_size <= layout.world_size
     ]
 
 
@@ -39,5 +39,5 @@ def cases_of_run(record: RunRecord, plan: Plan) -> tuple[list[NodeCase], str]:
     extends = [sha256 for _, sha256 in thresholds.extended]
     if (thresholds.sha256, extends) != (used.sha256, [one.sha256 for one in used.extends]):
         return [], f"{used.path} has changed since the run began"
-    probes = set(plan.probes.probes)
+    probes = set(plan.probes.arms)
     return [case for case in sweep_cases(thresholds, plan.sku, plan.layout) if case.probe in probes], ""

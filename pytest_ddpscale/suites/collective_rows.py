@@ -17,16 +17,16 @@ from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate
 from pytest_ddpscale.judge.probes import ProbedPlace, bus_factor, values_of_probe
 from pytest_ddpscale.judge.rounds import GIGA
 from pytest_ddpscale.judge.values import Values
-from pytest_ddpscale.plan.probe import COLLECTIVES, Probe, ProbeKind
-from pytest_ddpscale.plan.probe_pairs import expected_ranks
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.operation import COLLECTIVES, Operation, OperationKind
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.evidence import Evidence
 
 _FP32_BYTES = 4
 # For these operations, nccl-tests' `count` column has the elements of one rank, because ranks share the message.
-_COUNTED_BY_RANK: tuple[ProbeKind, ...] = ("all-gather", "reduce-scatter", "all-to-all")
-_SUMMING: tuple[ProbeKind, ...] = ("all-reduce", "reduce-scatter", "reduce")
-_ROOTED: tuple[ProbeKind, ...] = ("broadcast", "reduce")
+_COUNTED_BY_RANK: tuple[OperationKind, ...] = ("all-gather", "reduce-scatter", "all-to-all")
+_SUMMING: tuple[OperationKind, ...] = ("all-reduce", "reduce-scatter", "reduce")
+_ROOTED: tuple[OperationKind, ...] = ("broadcast", "reduce")
 _NO_ROOT = -1
 
 
@@ -36,7 +36,7 @@ class CollectiveRow:
 
     Attributes:
         probe: the probe that measured it.
-        size_bytes: of the message, as `Probe.message_bytes` counts it; rounded down to whole elements for each rank.
+        size_bytes: of the message, as `Operation` counts it; rounded down to whole elements for each rank.
         busbw_gbps: bus bandwidth of the slowest place, geometric mean over the rounds, in 10⁹ bytes per second; None if
             it was not measured.
         interval: Student-t interval of `busbw_gbps` over the rounds, whose number is fixed; None for a single round.
@@ -49,7 +49,7 @@ class CollectiveRow:
         why_not: why there is no value; empty if there is one.
     """
 
-    probe: Probe
+    probe: Arm
     size_bytes: int
     expected_places: int
     busbw_gbps: float | None = None
@@ -60,6 +60,11 @@ class CollectiveRow:
     wrong: int = 0
     checked: int = 0
     why_not: str = ""
+
+    @property
+    def operation(self) -> Operation:
+        """The collective and its message size."""
+        return self.probe.operation
 
     @property
     def algbw_gbps(self) -> float | None:
@@ -90,17 +95,17 @@ class CollectiveRow:
     def count(self) -> int:
         """Number of elements, as nccl-tests counts them."""
         of_all = self.size_bytes // _FP32_BYTES
-        return of_all // self.probe.world_size if self.probe.kind in _COUNTED_BY_RANK else of_all
+        return of_all // self.probe.world_size if self.operation.kind in _COUNTED_BY_RANK else of_all
 
     @property
     def redop(self) -> str:
         """``sum`` or ``none``."""
-        return "sum" if self.probe.kind in _SUMMING else "none"
+        return "sum" if self.operation.kind in _SUMMING else "none"
 
     @property
     def root(self) -> int:
         """Rank in the group that sends or receives everything; -1 without one."""
-        return 0 if self.probe.kind in _ROOTED else _NO_ROOT
+        return 0 if self.operation.kind in _ROOTED else _NO_ROOT
 
     def _time_us(self, algbw_gbps: float) -> float:
         return self.size_bytes / (algbw_gbps * GIGA) * 1e6
@@ -114,17 +119,17 @@ def collective_rows(evidence: Evidence, confidence: float) -> list[CollectiveRow
         confidence: of the intervals, 0 … 1.
     """
     study = evidence.plan.probes
-    probes = () if study is None else study.probes
-    return [_row(probe, evidence, confidence) for probe in probes if probe.kind in COLLECTIVES]
+    probes = () if study is None else study.arms
+    return [_row(probe, evidence, confidence) for probe in probes if probe.operation.kind in COLLECTIVES]
 
 
-def _row(probe: Probe, evidence: Evidence, confidence: float) -> CollectiveRow:
+def _row(probe: Arm, evidence: Evidence, confidence: float) -> CollectiveRow:
     layout = evidence.plan.layout
-    expected = len(expected_ranks(probe, layout))
+    expected = len(layout.groups_of_round(probe))
     probed = evidence.probed(probe)
     found = _of_sweep(values_of_probe(probe, evidence), evidence)
     if probed is None or not found:
-        return CollectiveRow(probe, probe.message_bytes or 0, expected, why_not=_why_not(probe, evidence))
+        return CollectiveRow(probe, probe.operation.message_bytes or 0, expected, why_not=_why_not(probe, evidence))
     place, estimate = _slowest(found, confidence)
     return CollectiveRow(
         probe, int(np.nanmax(probed.work)), expected, estimate.value,
@@ -152,11 +157,11 @@ def _estimate(values: FloatArray, confidence: float) -> Estimate:
     return geometric_mean_estimate(values.tolist(), confidence)
 
 
-def _why_not(probe: Probe, evidence: Evidence) -> str:
+def _why_not(probe: Arm, evidence: Evidence) -> str:
     study = evidence.plan.probes
     assert study is not None  # it has the probe
     for reasons, key in (
-        (evidence.unsupported, probe.id),
+        (evidence.unsupported, probe.name),
         (evidence.errors, study.id),
         (evidence.interrupted, study.id),
     ):

@@ -39,7 +39,7 @@ def cells(row: CollectiveRow) -> tuple[str, ...]:
 def heading(rows: Sequence[CollectiveRow]) -> str:
     """Heading of one operation and world size: ``all-reduce over 8 ranks of each of 4 nodes, slowest node``."""
     first = rows[0]
-    where = f"{first.probe.kind} over {first.probe.world_size} ranks"
+    where = f"{first.operation.kind} over {first.probe.world_size} ranks"
     places = [row.place for row in rows if row.place is not None]
     if first.expected_places > 1:
         return f"{where} of each of {first.expected_places} nodes, slowest node"
@@ -50,7 +50,7 @@ def heading(rows: Sequence[CollectiveRow]) -> str:
 
 def grouped(rows: Iterable[CollectiveRow]) -> Iterator[list[CollectiveRow]]:
     """Rows of one operation and world size at a time."""
-    for _, theirs in groupby(rows, lambda row: (row.probe.world_size, row.probe.kind)):
+    for _, theirs in groupby(rows, lambda row: (row.probe.world_size, row.operation.kind)):
         yield list(theirs)
 
 
@@ -59,17 +59,18 @@ def not_measured(rows: Iterable[CollectiveRow]) -> list[str]:
     all_rows, said = list(rows), list[str]()
     for theirs in grouped(row for row in all_rows if row.why_not):
         sizes = ", ".join(map(_size, theirs))
-        what = f"{theirs[0].probe.kind} of {sizes} over {theirs[0].probe.world_size} ranks"
+        what = f"{theirs[0].operation.kind} of {sizes} over {theirs[0].probe.world_size} ranks"
         said.append(f"{what} was not measured: {one_line(theirs[0].why_not)}")
     for row in all_rows:
         if not row.why_not and row.measured_places < row.expected_places:
             nodes = f"{row.measured_places} of {row.expected_places} nodes"
-            said.append(f"{row.probe.kind} of {_size(row)} over {row.probe.world_size} ranks was measured on {nodes}")
+            what = f"{row.operation.kind} of {_size(row)} over {row.probe.world_size} ranks"
+            said.append(f"{what} was measured on {nodes}")
     return said
 
 
 def _size(row: CollectiveRow) -> str:
-    return size_text(row.probe.message_bytes or 0)
+    return size_text(row.operation.message_bytes or 0)
 
 
 def nccl_lines(rows: Sequence[CollectiveRow]) -> Iterator[str]:

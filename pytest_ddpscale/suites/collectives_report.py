@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.collective_sweep import size_text
-from pytest_ddpscale.plan.probe import COLLECTIVES
+from pytest_ddpscale.plan.operation import COLLECTIVES
 from pytest_ddpscale.report.svg_maps import PairValues, pair_bandwidths, pair_bandwidths_within, pair_matrix
 from pytest_ddpscale.report.svg_sweep import SweptCurve, SweptPoint, sweep_chart
 from pytest_ddpscale.report.text import ABSENT, bound_text, one_line, value_text, verdict_word
@@ -57,7 +57,7 @@ def _headline(rows: Sequence[CollectiveRow], judged: Judged) -> str:
     wrong = sum(row.wrong for row in rows)
     said = [
         f"Collectives over {most} ranks reach up to {_gbps(best.busbw_gbps or 0.0)} of bus bandwidth "
-        f"({best.probe.kind} of {size_text(best.probe.message_bytes or 0)})",
+        f"({best.operation.kind} of {size_text(best.operation.message_bytes or 0)})",
         "all results right" if not wrong else f"{wrong} wrong results",
     ]
     if judged:
@@ -93,12 +93,12 @@ def _summary(rows: Sequence[CollectiveRow]) -> SuiteTable:
     for theirs in grouped(rows):
         there = [row for row in theirs if row.busbw_gbps is not None]
         if not there:
-            lines.append((theirs[0].probe.kind, *[ABSENT] * 5))
+            lines.append((theirs[0].operation.kind, *[ABSENT] * 5))
             continue
         small, large = there[0], there[-1]
         lines.append((
-            small.probe.kind, size_text(small.probe.message_bytes or 0), f"{small.time_us:.1f}",
-            size_text(large.probe.message_bytes or 0), _gbps(large.busbw_gbps or 0.0), _interval(large),
+            small.operation.kind, size_text(small.operation.message_bytes or 0), f"{small.time_us:.1f}",
+            size_text(large.operation.message_bytes or 0), _gbps(large.busbw_gbps or 0.0), _interval(large),
         ))  # fmt: skip
     columns = ("operation", "smallest", "time (us)", "largest", "busbw", "interval")
     return SuiteTable(columns, lines, "Latency of the smallest message and bandwidth of the largest")
@@ -121,17 +121,17 @@ def _bandwidths(rows: Sequence[CollectiveRow], judged: Judged) -> SweptCurve:
     for row in rows:
         if row.busbw_gbps is not None:
             bound, has_failed = bounds.get(row.probe, (None, False))
-            points.append(SweptPoint(row.probe.message_bytes or 0, row.busbw_gbps, row.interval, bound, has_failed))
-    return SweptCurve(rows[0].probe.kind, tuple(points), COLLECTIVES.index(rows[0].probe.kind))
+            points.append(SweptPoint(row.operation.message_bytes or 0, row.busbw_gbps, row.interval, bound, has_failed))
+    return SweptCurve(rows[0].operation.kind, tuple(points), COLLECTIVES.index(rows[0].operation.kind))
 
 
 def _times(rows: Sequence[CollectiveRow]) -> SweptCurve:
     points = [
-        SweptPoint(row.probe.message_bytes or 0, row.time_us, row.time_interval_us)
+        SweptPoint(row.operation.message_bytes or 0, row.time_us, row.time_interval_us)
         for row in rows
         if row.time_us is not None
     ]
-    return SweptCurve(rows[0].probe.kind, tuple(points), COLLECTIVES.index(rows[0].probe.kind))
+    return SweptCurve(rows[0].operation.kind, tuple(points), COLLECTIVES.index(rows[0].operation.kind))
 
 
 def _bounds(judged: Judged, why_none: str) -> SuiteSection:
@@ -186,11 +186,11 @@ def _problems(measured: MeasuredSuite, rows: Sequence[CollectiveRow], judged: Ju
     if why:
         return [f"all or part of the sweep: {one_line(why)}"]
     found = [
-        f"{theirs[0].probe.kind} over {theirs[0].probe.world_size} ranks, of any size: {one_line(theirs[0].why_not)}"
-        for theirs in grouped(rows)
-        if all(row.why_not for row in theirs)
+        f"{row.operation.kind} over {row.probe.world_size} ranks, of any size: {one_line(row.why_not)}"
+        for row, *others in grouped(rows)
+        if all(one.why_not for one in (row, *others))
     ]
-    lacking = [row for row in rows if not (row.why_not and row.probe.id in evidence.unsupported)]
+    lacking = [row for row in rows if not (row.why_not and row.probe.name in evidence.unsupported)]
     unjudged = [
         f"{case.id}: {one_line(verdict.reason)}"
         for case, verdict in judged
@@ -202,7 +202,7 @@ def _problems(measured: MeasuredSuite, rows: Sequence[CollectiveRow], judged: Ju
 def _failures(rows: Sequence[CollectiveRow], judged: Judged) -> list[str]:
     """Wrong results, and bounds that are not met."""
     wrong = [
-        f"{row.probe.id} gave {row.wrong} wrong results of {row.checked}" for row in rows if row.wrong
+        f"{row.probe.name} gave {row.wrong} wrong results of {row.checked}" for row in rows if row.wrong
     ]  # fmt: skip
     not_kept = [(case, verdict) for case, verdict in judged if verdict.blocks() and verdict.outcome != "not_measured"]
     return wrong + [f"{case.id}: {verdict_word(verdict)}, {one_line(verdict.reason)}" for case, verdict in not_kept]
@@ -210,7 +210,7 @@ def _failures(rows: Sequence[CollectiveRow], judged: Judged) -> list[str]:
 
 def _row_values(row: CollectiveRow) -> dict[str, Any]:
     return {
-        "operation": row.probe.kind, "world_size": row.probe.world_size, "size_bytes": row.size_bytes,
+        "operation": row.operation.kind, "world_size": row.probe.world_size, "size_bytes": row.size_bytes,
         "count": row.count, "type": "float", "redop": row.redop, "root": row.root,
         "time_us": row.time_us, "time_interval_us": row.time_interval_us, "alg_bw_gbps": row.algbw_gbps,
         "bus_bw_gbps": row.busbw_gbps, "bus_bw_interval_gbps": row.interval, "rounds": row.rounds,

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_ddpscale.judge.estimating import Found
-from pytest_ddpscale.plan.arm import ArmKind
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.suites.bars_figure import Bars, bars_figure
@@ -61,7 +60,7 @@ def _headline(measured: MeasuredSuite, batches: Sequence[SplitBatch], found: Seq
     return f"{what}: {'; '.join([*said, *missing])}"
 
 
-def worth_text(kind: ArmKind, found: Sequence[SplitBatch]) -> str:
+def worth_text(kind: str, found: Sequence[SplitBatch]) -> str:
     """Batches at which one process is certainly slower than one device, and than a rank on each device."""
     ways = [(one.batch, way) for one in found for way in one.ways if way.kind == kind]
     below_one = [str(batch) for batch, way in ways if is_below(way.to_one)]
@@ -71,11 +70,11 @@ def worth_text(kind: ArmKind, found: Sequence[SplitBatch]) -> str:
     return f"{WAYS[kind]} {' and '.join(said) or 'not shown to be slower at any batch'}"
 
 
-def _kinds(found: Sequence[SplitBatch]) -> list[ArmKind]:
+def _kinds(found: Sequence[SplitBatch]) -> list[str]:
     return list(dict.fromkeys(way.kind for one in found for way in one.ways))
 
 
-def _way(one: SplitBatch, kind: ArmKind) -> Way | None:
+def _way(one: SplitBatch, kind: str) -> Way | None:
     return next((way for way in one.ways if way.kind == kind), None)
 
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from pytest_ddpscale.judge.estimating import Found, estimate_of
 from pytest_ddpscale.judge.metrics import paces
-from pytest_ddpscale.plan.arm import Arm, ArmKind
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 
 # Arms in which one process divides a batch.
-WAYS: Mapping[ArmKind, str] = {"vanilla_parallel": "our DataParallel", "data_parallel": "nn.DataParallel"}
+WAYS: Mapping[str, str] = {"vanilla_parallel": "our DataParallel", "data_parallel": "nn.DataParallel"}
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Way:
         to_ranks: throughput relative to a rank on each device, together.
     """
 
-    kind: ArmKind
+    kind: str
     samples_per_s: Found
     communication: Found | None
     to_one: Found | None

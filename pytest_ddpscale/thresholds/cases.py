@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
@@ -92,7 +92,7 @@ class NodeCase:
     name: str
     where: str
     sku: Sku
-    probe: Probe | None = None
+    probe: Arm | None = None
     peak: float | None = None
     missing: str = ""
 
@@ -192,17 +192,17 @@ def _published_reference(file: ThresholdsFile, requirement: Requirement) -> tupl
 
 
 def _node_case(sku: Sku, requirement: Requirement, ranks: int) -> NodeCase:
-    probe = Probe(requirement.probe, ranks) if requirement.probe else None
+    probe = Arm(requirement.probe, ranks) if requirement.probe else None
     return NodeCase(requirement, _name(sku, requirement), requirement.where, sku, probe, _peak_of(sku, probe))
 
 
-def _peak_of(sku: Sku, probe: Probe | None) -> float | None:
+def _peak_of(sku: Sku, probe: Arm | None) -> float | None:
     """Data-sheet value for a probe; none for links, because a collective's bandwidth depends on its algorithm."""
     if sku.peak is None or probe is None:
         return None
-    if probe.kind == "memory-copy":
+    if probe.operation.kind == "memory-copy":
         return sku.peak.memory_bandwidth_gbps
-    precision = probe.precision
+    precision = probe.operation.precision
     return sku.peak.tflops(precision) if precision is not None and precision != "fp8" else None
 
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pytest_ddpscale.plan.arm import OneGpu, Placement
+from pytest_ddpscale.plan.arm import Arm, OneGpu, Placement
 from pytest_ddpscale.plan.layout import WorldSize
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
-from pytest_ddpscale.plan.probe import Probe
+from pytest_ddpscale.plan.operation import operation
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak
@@ -101,10 +101,12 @@ class Requirement:
             if (getattr(self, kind) != "") != (kind == wanted):
                 raise ValueError(f"{self.metric} {'needs' if kind == wanted else 'takes no'} `{key}: NAME`")
         ranks = self.world_size if isinstance(self.world_size, int) else 2
-        if wanted == "probe" and Probe(self.probe, ranks).kind not in self.definition.probes:
-            raise ValueError(
-                f"{self.probe} does not measure {self.metric}; expected {', '.join(self.definition.probes)}"
-            )
+        if wanted == "probe":
+            kind = operation(self.probe).kind
+            Arm(self.probe, ranks)  # refuses a world size that the operation cannot have
+            if kind not in self.definition.probes:
+                expected = ", ".join(self.definition.probes)
+                raise ValueError(f"{self.probe} does not measure {self.metric}; expected {expected}")
         if wanted != "workload" and self.placement == "spread":
             raise ValueError(f"{self.metric} does not depend on placement; expected no `placement: spread`")
         if wanted in ("check", "node") and self.world_size != 1:

@@ -39,6 +39,6 @@ def node_expectation(sku: Sku, plan: Plan) -> NodeExpectation:
 
 
 def _precisions(plan: Plan) -> frozenset[Precision]:
-    probed = {probe.precision for probe in plan.probes.probes} if plan.probes else set()
+    probed = {probe.operation.precision for probe in plan.probes.arms} if plan.probes else set()
     trained = {study.workload.precision for study in plan.studies}
     return frozenset(precision for precision in _OF_WORKLOADS if precision in probed | trained)

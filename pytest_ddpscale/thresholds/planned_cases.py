@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan, load_probes
-from pytest_ddpscale.plan.probe_pairs import expected_ranks
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, training_cases
 
@@ -28,9 +27,9 @@ def plan_of_cases(empty: Plan, cases: Sequence[AnyCase], pace: Pace, more: Seque
 def _lacks_load(plan: Plan, checks: Sequence[str]) -> bool:
     """Whether checks under load need more than the plan measures: every rank has to compute or communicate."""
     read = {NODE_CHECKS[name].reads for name in checks}
-    layout, probes = plan.layout, plan.probes.probes if plan.probes else ()
+    layout, probes = plan.layout, plan.probes.arms if plan.probes else ()
     arms = [arm for study in plan.studies for arm in study.arms]
-    probed = [ranks for probe in probes for ranks in expected_ranks(probe, layout)]
+    probed = [ranks for probe in probes for ranks in layout.groups_of_round(probe)]
     trained = [ranks for arm in arms if arm.kind == "ddp" for ranks in layout.groups(arm)]
     working = {rank for ranks in probed for rank in ranks}.union(layout.ranks(arms))
     talking = {rank for ranks in (*probed, *trained) if len(ranks) > 1 for rank in ranks}

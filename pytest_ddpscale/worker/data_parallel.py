@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_ddpscale.plan.arm import ArmKind
-
 Context = Callable[[], AbstractContextManager[Any]]
 
 
@@ -135,7 +133,7 @@ class SplitModel:
         RuntimeError: there are too few devices.
     """
 
-    def __init__(self, kind: ArmKind, model: nn.Module, devices: Sequence[torch.device], context: Context) -> None:
+    def __init__(self, kind: str, model: nn.Module, devices: Sequence[torch.device], context: Context) -> None:
         self._kind = kind
         self._model = model
         self._devices = devices

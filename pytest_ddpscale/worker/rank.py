@@ -38,7 +38,6 @@ from pytest_ddpscale.worker.image_loader import open_samples
 from pytest_ddpscale.worker.loaded_batch import StudyImages
 from pytest_ddpscale.worker.node_telemetry import TimedWindow, with_telemetry
 from pytest_ddpscale.worker.pairs import PairSearch
-from pytest_ddpscale.worker.probes.groups import rank_groups
 from pytest_ddpscale.worker.probes.running import ProbeRounds
 from pytest_ddpscale.worker.process_groups import communicator_options
 from pytest_ddpscale.worker.profiling import StudyProfile
@@ -105,7 +104,7 @@ class GangMember:
             reason = PairSearch(plan.pairs, self._context).run()
         elif plan.probes is not None and study_id == plan.probes.id:
             reason = ProbeRounds(plan.probes, self._context, seed=plan.seed).run()
-            groups = [crew for probe in plan.probes.probes for crew in rank_groups(probe, self._layout)]
+            groups = [crew for probe in plan.probes.arms for crew in self._layout.crews(probe)]
             self._tell_transports(study_id, groups)
         elif (run := plan.training_run(study_id)) is not None:
             self._end(study_id, *WholeTraining(run, self._context).run())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_ddpscale.plan.pairing import PAIRS
-from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
+from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.record_lines import AnyRecord

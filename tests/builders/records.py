@@ -10,9 +10,9 @@ from typing import Any
 from msgspec.structs import force_setattr
 
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.pairing import PAIRS, PairStudy
-from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
-from pytest_ddpscale.plan.probe import Probe
+from pytest_ddpscale.plan.operation import name_with_size
+from pytest_ddpscale.plan.pairing import PAIRS
+from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.run.block import Block, joined_checksums, step_bytes
 from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.readings import STEP_S, WAITED_S
@@ -103,7 +103,8 @@ def _probe_block(turn: int, ranks: Sequence[ProbeMeasurement], gang: int) -> Blo
     if first.peer_rank is None:
         groups = column(one.rank // first.world_size if first.world_size > 1 else 0 for one in ranks)
     return Block(
-        study=first.study, arm=Probe(first.probe, first.world_size).id, round=first.round, turn=turn, gang=gang,
+        study=first.study, arm=Arm(first.probe, first.world_size).name, round=first.round,
+        turn=turn, gang=gang,
         ranks=tuple(one.rank for one in ranks), groups=groups, count=first.iterations,
         began_unix_s=column(one.started_unix_s for one in ranks),
         readings={"is_correct": column(one.is_correct for one in ranks)}, **columns,
@@ -169,7 +170,8 @@ def pair_blocks_of(pairs: Iterable[PairMeasurement], gang: int = 0) -> list[Bloc
 def _pair_block(pairs: Sequence[PairMeasurement], turn: int, gang: int) -> Block:
     first = pairs[0]
     return Block(
-        study=PAIRS, arm=PairStudy(first.message_bytes, first.iterations).arm, round=first.round, turn=turn, gang=gang,
+        study=PAIRS, arm=Arm(name_with_size("all-reduce", first.message_bytes), 2).name, round=first.round,
+        turn=turn, gang=gang,
         ranks=tuple(rank for one in pairs for rank in one.ranks), count=first.iterations,
         groups=tuple(number for number in range(len(pairs)) for _ in range(2)), work=float(first.message_bytes),
         began_unix_s=1.7e9, seconds=column(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import Plan, ProbeStudy
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict
 from tests.builders.judgements import PASSED, UUID
 
@@ -55,5 +55,5 @@ VERDICTS = (CHECK, CHECK_PASSED, CHECK_UNKNOWN, MATMUL, ALL_REDUCE, PAIRS, ENERG
 JUDGEMENT = Judgement("a100-sxm4-80gb", "rejected", "3 of 8 requirements failed", VERDICTS)
 PLAN = Plan(
     "a100-sxm4-80gb", "cuda", (), ranks_per_node=8,
-    probes=ProbeStudy((Probe("matmul-bf16"), Probe("all-reduce-32mib", 8)), 16, 0.5), survey=True,
+    probes=ProbeStudy((Arm("matmul-bf16"), Arm("all-reduce-32mib", 8)), 16, 0.5), survey=True,
 )  # fmt: skip

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.history.key_values import KeyValue, key_values_of
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.plan.workload import ImageFolderData
 from pytest_ddpscale.run.evidence import Evidence
@@ -159,22 +159,22 @@ def test_a_value_that_has_no_logarithm_is_none(value: float) -> None:
 
 
 PROBES = (
-    Probe("matmul-bf16"),
-    Probe("all-reduce-32mib", 2),
-    Probe("send-recv-256mib", 2),
-    Probe("all-reduce-32mib", 4),
+    Arm("matmul-bf16"),
+    Arm("all-reduce-32mib", 2),
+    Arm("send-recv-256mib", 2),
+    Arm("all-reduce-32mib", 4),
 )
 PROBED = Plan(SKU, "cuda", (), nodes=2, ranks_per_node=2, probes=ProbeStudy(PROBES, 5, 0.5))
 
 
-def probe_measurements(probe: Probe, ranks: range, rate: float, **changes: object) -> list[ProbeMeasurement]:
-    work = float(probe.message_bytes or 1e12)
+def probe_measurements(probe: Arm, ranks: range, rate: float, **changes: object) -> list[ProbeMeasurement]:
+    work = float(probe.operation.message_bytes or 1e12)
     return [
         replace(
             ProbeMeasurement(
-                "probes", probe.name, probe.world_size, number, rank, rank % 2, f"n{1 + rank // 2}", f"GPU-{rank}",
+                "probes", probe.kind, probe.world_size, number, rank, rank % 2, f"n{1 + rank // 2}", f"GPU-{rank}",
                 work, 1, work / rate, float(number), True,
-                (rank ^ 1) if probe.kind == "send-recv" else None,
+                (rank ^ 1) if probe.operation.kind == "send-recv" else None,
             ),
             **changes,  # type: ignore[arg-type]
         )

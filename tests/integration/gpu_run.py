@@ -17,8 +17,7 @@ from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
-from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.run_directory import RunDirectory
@@ -120,7 +119,7 @@ def gpu_run(gpu: TorchGpu, tmp_path_factory: pytest.TempPathFactory) -> GpuRun:
     Whether anything broke is for tests to say: what was measured all the same is worth looking at.
     """
     precisions: tuple[Precision, ...] = ("fp16", "bf16") if gpu.capability >= (8, 0) else ("fp16",)
-    probes = ProbeStudy(tuple(map(Probe, PROBES)), ROUNDS, PROBE_BLOCK_S)
+    probes = ProbeStudy(tuple(map(Arm, PROBES)), ROUNDS, PROBE_BLOCK_S)
     plan = Plan("any", "cuda", tuple(map(_study, precisions)), probes=probes, survey=True)
     directory = RunDirectory.create(tmp_path_factory.mktemp("gang") / "run")
     directory.write_json(directory.plan_json, plan)

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from pytest_ddpscale.plan.probe import Probe
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.evidence import unsupported_of
 from pytest_ddpscale.thresholds.model import Sku
 from tests.builders.measurements import ProbeMeasurement
@@ -38,9 +38,9 @@ def measured(gpu_run: GpuRun, gpu: TorchGpu, name: str) -> list[ProbeMeasurement
 
 def peak(sku: Sku, name: str) -> float | None:
     """What the data sheet promises, in the unit of the probe's metric; None if thresholds.yaml does not say."""
-    probe, promised = Probe(name), sku.peak
-    precision = probe.precision
-    if precision is None and probe.kind != "memory-copy":
+    probe, promised = Arm(name), sku.peak
+    precision = probe.operation.precision
+    if precision is None and probe.operation.kind != "memory-copy":
         return pcie_gbps(sku)
     if promised is None:
         return None

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.lab
 SPREAD = Arm("ddp", 2, 2, "spread")
 STUDY = replace(test_gangs.study(4, SPREAD), turns=2)
 PLAN = Plan(
-    "cpu", "cpu", (STUDY,), probes=probes(2, 4), pairs=PairStudy(message_bytes=4096, iterations=2), nodes=2,
+    "cpu", "cpu", (STUDY,), probes=probes(2, 4), pairs=PairStudy((Arm("all-reduce-4kib", 2),), 2), nodes=2,
     ranks_per_node=2,
 )  # fmt: skip
 OF_RANKS = {rank: HOSTS[rank // 2] for rank in range(4)}

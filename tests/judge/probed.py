@@ -8,9 +8,8 @@ from typing import Any
 
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.probes import unit_factor
-from pytest_ddpscale.plan.probe import STUDY_ID, Probe, ProbeStudy
-from pytest_ddpscale.plan.probe_pairs import expected_ranks
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import PROBES, Plan, ProbeStudy
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Verdict
@@ -22,28 +21,28 @@ from tests.builders.probes import probe_columns_of
 
 CONFIDENCE = 0.95
 ROUNDS = 8
-MATMUL = Probe("matmul-bf16")
-ALL_REDUCE = Probe("all-reduce-32mib", 8)
-SEND_RECV = Probe("send-recv-256mib", 8)
+MATMUL = Arm("matmul-bf16")
+ALL_REDUCE = Arm("all-reduce-32mib", 8)
+SEND_RECV = Arm("send-recv-256mib", 8)
 A100 = Sku("any", Detect(name="^A100$"))
 # Value, in the metric's unit, of a round and the ranks of a place.
 Value = Callable[[int, tuple[int, ...]], float]
 
 
-def metric_of(probe: Probe) -> str:
+def metric_of(probe: Arm) -> str:
     return {
         "matmul": "matmul_tflops",
         "memory-copy": "memory_bandwidth_gbps",
         "host-to-device": "host_bandwidth_gbps",
         "device-to-host": "host_bandwidth_gbps",
         "send-recv": "pair_bandwidth_gbps",
-    }.get(probe.kind, "busbw_gbps")
+    }.get(probe.operation.kind, "busbw_gbps")
 
 
-def probe_case(probe: Probe, bound: float, **keys: Any) -> NodeCase:
+def probe_case(probe: Arm, bound: float, **keys: Any) -> NodeCase:
     source = Source(bound, None, "a paper", "far enough away")
-    asked = Requirement(metric_of(probe), bound, source, probe=probe.name, world_size=probe.world_size)
-    name = f"{probe.name}-{probe.world_size}gpu"
+    asked = Requirement(metric_of(probe), bound, source, probe=probe.kind, world_size=probe.world_size)
+    name = f"{probe.kind}-{probe.world_size}gpu"
     return NodeCase(asked, name, "t.yaml:7", sku=A100, probe=probe, **keys)
 
 
@@ -53,32 +52,32 @@ def steady(value: float, bad: Mapping[tuple[int, ...], float] | None = None) -> 
 
 
 def probe_plan(
-    probe: Probe, nodes: int = 1, ranks_per_node: int = 8, device_type: DeviceType = "cuda", rounds: int = 16
+    probe: Arm, nodes: int = 1, ranks_per_node: int = 8, device_type: DeviceType = "cuda", rounds: int = 16
 ) -> Plan:
     study = ProbeStudy((probe,), rounds, 0.5)
     return Plan("a100", device_type, (), nodes=nodes, ranks_per_node=ranks_per_node, probes=study)
 
 
 def measure_probe(
-    plan: Plan, probe: Probe, value: Value, rounds: int = ROUNDS, without: Collection[int] = ()
+    plan: Plan, probe: Arm, value: Value, rounds: int = ROUNDS, without: Collection[int] = ()
 ) -> list[ProbeMeasurement]:
     """What every rank of every place reports, but those of the ranks in `without`."""
     return [
         _report(plan, probe, value, number, ranks, rank)
         for number in range(rounds)
-        for ranks in expected_ranks(probe, plan.layout)
+        for ranks in plan.layout.groups_of_round(probe)
         for rank in ranks
         if rank not in without
     ]
 
 
-def _report(plan: Plan, probe: Probe, value: Value, number: int, ranks: tuple[int, ...], rank: int) -> ProbeMeasurement:
+def _report(plan: Plan, probe: Arm, value: Value, number: int, ranks: tuple[int, ...], rank: int) -> ProbeMeasurement:
     node, local_rank = divmod(rank, plan.layout.ranks_per_node)
     device = "cpu" if plan.device_type == "cpu" else f"GPU-{rank}"
-    peer = next(other for other in ranks if other != rank) if probe.kind == "send-recv" else None
-    work = float(probe.message_bytes or 1e12)
+    peer = next(other for other in ranks if other != rank) if probe.operation.kind == "send-recv" else None
+    work = float(probe.operation.message_bytes or 1e12)
     unscaled = ProbeMeasurement(
-        STUDY_ID, probe.name, probe.world_size, number, rank, local_rank, f"n{node}", device, work, 10, 1.0,
+        PROBES, probe.kind, probe.world_size, number, rank, local_rank, f"n{node}", device, work, 10, 1.0,
         1.7e9 + number, is_correct=True, peer_rank=peer,
     )  # fmt: skip
     return replace(unscaled, seconds=value_of(unscaled) / value(number, ranks))
@@ -86,7 +85,7 @@ def _report(plan: Plan, probe: Probe, value: Value, number: int, ranks: tuple[in
 
 def value_of(one: ProbeMeasurement) -> float:
     """What a rank reached, in the metric's unit."""
-    return one.work * one.iterations / one.seconds * unit_factor(Probe(one.probe, one.world_size))
+    return one.work * one.iterations / one.seconds * unit_factor(Arm(one.probe, one.world_size))
 
 
 def probe_evidence(plan: Plan, measurements: list[ProbeMeasurement], **keys: Any) -> Evidence:
@@ -94,7 +93,7 @@ def probe_evidence(plan: Plan, measurements: list[ProbeMeasurement], **keys: Any
 
 
 def judge_steady(
-    probe: Probe,
+    probe: Arm,
     bound: float,
     value: Value,
     *,

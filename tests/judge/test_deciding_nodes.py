@@ -11,9 +11,9 @@ import pytest
 from pytest_ddpscale.judge import deciding
 from pytest_ddpscale.judge.deciding import Decider
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.collective_sweep import sweep_study
 from pytest_ddpscale.plan.planner import Pace, build_plan
-from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.block import Unsupported
 from pytest_ddpscale.run.records import RoundEnd
@@ -26,7 +26,7 @@ from tests.judge.probed import CONFIDENCE, MATMUL, Value, measure_probe, probe_c
 
 PAIRS = "pairs"
 NODES, PER_NODE = 3, 8
-WIDE, NARROW = Probe("all-reduce-1gib", NODES * PER_NODE), Probe("all-reduce-1gib", PER_NODE)
+WIDE, NARROW = Arm("all-reduce-1gib", NODES * PER_NODE), Arm("all-reduce-1gib", PER_NODE)
 FAST, SLOW = 100.0, 10.0
 
 
@@ -43,7 +43,7 @@ def probed(value: float, *cases: NodeCase, rounds: int = 8) -> Decider:
     assert plan.probes is not None
     assert plan.pairs is not None
     decider = Decider(plan, cases, CONFIDENCE)
-    for probe in plan.probes.probes:
+    for probe in plan.probes.arms:
         for record in lines_of(probed=measure_probe(plan, probe, steady(value), rounds)):
             decider.hear(record)
     return decider
@@ -81,13 +81,13 @@ class TestProbesThatHaveToldEnough:
         anew = measure_probe(plan, WIDE, lambda number, ranks: FAST if number < 8 else 5 * SLOW, 16)
         for record in lines_of(probed=[one for one in anew if one.round >= 8]):
             decider.hear(record)
-        assert decider.needed_arms("probes") == [WIDE.id]
+        assert decider.needed_arms("probes") == [WIDE.name]
         assert judged == [wide.id]
 
     def test_are_still_asked_for_while_another_bound_on_them_is_open(self, judged: list[str]) -> None:
         both = probe_case(WIDE, 50.0), replace(probe_case(WIDE, FAST * 1.001), name="warn")
         decider = probed(FAST, *both)
-        assert [decider.needed_arms("probes") for _ in range(2)] == [[WIDE.id]] * 2
+        assert [decider.needed_arms("probes") for _ in range(2)] == [[WIDE.name]] * 2
         assert judged == [both[0].id, both[1].id, both[1].id]
 
 
@@ -118,16 +118,16 @@ def test_a_lost_node_does_not_keep_the_others_from_being_decided_where_all_were_
 
 def test_a_probe_that_only_some_ranks_cannot_do_goes_on_until_the_fewest_rounds() -> None:
     decider = probed(FAST, probe_case(MATMUL, 50.0), rounds=3)
-    decider.hear(Unsupported(study="probes", arm=MATMUL.id, gang=0, ranks=(3,), reasons="too old"))
-    assert decider.needed_arms("probes") == [MATMUL.id]
+    decider.hear(Unsupported(study="probes", arm=MATMUL.name, gang=0, ranks=(3,), reasons="too old"))
+    assert decider.needed_arms("probes") == [MATMUL.name]
     fresh = Decider(plan_of([probe_case(MATMUL, 50.0)]), [probe_case(MATMUL, 50.0)], CONFIDENCE)
     fresh.hear(gang_on(["n0", "n1", "n2"], PER_NODE, "GPU-{}"))
-    fresh.hear(Unsupported(study="probes", arm=MATMUL.id, gang=0, ranks=tuple(range(24)), reasons="too old"))
+    fresh.hear(Unsupported(study="probes", arm=MATMUL.name, gang=0, ranks=tuple(range(24)), reasons="too old"))
     assert fresh.needed_arms("probes") == []
 
 
 ROUNDS = 8
-BOUNDED, OTHER = Probe("all-reduce-32mib", 8), Probe("broadcast-1kib", 8)
+BOUNDED, OTHER = Arm("all-reduce-32mib", 8), Arm("broadcast-1kib", 8)
 PLAN = Plan(
     "a100", "cuda", (), ranks_per_node=8, probes=sweep_study([BOUNDED, OTHER], "cuda", ROUNDS, bounded=[BOUNDED])
 )
@@ -137,13 +137,13 @@ def needed(value: Value, rounds: int) -> list[list[str]]:
     """After each round, which probes go on."""
     assert PLAN.probes is not None
     decider = Decider(PLAN, [probe_case(BOUNDED, 100.0)], CONFIDENCE)
-    measured = [one for probe in PLAN.probes.probes for one in measure_probe(PLAN, probe, value, rounds)]
+    measured = [one for probe in PLAN.probes.arms for one in measure_probe(PLAN, probe, value, rounds)]
     decider.hear(gang_of(measured))
-    names, words = [probe.id for probe in PLAN.probes.probes], []
+    names, words = [probe.name for probe in PLAN.probes.arms], []
     for number in range(rounds):
-        for probe in PLAN.probes.probes:
-            if probe.id in names:
-                for block in probe_blocks_of([m for m in measured if (m.probe, m.round) == (probe.name, number)]):
+        for probe in PLAN.probes.arms:
+            if probe.name in names:
+                for block in probe_blocks_of([m for m in measured if (m.probe, m.round) == (probe.kind, number)]):
                     decider.hear(block)
         decider.hear(RoundEnd(study="probes", round=number, arms=tuple(names)))
         names = decider.needed_arms("probes")
@@ -152,7 +152,7 @@ def needed(value: Value, rounds: int) -> list[list[str]]:
 
 
 def test_everything_is_measured_in_all_rounds_of_the_sweep_and_nothing_after_it_if_all_is_decided() -> None:
-    assert needed(steady(200.0), ROUNDS) == [[BOUNDED.id, OTHER.id]] * (ROUNDS - 1) + [[]]
+    assert needed(steady(200.0), ROUNDS) == [[BOUNDED.name, OTHER.name]] * (ROUNDS - 1) + [[]]
 
 
 def test_what_is_required_and_open_goes_on_alone() -> None:
@@ -160,5 +160,5 @@ def test_what_is_required_and_open_goes_on_alone() -> None:
         return 100.0 + (30.0 if number % 4 in (1, 2) else -30.0)
 
     words = needed(restless, ROUNDS + 3)
-    assert words[: ROUNDS - 1] == [[BOUNDED.id, OTHER.id]] * (ROUNDS - 1)
-    assert words[ROUNDS - 1 :] == [[BOUNDED.id]] * 4
+    assert words[: ROUNDS - 1] == [[BOUNDED.name, OTHER.name]] * (ROUNDS - 1)
+    assert words[ROUNDS - 1 :] == [[BOUNDED.name]] * 4

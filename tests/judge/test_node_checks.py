@@ -12,10 +12,9 @@ from msgspec.structs import replace as altered
 
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.node_checks import unfit_nodes
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
-from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
-from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.study import PROBES, Plan, ProbeStudy
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
@@ -275,7 +274,7 @@ class TestUnfitNodes:
 
     def test_are_nobody_without_checks(self) -> None:
         assert self.of() == {}
-        assert self.of(probe_case(Probe("matmul-bf16"), 1.0)) == {}
+        assert self.of(probe_case(Arm("matmul-bf16"), 1.0)) == {}
 
     def test_are_those_that_could_not_be_looked_at_if_anything_is_asked_of_them(self) -> None:
         silent = Survey("n4", 1.7e9, problem="the driver hung")
@@ -293,6 +292,6 @@ class TestUnfitNodes:
 
 def test_a_check_reads_only_its_own_records() -> None:
     """A broken probe says nothing about what a node is."""
-    plan = Plan("a100", "cuda", (), ranks_per_node=8, probes=ProbeStudy((Probe("matmul-bf16"),), 16, 0.5), survey=True)
+    plan = Plan("a100", "cuda", (), ranks_per_node=8, probes=ProbeStudy((Arm("matmul-bf16"),), 16, 0.5), survey=True)
     evidence = Evidence(plan, Columns(), {PROBES: "rank 3 died"}, surveys=by_host([survey()]))
     assert judge(check_case("gpus"), evidence, 0.95).outcome == "passed"

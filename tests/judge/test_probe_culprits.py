@@ -10,7 +10,7 @@ from itertools import combinations, product
 import pytest
 
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.plan.probe import Probe
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.verdicts import Verdict
 from tests.builders.measurements import PairMeasurement, ProbeMeasurement
 from tests.builders.probes import pair_columns_of, with_columns
@@ -59,7 +59,7 @@ def with_all(*gpus: int) -> list[Ranks]:
 class Slow:
     """Places that miss the bound, who is named, and what the first one's evidence begins and ends with."""
 
-    probe: Probe
+    probe: Arm
     places: list[Ranks]
     expected: list[Named]
     evidence: tuple[str, str] = ("", "")
@@ -95,7 +95,7 @@ SLOW = {
         ALL_REDUCE, [tuple(range(8))], [node("n0", certain=False)], ("90.08 GB/s", "no other to compare with")
     ),
     "a pair": Slow(SEND_RECV, [(2, 5)], [link(2, 5)], ("90.08 GB/s", "120.1 is the median of 27 others")),
-    "the only pair": Slow(Probe("send-recv-256mib", 2), [(0, 1)], [link(0, 1, certain=False)], ranks=2),
+    "the only pair": Slow(Arm("send-recv-256mib", 2), [(0, 1)], [link(0, 1, certain=False)], ranks=2),
     "all pairs of a GPU": Slow(
         SEND_RECV, with_all(3), [gpu(3)],
         ("7 of its 7 pairs fail, the worst with 90.0",
@@ -145,7 +145,7 @@ def test_a_slow_cpu_rank_is_named_as_well() -> None:
 Wrong = Callable[[ProbeMeasurement], bool]
 WITNESSES = [gpu(index, "n1", certain=False) for index in range(8)]
 # The probe, whose results are wrong, on how many nodes in how many rounds, who is named, and the first one's evidence.
-WRONG_DATA: dict[str, tuple[Probe, Wrong, int, int, list[Named], str]] = {
+WRONG_DATA: dict[str, tuple[Arm, Wrong, int, int, list[Named], str]] = {
     "nobody": (SEND_RECV, lambda one: False, 1, 8, [], ""),
     "a GPU once": (
         MATMUL, lambda one: (one.rank, one.round) == (5, 6), 1, 8, [gpu(5)], "computed wrong data in 1 of 8 rounds"
@@ -157,10 +157,10 @@ WRONG_DATA: dict[str, tuple[Probe, Wrong, int, int, list[Named], str]] = {
         "moved wrong data in 1 of 8 rounds, seen by 8 of 8 ranks",
     ),
     "a single witness": (
-        Probe("reduce-scatter-1mib", 8), lambda one: one.rank == 4, 1, 8, [node("n0"), gpu(4, certain=False)], ""
+        Arm("reduce-scatter-1mib", 8), lambda one: one.rank == 4, 1, 8, [node("n0"), gpu(4, certain=False)], ""
     ),
     "a group over several nodes": (
-        Probe("all-gather-1mib", 16), lambda one: one.rank in (3, 12), 2, 8,
+        Arm("all-gather-1mib", 16), lambda one: one.rank in (3, 12), 2, 8,
         [gpu(3, certain=False), gpu(4, "n1", certain=False)], "",
     ),
     "a pair": (
@@ -176,7 +176,7 @@ WRONG_DATA: dict[str, tuple[Probe, Wrong, int, int, list[Named], str]] = {
 
 @rows("case", WRONG_DATA.values(), ids=WRONG_DATA)
 def test_whose_data_is_wrong_fails_however_fast_it_is_and_is_named(
-    case: tuple[Probe, Wrong, int, int, list[Named], str],
+    case: tuple[Arm, Wrong, int, int, list[Named], str],
 ) -> None:
     probe, is_wrong, nodes, rounds, expected, evidence = case
     plan = probe_plan(probe, nodes)
@@ -215,7 +215,7 @@ def test_each_of_many_slow_gpus_is_held_against_all_others_but_itself() -> None:
 
 
 def test_slow_ranks_of_several_nodes_are_told_by_the_node_pairs() -> None:
-    probe = Probe("all-reduce-32mib", 8)
+    probe = Arm("all-reduce-32mib", 8)
     plan = probe_plan(probe, nodes=4, ranks_per_node=2)
     evidence = probe_evidence(plan, measure_probe(plan, probe, steady(60.0)))
     assert judge(probe_case(probe, BOUND), evidence, CONFIDENCE).culprits == ()
@@ -240,7 +240,7 @@ class TestBetweenNodes:
         bad: dict[tuple[int, ...], float] = {
             (4 * one + rail, 4 * other + rail): 5.0 for one, other in slow for rail in rails
         }
-        probe = Probe("send-recv-256mib", 4 * nodes)
+        probe = Arm("send-recv-256mib", 4 * nodes)
         return judge_steady(probe, 20.0, steady(40.0, bad), nodes=nodes, ranks_per_node=4)
 
     def named(self, verdict: Verdict) -> list[tuple[str, str, int | None, str | None, bool]]:

@@ -10,8 +10,8 @@ import pytest
 
 from pytest_ddpscale.judge.deciding import arms_needed, still_open
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.probe_pairs import expected_ranks
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.verdicts import Verdict
 from tests.builders.measurements import ProbeMeasurement
 from tests.judge.probed import (
@@ -28,22 +28,22 @@ from tests.judge.probed import (
 )
 from tests.rows import rows
 
-ALL = (MATMUL, Probe("memory-copy"), Probe("host-to-device"), ALL_REDUCE, Probe("all-gather-1mib", 4), SEND_RECV)
+ALL = (MATMUL, Arm("memory-copy"), Arm("host-to-device"), ALL_REDUCE, Arm("all-gather-1mib", 4), SEND_RECV)
 BOUND = 100.0
 
 
-@rows("probe", ALL, ids=lambda probe: str(probe.id))
+@rows("probe", ALL, ids=lambda probe: str(probe.name))
 @rows("nodes", [1, 2])
-def test_a_probe_passes_if_every_place_keeps_the_bound(probe: Probe, nodes: int) -> None:
+def test_a_probe_passes_if_every_place_keeps_the_bound(probe: Arm, nodes: int) -> None:
     verdict = judge_steady(probe, BOUND, steady(110.0), nodes=nodes)
     assert verdict.outcome == "passed", verdict.reason
     assert (verdict.rounds, verdict.culprits) == (8, ())
-    assert verdict.workload == probe.name
+    assert verdict.workload == probe.kind
 
 
-@rows("probe", ALL, ids=lambda probe: str(probe.id))
-def test_a_probe_fails_if_any_place_misses_it(probe: Probe) -> None:
-    ranks = expected_ranks(probe, probe_plan(probe, nodes=4).layout)[-1]
+@rows("probe", ALL, ids=lambda probe: str(probe.name))
+def test_a_probe_fails_if_any_place_misses_it(probe: Arm) -> None:
+    ranks = probe_plan(probe, nodes=4).layout.groups_of_round(probe)[-1]
     verdict = judge_steady(probe, BOUND, steady(110.0, {ranks: 90.0}), nodes=4)
     assert verdict.outcome == "failed"
     assert verdict.value == pytest.approx(90.0, rel=0.01)
@@ -71,7 +71,7 @@ def test_the_verdict_shows_the_worst_place() -> None:
     ],
     ids=lambda case: str(getattr(case, "id", "")),
 )
-def test_a_missing_rank_makes_it_not_measured_and_is_named(probe: Probe, missing: str) -> None:
+def test_a_missing_rank_makes_it_not_measured_and_is_named(probe: Arm, missing: str) -> None:
     verdict = judge_steady(probe, BOUND, steady(110.0), nodes=2, without=[11])
     assert (verdict.outcome, verdict.value) == ("not_measured", None)
     assert verdict.reason == missing
@@ -95,7 +95,7 @@ def test_nothing_measured_is_no_pass() -> None:
     assert (verdict.outcome, verdict.reason) == ("not_measured", "no complete round of matmul-bf16")
 
 
-@rows("probes", [None, ProbeStudy((Probe("matmul-fp16"),), 8, 0.5)])
+@rows("probes", [None, ProbeStudy((Arm("matmul-fp16"),), 8, 0.5)])
 def test_what_was_not_planned_was_not_measured(probes: ProbeStudy | None) -> None:
     plan = replace(probe_plan(MATMUL), probes=probes)
     verdict = judge(probe_case(MATMUL, BOUND), probe_evidence(plan, []), CONFIDENCE)
@@ -103,7 +103,7 @@ def test_what_was_not_planned_was_not_measured(probes: ProbeStudy | None) -> Non
 
 
 def test_a_probe_of_fewer_ranks_does_not_answer_for_more() -> None:
-    four = Probe("all-reduce-32mib", 4)
+    four = Arm("all-reduce-32mib", 4)
     plan = probe_plan(four)
     evidence = probe_evidence(plan, measure_probe(plan, four, steady(110.0)))
     assert judge(probe_case(ALL_REDUCE, BOUND), evidence, CONFIDENCE).outcome == "not_measured"
@@ -122,14 +122,14 @@ def test_an_interrupted_study_measured_nothing() -> None:
 def test_more_time_would_not_help_what_a_gpu_cannot_do() -> None:
     plan, case = probe_plan(MATMUL), probe_case(MATMUL, BOUND)
     verdict = judge(
-        case, probe_evidence(plan, [], out_of_time={"probes"}, unsupported={MATMUL.id: "n0: too old"}), CONFIDENCE
+        case, probe_evidence(plan, [], out_of_time={"probes"}, unsupported={MATMUL.name: "n0: too old"}), CONFIDENCE
     )
     assert (verdict.outcome, verdict.notes) == ("not_measured", ())
 
 
 def test_what_a_gpu_cannot_do_is_not_measured() -> None:
     reason = "n0: an A100 has no fp8"
-    verdict = judge_steady(Probe("matmul-fp8"), BOUND, steady(110.0), unsupported={"matmul-fp8": reason})
+    verdict = judge_steady(Arm("matmul-fp8"), BOUND, steady(110.0), unsupported={"matmul-fp8": reason})
     assert (verdict.outcome, verdict.reason) == ("not_measured", f"matmul-fp8 could not be done: {reason}")
 
 
@@ -199,14 +199,14 @@ def _just_failing(measured: list[ProbeMeasurement]) -> float:
 
 
 def _needed(bound: float, value: float, rounds: int, noise: float = 0.0, **keys: float) -> list[str]:
-    other = Probe("memory-copy")
+    other = Arm("memory-copy")
     plan = replace(probe_plan(MATMUL), probes=ProbeStudy((other, MATMUL), 16, 0.5))
     chance = random.Random(1)
     measured = measure_probe(plan, MATMUL, lambda number, ranks: value * (1 + chance.gauss(0, noise)), rounds)
     measured += measure_probe(plan, other, steady(1000.0), rounds)
     cases = [probe_case(MATMUL, bound, **keys), probe_case(other, 1.0)]
     assert plan.probes is not None
-    probes = [probe.id for probe in plan.probes.probes]
+    probes = [probe.name for probe in plan.probes.arms]
     return arms_needed(probes, still_open(cases, probe_evidence(plan, measured), CONFIDENCE))
 
 

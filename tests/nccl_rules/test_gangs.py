@@ -15,9 +15,8 @@ import pytest
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
-from pytest_ddpscale.plan.probe import COLLECTIVES as EXCHANGES
-from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.operation import COLLECTIVES as EXCHANGES
+from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
@@ -45,7 +44,7 @@ def study(ranks: int, *further: Arm, name: str = "a", rounds: int = 2) -> Study:
 
 def probes(*sizes: int) -> ProbeStudy:
     """All that communicate, over each of these numbers of ranks."""
-    return ProbeStudy(tuple(Probe(name, size) for size in sizes for name in PROBED), rounds=2, block_s=0.01)
+    return ProbeStudy(tuple(Arm(name, size) for size in sizes for name in PROBED), rounds=2, block_s=0.01)
 
 
 @dataclass(frozen=True)

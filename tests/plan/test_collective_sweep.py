@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.collective_sweep import (
     GIB,
     KIB,
@@ -18,7 +19,8 @@ from pytest_ddpscale.plan.collective_sweep import (
     sweep_world_sizes,
 )
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.probe import COLLECTIVES, Probe, ProbeStudy
+from pytest_ddpscale.plan.operation import COLLECTIVES
+from pytest_ddpscale.plan.study import ProbeStudy
 from tests.builders.json_types import as_json
 from tests.rows import rows
 
@@ -43,7 +45,7 @@ def test_sizes_that_never_arrive_are_refused(first: int, last: int, factor: int)
 
 @rows("size", message_sizes(KIB, 8 * GIB, 2))
 def test_a_size_is_what_its_probe_sends(size: int) -> None:
-    assert Probe(f"broadcast-{probe_size(size)}", 2).message_bytes == size
+    assert Arm(f"broadcast-{probe_size(size)}", 2).operation.message_bytes == size
 
 
 def test_a_size_reads_in_its_largest_unit() -> None:
@@ -63,7 +65,7 @@ def test_ranks_are_those_of_a_node_and_those_of_all_nodes() -> None:
 def test_a_sweep_has_each_operation_size_and_group_once_and_pairs_of_one_size() -> None:
     probes = sweep_probes(Layout(2, 2), "cpu", TO_1_MIB)
     assert len(set(probes)) == len(probes) == 2 * (len(COLLECTIVES) * len(TO_1_MIB) + 1)
-    assert {(p.kind, p.world_size, p.message_bytes) for p in probes} == {
+    assert {(p.operation.kind, p.world_size, p.operation.message_bytes) for p in probes} == {
         (kind, world_size, size) for kind in COLLECTIVES for world_size in (2, 4) for size in TO_1_MIB
     } | {("send-recv", 2, MIB), ("send-recv", 4, MIB)}
 
@@ -71,35 +73,35 @@ def test_a_sweep_has_each_operation_size_and_group_once_and_pairs_of_one_size() 
 def test_small_messages_come_first_so_that_they_foretell_how_long_large_ones_take() -> None:
     probes = sweep_probes(Layout(1, 8), "cuda", message_sizes(KIB, GIB))
     for kind in COLLECTIVES:
-        sizes = [probe.message_bytes or 0 for probe in probes if probe.kind == kind]
+        sizes = [probe.operation.message_bytes or 0 for probe in probes if probe.operation.kind == kind]
         assert sizes == sorted(sizes)
 
 
 def test_pairs_send_no_more_than_fills_a_link() -> None:
-    [pair] = [p for p in sweep_probes(Layout(1, 8), "cuda", message_sizes(KIB, GIB)) if p.kind == "send-recv"]
-    assert pair.message_bytes == PAIR_BYTES["cuda"]
+    [pair] = [p for p in sweep_probes(Layout(1, 8), "cuda", message_sizes(KIB, GIB)) if p.operation.kind == "send-recv"]
+    assert pair.operation.message_bytes == PAIR_BYTES["cuda"]
 
 
 def test_only_operations_that_were_asked_for_are_swept() -> None:
     probes = sweep_probes(Layout(1, 2), "cpu", (KIB,), ["broadcast"])
-    assert [probe.id for probe in probes] == ["broadcast-1kib@2", "send-recv-1kib@2"]
+    assert [probe.name for probe in probes] == ["broadcast-1kib@2", "send-recv-1kib@2"]
 
 
 def test_what_is_bounded_is_swept_too_in_its_place() -> None:
-    bounded = [Probe("broadcast-2mib", 2), Probe("broadcast-1kib", 2), Probe("send-recv-4mib", 2)]
+    bounded = [Arm("broadcast-2mib", 2), Arm("broadcast-1kib", 2), Arm("send-recv-4mib", 2)]
     probes = sweep_probes(Layout(1, 2), "cpu", (KIB, 4 * MIB), ["broadcast"], bounded)
-    assert [probe.name for probe in probes] == ["broadcast-1kib", "broadcast-2mib", "broadcast-4mib", "send-recv-4mib"]
+    assert [probe.kind for probe in probes] == ["broadcast-1kib", "broadcast-2mib", "broadcast-4mib", "send-recv-4mib"]
 
 
 def test_a_study_has_the_pace_of_its_device_unless_another_is_asked_for() -> None:
-    probe = Probe("all-reduce-1gib", 2)
+    probe = Arm("all-reduce-1gib", 2)
     on_cpu, on_gpu = sweep_study([probe], "cpu", 8), sweep_study([probe], "cuda", 8)
     assert [(one.block_s, one.iteration_limit_s) for one in (on_cpu, on_gpu)] == [(0.03, 0.1), (0.1, 2.0)]
     assert sweep_study([probe], "cpu", 12, 0.5, 5.0) == ProbeStudy((probe,), 12, 0.5, 5.0, (), 12)
 
 
 def test_what_is_bounded_is_measured_however_long_it_takes() -> None:
-    probe, bounded = Probe("all-reduce-1gib", 2), Probe("all-reduce-25mib", 2)
+    probe, bounded = Arm("all-reduce-1gib", 2), Arm("all-reduce-25mib", 2)
     study = sweep_study([bounded, probe], "cpu", 8, bounded=[bounded])
     assert [study.limit_s(one) for one in (probe, bounded)] == [0.1, None]
     assert (study.swept_rounds, study.rounds) == (8, 16), "so that a bound can be decided that eight rounds leave open"

@@ -14,8 +14,8 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.metric import Metric, baseline_arm, measured_arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
+from pytest_ddpscale.plan.operation import COLLECTIVES, SINGLE_DEVICE, OperationKind
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.probe import COLLECTIVES, SINGLE_DEVICE, ProbeKind
 from pytest_ddpscale.plan.workload import ImageFolderData, Workload
 from tests.rows import rows
 
@@ -119,7 +119,7 @@ def test_what_is_no_training_is_about_a_probe_a_check_or_a_node() -> None:
 
 def test_each_probe_is_measured_by_one_metric_of_as_many_ranks_as_it_takes() -> None:
     measured_by = {kind: metric for metric in METRICS.values() for kind in metric.probes}
-    assert sorted(measured_by) == sorted(typing.get_args(ProbeKind))
+    assert sorted(measured_by) == sorted(typing.get_args(OperationKind))
     assert sum(len(metric.probes) for metric in METRICS.values()) == len(measured_by)
     for kind, metric in measured_by.items():
         single = (metric.minimum_world_size, metric.maximum_world_size) == (1, 1)

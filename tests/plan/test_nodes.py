@@ -13,7 +13,6 @@ from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan
-from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.workload import ImageFolderData, Workload
 from pytest_ddpscale.run.strict_json import read_as
@@ -137,8 +136,8 @@ def test_a_plan_that_contradicts_itself_is_refused(fields: dict[str, object], co
 
 
 @rows("nodes", [1, 2, 3])
-@rows("probe", [None, Probe("matmul-fp16"), Probe("all-reduce-1gib", 8)], ids=str)
-def test_whatever_is_launched_on_several_nodes_pairs_of_them_are_measured(probe: Probe | None, nodes: int) -> None:
+@rows("probe", [None, Arm("matmul-fp16"), Arm("all-reduce-1gib", 8)], ids=str)
+def test_whatever_is_launched_on_several_nodes_pairs_of_them_are_measured(probe: Arm | None, nodes: int) -> None:
     questions, probes = ([], [probe]) if probe else ([question("throughput_per_gpu", 1)], [])
     plan = build_plan(Plan("a100", "cuda", (), nodes=nodes, ranks_per_node=8), questions, PACE, probes)
     first = "probes" if probe else "weak/one"

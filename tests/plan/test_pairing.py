@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import (
     ALL_PAIRS_UP_TO,
     CONFIRMATIONS,
@@ -18,13 +19,13 @@ from pytest_ddpscale.plan.pairing import (
     PairResult,
     PairStudy,
     Standings,
-    all_pairs,
     first_rounds,
     most_rounds,
     next_round,
     pair_study,
     powers_of_two_apart,
 )
+from pytest_ddpscale.plan.rank_pairs import all_pairs
 from pytest_ddpscale.run.strict_json import read_as
 from tests.builders.json_types import as_json
 from tests.plan.network import Network
@@ -182,7 +183,17 @@ def test_how_ranks_are_measured_survives_json() -> None:
     assert as_json(study)["id"] == study.id == "pairs"
 
 
-@rows("change", [{"iterations": 0}, {"iterations": True}, {"message_bytes": 0}, {"message_bytes": 6}])
-def test_an_impossible_study_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(change))):
-        msgspec.convert({"message_bytes": 8, "iterations": 2} | change, PairStudy)
+@rows(
+    ("change", "message"),
+    [
+        ({"iterations": 0}, "iterations"),
+        ({"iterations": True}, "iterations"),
+        ({"arms": []}, "times nothing; expected one all-reduce of 2 ranks"),
+        ({"arms": [as_json(Arm("all-reduce-1mib", 3))]}, "times all-reduce-1mib@3"),
+        ({"arms": [as_json(Arm("send-recv-1mib", 2))]}, "times send-recv-1mib@2"),
+        ({"arms": [as_json(Arm("ddp", 2))]}, "times ddp@2"),
+    ],
+)
+def test_an_impossible_study_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        msgspec.convert(as_json(pair_study("cpu")) | change, PairStudy)

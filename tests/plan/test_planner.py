@@ -13,7 +13,6 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question, build_plan
-from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.workload import ImageFolderData, Workload
 
@@ -109,7 +108,7 @@ def test_every_study_goes_at_the_pace_given() -> None:
 
 def test_all_rounds_are_for_studies_with_a_ratio_to_one_rank() -> None:
     questions = [question("weak_scaling_efficiency", ONE, 4), question("throughput_per_gpu", TWO, 4)]
-    plan = build_plan(EMPTY, questions, Pace(32, 1.5, 2.0, uncompared_rounds=16), [Probe("matmul-fp16")])
+    plan = build_plan(EMPTY, questions, Pace(32, 1.5, 2.0, uncompared_rounds=16), [Arm("matmul-fp16")])
     assert {study.id: study.rounds for study in plan.studies} == {"weak/one": 32, "weak/two": 16}
     assert plan.probes is not None
     assert plan.probes.rounds == 16

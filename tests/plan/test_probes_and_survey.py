@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import (
     OVERHEAD_PER_BLOCK_S,
     PROBE_SETUP_S,
@@ -21,8 +22,7 @@ from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.planner import PROBE_BLOCKS_S, Pace, Question, build_plan, load_probes
-from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.study import Plan, ProbeStudy
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.strict_json import read_as
@@ -32,18 +32,18 @@ from tests.rows import rows
 WORKLOAD = Workload("r", ImageFamily("resnet18"), "fp32", 8, global_batch_size=16)
 PACE = Pace(rounds=6, block_s=1.5, warmup_s=2.0)
 EMPTY = Plan("a100", "cuda", ())
-MATMUL, MEMORY = Probe("matmul-fp16"), Probe("memory-copy")
-STUDY = ProbeStudy((MATMUL, Probe("all-reduce-32mib", 4)), 16, 0.5)
-PROBES = st.builds(Probe, st.sampled_from(["matmul-bf16", "memory-copy", "host-to-device"])) | st.builds(
-    Probe, st.sampled_from(["all-reduce-32mib", "all-gather-1gib", "send-recv-256kib"]), st.integers(2, 64)
+MATMUL, MEMORY = Arm("matmul-fp16"), Arm("memory-copy")
+STUDY = ProbeStudy((MATMUL, Arm("all-reduce-32mib", 4)), 16, 0.5)
+PROBES = st.builds(Arm, st.sampled_from(["matmul-bf16", "memory-copy", "host-to-device"])) | st.builds(
+    Arm, st.sampled_from(["all-reduce-32mib", "all-gather-1gib", "send-recv-256kib"]), st.integers(2, 64)
 )
 PROBE_STUDIES = st.builds(
     ProbeStudy, st.lists(PROBES, max_size=4, unique=True).map(tuple), st.integers(1, 20), st.floats(0.1, 10)
 )
 
 
-def all_reduce(world_size: int) -> Probe:
-    return Probe("all-reduce-32mib", world_size)
+def all_reduce(world_size: int) -> Arm:
+    return Arm("all-reduce-32mib", world_size)
 
 
 def trained(world_size: int) -> Question:
@@ -51,7 +51,7 @@ def trained(world_size: int) -> Question:
 
 
 def plan_for(
-    *probes: Probe,
+    *probes: Arm,
     questions: tuple[Question, ...] = (),
     nodes: int = 1,
     survey: bool = False,
@@ -66,7 +66,7 @@ class TestRanks:
     @rows("nodes", [1, 3])
     @rows(("probes", "survey"), [((MATMUL,), False), ((), True), ((all_reduce(4),), True)])
     def test_every_gpu_of_a_node_is_there_where_it_is_probed_or_looked_at(
-        self, nodes: int, probes: tuple[Probe, ...], survey: bool
+        self, nodes: int, probes: tuple[Arm, ...], survey: bool
     ) -> None:
         plan = plan_for(*probes, questions=(trained(2),), nodes=nodes, survey=survey)
         assert (plan.layout.ranks_per_node, plan.world_size) == (8, 8 * nodes)
@@ -75,7 +75,7 @@ class TestRanks:
     @rows(
         ("probes", "world_size"), [((MATMUL,), 2), ((all_reduce(4),), 4), ((MATMUL, all_reduce(2), all_reduce(6)), 6)]
     )
-    def test_on_cpus_as_many_as_anything_needs(self, nodes: int, probes: tuple[Probe, ...], world_size: int) -> None:
+    def test_on_cpus_as_many_as_anything_needs(self, nodes: int, probes: tuple[Arm, ...], world_size: int) -> None:
         plan = plan_for(*probes, questions=(trained(2),), nodes=nodes, survey=True, device_type="cpu")
         assert (plan.layout.ranks_per_node, plan.world_size) == (world_size, world_size * nodes)
 
@@ -114,7 +114,7 @@ class TestProbes:
     def test_that_several_requirements_ask_for_are_there_once_and_in_order(self) -> None:
         plan = plan_for(MEMORY, MATMUL, MEMORY, all_reduce(8), MATMUL)
         assert plan.probes is not None
-        assert plan.probes.probes == (MEMORY, MATMUL, all_reduce(8))
+        assert plan.probes.arms == (MEMORY, MATMUL, all_reduce(8))
 
     def test_that_nobody_asks_for_are_none(self) -> None:
         assert plan_for(questions=(trained(2),)).probes is None
@@ -138,11 +138,11 @@ class TestProbes:
         ],
     )
     def test_of_load_use_devices_and_links(self, device_type: DeviceType, ranks: int, names: list[str]) -> None:
-        assert [probe.id for probe in load_probes(device_type, ranks)] == names
+        assert [probe.name for probe in load_probes(device_type, ranks)] == names
 
 
 class TestFile:
-    @given(st.none() | PROBE_STUDIES, st.booleans(), st.none() | st.just(PairStudy(4096, 5)))
+    @given(st.none() | PROBE_STUDIES, st.booleans(), st.none() | st.just(PairStudy((Arm("all-reduce-4kib", 2),), 5)))
     def test_a_plan_survives_json(self, probes: ProbeStudy | None, survey: bool, pairs: PairStudy | None) -> None:
         plan = Plan("a100", "cuda", (), 3, 2, 64, pairs=pairs, probes=probes, survey=survey)
         assert read_as(Plan, as_json(plan)) == plan

@@ -11,8 +11,7 @@ from hypothesis import given
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.pairing import PairStudy
-from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.strict_json import parse_strict_json, read_as, strict_json
@@ -64,7 +63,7 @@ def test_each_launch_has_a_study_of_its_own() -> None:
 
 
 def test_what_trains_nothing_is_measured_in_the_first_launch() -> None:
-    probes, pairs = ProbeStudy((Probe("matmul-fp32"),), 8, 0.1), PairStudy(4096, 5)
+    probes, pairs = ProbeStudy((Arm("matmul-fp32"),), 8, 0.1), PairStudy((Arm("all-reduce-4kib", 2),), 5)
     plan = replace(launched(1, 2), nodes=2, ranks_per_node=2, probes=probes, pairs=pairs)
     assert plan.study_ids == ("probes", "strong/r18", "pairs", "strong/r18/launch-2")
     assert [plan.launch_of(study) for study in plan.study_ids] == [1, 1, 1, 2]

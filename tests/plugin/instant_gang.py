@@ -15,9 +15,7 @@ import signal
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.probe import ProbeStudy
-from pytest_ddpscale.plan.probe_pairs import expected_ranks, pair_turns
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.run.block import Block, step_bytes
 from pytest_ddpscale.run.records import GangRecord, RoundEnd, StudyEnd, StudyStart, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
@@ -58,20 +56,20 @@ class InstantGang:
         """Everything at 1 GB/s, on the ranks of one node."""
         self.run.append_record(StudyStart(study=study.id, unix_s=1.7e9))
         for number in range(study.rounds):
-            for probe in study.probes:
-                turns = pair_turns(probe, layout) if probe.kind == "send-recv" else [expected_ranks(probe, layout)]
+            for probe in study.arms:
+                turns = [layout.groups(probe, turn) for turn in range(layout.turns(probe))]
                 for turn, groups in enumerate(turns):
                     self.run.append_record(
                         Block(
-                            study=study.id, arm=probe.id, round=number, turn=turn, gang=self.gang,
+                            study=study.id, arm=probe.name, round=number, turn=turn, gang=self.gang,
                             ranks=tuple(rank for group in groups for rank in group),
                             groups=tuple(place for place, group in enumerate(groups) for _ in group),
-                            count=1, work=float(probe.message_bytes or 1),
-                            seconds=(probe.message_bytes or 1) / 1e9 * (1 + 0.001 * (number % 3)),
+                            count=1, work=float(probe.operation.message_bytes or 1),
+                            seconds=(probe.operation.message_bytes or 1) / 1e9 * (1 + 0.001 * (number % 3)),
                             began_unix_s=1.7e9 + number, readings={"is_correct": True},
                         )
                     )  # fmt: skip
-            arms = tuple(probe.id for probe in study.probes)
+            arms = tuple(probe.name for probe in study.arms)
             self.run.append_record(RoundEnd(study=study.id, round=number, arms=arms))
         self.run.append_record(StudyEnd(study.id, "rounds"))
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import pair_study
-from pytest_ddpscale.plan.probe import Probe, ProbeStudy
+from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.report.cause import headline
 from pytest_ddpscale.report.certainty_text import certainty_lines
 from pytest_ddpscale.report.csv_tables import render_culprits, render_requirements
@@ -80,7 +81,7 @@ def test_files_for_programs_are_as_they_were_approved() -> None:
 
 
 def test_the_plan_says_what_was_approved() -> None:
-    probes = ProbeStudy((Probe("matmul-fp16"), Probe("all-reduce-32mib", 8)), 16, 0.5)
+    probes = ProbeStudy((Arm("matmul-fp16"), Arm("all-reduce-32mib", 8)), 16, 0.5)
     several = tuple(replace(study, launch=launch) for launch in (1, 2) for study in PLAN.studies)
     plans = (
         PLAN,

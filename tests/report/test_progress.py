@@ -14,8 +14,7 @@ from pytest_ddpscale.plan.estimate import (
 )
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.pairing import pair_study
-from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.progress import Progress, load_warning
 from pytest_ddpscale.run.block import Block
@@ -117,7 +116,7 @@ def test_unknown_records_and_studies_do_no_harm(terminal: Terminal) -> None:
 def probe(name: str, round_: int) -> Block:
     size = 1 if name == "matmul-fp32" else 2
     return Block(
-        study="probes", arm=Probe(name, size).id, round=round_, gang=0, ranks=(0,), count=1, work=1.0, seconds=1.0,
+        study="probes", arm=Arm(name, size).name, round=round_, gang=0, ranks=(0,), count=1, work=1.0, seconds=1.0,
         began_unix_s=1.0,
     )  # fmt: skip
 
@@ -132,7 +131,7 @@ def pair_round(number: int) -> Block:
 def test_a_session_shows_what_was_approved() -> None:
     """Each line with whether it passes; ten seconds go by from record to record."""
     compiled = replace(STRONG, workload=replace(WORKLOAD, compile=True))
-    probes = ProbeStudy((Probe("matmul-fp32"), Probe("all-reduce-1mib", 2)), 6, 0.5)
+    probes = ProbeStudy((Arm("matmul-fp32"), Arm("all-reduce-1mib", 2)), 6, 0.5)
     terminal = Terminal(
         replace(PLAN, studies=(WEAK, compiled), nodes=4, ranks_per_node=1, probes=probes, pairs=pair_study("cpu"))
     )

@@ -7,8 +7,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import Plan, ProbeStudy
 from pytest_ddpscale.report.svg_maps import pair_bandwidths_within, pair_matrix
 from pytest_ddpscale.report.svg_sweep import SweptCurve, SweptPoint, sweep_chart
 from tests.judge.probed import measure_probe, probe_evidence, steady
@@ -83,7 +83,7 @@ def test_a_wide_interval_leaves_the_others_room() -> None:
 
 
 def test_pairs_of_a_node_are_those_of_the_slowest_node_by_the_largest_message() -> None:
-    small, large = Probe("send-recv-1mib", 3), Probe("send-recv-4mib", 3)
+    small, large = Arm("send-recv-1mib", 3), Arm("send-recv-4mib", 3)
     study = ProbeStudy((small, large), 8, 0.1)
     plan = Plan("a100", "cuda", (), nodes=2, ranks_per_node=3, probes=study)
     measured = measure_probe(plan, small, steady(1.0)) + measure_probe(plan, large, steady(20.0, {(4, 5): 5.0}))
@@ -97,6 +97,6 @@ def test_pairs_of_a_node_are_those_of_the_slowest_node_by_the_largest_message() 
 
 
 def test_pairs_of_several_nodes_are_no_pairs_of_one() -> None:
-    probe = Probe("send-recv-1mib", 4)
+    probe = Arm("send-recv-1mib", 4)
     plan = Plan("a100", "cuda", (), nodes=4, ranks_per_node=1, probes=ProbeStudy((probe,), 8, 0.1))
     assert pair_bandwidths_within(probe_evidence(plan, measure_probe(plan, probe, steady(1.0)))) == {}

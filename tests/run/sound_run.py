@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.study import Plan, ProbeStudy
 from pytest_ddpscale.run.block import Block, step_bytes
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.readings import STEP_S
@@ -35,7 +35,7 @@ Change = Callable[[Records], Records]
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 NODES, PER_NODE, ROUNDS = 2, 2, FEWEST_ROUNDS + 2
 RANKS = NODES * PER_NODE
-PROBES = (Probe("matmul-bf16"), Probe("send-recv-256mib", 2), Probe("all-reduce-32mib", 4))
+PROBES = (Arm("matmul-bf16"), Arm("send-recv-256mib", 2), Arm("all-reduce-32mib", 4))
 PLAN = replace(
     plan_of_nodes(
         [
@@ -55,7 +55,7 @@ FEWER = ARMS[:-1]  # after `FEWEST_ROUNDS`
 def sound() -> Records:
     """All that rank 0 writes; the last rounds leave out an arm, and a probe."""
     measured = measure_nodes(PLAN, rounds=ROUNDS)
-    probed = {probe.id: measure_probe(PLAN, probe, steady(100.0), ROUNDS) for probe in PROBES}
+    probed = {probe.name: measure_probe(PLAN, probe, steady(100.0), ROUNDS) for probe in PROBES}
     steps = [step for steps in nodes_evidence(PLAN, ()).seeded_steps.values() for step in steps]
     who = gang_of(measured)
     records: Records = [who]

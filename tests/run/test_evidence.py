@@ -44,7 +44,7 @@ def test_a_study_without_an_end_is_an_error(run: RunDirectory) -> None:
 
 
 def test_a_search_over_pairs_of_nodes_without_an_end_says_why(run: RunDirectory) -> None:
-    pairs = PairStudy(2**20, 1)
+    pairs = PairStudy((Arm("all-reduce-1mib", 2),), 1)
     plan = Plan("cpu", "cpu", (STUDY,), nodes=2, ranks_per_node=1, pairs=pairs)
     run.write_json(run.plan_json, plan)
     run.append_record(StudyEnd(STUDY.id, "rounds"))

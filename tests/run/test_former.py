@@ -16,7 +16,7 @@ import pytest
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.judge.probes import probed_values
 from pytest_ddpscale.judge.slow_links import rails_of
-from pytest_ddpscale.plan.probe import Probe
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.block import Unsupported
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.readings import SERIES
@@ -86,7 +86,7 @@ def test_blocks_of_training_are_as_they_were(folder: Path, name: str) -> None:
 def test_probes_are_as_they_were_pair_by_pair(folder: Path, name: str) -> None:
     evidence, lines = recorded(folder, name)
     for line in of_kind(lines, "probe"):
-        probe = Probe(line["probe"], line["world_size"])
+        probe = Arm(line["probe"], line["world_size"])
         arm = evidence.probed(probe)
         assert arm is not None
         columns = [each(line[one], line) for one in ("work", "seconds", "started_unix_s", "is_correct")]
@@ -99,7 +99,7 @@ def test_probes_are_as_they_were_pair_by_pair(folder: Path, name: str) -> None:
             cell = row, at[0]
             found = arm.work[cell], arm.count[cell], arm.seconds[cell], arm.began_unix_s[cell], not arm.wrong[cell]
             assert found == (work, line["iterations"], seconds, began, is_correct)
-        assert len(probed_values(arm, probe, evidence.plan.layout).places), probe.id
+        assert len(probed_values(arm, probe, evidence.plan.layout).places), probe.name
 
 
 def test_pairs_of_nodes_are_as_fast_as_they_were(folder: Path) -> None:
@@ -138,7 +138,7 @@ def test_what_stands_in_no_block_is_as_it_was(folder: Path) -> None:
         ("block", {"colour": "red"}, "unknown field `colour`"),
         ("block", {"utilization": 5.0}, "utilization of a rank is out of range"),
         ("block", {"steps": 0}, "Expected `int` >= 1"),
-        ("probe", {"probe": "sleep"}, "unknown probe 'sleep'"),
+        ("probe", {"probe": "sleep"}, "unknown arm 'sleep'"),
         ("probe", {"peers": None}, "no peers; expected peers for send-recv, none for other probes"),
         ("probe", {"seconds": 0.0}, "Expected `float` > 0.0"),
         ("pair", {"ranks": [[0, 1], [1, 2]], "busbw_gbps": 1.0}, "expected each rank once"),

@@ -393,5 +393,5 @@ def _of_node_0(one: Any) -> Any:
 
 
 def test_probes_are_all_there(tmp_path: Path) -> None:
-    assert {one.arm for one in read(tmp_path).probes} == {probe.id for probe in PROBES}
+    assert {one.arm for one in read(tmp_path).probes} == {probe.name for probe in PROBES}
     assert FEWEST_ROUNDS < ROUNDS

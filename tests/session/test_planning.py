@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale.launch.launcher import Cluster
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.sources import THIS_MACHINE, Machine, Site, Subject
@@ -53,7 +53,7 @@ def strong(world_size: int) -> Case:
 
 
 def probes_of(plan: Plan) -> list[str]:
-    return [probe.id for probe in plan.probes.probes] if plan.probes else []
+    return [probe.name for probe in plan.probes.arms] if plan.probes else []
 
 
 def planned(cases: Sequence[AnyCase], devices: int | None = 8, cluster: Cluster = THIS_MACHINE) -> Plan:
@@ -120,7 +120,7 @@ class TestPlan:
 
     def test_has_the_probes_that_are_asked_each_once(self) -> None:
         cases = [probe_case(ALL_REDUCE, 10.0), probe_case(MATMUL, 10.0), probe_case(ALL_REDUCE, 20.0)]
-        assert probes_of(planned(cases)) == [ALL_REDUCE.id, MATMUL.id]
+        assert probes_of(planned(cases)) == [ALL_REDUCE.name, MATMUL.name]
 
     def test_looks_at_all_gpus_of_all_nodes_once_anything_is_checked_or_probed(self) -> None:
         three = Cluster(3, ("n1", "n2", "n3"))
@@ -154,14 +154,14 @@ class TestLoad:
     @rows("check", [UNDER_LOAD, TRANSPORT])
     def test_is_not_added_to_what_all_gpus_do_anyway(self, check: AnyCase) -> None:
         assert probes_of(planned([check, training(8)])) == []
-        assert probes_of(planned([check, probe_case(ALL_REDUCE, 10.0)])) == [ALL_REDUCE.id]
+        assert probes_of(planned([check, probe_case(ALL_REDUCE, 10.0)])) == [ALL_REDUCE.name]
 
     def test_of_single_devices_is_load_and_connects_nothing(self) -> None:
-        assert probes_of(planned([UNDER_LOAD, probe_case(MATMUL, 10.0)])) == [MATMUL.id]
-        assert probes_of(planned([TRANSPORT, probe_case(MATMUL, 10.0)])) == [MATMUL.id, LOAD, LINKS]
+        assert probes_of(planned([UNDER_LOAD, probe_case(MATMUL, 10.0)])) == [MATMUL.name]
+        assert probes_of(planned([TRANSPORT, probe_case(MATMUL, 10.0)])) == [MATMUL.name, LOAD, LINKS]
 
     @rows("check", [UNDER_LOAD, TRANSPORT])
-    @rows("some", [training(1), training(4), probe_case(Probe("all-reduce-1gib", 2), 10.0)])
+    @rows("some", [training(1), training(4), probe_case(Arm("all-reduce-1gib", 2), 10.0)])
     def test_is_added_to_what_leaves_gpus_idle(self, check: AnyCase, some: AnyCase) -> None:
         assert probes_of(planned([check, some]))[-2:] == [LOAD, LINKS]
 

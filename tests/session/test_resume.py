@@ -12,8 +12,7 @@ from pytest_ddpscale.errors import OptionError, RunDirectoryError
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.pairing import PairStudy
-from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord
@@ -90,7 +89,7 @@ def test_launches_are_gone_on_with_where_they_were_cut_short(run: RunDirectory) 
 
 @pytest.mark.parametrize("end", ["decided", "interrupted"])
 def test_the_search_for_a_slow_link_is_a_study_too(run: RunDirectory, end: EndReason) -> None:
-    pairs = PairStudy(message_bytes=4096, iterations=5)
+    pairs = PairStudy((Arm("all-reduce-4kib", 2),), 5)
     run.write_json(run.plan_json, replace(run.read_plan(), nodes=2, ranks_per_node=1, pairs=pairs))
     run.append_record(StudyEnd(pairs.id, end))
     resumption = read_resumption(run)
@@ -100,7 +99,7 @@ def test_the_search_for_a_slow_link_is_a_study_too(run: RunDirectory, end: EndRe
 
 @pytest.mark.parametrize("end", ["decided", "interrupted"])
 def test_probes_are_a_study_too(run: RunDirectory, end: EndReason) -> None:
-    probes = ProbeStudy((Probe("matmul-fp32"), Probe("all-reduce-32mib", 2)), 16, 0.1)
+    probes = ProbeStudy((Arm("matmul-fp32"), Arm("all-reduce-32mib", 2)), 16, 0.1)
     run.write_json(run.plan_json, replace(run.read_plan(), probes=probes, survey=True))
     run.append_record(StudyEnd(probes.id, end))
     resumption = read_resumption(run)

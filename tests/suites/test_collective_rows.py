@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.judge.intervals import t_quantile
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.collective_sweep import GIB, KIB, sweep_probes, sweep_study
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.probe import COLLECTIVES, Probe
+from pytest_ddpscale.plan.operation import COLLECTIVES
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.suites.collective_rows import CollectiveRow, collective_rows
@@ -31,18 +32,18 @@ STEADY = steady(100.0)
 
 def swept(plan: Plan, value: Value = STEADY, **keys: object) -> Evidence:
     assert plan.probes is not None
-    measured = [one for probe in plan.probes.probes for one in measure_probe(plan, probe, value)]
+    measured = [one for probe in plan.probes.arms for one in measure_probe(plan, probe, value)]
     return probe_evidence(plan, measured, **keys)
 
 
 def row_of(rows: list[CollectiveRow], name: str) -> CollectiveRow:
-    [row] = [row for row in rows if row.probe.name == name]
+    [row] = [row for row in rows if row.probe.kind == name]
     return row
 
 
 def test_there_is_a_row_for_each_operation_size_and_group() -> None:
     rows = collective_rows(swept(sweep_plan(2, 4)), 0.95)
-    assert [(row.probe.world_size, row.probe.kind, row.probe.message_bytes) for row in rows] == [
+    assert [(row.probe.world_size, row.probe.operation.kind, row.probe.operation.message_bytes) for row in rows] == [
         (world, kind, size) for world in (4, 8) for kind in COLLECTIVES for size in SIZES
     ]
     assert {row.expected_places for row in rows if row.probe.world_size == 4} == {2}
@@ -96,7 +97,7 @@ def test_of_several_nodes_the_slowest_is_the_row() -> None:
 
 def test_wrong_results_are_counted_over_ranks_and_rounds() -> None:
     plan = sweep_plan(1, 2)
-    probe = Probe("reduce-1kib", 2)
+    probe = Arm("reduce-1kib", 2)
 
     def spoiled(one: ProbeMeasurement) -> ProbeMeasurement:
         return replace(one, is_correct=one.rank == 0 or one.round > 2)
@@ -110,7 +111,7 @@ def test_wrong_results_are_counted_over_ranks_and_rounds() -> None:
 def test_what_was_not_measured_says_why() -> None:
     plan = sweep_plan()
     reasons = {"all-reduce-1gib@8": "n1: one iteration takes 3 s, more than the limit of 2 s"}
-    only = measure_probe(plan, Probe("all-reduce-1kib", 8), steady(1.0))
+    only = measure_probe(plan, Arm("all-reduce-1kib", 8), steady(1.0))
     rows = collective_rows(probe_evidence(plan, only, unsupported=reasons), 0.95)
     assert row_of(rows, "all-reduce-1gib").busbw_gbps is None
     assert not_measured(rows[:4]) == [
@@ -123,20 +124,20 @@ def test_what_was_not_measured_says_why() -> None:
 
 def test_a_node_that_is_missing_is_said() -> None:
     plan = sweep_plan(2, 2)
-    probe = Probe("all-reduce-1kib", 2)
+    probe = Arm("all-reduce-1kib", 2)
     rows = collective_rows(probe_evidence(plan, measure_probe(plan, probe, steady(1.0), without={3})), 0.95)
     assert not_measured(rows[:1]) == ["all-reduce of 1 KiB over 2 ranks was measured on 1 of 2 nodes"]
 
 
 def test_one_round_has_no_interval() -> None:
     plan = sweep_plan()
-    only = measure_probe(plan, Probe("all-reduce-1kib", 8), steady(1.0), rounds=1)
+    only = measure_probe(plan, Arm("all-reduce-1kib", 8), steady(1.0), rounds=1)
     row = collective_rows(probe_evidence(plan, only), 0.95)[0]
     assert (row.rounds, row.interval, row.relative_reach, row.time_interval_us) == (1, None, None, None)
 
 
 def test_rounds_that_were_added_to_decide_a_bound_are_none_of_the_rows() -> None:
-    probe = Probe("all-reduce-1kib", 8)
+    probe = Arm("all-reduce-1kib", 8)
     study = sweep_study([probe], "cuda", 8, bounded=[probe])
     plan = Plan("h100", "cuda", (), ranks_per_node=8, probes=study)
     measured = measure_probe(plan, probe, lambda number, ranks: 100.0 if number < 8 else 500.0, rounds=12)
@@ -157,7 +158,7 @@ def test_lines_are_those_of_nccl_tests_with_the_interval_behind_them() -> None:
     plan = sweep_plan(1, 8)
     # An all-reduce of 1 GiB in 4.0 ms: 268.44 GB/s, 469.76 GB/s of bus bandwidth.
     busbw = GIB / 4.0e-3 / 1e9 * 1.75
-    only = measure_probe(plan, Probe("all-reduce-1gib", 8), lambda number, ranks: busbw)
+    only = measure_probe(plan, Arm("all-reduce-1gib", 8), lambda number, ranks: busbw)
     lines = list(nccl_lines(collective_rows(probe_evidence(plan, only), 0.95)[:2]))
     assert lines[:3] == [
         "# all-reduce over 8 ranks of n0",

@@ -14,7 +14,7 @@ import pytest
 
 from pytest_ddpscale.plan.collective_sweep import GIB, KIB, MIB, message_sizes, sweep_probes, sweep_study
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.probe import COLLECTIVES
+from pytest_ddpscale.plan.operation import COLLECTIVES
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import RunRecord, ThresholdsUsed
@@ -54,8 +54,8 @@ def concluded(
     assert plan.probes is not None
     measured = [
         spoil(one) if spoil else one
-        for probe in plan.probes.probes
-        if probe.id not in without
+        for probe in plan.probes.arms
+        if probe.name not in without
         for one in measure_probe(plan, probe, value)
     ]
     evidence: Evidence = probe_evidence(plan, measured, **keys)

@@ -10,8 +10,7 @@ import pytest
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.node_check import NodeExpectation
-from pytest_ddpscale.plan.probe import Probe, ProbeStudy
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.hardware import Detect, Node
 from pytest_ddpscale.thresholds.model import Sku
@@ -80,7 +79,7 @@ def test_a_site_may_say_how_many_gpus_a_node_has_at_least() -> None:
 
 
 def test_precisions_are_those_that_are_trained_or_multiplied() -> None:
-    probes = ProbeStudy((Probe("matmul-bf16"), Probe("matmul-fp8"), Probe("memory-copy")), 16, 0.5)
+    probes = ProbeStudy((Arm("matmul-bf16"), Arm("matmul-fp8"), Arm("memory-copy")), 16, 0.5)
     plan = Plan("a100", "cuda", trained(FP16), probes=probes)
     # What fp8 needs no check of nodes asks for.
     assert node_expectation(sku(), plan).precisions == {"fp16", "bf16"}
@@ -98,7 +97,7 @@ def test_on_a_cpu_there_is_no_gpu_to_recognize() -> None:
 def test_whether_ranks_of_different_nodes_talk_to_each_other(world_size: int, crosses: bool) -> None:
     plan = Plan("a100", "cuda", trained(BF16, world_size=world_size), nodes=2, ranks_per_node=8)
     assert node_expectation(sku(), plan).crosses_nodes is crosses
-    probes = ProbeStudy((Probe("all-reduce-32mib", world_size),), 16, 0.5)
+    probes = ProbeStudy((Arm("all-reduce-32mib", world_size),), 16, 0.5)
     probed = replace(plan, studies=(), probes=probes)
     assert node_expectation(sku(), probed).crosses_nodes is crosses
 

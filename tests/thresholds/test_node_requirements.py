@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
-from pytest_ddpscale.plan.probe import Probe
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from tests.rows import rows
@@ -41,7 +41,7 @@ def test_checks_come_first_then_the_lines_of_the_file(load: Load) -> None:
 def test_what_trains_is_told_from_what_does_not(load: Load) -> None:
     cases = cases_for(load(FULL), "new", ONE_NODE)
     assert [case.requirement.workload for case in training_cases(cases)] == ["r", "r"]
-    assert [case.probe for case in node_cases(load(FULL))] == [None, None, Probe("all-reduce-32mib", 8), None]
+    assert [case.probe for case in node_cases(load(FULL))] == [None, None, Arm("all-reduce-32mib", 8), None]
 
 
 def test_each_says_its_own_line(load: Load, tmp_path: Path) -> None:
@@ -191,5 +191,5 @@ def test_a_probe_of_all_nodes_has_the_word_in_its_name_and_as_many_ranks_as_ther
     assert [case.id for case in cases_for(load(text), "new", ONE_NODE) if "busbw" in case.id] == []
     (case,) = (case for case in cases_for(load(text), "new", Layout(4, 8)) if "busbw" in case.id)
     assert isinstance(case, NodeCase)
-    assert (case.id, case.probe) == ("busbw_gbps[all-reduce-32mib-all]", Probe("all-reduce-32mib", 32))
+    assert (case.id, case.probe) == ("busbw_gbps[all-reduce-32mib-all]", Arm("all-reduce-32mib", 32))
     assert case.world_size == 32

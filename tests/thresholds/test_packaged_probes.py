@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import TimeEstimate, estimate
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import PACES, build_plan
-from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.plan.probe_pairs import expected_ranks
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.model import Requirement, Sku
@@ -83,7 +82,7 @@ def is_on_one_node(requirement: Requirement) -> bool:
     return isinstance(requirement.world_size, int) or requirement.world_size == "node"
 
 
-def probes_of(sku: str, layout: Layout = ONE_NODE) -> list[Probe]:
+def probes_of(sku: str, layout: Layout = ONE_NODE) -> list[Arm]:
     cases = cases_for(FILE, sku, layout)
     return [case.probe for case in cases if isinstance(case, NodeCase) and case.probe is not None]
 
@@ -93,16 +92,17 @@ def test_every_gpu_is_probed_for_computing_memory_host_and_links(sku: str) -> No
     probes = probes_of(sku)
     assert len(probes) == len(set(probes)) <= MOST_PROBES
     precisions = {workload.precision for workload in GPUS[sku].workloads.values()} - {"fp32"}
-    assert {p.precision for p in probes if p.kind == "matmul"} - {"fp8"} == precisions
-    assert {p.kind for p in probes} >= {"memory-copy", "host-to-device", "device-to-host", *BOUNDED, "send-recv"}
-    assert Probe("all-reduce-32mib", 8) in probes, "the size of DDP's buckets"
+    assert {p.operation.precision for p in probes if p.operation.kind == "matmul"} - {"fp8"} == precisions
+    kinds = {probe.operation.kind for probe in probes}
+    assert kinds >= {"memory-copy", "host-to-device", "device-to-host", *BOUNDED, "send-recv"}
+    assert Arm("all-reduce-32mib", 8) in probes, "the size of DDP's buckets"
 
 
 @rows("sku", GPUS)
 def test_messages_fit_the_memory(sku: str) -> None:
     memory_gib = GPUS[sku].detect.memory_gib
     assert memory_gib is not None
-    sizes = [probe.message_bytes for probe in probes_of(sku, Layout(2, 8))]
+    sizes = [probe.operation.message_bytes for probe in probes_of(sku, Layout(2, 8))]
     assert max(size or 0 for size in sizes) <= LARGEST_SHARE_OF_MEMORY * memory_gib * 2**30
 
 
@@ -150,7 +150,7 @@ def test_a_bound_lies_below_what_the_data_sheet_promises() -> None:
 @rows("sku", GPUS.values(), ids=GPUS)
 def test_a_large_message_has_to_be_faster_than_a_bucket(sku: Sku) -> None:
     within = [r for r in sku.requirements if "all-reduce" in r.probe and is_on_one_node(r)]
-    bounds = {Probe(r.probe, 8).message_bytes: r.bound for r in within}
+    bounds = {Arm(r.probe, 8).operation.message_bytes: r.bound for r in within}
     assert [bound for _, bound in sorted(bounds.items(), key=lambda item: item[0] or 0)] == sorted(bounds.values())
 
 
@@ -203,7 +203,7 @@ def test_a_node_of_8_gpus_is_decided_in_less_than_5_minutes_even_if_it_takes_all
 
 def test_any_machine_keeps_the_bounds_of_a_cpu() -> None:
     probes = [r for r in MEASURED["cpu"].requirements if r.probe and r.world_size != "all"]
-    assert {probe.kind for probe in probes_of("cpu")} == {
+    assert {probe.operation.kind for probe in probes_of("cpu")} == {
         "matmul", "memory-copy", "host-to-device", *BOUNDED, "send-recv",
     }  # fmt: skip
     for requirement in probes:
@@ -257,9 +257,9 @@ def test_packets_go_between_all_nodes_of_a_run(sku: str, nodes: int) -> None:
     asked, plan = plan_of(sku, layout)
     assert any(study.world_size == layout.world_size for study in plan.studies)
     assert plan.probes is not None
-    between = {probe.kind: probe for probe in plan.probes.probes if probe.world_size == layout.world_size}
+    between = {probe.operation.kind: probe for probe in plan.probes.arms if probe.world_size == layout.world_size}
     assert set(between) == {"all-reduce", "send-recv"}
-    pairs = expected_ranks(between["send-recv"], layout)
+    pairs = layout.groups_of_round(between["send-recv"])
     assert {rank for pair in pairs for rank in pair} == set(range(layout.world_size))
     assert all(one // 8 != other // 8 for one, other in pairs)
     assert plan.pairs is not None, "which tell whose link is slow"

@@ -12,6 +12,7 @@ import pytest
 from torch.distributed import PrefixStore, TCPStore
 
 from pytest_ddpscale.judge.slow_links import Rail, find_link_faults
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.worker import pairs
@@ -23,7 +24,7 @@ from tests.builders.probes import rails_in
 
 from .kept_records import KeptRecords, context_on_cpu
 
-STUDY = PairStudy(message_bytes=4096, iterations=3)
+STUDY = PairStudy((Arm("all-reduce-4kib", 2),), 3)
 TIMEOUT = timedelta(seconds=20)
 FAST_S, SLOW_S = 1e-5, 1e-3
 OF_THIS_RANK = threading.local()

@@ -5,15 +5,14 @@ from __future__ import annotations
 import torch.distributed as dist
 from msgspec import field
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.pairing import other_end
-from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
-from pytest_ddpscale.plan.probe_pairs import pair_turns
+from pytest_ddpscale.plan.rank_pairs import Ranks
 from pytest_ddpscale.run.block import RankBlock
 from pytest_ddpscale.run.strict_json import Count, Record
 from pytest_ddpscale.worker.device import Device, Timing
 from pytest_ddpscale.worker.probes.collectives import MESSAGES_HELD, open_collective, open_send_receive
-from pytest_ddpscale.worker.probes.groups import ProbeGroups, Ranks, rank_groups
+from pytest_ddpscale.worker.probes.groups import ProbeGroups
 from pytest_ddpscale.worker.probes.matmul import open_matmul
 from pytest_ddpscale.worker.probes.memory import open_copy
 from pytest_ddpscale.worker.probes.work import CannotProbeError, Work, memory_permitting, refuse_more_than_is_free
@@ -50,7 +49,7 @@ class ProbeBlocks:
         self._groups = ProbeGroups(context)
         self._said: list[str] = []
 
-    def block(self, probe: Probe, key: str, iterations: int, *, verify: bool = True) -> RankProbed:
+    def block(self, probe: Arm, key: str, iterations: int, *, verify: bool = True) -> RankProbed:
         """Run `iterations` of a probe in each of its turns. All ranks of the gang call this, even without a part.
 
         Args:
@@ -58,7 +57,7 @@ class ProbeBlocks:
             verify: whether to check results; unnecessary if the measurements are not kept.
         """
         here = self._progress
-        here.arm, here.phase = probe.id, "preparation"
+        here.arm, here.phase = probe.name, "preparation"
         # Keeps the store from growing with the rounds. All ranks have read these keys, because they ended that block.
         for said in self._said:
             self._control.forget(said)
@@ -66,17 +65,17 @@ class ProbeBlocks:
         group, crew = self._groups.group(probe), self._groups.crew(probe)
         measured: dict[int, RankBlock] = {}
         why_not = ""
-        for turn in range(turns(probe, self._control.layout)):
+        for turn in range(self._control.layout.turns(probe)):
             here.phase = "preparation"  # all ranks enter equally many phases, so none seems to be behind
             work, reason = self._opened(probe, turn, group) if crew else (None, "")
             here.phase = "meeting"
             all_can = self._meet(f"{key}/{turn}", crew, can=not reason)
             here.phase = "timed block"
-            if work is not None and (all_can or probe.kind in SINGLE_DEVICE):
+            if work is not None and (all_can or probe.operation.is_single_device):
                 try:
                     measured[turn] = self._measured(probe, turn, work, iterations, verify=verify)
                 except CannotProbeError as error:
-                    if probe.kind not in SINGLE_DEVICE:
+                    if not probe.operation.is_single_device:
                         raise  # the other ranks already wait for this one
                     reason = str(error)
             del work
@@ -103,19 +102,19 @@ class ProbeBlocks:
         control.forget(mine)
         return all_can
 
-    def _opened(self, probe: Probe, turn: int, group: dist.ProcessGroup | None) -> tuple[Work | None, str]:
+    def _opened(self, probe: Arm, turn: int, group: dist.ProcessGroup | None) -> tuple[Work | None, str]:
         """The work of this rank in a turn, or why it cannot do it; neither if it sits out."""
         try:
             return open_work(probe, turn, self._device, group, self._control.layout), ""
         except CannotProbeError as error:
             return None, str(error)
 
-    def _measured(self, probe: Probe, turn: int, work: Work, iterations: int, *, verify: bool) -> RankBlock:
-        with memory_permitting(f"{probe.id} and its verification"):
+    def _measured(self, probe: Arm, turn: int, work: Work, iterations: int, *, verify: bool) -> RankBlock:
+        with memory_permitting(f"{probe.name} and its verification"):
             timing = self._timed(work, iterations)
             is_correct = work.is_correct() if verify else True
         rank, layout = self._control.rank, self._control.layout
-        groups = pair_turns(probe, layout)[turn] if probe.kind == "send-recv" else rank_groups(probe, layout)
+        groups = layout.crews(probe) if probe.operation.is_single_device else layout.groups(probe, turn)
         return RankBlock(
             rank=rank,
             group=next(number for number, group in enumerate(groups) if rank in group),
@@ -138,33 +137,29 @@ class ProbeBlocks:
         return self._device.time_steps(repeat, 1)
 
 
-def turns(probe: Probe, layout: Layout) -> int:
-    """Number of turns with different ranks: for send-recv until all pairs had theirs, else 1."""
-    return len(pair_turns(probe, layout)) if probe.kind == "send-recv" else 1
-
-
-def peer_of(rank: int, probe: Probe, turn: int, layout: Layout) -> int | None:
+def peer_of(rank: int, probe: Arm, turn: int, layout: Layout) -> int | None:
     """The peer of a rank in a turn of send-recv; None if it sits out."""
-    pair = next((pair for pair in pair_turns(probe, layout)[turn] if rank in pair), None)
-    return None if pair is None else other_end(pair, rank)
+    pair = next((pair for pair in layout.groups(probe, turn) if rank in pair), None)
+    return None if pair is None else pair[1] if pair[0] == rank else pair[0]
 
 
-def open_work(probe: Probe, turn: int, device: Device, group: dist.ProcessGroup | None, layout: Layout) -> Work | None:
+def open_work(probe: Arm, turn: int, device: Device, group: dist.ProcessGroup | None, layout: Layout) -> Work | None:
     """The work that this rank repeats in one turn of a probe; None if it sits out. Does not communicate yet.
 
     Raises:
         CannotProbeError: the rank cannot do it; the message says why.
     """
+    operation = probe.operation
     if group is None:
-        if probe.precision is not None:
-            return open_matmul(probe.precision, device)
-        return open_copy(probe.kind, device.torch_device)
-    size = probe.message_bytes
+        if operation.precision is not None:
+            return open_matmul(operation.precision, device)
+        return open_copy(operation.kind, device.torch_device)
+    size = operation.message_bytes
     assert size is not None  # all probes that communicate have a message
     where = device.torch_device
     refuse_more_than_is_free(MESSAGES_HELD * size, layout.ranks_per_node, where)
     with memory_permitting(f"messages of {size} bytes"):
-        if probe.kind != "send-recv":
-            return open_collective(probe.kind, size, group, where)
+        if operation.kind != "send-recv":
+            return open_collective(operation.kind, size, group, where)
         peer = peer_of(dist.get_rank(), probe, turn, layout)
         return None if peer is None else open_send_receive(size, group, where, peer)

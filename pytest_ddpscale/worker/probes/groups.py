@@ -1,4 +1,4 @@
-"""Groups of ranks that run a probe at the same time, and their process groups."""
+"""Process groups of the ranks that run a probe at the same time."""
 
 from __future__ import annotations
 
@@ -6,30 +6,9 @@ import torch
 import torch.distributed as dist
 
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
+from pytest_ddpscale.plan.rank_pairs import Ranks
 from pytest_ddpscale.worker.process_groups import new_group
 from pytest_ddpscale.worker.rank_context import RankContext
-
-Ranks = tuple[int, ...]
-
-
-def rank_groups(probe: Probe, layout: Layout) -> tuple[Ranks, ...]:
-    """The sets of ranks that begin a probe together, in order.
-
-    For probes that communicate: one group on every node, or a single one over the first nodes if it is larger than a
-    node. For probes of single devices: all ranks of a node, because devices that share power and links are measured at
-    the same time.
-
-    Raises:
-        RuntimeError: the gang has too few ranks.
-    """
-    if probe.world_size > layout.world_size:
-        raise RuntimeError(f"probe {probe.id} needs {probe.world_size} ranks; this gang has {layout.world_size}")
-    if probe.kind in SINGLE_DEVICE:
-        firsts = range(0, layout.world_size, layout.ranks_per_node)
-        return tuple(tuple(range(first, first + layout.ranks_per_node)) for first in firsts)
-    return layout.groups(Arm("ddp", probe.world_size, 1))
 
 
 class ProbeGroups:
@@ -43,19 +22,19 @@ class ProbeGroups:
         self._device, self._timeout = context.device.torch_device, context.timeout
         self._made: dict[Ranks, dist.ProcessGroup | None] = {}
 
-    def crew(self, probe: Probe) -> Ranks:
+    def crew(self, probe: Arm) -> Ranks:
         """The ranks that begin a probe with this one, including itself; empty if it takes no part."""
-        return next((crew for crew in rank_groups(probe, self._layout) if self._rank in crew), ())
+        return next((crew for crew in self._layout.crews(probe) if self._rank in crew), ())
 
-    def group(self, probe: Probe) -> dist.ProcessGroup | None:
+    def group(self, probe: Arm) -> dist.ProcessGroup | None:
         """The connected process group in which this rank runs a probe; None if it runs it alone or not at all.
 
         All ranks of the gang call this for the same probes in the same order.
         """
-        if probe.kind in SINGLE_DEVICE:
+        if probe.operation.is_single_device:
             return None
         mine = None
-        for ranks in rank_groups(probe, self._layout):
+        for ranks in self._layout.crews(probe):
             if ranks not in self._made:
                 self._made[ranks] = self._make(ranks)
             mine = mine or self._made[ranks]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_ddpscale.plan.probe import MatmulPrecision
+from pytest_ddpscale.plan.operation import MatmulPrecision
 from pytest_ddpscale.worker.precision import compute_fp32_in_full
 from pytest_ddpscale.worker.probes.work import CannotProbeError, memory_permitting
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.probe import Probe, ProbeStudy
+from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.record_lines import AnyRecord
@@ -14,7 +15,6 @@ from pytest_ddpscale.run.records import EndReason, RoundEnd
 from pytest_ddpscale.run.strict_json import column
 from pytest_ddpscale.worker.node_telemetry import TimedWindow
 from pytest_ddpscale.worker.probes.blocks import ProbeBlocks, RankProbed
-from pytest_ddpscale.worker.probes.groups import rank_groups
 from pytest_ddpscale.worker.rank_context import RankContext, arm_order
 
 # Calibration runs a probe a few times, and then for this share of a block.
@@ -56,26 +56,28 @@ class ProbeRounds:
 
     def _run_rounds(self) -> EndReason:
         study, here = self._study, self._progress
-        timed = study.probes
+        timed, ranks = study.arms, self._control.layout.world_size
+        if study.world_size > ranks:
+            raise RuntimeError(f"the probes need {study.world_size} ranks; this gang has {ranks}")
         iterations: dict[str, int] = {}
         for number in range(study.rounds):
-            ended, names = self._context.next_round(study.id, number, [probe.id for probe in timed])
+            ended, names = self._context.next_round(study.id, number, [probe.name for probe in timed])
             if ended:
                 return ended
             if number == 0:
-                iterations = {probe.id: self._calibrated(probe) for probe in timed}
+                iterations = {probe.name: self._calibrated(probe) for probe in timed}
             here.round = number
-            timed = tuple(probe for probe in timed if probe.id in names and iterations[probe.id])
+            timed = tuple(probe for probe in timed if probe.name in names and iterations[probe.name])
             if not timed:
                 return "rounds"  # no rank can run any probe
             for probe in arm_order(timed, self._seed, study.id, number):
-                self._measure(probe, number, iterations[probe.id])
+                self._measure(probe, number, iterations[probe.name])
             if self._control.rank == 0:
-                arms = tuple(probe.id for probe in timed)
+                arms = tuple(probe.name for probe in timed)
                 self._context.sink.append_record(RoundEnd(study=study.id, round=number, arms=arms))
         return "rounds"
 
-    def _calibrated(self, probe: Probe) -> int:
+    def _calibrated(self, probe: Arm) -> int:
         """Number of iterations that fill a block on the slowest rank, the same on all ranks; 0 if no rank can run the
         probe, or if an iteration takes longer than the study allows.
 
@@ -84,11 +86,11 @@ class ProbeRounds:
         self._progress.round = None
         iterations, seconds = _FIRST_ITERATIONS, list[float]()
         if self._study.limit_s(probe) is not None:
-            is_short = self._control.decided(f"{self._study.id}/foreseen/{probe.id}", partial(self._is_foreseen, probe))
-            if not is_short:
+            key = f"{self._study.id}/foreseen/{probe.name}"
+            if not self._control.decided(key, partial(self._is_foreseen, probe)):
                 return 0
         for attempt, share in enumerate((_CALIBRATED_SHARE, 1.0)):
-            key = f"{self._study.id}/calibration-{attempt}/{probe.id}"
+            key = f"{self._study.id}/calibration-{attempt}/{probe.name}"
             said = self._blocks.block(probe, key, iterations, verify=False)
             heard: list[RankProbed] = []
             self._gather(f"{key}/said", probe, said, heard.extend)
@@ -100,7 +102,7 @@ class ProbeRounds:
         return iterations
 
     def _iterations(
-        self, probe: Probe, before: int, goal_s: float, said: Sequence[RankProbed], seconds: list[float]
+        self, probe: Arm, before: int, goal_s: float, said: Sequence[RankProbed], seconds: list[float]
     ) -> int:
         """On rank 0: number of iterations that take `goal_s` seconds, from an attempt with `before` iterations.
 
@@ -111,21 +113,22 @@ class ProbeRounds:
         if slowest_s is None:
             return 0
         seconds.append(slowest_s / before)
-        if probe.message_bytes is not None:
-            self._last_message[probe.kind, probe.world_size] = probe.message_bytes, min(seconds)
+        if probe.operation.message_bytes is not None:
+            self._last_message[probe.operation.kind, probe.world_size] = probe.operation.message_bytes, min(seconds)
         tolerance = 1.0 if len(seconds) > 1 else _SURELY
         if not self._is_short(probe, min(seconds), tolerance):
             return 0
         return max(1, int(before * goal_s / slowest_s))
 
-    def _is_foreseen(self, probe: Probe) -> bool:
+    def _is_foreseen(self, probe: Arm) -> bool:
         """On rank 0: whether a message is expected to keep the limit, from the time of the last smaller one."""
-        size, (known, took_s) = probe.message_bytes, self._last_message.get((probe.kind, probe.world_size), (0, 0.0))
+        size = probe.operation.message_bytes
+        known, took_s = self._last_message.get((probe.operation.kind, probe.world_size), (0, 0.0))
         if size is None or size <= known or known < _FORETELLING_BYTES:
             return True
         return self._is_short(probe, took_s * size / known, _SURELY, f"{known >> 20} MiB took {took_s:.2g} s")
 
-    def _is_short(self, probe: Probe, iteration_s: float, tolerance: float, foretold_by: str = "") -> bool:
+    def _is_short(self, probe: Arm, iteration_s: float, tolerance: float, foretold_by: str = "") -> bool:
         """Whether an iteration keeps `tolerance` times the study's limit; if not, it is recorded as unsupported."""
         limit_s = self._study.limit_s(probe)
         if limit_s is None or iteration_s <= tolerance * limit_s:
@@ -137,16 +140,16 @@ class ProbeRounds:
         self._context.sink.append_records(self._unsupported(probe, told))
         return False
 
-    def _measure(self, probe: Probe, number: int, iterations: int) -> None:
-        key = f"{self._study.id}/{number}/{probe.id}"
+    def _measure(self, probe: Arm, number: int, iterations: int) -> None:
+        key = f"{self._study.id}/{number}/{probe.name}"
         self._telemetry.mark()
         said = self._blocks.block(probe, key, iterations)
         key = f"{key}/said"
 
         def join(heard: list[RankProbed]) -> None:
-            self._telemetry.collect(key, _ranks(probe, self._control.layout), self._study.id, probe.id, number)
+            self._telemetry.collect(key, _ranks(probe, self._control.layout), self._study.id, probe.name, number)
             records = self._unsupported(probe, heard)
-            common = {"study": self._study.id, "arm": probe.id, "round": number, "gang": self._context.gang}
+            common = {"study": self._study.id, "arm": probe.name, "round": number, "gang": self._context.gang}
             for turn in sorted({turn for one in heard for turn in one.measured}):
                 parts = [one.measured[turn] for one in heard if turn in one.measured]
                 records.append(joined(Block, parts, **common, turn=turn, count=iterations))
@@ -154,18 +157,18 @@ class ProbeRounds:
 
         self._gather(key, probe, said, join, _windows)
 
-    def _unsupported(self, probe: Probe, said: Sequence[RankProbed]) -> list[AnyRecord]:
+    def _unsupported(self, probe: Arm, said: Sequence[RankProbed]) -> list[AnyRecord]:
         """A record of ranks that could not run a probe, with reasons; empty if all could or it was recorded before."""
-        unable = [one for one in said if one.unsupported and (probe.id, one.rank) not in self._told]
-        self._told |= {(probe.id, one.rank) for one in unable}
+        unable = [one for one in said if one.unsupported and (probe.name, one.rank) not in self._told]
+        self._told |= {(probe.name, one.rank) for one in unable}
         if not unable:
             return []
         ranks, reasons = tuple(one.rank for one in unable), column(one.unsupported for one in unable)
         study, gang = self._study.id, self._context.gang
-        return [Unsupported(study=study, arm=probe.id, gang=gang, ranks=ranks, reasons=reasons)]
+        return [Unsupported(study=study, arm=probe.name, gang=gang, ranks=ranks, reasons=reasons)]
 
     def _gather(
-        self, key: str, probe: Probe, said: RankProbed, join: Callable[[list[RankProbed]], object],
+        self, key: str, probe: Arm, said: RankProbed, join: Callable[[list[RankProbed]], object],
         windows: Callable[[RankProbed], Sequence[TimedWindow]] | None = None,
     ) -> None:  # fmt: skip
         self._progress.phase = "gathering"
@@ -173,9 +176,9 @@ class ProbeRounds:
         self._context.gather(key, ranks, said if self._control.rank in ranks else None, RankProbed, join, windows)
 
 
-def _ranks(probe: Probe, layout: Layout) -> list[int]:
+def _ranks(probe: Arm, layout: Layout) -> list[int]:
     """All ranks that take part in a probe."""
-    return [rank for crew in rank_groups(probe, layout) for rank in crew]
+    return list(layout.ranks([probe]))
 
 
 def _windows(said: RankProbed) -> list[TimedWindow]:

@@ -14,7 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
-from pytest_ddpscale.plan.probe import COLLECTIVES, Probe, ProbeStudy
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.operation import COLLECTIVES
+from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
 from pytest_ddpscale.run.records import GangRecord, RoundEnd
@@ -32,22 +34,22 @@ from ..kept_records import KeptRecords, context_on_cpu
 from ..ranks import on_ranks
 
 RANKS, KIB = 3, 2**10
-COPY = Probe("memory-copy")
-REDUCE = Probe("all-reduce-48kib", RANKS)
-BY_TWO = Probe("all-reduce-64kib", 2)
-GATHER = Probe("all-gather-48kib", RANKS)
-SCATTER = Probe("reduce-scatter-48kib", RANKS)
-BROADCAST = Probe("broadcast-48kib", RANKS)
-TO_ROOT = Probe("reduce-48kib", RANKS)
-ALL_TO_ALL = Probe("all-to-all-48kib", RANKS)
+COPY = Arm("memory-copy")
+REDUCE = Arm("all-reduce-48kib", RANKS)
+BY_TWO = Arm("all-reduce-64kib", 2)
+GATHER = Arm("all-gather-48kib", RANKS)
+SCATTER = Arm("reduce-scatter-48kib", RANKS)
+BROADCAST = Arm("broadcast-48kib", RANKS)
+TO_ROOT = Arm("reduce-48kib", RANKS)
+ALL_TO_ALL = Arm("all-to-all-48kib", RANKS)
 EXCHANGES = (REDUCE, GATHER, SCATTER, BROADCAST, TO_ROOT, ALL_TO_ALL)
-UNEVEN = Probe("all-reduce-1kib", RANKS)  # 256 numbers, which three ranks do not share evenly
-PAIRS = Probe("send-recv-16kib", RANKS)
+UNEVEN = Arm("all-reduce-1kib", RANKS)  # 256 numbers, which three ranks do not share evenly
+PAIRS = Arm("send-recv-16kib", RANKS)
 # What goes wrong where: rank 1 gathers one wrong number, rank 2 receives one and has no memory for two probes.
-SPOILED = Probe("all-gather-6kib", RANKS)
-SPOILED_PAIRS = Probe("send-recv-6kib", RANKS)
-REFUSED = Probe("all-reduce-4kib", RANKS)
-REFUSED_COPY = Probe("host-to-device")
+SPOILED = Arm("all-gather-6kib", RANKS)
+SPOILED_PAIRS = Arm("send-recv-6kib", RANKS)
+REFUSED = Arm("all-reduce-4kib", RANKS)
+REFUSED_COPY = Arm("host-to-device")
 SPOILED_NUMBERS = 6 * KIB // 4
 PROBES = (COPY, *EXCHANGES, BY_TWO, UNEVEN, PAIRS, SPOILED, SPOILED_PAIRS, REFUSED, REFUSED_COPY)
 
@@ -59,7 +61,7 @@ class Spoiled(Exchange):
             self.received[-1] += 1
 
 
-def _open_work(probe: Probe, turn: int, *rest: Any) -> Any:
+def _open_work(probe: Arm, turn: int, *rest: Any) -> Any:
     if probe in (REFUSED, REFUSED_COPY) and dist.get_rank() == 2:
         raise CannotProbeError("not enough memory")
     return open_work(probe, turn, *rest)
@@ -77,7 +79,7 @@ def _probe(rank: int) -> tuple[str, list[bytes]]:
     return ProbeRounds(study, context).run(), [line_of(record) for record in sink.records]
 
 
-SMALL, MEDIUM, LARGER, LARGEST = (Probe(f"all-reduce-{size}", RANKS) for size in ("4kib", "1mib", "64mib", "1gib"))
+SMALL, MEDIUM, LARGER, LARGEST = (Arm(f"all-reduce-{size}", RANKS) for size in ("4kib", "1mib", "64mib", "1gib"))
 S_PER_MIB = 0.05
 
 
@@ -116,11 +118,11 @@ def test_messages_that_take_longer_than_the_limit_are_not_even_tried(tmp_path: P
     reader = RecordReader()
     reader.know([WHO])
     records = [reader.read(line) for line in answers[0][0]]
-    assert {record.arm for record in records if isinstance(record, Block)} == {SMALL.id, MEDIUM.id}
+    assert {record.arm for record in records if isinstance(record, Block)} == {SMALL.name, MEDIUM.name}
     unsupported = {record.arm: record for record in records if isinstance(record, Unsupported)}
-    assert list(unsupported) == [LARGER.id, LARGEST.id]
-    assert unsupported[LARGER.id].ranks == (0, 1, 2)
-    assert unsupported[LARGEST.id].reasons == (
+    assert list(unsupported) == [LARGER.name, LARGEST.name]
+    assert unsupported[LARGER.name].ranks == (0, 1, 2)
+    assert unsupported[LARGEST.name].reasons == (
         "one iteration would take about 51.2 s (1 MiB took 0.05 s), more than the limit of 0.1 s"
     )
     assert max(max(opened) for _, opened in answers) <= 2**20
@@ -139,9 +141,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return [ended for ended, _ in answers], [[reader.read(line) for line in lines] for _, lines in answers]
 
 
-def of(told: Told, probe: Probe) -> list[ProbeMeasurement]:
+def of(told: Told, probe: Arm) -> list[ProbeMeasurement]:
     found = [
-        one for one in probes_of([WHO, *told[1][0]]) if (one.probe, one.world_size) == (probe.name, probe.world_size)
+        one for one in probes_of([WHO, *told[1][0]]) if (one.probe, one.world_size) == (probe.kind, probe.world_size)
     ]
     return sorted(found, key=lambda one: (one.round, one.rank, one.peer_rank or 0))
 
@@ -161,7 +163,7 @@ def test_single_devices_are_measured_by_all_ranks(told: Told) -> None:
 
 
 @pytest.mark.parametrize("probe", [*EXCHANGES, COPY])
-def test_what_comes_out_is_correct_on_every_rank(told: Told, probe: Probe) -> None:
+def test_what_comes_out_is_correct_on_every_rank(told: Told, probe: Arm) -> None:
     measured = of(told, probe)
     assert ranks_of(measured) == [0, 1, 2] * 2
     assert all(one.is_correct for one in measured)
@@ -202,9 +204,9 @@ def test_ranks_do_not_wait_for_one_that_cannot_take_part(told: Told) -> None:
     assert of(told, REFUSED) == []
     unsupported = [record for record in told[1][0] if isinstance(record, Unsupported)]
     assert [(record.arm, record.ranks, record.reasons) for record in unsupported] == [
-        (probe.id, (2,), "not enough memory") for probe in (REFUSED, REFUSED_COPY)
+        (probe.name, (2,), "not enough memory") for probe in (REFUSED, REFUSED_COPY)
     ], "each once"
-    assert all(REFUSED.id not in record.arms for record in told[1][0] if isinstance(record, RoundEnd))
+    assert all(REFUSED.name not in record.arms for record in told[1][0] if isinstance(record, RoundEnd))
 
 
 def test_a_device_that_cannot_keeps_no_other_from_being_measured(told: Told) -> None:

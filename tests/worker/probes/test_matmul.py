@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_ddpscale.plan.probe import MatmulPrecision
+from pytest_ddpscale.plan.operation import MatmulPrecision
 from pytest_ddpscale.worker.device import CpuDevice
 from pytest_ddpscale.worker.probes import matmul as matmul_module
 from pytest_ddpscale.worker.probes.matmul import Matmul, open_matmul

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_ddpscale.plan.probe import ProbeKind
+from pytest_ddpscale.plan.operation import OperationKind
 from pytest_ddpscale.worker.probes import memory
 from pytest_ddpscale.worker.probes.memory import Copy, open_copy
 from pytest_ddpscale.worker.probes.work import CannotProbeError
 
 CPU = torch.device("cpu")
-KINDS: tuple[ProbeKind, ...] = ("memory-copy", "host-to-device", "device-to-host")
+KINDS: tuple[OperationKind, ...] = ("memory-copy", "host-to-device", "device-to-host")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_copy_is_correct_once_it_is_made(kind: ProbeKind) -> None:
+def test_a_copy_is_correct_once_it_is_made(kind: OperationKind) -> None:
     copy = Copy(kind, CPU, 4096)
     assert not copy.is_correct(), "nothing is copied yet"
     copy()
@@ -24,7 +24,7 @@ def test_a_copy_is_correct_once_it_is_made(kind: ProbeKind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", [0, 100, 511])
-def test_one_flipped_bit_is_found(kind: ProbeKind, place: int) -> None:
+def test_one_flipped_bit_is_found(kind: OperationKind, place: int) -> None:
     copy = Copy(kind, CPU, 4096)
     copy()
     copy.destination[place] ^= 1

@@ -11,8 +11,9 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.probe import Probe, ProbeStudy
+from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.block import Unsupported
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, RoundEnd
@@ -29,7 +30,7 @@ from tests.builders.records import probes_of
 from ..kept_records import KeptRecords, context_on_cpu
 
 TIMEOUT = timedelta(seconds=20)
-COPIES = (Probe("memory-copy"), Probe("host-to-device"), Probe("device-to-host"))
+COPIES = (Arm("memory-copy"), Arm("host-to-device"), Arm("device-to-host"))
 Needed = Callable[[int], Sequence[str] | None]
 
 
@@ -55,7 +56,7 @@ class SteadyCpu(CpuDevice):
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(memory.SIZES_BYTES, "cpu", {probe.kind: 4096 for probe in COPIES})
+    monkeypatch.setitem(memory.SIZES_BYTES, "cpu", {probe.operation.kind: 4096 for probe in COPIES})
 
 
 class Session:
@@ -70,7 +71,7 @@ class Session:
 
     def run(
         self,
-        probes: tuple[Probe, ...],
+        probes: tuple[Arm, ...],
         rounds: int,
         needed: Needed | None = None,
         deadline: float | None = None,
@@ -103,9 +104,9 @@ def test_each_round_has_each_probe_once_and_says_so() -> None:
     session = Session()
     assert session.run(COPIES, rounds=3) == "rounds"
     assert Counter((one.round, one.probe) for one in session.measured) == Counter(
-        (number, probe.name) for number in range(3) for probe in COPIES
+        (number, probe.kind) for number in range(3) for probe in COPIES
     )
-    assert session.round_ends() == [(number, [probe.id for probe in COPIES]) for number in range(3)]
+    assert session.round_ends() == [(number, [probe.name for probe in COPIES]) for number in range(3)]
 
 
 def test_the_order_differs_between_rounds() -> None:
@@ -169,7 +170,7 @@ def test_no_round_starts_after_the_deadline() -> None:
 
 def test_a_probe_that_no_rank_can_do_is_told_and_left_out() -> None:
     session = Session()
-    assert session.run((Probe("matmul-fp8"), COPIES[0]), rounds=2) == "rounds"
+    assert session.run((Arm("matmul-fp8"), COPIES[0]), rounds=2) == "rounds"
     (told,) = [record for record in session.records if isinstance(record, Unsupported)]
     assert (told.study, told.arm, told.ranks) == ("probes", "matmul-fp8", (0,))
     assert "need a GPU with fp8 units" in str(told.reasons)
@@ -178,7 +179,7 @@ def test_a_probe_that_no_rank_can_do_is_told_and_left_out() -> None:
 
 def test_without_any_probe_that_can_be_done_there_are_no_rounds() -> None:
     session = Session()
-    assert session.run((Probe("matmul-fp8"),), rounds=3) == "rounds"
+    assert session.run((Arm("matmul-fp8"),), rounds=3) == "rounds"
     assert [type(record) for record in session.records] == [Unsupported]
 
 
@@ -193,7 +194,7 @@ def test_the_store_keeps_what_ranks_meet_by_for_one_block_only() -> None:
     session = Session()
     session.run(COPIES, rounds=3)
     store = session.control.store
-    said = [f"control/probes/{number}/{probe.id}" for number in range(3) for probe in COPIES]
+    said = [f"control/probes/{number}/{probe.name}" for number in range(3) for probe in COPIES]
     assert not any(store.check([f"{key}/said/0"]) for key in said)
     assert sum(store.check([f"{key}/0/0/ready"]) for key in said) == 1
 
@@ -215,7 +216,7 @@ def test_a_probe_within_the_limit_is_measured() -> None:
 
 def test_a_probe_of_which_something_is_required_has_no_limit() -> None:
     session = Session(iteration_s=3.0)
-    session.run(COPIES[:2], rounds=2, limit_s=0.25, without_limit=(COPIES[0].id,))
+    session.run(COPIES[:2], rounds=2, limit_s=0.25, without_limit=(COPIES[0].name,))
     assert {one.probe for one in session.measured} == {COPIES[0].name}
 
 

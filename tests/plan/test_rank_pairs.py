@@ -6,15 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.probe import Probe
-from pytest_ddpscale.plan.probe_pairs import expected_ranks, pair_turns, ring_turns
+from pytest_ddpscale.plan.rank_pairs import Ranks, ring_turns
 from tests.rows import rows
+
+
+def turns_of(arm: Arm, layout: Layout) -> list[tuple[Ranks, ...]]:
+    return [layout.groups(arm, turn) for turn in range(layout.turns(arm))]
 
 
 @rows("ranks", range(2, 10))
 def test_on_a_node_everybody_meets_everybody_once(ranks: int) -> None:
-    turns = pair_turns(Probe("send-recv-1mib", ranks), Layout(2, 10))
+    turns = turns_of(Arm("send-recv-1mib", ranks), Layout(2, 10))
     met = sorted(pair for turn in turns for pair in turn)
     assert met == [
         (first + i, first + j) for first in (0, 10) for i in range(ranks) for j in range(i + 1, ranks)
@@ -32,7 +36,7 @@ def test_in_a_ring_each_node_meets_the_next_once_and_the_last_the_first(nodes: i
 @given(st.integers(2, 40), st.integers(1, 8))
 def test_between_nodes_all_rails_are_busy_at_once_and_no_rank_is_in_two_pairs(nodes: int, per_node: int) -> None:
     layout = Layout(nodes, per_node)
-    turns = pair_turns(Probe("send-recv-1mib", layout.world_size), layout)
+    turns = turns_of(Arm("send-recv-1mib", layout.world_size), layout)
     for turn, of_nodes in zip(turns, ring_turns(nodes), strict=True):
         ends = [rank for pair in turn for rank in pair]
         assert len(ends) == len(set(ends)) == 2 * per_node * len(of_nodes)
@@ -41,30 +45,30 @@ def test_between_nodes_all_rails_are_busy_at_once_and_no_rank_is_in_two_pairs(no
 
 
 def test_of_a_node_that_is_not_filled_only_its_ranks_that_take_part() -> None:
-    assert pair_turns(Probe("send-recv-1mib", 6), Layout(2, 4)) == (((0, 4), (1, 5)),)
+    assert turns_of(Arm("send-recv-1mib", 6), Layout(2, 4)) == [((0, 4), (1, 5))]
 
 
 def test_too_few_ranks_are_refused() -> None:
     with pytest.raises(ValueError, match="needs 9 ranks"):
-        pair_turns(Probe("send-recv-1mib", 9), Layout(2, 4))
+        turns_of(Arm("send-recv-1mib", 9), Layout(2, 4))
 
 
 def test_a_single_device_is_probed_on_every_rank() -> None:
-    assert expected_ranks(Probe("matmul-fp16"), Layout(2, 3)) == [(rank,) for rank in range(6)]
+    assert Layout(2, 3).groups_of_round(Arm("matmul-fp16")) == tuple((rank,) for rank in range(6))
 
 
 def test_what_fits_a_node_has_a_group_on_each() -> None:
-    assert expected_ranks(Probe("all-reduce-1mib", 2), Layout(3, 4)) == [(0, 1), (4, 5), (8, 9)]
+    assert Layout(3, 4).groups_of_round(Arm("all-reduce-1mib", 2)) == ((0, 1), (4, 5), (8, 9))
 
 
 def test_what_is_larger_than_a_node_is_one_group() -> None:
-    assert expected_ranks(Probe("all-gather-1mib", 6), Layout(2, 4)) == [(0, 1, 2, 3, 4, 5)]
+    assert Layout(2, 4).groups_of_round(Arm("all-gather-1mib", 6)) == ((0, 1, 2, 3, 4, 5),)
 
 
 def test_pairs_are_all_of_each_node_and_none_between_nodes() -> None:
-    assert expected_ranks(Probe("send-recv-1mib", 3), Layout(2, 4)) == [(0, 1), (0, 2), (1, 2), (4, 5), (4, 6), (5, 6)]
+    assert Layout(2, 4).groups_of_round(Arm("send-recv-1mib", 3)) == ((0, 1), (0, 2), (1, 2), (4, 5), (4, 6), (5, 6))
 
 
 def test_a_probe_that_is_larger_than_the_gang_is_refused() -> None:
     with pytest.raises(ValueError, match="needs 9 ranks"):
-        expected_ranks(Probe("all-reduce-1mib", 9), Layout(2, 4))
+        Layout(2, 4).groups_of_round(Arm("all-reduce-1mib", 9))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pytest_ddpscale.plan.probe import Probe, ProbeKind, ProbeStudy
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.operation import OperationKind, operation
+from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.strict_json import read_as
 from tests.builders.json_types import as_json
 from tests.rows import rows
 
-STUDY = ProbeStudy((Probe("matmul-bf16"), Probe("all-reduce-32mib", 8), Probe("all-reduce-32mib", 4)), 16, 0.5)
+STUDY = ProbeStudy((Arm("matmul-bf16"), Arm("all-reduce-32mib", 8), Arm("all-reduce-32mib", 4)), 16, 0.5)
 
 
 @rows(
@@ -31,10 +33,10 @@ STUDY = ProbeStudy((Probe("matmul-bf16"), Probe("all-reduce-32mib", 8), Probe("a
     ],
 )
 def test_a_name_tells_kind_precision_and_size(
-    name: str, world_size: int, kind: ProbeKind, precision: str | None, message_bytes: int | None
+    name: str, world_size: int, kind: OperationKind, precision: str | None, message_bytes: int | None
 ) -> None:
-    probe = Probe(name, world_size)
-    assert (probe.kind, probe.precision, probe.message_bytes) == (kind, precision, message_bytes)
+    found = Arm(name, world_size).operation
+    assert (found.kind, found.precision, found.message_bytes) == (kind, precision, message_bytes)
 
 
 @rows(
@@ -44,27 +46,27 @@ def test_a_name_tells_kind_precision_and_size(
 )  # fmt: skip
 def test_another_name_is_refused_with_those_that_there_are(name: str) -> None:
     with pytest.raises(ValueError, match=r"unknown probe .*; expected matmul-.*send-recv with a message size"):
-        Probe(name, 2)
+        operation(name)
 
 
 @rows("world_size", [0, -1])
 def test_a_world_size_is_a_whole_number_from_1_up(world_size: int) -> None:
     with pytest.raises(ValueError, match="expected a whole number from 1 up"):
-        Probe("all-reduce-1mib", world_size)
+        Arm("all-reduce-1mib", world_size)
 
 
 def test_one_device_does_not_communicate() -> None:
     with pytest.raises(ValueError, match="runs on one device"):
-        Probe("matmul-bf16", 2)
+        Arm("matmul-bf16", 2)
 
 
 def test_who_communicates_is_not_alone() -> None:
     with pytest.raises(ValueError, match="needs at least 2 ranks"):
-        Probe("send-recv-1mib")
+        Arm("send-recv-1mib")
 
 
 def test_an_id_tells_world_sizes_apart() -> None:
-    assert [probe.id for probe in STUDY.probes] == ["matmul-bf16", "all-reduce-32mib@8", "all-reduce-32mib@4"]
+    assert [probe.name for probe in STUDY.arms] == ["matmul-bf16", "all-reduce-32mib@8", "all-reduce-32mib@4"]
 
 
 def test_a_study_needs_the_ranks_of_its_largest_probe() -> None:
@@ -87,8 +89,10 @@ def test_a_study_survives_json() -> None:
         ("block_s", "1", "block_s"),
         ("iteration_limit_s", 0.0, "iteration_limit_s"),
         ("block_s", float("nan"), "block_s"),
-        ("probes", [{"name": "matmul-bf16", "world_size": 1}] * 2, "twice"),
-        ("probes", [{"name": "sleep", "world_size": 1}], "unknown probe"),
+        ("arms", [as_json(Arm("matmul-bf16"))] * 2, "twice"),
+        ("arms", [as_json(Arm("ddp", 2, 8))], "ddp@2 is among the probes"),
+        ("arms", [as_json(Arm("matmul-bf16")) | {"kind": "sleep"}], "unknown arm 'sleep'"),
+        ("arms", [as_json(Arm("matmul-bf16")) | {"batch_size": 2}], "matmul-bf16 has a batch"),
     ],
 )
 def test_an_impossible_study_is_refused(key: str, value: object, message: str) -> None:
