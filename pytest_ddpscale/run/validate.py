@@ -23,6 +23,7 @@ from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.former import numbered
+from pytest_ddpscale.run.probed_groups import pairs_in, wrong_groups
 from pytest_ddpscale.run.readings import STEP_S, WAITED_S
 from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
 from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, WorkloadFlops, gangs_by_number
@@ -130,7 +131,7 @@ def refuse_contradictions(run: RunDirectory, recorded: Recorded) -> None:
     """
     everywhere = (_said_twice, _unplanned, _impossible_steps, _copied_rounds, _arms_that_come_back, _left_out)
     gangs = (_other_devices, _shared_gpus, _shared_launches, _other_places, _other_hosts)
-    measured = (*gangs, _out_of_turn, _other_ranks, _no_steps)
+    measured = (*gangs, _out_of_turn, _other_ranks, _other_groups, _no_steps)
     checks: tuple[_Check, ...] = everywhere if recorded.is_imported else (*everywhere, *measured)
     for check in checks:
         for line, found, expected, remedy in check(recorded):
@@ -360,6 +361,25 @@ def _other_ranks(recorded: Recorded) -> Iterator[Contradiction]:
             study = studies.get(one.study)
             due = _ranks(study.arms, study.turns, recorded.layout(one.gang)) if study else ()
             yield from _differ(line, due, np.array(one.ranks), f"the seeded step of {one.study}")
+
+
+def _other_groups(recorded: Recorded) -> Iterator[Contradiction]:
+    """Training takes no turns within a round, and probes are in their planned groups, each once in a round."""
+    pairs: dict[tuple[str, str, int], list[IntArray]] = {}
+    for line, block in recorded.blocks:
+        arm = recorded.arms[block.study][block.arm]
+        if isinstance(arm, Arm):
+            if block.turn:
+                yield Contradiction(line, f"is turn {block.turn} of {block.arm}, whose groups take no turns")
+            continue
+        is_pair = recorded.plan.pairs is not None and block.study == recorded.plan.pairs.id
+        if wrong := wrong_groups(block, arm, recorded.layout(block.gang), between_nodes=is_pair):
+            yield Contradiction(line, wrong)
+        if arm.kind == "send-recv":
+            earlier = pairs.setdefault(block.key, [])
+            if any(np.isin(pairs_in(block), one).any() for one in earlier):
+                yield Contradiction(line, f"has a pair of {block.arm} that an earlier turn of round {block.round} has")
+            earlier.append(pairs_in(block))
 
 
 def _differ(line: int, expected: Collection[int], there: IntArray, what: str) -> Iterator[Contradiction]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -264,6 +264,51 @@ class TestRanks:
     def test_that_only_infer_have_trained_nothing(self, tmp_path: Path, trace: dict[str, Any]) -> None:
         change = changed(Block, lambda block: block.arm == f"infer@{PER_NODE}", **trace)
         assert "has traces of training in forward passes" in refusal(tmp_path, change)
+
+
+class TestGroups:
+    @rows(
+        ("changes", "found"),
+        [
+            ({"groups": 0}, "has a group of 4 ranks of send-recv-256mib@2, which works in groups of 2"),
+            ({"groups": (0, 0, 1, 2)}, "has a group of 1 ranks of send-recv-256mib@2"),
+            ({"groups": (0, 1, 0, 1)}, "has ranks [0, 2] as a pair of send-recv-256mib@2"),
+        ],
+    )
+    def test_of_probes_are_planned_pairs(self, tmp_path: Path, changes: dict[str, Any], found: str) -> None:
+        assert found in refusal(tmp_path, changed(Block, lambda one: one.arm == "send-recv-256mib@2", **changes))
+
+    @rows(
+        ("groups", "found"),
+        [
+            (0, "has a group of 4 ranks of all-gather-32mib@2, which works in groups of 2"),
+            ((0, 1, 0, 1), "has ranks [0, 2] in one group of all-gather-32mib@2"),
+        ],
+    )
+    def test_of_collectives_are_those_of_a_node(self, tmp_path: Path, groups: Any, found: str) -> None:
+        change = changed(Block, lambda one: one.arm == "all-gather-32mib@2", groups=groups)
+        assert found in refusal(tmp_path, change)
+
+    @rows(
+        ("changes", "found"),
+        [
+            ({"groups": 0}, "has a group of 4 ranks of all-reduce-32mib@2, which works in groups of 2"),
+            ({"groups": (0, 1, 1, 0)}, "has ranks [0, 3] as a pair of all-reduce-32mib@2"),
+            ({"groups": (0, 1, 0, 1)}, "has ranks [0, 1] as a pair of all-reduce-32mib@2"),
+        ],
+    )
+    def test_of_pairs_are_rails_between_nodes(self, tmp_path: Path, changes: dict[str, Any], found: str) -> None:
+        assert found in refusal(tmp_path, changed(Block, is_pair, **changes))
+
+    @rows("where", [is_pair, is_probe, is_ddp])
+    def test_take_no_turns(self, tmp_path: Path, where: Callable[[Block], bool]) -> None:
+        assert "whose groups take no turns" in refusal(tmp_path, changed(Block, where, turn=1))
+
+    def test_of_pairs_are_there_once_in_a_round(self, tmp_path: Path) -> None:
+        """A faster copy would count for the pair."""
+        copy = again(Block, lambda one: one.arm == "send-recv-256mib@2", turn=7, seconds=1e-3)
+        found = "has a pair of send-recv-256mib@2 that an earlier turn of round 0 has"
+        assert found in refusal(tmp_path, copy)
 
 
 class TestGangs:

@@ -1,0 +1,81 @@
+"""Ranks probe in the groups that the plan names, each group once in a round.
+
+Else the speed of one group would count for another one: each place is judged by the rounds in which its ranks worked
+together, and of several measurements of a pair in one round the fastest counts.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
+from pytest_ddpscale.plan.probe_pairs import expected_ranks
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.column_record import IntArray
+
+
+def wrong_groups(block: Block, probe: Probe, layout: Layout, *, between_nodes: bool) -> str:
+    """What is wrong with the groups of a block of a probe; empty if nothing is.
+
+    Args:
+        block: of any number of ranks, which a simulated run may lack.
+        probe: that was planned.
+        layout: of the gang.
+        between_nodes: whether these are the pairs of nodes that are chosen while measuring.
+    """
+    if block.turn and probe.kind != "send-recv":
+        return f"is turn {block.turn} of {block.arm}, whose groups take no turns"
+    if probe.kind in SINGLE_DEVICE:  # judged device by device
+        return ""
+    groups, ranks = block.each("groups"), block.each("ranks")
+    order = np.lexsort((ranks, groups))
+    firsts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+    sizes = np.diff(firsts, append=len(order))
+    in_pairs = between_nodes or probe.kind == "send-recv"
+    most = 2 if in_pairs else probe.world_size
+    if (sizes > most).any() or (in_pairs and (sizes < most).any()):
+        size = int(sizes[sizes != most][0]) if in_pairs else int(sizes.max())
+        return f"has a group of {size} ranks of {block.arm}, which works in groups of {most}"
+    if in_pairs:
+        pairs = ranks[order].reshape(-1, 2)
+        wrong = (
+            _between_rails(pairs, layout) if between_nodes else ~np.isin(_codes(pairs), _planned_pairs(probe, layout))
+        )
+        return f"has ranks {pairs[wrong][0].tolist()} as a pair of {block.arm}" if wrong.any() else ""
+    places = _place_of_rank(probe, layout)[ranks[order]]
+    apart = np.flatnonzero((np.diff(groups[order]) == 0) & (np.diff(places) != 0))
+    if not len(apart):
+        return ""
+    return f"has ranks {ranks[order][apart[0] : apart[0] + 2].tolist()} in one group of {block.arm}"
+
+
+def pairs_in(block: Block) -> IntArray:
+    """A number for each pair of ranks of a block of ``send-recv``, (pairs,)."""
+    ranks = block.each("ranks")
+    return _codes(ranks[np.lexsort((ranks, block.each("groups")))].reshape(-1, 2))
+
+
+def _codes(pairs: IntArray) -> IntArray:
+    return np.asarray(pairs[:, 0] * 2**31 + pairs[:, 1])
+
+
+def _between_rails(pairs: IntArray, layout: Layout) -> IntArray:
+    nodes, local_ranks = np.divmod(pairs, layout.ranks_per_node)
+    return np.asarray((nodes[:, 0] == nodes[:, 1]) | (local_ranks[:, 0] != local_ranks[:, 1]))
+
+
+@lru_cache(maxsize=16)
+def _planned_pairs(probe: Probe, layout: Layout) -> IntArray:
+    return _codes(np.sort(np.array(expected_ranks(probe, layout), np.int64), axis=1))
+
+
+@lru_cache(maxsize=64)
+def _place_of_rank(probe: Probe, layout: Layout) -> IntArray:
+    """Index of the place of each rank of the gang, -1 without one, (ranks,)."""
+    found = np.full(layout.world_size, -1)
+    for number, ranks in enumerate(expected_ranks(probe, layout)):
+        found[list(ranks)] = number
+    return found
