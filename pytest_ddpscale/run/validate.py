@@ -16,6 +16,7 @@ import numpy as np
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.plan.probe_pairs import pair_turns
@@ -23,7 +24,7 @@ from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.former import numbered
-from pytest_ddpscale.run.probed_groups import pairs_in, wrong_groups
+from pytest_ddpscale.run.probed_blocks import pairs_in, wrong_in_probe
 from pytest_ddpscale.run.readings import STEP_S, WAITED_S
 from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
 from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, WorkloadFlops, gangs_by_number
@@ -33,6 +34,10 @@ from pytest_ddpscale.util.listing import first_few
 # Steps follow each other without a gap and are timed by the same clock as their block: only rounding may differ.
 STEPS_DIFFER_FROM_BLOCK = 0.05
 _MOST_NAMED = 4  # ranks in one message
+_NOT_OF_TRAINING = {
+    "single_sample": "the single sample of an imported result", "step_stdev_s": "an imported result",
+    "is_correct": "the result of a probe",
+}  # fmt: skip
 
 
 class Contradiction(NamedTuple):
@@ -131,7 +136,7 @@ def refuse_contradictions(run: RunDirectory, recorded: Recorded) -> None:
     """
     everywhere = (_said_twice, _unplanned, _impossible_steps, _copied_rounds, _arms_that_come_back, _left_out)
     gangs = (_other_devices, _shared_gpus, _shared_launches, _other_places, _other_hosts)
-    measured = (*gangs, _out_of_turn, _other_ranks, _other_groups, _no_steps)
+    measured = (*gangs, _out_of_turn, _other_ranks, _wrong_probes, _no_steps)
     checks: tuple[_Check, ...] = everywhere if recorded.is_imported else (*everywhere, *measured)
     for check in checks:
         for line, found, expected, remedy in check(recorded):
@@ -363,20 +368,20 @@ def _other_ranks(recorded: Recorded) -> Iterator[Contradiction]:
             yield from _differ(line, due, np.array(one.ranks), f"the seeded step of {one.study}")
 
 
-def _other_groups(recorded: Recorded) -> Iterator[Contradiction]:
-    """Training takes no turns within a round, and probes are in their planned groups, each once in a round."""
-    pairs: dict[tuple[str, str, int], list[IntArray]] = {}
+def _wrong_probes(recorded: Recorded) -> Iterator[Contradiction]:
+    """Probes have results, in their planned groups, each once in a round; training takes no turns within one."""
+    seen: dict[tuple[str, str, int], list[IntArray]] = {}
     for line, block in recorded.blocks:
         arm = recorded.arms[block.study][block.arm]
         if isinstance(arm, Arm):
             if block.turn:
                 yield Contradiction(line, f"is turn {block.turn} of {block.arm}, whose groups take no turns")
             continue
-        is_pair = recorded.plan.pairs is not None and block.study == recorded.plan.pairs.id
-        if wrong := wrong_groups(block, arm, recorded.layout(block.gang), between_nodes=is_pair):
+        pairs = recorded.plan.pairs if block.study == PAIRS else None
+        if wrong := wrong_in_probe(block, arm, recorded.layout(block.gang), pairs):
             yield Contradiction(line, wrong)
         if arm.kind == "send-recv":
-            earlier = pairs.setdefault(block.key, [])
+            earlier = seen.setdefault(block.key, [])
             if any(np.isin(pairs_in(block), one).any() for one in earlier):
                 yield Contradiction(line, f"has a pair of {block.arm} that an earlier turn of round {block.round} has")
             earlier.append(pairs_in(block))
@@ -410,8 +415,8 @@ def _no_steps(recorded: Recorded) -> Iterator[Contradiction]:
     for line, block, _, arm in recorded.trained:
         if STEP_S not in block.series and not recorded.is_simulated:
             yield Contradiction(line, f"has no step times ({STEP_S})")
-        if "single_sample" in block.readings:
-            yield Contradiction(line, "is the single sample of an imported result (single_sample)")
+        for name in block.readings.keys() & _NOT_OF_TRAINING.keys():
+            yield Contradiction(line, f"is {_NOT_OF_TRAINING[name]} ({name})")
         if arm.kind == "ddp" and not block.checksums.all():
             yield Contradiction(line, "has a replica without a checksum (digests)")
         if arm.infers and ((block.reading("skipped_steps") > 0).any() or block.checksums.any()):

@@ -75,8 +75,8 @@ def sound() -> Records:
         records.append(RoundEnd(study=STUDY.id, round=number, arms=tuple(arms)))
     transports = [Transport(rank=rank, **who.place(rank)._asdict()) for rank in range(RANKS)]
     pairs = Block(
-        study="pairs", arm="all-reduce-32mib@2", round=0, gang=0, ranks=(0, 2, 1, 3), groups=(0, 0, 1, 1), count=9,
-        work=float(2**25), began_unix_s=1.7e9, seconds=0.09, series={STEP_S: step_bytes([0.01] * 9 * RANKS)},
+        study="pairs", arm="all-reduce-32mib@2", round=0, gang=0, ranks=(0, 2, 1, 3), groups=(0, 0, 1, 1), count=20,
+        work=float(2**25), began_unix_s=1.7e9, seconds=0.2, series={STEP_S: step_bytes([0.01] * 20 * RANKS)},
     )  # fmt: skip
     ends = [StudyEnd(study=STUDY.id, reason="decided"), StudyEnd(study="pairs", reason="decided")]
     return [*records, transport_line(transports, STUDY.id), ends[0], pairs, ends[1]]

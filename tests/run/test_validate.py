@@ -300,6 +300,30 @@ class TestGroups:
     def test_of_pairs_are_rails_between_nodes(self, tmp_path: Path, changes: dict[str, Any], found: str) -> None:
         assert found in refusal(tmp_path, changed(Block, is_pair, **changes))
 
+    @rows(
+        ("where", "changes", "found"),
+        [
+            (is_probe, {"readings": {}}, "has no readings of matmul-bf16, which has is_correct"),
+            (is_probe, {"readings": {"is_correct": True, "utilization": 0.5}}, "has is_correct, utilization of matmul"),
+            (is_probe, {"digests": "ab" * 8}, "has is_correct, digests of matmul-bf16, which has is_correct"),
+            (
+                is_probe,
+                {"series": {STEP_S: steps()}, "count": 10, "seconds": 0.4},
+                "has is_correct, step_s of matmul-bf16",
+            ),
+            (is_pair, {"readings": {"is_correct": True}}, "has is_correct, step_s of all-reduce-32mib@2, which has st"),
+            (is_pair, {"work": 2.0**30}, "messages of 1.07374e+09 bytes of all-reduce-32mib@2, for which plan.json"),
+            (is_pair, {"count": 40, "series": {}}, "has 40 messages of 3.35544e+07 bytes of all-reduce-32mib@2, for"),
+            (is_ddp, {"readings": {"is_correct": True}}, "is the result of a probe (is_correct)"),
+            (is_ddp, {"readings": {"step_stdev_s": 0.1}}, "is an imported result (step_stdev_s)"),
+        ],
+    )
+    def test_have_what_is_read_of_them(
+        self, tmp_path: Path, where: Callable[[Block], bool], changes: dict[str, Any], found: str
+    ) -> None:
+        """What a probe does not say of its data would count as right."""
+        assert found in refusal(tmp_path, changed(Block, where, **changes))
+
     @rows("where", [is_pair, is_probe, is_ddp])
     def test_take_no_turns(self, tmp_path: Path, where: Callable[[Block], bool]) -> None:
         assert "whose groups take no turns" in refusal(tmp_path, changed(Block, where, turn=1))

@@ -1,7 +1,8 @@
-"""Ranks probe in the groups that the plan names, each group once in a round.
+"""What a block of a probe has to be: ranks in planned groups, each group once in a round, and whether data was right.
 
 Else the speed of one group would count for another one: each place is judged by the rounds in which its ranks worked
-together, and of several measurements of a pair in one round the fastest counts.
+together, and of several measurements of a pair in one round the fastest counts. What is not known to be wrong counts
+as right, so no line may leave it out.
 """
 
 from __future__ import annotations
@@ -11,21 +12,34 @@ from functools import lru_cache
 import numpy as np
 
 from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
 from pytest_ddpscale.plan.probe_pairs import expected_ranks
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.column_record import IntArray
+from pytest_ddpscale.run.readings import STEP_S
 
 
-def wrong_groups(block: Block, probe: Probe, layout: Layout, *, between_nodes: bool) -> str:
-    """What is wrong with the groups of a block of a probe; empty if nothing is.
+def wrong_in_probe(block: Block, probe: Probe, layout: Layout, pairs: PairStudy | None) -> str:
+    """What is wrong with a block of a probe; empty if nothing is.
 
     Args:
         block: of any number of ranks, which a simulated run may lack.
         probe: that was planned.
         layout: of the gang.
-        between_nodes: whether these are the pairs of nodes that are chosen while measuring.
+        pairs: the study, if this is a round of pairs of nodes, which are chosen while measuring.
     """
+    expected = [] if pairs else ["is_correct"]
+    if [*block.readings] != expected or block.digests or not set(block.series) <= ({STEP_S} if pairs else set()):
+        found = ", ".join([*block.readings, *block.series, *(["digests"] if block.digests else [])])
+        return f"has {found or 'no readings'} of {block.arm}, which has {', '.join(expected) or STEP_S}"
+    if pairs and ((block.each("work") != pairs.message_bytes) | (block.each("count") != pairs.iterations)).any():
+        found = f"has {block.each('count').max()} messages of {block.each('work').max():g} bytes of {block.arm}"
+        return f"{found}, for which plan.json plans {pairs.iterations} of {pairs.message_bytes}"
+    return _wrong_groups(block, probe, layout, between_nodes=pairs is not None)
+
+
+def _wrong_groups(block: Block, probe: Probe, layout: Layout, *, between_nodes: bool) -> str:
     if block.turn and probe.kind != "send-recv":
         return f"is turn {block.turn} of {block.arm}, whose groups take no turns"
     if probe.kind in SINGLE_DEVICE:  # judged device by device
