@@ -19,6 +19,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.probe import SINGLE_DEVICE, Probe
+from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.plan.probe_pairs import pair_turns
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.block import Block, Unsupported
@@ -169,6 +170,8 @@ def _said_twice(recorded: Recorded) -> Iterator[Contradiction]:
 def _unplanned(recorded: Recorded) -> Iterator[Contradiction]:
     for line, one in recorded.numbered:
         if isinstance(one, Block | Unsupported | RoundEnd):
+            if isinstance(one, Unsupported) and one.study != PROBES:  # its rounds could be left out
+                yield Contradiction(line, f"has {one.arm} of {one.study} as unsupported, which only a probe can be")
             for name in one.arms if isinstance(one, RoundEnd) else [one.arm]:
                 if name not in recorded.arms.get(one.study, ()):
                     yield Contradiction(line, f"has {name} of {one.study}, which plan.json does not plan")

@@ -120,6 +120,10 @@ class TestPlan:
                 lambda records: [*records, Unsupported(study="probes", arm="x", gang=0, ranks=(0,), reasons="")],
                 "has x of probes, which plan.json does not plan",
             ),
+            (
+                lambda records: [*records, Unsupported(study=STUDY.id, arm=LAST_ARM, gang=0, ranks=(0,), reasons="")],
+                f"has {LAST_ARM} of weak/r as unsupported, which only a probe can be",
+            ),
             (changed(RoundEnd, arms=("x",)), "has x of probes, which plan.json does not plan"),
         ],
     )  # fmt: skip
