@@ -78,7 +78,8 @@ def _codes(pairs: IntArray) -> IntArray:
 
 def _between_rails(pairs: IntArray, layout: Layout) -> IntArray:
     nodes, local_ranks = np.divmod(pairs, layout.ranks_per_node)
-    return np.asarray((nodes[:, 0] == nodes[:, 1]) | (local_ranks[:, 0] != local_ranks[:, 1]))
+    apart = (nodes[:, 0] == nodes[:, 1]) | (local_ranks[:, 0] != local_ranks[:, 1])
+    return np.asarray(apart & (layout.nodes > 1))  # within a single node pairs accuse nobody
 
 
 @lru_cache(maxsize=16)
