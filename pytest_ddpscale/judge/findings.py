@@ -76,6 +76,7 @@ class NodeEvidence:
         surveys: by host; hosts that sent none are absent.
         blocks: blocks that each GPU ran; empty if unknown.
         post_mortems: surveys taken after ranks failed; empty if none did.
+        hosts: that took part; those of which a check finds nothing cannot pass it.
     """
 
     expectation: NodeExpectation
@@ -85,6 +86,7 @@ class NodeEvidence:
     transports: Sequence[Transport] = ()
     blocks: GpuBlocks = field(default_factory=GpuBlocks)
     post_mortems: Sequence[Survey] = ()
+    hosts: Collection[str] = ()
 
     @cached_property
     def windows(self) -> Mapping[str, Mapping[str, TelemetryColumns]]:

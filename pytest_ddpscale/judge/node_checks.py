@@ -53,6 +53,7 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
         return NodeEvidence(
             node_expectation(case.sku, evidence.plan), evidence.surveys, evidence.plan.nodes, evidence.telemetry,
             evidence.transports, _blocks(evidence) if reads_telemetry else GpuBlocks(), evidence.post_mortems,
+            evidence.hosts,
         )  # fmt: skip
 
     verdict = check(blank, name, evidence.once(("nodes", id(case.sku), reads_telemetry), seen))
@@ -77,7 +78,7 @@ def check(blank: Verdict, name: str, seen: NodeEvidence) -> Verdict:
     if not _applies(name, seen):
         return replace(blank, reason=f"{NODE_CHECKS[name].title}: does not apply without a GPU")
     findings = _FIND[name](seen)
-    planned, in_order = max(seen.hosts_planned, len(findings)), sorted(findings.items())
+    planned, in_order = max(seen.hosts_planned, len({*findings, *seen.hosts})), sorted(findings.items())
     nodes = _nodes(planned)
     untold = [f"{host}: {text}" for host, finding in in_order for text in finding.unknown]
     if planned > len(findings):

@@ -35,7 +35,8 @@ _MOST_WAITED, _CLOCKS_DIFFER_S = 1.01, 0.001
 STEP_BYTES = 4  # of one step time: float32 has seven digits, more than any GPU clock
 
 WorkDone = Annotated[float, Meta(gt=0, le=1e30)]
-Value = bool | int | float | None  # of a reading
+# Of a reading; larger integers would not be exact as numbers in columns.
+Value = bool | Annotated[int, Meta(ge=-(2**53), le=2**53)] | float | None
 
 
 def _by_name(join: Callable[[Sequence[Any]], Any], absent: Any, said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import name_with_size
 from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION
 from pytest_ddpscale.run.block import Block, Unsupported, Value
-from pytest_ddpscale.run.records import GangRecord, Texts, WorkloadFlops
+from pytest_ddpscale.run.records import GangRecord, Ranks, Texts, WorkloadFlops
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, OPERATOR, SITE, TICKET
-from pytest_ddpscale.run.strict_json import column, each, parse_strict_json, strict_json
+from pytest_ddpscale.run.strict_json import (
+    Count,
+    Positive,
+    column,
+    each,
+    parse_strict_json,
+    refuse_other_lengths,
+    strict_json,
+)
 
 T = TypeVar("T")
 Column = Value | tuple[Value, ...]
+Numbers = float | tuple[float, ...]
+Bandwidth = Annotated[float, Meta(gt=0, le=1e9)]
 _READINGS = ("utilization", "energy_j", "peak_memory_bytes", "step_stdev_s", "skipped_steps", "single_sample")
 
 
@@ -51,7 +61,7 @@ class FormerBlock(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True,
     gang: int
     batch_size: int
     steps: Column
-    ranks: tuple[int, ...]
+    ranks: Ranks
     started_unix_s: Column
     block_s: Column
     step_s: bytes = b""
@@ -74,12 +84,15 @@ class FormerProbe(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True,
     round: int
     gang: int
     iterations: int
-    ranks: tuple[int, ...]
-    peers: int | tuple[int, ...] | None = None
-    work: Column
-    seconds: Column
-    started_unix_s: Column
-    is_correct: Column
+    ranks: Ranks
+    peers: Count | Ranks | None = None
+    work: Numbers
+    seconds: Numbers
+    started_unix_s: Numbers
+    is_correct: bool | tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        refuse_other_lengths(self, len(self.ranks), "peers", "work", "seconds", "started_unix_s", "is_correct")
 
 
 class FormerUnsupported(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="probe_unsupported"):
@@ -88,7 +101,7 @@ class FormerUnsupported(Struct, frozen=True, forbid_unknown_fields=True, tag_fie
     study: str
     probe: str
     gang: int
-    ranks: tuple[int, ...]
+    ranks: Ranks
     reasons: str | Texts
 
 
@@ -98,10 +111,13 @@ class FormerPairs(Struct, frozen=True, forbid_unknown_fields=True, tag_field="ki
     study: str
     round: int
     gang: int
-    message_bytes: int
-    iterations: int
-    ranks: tuple[tuple[int, int], ...]
-    busbw_gbps: float | tuple[float, ...]
+    message_bytes: Positive
+    iterations: Positive
+    ranks: tuple[tuple[Count, Count], ...]
+    busbw_gbps: Bandwidth | tuple[Bandwidth, ...]
+
+    def __post_init__(self) -> None:
+        refuse_other_lengths(self, len(self.ranks), "busbw_gbps")
 
 
 FormerRecord = FormerFlops | FormerBlock | FormerProbe | FormerUnsupported | FormerPairs
@@ -167,6 +183,11 @@ def _probed(former: FormerProbe, gang: GangRecord) -> list[Block]:
     if former.peers is None:
         groups, readings = _groups(former.ranks, probe.world_size, gang), {"is_correct": former.is_correct}
         return [_converted(Block, **common, **columns, ranks=former.ranks, groups=groups, readings=readings)]
+    peers = each(former.peers, count)
+    gang.refuse_without(max(peers))
+    for rank, peer in zip(former.ranks, peers, strict=True):
+        if rank == peer:
+            raise ValueError(f"rank {rank} is its own peer; expected another rank")
     turns, groups = _turns(former, count)
     columns |= {"ranks": former.ranks, "groups": groups}
     blocks = []

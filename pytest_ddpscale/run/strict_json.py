@@ -133,7 +133,7 @@ def each(column: T | tuple[T, ...], count: int) -> tuple[T, ...]:
     return column if isinstance(column, tuple) else (column,) * count
 
 
-def refuse_other_lengths(record: Record, count: int, *names: str) -> None:
+def refuse_other_lengths(record: msgspec.Struct, count: int, *names: str) -> None:
     """Refuse columns of another length.
 
     Raises:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from msgspec import Meta, field
@@ -101,6 +101,13 @@ READINGS = GpuReadings.__struct_fields__
 _PARTS = Spread.__struct_fields__
 
 
+def _joined(values: Sequence[Any]) -> Any:
+    if not any(isinstance(value, Spread) for value in values):
+        return column(values)
+    parts: list[Any] = [column(getattr(value, part, None) for value in values) for part in _PARTS]
+    return Spread(*parts)
+
+
 class TelemetryBlock(GpuReadings, frozen=True, kw_only=True):
     """Telemetry of one arm, or of one probe, in one round: a line of telemetry.jsonl.
 
@@ -117,6 +124,8 @@ class TelemetryBlock(GpuReadings, frozen=True, kw_only=True):
     round: Count
     gang: Count
     ranks: Ranks
+
+    joins: ClassVar[Mapping[str, Callable[[Sequence[Any]], Any]]] = dict.fromkeys(READINGS, _joined)
 
     def __post_init__(self) -> None:
         count = len(self.ranks)
@@ -139,30 +148,6 @@ def _refuse_impossible(name: str, spread: Spread[float], count: int) -> None:
     if len(impossible):
         said = {part: each(column, count)[impossible[0]] for part, column in parts.items()}
         raise ValueError(f"{name}: {said}; expected minimum <= mean <= maximum, of at least one sample")
-
-
-def joined_telemetry(
-    ranks: Sequence[int], readings: Sequence[GpuReadings], study: str, arm: str, number: int, gang: int
-) -> TelemetryBlock:
-    """Join the readings of several ranks, one GPU each, to a record.
-
-    Args:
-        ranks: numbered as in the gang.
-        readings: of each rank.
-        study: id of the study.
-        arm: name of the arm, or id of the probe.
-        number: of the round.
-        gang: number of the gang.
-    """
-    columns: dict[str, Any] = {name: _joined([getattr(one, name) for one in readings]) for name in READINGS}
-    return TelemetryBlock(study=study, arm=arm, round=number, gang=gang, ranks=tuple(ranks), **columns)
-
-
-def _joined(values: Sequence[Any]) -> Any:
-    if not any(isinstance(value, Spread) for value in values):
-        return column(values)
-    parts: list[Any] = [column(getattr(value, part, None) for value in values) for part in _PARTS]
-    return Spread(*parts)
 
 
 @dataclass(frozen=True, eq=False)

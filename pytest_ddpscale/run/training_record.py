@@ -16,6 +16,7 @@ from msgspec import Meta
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
 from pytest_ddpscale.run.column_record import FloatArray
+from pytest_ddpscale.run.former import numbered
 from pytest_ddpscale.run.records import PeakBytes, Ranks, StudyEnd, gangs_by_number, refuse_twice
 from pytest_ddpscale.run.strict_json import Count, Positive, Record, Seconds, each, refuse_other_lengths
 
@@ -238,11 +239,11 @@ def trained_runs(plan: Plan, records: Sequence[object]) -> dict[str, RunRecords]
         ValueError: a line of measurements.jsonl contradicts others or the plan; the message has its number.
     """
     found: dict[str, RunRecords] = {}
-    gangs, numbered = gangs_by_number(records), list(enumerate(records, start=1))
+    gangs, lines_of = gangs_by_number(records), numbered(records)
     for run in plan.training_runs:
-        epochs = [(n, one) for n, one in numbered if isinstance(one, TrainedEpoch) and one.study == run.id]
-        ends = [(n, one) for n, one in numbered if isinstance(one, TrainedRun) and one.study == run.id]
-        outers = [(n, one) for n, one in numbered if isinstance(one, LaunchTime) and one.study == run.id]
+        epochs = [(n, one) for n, one in lines_of if isinstance(one, TrainedEpoch) and one.study == run.id]
+        ends = [(n, one) for n, one in lines_of if isinstance(one, TrainedRun) and one.study == run.id]
+        outers = [(n, one) for n, one in lines_of if isinstance(one, LaunchTime) and one.study == run.id]
         for lines, now, before in (([n for n, _ in ends], "ends", "ended"), ([n for n, _ in outers], "times", "timed")):
             if len(lines) > 1:
                 raise ValueError(f"line {lines[1]} {now} {run.id}, which line {lines[0]} {before}")
@@ -262,7 +263,7 @@ def trained_runs(plan: Plan, records: Sequence[object]) -> dict[str, RunRecords]
             run, tuple(one for _, one in epochs), end[1] if end else None, outer[1].seconds if outer else None,
             study_end,
         )  # fmt: skip
-    for line, record in numbered:
+    for line, record in lines_of:
         if isinstance(record, TrainedEpoch | TrainedRun | LaunchTime) and record.study not in found:
             raise ValueError(f"line {line} is of {record.study}, which plan.json does not plan")
     return found

@@ -18,10 +18,11 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.study import PROBES, Plan, Study
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.former import numbered
+from pytest_ddpscale.run.probed_blocks import pairs_in, wrong_in_probe
 from pytest_ddpscale.run.readings import STEP_S, WAITED_S
 from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
 from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, WorkloadFlops, gangs_by_number
@@ -31,6 +32,10 @@ from pytest_ddpscale.util.listing import first_few
 # Steps follow each other without a gap and are timed by the same clock as their block: only rounding may differ.
 STEPS_DIFFER_FROM_BLOCK = 0.05
 _MOST_NAMED = 4  # ranks in one message
+_NOT_OF_TRAINING = {
+    "single_sample": "the single sample of an imported result", "step_stdev_s": "an imported result",
+    "is_correct": "the result of a probe",
+}  # fmt: skip
 
 
 class Contradiction(NamedTuple):
@@ -121,7 +126,7 @@ def refuse_contradictions(run: RunDirectory, recorded: Recorded) -> None:
     """
     everywhere = (_said_twice, _unplanned, _impossible_steps, _copied_rounds, _arms_that_come_back, _left_out)
     gangs = (_other_devices, _shared_gpus, _shared_launches, _other_places, _other_hosts)
-    measured = (*gangs, _out_of_turn, _other_ranks, _no_steps)
+    measured = (*gangs, _out_of_turn, _other_ranks, _wrong_probes, _no_steps)
     checks: tuple[_Check, ...] = everywhere if recorded.is_imported else (*everywhere, *measured)
     for check in checks:
         for line, found, expected, remedy in check(recorded):
@@ -154,6 +159,8 @@ def _said_twice(recorded: Recorded) -> Iterator[Contradiction]:
 def _unplanned(recorded: Recorded) -> Iterator[Contradiction]:
     for line, one in recorded.numbered:
         if isinstance(one, Block | Unsupported | RoundEnd):
+            if isinstance(one, Unsupported) and one.study != PROBES:  # its rounds could be left out
+                yield Contradiction(line, f"has {one.arm} of {one.study} as unsupported, which only a probe can be")
             for name in one.arms if isinstance(one, RoundEnd) else [one.arm]:
                 if name not in recorded.arms.get(one.study, ()):
                     yield Contradiction(line, f"has {name} of {one.study}, which plan.json does not plan")
@@ -353,6 +360,25 @@ def _other_ranks(recorded: Recorded) -> Iterator[Contradiction]:
             yield from _differ(line, due, np.array(one.ranks), f"the seeded step of {one.study}")
 
 
+def _wrong_probes(recorded: Recorded) -> Iterator[Contradiction]:
+    """Probes have results, in their planned groups, each once in a round; training takes no turns within one."""
+    seen: dict[tuple[str, str, int], list[IntArray]] = {}
+    for line, block in recorded.blocks:
+        arm = recorded.arms[block.study][block.arm]
+        if not arm.is_probe:
+            if block.turn:
+                yield Contradiction(line, f"is turn {block.turn} of {block.arm}, whose groups take no turns")
+            continue
+        pairs = recorded.plan.pairs if block.study == PAIRS else None
+        if wrong := wrong_in_probe(block, arm, recorded.layout(block.gang), pairs):
+            yield Contradiction(line, wrong)
+        if arm.operation.kind == "send-recv":
+            earlier = seen.setdefault(block.key, [])
+            if any(np.isin(pairs_in(block), one).any() for one in earlier):
+                yield Contradiction(line, f"has a pair of {block.arm} that an earlier turn of round {block.round} has")
+            earlier.append(pairs_in(block))
+
+
 def _differ(line: int, expected: Collection[int], there: IntArray, what: str) -> Iterator[Contradiction]:
     due = np.fromiter(expected, np.int64, len(expected))
     if np.array_equal(due, there):
@@ -373,8 +399,8 @@ def _no_steps(recorded: Recorded) -> Iterator[Contradiction]:
     for line, block, _, arm in recorded.trained:
         if STEP_S not in block.series and not recorded.is_simulated:
             yield Contradiction(line, f"has no step times ({STEP_S})")
-        if "single_sample" in block.readings:
-            yield Contradiction(line, "is the single sample of an imported result (single_sample)")
+        for name in block.readings.keys() & _NOT_OF_TRAINING.keys():
+            yield Contradiction(line, f"is {_NOT_OF_TRAINING[name]} ({name})")
         if arm.kind == "ddp" and not block.checksums.all():
             yield Contradiction(line, "has a replica without a checksum (digests)")
         if arm.infers and ((block.reading("skipped_steps") > 0).any() or block.checksums.any()):

@@ -58,6 +58,7 @@ def warn_of_problems(file: ThresholdsFile) -> None:
 
 def _init(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.thresholds.loading import load_thresholds
+    from pytest_ddpscale.thresholds.schema import json_schema_text
     from pytest_ddpscale.thresholds.site_file import site_file
 
     directory: Path = arguments.directory
@@ -75,7 +76,7 @@ def _init(arguments: argparse.Namespace) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for folder in SITE_FOLDERS:
         shutil.copytree(packaged(folder), directory / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copyfile(packaged(SCHEMA), directory / SCHEMA)
+    (directory / SCHEMA).write_text(json_schema_text(), encoding="utf-8")
     (directory / THRESHOLDS).write_text(site_file(name, sku), encoding="utf-8")
     print(f"Copied {', '.join((*SITE_FOLDERS, SCHEMA))} to {directory}.")
     print(f"Wrote {directory / THRESHOLDS}, which extends {packaged(THRESHOLDS)}: edit it for your site.")

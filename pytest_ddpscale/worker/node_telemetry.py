@@ -9,8 +9,9 @@ import msgspec
 
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import RankBlock
+from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.strict_json import Record, each
-from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock, joined_telemetry
+from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
 from pytest_ddpscale.telemetry.link import Sampler
 from pytest_ddpscale.worker.control import Control
 
@@ -104,7 +105,8 @@ class GangTelemetry:
         if not named:
             return None
         readings = [one for node in told for one in node.readings]
-        block = joined_telemetry(named, readings, study, arm, number, self._gang)
+        common = {"study": study, "arm": arm, "round": number, "gang": self._gang}
+        block = joined(TelemetryBlock, readings, **common, ranks=tuple(named))
         self._write([block])
         return block
 

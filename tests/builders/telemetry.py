@@ -7,6 +7,7 @@ from typing import Any
 
 from pytest_ddpscale.judge import devices
 from pytest_ddpscale.judge.findings import GpuBlocks
+from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.strict_json import Count, each
 from pytest_ddpscale.run.telemetry import (
@@ -15,7 +16,6 @@ from pytest_ddpscale.run.telemetry import (
     Spread,
     TelemetryBlock,
     TelemetryColumns,
-    joined_telemetry,
     telemetry_columns_of,
 )
 from tests.builders.measurements import Measurement
@@ -66,7 +66,8 @@ def columns_of_telemetry(windows: Sequence[Telemetry]) -> TelemetryColumns:
     blocks, gangs = [], {}
     for number, one in enumerate(windows):
         readings = GpuReadings(**{name: getattr(one, name) for name in READINGS})
-        blocks.append(joined_telemetry([one.rank], [readings], one.study, one.arm, one.round, number))
+        place = {"study": one.study, "arm": one.arm, "round": one.round, "gang": number, "ranks": (one.rank,)}
+        blocks.append(joined(TelemetryBlock, [readings], **place))
         ranks = one.rank + 1
         gangs[number] = GangRecord(
             gang=number, hosts=(one.host,) * ranks, local_ranks=(one.local_rank,) * ranks, devices=(one.device,) * ranks

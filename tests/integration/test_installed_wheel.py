@@ -21,7 +21,6 @@ def test_the_wheel_carries_what_a_site_needs_and_nothing_else(wheel: Path) -> No
     for wanted in (
         "acceptance/test_scaling.py",
         "thresholds.yaml",
-        "thresholds.schema.json",
         "py.typed",
         "slurm/",
     ):
@@ -51,6 +50,7 @@ def test_acceptance_tests_are_found_as_a_package(installed: Path, tmp_path: Path
 
 def test_a_site_made_by_init_uses_its_own_thresholds(installed: Path, tmp_path: Path) -> None:
     assert run(installed, "ddpscale", "init", "site", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "site" / "thresholds.schema.json").is_file()
     assert os.access(tmp_path / "site" / "slurm" / "acceptance.sbatch", os.X_OK)
     result = run(installed, "pytest", "--gpu-sku=cpu", "--collect-only", cwd=tmp_path / "site")
     assert result.returncode == 0

@@ -77,6 +77,8 @@ def test_no_check_passes_on_nothing_nor_without_a_survey_of_each_node() -> None:
         absent = judged(name, survey("n1"), survey("n2"), planned=3)
         assert absent.outcome == "not_measured"
         assert "1 of 3 nodes reported nothing" in absent.reason
+        stranger = judged(name, survey("n1"), survey("n7"), planned=2, hosts=("n1", "n2"))
+        assert stranger.outcome == "not_measured", "n2 took part and was not looked at"
         hung = judged(name, survey("n1"), Survey("n2", 1.7e9, problem="no answer in 60 s"))
         assert (hung.outcome, hung.value) == ("not_measured", None)
         assert "n2: survey failed: no answer in 60 s" in hung.reason

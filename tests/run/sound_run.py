@@ -16,13 +16,14 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, ProbeStudy
 from pytest_ddpscale.run.block import Block, step_bytes
+from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import RoundEnd, StudyEnd, WorkloadFlops
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import start_run
-from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock, joined_telemetry
+from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
 from pytest_ddpscale.run.transport_record import Transport
 from tests.builders.json_types import as_json
 from tests.builders.judged import make_case
@@ -35,7 +36,7 @@ Change = Callable[[Records], Records]
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 NODES, PER_NODE, ROUNDS = 2, 2, FEWEST_ROUNDS + 2
 RANKS = NODES * PER_NODE
-PROBES = (Arm("matmul-bf16"), Arm("send-recv-256mib", 2), Arm("all-reduce-32mib", 4))
+PROBES = (Arm("matmul-bf16"), Arm("send-recv-256mib", 2), Arm("all-reduce-32mib", 4), Arm("all-gather-32mib", 2))
 PLAN = replace(
     plan_of_nodes(
         [
@@ -72,8 +73,8 @@ def sound() -> Records:
         records.append(RoundEnd(study=STUDY.id, round=number, arms=tuple(arms)))
     transports = [Transport(rank=rank, **who.place(rank)._asdict()) for rank in range(RANKS)]
     pairs = Block(
-        study="pairs", arm="all-reduce-32mib@2", round=0, gang=0, ranks=(0, 2, 1, 3), groups=(0, 0, 1, 1), count=9,
-        work=float(2**25), began_unix_s=1.7e9, seconds=0.09, series={STEP_S: step_bytes([0.01] * 9 * RANKS)},
+        study="pairs", arm="all-reduce-32mib@2", round=0, gang=0, ranks=(0, 2, 1, 3), groups=(0, 0, 1, 1), count=20,
+        work=float(2**25), began_unix_s=1.7e9, seconds=0.2, series={STEP_S: step_bytes([0.01] * 20 * RANKS)},
     )  # fmt: skip
     ends = [StudyEnd(study=STUDY.id, reason="decided"), StudyEnd(study="pairs", reason="decided")]
     return [*records, transport_line(transports, STUDY.id), ends[0], pairs, ends[1]]
@@ -82,9 +83,9 @@ def sound() -> Records:
 def telemetry_of(records: Sequence[AnyRecord]) -> list[TelemetryBlock]:
     """What GPUs said while they were trained."""
     return [
-        joined_telemetry(
-            block.ranks, [GpuReadings(started_unix_s=block.began_unix_s, ended_unix_s=2e9)] * len(block.ranks),
-            block.study, block.arm, block.round, block.gang,
+        joined(
+            TelemetryBlock, [GpuReadings(started_unix_s=block.began_unix_s, ended_unix_s=2e9)] * len(block.ranks),
+            study=block.study, arm=block.arm, round=block.round, gang=block.gang, ranks=block.ranks,
         )
         for block in records
         if isinstance(block, Block) and block.study == STUDY.id and isinstance(block.began_unix_s, float)

@@ -30,6 +30,7 @@ RECORDED = Path(__file__).parents[2] / "benchmarks" / "oracle" / "runs"
 CPU, NODES, LAUNCHES = "recorded-cpu", "recorded-h100-slow-link", "recorded-a6000-3-launches"
 READINGS = ("utilization", "energy_j", "peak_memory_bytes", "skipped_steps")
 Line = dict[str, Any]
+SHARED: Line = {"seconds": 1.0, "started_unix_s": 1.7e9, "is_correct": True, "work": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +142,15 @@ def test_what_stands_in_no_block_is_as_it_was(folder: Path) -> None:
         ("probe", {"probe": "sleep"}, "unknown arm 'sleep'"),
         ("probe", {"peers": None}, "no peers; expected peers for send-recv, none for other probes"),
         ("probe", {"seconds": 0.0}, "Expected `float` > 0.0"),
+        ("probe", {"started_unix_s": None}, "Expected `float | array`, got `null`"),
+        ("probe", {"seconds": [1.0]}, "seconds has 1 values; expected"),
+        ("probe", {"peers": [1]}, "peers has 1 values; expected"),
+        ("probe", {"ranks": [0, 1], "peers": [1, 1], **SHARED}, "rank 1 is its own peer; expected another rank"),
+        ("probe", {"ranks": [0, 1], "peers": [1, 99], **SHARED}, "rank 99 is named, but gang 0 has"),
+        ("pair", {"busbw_gbps": 0.0}, "Expected `float` > 0.0"),
+        ("pair", {"ranks": [[0, 4], [1, 5]], "busbw_gbps": [1.0, 0.0]}, "Expected `float` > 0.0"),
+        ("pair", {"ranks": [[0, 4], [1, 5]], "busbw_gbps": [1.0]}, "busbw_gbps has 1 values; expected 2"),
+        ("pair", {"message_bytes": 10**400}, "Expected `int` <="),
         ("pair", {"ranks": [[0, 1], [1, 2]], "busbw_gbps": 1.0}, "expected each rank once"),
         ("pair", {"message_bytes": 6}, "messages of 6 bytes"),
     ],

@@ -13,7 +13,7 @@ from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.record_lines import RecordReader, line_of
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.telemetry import GpuReadings, Spread, joined_telemetry
+from pytest_ddpscale.run.telemetry import GpuReadings, Spread, TelemetryBlock
 from pytest_ddpscale.run.transport_record import GangTransport, RankTransport, transports_of
 from tests.builders.telemetry import telemetry_of
 from tests.rows import rows
@@ -33,7 +33,9 @@ FULL = GpuReadings(
     throttle_reasons={"sw_power_cap": 0.5}, pcie_generation=5, sources={"energy_j": "counter"},
     unreadable={"ecc_corrected": "Not Supported"},
 )  # fmt: skip
-TELEMETRY: dict[str, Any] = json.loads(line_of(joined_telemetry([1, 0], [FULL, EMPTY], "weak/r", "ddp@4", 0, 0)))
+TELEMETRY: dict[str, Any] = json.loads(
+    line_of(joined(TelemetryBlock, [FULL, EMPTY], study="weak/r", arm="ddp@4", round=0, gang=0, ranks=(1, 0)))
+)
 
 
 def read(data: dict[str, Any]) -> Any:

@@ -134,6 +134,8 @@ def waits(seconds: float) -> dict[str, Any]:
         ({"readings": {"energy_j": [1, 2, 3, 4]}}, "energy_j has 4 values; expected 3"),
         ({"readings": {"peak_memory_bytes": 1}}, "peak_memory_bytes of a rank is out of range"),
         ({"readings": {"peak_memory_bytes": 2**50}}, "peak_memory_bytes of a rank is out of range"),
+        ({"readings": {"utilization": 10**400}}, "Expected `int` <="),
+        ({"readings": {"energy_j": [1.0, 2**53 + 1, 1.0]}}, "Expected `int` <="),
         ({"readings": {"skipped_steps": 5}}, "skipped_steps=5; expected at most 4 steps"),
         ({"readings": {"skipped_steps": [0, 0, -1]}}, "skipped_steps of a rank is out of range"),
         ({"readings": {"skipped_steps": [0, None, 1]}}, "skipped_steps of a rank is out of range"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,10 @@ class TestPlan:
             (
                 lambda records: [*records, Unsupported(study="probes", arm="x", gang=0, ranks=(0,), reasons="")],
                 "has x of probes, which plan.json does not plan",
+            ),
+            (
+                lambda records: [*records, Unsupported(study=STUDY.id, arm=LAST_ARM, gang=0, ranks=(0,), reasons="")],
+                f"has {LAST_ARM} of weak/r as unsupported, which only a probe can be",
             ),
             (changed(RoundEnd, arms=("x",)), "has x of probes, which plan.json does not plan"),
         ],
@@ -264,6 +268,75 @@ class TestRanks:
     def test_that_only_infer_have_trained_nothing(self, tmp_path: Path, trace: dict[str, Any]) -> None:
         change = changed(Block, lambda block: block.arm == f"infer@{PER_NODE}", **trace)
         assert "has traces of training in forward passes" in refusal(tmp_path, change)
+
+
+class TestGroups:
+    @rows(
+        ("changes", "found"),
+        [
+            ({"groups": 0}, "has a group of 4 ranks of send-recv-256mib@2, which works in groups of 2"),
+            ({"groups": (0, 0, 1, 2)}, "has a group of 1 ranks of send-recv-256mib@2"),
+            ({"groups": (0, 1, 0, 1)}, "has ranks [0, 2] as a pair of send-recv-256mib@2"),
+        ],
+    )
+    def test_of_probes_are_planned_pairs(self, tmp_path: Path, changes: dict[str, Any], found: str) -> None:
+        assert found in refusal(tmp_path, changed(Block, lambda one: one.arm == "send-recv-256mib@2", **changes))
+
+    @rows(
+        ("groups", "found"),
+        [
+            (0, "has a group of 4 ranks of all-gather-32mib@2, which works in groups of 2"),
+            ((0, 1, 0, 1), "has ranks [0, 2] in one group of all-gather-32mib@2"),
+        ],
+    )
+    def test_of_collectives_are_those_of_a_node(self, tmp_path: Path, groups: Any, found: str) -> None:
+        change = changed(Block, lambda one: one.arm == "all-gather-32mib@2", groups=groups)
+        assert found in refusal(tmp_path, change)
+
+    @rows(
+        ("changes", "found"),
+        [
+            ({"groups": 0}, "has a group of 4 ranks of all-reduce-32mib@2, which works in groups of 2"),
+            ({"groups": (0, 1, 1, 0)}, "has ranks [0, 3] as a pair of all-reduce-32mib@2"),
+            ({"groups": (0, 1, 0, 1)}, "has ranks [0, 1] as a pair of all-reduce-32mib@2"),
+        ],
+    )
+    def test_of_pairs_are_rails_between_nodes(self, tmp_path: Path, changes: dict[str, Any], found: str) -> None:
+        assert found in refusal(tmp_path, changed(Block, is_pair, **changes))
+
+    @rows(
+        ("where", "changes", "found"),
+        [
+            (is_probe, {"readings": {}}, "has no readings of matmul-bf16, which has is_correct"),
+            (is_probe, {"readings": {"is_correct": True, "utilization": 0.5}}, "has is_correct, utilization of matmul"),
+            (is_probe, {"digests": "ab" * 8}, "has is_correct, digests of matmul-bf16, which has is_correct"),
+            (
+                is_probe,
+                {"series": {STEP_S: steps()}, "count": 10, "seconds": 0.4},
+                "has is_correct, step_s of matmul-bf16",
+            ),
+            (is_pair, {"readings": {"is_correct": True}}, "has is_correct, step_s of all-reduce-32mib@2, which has st"),
+            (is_pair, {"work": 2.0**30}, "messages of 1.07374e+09 bytes of all-reduce-32mib@2, for which plan.json"),
+            (is_pair, {"count": 40, "series": {}}, "has 40 messages of 3.35544e+07 bytes of all-reduce-32mib@2, for"),
+            (is_ddp, {"readings": {"is_correct": True}}, "is the result of a probe (is_correct)"),
+            (is_ddp, {"readings": {"step_stdev_s": 0.1}}, "is an imported result (step_stdev_s)"),
+        ],
+    )
+    def test_have_what_is_read_of_them(
+        self, tmp_path: Path, where: Callable[[Block], bool], changes: dict[str, Any], found: str
+    ) -> None:
+        """What a probe does not say of its data would count as right."""
+        assert found in refusal(tmp_path, changed(Block, where, **changes))
+
+    @rows("where", [is_pair, is_probe, is_ddp])
+    def test_take_no_turns(self, tmp_path: Path, where: Callable[[Block], bool]) -> None:
+        assert "whose groups take no turns" in refusal(tmp_path, changed(Block, where, turn=1))
+
+    def test_of_pairs_are_there_once_in_a_round(self, tmp_path: Path) -> None:
+        """A faster copy would count for the pair."""
+        copy = again(Block, lambda one: one.arm == "send-recv-256mib@2", turn=7, seconds=1e-3)
+        found = "has a pair of send-recv-256mib@2 that an earlier turn of round 0 has"
+        assert found in refusal(tmp_path, copy)
 
 
 class TestGangs:

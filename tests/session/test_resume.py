@@ -14,13 +14,14 @@ from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import EndReason, StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ended, note_left_out, start_run
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
-from pytest_ddpscale.run.telemetry import GpuReadings, joined_telemetry
+from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
 from pytest_ddpscale.run.transport_record import Transport, transports_of
 from pytest_ddpscale.session.resume import read_resumption, refuse_other_devices
 from tests.builders.records import gang_on, steady_block, transport_line
@@ -163,7 +164,11 @@ class TestSetAside:
 
     def test_moves_the_telemetry_of_what_is_missing_too(self, run: RunDirectory) -> None:
         readings = [GpuReadings(started_unix_s=1000.0, ended_unix_s=1002.0)]
-        told = [joined_telemetry([0], readings, f"weak/{name}", "ddp@2", n, 0) for name in NAMES for n in range(2)]
+        told = [
+            joined(TelemetryBlock, readings, study=f"weak/{name}", arm="ddp@2", round=n, gang=0, ranks=(0,))
+            for name in NAMES
+            for n in range(2)
+        ]
         run.append_records(told)
         before = texts(run.telemetry_jsonl)
         with run.telemetry_jsonl.open("a", encoding="utf-8") as file:

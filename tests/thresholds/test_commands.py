@@ -9,6 +9,7 @@ import pytest
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.run.strict_json import parse_strict_json
 from pytest_ddpscale.thresholds.loading import load_thresholds
+from pytest_ddpscale.thresholds.schema import json_schema_text
 from tests.builders.clusters import thresholds
 from tests.rows import rows
 from tests.thresholds.sites import write_site
@@ -36,6 +37,7 @@ def test_init_for_a_sku_makes_a_site_that_changes_nothing_yet(tmp_path: Path, ca
         "thresholds.schema.json",
         "thresholds.yaml",
     }
+    assert (site / "thresholds.schema.json").read_text(encoding="utf-8") == json_schema_text()
     assert len((site / "thresholds.yaml").read_text().splitlines()) <= 40
     assert load_thresholds(site / "thresholds.yaml").thresholds == thresholds().thresholds
     assert main(["thresholds", "check", "site/thresholds.yaml"]) == 0

@@ -18,7 +18,6 @@ from pytest_ddpscale.thresholds.schema import json_schema_text
 from tests.builders.clusters import WHOLE_RUNS_ONLY
 from tests.builders.clusters import thresholds as packaged_thresholds
 from tests.rows import rows
-from tests.since import since
 from tests.thresholds.conftest import ONE_NODE
 
 ROOT = Path(__file__).parents[2]
@@ -373,11 +372,6 @@ def test_a100_figures_are_those_of_the_raw_files_and_meet_their_bounds(requireme
     value = value_in_raw_files(requirement)
     assert requirement.source.measured == pytest.approx(value, rel=0.004)
     assert value <= requirement.bound if requirement.definition.upper_bound else value >= requirement.bound
-
-
-@since("pydantic", "2.11", "words the schema as the stored one")
-def test_the_shipped_schema_is_that_of_the_model() -> None:
-    assert (ROOT / "thresholds.schema.json").read_text(encoding="utf-8") == json_schema_text()
 
 
 def test_the_file_is_valid_by_the_schema_that_its_first_line_names() -> None:

@@ -15,7 +15,7 @@ from pytest_ddpscale.util.packaged import packaged
 from tests.rows import rows
 
 
-@rows("name", ["thresholds.yaml", "thresholds.schema.json", "acceptance", "slurm"])
+@rows("name", ["thresholds.yaml", "acceptance", "slurm"])
 def test_what_ships_is_there(name: str) -> None:
     assert packaged(name).exists()
 
