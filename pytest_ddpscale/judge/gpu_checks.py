@@ -35,7 +35,6 @@ SHARE_OF_POLLS = 0.1
 # Below this utilization a GPU, and with it its link, may be saving power.
 BUSY_UTILIZATION = 0.5
 _GIB = 2**30
-_GONE = "the driver no longer lists it"
 _NOTHING_EXPECTED = "the SKU's `node:` does not set {}"
 
 
@@ -376,7 +375,8 @@ def _found_again(gpu: SurveyedGpu, before: Survey, after: Survey) -> SurveyedGpu
     is_as_long = len(after.gpus) == len(before.gpus) and gpu.index < len(after.gpus)
     if is_as_long and not after.gpus[gpu.index].uuid:
         return after.gpus[gpu.index]
-    return SurveyedGpu(gpu.index, gpu.uuid, gpu.name, gpu.pci_bus_id, gpu.pci_device_id, problem=_GONE, is_lost=True)
+    gone = "the driver no longer lists it"
+    return SurveyedGpu(gpu.index, gpu.uuid, gpu.name, gpu.pci_bus_id, gpu.pci_device_id, problem=gone, is_lost=True)
 
 
 def _why_silent(after: Survey) -> str:

@@ -60,12 +60,9 @@ def versions(seen: NodeEvidence) -> Findings:
         reason = survey.torch_problem or survey.driver_problem
         none = unknown(f"no version of {missing}{f' ({reason})' if reason else ''}")
         found[host] = looked_at(survey) or (none if missing else Finding())
+    known = {host: survey.versions for host, survey in seen.surveys.items() if not survey.problem}
     read = {
-        name: {
-            host: version
-            for host, survey in seen.surveys.items()
-            if not survey.problem and (version := survey.versions.get(name))
-        }
+        name: {host: version for host, versions in known.items() if (version := versions.get(name))}
         for name in (*compared, *_NOTED)
     }
     first_with = {version: host for host, version in reversed(read["torch"].items())}

@@ -65,11 +65,8 @@ def slow_links(evidence: Evidence) -> dict[str, set[str]]:
 
 
 def _faults(evidence: Evidence, excused: frozenset[str]) -> list[Culprit]:
-    def find() -> list[Culprit]:
-        return find_link_faults(rails_of(evidence), evidence.plan.device_type, excused) if evidence.pairs else []
-
-    found: list[Culprit] = evidence.once(("link faults", excused), find)
-    return found
+    device_type = evidence.plan.device_type
+    return evidence.once(("link faults", excused), lambda: find_link_faults(rails_of(evidence), device_type, excused))
 
 
 def _hosts(fault: Culprit) -> tuple[str, ...]:
@@ -99,8 +96,7 @@ def find_link_faults(rails: Sequence[Rail], device_type: DeviceType, excused: Se
 
 def rails_of(evidence: Evidence) -> Sequence[Rail]:
     """The measured rails between nodes, round by round."""
-    found: Sequence[Rail] = evidence.once("rails", lambda: [rail for arm in evidence.pairs for rail in _rails(arm)])
-    return found
+    return evidence.once("rails", lambda: [rail for arm in evidence.pairs for rail in _rails(arm)])
 
 
 def _rails(measured: ArmColumns) -> Iterator[Rail]:
