@@ -51,12 +51,12 @@ class PlaceVerdict:
         """The full verdict."""
         return self._judge(self.place)
 
-    @property
+    @cached_property
     def told(self) -> Verdict | Clear:
         """The summary if it is clear, else the verdict."""
         return self.verdict if self._clear is None else self._clear
 
-    @property
+    @cached_property
     def outcome(self) -> VerdictOutcome:
         """Its verdict's."""
         return self.told.outcome
@@ -224,17 +224,18 @@ def _who(culprit: Culprit) -> Culprit:
 def why_nodes_missing(nodes: Sequence[PlaceVerdict], evidence: Evidence) -> str:
     """Why a requirement cannot pass although no node fails; empty if all planned nodes are measured."""
     planned = evidence.plan.nodes
-    measured = [node.place.name for node in nodes if node.outcome != "not_measured"]
+    measured = [node.place.host for node in nodes if node.outcome != "not_measured"]
     if len(measured) >= planned:
         return ""
-    absent = [node.place.name for node in nodes if node.outcome == "not_measured"]
+    unmeasured = [node for node in nodes if node.outcome == "not_measured"]
+    absent = [node.place.host for node in unmeasured]
     if len(nodes) < planned:
-        absent += sorted(set(evidence.hosts) - {node.place.name for node in nodes})
+        absent += sorted(set(evidence.hosts) - {node.place.host for node in nodes})
     there = f" ({first_few(measured)})" if measured else ""
     text = f"measured on {len(measured)} of {planned} nodes{there}"
     if absent:
         text += f"; {first_few(absent)} {'is' if len(absent) == 1 else 'are'} missing"
-    why = {node.verdict.reason for node in nodes if node.outcome == "not_measured"}
+    why = {node.verdict.reason for node in unmeasured}
     return f"{text}: {'; '.join(sorted(why))}" if why else text
 
 
@@ -249,9 +250,9 @@ def with_failed_nodes(verdict: Verdict, nodes: Sequence[PlaceVerdict], planned: 
     # Hosts with a certain culprit; for ranks that disagree any culprit will do.
     named = {c.host for c in verdict.culprits if c.is_certain or is_told_by_ranks}
     culprits = [
-        Culprit("node", node.place.name, None, None, _evidence_on(node, nodes))
+        Culprit("node", node.place.host, None, None, _evidence_on(node, nodes))
         for node in failed
-        if node.place.name not in named
+        if node.place.host not in named
     ]
     found = replace(verdict, culprits=(*verdict.culprits, *culprits))
     if 2 * len(failed) <= planned or is_told_by_ranks:
@@ -262,16 +263,11 @@ def with_failed_nodes(verdict: Verdict, nodes: Sequence[PlaceVerdict], planned: 
 
 
 def _evidence_on(node: PlaceVerdict, nodes: Sequence[PlaceVerdict]) -> str:
-    unit = node.verdict.unit
+    form = "{:.1%}" if node.verdict.unit == "fraction" else f"{{:.4g}} {node.verdict.unit}"
     others = [n.value for n in nodes if n is not node and n.value is not None]
-    text = f"{node.verdict.metric} {_number(node.value, unit)} on this node alone"
+    value = "unknown" if node.value is None else form.format(node.value)
+    text = f"{node.verdict.metric} {value} on this node alone"
     if not others:
         return text
     whom = "the other node" if len(others) == 1 else f"the median of {len(others)} other nodes"
-    return f"{text}, {_number(statistics.median(others), unit)} is {whom}"
-
-
-def _number(value: float | None, unit: str) -> str:
-    if value is None:
-        return "unknown"
-    return f"{value:.1%}" if unit == "fraction" else f"{value:.4g} {unit}"
+    return f"{text}, {form.format(statistics.median(others))} is {whom}"

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from pytest_ddpscale.judge.peers import median_over_rounds
 from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.plan.probe import STUDY_ID as PROBES
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray
@@ -134,12 +135,11 @@ def _has_known_power(measured: ArmRounds, telemetry: TelemetryColumns) -> bool:
 
 def _low_utilization(columns: Columns) -> Iterator[str]:
     for (study, arm), measured in columns.arms.items():
-        own = measured.of(~measured.single_sample)
-        utilization = own.reading("utilization")
+        utilization = measured.reading("utilization")[~measured.single_sample]
         read = np.flatnonzero((~np.isnan(utilization)).any(axis=0))
-        busy = np.nanmedian(utilization[:, read], axis=0)
+        busy = median_over_rounds(utilization[:, read]) if len(read) else np.zeros(0)
         if (busy < IDLE).any():
-            share, ranks = busy.min(), own.ranks.of(read[busy == busy.min()])
+            share, ranks = busy.min(), measured.ranks.of(read[busy == busy.min()])
             host, rank = min(zip(ranks.hosts.tolist(), ranks.numbers.tolist(), strict=True))
             whose = f"{(busy < IDLE).sum()} of {len(busy)} devices" if len(busy) > 1 else "the device"
             yield (

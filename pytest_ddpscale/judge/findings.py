@@ -153,7 +153,6 @@ class Finding:
         return replace(self, faults=tuple(replace(one, **changes) for one in self.faults))
 
 
-_LOOKED_AT = Finding(gpus=1)
 Findings: TypeAlias = dict[str, Finding]  # by host
 Check: TypeAlias = Callable[[NodeEvidence], Findings]
 
@@ -210,9 +209,9 @@ def gpus_of(survey: Survey, judge: Callable[[SurveyedGpu], Iterable[Finding]]) -
     for gpu, place in places:
         if gpu.problem:
             yield unknown(f"{place.label} does not answer: {gpu.problem}")
-        else:
-            found = tuple(judge(gpu))
-            yield summed((_LOOKED_AT, *found)).at(place) if found else _LOOKED_AT
+        elif found := tuple(judge(gpu)):
+            yield summed(found).at(place)
+    yield Finding(gpus=sum(not gpu.problem for gpu, _ in places))
 
 
 def gpu_places(survey: Survey) -> list[tuple[SurveyedGpu, GpuPlace]]:
