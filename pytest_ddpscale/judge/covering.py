@@ -197,11 +197,13 @@ class _Blocks:
 
     def tested(self, blocks: Iterable[_Block]) -> dict[_Place, set[str]]:
         """Kinds of tests by place."""
-        found: dict[_Place, set[str]] = defaultdict(set)
-        for block in blocks:
+        places: dict[str, set[_Place]] = defaultdict(set)
+        for block in set(blocks):
             arm = self._arms.get(block)
-            kind = PROBES if block in self._sizes else INFERENCE if arm and arm.infers else TRAINING
-            for place in self.of[block]:
+            places[PROBES if block in self._sizes else INFERENCE if arm and arm.infers else TRAINING] |= self.of[block]
+        found: dict[_Place, set[str]] = defaultdict(set)
+        for kind, theirs in places.items():
+            for place in theirs:
                 found[place].add(kind)
         return found
 

@@ -115,10 +115,11 @@ def probed_values(probed: ArmColumns | None, probe: Probe, layout: Layout) -> Va
     if probed is None:
         expected_ranks(probe, layout)
         return _NOTHING
-    kept = probed.ranks.kept
-    if (probe, layout) not in kept:
-        kept[probe, layout] = _places_there(probed.ranks, probe, layout)
-    found, ends = kept[probe, layout]
+    kept, form = probed.ranks.kept, "single device" if probe.kind in SINGLE_DEVICE else probe.kind
+    key = form, probe.world_size, layout  # probes of a form have the same places, whatever else they ask
+    if key not in kept:
+        kept[key] = _places_there(probed.ranks, probe, layout)
+    found, ends = kept[key]
     if not found:
         return _NOTHING
     numbers, rounds = np.unique(probed.numbers, return_inverse=True)

@@ -144,11 +144,11 @@ def find_stragglers(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_R
         got_slower = median_over_rounds(logs[last]) - median_over_rounds(logs[: last.start]) >= line / 2
         named |= _stand_out(logs[last], relative[last], line, looks) & got_slower
     named |= _are_slow_at_times(logs, line)
-    averages, found = averages_of(logs, looks), []
+    (values, reaches), found = averages_of(logs, looks), []
     for i in np.flatnonzero(named).tolist():
         peers = int(measured.present[np.flatnonzero(~np.isnan(logs[:, i]))[-1]].sum()) - 1
-        value, reach = averages.value[i], averages.reach[i]
-        found.append(_straggler(measured, enough[i], logs[:, i], value, reach, line / 2, peers, ambiguous=peers == 1))
+        of_rank = logs[:, i], values[i], reaches[i]
+        found.append(_straggler(measured, enough[i], *of_rank, line / 2, peers, ambiguous=peers == 1))
     return sorted(found, key=lambda straggler: (-straggler.ratio, straggler.rank))
 
 
@@ -166,7 +166,7 @@ def _stand_out(logs: FloatArray, relative: FloatArray, line: float, looks: int) 
 
     Logarithms of times are over the median of peers, and relative to the median rank, the same baseline for all.
     """
-    averages, ranks = averages_of(logs, looks), logs.shape[1]
+    (values, reaches), ranks = averages_of(logs, looks), logs.shape[1]
     usual = median_over_rounds(relative)
     excess = usual - medians_of_others(usual[np.newaxis])[0]
     seen = stdevs_of_others(usual)
@@ -174,8 +174,7 @@ def _stand_out(logs: FloatArray, relative: FloatArray, line: float, looks: int) 
     factor = _FACTOR_OF_FEW
     if ranks > _FEW:
         factor = max(_MAD_FACTOR, statistics.NormalDist().inv_cdf(1 - _FALSE_NAMES / ranks))
-    stands_out: BoolArray = (averages.value >= line) & (averages.value > averages.reach) & (excess > factor * spread)
-    return stands_out
+    return np.asarray((values >= line) & (values > reaches) & (excess > factor * spread))
 
 
 def _are_slow_at_times(logs: FloatArray, line: float) -> BoolArray:
