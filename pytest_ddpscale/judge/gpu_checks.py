@@ -40,31 +40,26 @@ _NOTHING_EXPECTED = "the SKU's `node:` does not set {}"
 
 def gpus(seen: NodeEvidence) -> Findings:
     """As many GPUs of the SKU as requested, all answering, also under load; on CPU at least one core per rank."""
-    if seen.expectation.device_type == "cpu":
-        return _cores(seen)
-    found = _gpus(seen)
-    for host, finding in _lost_at_work(seen):
+    found = _usable(seen)
+    for host, finding in () if seen.expectation.device_type == "cpu" else _lost_at_work(seen):
         found[host] = found.get(host, Finding()) + finding
     return found
 
 
 @each_node
-def _cores(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
+def _usable(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
     asked = expectation.gpus_per_node or 1
-    if survey.cores is None:
-        yield unknown("the number of CPU cores for ranks is unknown")
-    elif survey.cores < asked:
-        yield fault(f"{survey.cores} CPU cores for {asked} ranks")
-
-
-@each_node
-def _gpus(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
+    if expectation.device_type == "cpu":
+        if survey.cores is None:
+            yield unknown("the number of CPU cores for ranks is unknown")
+        elif survey.cores < asked:
+            yield fault(f"{survey.cores} CPU cores for {asked} ranks")
+        return
     places = gpu_places(survey)
     yield Finding(gpus=len(places))
     for gpu, place in places:
         lost = [fault(f"lost: {gpu.problem}", stands_alone=True)] if gpu.problem else _model(expectation, gpu)
         yield from (one.at(place) for one in lost)
-    asked = expectation.gpus_per_node or 1
     if len(places) < asked:
         why = "" if places else f": {no_gpu_reason(survey)}"
         yield fault(f"{len(places)} GPUs are visible; expected {asked}{why}")
