@@ -21,8 +21,6 @@ from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Verdict
 
-_OPEN = "no result is shared by more than half of the ranks, so it is unknown which is right"
-
 
 def with_agreement(verdict: Verdict, study: Study, evidence: Evidence) -> Verdict:
     """The verdict, which cannot pass if results of ranks differ: then speed is worth nothing.
@@ -30,7 +28,7 @@ def with_agreement(verdict: Verdict, study: Study, evidence: Evidence) -> Verdic
     One disagreement is enough, because it is not random: DDP keeps replicas equal bit for bit. Verdicts that failed
     anyway are flagged, because speed is not their only problem.
     """
-    odd: dict[int, Culprit] = evidence.once(("disagreements", study.id), lambda: disagreements(study, evidence))
+    odd = evidence.once(("disagreements", study.id), lambda: disagreements(study, evidence))
     if not odd:
         return verdict
     first = [f"rank {rank} on {culprit.host}" for rank, culprit in list(odd.items())[:3]]
@@ -52,7 +50,8 @@ def disagreements(study: Study, evidence: Evidence) -> dict[int, Culprit]:
     Larger groups decide first: of two ranks that differ, a larger group may tell which is wrong.
     """
     seeded = evidence.seeded_checksums(study.id)
-    odd = _ranks_unlike_most(seeded)
+    are_odd, is_open = _unlike_most(_numbered([*seeded.values()])) if seeded else ((), True)
+    odd = set() if is_open else {rank for rank, is_odd in zip(seeded, are_odd, strict=True) if is_odd}
     by_themselves = {
         step.rank: _culprit((step.host, step.local_rank, step.device), len(seeded), seeded_step_differs=True)
         for step in evidence.seeded_steps.get(study.id, ())
@@ -129,7 +128,8 @@ def _culprit(
     unlike = f"differ {'between the' if is_open else 'from most of'} {ranks} ranks"
     found = [f"parameters {unlike} in {different} of {rounds} rounds"] if different else []
     found += [f"gradients of one seeded step, each computed alone, {unlike}"] if seeded_step_differs else []
-    evidence = "; ".join([*found, _OPEN] if is_open else found)
+    found += ["no result is shared by more than half of the ranks, so it is unknown which is right"] if is_open else []
+    evidence = "; ".join(found)
     return Culprit("gpu", *place, evidence, is_certain=not is_open, computed_wrong=True)
 
 
@@ -156,14 +156,6 @@ def rows_that_differ(rows: ArmRounds, seeded: Mapping[int, str]) -> BoolArray:
     first = rows.present.argmax(axis=1)[:, np.newaxis] if parameters.shape[1] else np.zeros((len(rows), 0), np.int64)
     is_alike = (parameters == np.take_along_axis(parameters, first, 1)) & (own == np.take_along_axis(own, first, 1))
     return np.asarray(~(is_alike | ~rows.present).all(axis=1))
-
-
-def _ranks_unlike_most(results: Mapping[int, Hashable]) -> set[int]:
-    """Ranks whose result differs from that of the majority; empty without a majority."""
-    if not results:
-        return set()
-    odd, is_open = _unlike_most(_numbered(list(results.values())))
-    return set() if is_open else {rank for rank, is_odd in zip(results, odd, strict=True) if is_odd}
 
 
 def _seeded_of(measured: ArmRounds, seeded: Mapping[int, str]) -> IntArray:

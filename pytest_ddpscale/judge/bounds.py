@@ -27,7 +27,12 @@ _REASONS: dict[VerdictOutcome, str] = {
 
 def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
     """The verdict ``not_measured`` on a requirement, with the fields of its line in thresholds.yaml."""
-    requirement = case.requirement
+    requirement, source = case.requirement, case.requirement.source
+    told = (
+        "" if source.measured is None else f"measured {source.measured:g}",
+        "" if source.margin_pct is None else f"margin {source.margin_pct:g} %",
+        source.reference, source.reasoning, requirement.one_gpu_text,
+    )  # fmt: skip
     return Verdict(
         id=case.id,
         metric=requirement.metric,
@@ -38,9 +43,9 @@ def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
         outcome="not_measured",
         confidence=confidence,
         provisional=requirement.provisional,
-        source=_source_text(requirement),
+        source="; ".join(part for part in told if part),
         placement=requirement.placement,
-        published=requirement.source.measured,
+        published=source.measured,
         one_gpu=requirement.one_gpu if requirement.times_one_gpu else None,
         unit=case.unit,
     )
@@ -49,18 +54,11 @@ def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
 def against_bound(
     blank: Verdict, requirement: Requirement, values: FloatArray, estimate: Callable[[], Found]
 ) -> Verdict:
-    """The verdict from per-round values.
+    """The verdict on a place from its values, at least one, (rounds,); `estimate` returns value and interval of them.
 
-    Args:
-        blank: on the requirement.
-        requirement: with the bound.
-        values: at least one, in the order of the rounds, (rounds,).
-        estimate: returns value and interval.
-
-    Returns:
-        ``passed`` or ``failed`` if the whole interval is on that side of the bound, ``inconclusive`` if the bound lies
-        inside or there are too few rounds, ``error`` if a value is impossible. The returned interval is clipped to
-        possible values; the unclipped one decides.
+    ``passed`` or ``failed`` if the whole interval is on that side of the bound, ``inconclusive`` if the bound lies
+    inside or there are too few rounds, ``error`` if a value is impossible. The returned interval is clipped to possible
+    values; the unclipped one decides.
     """
     definition, count = requirement.definition, len(values)
     if not are_possible(values, definition):
@@ -91,12 +89,8 @@ def against_bound(
 def p_value_of(values: FloatArray, requirement: Requirement, launch_values: Sequence[float] = ()) -> float | None:
     """The p value of one place under the hypothesis that the requirement is met, valid after any number of rounds.
 
-    With several launches, whose numbers of rounds were fixed before, from Student's t over their values.
-
-    Args:
-        values: one per round, in the order of the rounds, (rounds,), each possible for the metric.
-        requirement: with the bound.
-        launch_values: value of each launch, at least three; empty with one launch.
+    With several launches, at least three, whose numbers of rounds were fixed before, from Student's t over their
+    values.
 
     Returns:
         1 ÷ the largest e-value after any of the rounds so far, 0 … 1. None with too few rounds to decide, such as an
@@ -127,12 +121,3 @@ def are_possible(values: FloatArray, definition: Metric) -> bool:
     if definition.scale != "differences":
         return bool(values.min() > 0)
     return definition.baseline is not None or bool(values.min() >= 0)
-
-
-def _source_text(requirement: Requirement) -> str:
-    source = requirement.source
-    measured = f"measured {source.measured:g}" if source.measured is not None else ""
-    margin = f"margin {source.margin_pct:g} %" if source.margin_pct is not None else ""
-    told = measured, margin, source.reference, source.reasoning, requirement.one_gpu_text
-    parts = [part for part in told if part]
-    return "; ".join(parts)

@@ -13,14 +13,14 @@ from typing import TypeAlias
 import numpy as np
 
 from pytest_ddpscale.judge.culprits import RankComparison
-from pytest_ddpscale.judge.devices import notes_without_telemetry, with_stalled_devices
-from pytest_ddpscale.judge.probes import ProbedPlace
+from pytest_ddpscale.judge.devices import POWER_UNKNOWN, with_stalled_devices
+from pytest_ddpscale.judge.probes import Place
 from pytest_ddpscale.judge.rounds import ArmRounds, Groups
 from pytest_ddpscale.judge.stragglers import node_culprit
 from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import Verdict
+from pytest_ddpscale.run.verdicts import Flag, Verdict
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
 
 # Below this, a GPU under strong scaling waits for its host: published ResNet-152 rows show 58-74 %
@@ -50,7 +50,7 @@ class Asked:
 
     case: Case | NodeCase
     evidence: Evidence
-    values: Values[str] | Values[ProbedPlace]
+    values: Values[str] | Values[Place]
     confidence: float
     limit: int = 0
     due: int = 0
@@ -83,30 +83,30 @@ class Asked:
 
 @dataclass(frozen=True, eq=False)
 class Caveat:
-    """One caveat on a requirement.
-
-    Attributes:
-        where: places whose verdict it may change, (places,).
-        apply: changes the verdict on a place, given by its index.
-        notes: on places that it does not concern.
-    """
+    """Places whose verdict it may change, (places,); what changes it there, by index; and notes on all others."""
 
     where: BoolArray
     apply: Callable[[Verdict, int], Verdict]
     notes: tuple[str, ...] = ()
 
 
+def _doubted(verdict: Verdict, reason: str, *flags: Flag) -> Verdict:
+    """The verdict, inconclusive; a flag is a note, too."""
+    notes = (*verdict.notes, *flags)
+    return replace(verdict, outcome="inconclusive", reason=reason, notes=notes, flags=flags or verdict.flags)
+
+
 def missing_rounds(asked: Asked) -> Caveat | None:
     """Rounds are incomplete: those may be the ones that would have failed."""
-    begun = asked.due
 
     def apply(verdict: Verdict, _: int) -> Verdict:
-        if verdict.outcome not in ("passed", "failed") or verdict.rounds >= begun:
+        if verdict.outcome not in ("passed", "failed") or verdict.rounds >= asked.due:
             return verdict
-        reason = f"only {verdict.rounds} of {begun} rounds are complete; the others could change the result"
-        return replace(verdict, outcome="inconclusive", reason=reason)
+        return _doubted(
+            verdict, f"only {verdict.rounds} of {asked.due} rounds are complete; the others could change the result"
+        )
 
-    return Caveat(asked.values.rounds() < begun, apply)
+    return Caveat(asked.values.rounds() < asked.due, apply)
 
 
 def plausibility(asked: Asked) -> Caveat | None:
@@ -122,8 +122,9 @@ def plausibility(asked: Asked) -> Caveat | None:
         for value in told:
             if value is not None and not least <= value <= most:
                 side = f"more than {most:g}" if value > most else f"less than {least:g}"
-                reason = f"implausible: {value:.3g} is {side}; the measurement or its baseline was disturbed"
-                return replace(verdict, outcome="inconclusive", reason=reason)
+                return _doubted(
+                    verdict, f"implausible: {value:.3g} is {side}; the measurement or its baseline was disturbed"
+                )
         return verdict
 
     return Caveat(~((least <= value_of) & (value_of <= most)), apply)
@@ -139,8 +140,7 @@ def beyond_the_peak(asked: Asked) -> Caveat | None:
         if verdict.value is None or verdict.value <= MOST_OF_PEAK * peak:
             return verdict
         reason = f"implausible: {verdict.value:.4g} {verdict.unit} is more than the {peak:.4g} of the data sheet"
-        notes = (*verdict.notes, "implausible")
-        return replace(verdict, outcome="inconclusive", reason=reason, notes=notes, flags=("implausible",))
+        return _doubted(verdict, reason, "implausible")
 
     return Caveat(~(asked.value_of <= MOST_OF_PEAK * peak), apply)
 
@@ -161,8 +161,7 @@ def host_bound(asked: Asked) -> Caveat | None:
             f"of {case.workload.global_batch_size} is too small for {case.world_size} GPUs, so this result means "
             "nothing"
         )
-        notes = (*verdict.notes, "host-bound")
-        return replace(verdict, outcome="inconclusive", reason=reason, notes=notes, flags=("host-bound",))
+        return _doubted(verdict, reason, "host-bound")
 
     return Caveat(busy < HOST_BOUND_UTILIZATION, apply)
 
@@ -179,7 +178,8 @@ def stalled_devices(asked: Asked) -> Caveat | None:
         return with_stalled_devices(verdict, rounds, evidence.telemetry.of_arm(arm.study, arm.arm, arm.ranks.by_host))
 
     where = np.array([place in evidence.telemetry.hosts for place in places], np.bool_)
-    return Caveat(where, apply, notes_without_telemetry(evidence.plan))
+    # A node without telemetry gets the note that `apply` would make of it.
+    return Caveat(where, apply, () if evidence.plan.device_type == "cpu" else (POWER_UNKNOWN,))
 
 
 def skipped_steps(asked: Asked) -> Caveat | None:
@@ -196,8 +196,7 @@ def skipped_steps(asked: Asked) -> Caveat | None:
         verdict = replace(verdict, notes=(*verdict.notes, note))
         if verdict.outcome != "passed" or skipped[place] <= MOST_SKIPPED_STEPS * steps[place]:
             return verdict
-        reason = f"{note}: the rest is not the training that was to be measured"
-        return replace(verdict, outcome="inconclusive", reason=reason)
+        return _doubted(verdict, f"{note}: the rest is not the training that was to be measured")
 
     return Caveat(skipped > 0, apply)
 
@@ -217,8 +216,7 @@ def slow_node(asked: Asked) -> Caveat | None:
         named = nodes or [straggler.culprit for straggler in slow]
         culprits = tuple(replace(culprit, is_certain=not slow[0].ambiguous) for culprit in named)
         found = f"{len(slow)} of its ranks are slow without communication ({slow[0].culprit.evidence})"
-        reason = f"{found}; good scaling relative to slow ranks is no pass"
-        return replace(verdict, outcome="inconclusive", reason=reason, culprits=culprits)
+        return _doubted(replace(verdict, culprits=culprits), f"{found}; good scaling relative to slow ranks is no pass")
 
     slow = {straggler.host for straggler in peers.stragglers}
     return Caveat(np.array([place in slow for place in places], np.bool_), apply)
@@ -227,14 +225,8 @@ def slow_node(asked: Asked) -> Caveat | None:
 Rule: TypeAlias = Callable[[Asked], Caveat | None]
 # In the order in which they are applied.
 CAVEATS: Sequence[Rule] = (
-    missing_rounds,
-    plausibility,
-    beyond_the_peak,
-    host_bound,
-    stalled_devices,
-    skipped_steps,
-    slow_node,
-)
+    missing_rounds, plausibility, beyond_the_peak, host_bound, stalled_devices, skipped_steps, slow_node,
+)  # fmt: skip
 # Those that concern the number itself.
 ON_NUMBERS: Sequence[Rule] = (plausibility, beyond_the_peak, host_bound, skipped_steps)
 
@@ -248,5 +240,4 @@ def with_spent_budget(verdict: Verdict, study_id: str, out_of_time: Collection[s
     """Note that an open verdict is open because --ddp-budget ran out, not because of the machine."""
     if study_id not in out_of_time or verdict.outcome not in ("inconclusive", "not_measured"):
         return verdict
-    note = "--ddp-budget ran out before this was decided"
-    return replace(verdict, notes=(*verdict.notes, note))
+    return replace(verdict, notes=(*verdict.notes, "--ddp-budget ran out before this was decided"))

@@ -10,44 +10,23 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
+from pytest_ddpscale.judge.probes import Place
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Verdict, VerdictOutcome
 from pytest_ddpscale.util.listing import first_few
 
-
-class NamedPlace(Protocol):
-    """A place with a name."""
-
-    @property
-    def name(self) -> str:
-        """``GPU 3 of n1``."""
-
-    @property
-    def noun(self) -> str:
-        """Plural noun for its kind: ``GPUs``."""
-
-
-@dataclass(frozen=True)
-class JudgedNode:
-    """A node by its host's name."""
-
-    name: str
-    noun: str = "nodes"
-
-
-P = TypeVar("P", bound=NamedPlace)
 # The first of these that any launch has stands for all. Launches share value and interval, so only caveats differ.
 _WORST_FIRST: tuple[VerdictOutcome, ...] = ("error", "not_measured", "inconclusive", "failed", "passed")
 
 
 class Clear(NamedTuple):
-    """Summary of a place that passes, without flags and culprits, and needs no full verdict: fields of `Verdict`."""
+    """What `combined` reads of a `Verdict` that passes, without flags and culprits: all that a clear place needs."""
 
     value: float
     margin: float
@@ -56,18 +35,14 @@ class Clear(NamedTuple):
     outcome: VerdictOutcome = "passed"
 
 
-class PlaceVerdict(Generic[P]):
+class PlaceVerdict:
     """The verdict on one place.
 
-    Thousands of places may be clear, of which only values are needed: their full verdicts are made on first access.
-
-    Args:
-        place: the place.
-        judge: makes its verdict.
-        clear: its summary; None if it has to be judged.
+    Thousands of places may be clear, of which only values are needed: `judge` makes their full verdicts on first
+    access.
     """
 
-    def __init__(self, place: P, judge: Callable[[P], Verdict], clear: Clear | None = None) -> None:
+    def __init__(self, place: Place, judge: Callable[[Place], Verdict], clear: Clear | None = None) -> None:
         self.place, self._judge, self._clear = place, judge, clear
         self.is_clear = clear is not None  # it is known to pass, without flags and culprits
 
@@ -76,12 +51,12 @@ class PlaceVerdict(Generic[P]):
         """The full verdict."""
         return self._judge(self.place)
 
-    @property
+    @cached_property
     def told(self) -> Verdict | Clear:
         """The summary if it is clear, else the verdict."""
         return self.verdict if self._clear is None else self._clear
 
-    @property
+    @cached_property
     def outcome(self) -> VerdictOutcome:
         """Its verdict's."""
         return self.told.outcome
@@ -98,25 +73,19 @@ class PlaceVerdict(Generic[P]):
 
 
 def judge_each(
-    judge: Callable[[P, float], Verdict],
-    places: Iterable[P],
+    judge: Callable[[Place, float], Verdict],
+    places: Sequence[Place],
     planned: int,
     confidence: float,
-    clear: Callable[[P], Clear | None] = lambda _: None,
-) -> tuple[PlaceVerdict[P], ...]:
-    """Judge each place; failures are judged again at the confidence that holds for all places together.
+    clear: Callable[[Place], Clear | None],
+) -> tuple[PlaceVerdict, ...]:
+    """Judge each measured place; failures are judged again at the confidence that holds for all places together.
 
-    Args:
-        judge: judges one place at a confidence.
-        places: the measured places.
-        planned: number of planned places.
-        confidence: of the verdict on all of them, 0 … 1.
-        clear: summary of a place that passes and needs no full verdict, else None.
+    `judge` judges one place at a confidence; `clear` has the summary of a place that needs no full verdict, else None.
     """
-    measured = list(places)
-    of = max(planned, len(measured))
+    of = max(planned, len(places))
 
-    def judge_twice(place: P) -> Verdict:
+    def judge_twice(place: Place) -> Verdict:
         verdict = judge(place, confidence)
         if verdict.outcome != "failed" or of == 1:
             return verdict
@@ -126,27 +95,25 @@ def judge_each(
         reason = f"{verdict.reason}, but on one of {of} {place.noun} this may be chance"
         return replace(again, outcome="inconclusive", reason=reason)
 
-    return tuple(PlaceVerdict(place, judge_twice, clear(place)) for place in measured)
+    return tuple(PlaceVerdict(place, judge_twice, clear(place)) for place in places)
 
 
-def combined(blank: Verdict, judged: Sequence[PlaceVerdict[P]], planned: int, missing: str) -> Verdict:
-    """Combine the verdicts on places to one.
+def combined(blank: Verdict, judged: Sequence[PlaceVerdict], planned: int, missing: str) -> Verdict:
+    """Combine the verdicts on places, at least one unless something is missing, to one.
 
-    Args:
-        blank: on the same requirement, ``not_measured``.
-        judged: the places; at least one, unless something is missing.
-        planned: number of planned places.
-        missing: why it cannot pass even if all measured places do; empty if nothing is missing.
-
-    Returns:
-        ``failed`` if any place fails; else ``error`` if any place has that, ``not_measured`` if something is missing,
-        ``inconclusive`` if any place is; else ``passed``. Value and interval are those of the worst place with that
-        outcome, which it names; rounds the fewest of any place, and the p value the smallest of any times the number of
-        places.
+    ``failed`` if any place fails; else ``error`` if any place has that, ``not_measured`` if something is missing (and
+    why), ``inconclusive`` if any place is; else ``passed``. Value and interval are those of the worst place with that
+    outcome, which it names; rounds the fewest of any place, and the p value the smallest of any times the number of
+    places.
     """
     clear = [one for one in judged if one.is_clear]
     told = [one for one in judged if not one.is_clear and one.outcome != "not_measured"]
-    outcome = _outcome({one.outcome for one in (*told, *clear[:1])}, is_missing=bool(missing))
+    found = {one.outcome for one in (*told, *clear[:1])}
+    outcome: VerdictOutcome = "passed" if found == {"passed"} else "inconclusive"
+    if "failed" in found or "error" in found:
+        outcome = "failed" if "failed" in found else "error"
+    elif missing:
+        outcome = "not_measured"
     undecided = [one.place for one in told if one.verdict.is_open]
     if outcome == "not_measured":
         return _with_undecided(replace(blank, reason=missing), undecided)
@@ -174,17 +141,7 @@ def combined(blank: Verdict, judged: Sequence[PlaceVerdict[P]], planned: int, mi
     return _with_undecided(verdict, undecided)
 
 
-def _outcome(found: Collection[VerdictOutcome], *, is_missing: bool) -> VerdictOutcome:
-    if "failed" in found:
-        return "failed"
-    if "error" in found:
-        return "error"
-    if is_missing:
-        return "not_measured"
-    return "passed" if set(found) == {"passed"} else "inconclusive"
-
-
-def _reason(worst: PlaceVerdict[P], deciding: Sequence[PlaceVerdict[P]], planned: int) -> str:
+def _reason(worst: PlaceVerdict, deciding: Sequence[PlaceVerdict], planned: int) -> str:
     if planned == 1:
         return worst.verdict.reason
     name, noun = worst.place.name, worst.place.noun
@@ -196,7 +153,7 @@ def _reason(worst: PlaceVerdict[P], deciding: Sequence[PlaceVerdict[P]], planned
 
 
 def _notes(
-    told: Sequence[PlaceVerdict[P]], clear: Sequence[PlaceVerdict[P]], deciding: Sequence[PlaceVerdict[P]]
+    told: Sequence[PlaceVerdict], clear: Sequence[PlaceVerdict], deciding: Sequence[PlaceVerdict]
 ) -> tuple[str, ...]:
     """Notes on the places; with names, unless all deciding places share the note."""
     names: dict[str, list[str]] = {}
@@ -210,7 +167,7 @@ def _notes(
     )
 
 
-def _with_undecided(verdict: Verdict, undecided: Sequence[P]) -> Verdict:
+def _with_undecided(verdict: Verdict, undecided: Sequence[Place]) -> Verdict:
     """Note the places that may still fail, of a verdict that can no longer pass."""
     if not undecided:
         return verdict
@@ -220,13 +177,9 @@ def _with_undecided(verdict: Verdict, undecided: Sequence[P]) -> Verdict:
 
 
 def combined_launches(verdicts: Sequence[Verdict]) -> Verdict:
-    """Combine the verdicts on launches to one.
+    """The worst of verdicts on launches, with the rounds, notes, flags and culprits of all.
 
-    Args:
-        verdicts: one per launch, on the value and interval of all launches, with caveats of that launch alone.
-
-    Returns:
-        The worst; with the rounds, notes, flags and culprits of all.
+    Each is on the value and interval of all launches, with caveats of that launch alone.
     """
     is_enough = METRICS[verdicts[0].metric].compares_results  # to differ in one launch
 
@@ -268,24 +221,25 @@ def _who(culprit: Culprit) -> Culprit:
     return replace(culprit, evidence="", is_certain=False, slowdown=None, peers=None, slow_rounds=None, rounds=None)
 
 
-def why_nodes_missing(nodes: Sequence[PlaceVerdict[JudgedNode]], evidence: Evidence) -> str:
+def why_nodes_missing(nodes: Sequence[PlaceVerdict], evidence: Evidence) -> str:
     """Why a requirement cannot pass although no node fails; empty if all planned nodes are measured."""
     planned = evidence.plan.nodes
-    measured = [node.place.name for node in nodes if node.outcome != "not_measured"]
+    measured = [node.place.host for node in nodes if node.outcome != "not_measured"]
     if len(measured) >= planned:
         return ""
-    absent = [node.place.name for node in nodes if node.outcome == "not_measured"]
+    unmeasured = [node for node in nodes if node.outcome == "not_measured"]
+    absent = [node.place.host for node in unmeasured]
     if len(nodes) < planned:
-        absent += sorted(set(evidence.hosts) - {node.place.name for node in nodes})
+        absent += sorted(set(evidence.hosts) - {node.place.host for node in nodes})
     there = f" ({first_few(measured)})" if measured else ""
     text = f"measured on {len(measured)} of {planned} nodes{there}"
     if absent:
         text += f"; {first_few(absent)} {'is' if len(absent) == 1 else 'are'} missing"
-    why = {node.verdict.reason for node in nodes if node.outcome == "not_measured"}
+    why = {node.verdict.reason for node in unmeasured}
     return f"{text}: {'; '.join(sorted(why))}" if why else text
 
 
-def with_failed_nodes(verdict: Verdict, nodes: Sequence[PlaceVerdict[JudgedNode]], planned: int) -> Verdict:
+def with_failed_nodes(verdict: Verdict, nodes: Sequence[PlaceVerdict], planned: int) -> Verdict:
     """Name the nodes that fail, with their value and the others', unless a culprit on them is already named.
 
     If more than half fail, no culprit is certain: a wrong bound must not drain a cluster. This does not apply to ranks
@@ -296,9 +250,9 @@ def with_failed_nodes(verdict: Verdict, nodes: Sequence[PlaceVerdict[JudgedNode]
     # Hosts with a certain culprit; for ranks that disagree any culprit will do.
     named = {c.host for c in verdict.culprits if c.is_certain or is_told_by_ranks}
     culprits = [
-        Culprit("node", node.place.name, None, None, _evidence_on(node, nodes))
+        Culprit("node", node.place.host, None, None, _evidence_on(node, nodes))
         for node in failed
-        if node.place.name not in named
+        if node.place.host not in named
     ]
     found = replace(verdict, culprits=(*verdict.culprits, *culprits))
     if 2 * len(failed) <= planned or is_told_by_ranks:
@@ -308,17 +262,12 @@ def with_failed_nodes(verdict: Verdict, nodes: Sequence[PlaceVerdict[JudgedNode]
     return replace(found, notes=(*found.notes, note), culprits=uncertain)
 
 
-def _evidence_on(node: PlaceVerdict[JudgedNode], nodes: Sequence[PlaceVerdict[JudgedNode]]) -> str:
-    unit = node.verdict.unit
+def _evidence_on(node: PlaceVerdict, nodes: Sequence[PlaceVerdict]) -> str:
+    form = "{:.1%}" if node.verdict.unit == "fraction" else f"{{:.4g}} {node.verdict.unit}"
     others = [n.value for n in nodes if n is not node and n.value is not None]
-    text = f"{node.verdict.metric} {_number(node.value, unit)} on this node alone"
+    value = "unknown" if node.value is None else form.format(node.value)
+    text = f"{node.verdict.metric} {value} on this node alone"
     if not others:
         return text
     whom = "the other node" if len(others) == 1 else f"the median of {len(others)} other nodes"
-    return f"{text}, {_number(statistics.median(others), unit)} is {whom}"
-
-
-def _number(value: float | None, unit: str) -> str:
-    if value is None:
-        return "unknown"
-    return f"{value:.1%}" if unit == "fraction" else f"{value:.4g} {unit}"
+    return f"{text}, {form.format(statistics.median(others))} is {whom}"

@@ -9,7 +9,7 @@ from pytest_ddpscale.judge.slow_links import node_pair_results, rails_of
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import first_rounds
-from pytest_ddpscale.run.column_record import BoolArray
+from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.coverage import (
     INFERENCE,
     PAIRS,
@@ -45,8 +45,7 @@ def coverage_of(
 
     Args:
         evidence: of the whole run.
-        cases: the selected cases.
-        verdicts: on them, by id.
+        cases: the selected ones, with `verdicts` by id.
         left_out: reason by host for nodes on which nothing was launched.
         gpus_per_node: number of usable GPUs; 0 if unknown, or on a CPU.
     """
@@ -126,16 +125,16 @@ class _Blocks:
             if key[0] in (PROBES, PAIRS):
                 continue
             self._take(key, trained.ranks)
-            self._miss(key[0], trained.ranks, trained.present)
+            self._miss(trained)
             arm = self._arms.get(key)
             if arm is not None and not self._layout.takes_turns(arm) and not trained.single_sample.any():
-                self._never_came(key[0], trained.ranks, trained.present, self._layout.ranks([arm]))
+                self._never_came(trained, self._layout.ranks([arm]))
         for probed in evidence.probes:
             block = (PROBES, probed.arm)
             self._sizes[block] = world_size = int(probed.arm.partition("@")[2] or 1)
             self._take(block, probed.ranks)
             if world_size == 1:
-                self._never_came(PROBES, probed.ranks, probed.present, range(self._layout.world_size))
+                self._never_came(probed, range(self._layout.world_size))
         self._miss_probes(evidence)
         self.places: dict[str, list[_Place]] = defaultdict(list)
         for place in self.devices:
@@ -156,12 +155,13 @@ class _Blocks:
         self.of[block].update(places)
         self.devices.update(zip(places, ranks.devices.tolist(), strict=True))
 
-    def _miss(self, study: str, ranks: RankColumns, present: BoolArray) -> None:
+    def _miss(self, trained: ArmColumns) -> None:
         """Note ranks that miss some rounds, if all were present in another one: otherwise ranks may take turns."""
+        present = trained.present
         if present.all(axis=1).any():
             missed = (present.any(axis=1, keepdims=True) & ~present).sum(axis=0)
             for at in missed.nonzero()[0].tolist():
-                self._note(study, ranks.places[at], int(missed[at]))
+                self._note(trained.study, trained.ranks.places[at], int(missed[at]))
 
     def _miss_probes(self, evidence: Evidence) -> None:
         """Note ranks that miss training rounds and were probed less often than others.
@@ -174,21 +174,21 @@ class _Blocks:
                 if (place := probed.ranks.places[at]) in self.missing_in:
                     self.missing_in[place].add(PROBES)
 
-    def _never_came(self, study: str, ranks: RankColumns, present: BoolArray, planned: Iterable[int]) -> None:
+    def _never_came(self, measured: ArmColumns, planned: Iterable[int]) -> None:
         """Note ranks that never came while at least half of their node did; a lost node counts elsewhere."""
-        per_node, numbers = self._layout.ranks_per_node, ranks.numbers.tolist()
+        per_node, numbers = self._layout.ranks_per_node, measured.ranks.numbers.tolist()
         there: dict[int, list[int]] = defaultdict(list)
         for column, number in enumerate(numbers):
             there[number // per_node].append(column)
         absent: dict[int, list[int]] = defaultdict(list)
         for number in set(planned) - set(numbers):
             absent[number // per_node].append(number)
-        rounds = int(present.any(axis=1).sum())
+        rounds = int(measured.present.any(axis=1).sum())
         for node, missing in absent.items():
             if len(there[node]) >= len(missing):
-                host = ranks.places[there[node][0]][0]
+                host = measured.ranks.places[there[node][0]][0]
                 for number in missing:
-                    self._note(study, (host, number % per_node), rounds)
+                    self._note(measured.study, (host, number % per_node), rounds)
 
     def _note(self, study: str, place: _Place, rounds: int) -> None:
         self.missed[place] = max(self.missed[place], rounds)
@@ -197,11 +197,13 @@ class _Blocks:
 
     def tested(self, blocks: Iterable[_Block]) -> dict[_Place, set[str]]:
         """Kinds of tests by place."""
-        found: dict[_Place, set[str]] = defaultdict(set)
-        for block in blocks:
+        places: dict[str, set[_Place]] = defaultdict(set)
+        for block in set(blocks):
             arm = self._arms.get(block)
-            kind = PROBES if block in self._sizes else INFERENCE if arm and arm.infers else TRAINING
-            for place in self.of[block]:
+            places[PROBES if block in self._sizes else INFERENCE if arm and arm.infers else TRAINING] |= self.of[block]
+        found: dict[_Place, set[str]] = defaultdict(set)
+        for kind, theirs in places.items():
+            for place in theirs:
                 found[place].add(kind)
         return found
 

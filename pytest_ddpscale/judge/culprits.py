@@ -65,8 +65,7 @@ class RankComparison:
     @cached_property
     def stragglers(self) -> list[Straggler]:
         """Slow ranks, slowest first; if no single launch shows any, those that the rounds of all launches show."""
-        found: list[Straggler] = self.evidence.once(("stragglers", self.study.id), self._find_stragglers)
-        return found
+        return self.evidence.once(("stragglers", self.study.id), self._find_stragglers)
 
     def _find_stragglers(self) -> list[Straggler]:
         plan = self.evidence.plan
@@ -83,8 +82,7 @@ class RankComparison:
     def watched(self) -> list[Straggler]:
         """Ranks that are slow by too little to be named, slowest first."""
         find = partial(find_watched, self.rounds, self.stragglers, self.minimum_relative_gap)
-        found: list[Straggler] = self.evidence.once(("watched", self.study.id), find)
-        return found
+        return self.evidence.once(("watched", self.study.id), find)
 
     @property
     def minimum_relative_gap(self) -> float:
@@ -102,9 +100,7 @@ class RankComparison:
     def slower_than_their_node(self, ranks: Sequence[Straggler]) -> list[Straggler]:
         """Ranks of a slow node that are slower than it is, slowest first."""
         find = partial(slower_than_their_node, ranks, self.rounds, self.minimum_relative_gap)
-        key = ("slower than their node", self.study.id, ranks[0].host)
-        found: list[Straggler] = self.evidence.once(key, find)
-        return found
+        return self.evidence.once(("slower than their node", self.study.id, ranks[0].host), find)
 
     def among(self, found: Sequence[Straggler], measured: ArmRounds) -> list[Straggler]:
         """Those of `found` that are ranks of the judged arm."""
@@ -139,9 +135,8 @@ def with_culprits(
 def _least_busy(measured: ArmRounds, ranks: int) -> Culprit:
     idle = [column for column in measured.least_busy.tolist() if column >= 0]
     most_often = statistics.mode(idle)
-    _, host, local_rank, device = measured.ranks.who(most_often)
     evidence = f"least busy of {ranks} in {idle.count(most_often)} of {len(idle)} rounds"
-    return Culprit("gpu", host, local_rank, device, evidence)
+    return Culprit("gpu", *measured.ranks.who(most_often)[1:], evidence)
 
 
 def _with_stragglers(verdict: Verdict, case: Case, compared: RankComparison, measured: ArmRounds) -> Verdict:
@@ -316,6 +311,5 @@ def _slowest(found: Iterable[Straggler]) -> list[Straggler]:
     kept: dict[tuple[str, int | None], Straggler] = {}
     for one in found:
         place = one.host, one.culprit.gpu_index
-        if place not in kept or one.ratio > kept[place].ratio:
-            kept[place] = one
+        kept[place] = max(kept.get(place, one), one, key=lambda straggler: straggler.ratio)
     return list(kept.values())

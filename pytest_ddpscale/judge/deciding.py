@@ -25,11 +25,6 @@ class Decider:
 
     A requirement is judged again while it is open. One that is decided is judged again only before an arm is dropped,
     and if its arms were measured since, because a dropped arm does not come back.
-
-    Args:
-        plan: of the measurement.
-        cases: requirements that will be judged.
-        confidence: of the intervals, 0 … 1.
     """
 
     def __init__(self, plan: Plan, cases: Sequence[AnyCase], confidence: float) -> None:
@@ -123,11 +118,6 @@ def still_open(cases: Sequence[AnyCase], evidence: Evidence, confidence: float) 
     """Requirements that more rounds may decide.
 
     A decided requirement stays decided: its arms get no new rounds, so the judge sees the same data again.
-
-    Args:
-        cases: requirements on one study.
-        evidence: of the study so far.
-        confidence: of the intervals.
     """
     return [case for case in cases if judge(case, evidence, confidence).is_open]
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
+from pytest_ddpscale.judge.peers import median_over_rounds
 from pytest_ddpscale.judge.rounds import ArmRounds
-from pytest_ddpscale.plan.study import PROBES, Plan
+from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.telemetry import TelemetryColumns
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
 from pytest_ddpscale.util.listing import first_few
@@ -44,7 +44,7 @@ SLOW_CLOCK = 0.5
 THROTTLE_FAULTS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 # Share of the rounds of an arm; an anomaly in fewer rounds may come from a neighbour's job.
 SHARE_OF_ROUNDS = 0.5
-_POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
+POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
 _IN_WORDS = {
     "stalled": "busy at nearly idle power: it waits inside a kernel",
     "throttled": "held down by heat, power supply or board",
@@ -63,11 +63,14 @@ def flags(told: TelemetryColumns) -> dict[str, BoolArray]:
 
     A value that could not be read raises no flag, and does not show health either.
     """
-    busy = told.utilization
+    busy, power, limit, idle = told.utilization, mean_power_w(told), told.power_limit_w, told.idle_power_w
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = (power - idle) / (limit - idle)
+    is_nearly_idle = np.where(idle < limit, share < STALLED_POWER, power < STALLED_POWER_OF_LIMIT * limit)
     is_slow = (busy >= IDLE) & (told.sm_clock_mhz < SLOW_CLOCK * told.sm_clock_max_mhz)
     is_working = is_slow | (told.sm_activity >= WORKING_SMS)
     return {
-        "stalled": (busy >= BUSY) & ~is_working & _is_nearly_idle(told),
+        "stalled": (busy >= BUSY) & ~is_working & is_nearly_idle,
         "idle": busy < IDLE,
         "throttled": told.throttle_reasons.where(
             lambda reasons: any((reasons or {}).get(reason, 0.0) >= THROTTLED for reason in THROTTLE_FAULTS)
@@ -86,16 +89,17 @@ def mean_power_w(told: TelemetryColumns) -> FloatArray:
     return np.where(is_counted, told.energy_j / told.seconds, told.power_w)
 
 
-def _is_nearly_idle(told: TelemetryColumns) -> BoolArray:
-    power, limit, idle = mean_power_w(told), told.power_limit_w, told.idle_power_w
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = (power - idle) / (limit - idle)
-    return np.where(idle < limit, share < STALLED_POWER, power < STALLED_POWER_OF_LIMIT * limit)
-
-
 def device_notes(evidence: Evidence) -> list[str]:
     """A line for each arm with idle, stalled, throttled or slow devices in most rounds, and on lowered power limits."""
-    return [*_low_utilization(evidence.columns), *_flagged(evidence.telemetry), *_capped(evidence.surveys.values())]
+    # A lowered power limit makes GPUs slower than others of their model.
+    capped = [
+        f"GPU {gpu.local_rank} on {survey.host} ({gpu.power_limit_w:g} W, default {gpu.power_limit_default_w:g} W)"
+        for survey in evidence.surveys.values()
+        for gpu in survey.gpus
+        if gpu.local_rank is not None and (gpu.power_limit_w or math.inf) < (gpu.power_limit_default_w or 0)
+    ]
+    notes = [*_low_utilization(evidence.columns), *_flagged(evidence.telemetry)]
+    return [*notes, f"power limit below the default: {first_few(capped)}"] if capped else notes
 
 
 def with_stalled_devices(verdict: Verdict, measured: ArmRounds, telemetry: TelemetryColumns) -> Verdict:
@@ -110,20 +114,14 @@ def with_stalled_devices(verdict: Verdict, measured: ArmRounds, telemetry: Telem
     stalled = [windows for flag, windows in _mostly(theirs) if flag == "stalled"]
     if not stalled:
         is_known = _has_known_power(measured, theirs)
-        return verdict if is_known else replace(verdict, notes=(*verdict.notes, _POWER_UNKNOWN))
+        return verdict if is_known else replace(verdict, notes=(*verdict.notes, POWER_UNKNOWN))
     culprits = []
     for windows in stalled:
-        host, local_rank, device = windows.place_of(0)
         evidence = f"stalled in {len(windows)} rounds: {_power(windows)}"
         # Not certain: the GPU may be waiting for a peer.
-        culprits.append(Culprit("gpu", host, local_rank, device, evidence, is_certain=False))
+        culprits.append(Culprit("gpu", *windows.place_of(0), evidence, is_certain=False))
     reason = f"{_name(stalled[0])} is {_IN_WORDS['stalled']} ({_power(stalled[0])}), so its utilization proves nothing"
     return replace(verdict, outcome="inconclusive", reason=reason, culprits=tuple(culprits))
-
-
-def notes_without_telemetry(plan: Plan) -> tuple[str, ...]:
-    """Notes of `with_stalled_devices` on a pass of a node without telemetry."""
-    return () if plan.device_type == "cpu" else (_POWER_UNKNOWN,)
 
 
 def _has_known_power(measured: ArmRounds, telemetry: TelemetryColumns) -> bool:
@@ -137,30 +135,17 @@ def _has_known_power(measured: ArmRounds, telemetry: TelemetryColumns) -> bool:
 
 def _low_utilization(columns: Columns) -> Iterator[str]:
     for (study, arm), measured in columns.arms.items():
-        own = measured.of(~measured.single_sample)
-        utilization = own.reading("utilization")
+        utilization = measured.reading("utilization")[~measured.single_sample]
         read = np.flatnonzero((~np.isnan(utilization)).any(axis=0))
-        busy = np.nanmedian(utilization[:, read], axis=0)
+        busy = median_over_rounds(utilization[:, read]) if len(read) else np.zeros(0)
         if (busy < IDLE).any():
-            share, ranks = busy.min(), own.ranks.of(read[busy == busy.min()])
+            share, ranks = busy.min(), measured.ranks.of(read[busy == busy.min()])
             host, rank = min(zip(ranks.hosts.tolist(), ranks.numbers.tolist(), strict=True))
             whose = f"{(busy < IDLE).sum()} of {len(busy)} devices" if len(busy) > 1 else "the device"
             yield (
                 f"low utilization: {study}, {arm}: {whose} below {IDLE:.0%}, least busy rank {rank} on {host} "
                 f"with {share:.0%}"
             )
-
-
-def _capped(surveys: Iterable[Survey]) -> Iterator[str]:
-    """GPUs with a lowered power limit, which makes them slower than others of their model."""
-    capped = [
-        f"GPU {gpu.local_rank} on {survey.host} ({gpu.power_limit_w:g} W, default {gpu.power_limit_default_w:g} W)"
-        for survey in surveys
-        for gpu in survey.gpus
-        if gpu.local_rank is not None and (gpu.power_limit_w or math.inf) < (gpu.power_limit_default_w or 0)
-    ]
-    if capped:
-        yield f"power limit below the default: {first_few(capped)}"
 
 
 def _flagged(telemetry: TelemetryColumns) -> Iterator[str]:

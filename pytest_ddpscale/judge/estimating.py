@@ -106,10 +106,8 @@ class Estimated:
 
         As `are_final` says; False for the others.
         """
-        found, with_interval = (
-            np.zeros(len(self.values), np.bool_),
-            ~np.isnan(self.low) & (self.rounds >= FEWEST_ROUNDS),
-        )
+        found = np.zeros(len(self.values), np.bool_)
+        with_interval = ~np.isnan(self.low) & (self.rounds >= FEWEST_ROUNDS)
         by_factors = self.scale == "factors"
         on_scale, size = (math.log(bound), 1.0) if by_factors else (bound, abs(bound))
         for count in np.unique(self.rounds[with_interval]).tolist():
@@ -131,27 +129,21 @@ class Estimated:
             return Found(value, None, too_few=f"{rounds} rounds; expected at least {FEWEST_ROUNDS}")
         if math.isnan(low):
             return Found(value, None, too_few=f"{rounds} rounds are too few for a confidence of {self.confidence:g}")
-        correlation = float(self.correlations[row])
+        change, correlation, note = float(self.drifts[row]), float(self.correlations[row]), ""
+        if not math.isnan(change):
+            text = f"{math.expm1(change):+.1%}" if self.scale == "factors" else f"{change:+.3g}"
+            note = f"not steady: {text} from the first to the last third of {rounds} rounds"
+            note += "; judged as if this continued"
         names = (one.name for one in fields(self) if one.name not in ("scale", "limit", "confidence"))
         only = replace(self, **{name: getattr(self, name)[row : row + 1] for name in names})
-        return Found(
-            value, (low, high), self._drift_note(row),
-            correlation=None if math.isnan(correlation) else correlation, exceeds=bool(self.exceed[row]),
-            series=only,
-        )  # fmt: skip
-
-    def _drift_note(self, row: int) -> str:
-        change, rounds = float(self.drifts[row]), self.rounds[row]
-        if math.isnan(change):
-            return ""
-        text = f"{math.expm1(change):+.1%}" if self.scale == "factors" else f"{change:+.3g}"
-        return f"not steady: {text} from the first to the last third of {rounds} rounds; judged as if this continued"
+        known = None if math.isnan(correlation) else correlation
+        return Found(value, (low, high), note, correlation=known, exceeds=bool(self.exceed[row]), series=only)
 
 
 def estimate(
     samples: FloatArray, scale: Scale, confidence: float, limit: int = 0, errors: FloatArray | None = None
 ) -> Estimated:
-    """Values and intervals of many series.
+    """Values and intervals of many series, with fields of `Estimated` as arguments.
 
     Args:
         samples: in the order of the rounds, NaN where there is none, (series, rounds). A series with an impossible
@@ -218,11 +210,6 @@ def over_launches(found: Sequence[Found], scale: Scale, confidence: float) -> Fo
 
     A launch that drifts counts with its whole interval, which reaches to where its trend would lead: if all launches
     drift the same way, their means agree on a value at which none of them stays.
-
-    Args:
-        found: value and interval of each launch.
-        scale: how values err.
-        confidence: of the interval, 0 … 1.
     """
     values, by_factors = [one.value for one in found], scale == "factors"
 
@@ -249,13 +236,9 @@ def over_launches(found: Sequence[Found], scale: Scale, confidence: float) -> Fo
 def why_not_decided(found: Found, bound: float, side: int) -> str:
     """The reason if the interval cannot be relied on, or if further rounds may still change the result; else empty.
 
-    Args:
-        found: with an interval that excludes the bound.
-        bound: in the metric's unit.
-        side: 1 if the interval lies above the bound, -1 below.
+    The interval excludes the bound: with side 1 it lies above, with -1 below.
     """
-    correlated = why_correlated(found, bound)
-    series = found.series
+    correlated, series = why_correlated(found, bound), found.series
     if correlated or series is None or series.leave(bound, side).all():
         return correlated
     return (

@@ -32,11 +32,7 @@ _READ_AS = {"memory_bytes": "memory", "pci_device_id": "pci", "nvlinks_active": 
 
 @dataclass(frozen=True, eq=False)
 class GpuBlocks:
-    """The blocks of a run.
-
-    Attributes:
-        measured: of each arm.
-    """
+    """The blocks of a run, by arm."""
 
     measured: Sequence[ArmColumns] = ()
 
@@ -159,7 +155,6 @@ class Finding:
         return replace(self, faults=tuple(replace(one, **changes) for one in self.faults))
 
 
-_LOOKED_AT = Finding(gpus=1)
 Findings: TypeAlias = dict[str, Finding]  # by host
 Check: TypeAlias = Callable[[NodeEvidence], Findings]
 
@@ -216,9 +211,9 @@ def gpus_of(survey: Survey, judge: Callable[[SurveyedGpu], Iterable[Finding]]) -
     for gpu, place in places:
         if gpu.problem:
             yield unknown(f"{place.label} does not answer: {gpu.problem}")
-        else:
-            found = tuple(judge(gpu))
-            yield summed((_LOOKED_AT, *found)).at(place) if found else _LOOKED_AT
+        elif found := tuple(judge(gpu)):
+            yield summed(found).at(place)
+    yield Finding(gpus=sum(not gpu.problem for gpu, _ in places))
 
 
 def gpu_places(survey: Survey) -> list[tuple[SurveyedGpu, GpuPlace]]:
@@ -227,10 +222,8 @@ def gpu_places(survey: Survey) -> list[tuple[SurveyedGpu, GpuPlace]]:
     The order is that of CUDA_VISIBLE_DEVICES, or the driver's if the survey has no local ranks.
     """
     visible = [gpu for gpu in survey.gpus if gpu.is_visible]
-    ranks = [gpu.local_rank for gpu in visible]
-    if all(rank is None for rank in ranks):
-        ranks = list(range(len(visible)))
-    found = [(gpu, GpuPlace(rank, gpu.uuid)) for gpu, rank in zip(visible, ranks, strict=True)]
+    has_ranks = any(gpu.local_rank is not None for gpu in visible)
+    found = [(gpu, GpuPlace(gpu.local_rank if has_ranks else i, gpu.uuid)) for i, gpu in enumerate(visible)]
     return sorted(found, key=lambda one: len(visible) if one[1].index is None else one[1].index)
 
 
@@ -277,19 +270,16 @@ def each_working_gpu(judge: Callable[[NodeExpectation, TelemetryColumns], Iterab
             if watched < LEAST_SHARE_WATCHED * blocks:
                 found += unknown(f"telemetry of only {watched} of {blocks} blocks")
             yield found.at(GpuPlace(windows.place_of(0).local_rank, uuid))
-        asked = seen.expectation.gpus_per_node or 1
-        watched = len(devices.keys() & _working_gpus(seen, host, devices, worked))
+        # Only GPUs that the survey lists and that ran a block count, as far as both are known.
+        asked, survey = seen.expectation.gpus_per_node or 1, seen.surveys.get(host)
+        counting = devices.keys() & worked if seen.blocks.gpus else devices.keys()
+        if survey is not None and not survey.problem:
+            counting &= {gpu.uuid for gpu in survey.gpus}
+        watched = len(counting)
         if watched < asked:
             yield unknown(f"telemetry of only {watched} of {asked} GPUs")
 
     return find
-
-
-def _working_gpus(seen: NodeEvidence, host: str, devices: Collection[str], worked: set[str]) -> set[str]:
-    """GPUs that the survey lists and that ran a block; `devices` stands in for whichever of the two is unknown."""
-    survey = seen.surveys.get(host)
-    known = {gpu.uuid for gpu in survey.gpus} if survey is not None and not survey.problem else set(devices)
-    return known & (worked if seen.blocks.gpus else set(devices))
 
 
 def in_most_windows(
@@ -298,16 +288,22 @@ def in_most_windows(
     """A fault if a condition held in at least half of an arm's windows, whatever the unreadable windows contain.
 
     Arms are judged one by one, so that probes, which heat nothing, cannot outvote a fault that shows only in training.
-    An arm is unknown if unreadable windows could change the result, and a GPU if it was hardly polled.
+    An arm is unknown if unreadable windows could change the result, and a GPU if it was hardly polled. A single window
+    may show a momentary excursion, so an arm needs several; if none has, all windows are judged together.
 
     Args:
-        windows: of one GPU.
+        windows: of one GPU. Those without a poll do not count if there are others, because a probe's may be shorter
+            than the time between two polls; they do count if the GPU does not answer.
         was_so: windows where the condition held.
         was_not: windows where it did not; windows in neither are unreadable.
         text: describes the condition.
         what: the reading that is missing in unreadable windows.
     """
-    counting, arms = _by_arm(windows)
+    is_silent = windows.unreadable.where(lambda reasons: "device" in reasons)
+    counting = (windows.polls > 0) | is_silent | (windows.seconds > LONGEST_UNPOLLED_S)
+    counting = counting if counting.any() else np.ones_like(counting)
+    of_several = counting & (np.bincount(windows.arm, counting) > 1)[windows.arm]
+    counting, arms = (of_several, windows.arm) if of_several.any() else (counting, np.zeros_like(windows.arm))
     total, so, not_so = (np.bincount(arms, counting & those) for those in (counting, was_so, was_not))
     at_fault = (total > 0) & (so >= SHARE_OF_WINDOWS * total)
     untold = (total > 0) & (total - not_so >= SHARE_OF_WINDOWS * total)
@@ -323,16 +319,3 @@ def in_most_windows(
     if seconds >= RAREST_POLLS_S * max(polls, 1):
         return unknown(f"only {polls:.0f} polls in {seconds:.0f} s under load")
     return Finding()
-
-
-def _by_arm(windows: TelemetryColumns) -> tuple[BoolArray, IntArray]:
-    """Windows that count, and their arms; a single window may show a momentary excursion, so an arm needs several.
-
-    Windows without a poll do not count if there are others, because a probe's may be shorter than the time between two
-    polls; they do count if the GPU does not answer. If no arm has several windows, all windows are judged together.
-    """
-    is_silent = windows.unreadable.where(lambda reasons: "device" in reasons)
-    counting = (windows.polls > 0) | is_silent | (windows.seconds > LONGEST_UNPOLLED_S)
-    counting = counting if counting.any() else np.ones_like(counting)
-    of_several = counting & (np.bincount(windows.arm, counting) > 1)[windows.arm]
-    return (of_several, windows.arm) if of_several.any() else (counting, np.zeros_like(windows.arm))

@@ -35,37 +35,31 @@ SHARE_OF_POLLS = 0.1
 # Below this utilization a GPU, and with it its link, may be saving power.
 BUSY_UTILIZATION = 0.5
 _GIB = 2**30
-_GONE = "the driver no longer lists it"
 _NOTHING_EXPECTED = "the SKU's `node:` does not set {}"
 
 
 def gpus(seen: NodeEvidence) -> Findings:
     """As many GPUs of the SKU as requested, all answering, also under load; on CPU at least one core per rank."""
-    if seen.expectation.device_type == "cpu":
-        return _cores(seen)
-    found = _gpus(seen)
-    for host, finding in _lost_at_work(seen):
+    found = _usable(seen)
+    for host, finding in () if seen.expectation.device_type == "cpu" else _lost_at_work(seen):
         found[host] = found.get(host, Finding()) + finding
     return found
 
 
 @each_node
-def _cores(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
+def _usable(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
     asked = expectation.gpus_per_node or 1
-    if survey.cores is None:
-        yield unknown("the number of CPU cores for ranks is unknown")
-    elif survey.cores < asked:
-        yield fault(f"{survey.cores} CPU cores for {asked} ranks")
-
-
-@each_node
-def _gpus(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
+    if expectation.device_type == "cpu":
+        if survey.cores is None:
+            yield unknown("the number of CPU cores for ranks is unknown")
+        elif survey.cores < asked:
+            yield fault(f"{survey.cores} CPU cores for {asked} ranks")
+        return
     places = gpu_places(survey)
     yield Finding(gpus=len(places))
     for gpu, place in places:
         lost = [fault(f"lost: {gpu.problem}", stands_alone=True)] if gpu.problem else _model(expectation, gpu)
         yield from (one.at(place) for one in lost)
-    asked = expectation.gpus_per_node or 1
     if len(places) < asked:
         why = "" if places else f": {no_gpu_reason(survey)}"
         yield fault(f"{len(places)} GPUs are visible; expected {asked}{why}")
@@ -376,7 +370,8 @@ def _found_again(gpu: SurveyedGpu, before: Survey, after: Survey) -> SurveyedGpu
     is_as_long = len(after.gpus) == len(before.gpus) and gpu.index < len(after.gpus)
     if is_as_long and not after.gpus[gpu.index].uuid:
         return after.gpus[gpu.index]
-    return SurveyedGpu(gpu.index, gpu.uuid, gpu.name, gpu.pci_bus_id, gpu.pci_device_id, problem=_GONE, is_lost=True)
+    gone = "the driver no longer lists it"
+    return SurveyedGpu(gpu.index, gpu.uuid, gpu.name, gpu.pci_bus_id, gpu.pci_device_id, problem=gone, is_lost=True)
 
 
 def _why_silent(after: Survey) -> str:

@@ -6,7 +6,7 @@ import re
 import statistics
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from pytest_ddpscale.judge.findings import (
     Finding,
@@ -14,7 +14,6 @@ from pytest_ddpscale.judge.findings import (
     GpuPlace,
     NodeEvidence,
     NodeFault,
-    each_gpu,
     each_node,
     fault,
     gpus_of,
@@ -60,12 +59,9 @@ def versions(seen: NodeEvidence) -> Findings:
         reason = survey.torch_problem or survey.driver_problem
         none = unknown(f"no version of {missing}{f' ({reason})' if reason else ''}")
         found[host] = looked_at(survey) or (none if missing else Finding())
+    known = {host: survey.versions for host, survey in seen.surveys.items() if not survey.problem}
     read = {
-        name: {
-            host: version
-            for host, survey in seen.surveys.items()
-            if not survey.problem and (version := survey.versions.get(name))
-        }
+        name: {host: version for host, versions in known.items() if (version := versions.get(name))}
         for name in (*compared, *_NOTED)
     }
     first_with = {version: host for host, version in reversed(read["torch"].items())}
@@ -115,18 +111,18 @@ def kernels(_: NodeExpectation, survey: Survey) -> Iterator[Finding]:
         yield from gpus_of(survey, judge)
 
 
-def bf16(seen: NodeEvidence) -> Findings:
+@each_node
+def bf16(expectation: NodeExpectation, survey: Survey) -> Iterable[Finding]:
     """Native bf16, if a workload needs it."""
-    return _bf16(seen) if "bf16" in seen.expectation.precisions else each_node(lambda *_: ())(seen)
 
+    def judge(gpu: SurveyedGpu) -> Iterator[Finding]:
+        capability = parse_capability(gpu.compute_capability or "")
+        if capability is None:
+            yield unread(gpu, "compute_capability")
+        elif capability < _BF16_CAPABILITY:
+            yield fault(f"compute capability {gpu.compute_capability} has no native bf16; expected 8.0 or later")
 
-@each_gpu
-def _bf16(_: NodeExpectation, gpu: SurveyedGpu) -> Iterator[Finding]:
-    capability = parse_capability(gpu.compute_capability or "")
-    if capability is None:
-        yield unread(gpu, "compute_capability")
-    elif capability < _BF16_CAPABILITY:
-        yield fault(f"compute capability {gpu.compute_capability} has no native bf16; expected 8.0 or later")
+    return gpus_of(survey, judge) if "bf16" in expectation.precisions else ()
 
 
 def topology(seen: NodeEvidence) -> Findings:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -81,16 +81,12 @@ def t_quantile(probability: float, degrees: int) -> float:
     """
     if not 0.5 <= probability < 1 or degrees < 1:
         raise ValueError(f"probability {probability}, degrees {degrees}; expected 0.5 <= probability < 1, degrees >= 1")
-    upper = 1.0
-    while _t_cdf(upper, degrees) < probability:
-        upper *= 2
-    return _bisect(lambda t: _t_cdf(t, degrees) - probability, 0.0, upper)
-
-
-def _bisect(function: Callable[[float], float], low: float, high: float) -> float:
+    low, high = 0.0, 1.0
+    while _t_cdf(high, degrees) < probability:
+        high *= 2
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if function(middle) < 0 else (low, middle)
+        low, high = (middle, high) if _t_cdf(middle, degrees) < probability else (low, middle)
     return (low + high) / 2
 
 
@@ -114,13 +110,7 @@ def _t_cdf(t: float, degrees: int) -> float:
 
 
 class ValueChange(NamedTuple):
-    """Change of a value from run A to run B.
-
-    Attributes:
-        size: B ÷ A - 1; for shares of time or memory B - A.
-        low: its lower limit.
-        high: its upper limit.
-    """
+    """Change of a value from run A to run B, with its limits: B ÷ A - 1, or B - A for shares of time or memory."""
 
     size: float
     low: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +13,6 @@ from pytest_ddpscale.judge.bounds import against_bound, blank_verdict
 from pytest_ddpscale.judge.caveats import Asked, Caveat, caveats_on, with_spent_budget
 from pytest_ddpscale.judge.combining import (
     Clear,
-    JudgedNode,
-    NamedPlace,
     PlaceVerdict,
     combined,
     combined_launches,
@@ -25,39 +23,29 @@ from pytest_ddpscale.judge.combining import (
 from pytest_ddpscale.judge.culprits import RankComparison, with_culprits
 from pytest_ddpscale.judge.node_checks import judge_check
 from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
-from pytest_ddpscale.judge.probes import values_of_probe, why_incomplete
+from pytest_ddpscale.judge.probes import Place, values_of_probe, why_incomplete
 from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
 from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, joined, launches_of, matching_study
 from pytest_ddpscale.judge.wrong_data import with_wrong_data
-from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict, VerdictOutcome
+from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
-
-P = TypeVar("P", bound=NamedPlace)
 
 
 def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
     """The verdict on one requirement; ``no_regression`` is judged later, with the history.
 
-    Args:
-        case: the requirement.
-        evidence: the measurements, in any order.
-        confidence: of the interval, valid for all rounds together, 0 … 1.
-
-    Returns:
-        ``passed`` if the whole interval is on the good side of the bound, ``failed`` if the whole interval is on the
-        bad side, ``inconclusive`` if the bound lies inside, if there are too few rounds (`bounds`) or if the numbers
-        cannot be trusted (`caveats`); ``not_measured`` without data, ``error`` if the study broke. Each place is judged
-        (`combining`): with several nodes those that fit a requirement, and all GPUs, groups or pairs of a probe. With
-        several launches the interval is that of their means, and a caveat in one launch counts for all. Wrong results
-        fail whatever the speed.
+    ``passed`` if the whole interval, valid for all rounds together at this confidence, is on the good side of the
+    bound, ``failed`` if it is on the bad side, ``inconclusive`` if the bound lies inside, if there are too few rounds
+    (`bounds`) or if the numbers cannot be trusted (`caveats`); ``not_measured`` without data, ``error`` if the study
+    broke. Each place is judged (`combining`): with several nodes those that fit a requirement, and all GPUs, groups or
+    pairs of a probe. With several launches the interval is that of their means, and a caveat in one launch counts for
+    all. Wrong results fail whatever the speed.
     """
     blank, subject = blank_verdict(case, confidence), case.requirement.definition.subject
     if isinstance(case, Case):
-        return _with_both_throughputs(_with_only_launch(_judge_training(blank, case, evidence), evidence), case)
+        return _with_both_throughputs(_judge_training(blank, case, evidence), case)
     if subject == "probe":
         return _judge_probe(blank, case, evidence)
     return judge_check(blank, case, evidence) if subject == "check" else blank
@@ -75,7 +63,11 @@ def _judge_training(blank: Verdict, case: Case, evidence: Evidence) -> Verdict:
     verdicts = [
         _judge_launch(blank, case, launch, one, together) for launch, one in zip(evidence.launches, each, strict=True)
     ]
-    return combined_launches(verdicts) if len(verdicts) > 1 else verdicts[0]
+    if len(verdicts) > 1:
+        return combined_launches(verdicts)
+    # On a CPU launches differ more than rounds do, so the interval of one is too narrow.
+    is_doubtful = evidence.plan.device_type == "cpu" and verdicts[0].interval is not None
+    return replace(verdicts[0], flags=(*verdicts[0].flags, THIS_LAUNCH_ONLY)) if is_doubtful else verdicts[0]
 
 
 def _judge_launch(
@@ -84,7 +76,8 @@ def _judge_launch(
     study, question = matching_study(evidence.plan, case.question), case.question
     assert study is not None  # or it is unplanned
     if values.broken[0] is not None:
-        verdict = _not_judged(blank, values.broken[0], question)
+        why = values.broken[0]
+        verdict = replace(blank, outcome=why.why.outcome, reason=why.text(question))
         return with_spent_budget(verdict, study.id, evidence.out_of_time)
     is_by_node, peers = evidence.plan.layout.judged_by_node(question.arms), RankComparison(study, evidence)
     begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in question.arms}
@@ -93,7 +86,7 @@ def _judge_launch(
         _rounds_due(evidence, study.id, begun, arms), together, groups_of(question, study, evidence),
         peers if is_by_node else None,
     )  # fmt: skip
-    planned, places = evidence.plan.nodes if is_by_node else 1, [JudgedNode(name) for name in values.places]
+    planned, places = evidence.plan.nodes if is_by_node else 1, [Place("node", (), name) for name in values.places]
     why_not = {place: why.text(question) for place, why in values.missing.items()}
     nodes = _judge_places(blank, asked, places, planned, why_not)
     missing = why_nodes_missing(nodes, evidence) if is_by_node else why_not.get(WHOLE, "")
@@ -120,7 +113,7 @@ def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     values, study = values_of_probe(probe, evidence), evidence.plan.probes
     if values.broken[0] is not None or study is None:
         why = values.broken[0] or Missing(Why.NOT_PROBED)
-        verdict = _not_judged(blank, why, probe)
+        verdict = replace(blank, outcome=why.why.outcome, reason=why.text(probe))
     else:
         begun = {*evidence.rounds_probed, *evidence.timed_arms.get(PROBES, {})}
         due = _rounds_due(evidence, PROBES, begun, {probe.name})
@@ -134,11 +127,6 @@ def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     return verdict if probe.name in evidence.unsupported else with_spent_budget(verdict, PROBES, evidence.out_of_time)
 
 
-def _not_judged(blank: Verdict, why: Missing, question: Question | Arm) -> Verdict:
-    outcome: VerdictOutcome = "error" if why.why is Why.BROKE else "not_measured"
-    return replace(blank, outcome=outcome, reason=why.text(question))
-
-
 def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: set[str]) -> int:
     """Number of rounds that were begun and timed all these arms."""
     timed = evidence.timed_arms.get(study_id, {})
@@ -146,22 +134,17 @@ def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: s
 
 
 def _judge_places(
-    blank: Verdict, asked: Asked, places: Sequence[P], planned: int, why_not: Mapping[Any, str]
-) -> tuple[PlaceVerdict[P], ...]:
-    """The verdict on each place.
+    blank: Verdict, asked: Asked, places: Sequence[Place], planned: int, why_not: Mapping[Any, str]
+) -> tuple[PlaceVerdict, ...]:
+    """The verdict on each place of the values, in their order.
 
-    Args:
-        blank: on the requirement, ``not_measured``.
-        asked: the requirement, in one launch.
-        places: those of its values, in their order.
-        planned: number of planned places.
-        why_not: why a place of its values has none; without a reason it is left out.
+    `why_not` says why a place has no values; without a reason it is left out.
     """
     judged = asked.together or asked.values
     caveats, row = caveats_on(asked), {place: number for number, place in enumerate(places)}
     row_of_all = {place: number for number, place in enumerate(judged.places)}
 
-    def judge_place(place: P, confidence: float) -> Verdict:
+    def judge_place(place: Place, confidence: float) -> Verdict:
         here = row[place]
         name, values = asked.values.places[here], asked.values.of(here)
         if not len(values):
@@ -180,7 +163,7 @@ def _judge_places(
     return judge_each(judge_place, measured, planned, blank.confidence, clear.get)
 
 
-def _clear(asked: Asked, places: Sequence[P], caveats: Sequence[Caveat]) -> dict[P, Clear]:
+def _clear(asked: Asked, places: Sequence[Place], caveats: Sequence[Caveat]) -> dict[Place, Clear]:
     """Places that pass finally, with possible and steady values, and that no caveat concerns."""
     requirement, found = asked.case.requirement, asked.values.estimated(asked.confidence, asked.limit)
     definition, bound, value = requirement.definition, requirement.bound, found.values
@@ -194,12 +177,6 @@ def _clear(asked: Asked, places: Sequence[P], caveats: Sequence[Caveat]) -> dict
     margin = (bound - value if definition.upper_bound else value - bound) / bound
     of_each = zip(places, is_clear.tolist(), value.tolist(), margin.tolist(), found.rounds.tolist(), strict=True)
     return {place: Clear(one, of_one, rounds, notes) for place, is_one, one, of_one, rounds in of_each if is_one}
-
-
-def _with_only_launch(verdict: Verdict, evidence: Evidence) -> Verdict:
-    """Flag a single launch on a CPU: launches differ more than rounds do, so its interval is too narrow."""
-    is_doubtful = evidence.plan.device_type == "cpu" and verdict.launches == 1 and verdict.interval is not None
-    return replace(verdict, flags=(*verdict.flags, THIS_LAUNCH_ONLY)) if is_doubtful else verdict
 
 
 def _with_both_throughputs(verdict: Verdict, case: Case) -> Verdict:

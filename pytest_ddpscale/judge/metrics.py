@@ -34,9 +34,8 @@ class Arms:
     """Input of a metric. Rounds may be rows of many places: `pytest_ddpscale.judge.rounds.Groups`.
 
     Attributes:
-        measured: complete rounds of the measured arm.
+        measured: complete rounds of the measured arm, which has `world_size` ranks.
         compared: those of its baseline; None without one.
-        world_size: ranks of the measured arm.
         slowness: step time of ranks over that of a typical one, where known, if they take turns in the baseline.
         flops_per_sample: of the forward and backward pass; None if not counted.
         seeded_checksums: of the seeded step that each rank computed alone, by rank.
@@ -83,22 +82,17 @@ def read(metric: Metric, arms: Arms) -> Read:
 
 
 def _efficiency(arms: Arms) -> FloatArray:
-    """Throughput per GPU among many over that of one GPU alone, in the same job; only the batch may differ."""
-    return arms.measured.samples_per_s_per_gpu / _typical_samples_per_s(arms.baseline, arms.slowness)
+    """Throughput per GPU among many over that of one GPU alone, in the same job; only the batch may differ.
 
-
-def _typical_samples_per_s(rounds: ArmRounds, slowness: Slowness) -> FloatArray:
-    """Samples per second of a typical rank, for an arm in which ranks take turns.
-
-    The throughput of each turn is scaled to a typical rank: otherwise slow ranks in the baseline would make scaling
-    look better.
+    If ranks take turns in the baseline, each turn's throughput is scaled to a typical rank: otherwise slow ranks in the
+    baseline would make scaling look better.
     """
-    values = rounds.samples_per_s_per_gpu
-    if not slowness or not len(values):
-        return values
-    of_ranks = np.array([slowness.get(place, 1.0) for place in rounds.ranks.places])
-    turns = rounds.measured.rank_of_cell[np.arange(len(values)), rounds.slowest]
-    return np.asarray(values * of_ranks[turns])
+    alone = arms.baseline.samples_per_s_per_gpu
+    if arms.slowness and len(alone):
+        of_ranks = np.array([arms.slowness.get(place, 1.0) for place in arms.baseline.ranks.places])
+        turns = arms.baseline.measured.rank_of_cell[np.arange(len(alone)), arms.baseline.slowest]
+        alone = alone * of_ranks[turns]
+    return arms.measured.samples_per_s_per_gpu / alone
 
 
 def _own(arms: Arms, values: FloatArray) -> FloatArray:
@@ -158,9 +152,7 @@ def _errors(metric: Metric, arms: Arms) -> FloatArray | None:
         return None
     if metric.name in _EXACT:
         return np.where(imported, 0.0, np.nan)
-    if metric.name not in _PACED:
-        return None
-    return _paced_error(arms)
+    return _paced_error(arms) if metric.name in _PACED else None
 
 
 def _paced_error(arms: Arms) -> FloatArray:
@@ -173,15 +165,7 @@ def throughput(
 ) -> Found | None:
     """Samples per second and GPU of an arm, at the slowest rank's pace, or over those of another in the same rounds.
 
-    Args:
-        evidence: of the study.
-        study: with the arms.
-        arm: the measured one.
-        confidence: of the interval, valid for all rounds together, 0 … 1.
-        baseline: the arm to compare with; None for the throughput itself.
-
-    Returns:
-        With an interval from eight rounds on; None without a round.
+    With an interval, valid for all rounds together, from eight rounds on; None without a round.
     """
     measured, *compared = (
         merged(evidence.columns, study.id, one, evidence.plan.layout) for one in (arm, baseline) if one is not None
@@ -201,36 +185,25 @@ def paces(evidence: Evidence, study: Study, *arms: Arm) -> FloatArray:
     return np.stack([one.samples_per_s_per_gpu[np.isin(one.numbers, numbers)] for one in found])
 
 
-def slowness_of(each: ArmRounds) -> dict[tuple[str, int], float]:
+def slowness_of(each: ArmRounds, *, within_hosts: bool = False) -> dict[tuple[str, int], float]:
     """Step time of each rank over that of the median rank (the faster of two middle ones), by place.
 
-    Ratios are taken within rounds and averaged over them, which cancels variation common to a round.
-
-    Args:
-        each: rounds in which every rank computes alone.
+    The median is of all ranks, or of those of the rank's own host. Ratios are taken within rounds, in which every rank
+    computes alone, and averaged over them, which cancels variation common to a round.
     """
-    return _slowness(each, [np.arange(len(each.ranks))]) if len(each) else {}
-
-
-def slowness_within_hosts(each: ArmRounds) -> dict[tuple[str, int], float]:
-    """`slowness_of` within each host: ranks are compared with those of their own host."""
+    if not len(each):
+        return {}
     by_size: dict[int, list[IntArray]] = {}
-    for columns in each.ranks.by_host.values():
+    for columns in each.ranks.by_host.values() if within_hosts else [np.arange(len(each.ranks))]:
         by_size.setdefault(len(columns), []).append(columns)
     found: dict[tuple[str, int], float] = {}
-    for groups in by_size.values():
-        found |= _slowness(each, groups)
+    for columns in map(np.stack, by_size.values()):
+        logs = np.log(each.mean_step_s)[:, columns]
+        means = _mean(logs - _mean(logs, axis=2)[:, :, np.newaxis], axis=0)
+        typical = np.sort(means, axis=1)[:, (columns.shape[1] - 1) // 2]
+        factors = np.exp(means - typical[:, np.newaxis]).ravel().tolist()
+        found |= zip(each.ranks.of(columns.ravel()).places, factors, strict=True)
     return found
-
-
-def _slowness(each: ArmRounds, groups: Sequence[IntArray]) -> dict[tuple[str, int], float]:
-    """Slowness within each group; all groups have equally many ranks."""
-    columns = np.stack(groups)
-    logs = np.log(each.mean_step_s)[:, columns]
-    means = _mean(logs - _mean(logs, axis=2)[:, :, np.newaxis], axis=0)
-    typical = np.sort(means, axis=1)[:, (columns.shape[1] - 1) // 2]
-    factors = np.exp(means - typical[:, np.newaxis]).ravel().tolist()
-    return dict(zip(each.ranks.of(columns.ravel()).places, factors, strict=True))
 
 
 def _mean(values: FloatArray, axis: int) -> FloatArray:
@@ -242,15 +215,9 @@ def _mean(values: FloatArray, axis: int) -> FloatArray:
 
 
 def percentile(values: Sequence[float] | StepArray, percent: float) -> float:
-    """The value that `percent` of the values do not exceed, interpolated linearly between neighbours.
+    """The value that `percent` (0 … 100) of the values do not exceed, interpolated linearly between neighbours.
 
-    The value at position (n - 1) * percent / 100 of n ordered values, counted from 0: definition 7 of
-    Hyndman and Fan, "Sample Quantiles in Statistical Packages", The American Statistician 50 (1996),
-    which is numpy's default.
-
-    Args:
-        values: at least one, in any order.
-        percent: 0 … 100.
+    Definition 7 of Hyndman and Fan, "Sample Quantiles in Statistical Packages", The American Statistician 50 (1996).
 
     Raises:
         ValueError: there are no values, or `percent` is out of range.
@@ -261,11 +228,7 @@ def percentile(values: Sequence[float] | StepArray, percent: float) -> float:
 
 
 def step_time_percentiles_ms(*measured: ArmRounds) -> dict[int, float]:
-    """p50, p75, p90, p95 and p99 of an arm's step time over the raw steps of all ranks, rounds and launches.
-
-    Returns:
-        Milliseconds by per cent; empty if no round kept its raw steps.
-    """
+    """`PERCENTS` of an arm's step time in ms over the raw steps of all ranks, rounds and launches; may be empty."""
     steps_s = np.concatenate([np.zeros(0, np.float32), *(steps for one in measured for steps in _raw_steps_s(one))])
     if not len(steps_s):
         return {}

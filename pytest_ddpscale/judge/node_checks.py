@@ -50,10 +50,11 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     reads_telemetry = NODE_CHECKS[name].reads == "telemetry"
 
     def seen() -> NodeEvidence:
+        # Blocks with telemetry: all but those of pairs of nodes.
+        blocks = [arm for arm in evidence.columns.arms.values() if arm.study != PAIRS] if reads_telemetry else ()
         return NodeEvidence(
             node_expectation(case.sku, evidence.plan), evidence.surveys, evidence.plan.nodes, evidence.telemetry,
-            evidence.transports, _blocks(evidence) if reads_telemetry else GpuBlocks(), evidence.post_mortems,
-            evidence.hosts,
+            evidence.transports, GpuBlocks(blocks), evidence.post_mortems, evidence.hosts,
         )  # fmt: skip
 
     verdict = check(blank, name, evidence.once(("nodes", id(case.sku), reads_telemetry), seen))
@@ -61,11 +62,6 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     if verdict.outcome == "not_measured" and why_no_survey:
         return replace(verdict, reason=f"{verdict.reason}: {why_no_survey}")
     return verdict
-
-
-def _blocks(evidence: Evidence) -> GpuBlocks:
-    """Blocks with telemetry: all but those of pairs of nodes."""
-    return GpuBlocks([arm for arm in evidence.columns.arms.values() if arm.study != PAIRS])
 
 
 def check(blank: Verdict, name: str, seen: NodeEvidence) -> Verdict:
@@ -79,7 +75,7 @@ def check(blank: Verdict, name: str, seen: NodeEvidence) -> Verdict:
         return replace(blank, reason=f"{NODE_CHECKS[name].title}: does not apply without a GPU")
     findings = _FIND[name](seen)
     planned, in_order = max(seen.hosts_planned, len({*findings, *seen.hosts})), sorted(findings.items())
-    nodes = _nodes(planned)
+    nodes = "1 node" if planned == 1 else f"{planned} nodes"
     untold = [f"{host}: {text}" for host, finding in in_order for text in finding.unknown]
     if planned > len(findings):
         untold.append(f"{planned - len(findings)} of {nodes} reported nothing")
@@ -155,10 +151,6 @@ def _doubts(findings: Findings, planned: int) -> dict[_Doubt, str]:
 def _listed(texts: Sequence[str]) -> str:
     more = len(texts) - _MOST_NAMED
     return "; ".join(texts[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
-
-
-def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
 
 
 def unfit_nodes(cases: Iterable[AnyCase], plan: Plan, surveys: Mapping[str, Survey], day: date) -> dict[str, str]:

@@ -10,7 +10,6 @@ to estimate its noise well. Successive rounds may correlate by up to 0.5, which 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,15 +28,9 @@ _MOST_DEGREES = 100  # beyond this Student's distribution is close to normal
 
 
 def medians_of_others(values: FloatArray) -> FloatArray:
-    """For each value the median of all others in its row, (rows, ranks).
+    """For each value the median of all others in its row, (rows, ranks); NaN where there is no value, or no other one.
 
     A slow rank cannot move the median it is compared with. Each row is sorted once: n ranks take O(n log n).
-
-    Args:
-        values: NaN where there is none, (rows, ranks).
-
-    Returns:
-        NaN where there is no value, or no other one.
     """
     ordered = np.sort(values, axis=1)
     places = np.argsort(np.argsort(values, axis=1), axis=1)
@@ -72,19 +65,11 @@ def slowest_to_peers(measured: ArmRounds) -> FloatArray:
     """Mean step time of the slowest rank over the median of all others', (rounds,); needs at least two ranks."""
     if not len(measured):
         return np.zeros(0)
-    ratios: FloatArray = np.nanmax(measured.mean_step_s / medians_of_others(measured.mean_step_s), axis=1)
-    return ratios
+    return np.asarray(np.nanmax(measured.mean_step_s / medians_of_others(measured.mean_step_s), axis=1))
 
 
-class RankAverages(NamedTuple):
-    """Medians over the rounds of each rank, and half-widths of their joint interval at 95 % confidence, (ranks,)."""
-
-    value: FloatArray
-    reach: FloatArray
-
-
-def averages_of(logs: FloatArray, looks: int = 1) -> RankAverages:
-    """Averages over rounds.
+def averages_of(logs: FloatArray, looks: int = 1) -> tuple[FloatArray, FloatArray]:
+    """Medians over the rounds of each rank, and half-widths of their joint interval at 95 % confidence, (ranks,).
 
     Args:
         logs: (rounds, ranks), NaN where a rank was absent; at least one round of each rank.
@@ -95,7 +80,7 @@ def averages_of(logs: FloatArray, looks: int = 1) -> RankAverages:
     own = np.minimum(stdev, _robust_stdev(_without_trend(logs)))
     error = np.maximum(own, np.median(stdev)) * math.sqrt(math.pi / 2) * _INFLATION / np.sqrt(rounds)
     degrees = min(max(1, int(rounds.min()) - 1) * max(1, ranks - 1), _MOST_DEGREES)
-    return RankAverages(median_over_rounds(logs), t_quantile(1 - _ALPHA / (2 * looks * ranks), degrees) * error)
+    return median_over_rounds(logs), t_quantile(1 - _ALPHA / (2 * looks * ranks), degrees) * error
 
 
 def _robust_stdev(logs: FloatArray) -> FloatArray:
@@ -107,8 +92,7 @@ def _without_trend(logs: FloatArray) -> FloatArray:
     half = len(logs) // 2
     change = median_over_rounds(logs[-half:]) - median_over_rounds(logs[:half]) if half else np.zeros(logs.shape[1])
     slope = np.nan_to_num(change) / max(1, len(logs) - half)
-    residuals: FloatArray = logs - slope * np.arange(len(logs))[:, np.newaxis]
-    return residuals
+    return np.asarray(logs - slope * np.arange(len(logs))[:, np.newaxis])
 
 
 def relative_logs(times_s: FloatArray) -> FloatArray:
@@ -122,5 +106,4 @@ def median_over_rounds(values: FloatArray) -> FloatArray:
     ordered, count = np.sort(values, axis=0), (~np.isnan(values)).sum(axis=0)
     columns = np.arange(values.shape[1])
     low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, len(values) - 1)
-    medians: FloatArray = (ordered[low, columns] + ordered[high, columns]) / 2
-    return medians
+    return np.asarray((ordered[low, columns] + ordered[high, columns]) / 2)

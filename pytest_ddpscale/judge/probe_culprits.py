@@ -21,27 +21,19 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from pytest_ddpscale.judge.combining import PlaceVerdict
-from pytest_ddpscale.judge.probes import ProbedPlace
+from pytest_ddpscale.judge.probes import Place
 from pytest_ddpscale.judge.slow_links import with_slow_node_pairs
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
 
-ProbeVerdict: TypeAlias = PlaceVerdict[ProbedPlace]
 End = tuple[str, int | None, str | None]  # host, local rank and UUID
 
 
-def with_probe_culprits(verdict: Verdict, judged: Sequence[ProbeVerdict], planned: int, evidence: Evidence) -> Verdict:
-    """Add the culprits to a verdict that failed.
-
-    Args:
-        verdict: on all places.
-        judged: verdicts on the places.
-        planned: number of planned places.
-        evidence: with the measured node pairs, which show the slow links of a group over several nodes.
-    """
+def with_probe_culprits(verdict: Verdict, judged: Sequence[PlaceVerdict], planned: int, evidence: Evidence) -> Verdict:
+    """Add the culprits to a verdict on all places that failed; node pairs show slow links of a group over several."""
     failed = [place for place in judged if place.is_failed] if verdict.outcome == "failed" else []
     if not failed:
         return verdict
@@ -51,16 +43,20 @@ def with_probe_culprits(verdict: Verdict, judged: Sequence[ProbeVerdict], planne
     if 2 * len(failed) <= planned or _are_few_nodes(culprits, judged):
         return replace(verdict, culprits=culprits)
     uncertain = tuple(replace(culprit, is_certain=False) for culprit in culprits)
-    return replace(verdict, culprits=uncertain, notes=(*verdict.notes, *_notes_on_all(failed, planned)))
+    if planned == 1:
+        return replace(verdict, culprits=uncertain)
+    alike = f"{len(failed)} of {planned} {failed[0].place.noun} fail alike"
+    note = f"{alike}: is the bound right? No culprit is certain"
+    return replace(verdict, culprits=uncertain, notes=(*verdict.notes, note))
 
 
-def ends_of(place: ProbedPlace) -> tuple[End, End]:
+def ends_of(place: Place) -> tuple[End, End]:
     """Both ends of a link."""
     assert place.peer_host is not None
     return (place.host, place.gpu_index, place.gpu_uuid), (place.peer_host, place.peer_gpu_index, place.peer_gpu_uuid)
 
 
-def link_culprit(place: ProbedPlace, evidence: str, *, is_certain: bool = True) -> Culprit:
+def link_culprit(place: Place, evidence: str, *, is_certain: bool = True) -> Culprit:
     """The link as a culprit."""
     return Culprit(
         "link", place.host, place.gpu_index, place.gpu_uuid, evidence,
@@ -68,20 +64,13 @@ def link_culprit(place: ProbedPlace, evidence: str, *, is_certain: bool = True) 
     )  # fmt: skip
 
 
-def shared_end(links: Sequence[ProbedPlace]) -> End | None:
+def shared_end(links: Sequence[Place]) -> End | None:
     """The only GPU that is an end of each of two or more links; None if there is none."""
     common = set.intersection(*(set(ends_of(link)) for link in links)) if len(links) > 1 else set()
     return common.pop() if len(common) == 1 else None
 
 
-def _notes_on_all(failed: Sequence[ProbeVerdict], planned: int) -> list[str]:
-    if planned == 1:
-        return []
-    noun = failed[0].place.noun
-    return [f"{len(failed)} of {planned} {noun} fail alike: is the bound right? No culprit is certain"]
-
-
-def _are_few_nodes(culprits: Sequence[Culprit], judged: Sequence[ProbeVerdict]) -> bool:
+def _are_few_nodes(culprits: Sequence[Culprit], judged: Sequence[PlaceVerdict]) -> bool:
     """Whether fewer than half of the nodes explain all failures between nodes: of three, one fails two pairs."""
     if not _is_between_nodes(judged):
         return False
@@ -90,17 +79,17 @@ def _are_few_nodes(culprits: Sequence[Culprit], judged: Sequence[ProbeVerdict]) 
     return are_explained and 0 < 2 * len(culprits) < len(hosts)
 
 
-def _is_between_nodes(judged: Sequence[ProbeVerdict]) -> bool:
+def _is_between_nodes(judged: Sequence[PlaceVerdict]) -> bool:
     return any(place.place.peer_host not in (None, place.place.host) for place in judged)
 
 
 class _Values:
     """Values of all places that have one, sorted once, because thousands of failed places may be compared with them."""
 
-    def __init__(self, judged: Sequence[ProbeVerdict]) -> None:
+    def __init__(self, judged: Sequence[PlaceVerdict]) -> None:
         self._sorted = sorted(_values_of(judged))
 
-    def beside(self, mine: Sequence[ProbeVerdict]) -> str:
+    def beside(self, mine: Sequence[PlaceVerdict]) -> str:
         """``, 790 is the median of 7 others``; `mine` are places among all."""
         own = sorted(_values_of(mine))
         others = len(self._sorted) - len(own)
@@ -120,41 +109,34 @@ class _Values:
         return self._sorted[number]
 
 
-def _values_of(places: Iterable[ProbeVerdict]) -> list[float]:
+def _values_of(places: Iterable[PlaceVerdict]) -> list[float]:
     return [place.value for place in places if place.value is not None]
 
 
-def _culprits(judged: Sequence[ProbeVerdict], values: _Values) -> Iterable[Culprit]:
+def _culprits(judged: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culprit]:
     if _is_between_nodes(judged):
         yield from _between_nodes(judged, values)
         return
-    by_host: dict[str, list[ProbeVerdict]] = defaultdict(list)
+    by_host: dict[str, list[PlaceVerdict]] = defaultdict(list)
     for place in judged:
         by_host[place.place.host].append(place)
     for host, theirs in by_host.items():
         failed = [place for place in theirs if place.is_failed]
         if len(by_host) > 1 and len(failed) == len(theirs) > 1:
-            yield _whole_node(host, theirs, values)
+            what = f"all {len(theirs)} {theirs[0].place.noun} fail, the worst with {_worst(theirs)}"
+            yield Culprit("node", host, None, None, f"{what}{values.beside(theirs)}")
         elif theirs[0].place.kind == "link":
             yield from _of_links(theirs, values)
         else:
-            yield from (_of_place(place, values) for place in failed)
+            for one in failed:
+                where, evidence = one.place, f"{_worst([one])}{values.beside([one])}"
+                kind: Literal["gpu", "node"] = "node" if where.kind == "node" else "gpu"
+                yield Culprit(kind, where.host, where.gpu_index, where.gpu_uuid, evidence)
 
 
-def _whole_node(host: str, theirs: Sequence[ProbeVerdict], values: _Values) -> Culprit:
-    what = f"all {len(theirs)} {theirs[0].place.noun} fail, the worst with {_worst(theirs)}"
-    return Culprit("node", host, None, None, f"{what}{values.beside(theirs)}")
-
-
-def _of_place(place: ProbeVerdict, values: _Values) -> Culprit:
-    where, evidence = place.place, f"{_worst([place])}{values.beside([place])}"
-    kind: Literal["gpu", "node"] = "node" if where.kind == "node" else "gpu"
-    return Culprit(kind, where.host, where.gpu_index, where.gpu_uuid, evidence)
-
-
-def _of_links(pairs: Sequence[ProbeVerdict], values: _Values) -> Iterable[Culprit]:
+def _of_links(pairs: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culprit]:
     """Culprits among the pairs of one node, by the rule of this module."""
-    by_end: dict[End, list[ProbeVerdict]] = defaultdict(list)
+    by_end: dict[End, list[PlaceVerdict]] = defaultdict(list)
     for pair in pairs:
         for end in ends_of(pair.place):
             by_end[end].append(pair)
@@ -169,10 +151,10 @@ def _of_links(pairs: Sequence[ProbeVerdict], values: _Values) -> Iterable[Culpri
     yield from (link_culprit(pair.place, f"{_worst([pair])}{values.beside([pair])}") for pair in left)
 
 
-def _between_nodes(pairs: Sequence[ProbeVerdict], values: _Values) -> Iterable[Culprit]:
+def _between_nodes(pairs: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culprit]:
     """Culprits among the pairs of a ring of nodes, by the rule of this module."""
-    by_host: dict[str, list[ProbeVerdict]] = defaultdict(list)
-    by_hosts: dict[tuple[str, ...], list[ProbeVerdict]] = defaultdict(list)
+    by_host: dict[str, list[PlaceVerdict]] = defaultdict(list)
+    by_hosts: dict[tuple[str, ...], list[PlaceVerdict]] = defaultdict(list)
     for pair in pairs:
         by_hosts[_hosts(pair)].append(pair)
         for host in _hosts(pair):
@@ -183,7 +165,7 @@ def _between_nodes(pairs: Sequence[ProbeVerdict], values: _Values) -> Iterable[C
     for host in slow:
         evidence = f"{_failed_of(by_host[host], values)}: it is slow with {' and '.join(sorted(neighbours[host]))}"
         yield Culprit("node", host, None, None, evidence, is_certain=neighbours[host] <= good)
-    rails: list[ProbeVerdict] = []
+    rails: list[PlaceVerdict] = []
     for hosts, own in by_hosts.items():
         if set(hosts) & set(slow):
             continue
@@ -194,31 +176,31 @@ def _between_nodes(pairs: Sequence[ProbeVerdict], values: _Values) -> Iterable[C
     yield from _of_links(rails, values)
 
 
-def _hosts(pair: ProbeVerdict) -> tuple[str, ...]:
+def _hosts(pair: PlaceVerdict) -> tuple[str, ...]:
     """Hosts of both ends."""
     return tuple(host for host, _, _ in ends_of(pair.place))
 
 
-def _failed_of(own: Sequence[ProbeVerdict], values: _Values) -> str:
+def _failed_of(own: Sequence[PlaceVerdict], values: _Values) -> str:
     """``2 of its 2 pairs fail, the worst with 0.006 GB/s, 0.2 is the median of 2 others``."""
     failed = [pair for pair in own if pair.is_failed]
     return f"{len(failed)} of its {len(own)} pairs fail, the worst with {_worst(failed)}{values.beside(own)}"
 
 
-def _explains_its_pairs(own: Sequence[ProbeVerdict]) -> bool:
+def _explains_its_pairs(own: Sequence[PlaceVerdict]) -> bool:
     """Whether a GPU or node meets the bound with no partner, and misses it with most of several partners."""
     failed = sum(pair.is_failed for pair in own)
     return failed > 1 and 2 * failed > len(own) and all(pair.outcome != "passed" for pair in own)
 
 
-def _of_end(end: End, by_end: Mapping[End, Sequence[ProbeVerdict]], values: _Values, *, is_certain: bool) -> Culprit:
+def _of_end(end: End, by_end: Mapping[End, Sequence[PlaceVerdict]], values: _Values, *, is_certain: bool) -> Culprit:
     own = by_end[end]
     evidence = _failed_of(own, values)
     evidence += ": the GPU is at fault, not its links" if is_certain else ": the GPU or these links are at fault"
     return Culprit("gpu", *end, evidence, is_certain=is_certain)
 
 
-def _worst(places: Iterable[ProbeVerdict]) -> str:
+def _worst(places: Iterable[PlaceVerdict]) -> str:
     """``612 TFLOPS``."""
     worst = min(places, key=lambda place: place.told.margin or 0.0).verdict
     return f"{worst.value:.4g} {worst.unit}"

@@ -23,11 +23,11 @@ import numpy as np
 from msgspec import Struct
 
 from pytest_ddpscale.judge.rounds import GIGA, TERA
-from pytest_ddpscale.judge.values import Missing, Values, Why
+from pytest_ddpscale.judge.values import Missing, Values, Why, why_broken
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.rank_pairs import Ranks
-from pytest_ddpscale.run.column_record import BoolArray, IntArray
+from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.rank_columns import RankColumns
@@ -39,13 +39,13 @@ _ALIGNMENT_BYTES = 256
 _SHARED_EVENLY = ("all-gather", "reduce-scatter", "all-to-all")
 
 
-class ProbedPlace(Struct, frozen=True, cache_hash=True):  # thousands are looked up: faster than a dataclass
-    """The place that a probe's value belongs to.
+class Place(Struct, frozen=True, cache_hash=True):  # thousands are looked up: faster than a dataclass
+    """The place that a value belongs to.
 
     Attributes:
-        kind: ``gpu``: one device. ``node``: a group of ranks of one host. ``gang``: a group of ranks of several.
-            ``link``: a pair of ranks.
-        ranks: global ranks that measure it together, in order.
+        kind: ``gpu``: one device. ``node``: all or a group of the ranks of one host. ``gang``: a group of ranks of
+            several. ``link``: a pair of ranks.
+        ranks: global ranks that measure a probe together, in order.
         host: host of the device or the group; for a gang that of its first rank, for a link that of the lower rank.
         gpu_index: local rank of the device, or of the link's lower rank; None for a group.
         gpu_uuid: from NVML; ``cpu`` without a GPU; None for a group.
@@ -83,10 +83,10 @@ class ProbedPlace(Struct, frozen=True, cache_hash=True):  # thousands are looked
         return {"gpu": "GPUs", "node": "nodes", "gang": "groups", "link": "pairs"}[self.kind]
 
 
-_NOTHING = Values[ProbedPlace]("factors", (), np.zeros(0, np.int64), np.zeros((1, 0, 0)), {}, (None,), np.zeros((1, 0)))
+_NOTHING = Values[Place]("factors", (), np.zeros(0, np.int64), np.zeros((1, 0, 0)), {}, (None,), np.zeros((1, 0)))
 
 
-def values_of_probe(probe: Arm, evidence: Evidence) -> Values[ProbedPlace]:
+def values_of_probe(probe: Arm, evidence: Evidence) -> Values[Place]:
     """Values of a probe, in its metric's unit, at the places that took part.
 
     Raises:
@@ -95,30 +95,19 @@ def values_of_probe(probe: Arm, evidence: Evidence) -> Values[ProbedPlace]:
     study = evidence.plan.probes
     if study is None or probe not in study.arms:
         return replace(_NOTHING, broken=(Missing(Why.NOT_PROBED),))
-    broken = None
-    if study.id in evidence.errors:
-        broken = Missing(Why.BROKE, evidence.errors[study.id])
-    elif study.id in evidence.interrupted:
-        broken = Missing(Why.INTERRUPTED, evidence.interrupted[study.id])
     found = probed_values(evidence.probed(probe), probe, evidence.plan.layout)
     why = Missing(Why.NO_PROBED_ROUND)
     if probe.name in evidence.unsupported:
         why = Missing(Why.UNSUPPORTED, evidence.unsupported[probe.name])
-    nothing = np.flatnonzero(found.rounds() == 0).tolist()
-    missing = {found.places[place]: why for place in nothing}
-    return replace(found, missing=missing, broken=(broken,))
+    missing = {found.places[place]: why for place in np.flatnonzero(found.rounds() == 0).tolist()}
+    return replace(found, missing=missing, broken=(why_broken(study.id, evidence),))
 
 
-def probed_values(probed: ArmColumns | None, probe: Arm, layout: Layout) -> Values[ProbedPlace]:
-    """Values in measurements of a probe.
+def probed_values(probed: ArmColumns | None, probe: Arm, layout: Layout) -> Values[Place]:
+    """Values in measurements of a probe, None if there are none; ranks outside the layout are ignored.
 
     The slowest rank sets the value. Rounds in which a rank of the place is missing are left out, because its speed is
     unknown, and so are measurements with another message size than the probe's.
-
-    Args:
-        probed: measurements of the probe; None if there are none.
-        probe: with its message size.
-        layout: of the planned gang; ranks outside it are ignored.
 
     Raises:
         ValueError: raised by `Layout.crews`.
@@ -126,14 +115,18 @@ def probed_values(probed: ArmColumns | None, probe: Arm, layout: Layout) -> Valu
     if probed is None:
         layout.groups_of_round(probe)
         return _NOTHING
-    kept = probed.ranks.kept
-    if (probe, layout) not in kept:
-        kept[probe, layout] = _places_there(probed.ranks, probe, layout)
-    found, ends = kept[probe, layout]
+    kept, form = probed.ranks.kept, "single device" if probe.operation.is_single_device else probe.operation.kind
+    key = form, probe.world_size, layout  # probes of a form have the same places, whatever else they ask
+    if key not in kept:
+        kept[key] = _places_there(probed.ranks, probe, layout)
+    found, ends = kept[key]
     if not found:
         return _NOTHING
     numbers, rounds = np.unique(probed.numbers, return_inverse=True)
-    reached = np.where(_counts(probed, probe), probed.per_second * unit_factor(probe), np.nan)
+    counts = probed.present
+    if probe.operation.message_bytes is not None:
+        counts = counts & (np.abs(probed.work - probe.operation.message_bytes) <= _ALIGNMENT_BYTES * probe.world_size)
+    reached = np.where(counts, probed.per_second * unit_factor(probe), np.nan)
     values = np.full((len(found), len(numbers)), np.nan)
     for turn in np.unique(probed.turn):
         rows = np.flatnonzero(probed.turn == turn)
@@ -149,7 +142,7 @@ def probed_values(probed: ArmColumns | None, probe: Arm, layout: Layout) -> Valu
     )
 
 
-def why_incomplete(probe: Arm, values: Values[ProbedPlace], evidence: Evidence) -> str:
+def why_incomplete(probe: Arm, values: Values[Place], evidence: Evidence) -> str:
     """Why a probe cannot pass although nothing fails: it is unsupported, or places are missing; else empty."""
     if probe.name in evidence.unsupported:
         return Missing(Why.UNSUPPORTED, evidence.unsupported[probe.name]).text(probe)
@@ -183,7 +176,7 @@ def _name_of_ranks(ranks: Ranks, evidence: Evidence) -> str:
     return f"local rank{'s' if len(ranks) > 1 else ''} {local} of {where}"
 
 
-def _places_there(who: RankColumns, probe: Arm, layout: Layout) -> tuple[list[ProbedPlace], IntArray]:
+def _places_there(who: RankColumns, probe: Arm, layout: Layout) -> tuple[list[Place], IntArray]:
     """Places whose ranks all have a column, and the columns of each, (places, ranks of one)."""
     expected = sorted(layout.groups_of_round(probe))
     ranks = np.array(expected, np.int64)
@@ -194,23 +187,15 @@ def _places_there(who: RankColumns, probe: Arm, layout: Layout) -> tuple[list[Pr
     return [place_of(probe, expected[i], [ends[column] for column in of]) for i, of in there], at[at_all]
 
 
-def _counts(probed: ArmColumns, probe: Arm) -> BoolArray:
-    """Whether the message size was the probe's, (rows, ranks)."""
-    size = probe.operation.message_bytes
-    if size is None:
-        return probed.present
-    return probed.present & (np.abs(probed.work - size) <= _ALIGNMENT_BYTES * probe.world_size)
-
-
-def place_of(probe: Arm, ranks: Ranks, ends: Sequence[tuple[str, int, str]]) -> ProbedPlace:
+def place_of(probe: Arm, ranks: Ranks, ends: Sequence[tuple[str, int, str]]) -> Place:
     """The place that these ranks form; `ends` has host, local rank and device of each."""
     kind = probe.operation.kind
     if probe.operation.is_single_device:
-        return ProbedPlace("gpu", ranks, *ends[0])
+        return Place("gpu", ranks, *ends[0])
     if kind == "send-recv":
-        return ProbedPlace("link", ranks, *ends[0], *ends[1])
+        return Place("link", ranks, *ends[0], *ends[1])
     is_one_host = len({host for host, _, _ in ends}) == 1
-    return ProbedPlace("node" if is_one_host else "gang", ranks, ends[0][0])
+    return Place("node" if is_one_host else "gang", ranks, ends[0][0])
 
 
 def unit_factor(probe: Arm) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,11 +67,6 @@ class ArmRounds:
         return _column_of_most(np.where(self.present, self.mean_step_s, -np.inf))
 
     @property
-    def _samples(self) -> FloatArray:
-        """Samples that each rank trained, (rounds, ranks)."""
-        return self.measured.work * self.measured.count
-
-    @property
     def step_s(self) -> FloatArray:
         """Mean step time of the slowest rank, in seconds."""
         return _at(self.mean_step_s, self.slowest)
@@ -110,7 +105,8 @@ class ArmRounds:
     @property
     def images_per_joule(self) -> FloatArray:
         """Images per joule of GPU energy, the least of all ranks; NaN if that of any rank is unknown."""
-        return -self._most(-self._samples / _more_than_nothing(self.measured.reading("energy_j")))
+        samples = self.measured.work * self.measured.count
+        return -self._most(-samples / _more_than_nothing(self.measured.reading("energy_j")))
 
     @property
     def peak_memory_gib(self) -> FloatArray:
@@ -128,9 +124,8 @@ class ArmRounds:
     def single_sample_error(self) -> FloatArray:
         """Relative standard error of the step time of an imported single sample.
 
-        The standard deviation of the steps over the square root of their number, as if steps were
-        independent: imported files keep no raw steps to estimate their correlation from.
-        NaN for measured rounds, whose error comes from the rounds.
+        The standard deviation of the steps over the square root of their number, as if steps were independent: imported
+        files keep no raw steps to estimate their correlation from. NaN for our own rounds.
         """
         error = _at(self.measured.reading("step_stdev_s"), self.slowest) / self.step_s
         error /= np.sqrt(_at(self.measured.count, self.slowest))
@@ -171,19 +166,15 @@ def rounds_begun(columns: Columns, study_id: str) -> set[int]:
 
 def hosts_of(columns: Columns, study_id: str) -> list[str]:
     """Names of all hosts with measurements of a study, in alphabetical order."""
-    key = ("hosts", study_id)
-    if key not in columns.kept:
-        columns.kept[key] = sorted({host for arm in columns.of_study(study_id) for host in arm.ranks.by_host})
-    found: list[str] = columns.kept[key]
-    return found
+    return columns.once(
+        ("hosts", study_id), lambda: sorted({host for arm in columns.of_study(study_id) for host in arm.ranks.by_host})
+    )
 
 
 class Groups(NamedTuple):
-    """Complete rounds of groups of ranks that each trained the same arms: a row for each round and place.
+    """Complete rounds of groups of ranks that each trained the same arms, in the form of `ArmColumns.side_by_side`.
 
-    Attributes:
-        places: host of each group, or `WHOLE` if it is the only one.
-        arms: rows of each requested arm, in the form of `ArmColumns.side_by_side`.
+    The place of a group is its host, or `WHOLE` if it is the only one.
     """
 
     places: tuple[str, ...]
@@ -191,13 +182,13 @@ class Groups(NamedTuple):
 
     def at(self, place: int) -> tuple[ArmRounds, ...]:
         """Rounds of one place, with its ranks alone, of each arm."""
-        return tuple(self._at(rows.measured, place) for rows in self.arms)
-
-    def _at(self, rows: ArmColumns, place: int) -> ArmRounds:
-        size, found = rows.present.shape[1], rows.of(rows.node == place)
-        ranks = found.ranks.of(slice(place * size, (place + 1) * size))
-        numbers = found.numbers // len(self.places)
-        return _without_absent(replace(found, ranks=ranks, numbers=numbers, node=np.zeros_like(found.node)))
+        found = []
+        for rows in (one.measured for one in self.arms):
+            size, here = rows.present.shape[1], rows.of(rows.node == place)
+            ranks = here.ranks.of(slice(place * size, (place + 1) * size))
+            numbers = here.numbers // len(self.places)
+            found.append(_without_absent(replace(here, ranks=ranks, numbers=numbers, node=np.zeros_like(here.node))))
+        return tuple(found)
 
 
 def groups(columns: Columns, study_id: str, arms: Sequence[Arm], layout: Layout) -> list[Groups]:
@@ -206,26 +197,17 @@ def groups(columns: Columns, study_id: str, arms: Sequence[Arm], layout: Layout)
     Each of several nodes is a place if all these arms fit a node; otherwise the only place has the ranks of each arm's
     group with rank 0. Rounds in which a rank is missing are left out, because its pace is unknown. So are blocks with
     another batch size than the arm's, which do other work.
-
-    Args:
-        columns: all measurements.
-        study_id: the study.
-        arms: of the study.
-        layout: of the ranks.
     """
     key = ("groups", study_id, tuple(arms), layout)
-    if key not in columns.kept:
-        columns.kept[key] = _groups(columns, study_id, arms, layout)
-    found: list[Groups] = columns.kept[key]
-    return found
+    return columns.once(key, lambda: _groups(columns, study_id, arms, layout))
 
 
 def _groups(columns: Columns, study_id: str, arms: Sequence[Arm], layout: Layout) -> list[Groups]:
     of_arms = [_measured(columns, study_id, arm) for arm in arms]
     if not layout.judged_by_node(arms):
         at = [_with_rank_0(measured, arm, layout) for measured, arm in zip(of_arms, arms, strict=True)]
-        whole = (_rows(one, arm, at_one[np.newaxis]) for one, arm, at_one in zip(of_arms, arms, at, strict=True))
-        return [Groups((WHOLE,), tuple(ArmRounds(_without_absent(rows).measured) for rows in whole))]
+        whole = (_rows(one, arm, [at_one]) for one, arm, at_one in zip(of_arms, arms, at, strict=True))
+        return [Groups((WHOLE,), tuple(_without_absent(rows.measured) for rows in whole))]
     nowhere = np.zeros(0, np.int64)
     alike: dict[tuple[int, ...], dict[str, list[IntArray]]] = {}
     first = {host: int(one.ranks.numbers[at[0]]) for one in of_arms for host, at in one.ranks.by_host.items()}
@@ -236,10 +218,9 @@ def _groups(columns: Columns, study_id: str, arms: Sequence[Arm], layout: Layout
     for hosts in alike.values():
         rows = []
         for number, (measured, arm) in enumerate(zip(of_arms, arms, strict=True)):
-            key = ("rows", study_id, arm, tuple(hosts))
-            if key not in columns.kept:
-                columns.kept[key] = ArmRounds(_rows(measured, arm, np.stack([at[number] for at in hosts.values()])))
-            rows.append(columns.kept[key])
+            places = [at[number] for at in hosts.values()]
+            make = partial(_rows, measured, arm, places)
+            rows.append(columns.once(("rows", study_id, arm, tuple(hosts)), make))
         found.append(Groups(tuple(hosts), tuple(rows)))
     return found
 
@@ -256,10 +237,11 @@ def _with_rank_0(measured: ArmColumns, arm: Arm, layout: Layout) -> IntArray:
     return np.flatnonzero(np.isin(measured.ranks.numbers, np.fromiter(ranks, np.int64)))
 
 
-def _rows(measured: ArmColumns, arm: Arm, places: IntArray) -> ArmColumns:
-    """Complete rounds of each place, side by side; `places` are the columns of each, (places, ranks of one)."""
-    is_complete, rows = _are_complete(measured, arm, places).ravel(), measured.side_by_side(places)
-    return rows if is_complete.all() else rows.of(is_complete)
+def _rows(measured: ArmColumns, arm: Arm, places: Sequence[IntArray]) -> ArmRounds:
+    """Complete rounds of each place, side by side; `places` are the columns of each, which are equally many."""
+    at = np.stack(places)
+    is_complete, rows = _are_complete(measured, arm, at).ravel(), measured.side_by_side(at)
+    return ArmRounds(rows if is_complete.all() else rows.of(is_complete))
 
 
 def _are_complete(measured: ArmColumns, arm: Arm, places: IntArray) -> BoolArray:
@@ -287,10 +269,7 @@ def merged(columns: Columns, study_id: str, arm: Arm, layout: Layout) -> ArmRoun
     if not layout.judged_by_node([arm]):
         return groups(columns, study_id, [arm], layout)[0].arms[0]
     key = ("merged", study_id, arm, layout)
-    if key not in columns.kept:
-        columns.kept[key] = _merged(_measured(columns, study_id, arm), arm)
-    found: ArmRounds = columns.kept[key]
-    return found
+    return columns.once(key, lambda: _merged(_measured(columns, study_id, arm), arm))
 
 
 def _merged(measured: ArmColumns, arm: Arm) -> ArmRounds:

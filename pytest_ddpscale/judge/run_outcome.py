@@ -205,11 +205,7 @@ def _names(verdicts: Sequence[Verdict]) -> str:
 def with_waiver(verdict: Verdict, case: AnyCase, evidence: Evidence, day: date) -> Verdict:
     """The verdict, waived if its requirement has a waiver that covers this failure; else with a note why not.
 
-    Args:
-        verdict: on the requirement, without a waiver.
-        case: the requirement.
-        evidence: of the verdict.
-        day: day of judgement, in UTC.
+    `day` is the day of judgement, in UTC.
     """
     waiver = case.requirement.waiver
     if waiver is None or why_never_waived(case.requirement):
@@ -250,29 +246,18 @@ def uniform_loss(
     independent of the measurements: the throughput of the most GPUs, else the ratio to an earlier generation, which is
     the same throughput divided by a constant.
 
-    Args:
-        verdicts: of the run.
-        confidence: that the loss is no larger, 0 … 1.
-        judge_at: judges the requirement with an id again, at another confidence.
-
-    Returns:
-        None if no requirement that would show the loss passed.
+    None if no requirement that would show the loss passed. `judge_at` judges the requirement with an id again, at
+    another confidence.
     """
     chosen: dict[str, Verdict] = {}
     shown = (one for one in verdicts if one.shows_uniform_loss)
     for one in sorted(shown, key=lambda one: (one.metric != THROUGHPUT_PER_GPU.name, -one.world_size)):
         chosen.setdefault(one.workload, one)
     together = 1 - (1 - confidence) / max(len(chosen), 1)
-    losses = {one.id: _largest_loss(judge_at(one.id, together)) for one in chosen.values() if one.passed}
-    known = {name: loss for name, loss in losses.items() if loss is not None}
-    if not known:
+    again = [judge_at(one.id, together) for one in chosen.values() if one.passed]
+    # Distance from the published value down to the lower limit, relative to the published value.
+    losses = {one.id: max(0.0, 1 - one.interval[0] / one.published) for one in again if one.interval and one.published}
+    if not losses:
         return None
-    name = min(known, key=lambda name: known[name])
-    return UniformLoss(known[name], max(known.values()), confidence, name, len(known))
-
-
-def _largest_loss(verdict: Verdict) -> float | None:
-    """Distance from the published value down to the lower limit, relative to the published value."""
-    if verdict.interval is None or not verdict.published:
-        return None
-    return max(0.0, 1 - verdict.interval[0] / verdict.published)
+    name = min(losses, key=lambda name: losses[name])
+    return UniformLoss(losses[name], max(losses.values()), confidence, name, len(losses))

@@ -84,13 +84,7 @@ class ScalingFact:
 def scaling_facts(
     sizes: Sequence[MeasuredSize], job: TrainingJob, measured_s: Sequence[float] = ()
 ) -> list[ScalingFact]:
-    """One fact for each size.
-
-    Args:
-        sizes: ascending.
-        job: to train.
-        measured_s: time of each size if whole runs were timed; else it follows from the job.
-    """
+    """One fact for each size, ascending; `measured_s` is each size's time if whole runs were timed."""
     found: list[ScalingFact] = []
     for place, size in enumerate(sizes):
         per_gpu = sizes[0].samples_per_s / sizes[0].gpus

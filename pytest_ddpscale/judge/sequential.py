@@ -90,9 +90,8 @@ class EProcesses:
         self.centres: FloatArray = values[:, 0] + (values - values[:, :1]).mean(axis=1)
         residuals = values - self.centres[:, np.newaxis]
         # m is right: (correlations, series).
-        self._this_mean = _Parabolas(
-            *map(np.stack, zip(*(self._right(residuals, one) for one in CORRELATIONS), strict=True))
-        )
+        right = zip(*(self._right(residuals, one) for one in CORRELATIONS), strict=True)
+        self._this_mean = _Parabolas(*map(np.stack, right))
         # The values have another mean: (series,).
         spread = 1 + EFFECT_SCALE**2 * self._n
         squares = (residuals**2).sum(axis=1)
@@ -149,14 +148,13 @@ class EProcesses:
 def largest_log_evidence(values: FloatArray, bound: float, direction: float, fewest: int) -> float:
     """Natural logarithm of the largest e-value so far against the hypothesis that the mean keeps a bound.
 
+    At least 0: before the first look, after the `fewest` rounds, the e-value is 1.
+
     Args:
         values: one per round, in the order of the rounds, (rounds,), all finite.
         bound: on the mean.
         direction: 1 if the good side is above the bound, -1 if it is below.
         fewest: number of rounds before the first look.
-
-    Returns:
-        At least 0: before the first look the e-value is 1.
     """
     if len(values) < fewest:
         return 0.0

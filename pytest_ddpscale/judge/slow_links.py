@@ -13,6 +13,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -65,11 +66,8 @@ def slow_links(evidence: Evidence) -> dict[str, set[str]]:
 
 
 def _faults(evidence: Evidence, excused: frozenset[str]) -> list[Culprit]:
-    def find() -> list[Culprit]:
-        return find_link_faults(rails_of(evidence), evidence.plan.device_type, excused) if evidence.pairs else []
-
-    found: list[Culprit] = evidence.once(("link faults", excused), find)
-    return found
+    device_type = evidence.plan.device_type
+    return evidence.once(("link faults", excused), lambda: find_link_faults(rails_of(evidence), device_type, excused))
 
 
 def _hosts(fault: Culprit) -> tuple[str, ...]:
@@ -88,7 +86,8 @@ def find_link_faults(rails: Sequence[Rail], device_type: DeviceType, excused: Se
     They have the local ranks and devices of their ends if only one rail is slow. Pairs of excused hosts, which compute
     slowly, are ignored, because that explains them.
     """
-    told = _NodePairs([rail for rail in rails if excused.isdisjoint(rail.hosts)], SLOW_SHARES[device_type])
+    counting = [rail for rail in rails if excused.isdisjoint(rail.hosts)] if excused else rails
+    told = _NodePairs(counting, SLOW_SHARES[device_type])
     standings = told.standings
     if len(standings.suspect_nodes) > standings.nodes // 2:
         return []
@@ -99,8 +98,7 @@ def find_link_faults(rails: Sequence[Rail], device_type: DeviceType, excused: Se
 
 def rails_of(evidence: Evidence) -> Sequence[Rail]:
     """The measured rails between nodes, round by round."""
-    found: Sequence[Rail] = evidence.once("rails", lambda: [rail for arm in evidence.pairs for rail in _rails(arm)])
-    return found
+    return evidence.once("rails", lambda: [rail for arm in evidence.pairs for rail in _rails(arm)])
 
 
 def _rails(measured: ArmColumns) -> Iterator[Rail]:
@@ -109,18 +107,18 @@ def _rails(measured: ArmColumns) -> Iterator[Rail]:
     mean_s = measured.seconds / np.where(measured.present, measured.count, 1)  # lines of earlier versions keep no steps
     fastest_s = np.fmin.reduce(steps_s, axis=2, initial=np.inf) if steps_s.shape[2] else mean_s
     gbps = measured.work / fastest_s / GIGA
-    names, host_of = np.unique(who.hosts.astype(str), return_inverse=True)
-    ranks, local_ranks, devices = who.numbers.tolist(), who.local_ranks.tolist(), who.devices.tolist()
+    host_of = np.unique(who.hosts.astype(str), return_inverse=True)[1]
     for row, number in enumerate(measured.numbers.tolist()):
         there = np.flatnonzero(measured.present[row])
         there = there[np.lexsort((host_of[there], measured.groups[row, there]))]
         group, host = measured.groups[row, there], host_of[there]
         first = np.flatnonzero((group[1:] == group[:-1]) & (host[1:] != host[:-1]))
-        ends = np.stack([there[first], there[first + 1]], axis=1)
-        hosts = names[host_of[ends]].tolist()
-        for (a, b), both, slower in zip(ends.tolist(), hosts, gbps[row][ends].min(axis=1).tolist(), strict=True):
-            of_ends = [(of[a], of[b]) for of in (ranks, local_ranks, devices)]
-            yield Rail(number, of_ends[0], tuple(both), of_ends[1], of_ends[2], slower)
+        a, b = there[first], there[first + 1]
+        ends = [
+            zip(of[a].tolist(), of[b].tolist(), strict=True)
+            for of in (who.numbers, who.hosts, who.local_ranks, who.devices)
+        ]
+        yield from map(Rail, repeat(number), *ends, np.minimum(gbps[row, a], gbps[row, b]).tolist())
 
 
 def node_pair_results(rails: Iterable[Rail]) -> Iterator[tuple[tuple[str, str], float]]:
@@ -141,15 +139,13 @@ class _NodePairs:
     """Measurements of rails, combined to results of node pairs; nodes are numbered in the order of their names."""
 
     def __init__(self, rails: Iterable[Rail], slow_share: float) -> None:
-        together = _rails_together(rails)
-        self._hosts = sorted({host for _, hosts in together for host in hosts})
+        self._rails = _rails_together(rails)
+        self._hosts = sorted({host for _, hosts in self._rails for host in hosts})
         numbers = {host: number for number, host in enumerate(self._hosts)}
-        self._rails: dict[PairResult, list[Rail]] = defaultdict(list)
-        results = []
-        for (number, (one, other)), of_pair in together.items():
-            slowest = min(rail.gbps for rail in of_pair)
-            results.append(PairResult(number, (numbers[one], numbers[other]), slowest))
-            self._rails[results[-1]] += of_pair
+        results = [
+            PairResult(number, (numbers[one], numbers[other]), min(rail.gbps for rail in together))
+            for (number, (one, other)), together in self._rails.items()
+        ]
         self.standings = Standings(results, slow_share)
         self._fast = [result for result in results if self.standings.is_fast(result)]
 
@@ -188,7 +184,8 @@ class _NodePairs:
         """
         host, slow, ends = self._hosts[node], defaultdict[int, list[bool]](list), dict[int, tuple[int, str]]()
         for result in results:
-            for rail in self._rails[result]:
+            one, other = result.nodes
+            for rail in self._rails[result.round, (self._hosts[one], self._hosts[other])]:
                 end = rail.hosts.index(host)
                 slow[rail.ranks[end]].append(rail.gbps < self.standings.slow_below_gbps)
                 ends[rail.ranks[end]] = (rail.local_ranks[end], rail.devices[end])

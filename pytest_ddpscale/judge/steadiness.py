@@ -79,9 +79,8 @@ def find_drifts(values: FloatArray, negligible: FloatArray | float = 0.0) -> Dri
     The noise is the residual of a straight line through all rounds. The t statistic of the change is compared with
     Student's distribution at 2 % false alarms, widened for correlated noise.
 
-    Args:
-        values: in the order of the rounds, (series, rounds); logarithms for ratios.
-        negligible: smaller changes are ignored, however little noise there is; of all or of each series.
+    Smaller changes than `negligible`, of all or of each series, are ignored, however little noise there is. Values are
+    in the order of the rounds, (series, rounds); logarithms for ratios.
     """
     rounds = values.shape[1]
     if rounds < FEWEST_ROUNDS_TO_SEE_DRIFT:
@@ -96,18 +95,14 @@ def find_drifts(values: FloatArray, negligible: FloatArray | float = 0.0) -> Dri
 
 
 def lag_one_correlations(series: FloatArray) -> FloatArray:
-    """Estimates from the residuals of a straight line, each between -0.99 and 0.99; a drift does not count.
+    """Estimates from residuals of a straight line, -0.99 … 0.99, (series,), of (series, rounds) with at least 4 rounds.
+
+    A drift does not count. NaN for a series of equal values, and for a straight line.
 
     Residuals about a line correlate by about (2 + 4ρ) / n less than the noise does: Tanaka (1984), "An asymptotic
     expansion associated with the maximum likelihood estimators in ARMA models", J. R. Statist. Soc. B 46; after
     Marriott and Pope (1954), "Bias in the estimation of autocorrelations", Biometrika 41, for those about a mean. That
     bias is added back, with the estimate in place of ρ.
-
-    Args:
-        series: (series, rounds), at least four rounds.
-
-    Returns:
-        (series,); NaN for a series of equal values, and for a straight line.
     """
     rounds, residuals = series.shape[1], fit_lines(series).residuals
     squares = (residuals**2).sum(axis=1)

@@ -54,7 +54,7 @@ from pytest_ddpscale.judge.peers import (
 )
 from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
+from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.telemetry import TelemetryColumns
 from pytest_ddpscale.run.verdicts import Culprit
 from pytest_ddpscale.util.listing import first_few
@@ -78,7 +78,6 @@ _LEAST_SHARE = 0.25  # of all ranks, in each of two groups
 # Least gap between the nearest ranks of the groups: share of the minimum relative gap, and of the medians' distance.
 _LEAST_GAP, _LEAST_SHARE_OF_DISTANCE = 0.8, 0.5
 _MOSTLY_THROTTLED, _HARDLY = 0.75, 0.25  # share of throttled rounds among the slow ones, and among the others
-_HELD_DOWN = ", in which heat, power supply or board held it down"
 
 
 @dataclass(frozen=True)
@@ -145,11 +144,11 @@ def find_stragglers(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_R
         got_slower = median_over_rounds(logs[last]) - median_over_rounds(logs[: last.start]) >= line / 2
         named |= _stand_out(logs[last], relative[last], line, looks) & got_slower
     named |= _are_slow_at_times(logs, line)
-    averages, found = averages_of(logs, looks), []
+    (values, reaches), found = averages_of(logs, looks), []
     for i in np.flatnonzero(named).tolist():
         peers = int(measured.present[np.flatnonzero(~np.isnan(logs[:, i]))[-1]].sum()) - 1
-        value, reach = averages.value[i], averages.reach[i]
-        found.append(_straggler(measured, enough[i], logs[:, i], value, reach, line / 2, peers, ambiguous=peers == 1))
+        of_rank = logs[:, i], values[i], reaches[i]
+        found.append(_straggler(measured, enough[i], *of_rank, line / 2, peers, ambiguous=peers == 1))
     return sorted(found, key=lambda straggler: (-straggler.ratio, straggler.rank))
 
 
@@ -167,7 +166,7 @@ def _stand_out(logs: FloatArray, relative: FloatArray, line: float, looks: int) 
 
     Logarithms of times are over the median of peers, and relative to the median rank, the same baseline for all.
     """
-    averages, ranks = averages_of(logs, looks), logs.shape[1]
+    (values, reaches), ranks = averages_of(logs, looks), logs.shape[1]
     usual = median_over_rounds(relative)
     excess = usual - medians_of_others(usual[np.newaxis])[0]
     seen = stdevs_of_others(usual)
@@ -175,8 +174,7 @@ def _stand_out(logs: FloatArray, relative: FloatArray, line: float, looks: int) 
     factor = _FACTOR_OF_FEW
     if ranks > _FEW:
         factor = max(_MAD_FACTOR, statistics.NormalDist().inv_cdf(1 - _FALSE_NAMES / ranks))
-    stands_out: BoolArray = (averages.value >= line) & (averages.value > averages.reach) & (excess > factor * spread)
-    return stands_out
+    return np.asarray((values >= line) & (values > reaches) & (excess > factor * spread))
 
 
 def _are_slow_at_times(logs: FloatArray, line: float) -> BoolArray:
@@ -215,7 +213,11 @@ def find_slow_group(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_R
     least_gap = max(_LEAST_GAP * line, _LEAST_SHARE_OF_DISTANCE * distance)
     if not (distance >= line and distance > reach and gap >= least_gap):
         return []
-    others = _in_words(enough[fast], enough[slow], measured)
+    ranks = measured.ranks
+    hosts, slow_hosts = (set(ranks.hosts[enough[group]].tolist()) for group in (fast, slow))
+    others = first_few(sorted(hosts), _MOST_SHOWN)
+    if hosts & slow_hosts:
+        others = in_ranks(ranks.numbers[enough[fast]].tolist())
     return [
         _straggler(
             measured, enough[i], logs[:, i], values[i] - norm, reaches[i], (norm + norm_of_slow) / 2, len(fast), norm,
@@ -223,15 +225,6 @@ def find_slow_group(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_R
         )
         for i in reversed(slow.tolist())
     ]  # fmt: skip
-
-
-def _in_words(fast: IntArray, slow: IntArray, measured: ArmRounds) -> str:
-    """Hosts of the fast group, ``n0, n1``; rank numbers if the groups share a host."""
-    ranks = measured.ranks
-    hosts = sorted(set(ranks.hosts[fast].tolist()))
-    if not set(hosts) & set(ranks.hosts[slow].tolist()):
-        return first_few(hosts, _MOST_SHOWN)
-    return in_ranks(ranks.numbers[fast].tolist())
 
 
 def in_ranks(numbers: Sequence[int]) -> str:
@@ -252,9 +245,10 @@ def _straggler(
     slow_rounds = tuple(measured.numbers[there][is_slow].tolist())
     ratio_when_slow = float(np.exp(np.median(logs[there][is_slow]) - norm))
     when, share = f"{len(slow_rounds)} of {rounds} rounds", f" ({len(slow_rounds) / rounds:.0%})"
+    since = rounds - len(slow_rounds)
     if _are_mostly(len(slow_rounds), rounds):
         share = ""
-    elif not others and _is_late(is_slow):
+    elif not others and (~is_slow[:since]).mean() >= _MOSTLY and is_slow[since:].mean() >= _MOSTLY:
         when, share = f"the last {when}", ""
     whom = f"{_whom(peers)} ({others})" if others else _whom(peers)
     rank, host, local_rank, device = measured.ranks.who(column)
@@ -275,31 +269,21 @@ def _are_mostly(slow: int, rounds: int) -> bool:
     return slow >= math.ceil(_MOSTLY * rounds - 1e-9)
 
 
-def _is_late(is_slow: BoolArray) -> bool:
-    """Whether a rank was slow in most rounds from some round on, and in hardly any before."""
-    first = len(is_slow) - int(is_slow.sum())
-    return bool((~is_slow[:first]).mean() >= _MOSTLY and is_slow[first:].mean() >= _MOSTLY)
-
-
 def with_held_down(
     stragglers: Sequence[Straggler], measured: ArmRounds, telemetry: TelemetryColumns
 ) -> list[Straggler]:
     """Say of stragglers that they were throttled just when they were slow; of one slow throughout nobody can tell."""
-    return [
-        replace(one, culprit=replace(one.culprit, evidence=f"{one.culprit.evidence}{_HELD_DOWN}"))
-        if not one.is_slow_throughout and _is_held_down(one, measured, telemetry)
-        else one
-        for one in stragglers
-    ]
-
-
-def _is_held_down(straggler: Straggler, measured: ArmRounds, telemetry: TelemetryColumns) -> bool:
-    told = telemetry.of_arm(measured.measured.study, measured.measured.arm, [straggler.host])
-    told = told.of(told.rank == straggler.rank)
-    was_slow, is_throttled = np.isin(told.round, straggler.slow_rounds), flags(told)["throttled"]
-    if not was_slow.any() or was_slow.all():
-        return False
-    return bool(is_throttled[was_slow].mean() >= _MOSTLY_THROTTLED and is_throttled[~was_slow].mean() <= _HARDLY)
+    found = []
+    for one in stragglers:
+        told = telemetry.of_arm(measured.measured.study, measured.measured.arm, [one.host])
+        told = told.of(told.rank == one.rank)
+        was_slow, is_throttled = np.isin(told.round, one.slow_rounds), flags(told)["throttled"]
+        is_told = not one.is_slow_throughout and was_slow.any() and not was_slow.all()
+        if is_told and is_throttled[was_slow].mean() >= _MOSTLY_THROTTLED and is_throttled[~was_slow].mean() <= _HARDLY:
+            evidence = f"{one.culprit.evidence}, in which heat, power supply or board held it down"
+            one = replace(one, culprit=replace(one.culprit, evidence=evidence))
+        found.append(one)
+    return found
 
 
 def slow_nodes(stragglers: Iterable[Straggler], measured: ArmRounds) -> dict[str, list[Straggler]]:

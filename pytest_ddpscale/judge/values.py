@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
-from typing import Any, Generic, NamedTuple, TypeVar
+from enum import Enum
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from pytest_ddpscale.judge.bounds import possible_part
 from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.estimating import Estimated, Found, estimate, over_launches
-from pytest_ddpscale.judge.metrics import Arms, Read, Slowness, read, slowness_of, slowness_within_hosts
+from pytest_ddpscale.judge.metrics import Arms, Read, Slowness, read, slowness_of
 from pytest_ddpscale.judge.rounds import WHOLE, Groups, groups, hosts_of, on_hosts
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric import Metric, Scale
@@ -30,34 +30,23 @@ P = TypeVar("P", bound=Hashable)
 
 
 class Why(Enum):
-    """Why something has no values."""
+    """Why something has no values: the outcome of its verdict, and the sentence."""
 
-    NOT_PLANNED = auto()
-    PLANNED_DIFFERENTLY = auto()
-    BROKE = auto()
-    INTERRUPTED = auto()
-    ONE_NODE = auto()
-    NO_ROUND = auto()
-    NO_BASELINE = auto()
-    NOT_READ = auto()
-    NOT_PROBED = auto()
-    NO_PROBED_ROUND = auto()
-    UNSUPPORTED = auto()
+    NOT_PLANNED = "not_measured", "{scaling} scaling of {workload} was not measured in this run"
+    PLANNED_DIFFERENTLY = "not_measured", "measured differently: {details}"
+    BROKE = "error", "{details}"
+    INTERRUPTED = "not_measured", "{details}"
+    ONE_NODE = "not_measured", "needs at least 2 nodes to spread ranks over; this run had one"
+    NO_ROUND = "not_measured", "no complete round of {ranks} ranks in {details}"
+    NO_BASELINE = "not_measured", "{details} has no complete round of the arm {baseline} to compare with"
+    NOT_READ = "not_measured", "{metric} could not be read on every rank"
+    NOT_PROBED = "not_measured", "{probe} was not probed in this run"
+    NO_PROBED_ROUND = "not_measured", "no complete round of {probe}"
+    UNSUPPORTED = "not_measured", "{probe} could not be done: {details}"
 
-
-_SENTENCES = {
-    Why.NOT_PLANNED: "{scaling} scaling of {workload} was not measured in this run",
-    Why.PLANNED_DIFFERENTLY: "measured differently: {details}",
-    Why.BROKE: "{details}",
-    Why.INTERRUPTED: "{details}",
-    Why.ONE_NODE: "needs at least 2 nodes to spread ranks over; this run had one",
-    Why.NO_ROUND: "no complete round of {ranks} ranks in {details}",
-    Why.NO_BASELINE: "{details} has no complete round of the arm {baseline} to compare with",
-    Why.NOT_READ: "{metric} could not be read on every rank",
-    Why.NOT_PROBED: "{probe} was not probed in this run",
-    Why.NO_PROBED_ROUND: "no complete round of {probe}",
-    Why.UNSUPPORTED: "{probe} could not be done: {details}",
-}
+    def __init__(self, outcome: Literal["not_measured", "error"], sentence: str) -> None:
+        self.outcome: Literal["not_measured", "error"] = outcome
+        self.sentence = sentence
 
 
 class Missing(NamedTuple):
@@ -69,8 +58,8 @@ class Missing(NamedTuple):
     def text(self, question: Question | Arm) -> str:
         """The sentence."""
         if isinstance(question, Arm):
-            return _SENTENCES[self.why].format(details=self.details, probe=question.name)
-        return _SENTENCES[self.why].format(
+            return self.why.sentence.format(details=self.details, probe=question.name)
+        return self.why.sentence.format(
             details=self.details, scaling=question.metric.scaling, workload=question.workload.name,
             ranks=question.world_size, baseline=question.baseline.name if question.baseline else "",
             metric=question.metric.name,
@@ -153,10 +142,8 @@ def joined(launches: Sequence[Values[P]]) -> Values[P]:
         return first
     places = list(dict.fromkeys(place for one in launches for place in one.places))
     numbers = np.unique(np.concatenate([one.numbers for one in launches]))
-    samples, errors = (
-        np.full((len(launches), len(places), len(numbers)), np.nan),
-        np.full((len(launches), len(places)), np.nan),
-    )
+    samples = np.full((len(launches), len(places), len(numbers)), np.nan)
+    errors = np.full((len(launches), len(places)), np.nan)
     at = {place: row for row, place in enumerate(places)}
     for launch, one in enumerate(launches):
         rows = np.array([at[place] for place in one.places], np.int64)
@@ -187,8 +174,7 @@ def of_launch(question: Question, evidence: Evidence) -> Values[str]:
         nothing, one = np.zeros((1, 0, 0)), np.zeros((1, 0))
         why = why_no_study(evidence.plan, question)
         return Values(question.metric.scale, (), np.zeros(0, np.int64), nothing, {}, (why,), one)
-    found: Values[str] = evidence.once(("values", question, study.id), lambda: _of_study(question, study, evidence))
-    return found
+    return evidence.once(("values", question, study.id), lambda: _of_study(question, study, evidence))
 
 
 def _of_study(question: Question, study: Study, evidence: Evidence) -> Values[str]:
@@ -196,23 +182,12 @@ def _of_study(question: Question, study: Study, evidence: Evidence) -> Values[st
     columns, slowness = evidence.columns, _slowness(question, study, evidence, found)
     is_by_node = evidence.plan.layout.judged_by_node(question.arms)
     places = hosts_of(columns, study.id) if is_by_node else [WHOLE]
-    of_each = [
-        (
-            one,
-            read(
-                question.metric,
-                Arms(
-                    one.arms[-1],
-                    one.arms[0] if question.baseline else None,
-                    question.world_size,
-                    slowness,
-                    evidence.flops_per_sample.get(study.id),
-                    evidence.seeded_checksums(study.id),
-                ),
-            ),
-        )
-        for one in found
-    ]
+    flops, checksums = evidence.flops_per_sample.get(study.id), evidence.seeded_checksums(study.id)
+    of_each = []
+    for one in found:
+        baseline = one.arms[0] if question.baseline else None
+        arms = Arms(one.arms[-1], baseline, question.world_size, slowness, flops, checksums)
+        of_each.append((one, read(question.metric, arms)))
     numbers, samples, errors = _table(places, of_each)
     missing = {}
     nothing = np.flatnonzero(np.isnan(samples).all(axis=1)).tolist()
@@ -225,7 +200,8 @@ def _of_study(question: Question, study: Study, evidence: Evidence) -> Values[st
             measured, compared = (place in those for those in with_rounds)
             why = Why.NOT_READ if measured and compared else Why.NO_BASELINE if measured else Why.NO_ROUND
             missing[place] = Missing(why, study.id)
-    broken = _broken(question, study, evidence)
+    is_one_node = question.placement == "spread" and evidence.plan.nodes == 1
+    broken = why_broken(study.id, evidence) or (Missing(Why.ONE_NODE) if is_one_node else None)
     return Values(question.metric.scale, places, numbers, samples[np.newaxis], missing, (broken,), errors[np.newaxis])
 
 
@@ -254,18 +230,15 @@ def _slowness(question: Question, study: Study, evidence: Evidence, found: Seque
         return {}
     each = RankComparison(study, evidence).rounds
     if evidence.plan.layout.judged_by_node(question.arms):
-        within: Slowness = evidence.once(("slowness", study.id), lambda: slowness_within_hosts(each))
-        return within
+        return evidence.once(("slowness", study.id), lambda: slowness_of(each, within_hosts=True))
     return slowness_of(on_hosts(each, found[0].arms[-1].ranks.by_host.keys()))
 
 
-def _broken(question: Question, study: Study, evidence: Evidence) -> Missing | None:
-    if study.id in evidence.errors:
-        return Missing(Why.BROKE, evidence.errors[study.id])
-    if study.id in evidence.interrupted:
-        return Missing(Why.INTERRUPTED, evidence.interrupted[study.id])
-    is_one_node = question.placement == "spread" and evidence.plan.nodes == 1
-    return Missing(Why.ONE_NODE) if is_one_node else None
+def why_broken(study_id: str, evidence: Evidence) -> Missing | None:
+    """Why a measured study does not count; None if it does."""
+    if study_id in evidence.errors:
+        return Missing(Why.BROKE, evidence.errors[study_id])
+    return Missing(Why.INTERRUPTED, evidence.interrupted[study_id]) if study_id in evidence.interrupted else None
 
 
 def samples_of(question: Question, evidence: Evidence) -> FloatArray:
@@ -299,17 +272,10 @@ class WorstValue(NamedTuple):
 def worst_value(question: Question, evidence: Evidence, confidence: float) -> WorstValue | None:
     """The value of a question without a requirement, estimated as the judge does, at the place where it is worst.
 
-    Args:
-        question: what is asked; its metric needs no number from the thresholds file.
-        evidence: the measurements.
-        confidence: of the interval, 0 … 1.
-
-    Returns:
-        Value and interval of all launches; None if it was not measured.
+    Its metric needs no number from the thresholds file. None if it was not measured.
     """
     key = "worst", question, confidence
-    found: WorstValue | None = evidence.once(key, lambda: _worst(question, values(question, evidence), confidence))
-    return found
+    return evidence.once(key, lambda: _worst(question, values(question, evidence), confidence))
 
 
 def _worst(question: Question, found: Values[str], confidence: float) -> WorstValue | None:
@@ -355,9 +321,11 @@ def matching_study(plan: Plan, question: Question) -> Study | None:
 def why_no_study(plan: Plan, question: Question) -> Missing:
     """Why a question has no study."""
     scaling, workload = question.metric.scaling, question.workload
-    near = [s for s in plan.studies if s.scaling == scaling and _is_near(s.workload, workload)]
-    if near:
-        return Missing(Why.PLANNED_DIFFERENTLY, "; ".join(_differences(scaling, near[0].workload, workload)))
+    for near in (study.workload for study in plan.studies if study.scaling == scaling):
+        # Probably meant to be the same: equal name, or equal model and precision.
+        models = [(one.family.model, one.precision) for one in (near, workload)]
+        if near.name == workload.name or models[0] == models[1]:
+            return Missing(Why.PLANNED_DIFFERENTLY, "; ".join(_differences(scaling, near, workload)))
     return Missing(Why.NOT_PLANNED)
 
 
@@ -366,8 +334,3 @@ def _differences(scaling: Scaling, one: Workload, other: Workload) -> list[str]:
     left_out = ("name", "global_batch_size" if scaling == "weak" else "batch_size")
     both = one.differences(other).items()
     return [f"{field} {found}, required {required}" for field, (found, required) in both if field not in left_out]
-
-
-def _is_near(one: Workload, other: Workload) -> bool:
-    """Whether workloads are probably meant to be the same: equal name, or equal model and precision."""
-    return one.name == other.name or (one.family.model, one.precision) == (other.family.model, other.precision)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pytest_ddpscale.judge.probe_culprits import link_culprit, shared_end
-from pytest_ddpscale.judge.probes import ProbedPlace, place_of
+from pytest_ddpscale.judge.probes import Place, place_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Verdict
@@ -18,15 +18,17 @@ from pytest_ddpscale.util.listing import first_few
 
 
 class _Result(NamedTuple):
-    """One rank in one block; `peers` are the ranks that it worked with, itself included."""
+    """One rank in one block; `device` as in `End`, and `peers` are the ranks that it worked with, itself included."""
 
     round: int
     rank: int
-    host: str
-    local_rank: int
-    device: str
+    device: tuple[str, int, str]
     peers: tuple[int, ...]
     is_correct: bool
+
+    @property
+    def host(self) -> str:
+        return self.device[0]
 
 
 def _rank_by_rank(probed: ArmColumns) -> list[_Result]:
@@ -37,30 +39,32 @@ def _rank_by_rank(probed: ArmColumns) -> list[_Result]:
         for column in there.tolist():
             peers[int(groups[column])].append(int(probed.ranks.numbers[column]))
         for column in there.tolist():
-            who, is_correct = probed.ranks.who(column), not probed.wrong[row, column]
-            found.append(_Result(number, *who, tuple(peers[int(groups[column])]), is_correct))
+            rank, host, local_rank, device = probed.ranks.who(column)
+            with_it, is_correct = tuple(peers[int(groups[column])]), not probed.wrong[row, column]
+            found.append(_Result(number, rank, (host, local_rank, device), with_it, is_correct))
     return found
 
 
 def with_wrong_data(verdict: Verdict, probe: Arm, probed: ArmColumns) -> Verdict:
-    """The verdict, failed if any result was wrong: one is enough, because results are not random.
+    """The verdict on speed, failed if any result was wrong, in complete rounds or not: results are not random.
 
     A device that works alone is at fault. In a collective a rank that sees wrong data is only a witness, because others
     may have sent it. Then the node that all ranks of the group are on is certainly at fault, and no GPU is.
-
-    Args:
-        verdict: on speed.
-        probe: the probe.
-        probed: all its measurements, in complete rounds or not.
     """
     if not probed.wrong.any():
         return verdict
     measured = _rank_by_rank(probed)
     wrong = [one for one in measured if not one.is_correct]
-    culprits = tuple(replace(one, computed_wrong=True) for one in _culprits(probe, wrong, measured))
+    if probe.operation.kind == "send-recv":
+        named = _of_pairs(probe, wrong, measured)
+    elif probe.operation.is_single_device:
+        named = _of_witnesses(wrong, measured, _did(probe), is_certain=True)
+    else:
+        named = _of_group(probe, wrong, measured)
+    culprits = tuple(replace(one, computed_wrong=True) for one in named)
     accused = {_who(culprit) for culprit in culprits}
     others = tuple(culprit for culprit in verdict.culprits if _who(culprit) not in accused)
-    names = list(dict.fromkeys(f"local rank {one.local_rank} of {one.host}" for one in wrong))
+    names = list(dict.fromkeys(f"local rank {one.device[1]} of {one.host}" for one in wrong))
     reason = f"{_did(probe)} wrong data, as seen by {first_few(names)} ({_rounds(wrong, measured)})"
     if verdict.outcome in ("failed", "error"):
         reason += f"; also: {verdict.reason}"
@@ -68,44 +72,40 @@ def with_wrong_data(verdict: Verdict, probe: Arm, probed: ArmColumns) -> Verdict
     return replace(verdict, outcome="failed", reason=reason, culprits=(*culprits, *others), flags=flags)
 
 
-def _culprits(probe: Arm, wrong: Sequence[_Result], measured: Sequence[_Result]) -> Iterable[Culprit]:
-    if probe.operation.kind == "send-recv":
-        return _of_pairs(probe, wrong, measured)
-    if probe.operation.is_single_device:
-        return _of_witnesses(probe, wrong, measured, is_certain=True)
-    return _of_group(probe, wrong, measured)
-
-
 def _of_witnesses(
-    probe: Arm, wrong: Sequence[_Result], measured: Sequence[_Result], *, is_certain: bool
+    wrong: Sequence[_Result], measured: Sequence[_Result], verb: str, *, is_certain: bool
 ) -> Iterable[Culprit]:
-    for where in dict.fromkeys(map(_device, wrong)):
-        own = [one for one in wrong if _device(one) == where]
-        rounds = _rounds(own, [one for one in measured if _device(one) == where])
-        verb = _did(probe) if is_certain else "saw"
+    for where in dict.fromkeys(one.device for one in wrong):
+        own = [one for one in wrong if one.device == where]
+        rounds = _rounds(own, [one for one in measured if one.device == where])
         yield Culprit("gpu", *where, f"{verb} wrong data in {rounds}", is_certain=is_certain)
 
 
 def _of_group(probe: Arm, wrong: Sequence[_Result], measured: Sequence[_Result]) -> Iterable[Culprit]:
     """The node first, if the whole group is on it, then all witnesses."""
-    is_within_hosts = _fits_hosts(probe, measured)
-    for host in dict.fromkeys(one.host for one in wrong) if is_within_hosts else ():
+    ranks_of: dict[str, set[int]] = defaultdict(set)
+    for one in measured:
+        ranks_of[one.host].add(one.rank)
+    # If every host has a whole group, each group is on one host.
+    fit_hosts = all(len(own) >= probe.world_size for own in ranks_of.values())
+    for host in dict.fromkeys(one.host for one in wrong) if fit_hosts else ():
         own = [one for one in wrong if one.host == host]
         there = [one for one in measured if one.host == host]
-        saw, ranks = len(set(map(_device, own))), len(set(map(_device, there)))
+        saw, ranks = (len({one.device for one in some}) for some in (own, there))
         evidence = f"{_did(probe)} wrong data in {_rounds(own, there)}, seen by {saw} of {ranks} ranks"
         yield Culprit("node", host, None, None, evidence)
-    yield from _of_witnesses(probe, wrong, measured, is_certain=False)
+    yield from _of_witnesses(wrong, measured, "saw", is_certain=False)
 
 
 def _of_pairs(probe: Arm, wrong: Sequence[_Result], measured: Sequence[_Result]) -> Iterable[Culprit]:
     """The links of each host, or the GPU that they share."""
-    links: dict[str, dict[ProbedPlace, list[_Result]]] = defaultdict(lambda: defaultdict(list))
+    links: dict[str, dict[Place, list[_Result]]] = defaultdict(lambda: defaultdict(list))
     for one in wrong:
-        link = _link_of(probe, one, measured)
-        if link is None:  # the other end is unknown
-            yield Culprit("gpu", *_device(one), f"saw wrong data in round {one.round}", is_certain=False)
+        ends = [next(other for other in measured if other.rank == rank) for rank in one.peers]
+        if len(ends) == 1:  # the other one is unknown
+            yield Culprit("gpu", *one.device, f"saw wrong data in round {one.round}", is_certain=False)
         else:
+            link = place_of(probe, one.peers, [end.device for end in ends])
             links[link.host][link].append(one)
     for theirs in links.values():
         shared = shared_end(list(theirs))
@@ -117,25 +117,6 @@ def _of_pairs(probe: Arm, wrong: Sequence[_Result], measured: Sequence[_Result])
             both = [one for one in measured if one.peers == link.ranks]
             evidence = f"{_did(probe)} wrong data in {_rounds(own, both)}"
             yield link_culprit(link, evidence, is_certain=link.host == link.peer_host)
-
-
-def _link_of(probe: Arm, one: _Result, measured: Sequence[_Result]) -> ProbedPlace | None:
-    ends = [next(other for other in measured if other.rank == rank) for rank in one.peers]
-    if len(ends) == 1:
-        return None
-    return place_of(probe, tuple(end.rank for end in ends), [(end.host, end.local_rank, end.device) for end in ends])
-
-
-def _fits_hosts(probe: Arm, measured: Sequence[_Result]) -> bool:
-    """Whether each group of the probe is on one host; every host then has a whole group."""
-    ranks: dict[str, set[int]] = defaultdict(set)
-    for one in measured:
-        ranks[one.host].add(one.rank)
-    return all(len(own) >= probe.world_size for own in ranks.values())
-
-
-def _device(measurement: _Result) -> tuple[str, int, str]:
-    return measurement.host, measurement.local_rank, measurement.device
 
 
 def _who(culprit: Culprit) -> tuple[object, ...]:

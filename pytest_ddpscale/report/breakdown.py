@@ -50,10 +50,7 @@ def breakdown(
 
 def breakdown_of(evidence: Evidence) -> list[tuple[str, ...]]:
     """`breakdown` of a run, computed once for all reports."""
-    rows: list[tuple[str, ...]] = evidence.once(
-        "breakdown", lambda: breakdown(evidence.columns, evidence.plan, evidence.flops_per_sample)
-    )
-    return rows
+    return evidence.once("breakdown", lambda: breakdown(evidence.columns, evidence.plan, evidence.flops_per_sample))
 
 
 def _cells(rounds: ArmRounds, flops: float | None) -> tuple[str, ...]:

@@ -6,11 +6,11 @@ arithmetic on whole arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from pytest_ddpscale.run.rank_columns import NOBODY, Index, RankColumns, ranks_i
 from pytest_ddpscale.run.records import GangRecord
 
 StepArray: TypeAlias = npt.NDArray[np.float32]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,11 +166,17 @@ class Columns:
 
     Attributes:
         arms: by study and name of the arm, in the order of their first measurements.
-        kept: cache of derived values, by any unique key.
     """
 
     arms: Mapping[tuple[str, str], ArmColumns] = field(default_factory=lambda: MappingProxyType({}))
-    kept: dict[Any, Any] = field(default_factory=dict)
+    _kept: dict[Hashable, Any] = field(init=False, default_factory=dict)
+
+    def once(self, key: Hashable, find_out: Callable[[], T]) -> T:
+        """A derived value that many readers need, computed on first access of its unique key."""
+        if key not in self._kept:
+            self._kept[key] = find_out()
+        found: T = self._kept[key]
+        return found
 
     def of_study(self, study_id: str) -> Iterator[ArmColumns]:
         """All arms of a study."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryBlock, Telemetr
 from pytest_ddpscale.run.training_record import RunRecords, trained_runs
 from pytest_ddpscale.run.transport_record import Transport, transports_of
 from pytest_ddpscale.run.validate import Recorded, refuse_contradictions
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -102,23 +104,18 @@ class Evidence:
         All are equal if most ranks could not repeat their own: then the model has an operation without a
         deterministic kernel, and different bits accuse nobody.
         """
-        found: dict[int, str] = self.once(("seeded", study_id), lambda: self._seeded_checksums(study_id))
-        return found
+        return self.once(("seeded", study_id), lambda: self._seeded_checksums(study_id))
 
     @cached_property
     def _kept(self) -> dict[Hashable, Any]:
         return {}
 
-    def once(self, key: Hashable, find_out: Callable[[], Any]) -> Any:
-        """A derived value that many requirements need, computed on first access.
-
-        Args:
-            key: unique key of the value.
-            find_out: computes it.
-        """
+    def once(self, key: Hashable, find_out: Callable[[], T]) -> T:
+        """A derived value that many requirements need, computed on first access of its unique key."""
         if key not in self._kept:
             self._kept[key] = find_out()
-        return self._kept[key]
+        found: T = self._kept[key]
+        return found
 
     def _seeded_checksums(self, study_id: str) -> dict[int, str]:
         steps = self.seeded_steps.get(study_id, ())

@@ -203,7 +203,7 @@ class AcceptanceSession:
         def find_out() -> Baseline | None:
             return baseline_of(self.source.measured_run, self.history_file, self.sku, evidence)
 
-        baseline: Baseline | None = evidence.once("baseline", find_out)
+        baseline = evidence.once("baseline", find_out)
         if baseline is not None:
             self.source.keep_baseline(baseline)
         return baseline

@@ -23,7 +23,6 @@ from pytest_ddpscale.judge.metrics import (
     read,
     round_percentiles_ms,
     slowness_of,
-    slowness_within_hosts,
     step_time_cv,
     step_time_percentiles_ms,
 )
@@ -280,7 +279,7 @@ def test_of_two_the_faster_one_is_typical() -> None:
 
 
 def test_ranks_of_a_host_are_compared_with_each_other() -> None:
-    found = slowness_within_hosts(timed((1.0, 1.1, 2.0, 2.0), per_host=2))
+    found = slowness_of(timed((1.0, 1.1, 2.0, 2.0), per_host=2), within_hosts=True)
     assert found == pytest.approx({("n0", 0): 1.0, ("n0", 1): 1.1, ("n1", 0): 1.0, ("n1", 1): 1.0})
 
 

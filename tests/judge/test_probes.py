@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from pytest_ddpscale.judge.probes import ProbedPlace, probed_values
+from pytest_ddpscale.judge.probes import Place, probed_values
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.run.column_record import FloatArray
@@ -21,7 +21,7 @@ from tests.rows import rows
 MIB = 2**20
 
 
-def places(measurements: Iterable[ProbeMeasurement], probe: Arm, layout: Layout) -> Mapping[ProbedPlace, FloatArray]:
+def places(measurements: Iterable[ProbeMeasurement], probe: Arm, layout: Layout) -> Mapping[Place, FloatArray]:
     probed = probe_columns_of(measurements).arms.get(("probes", probe.name))
     return dict(probed_values(probed, probe, layout).items())
 
@@ -71,28 +71,28 @@ def test_each_device_is_a_place() -> None:
     probe = Arm("matmul-bf16")
     found = places([measured(probe, 5, 0.01), measured(probe, 2, 0.02)], probe, Layout(2, 4))
     assert {place: samples.tolist() for place, samples in found.items()} == {
-        ProbedPlace("gpu", (2,), "n0", 2, "GPU-2"): [400.0],
-        ProbedPlace("gpu", (5,), "n1", 1, "GPU-5"): [800.0],
+        Place("gpu", (2,), "n0", 2, "GPU-2"): [400.0],
+        Place("gpu", (5,), "n1", 1, "GPU-5"): [800.0],
     }
 
 
 def test_the_slowest_rank_of_a_group_sets_its_value() -> None:
     probe = Arm("all-reduce-32mib", 2)
     found = places([measured(probe, 4, 0.001), measured(probe, 5, 0.004)], probe, Layout(2, 4))
-    assert list(found) == [ProbedPlace("node", (4, 5), "n1")]
-    assert found[ProbedPlace("node", (4, 5), "n1")][0] == pytest.approx(33.554432 / 4)
+    assert list(found) == [Place("node", (4, 5), "n1")]
+    assert found[Place("node", (4, 5), "n1")][0] == pytest.approx(33.554432 / 4)
 
 
 def test_a_group_over_several_hosts_is_a_gang() -> None:
     probe = Arm("all-reduce-32mib", 8)
     found = places([measured(probe, rank) for rank in range(8)], probe, Layout(2, 4))
-    assert list(found) == [ProbedPlace("gang", tuple(range(8)), "n0")]
+    assert list(found) == [Place("gang", tuple(range(8)), "n0")]
 
 
 def test_a_pair_is_one_place_whoever_reports() -> None:
     probe = Arm("send-recv-32mib", 4)
     found = places([measured(probe, 3, 0.002), measured(probe, 2, 0.001)], probe, Layout(1, 4))
-    place = ProbedPlace("link", (2, 3), "n0", 2, "GPU-2", "n0", 3, "GPU-3")
+    place = Place("link", (2, 3), "n0", 2, "GPU-2", "n0", 3, "GPU-3")
     assert found[place][0] == pytest.approx(33.554432 / 2)
 
 

@@ -93,8 +93,8 @@ class TestMeasuring:
         assert measuring.run.read_plan().pairs == gangs[-1].plan.pairs, "ranks read it there"
         number = max(gangs_by_number(measuring.run.read_records()))
         found = Block(
-            study="pairs", arm=gangs[-1].plan.pairs.arm.name, round=0, gang=number, ranks=(0, 2), count=20, work=2.0**20,
-            seconds=1.0, began_unix_s=1.0, series={"step_s": step_bytes([0.05] * 40)},
+            study="pairs", arm=gangs[-1].plan.pairs.arm.name, round=0, gang=number, ranks=(0, 2), count=20,
+            work=2.0**20, seconds=1.0, began_unix_s=1.0, series={"step_s": step_bytes([0.05] * 40)},
         )  # fmt: skip
         measuring.run.append_record(found)
         measuring.samples("weak_scaling_efficiency", "r", 5, nothing)
