@@ -249,12 +249,6 @@ def test_a_single_launch_on_a_cpu_is_marked() -> None:
     assert judge(THROUGHPUT, evidence_of_plan(several, measured(several)), CONFIDENCE).flags == ()
 
 
-def test_a_single_launch_on_gpus_says_that_it_is_one() -> None:
-    plan = plan_of(THROUGHPUT, 1)
-    verdict = judge(THROUGHPUT, evidence_of_plan(plan, measured(plan)), CONFIDENCE)
-    assert (verdict.launches, verdict.launch_sd, verdict.flags) == (1, None, ())
-
-
 def test_no_launch_ends_early() -> None:
     """Its requirements may be decided; the length of a launch must not depend on what was measured."""
     plan = plan_of(THROUGHPUT)
