@@ -9,8 +9,6 @@ import pytest
 
 from pytest_ddpscale.errors import HistoryError, RunDirectoryError
 from pytest_ddpscale.history.baseline import Baseline
-from pytest_ddpscale.history.database import reading
-from pytest_ddpscale.history.reading import host_runs
 from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
@@ -53,14 +51,6 @@ class TestBaseline:
         assert baseline(run, None) is None
         assert baseline(run, tmp_path / "nowhere.sqlite") is None
 
-    def test_that_was_kept_counts_and_the_history_no_longer(self, history: Path, run: RunDirectory) -> None:
-        first = baseline(run, history)
-        assert first is not None
-        run.write_json(run.baseline_json, first)
-        history.write_bytes(b"no history any more")
-        assert baseline(run, history) == first
-        assert baseline(run, None) == first, "judged on a laptop that has no history"
-
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"past": NaN}', '{"past": 3, "versions": {}}', '{"past": [{}]}'])
     def test_that_is_broken_is_refused(self, history: Path, run: RunDirectory, text: str) -> None:
         run.baseline_json.write_text(text, encoding="utf-8")
@@ -74,17 +64,6 @@ class TestBaseline:
 
 
 class TestRemembering:
-    def test_adds_the_run(self, history: Path, run: RunDirectory) -> None:
-        assert remember(history, run, read_judgement(run.verdicts_json), read_evidence(run)) == ""
-        with reading(history) as connection:
-            assert [one.started_at for one in host_runs(connection, SKU, "n1")] == [at(n) for n in range(NIGHTS + 1)]
-
-    def test_that_fails_says_why_and_leaves_the_file_alone(self, history: Path, run: RunDirectory) -> None:
-        history.write_bytes(b"somebody's notes")
-        why = remember(history, run, read_judgement(run.verdicts_json), None)
-        assert why.startswith(f"the history was not updated: {history}: is not a history file")
-        assert history.read_bytes() == b"somebody's notes"
-
     def test_where_no_file_can_be_says_why(self, tmp_path: Path, run: RunDirectory) -> None:
         (tmp_path / "file").write_text("", encoding="utf-8")
         why = remember(tmp_path / "file" / "site.sqlite", run, read_judgement(run.verdicts_json), None)
