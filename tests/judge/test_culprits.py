@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.judge.culprits import rank_notes
+from pytest_ddpscale.judge.culprits import RankComparison, rank_notes
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
@@ -282,6 +282,13 @@ class TestWorldOfTwo:
         case = replace(make_case("weak_scaling_efficiency", 0.9, world_size=4), floor_samples_per_s=90.0)
         (culprit,) = judge_slowed(slow(1.25, 1), case).culprits
         assert "floor" not in culprit.evidence
+
+
+def test_ranks_are_compared_in_the_largest_arm() -> None:
+    plan = plan_of([make_case("rank_uniformity", 1.1, world_size=size) for size in (2, 4)], rounds=ROUNDS)
+    (study,) = plan.studies
+    found = RankComparison(study, evidence_of_plan(plan, measure(study, ROUNDS))).rounds
+    assert found.present.sum(axis=1).tolist() == [4] * ROUNDS
 
 
 class TestLeastBusy:

@@ -13,9 +13,10 @@ from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.markdown import code_block, escape_markdown, render_markdown
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import Judgement
+from pytest_ddpscale.run.verdicts import Culprit, Judgement
 from tests.builders.json_types import as_json, run_record
 from tests.builders.judgements import (
+    ACCEPTED,
     FAILED,
     HOSTILE,
     JUDGEMENT,
@@ -146,3 +147,10 @@ def test_code_cannot_leave_its_block(content: str) -> None:
     assert fence == f"{end}sh"
     assert len(inside) <= 1
     assert all(end not in line for line in inside)
+
+
+def test_who_only_misses_what_warns_is_told_before_anything_else() -> None:
+    slow = Culprit("gpu", "node7", 3, "GPU-4f1c", "1.20× the median of 7 peers", slowdown=1.2, peers=7)
+    warned = replace(FAILED, severity="warn", culprits=(slow,))
+    rendered = render_markdown(replace(ACCEPTED, verdicts=(*ACCEPTED.verdicts, warned)), RUN)
+    assert "- warning: GPU 3 (GPU-4f1c) on node7 is 1.20× slower" in rendered.split("## What was tested")[0]

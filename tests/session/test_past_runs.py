@@ -51,6 +51,14 @@ class TestBaseline:
         assert baseline(run, None) is None
         assert baseline(run, tmp_path / "nowhere.sqlite") is None
 
+    def test_that_was_kept_counts_and_the_history_no_longer(self, history: Path, run: RunDirectory) -> None:
+        first = baseline(run, history)
+        assert first is not None
+        run.write_json(run.baseline_json, first)
+        history.write_bytes(b"no history any more")
+        assert baseline(run, history) == first
+        assert baseline(run, None) == first, "judged on a laptop that has no history"
+
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"past": NaN}', '{"past": 3, "versions": {}}', '{"past": [{}]}'])
     def test_that_is_broken_is_refused(self, history: Path, run: RunDirectory, text: str) -> None:
         run.baseline_json.write_text(text, encoding="utf-8")
