@@ -286,6 +286,14 @@ class TestAgreement:
         assert verdict_on("throughput_per_gpu", early).outcome == "inconclusive"
         assert verdict_on(METRIC, early).outcome == "failed"
 
+    def test_names_every_rank_that_differs(self) -> None:
+        evidence = run_of_four({1: [2], 3: [5]})
+        assert list(disagreements(evidence.plan.studies[0], evidence)) == [1, 3]
+        assert (
+            verdict_on(METRIC, evidence).reason
+            == "rank 1 on node0, rank 3 on node1: results differ from those of other ranks"
+        )
+
 
 class TestTwoRanksThatDiffer:
     """Either may be the one that is wrong."""

@@ -209,6 +209,16 @@ class TestDrift:
         outcomes = [judge_values("weak_scaling_efficiency", 0.85, values).outcome for values in (mixed, self.FALLING)]
         assert outcomes == ["passed", "inconclusive"]
 
+    def test_upwards_makes_inconclusive_what_its_mean_would_fail(self) -> None:
+        rising = self.FALLING[::-1]
+        steady = sequential_geometric_mean(rising, CONFIDENCE)
+        assert steady is not None
+        bound = math.nextafter(steady.interval[1], math.inf)
+        verdict = judge_values("weak_scaling_efficiency", bound, rising)
+        assert verdict.outcome == "inconclusive"
+        assert verdict.interval is not None
+        assert verdict.interval[1] == pytest.approx(0.95 * 0.95 / 0.89, rel=1e-3)
+
 
 class TestSkippedSteps:
     def judge_skipping(self, skipped: Callable[[Measurement], int]) -> Verdict:
