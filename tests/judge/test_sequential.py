@@ -80,13 +80,6 @@ class TestIntervals:
         assert lowest <= low
         assert high <= highest
 
-    @given(SERIES)
-    def test_are_mirrored_by_mirrored_values(self, values: list[float]) -> None:
-        (low, high), (lowest, highest) = interval_of(values), interval_of([-value for value in values])
-        scale = max(1.0, *map(abs, values))
-        assert lowest == pytest.approx(-high, abs=1e-6 * scale)
-        assert highest == pytest.approx(-low, abs=1e-6 * scale)
-
     def test_of_equal_values_are_that_value(self) -> None:
         assert interval_of([0.5] * 5) == (0.5, 0.5)
         assert interval_of([0.1] * 12) == (0.1, 0.1)
