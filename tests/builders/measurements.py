@@ -66,21 +66,6 @@ class ProbeMeasurement:
     peer_rank: int | None = None
 
 
-@dataclass(frozen=True)
-class PairMeasurement:
-    """One pair of ranks of two nodes in one round; two-element fields are in the order of its ranks."""
-
-    study: str
-    round: int
-    ranks: tuple[int, int]
-    hosts: tuple[str, str]
-    local_ranks: tuple[int, int]
-    devices: tuple[str, str]
-    message_bytes: int
-    iterations: int
-    busbw_gbps: float
-
-
 def measurements_of(records: Sequence[AnyRecord]) -> list[Measurement]:
     """The blocks among records, rank by rank, in their order."""
     gangs = gangs_by_number(records)

@@ -13,8 +13,10 @@ from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import gangs_by_number
-from tests.builders.measurements import PairMeasurement, ProbeMeasurement
-from tests.builders.records import gang_of, pair_blocks_of, probe_blocks_of
+from tests.builders.measurements import ProbeMeasurement
+from tests.builders.records import gang_of, gang_on, probe_blocks_of
+
+Pair = tuple[int, int, int, float]  # round, numbers of two nodes, GB/s
 
 
 def probe_columns_of(measurements: Iterable[ProbeMeasurement]) -> Columns:
@@ -34,9 +36,19 @@ def probe_columns_of(measurements: Iterable[ProbeMeasurement]) -> Columns:
     return columns_of(made, [gang_of(found)] if found else [])
 
 
-def pair_columns_of(pairs: Sequence[PairMeasurement]) -> Columns:
-    """Pairs of nodes, round by round."""
-    return columns_of(pair_blocks_of(pairs), [gang_of(pairs)] if pairs else [])
+def pair_columns_of(pairs: Sequence[Pair], per_node: int = 1) -> Columns:
+    """Pairs of the nodes n0, n1 … by all their rails at once; each pair has a turn of its own."""
+    blocks = [
+        Block(
+            study=PAIRS, arm="all-reduce-32mib@2", round=number, turn=turn, gang=0, count=20, work=2.0**25,
+            ranks=tuple(node * per_node + rail for rail in range(per_node) for node in (one, other)),
+            groups=tuple(rail for rail in range(per_node) for _ in range(2)), began_unix_s=1.7e9,
+            seconds=20 * 2**25 / gbps / 1e9,
+        )
+        for turn, (number, one, other, gbps) in enumerate(pairs)
+    ]  # fmt: skip
+    hosts = [f"n{node}" for node in range(1 + max((max(one, other) for _, one, other, _ in pairs), default=0))]
+    return columns_of(blocks, [gang_on(hosts, per_node, "GPU-{}")])
 
 
 def rails_in(records: Iterable[AnyRecord]) -> Sequence[Rail]:

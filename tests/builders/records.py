@@ -10,8 +10,6 @@ from typing import Any
 from msgspec.structs import force_setattr
 
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.operation import name_with_size
-from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.run.block import Block, joined_checksums, step_bytes
 from pytest_ddpscale.run.column_record import joined
@@ -20,20 +18,15 @@ from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, SeededStep, SeededSteps
 from pytest_ddpscale.run.strict_json import column
 from pytest_ddpscale.run.transport_record import GangTransport, RankTransport, Transport
-from tests.builders.measurements import Measurement, PairMeasurement, ProbeMeasurement
+from tests.builders.measurements import Measurement, ProbeMeasurement
 
 Placed = Measurement | SeededStep | ProbeMeasurement | Transport
 _READINGS = ("utilization", "energy_j", "peak_memory_bytes", "skipped_steps")
 
 
-def gang_of(placed: Iterable[Placed | PairMeasurement], number: int = 0) -> GangRecord:
+def gang_of(placed: Iterable[Placed], number: int = 0) -> GangRecord:
     """The gang of what was measured; ranks that measured nothing are on a host of their own."""
-    places: dict[int, tuple[str, int, str]] = {}
-    for one in placed:
-        if isinstance(one, PairMeasurement):
-            places |= dict(zip(one.ranks, zip(one.hosts, one.local_ranks, one.devices, strict=True), strict=True))
-        else:
-            places[one.rank] = one.host, one.local_rank, one.device
+    places = {one.rank: (one.host, one.local_rank, one.device) for one in placed}
     device = "cpu" if all(device == "cpu" for _, _, device in places.values()) else "GPU-idle-{}"
     ranks = range(max(places, default=0) + 1)
     found = [places.get(rank, ("idle", rank, device.format(rank))) for rank in ranks]
@@ -151,33 +144,6 @@ def probes_of(records: Iterable[AnyRecord]) -> list[ProbeMeasurement]:
                     )
                 )  # fmt: skip
     return found
-
-
-def pair_blocks_of(pairs: Iterable[PairMeasurement], gang: int = 0) -> list[Block]:
-    """What pairs of nodes measured, as blocks: in turns if a rank is in several of a round."""
-    rounds: dict[int, list[list[PairMeasurement]]] = {}
-    for one in pairs:
-        turns = rounds.setdefault(one.round, [])
-        free = (turn for turn in turns if not any({*one.ranks} & {*other.ranks} for other in turn))
-        turn = next(free, None)
-        if turn is None:
-            turns.append([one])
-        else:
-            turn.append(one)
-    return [_pair_block(some, turn, gang) for turns in rounds.values() for turn, some in enumerate(turns)]
-
-
-def _pair_block(pairs: Sequence[PairMeasurement], turn: int, gang: int) -> Block:
-    first = pairs[0]
-    return Block(
-        study=PAIRS, arm=Arm(name_with_size("all-reduce", first.message_bytes), 2).name, round=first.round,
-        turn=turn, gang=gang,
-        ranks=tuple(rank for one in pairs for rank in one.ranks), count=first.iterations,
-        groups=tuple(number for number in range(len(pairs)) for _ in range(2)), work=float(first.message_bytes),
-        began_unix_s=1.7e9, seconds=column(
-            first.message_bytes * first.iterations / one.busbw_gbps / 1e9 for one in pairs for _ in one.ranks
-        ),
-    )  # fmt: skip
 
 
 def transport_line(transports: Sequence[Transport], study: str = "weak/r", gang: int = 0) -> GangTransport:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pytest_ddpscale.history.database import reading
 from tests.builders.nights import judged_run
 
-WRITERS, RUNS = 6, 3
+WRITERS, RUNS = 4, 3
 WRITER = """
 import sys
 from pathlib import Path

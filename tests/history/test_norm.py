@@ -20,10 +20,9 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.strict_json import read_as
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Verdict, read_judgement
-from tests.builders.json_types import as_json, run_record
+from tests.builders.json_types import run_record
 from tests.builders.measurements import measurements_of
 from tests.builders.nights import SKU, at, conclude, judged_run, run_json
 from tests.builders.rounds import columns_of
@@ -140,12 +139,6 @@ def test_a_gpu_that_tells_nothing_any_more_is_no_pass_until_it_is_accepted(histo
         assert verdict.reason == "GPU-n1-1 on n1 reached values in earlier runs and has none now"
     assert accept(history) == 0
     assert lose_gpu(history, GOOD + 2).outcome == "passed"
-
-
-def test_a_baseline_with_its_places_is_kept_as_json(history: Path) -> None:
-    kept = baseline(history, GOOD)
-    assert {one.gpu for one in kept.places} == {"GPU-n1-0", "GPU-n1-1"}
-    assert read_as(Baseline, as_json(kept)) == kept
 
 
 def test_runs_without_a_norm_push_none_out_of_the_window(history: Path) -> None:

@@ -60,14 +60,6 @@ def test_a_verdict_without_a_value_has_none(tmp_path: Path, history: Path) -> No
     assert [row[5:9] for row in rows(history, "verdicts")] == [("not_measured", None, None, None)]
 
 
-def test_adding_a_run_again_changes_nothing(tmp_path: Path, history: Path) -> None:
-    run = judged_run(tmp_path / "run")
-    add_run(history, run.path)
-    before = {table: rows(history, table) for table in ("runs", "verdicts", "key_values")}
-    assert add_run(history, run.path) == "known"
-    assert before == {table: rows(history, table) for table in before}
-
-
 def test_a_run_that_was_moved_or_copied_is_the_same_run(tmp_path: Path, history: Path) -> None:
     run = judged_run(tmp_path / "run")
     add_run(history, run.path)

@@ -51,7 +51,9 @@ def wait_until_nobody_is_left(lab: SlurmLab) -> None:
 def test_a_node_is_lost_and_named_and_the_others_go_on(lab: SlurmLab, tmp_path: Path) -> None:
     """Its link goes down; for the rest it is the same when its slurmd dies, which is up to Slurm to notice."""
     run = RunDirectory(tmp_path / "run")
-    command = pytest_command(run.path, two_studies(tmp_path), *ENDLESS, "--ddp-block=0.4s")
+    # Undecided for twelve rounds, of which two are waited for. With 5,000 to come, as below, the second study would go
+    # on for more than a hundred, until no trend within its noise could still reach the bound.
+    command = pytest_command(run.path, two_studies(tmp_path), "--ddp-confidence=0.9999")
     job = lab.submit(" ".join(["exec", *command]), "--nodes=3", "--nodelist=n1,n2,n3", "--no-kill", cwd=tmp_path)
     wait_until_measuring(run)
     lab.node("n3").link_down()
@@ -61,7 +63,7 @@ def test_a_node_is_lost_and_named_and_the_others_go_on(lab: SlurmLab, tmp_path: 
     assert message.startswith("n3 was "), message
     assert "the node, its link, its slurmd or its agent is down" in message
     assert measuring(run), "what was measured before stays"
-    assert ends(run)["weak/small"][0] == "decided"
+    assert ends(run)["weak/small"][0] in ("decided", "rounds")
     assert {one.host for one in measurements_in(run) if one.study == "weak/small"} == {"n1", "n2"}
     assert ran.judgement["outcome"] == "incomplete"
     reasons = {one["workload"]: one["reason"] for one in ran.judgement["verdicts"]}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.deciding import arms_needed, still_open
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
-from tests.builders.judged import CONFIDENCE, OTHER_CHECKSUM, evidence_of_plan, make_case, measure, plan_of
+from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
 from tests.judge.nodes import (
     ROUNDS,
     Slowness,
@@ -19,7 +18,6 @@ from tests.judge.nodes import (
     nodes_evidence,
     plan_of_nodes,
     slow_node,
-    slow_rank,
 )
 from tests.rows import rows
 
@@ -46,19 +44,6 @@ def test_the_baseline_is_the_first_node_and_not_what_others_did_alone() -> None:
     assert (verdict.value, verdict.outcome) == (expected.value, "passed")
 
 
-@rows("case", [EFFICIENCY, THROUGHPUT], ids=lambda case: case.id)
-def test_a_slow_node_is_named(case: Case) -> None:
-    verdict = judge_across(case, slow_node(1))
-    assert verdict.outcome == "failed"
-    assert [(c.kind, c.host) for c in verdict.culprits] == [("node", "n1")]
-    assert "all 2 ranks slow" in verdict.culprits[0].evidence
-
-
-def test_a_slow_rank_is_named_with_its_place_on_its_node() -> None:
-    verdict = judge_across(THROUGHPUT, slow_rank(1, 1))
-    assert [(c.kind, c.host, c.gpu_index, c.gpu_uuid) for c in verdict.culprits] == [("gpu", "n1", 1, "GPU-3")]
-
-
 def test_a_slow_node_that_took_no_part_is_not_blamed() -> None:
     plan = plan_of_nodes([THROUGHPUT], 3, 2)
     found = [
@@ -77,18 +62,6 @@ def test_a_slow_node_fails_an_efficiency_of_all_wherever_it_is(which: int) -> No
     assert [(c.kind, c.host) for c in verdict.culprits] == [("node", f"n{which}")]
 
 
-def test_all_ranks_of_all_nodes_are_peers() -> None:
-    plan = plan_of_nodes([EFFICIENCY], 3, 2)
-    peers = RankComparison(plan.studies[0], nodes_evidence(plan, measure_nodes(plan)))
-    assert peers.rounds.present.sum(axis=1).tolist() == [6] * ROUNDS
-
-
-def test_peers_are_those_of_the_nodes_that_are_left() -> None:
-    plan = plan_of_nodes([make_case("throughput_per_gpu", 90.0, world_size=2)], 3, 2)
-    peers = RankComparison(plan.studies[0], nodes_evidence(plan, measure_nodes(plan, without=[1])))
-    assert peers.rounds.present.sum(axis=1).tolist() == [4] * ROUNDS
-
-
 def test_packed_ranks_do_not_stand_in_for_spread_ones() -> None:
     packed = make_case("throughput_per_gpu", 90.0, world_size=3)
     plan = plan_of_nodes([packed], 3, 2)
@@ -102,17 +75,6 @@ def test_nothing_is_spread_over_one_node() -> None:
     verdict = judge(SPREAD, measured, CONFIDENCE)
     assert verdict.outcome == "not_measured"
     assert "at least 2 nodes" in verdict.reason
-
-
-def test_replicas_of_all_nodes_have_to_agree() -> None:
-    plan = plan_of_nodes([EFFICIENCY], 3, 2)
-    found = [
-        replace(one, parameters_checksum=OTHER_CHECKSUM) if (one.arm, one.rank) == ("ddp@4", 3) else one
-        for one in measure_nodes(plan)
-    ]
-    verdict = judge(EFFICIENCY, nodes_evidence(plan, found), CONFIDENCE)
-    assert verdict.outcome == "error"
-    assert [(culprit.host, culprit.gpu_index) for culprit in verdict.culprits] == [("n1", 1)]
 
 
 def test_arms_for_the_report_alone_are_dropped_as_soon_as_nobody_needs_them() -> None:

@@ -21,7 +21,6 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.judged import (
-    CHECKSUM,
     CONFIDENCE,
     OTHER_CHECKSUM,
     easy_bound,
@@ -29,7 +28,6 @@ from tests.builders.judged import (
     make_case,
     measure,
     plan_of,
-    seeded_steps,
 )
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import rounds_of
@@ -203,7 +201,6 @@ ASKED = {
 }
 OTHERS = tuple(name for name in ASKED if name != METRIC)
 UNLIKE_MOST = "gradients of one seeded step, each computed alone, differ from most of 4 ranks"
-UNTOLD = "no result is shared by more than half of the ranks, so it is unknown which is right"
 
 
 def ask(metric: str) -> Case:
@@ -231,17 +228,6 @@ def run_of_four(
 
     measurements = [changed(one) for one in measure(study, ROUNDS, ranks_per_host=2)]
     return evidence_of_plan(plan, measurements, odd_seeded={rank: f"{rank}bad" for rank in odd_seeded})
-
-
-def run_of_two(rounds: int = ROUNDS, second: str = CHECKSUM) -> Evidence:
-    """Two ranks; `second` is the checksum of the second one's parameters."""
-    plan = plan_of([make_case(METRIC, 1.0, world_size=2)], rounds=rounds)
-    (study,) = plan.studies
-    measurements = [
-        replace(one, parameters_checksum=second) if one.arm == "ddp@2" and one.rank == 1 else one
-        for one in measure(study, rounds)
-    ]
-    return evidence_of_plan(plan, measurements)
 
 
 def before_round(number: int, evidence: Evidence) -> Evidence:
@@ -312,27 +298,10 @@ class TestAgreement:
 class TestTwoRanksThatDiffer:
     """Either may be the one that is wrong."""
 
-    @pytest.mark.parametrize("rounds", [1, 6])
-    def test_are_both_named_for_their_parameters(self, rounds: int) -> None:
-        evidence = run_of_two(rounds, OTHER_CHECKSUM)
-        verdict = judge(make_case(METRIC, 1.0), evidence, CONFIDENCE)
-        assert verdict.outcome == "failed"
-        said = f"parameters differ between the 2 ranks in {rounds} of {rounds} rounds; {UNTOLD}"
-        assert [(c.gpu_uuid, c.evidence) for c in verdict.culprits] == [("GPU-0", said), ("GPU-1", said)]
-        assert not any(culprit.is_certain for culprit in verdict.culprits)
-
     @pytest.mark.parametrize("metric", [METRIC, "throughput_per_gpu"])
     def test_are_not_certain_to_be_wrong_as_halves_of_four_either(self, metric: str) -> None:
         verdict = verdict_on(metric, run_of_four({rank: range(ROUNDS) for rank in (2, 3)}, odd="a1f"))
         assert [culprit.is_certain for culprit in verdict.culprits] == [False] * 4
-
-    def test_are_both_named_for_their_seeded_step(self) -> None:
-        evidence = run_of_two()
-        (study,) = evidence.plan.studies
-        evidence = replace(evidence, seeded_steps={study.id: seeded_steps(study, {1: OTHER_CHECKSUM})})
-        verdict = judge(make_case(METRIC, 1.0), evidence, CONFIDENCE)
-        said = f"gradients of one seeded step, each computed alone, differ between the 2 ranks; {UNTOLD}"
-        assert [(c.gpu_uuid, c.evidence) for c in verdict.culprits] == [("GPU-0", said), ("GPU-1", said)]
 
     def test_are_told_apart_where_more_ranks_were_measured(self) -> None:
         plan = plan_of([make_case("weak_scaling_efficiency", 0.5, world_size=size) for size in (2, 4)], rounds=ROUNDS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import pytest
@@ -12,8 +12,7 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.judged import CONFIDENCE, OTHER_CHECKSUM, at_pace, make_case
-from tests.builders.measurements import PairMeasurement
-from tests.builders.probes import pair_columns_of, with_columns
+from tests.builders.probes import Pair, pair_columns_of, with_columns
 from tests.judge.nodes import Slowness, equal, measure_nodes, nodes_evidence, plan_of_nodes, slow_node, slow_rank
 from tests.rows import rows
 
@@ -39,21 +38,14 @@ def judge_all(
         at_pace(one, one.throughput_samples_per_s * network) if one.arm.startswith(f"ddp@{2 * nodes}") else one
         for one in measure_nodes(plan, slowness)
     ]
-    pairs = _pairs(nodes, slow_links_at) if slow_links_at else []
-    return judge(case, with_columns(nodes_evidence(plan, found), pair_columns_of(pairs)), CONFIDENCE)
+    pairs = _pairs(nodes, lambda ends: bool(ends & {*slow_links_at})) if slow_links_at else []
+    return judge(case, with_columns(nodes_evidence(plan, found), pair_columns_of(pairs, per_node=2)), CONFIDENCE)
 
 
-def _pairs(nodes: int, slow: Collection[int]) -> list[PairMeasurement]:
-    """All node pairs, by both rails, three times."""
-    return [
-        PairMeasurement(
-            "pairs", number, (2 * a + local, 2 * b + local), (f"n{a}", f"n{b}"), (local, local),
-            (f"GPU-{2 * a + local}", f"GPU-{2 * b + local}"), 2**25, 20, 1.0 if {a, b} & {*slow} else 10.0,
-        )
-        for number in range(3)
-        for a, b in itertools.combinations(range(nodes), 2)
-        for local in (0, 1)
-    ]  # fmt: skip
+def _pairs(nodes: int, is_slow: Callable[[set[int]], bool]) -> list[Pair]:
+    """All node pairs, three times."""
+    ends = itertools.combinations(range(nodes), 2)
+    return [(number, *both, 1.0 if is_slow({*both}) else 10.0) for both in ends for number in range(3)]
 
 
 def scaling(nodes: int = 4, floor_samples_per_s: float | None = None) -> Case:
@@ -72,8 +64,8 @@ def test_a_slow_link_is_named_by_both_its_ends() -> None:
         at_pace(one, one.throughput_samples_per_s * 0.5) if one.arm == "ddp@8" else one
         for one in measure_nodes(plan, equal)
     ]
-    pairs = [replace(one, busbw_gbps=1.0) if one.hosts == ("n1", "n2") else one for one in _pairs(4, ())]
-    verdict = judge(case, with_columns(nodes_evidence(plan, found), pair_columns_of(pairs)), CONFIDENCE)
+    pairs = pair_columns_of(_pairs(4, lambda ends: ends == {1, 2}), per_node=2)
+    verdict = judge(case, with_columns(nodes_evidence(plan, found), pairs), CONFIDENCE)
     assert [(c.kind, c.host, c.peer_host) for c in verdict.culprits] == [("link", "n1", "n2")]
 
 

@@ -20,7 +20,7 @@ from pytest_ddpscale.simulate.writing import write_simulated_run
 from tests.builders.clusters import faults, thresholds
 
 GPUS = 80
-CLUSTER = open_cluster(thresholds(), ClusterOptions("b200", GPUS, workloads=("resnet152-fp16", "vit-b-16-fp16")))
+CLUSTER = open_cluster(thresholds(), ClusterOptions("b200", GPUS, workloads=("vit-b-16-fp16",)))
 
 
 def odd(evidence: Evidence) -> Evidence:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from pytest_ddpscale.judge.covering import coverage_of
 from pytest_ddpscale.judge.judge import judge
@@ -19,8 +20,7 @@ from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.json_types import as_json
 from tests.builders.judged import ALONE_SAMPLES_PER_S, CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
-from tests.builders.measurements import PairMeasurement
-from tests.builders.probes import pair_columns_of, with_columns
+from tests.builders.probes import Pair, pair_columns_of, with_columns
 from tests.judge.nodes import Slowness, equal, measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
 from tests.rows import rows
 
@@ -42,20 +42,9 @@ class Judged:
     verdicts: tuple[Verdict, ...]
 
 
-def pair(one: int, other: int, round_: int = 0, gbps: float = FAST) -> PairMeasurement:
-    ranks, hosts = (2 * one, 2 * other), (f"n{one}", f"n{other}")
-    return PairMeasurement(
-        "pairs", round_, ranks, hosts, (0, 0), (f"GPU-{ranks[0]}", f"GPU-{ranks[1]}"), 2**25, 20, gbps
-    )
-
-
-def all_pairs(nodes: int, slow: Collection[tuple[int, int]] = (), rounds: int = 1) -> list[PairMeasurement]:
-    return [
-        pair(one, other, number, SLOW if (one, other) in slow else FAST)
-        for number in range(rounds)
-        for one in range(nodes)
-        for other in range(one + 1, nodes)
-    ]
+def all_pairs(nodes: int, slow: Collection[tuple[int, int]] = (), rounds: int = 1) -> list[Pair]:
+    ends = [*combinations(range(nodes), 2)]
+    return [(number, *both, SLOW if both in slow else FAST) for number in range(rounds) for both in ends]
 
 
 def evidence_of(
@@ -63,12 +52,12 @@ def evidence_of(
     nodes: int = 2,
     slowness: Slowness = equal,
     without: Collection[int] = (),
-    pairs: Sequence[PairMeasurement] | None = None,
+    pairs: Sequence[Pair] | None = None,
 ) -> Evidence:
     plan = plan_of_nodes(cases, nodes, 2)
     measured = measure_nodes(plan, slowness, without=without)
     found = all_pairs(nodes) if pairs is None else pairs
-    return with_columns(nodes_evidence(plan, measured), pair_columns_of(found))
+    return with_columns(nodes_evidence(plan, measured), pair_columns_of(found, per_node=2))
 
 
 def concluded(
@@ -192,7 +181,7 @@ class TestWhatTookNoPart:
         plan = plan_of_nodes(self.CASES, 2, 2)
         measured = [one for one in measure_nodes(plan) if one.rank != 3 or one.round < from_round]
         coverage = concluded(
-            self.CASES, with_columns(nodes_evidence(plan, measured), pair_columns_of(all_pairs(2)))
+            self.CASES, with_columns(nodes_evidence(plan, measured), pair_columns_of(all_pairs(2), per_node=2))
         ).coverage
         missing = {(node.host, gpu.index): gpu for node, gpu in coverage.gpus if gpu.rounds_missing}
         assert list(missing) == [("n1", 1)]
@@ -283,7 +272,7 @@ class TestPaths:
 
     def test_are_known_with_the_best_of_their_rounds(self) -> None:
         cases = [ON_EACH, make_case("weak_scaling_efficiency", 0.9, world_size=6)]
-        pairs = [*all_pairs(3), pair(1, 2, 1, 2 * FAST)]
+        pairs = [*all_pairs(3), (1, 1, 2, 2 * FAST)]
         coverage = concluded(cases, evidence_of(cases, nodes=3, pairs=pairs)).coverage
         assert [((path.node, path.other), path.gbps, path.rounds) for path in coverage.paths] == [
             ((0, 1), FAST, 1), ((0, 2), FAST, 1), ((1, 2), 2 * FAST, 2),

@@ -14,24 +14,19 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.stragglers import Straggler, find_stragglers, with_held_down
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
-from pytest_ddpscale.run.telemetry import Spread
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
 from tests.builders.judged import CONFIDENCE, make_case, make_evidence, make_measurements
 from tests.builders.measurements import Measurement
+from tests.builders.nodes_checked import spread
 from tests.builders.telemetry import Telemetry, columns_of_telemetry, flags_of
 from tests.judge.nodes import measure_nodes, nodes_evidence, plan_of_nodes
 from tests.judge.test_stragglers import rank_of, slow_in
 from tests.rows import rows
 
-
-def steady(value: float) -> Spread[float]:
-    return Spread(value, value, value, 10)
-
-
 NOTHING = Telemetry("weak/r", "ddp@8", 0, 0, 0, "n", "GPU-a", started_unix_s=1000.0, ended_unix_s=1002.0)
 HEALTHY = altered(
-    NOTHING, utilization=steady(0.98), power_w=steady(480.0), power_limit_w=700.0, idle_power_w=70.0,
-    sm_clock_mhz=steady(1700.0), sm_clock_max_mhz=1980.0, throttle_reasons={"sw_power_cap": 1.0},
+    NOTHING, utilization=spread(0.98), power_w=spread(480.0), power_limit_w=700.0, idle_power_w=70.0,
+    sm_clock_mhz=spread(1700.0), sm_clock_max_mhz=1980.0, throttle_reasons={"sw_power_cap": 1.0},
 )  # fmt: skip
 
 
@@ -49,35 +44,35 @@ def test_a_gpu_at_its_power_limit_is_healthy() -> None:
 
 def test_what_cannot_be_read_raises_no_flag() -> None:
     assert flags_of(NOTHING) == ()
-    assert flags_of(altered(NOTHING, utilization=steady(1.0))) == ()
+    assert flags_of(altered(NOTHING, utilization=spread(1.0))) == ()
 
 
 @rows(("power_w", "expected"), [(130.0, ("stalled",)), (220.0, ("stalled",)), (235.0, ())])
 def test_busy_at_nearly_idle_power_is_stalled(power_w: float, expected: tuple[str, ...]) -> None:
-    assert flags_with(utilization=steady(1.0), power_w=steady(power_w)) == expected
+    assert flags_with(utilization=spread(1.0), power_w=spread(power_w)) == expected
 
 
 @rows(("power_w", "expected"), [(205.0, ("stalled",)), (215.0, ())])
 def test_without_a_known_idle_power_the_limit_decides(power_w: float, expected: tuple[str, ...]) -> None:
-    assert flags_with(power_w=steady(power_w), idle_power_w=None) == expected
+    assert flags_with(power_w=spread(power_w), idle_power_w=None) == expected
 
 
 def test_idle_power_that_cannot_be_is_not_divided_by() -> None:
-    assert flags_with(power_w=steady(120.0), idle_power_w=700.0) == ("stalled",)
+    assert flags_with(power_w=spread(120.0), idle_power_w=700.0) == ("stalled",)
 
 
 def test_working_sms_are_no_stall_whatever_the_power() -> None:
-    assert flags_with(power_w=steady(130.0), sm_activity=steady(0.7)) == ()
-    assert flags_with(power_w=steady(130.0), sm_activity=steady(0.1)) == ("stalled",)
+    assert flags_with(power_w=spread(130.0), sm_activity=spread(0.7)) == ()
+    assert flags_with(power_w=spread(130.0), sm_activity=spread(0.1)) == ("stalled",)
 
 
 def test_a_low_clock_explains_low_power() -> None:
-    assert flags_with(power_w=steady(130.0), sm_clock_mhz=steady(345.0)) == ("slow_clock",)
+    assert flags_with(power_w=spread(130.0), sm_clock_mhz=spread(345.0)) == ("slow_clock",)
 
 
 def test_power_comes_from_the_energy_counter_where_there_is_one() -> None:
     # Samples still show the second before the block.
-    lagging = altered(HEALTHY, power_w=steady(150.0), energy_j=960.0, sources={"energy_j": "counter"})
+    lagging = altered(HEALTHY, power_w=spread(150.0), energy_j=960.0, sources={"energy_j": "counter"})
     assert power_of(lagging) == 480.0
     assert flags_of(lagging) == ()
     assert power_of(altered(lagging, sources={"energy_j": "power"})) == 150.0
@@ -85,11 +80,11 @@ def test_power_comes_from_the_energy_counter_where_there_is_one() -> None:
 
 @rows(("utilization", "expected"), [(0.79, ("idle",)), (0.8, ()), (0.0, ("idle",))])
 def test_under_80_per_cent_is_idle(utilization: float, expected: tuple[str, ...]) -> None:
-    assert flags_with(utilization=steady(utilization)) == expected
+    assert flags_with(utilization=spread(utilization)) == expected
 
 
 def test_a_gpu_that_idles_is_not_said_to_stall_or_to_be_slow() -> None:
-    assert flags_with(utilization=steady(0.1), power_w=steady(72.0), sm_clock_mhz=steady(345.0)) == ("idle",)
+    assert flags_with(utilization=spread(0.1), power_w=spread(72.0), sm_clock_mhz=spread(345.0)) == ("idle",)
 
 
 @rows("reason", ["hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown"])
@@ -105,11 +100,11 @@ def test_other_reasons_are_no_fault(reason: str) -> None:
 
 @rows(("clock_mhz", "expected"), [(980.0, ("slow_clock",)), (1000.0, ())])
 def test_half_the_clock_under_load_is_slow(clock_mhz: float, expected: tuple[str, ...]) -> None:
-    assert flags_with(sm_clock_mhz=steady(clock_mhz)) == expected
+    assert flags_with(sm_clock_mhz=spread(clock_mhz)) == expected
 
 
 def test_several_flags_come_in_one_order() -> None:
-    changes = {"sm_clock_mhz": steady(345.0), "throttle_reasons": {"hw_power_brake_slowdown": 1.0}}
+    changes = {"sm_clock_mhz": spread(345.0), "throttle_reasons": {"hw_power_brake_slowdown": 1.0}}
     assert flags_with(**changes) == ("throttled", "slow_clock")
 
 
@@ -119,10 +114,6 @@ MEASURED = make_measurements(CASE, [0.99] * ROUNDS)
 STALLED_TEXT = "99% busy, 95 W of 700 W, 1900 MHz of 1980 MHz"
 POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
 Change = Callable[[Telemetry], dict[str, Any]]
-
-
-def spread(value: float) -> Spread[float]:
-    return Spread(value, value, value, 10)
 
 
 STALLED: dict[str, Any] = {"power_w": spread(95.0), "sm_clock_mhz": spread(1900.0)}

@@ -25,7 +25,7 @@ from tests.judge.test_culprits import judge_slowed, slow
 from tests.rows import rows
 
 
-@rows("place", range(8))
+@rows("place", [0, 3, 7])
 @rows("metric", ["weak_scaling_efficiency", "strong_scaling_speedup", "strong_scaling_efficiency"])
 def test_a_rank_that_is_a_little_slow_fails_an_efficiency_wherever_it_is(metric: str, place: int) -> None:
     bound = 0.98 * (8 if metric == "strong_scaling_speedup" else 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -108,16 +107,6 @@ def test_speedup_is_the_time_of_the_global_batch_alone_over_that_of_many(world_s
     assert speedup == pytest.approx([alone_s / many_s])
 
 
-@given(st.integers(2, 64), RATES)
-def test_strong_efficiency_is_speedup_over_number_of_gpus(world_size: int, rates: list[float]) -> None:
-    many, alone = rounds([rates[1]]), rounds([rates[0]])
-    (speedup,), (efficiency,) = (
-        of("strong_scaling_speedup", many, alone, world_size),
-        of("weak_scaling_efficiency", many, alone),
-    )
-    assert speedup / world_size == pytest.approx(efficiency)
-
-
 def test_exposed_communication_is_the_share_of_a_step_that_no_sync_does_not_take() -> None:
     # 8 images: 0.08 s and 0.1 s a step at the slowest rank's pace, so that a fifth of the latter is exposed
     assert of("exposed_communication", rounds([80, 90]), rounds([110, 100])) == pytest.approx([0.2])
@@ -131,13 +120,6 @@ def test_computation_and_communication_add_up_to_the_step_in_milliseconds() -> N
 
 def test_communication_that_is_hidden_comes_out_as_noise_about_zero() -> None:
     assert of("exposed_communication", rounds([100], [101]), rounds([100], [100])) == pytest.approx([0, -0.01])
-
-
-@given(RATES)
-def test_what_is_exposed_is_what_efficiency_loses_against_ranks_that_do_not_communicate(rates: list[float]) -> None:
-    ddp, no_sync = rounds([rates[0]]), rounds([rates[1]])
-    (lost,), (exposed,) = of("weak_scaling_efficiency", ddp, no_sync), of("exposed_communication", ddp, no_sync)
-    assert exposed == pytest.approx(1 - lost)
 
 
 def test_ddp_overhead_is_the_time_a_step_takes_longer_than_without() -> None:
@@ -175,51 +157,10 @@ def test_model_flops_utilization_is_what_the_model_needs_of_the_peak() -> None:
     assert samples == pytest.approx([0.2558 * 312], rel=0.001)
 
 
-@rows("metric", ["step_time_p95", "step_time_cv"])
-def test_a_round_of_which_a_rank_kept_no_steps_is_left_out(metric: str) -> None:
-    first, *others = blocks([100, 100], [100, 100], steps=2, step_s=(0.08, 0.08))
-    assert len(of(metric, rounds_of([replace(first, step_s=()), *others]))) == 1
-
-
-def test_p95_is_in_ms_over_the_steps_of_all_ranks() -> None:
-    fast = [block(rank, 0, 100, steps=7, step_s=(0.1,) * 7) for rank in range(2)]
-    slow = block(2, 0, 100, steps=7, step_s=(0.1,) * 6 + (0.3,))
-    # 21 steps: the 95th percentile is the 20th, the last but one
-    assert of("step_time_p95", rounds_of([*fast, slow])) == pytest.approx([100.0])
-    slow = replace(slow, step_s=(0.1,) * 5 + (0.3,) * 2)
-    assert of("step_time_p95", rounds_of([*fast, slow])) == pytest.approx([300.0])
-
-
 def test_cv_is_that_of_the_least_steady_rank() -> None:
     steady, unsteady = (0.2, 0.2, 0.2), (0.1, 0.2, 0.3)
     measured = rounds_of([block(i, 0, 100, steps=3, step_s=steps) for i, steps in enumerate((steady, unsteady))])
     assert of("step_time_cv", measured) == pytest.approx([0.5])
-
-
-def test_memory_spread_is_relative_to_the_most_and_unread_rounds_are_left_out() -> None:
-    measured = blocks([100, 100], [100, 100])
-    held = [replace(rank, peak_memory_bytes=(4 - rank.rank) * GIB) for rank in measured[2:]]
-    assert of("memory_spread", rounds_of(measured[:2] + held)) == [0.25]
-
-
-def test_agreement_is_the_share_of_ranks_that_agree_and_unread_rounds_are_left_out() -> None:
-    made = blocks([100, 100], [100, 100], [100, 100], parameters_checksum="aa")
-    made[3], made[5] = replace(made[3], parameters_checksum="bb"), replace(made[5], parameters_checksum=None)
-    measured = rounds_of(made)
-    assert of("replica_agreement", measured, seeded_checksums={0: "s", 1: "s"}) == [1.0, 0.5]
-    assert of("replica_agreement", measured, seeded_checksums={0: "s"}) == []
-
-
-def test_utilization_is_the_least_busy_ranks_and_unread_rounds_are_left_out() -> None:
-    measured = blocks([100, 100], [100, 100])
-    busy = [replace(rank, utilization=0.7 + rank.rank / 10) for rank in measured[:2]]
-    assert of("device_utilization", rounds_of(busy + measured[2:])) == pytest.approx([0.7])
-
-
-def test_peak_memory_is_the_fullest_ranks_and_unread_rounds_are_left_out() -> None:
-    measured = blocks([100, 100], [100, 100])
-    held = [replace(rank, peak_memory_bytes=(rank.rank + 1) * GIB) for rank in measured[2:]]
-    assert of("peak_memory_gib", rounds_of(measured[:2] + held)) == [2.0]
 
 
 def test_rounds_of_our_own_carry_no_error() -> None:
@@ -309,18 +250,6 @@ def rank_of(rank: int, *step_s: float, stdev_s: float | None = None) -> Measurem
 @given(TIMES, st.floats(0, 100))
 def test_percentiles_are_those_of_numpy(times: list[float], percent: float) -> None:
     assert percentile(times, percent) == pytest.approx(float(np.percentile(times, percent)))
-
-
-@given(TIMES)
-def test_percentiles_are_in_order_and_among_the_values(times: list[float]) -> None:
-    found = [percentile(times, percent) for percent in (0, *PERCENTS, 100)]
-    assert (found[0], found[-1]) == (min(times), max(times))
-    assert all(low <= high + 1e-9 * high for low, high in itertools.pairwise(found))
-
-
-def test_half_of_the_values_lie_below_the_median() -> None:
-    assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
-    assert percentile([7.0], 95) == 7.0
 
 
 @rows(("values", "percent"), [([], 50), ([1.0], -1), ([1.0], 101), ([1.0], float("nan"))])

@@ -255,12 +255,6 @@ class TestUnfitNodes:
     def of(self, *cases: NodeCase, surveys: Sequence[Survey] = SURVEYS) -> dict[str, str]:
         return unfit_nodes(cases, plan_of(len(surveys)), by_host(surveys), DAY)
 
-    def test_are_those_that_fail_a_check_that_rejects(self) -> None:
-        (host, why), *others = self.of(check_case("gpus"), check_case("ecc")).items()
-        assert others == []
-        assert host == "n2"
-        assert why.startswith("ecc: GPU 3: ")
-
     def test_are_not_those_that_fail_what_only_warns_or_was_not_selected(self) -> None:
         assert self.of(check_case("ecc", "warn")) == {}
         assert self.of(check_case("gpus"), check_case("ecc", "warn")) == {}

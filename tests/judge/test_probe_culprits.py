@@ -12,7 +12,7 @@ import pytest
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.verdicts import Verdict
-from tests.builders.measurements import PairMeasurement, ProbeMeasurement
+from tests.builders.measurements import ProbeMeasurement
 from tests.builders.probes import pair_columns_of, with_columns
 from tests.judge.probed import (
     ALL_REDUCE,
@@ -219,15 +219,9 @@ def test_slow_ranks_of_several_nodes_are_told_by_the_node_pairs() -> None:
     plan = probe_plan(probe, nodes=4, ranks_per_node=2)
     evidence = probe_evidence(plan, measure_probe(plan, probe, steady(60.0)))
     assert judge(probe_case(probe, BOUND), evidence, CONFIDENCE).culprits == ()
-    pairs = [
-        PairMeasurement(
-            "pairs", number, (2 * a, 2 * b), (f"n{a}", f"n{b}"), (0, 0), (f"GPU-{2 * a}", f"GPU-{2 * b}"), 2**25, 20,
-            5.0 if 2 in (a, b) else 50.0,
-        )
-        for number in range(3)
-        for a, b in combinations(range(4), 2)
-    ]  # fmt: skip
-    verdict = judge(probe_case(probe, BOUND), with_columns(evidence, pair_columns_of(pairs)), CONFIDENCE)
+    ends = combinations(range(4), 2)
+    pairs = [(number, a, b, 5.0 if 2 in (a, b) else 50.0) for a, b in ends for number in range(3)]
+    verdict = judge(probe_case(probe, BOUND), with_columns(evidence, pair_columns_of(pairs, per_node=2)), CONFIDENCE)
     assert [(c.kind, c.host) for c in verdict.culprits] == [("node", "n2")]
     assert "communication is slow at node n2" in verdict.reason
 

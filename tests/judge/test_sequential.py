@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,13 +36,6 @@ def interval_of(values: Sequence[float], confidence: float = 0.95) -> tuple[floa
 
 
 class TestLogEvidence:
-    def test_is_small_for_the_mean_itself(self) -> None:
-        assert log_evidence([1.0, 2.0, 3.0, 2.0, 1.0], 1.8)[0] < 0
-
-    def test_grows_with_distance_from_the_values(self) -> None:
-        found = log_evidence([1.0, 1.1, 0.9, 1.05, 0.95, 1.0], 1.0, 1.1, 1.3, 2.0)
-        assert found == sorted(found)
-
     def test_of_one_value_is_never_enough_to_rule_out_anything(self) -> None:
         assert np.isnan(interval_of([5.0], 0.9)).all()
 
@@ -54,15 +46,6 @@ class TestLogEvidence:
         values = [3.0, 3.2, 2.9, 3.1, 3.05]
         there = [1000 * value for value in values]
         assert log_evidence(values, 3.5) == pytest.approx(log_evidence(there, 3500))
-
-    def test_for_independent_values_is_at_most_that_of_a_t_mixture(self) -> None:
-        """The best-fitting correlation can only speak for the mean in question, never against it."""
-        values = [0.3, -0.2, 0.8, 0.5, 0.1, 0.9]
-        n, total, squares = len(values), sum(values), sum(v * v for v in values)
-        g2 = 9.0
-        left = squares - g2 / (1 + g2 * n) * total**2
-        bayes_factor = -0.5 * math.log1p(g2 * n) - n / 2 * math.log(left / squares)
-        assert log_evidence(values, 0.0)[0] <= bayes_factor + 1e-12
 
     def test_is_the_ratio_of_two_densities(self) -> None:
         """Of Gaussian vectors with their covariances, σ integrated out: the definition, without any shortcut."""
@@ -91,25 +74,11 @@ class TestIntervals:
         slack = 1e-9 * max(1.0, *map(abs, values))
         assert low - slack <= mean <= high + slack
 
-    @given(SERIES, st.floats(0.05, 20))
-    def test_rule_out_everything_beyond_their_limits(self, values: list[float], beyond: float) -> None:
-        low, high = interval_of(values)
-        width = max(high - low, 1e-6)
-        found = log_evidence(values, low - beyond * width, high + beyond * width)
-        assert min(found) >= math.log(20) - 1e-6
-
     @given(SERIES)
     def test_are_wider_at_more_confidence(self, values: list[float]) -> None:
         (low, high), (lowest, highest) = interval_of(values, 0.8), interval_of(values)
         assert lowest <= low
         assert high <= highest
-
-    @given(SERIES)
-    def test_are_mirrored_by_mirrored_values(self, values: list[float]) -> None:
-        (low, high), (lowest, highest) = interval_of(values), interval_of([-value for value in values])
-        scale = max(1.0, *map(abs, values))
-        assert lowest == pytest.approx(-high, abs=1e-6 * scale)
-        assert highest == pytest.approx(-low, abs=1e-6 * scale)
 
     def test_of_equal_values_are_that_value(self) -> None:
         assert interval_of([0.5] * 5) == (0.5, 0.5)
@@ -122,19 +91,6 @@ class TestIntervals:
     def test_need_more_rounds_for_more_confidence(self) -> None:
         assert np.isnan(interval_of([0.5] * 5, 0.9999)).all()
         assert interval_of([0.5] * 12, 0.9999) == (0.5, 0.5)
-
-    def test_narrow_as_rounds_come_in(self) -> None:
-        chance = random.Random(4)
-        values = [chance.gauss(10, 0.2) for _ in range(60)]
-        widths = [high - low for low, high in (interval_of(values[:rounds]) for rounds in (5, 15, 60))]
-        assert widths == sorted(widths, reverse=True)
-        assert widths[-1] < widths[0] / 3
-
-    def test_are_wider_for_values_that_hang_together(self) -> None:
-        """The same values, in waves instead of mixed, say less about their mean."""
-        mixed, in_waves = [1.0, -1.0] * 8, [1.0] * 4 + [-1.0] * 4 + [1.0] * 4 + [-1.0] * 4
-        narrow, wide = np.diff(interval_of(mixed)), np.diff(interval_of(in_waves))
-        assert wide > 1.5 * narrow
 
     @rows("confidence", [0.5, 0.95, 0.9999])
     @rows("correlation", [0.0, 0.9])

@@ -10,7 +10,7 @@ from itertools import product
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.verdicts import Verdict
+from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.judged import CONFIDENCE, OTHER_CHECKSUM, at_pace, make_case
 from tests.builders.measurements import Measurement
@@ -134,8 +134,9 @@ def sound(shape: Shape, metric: str) -> tuple[Plan, list[Measurement]]:
     return plan, measure_nodes(plan, rounds=ROUNDS)
 
 
-def judged(shape: Shape, case: Case, fault: Fault) -> Verdict:
-    plan, found = sound(shape, case.requirement.metric)
+def evidence_with(fault: Fault, shape: Shape, metric: str) -> Evidence:
+    plan, found = sound(shape, metric)
+    case = shape.case(metric, BOUNDS[metric][0])
     arms = [arm.name for arm in case.question.arms]
     last = max(one.rank for one in found if one.arm == arms[-1])
     changed: list[Measurement | None] = []
@@ -146,7 +147,7 @@ def judged(shape: Shape, case: Case, fault: Fault) -> Verdict:
             changed.append(fault.of_all(one) if one.rank != last else _both(fault, one))
         else:
             changed.append(fault.of_baseline(one) if one.arm == arms[0] else one)
-    return judge(case, nodes_evidence(plan, [one for one in changed if one is not None]), CONFIDENCE)
+    return nodes_evidence(plan, [one for one in changed if one is not None])
 
 
 def _both(fault: Fault, one: Measurement) -> Measurement | None:
@@ -169,14 +170,14 @@ def combinations(metrics: Sequence[str]) -> list[tuple[str, Shape, str]]:
 
 def test_a_fault_of_one_rank_forbids_the_same_verdicts_in_every_shape() -> None:
     wrong = []
-    for (fault_name, fault), is_kept in product(FAULTS.items(), (True, False)):
+    for fault_name, fault in FAULTS.items():
         for name, shape, metric in combinations(fault.metrics):
-            case = shape.case(metric, BOUNDS[metric][not is_kept])
-            verdict, expected = judged(shape, case, fault), fault.kept if is_kept else fault.missed
-            if shape.judges_each_node and fault.of_rank is not as_it_is and not is_kept:
-                expected = "failed"
-            if verdict.outcome != expected or (verdict.value is None) != (expected in ("not_measured", "error")):
-                wrong.append(f"{name}, {fault_name}: {verdict.outcome} at {verdict.bound} instead of {expected}")
+            evidence = evidence_with(fault, shape, metric)
+            missed = "failed" if shape.judges_each_node and fault.of_rank is not as_it_is else fault.missed
+            for bound, expected in zip(BOUNDS[metric], (fault.kept, missed), strict=True):
+                verdict = judge(shape.case(metric, bound), evidence, CONFIDENCE)
+                if verdict.outcome != expected or (verdict.value is None) != (expected in ("not_measured", "error")):
+                    wrong.append(f"{name}, {fault_name}: {verdict.outcome} at {bound} instead of {expected}")
     assert not wrong, "\n".join(wrong)
 
 

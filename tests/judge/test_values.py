@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.values import covers, matching_study, why_no_study
+from pytest_ddpscale.judge.values import covers, matching_study
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Question
 from pytest_ddpscale.plan.study import Plan
@@ -110,12 +110,6 @@ class TestMatchingStudy:
             assert matching_study(plan, case.question) == whole
             assert covers(plan, case.question)
 
-    def test_is_none_where_nothing_was_planned(self) -> None:
-        question = make_case("weak_scaling_efficiency", 0.5).question
-        plan = Plan("a100", "cuda", ())
-        assert matching_study(plan, question) is None
-        assert why_no_study(plan, question).text(question) == "weak scaling of r was not measured in this run"
-
 
 class TestCovers:
     @rows("metric", sorted(TRAINING_METRICS))
@@ -126,15 +120,6 @@ class TestCovers:
         for arm in study.arms:
             rest = tuple(other for other in study.arms if other != arm)
             assert not covers(Plan("a100", "cuda", (replace(study, arms=rest),)), case.question)
-
-    @rows("metric", sorted(TRAINING_METRICS))
-    def test_is_not_so_without_a_study(self, metric: str) -> None:
-        assert not covers(Plan("a100", "cuda", ()), make_case(metric, easy_bound(metric)).question)
-
-    def test_is_not_so_at_another_world_size(self) -> None:
-        study = make_study(make_case("weak_scaling_efficiency", 0.5))
-        question = Question(METRICS["weak_scaling_efficiency"], WORKLOAD, world_size=4)
-        assert not covers(Plan("a100", "cuda", (study,)), question)
 
 
 @rows(

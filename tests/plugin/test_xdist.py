@@ -12,9 +12,8 @@ REFUSAL = ("pytest-xdist is active with workers; expected one pytest process", "
 
 @rows(
     "arguments",
-    ["--gpu-sku=tested", "--gpu-sku=tested acceptance", "acceptance", "--ddp-judge=measured", "--ddp-resume=measured",
-     "acceptance test_other.py"],
-)  # fmt: skip
+    ["--gpu-sku=tested", "acceptance test_other.py", "--ddp-judge=measured", "--ddp-resume=measured"],
+)
 def test_workers_are_refused(site: Site, arguments: str) -> None:
     site.reset()
     site.write("test_other.py", "def test_other():\n    pass\n")

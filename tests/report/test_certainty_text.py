@@ -14,14 +14,6 @@ LOSS = UniformLoss(0.0028, 0.051, 0.95, "throughput_per_gpu[a]", 5)
 ACCEPTED = Judgement("a100", "accepted", "1 of 1", (PASSED,), uniform_loss=LOSS)
 
 
-def test_without_a_published_throughput_any_loss_could_hide() -> None:
-    words = (
-        "All devices alike slow: this run has no published throughput to compare with, "
-        "so a loss of any size could stay hidden."
-    )
-    assert uniform_loss_text(replace(ACCEPTED, uniform_loss=None)) == words
-
-
 def test_nothing_is_said_of_a_published_throughput_that_was_not_kept_nor_of_a_run_without_training() -> None:
     missed = replace(FAILED, published=1200.0)
     assert uniform_loss_text(replace(ACCEPTED, verdicts=(missed,), uniform_loss=None)) == ""

@@ -72,10 +72,3 @@ def test_a_full_disk_costs_one_file_and_not_the_others(
 def test_losing_the_record_of_truth_is_said(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunDirectory, "write_json", full_disk)
     assert write(run) == ["verdicts.json could not be written: No space left on device"]
-
-
-def test_writing_again_replaces_and_leaves_nothing_else_behind(run: RunDirectory) -> None:
-    write(run)
-    before = sorted(path.name for path in run.path.iterdir())
-    assert write(run) == []
-    assert sorted(path.name for path in run.path.iterdir()) == before

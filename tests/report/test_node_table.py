@@ -20,13 +20,6 @@ def test_all_nodes_meet_all_only_if_every_requirement_passed() -> None:
     assert open_run.others == "node7: no failure names it; 1 requirement not measured, 1 failed, without naming a node"
 
 
-def test_a_node_that_is_named_has_a_row() -> None:
-    table = node_table(judgement_with(FAILED), RUN)
-    assert {row.host for row in table.rows} == {"node7", "node9", "laptop"}
-    assert all("FAIL 1" in row.cells for row in table.rows)
-    assert table.others == ""
-
-
 def test_a_row_names_every_gpu_and_link_of_its_node_once_those_at_fault_first() -> None:
     first = replace(FAILED, culprits=(of_gpu(1, "odd", is_certain=False), of_gpu(2, "slow"), of_gpu(3, "hot")))
     second = replace(WARNED, culprits=(of_gpu(2, "slow here, too"),))

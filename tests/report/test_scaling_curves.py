@@ -52,23 +52,12 @@ def curve_of(plan: Plan, blocks: Sequence[Measurement], quantity: Quantity, *ver
     return scaling_curve(plan.studies[0], quantity, evidence_of_plan(plan, blocks), verdicts)
 
 
-def test_slowest_rank_sets_the_throughput_of_a_round() -> None:
-    blocks = [block("ddp@2", 0, 0, 4.0), block("ddp@2", 0, 1, 5.0)]
-    assert curve_of(make_plan(WEAK), blocks, THROUGHPUT).values == {2: pytest.approx(512 * 10 / 5.0)}
-
-
 def test_an_arm_with_other_settings_is_no_point_of_the_curve() -> None:
     """Such as synthetic data in place of a folder's images."""
     other = Arm("ddp", 2, 512, variant=Variant(bucket_cap_mb=1))
     study = replace(WEAK, arms=(*WEAK.arms, other))
     blocks = [block("ddp@2", 0, rank, 5.0) for rank in (0, 1)] + [block(other.name, 0, rank, 1.0) for rank in (0, 1)]
     assert curve_of(make_plan(study), blocks, THROUGHPUT).values == {2: pytest.approx(512 * 10 / 5.0)}
-
-
-def test_efficiency_pairs_the_arms_of_one_round() -> None:
-    blocks = [block("alone", 0, 0, 4.0), block("alone", 1, 0, 2.0)]
-    blocks += [block("ddp@2", i, rank, seconds) for i, seconds in ((0, 5.0), (1, 2.5), (2, 9.0)) for rank in (0, 1)]
-    assert curve_of(make_plan(WEAK), blocks, EFFICIENCY).values == {2: pytest.approx(0.8)}
 
 
 @rows(("one_gpu", "efficiency"), [(("ddp@1",), 0.8), (("ddp@1", "alone"), 0.6)])

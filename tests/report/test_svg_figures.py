@@ -34,7 +34,7 @@ from tests.builders.judgements import (
     make_plan,
     make_study,
 )
-from tests.builders.measurements import Measurement, PairMeasurement
+from tests.builders.measurements import Measurement
 from tests.builders.probes import pair_columns_of, with_columns
 from tests.builders.rounds import columns_of
 
@@ -219,10 +219,7 @@ def test_many_nodes_share_rows_and_the_worst_are_listed() -> None:
 
 
 def test_the_slow_pair_is_dark_both_ways() -> None:
-    pairs = [
-        PairMeasurement("pairs", 0, (a, b), (f"n{a}", f"n{b}"), (0, 0), ("x", "y"), 2**20, 1, 20.0)
-        for a in range(4) for b in range(a)
-    ] + [PairMeasurement("pairs", 0, (0, 2), ("n0", "n2"), (0, 0), ("x", "y"), 2**20, 1, 5.0)] * 3  # fmt: skip
+    pairs = [(0, a, b, 20.0) for a in range(4) for b in range(a)] + [(0, 0, 2, 5.0)] * 3
     columns = columns_of(MEASUREMENTS)
     found = drawn(MEASUREMENTS, PLAN, evidence=with_columns(Evidence(PLAN, columns, {}), pair_columns_of(pairs)))
     root = ET.fromstring(found["pair-matrix"].svg)
@@ -231,10 +228,7 @@ def test_the_slow_pair_is_dark_both_ways() -> None:
 
 
 def test_of_pairs_that_share_a_cell_the_slow_one_shows_and_is_listed_first() -> None:
-    pairs = [
-        PairMeasurement("pairs", 0, (a, a + 1), (f"n{a}", f"n{a + 1}"), (0, 0), ("x", "y"), 2**20, 1, gbps)
-        for a, gbps in enumerate([20.0] * 4 + [5.0] + [20.0] * 124)
-    ]  # fmt: skip
+    pairs = [(0, a, a + 1, gbps) for a, gbps in enumerate([20.0] * 4 + [5.0] + [20.0] * 124)]
     found = drawn(
         MEASUREMENTS, PLAN, evidence=with_columns(Evidence(PLAN, columns_of(MEASUREMENTS), {}), pair_columns_of(pairs))
     )

@@ -10,8 +10,6 @@ from pytest_ddpscale.report import text
 from pytest_ddpscale.report.plan_text import plan_lines
 from tests.builders.untrained import (
     CHECK,
-    MATMUL,
-    PAIRS,
     PLAN,
 )
 
@@ -21,12 +19,6 @@ class TestNumbers:
         for metric in sorted(METRICS):
             unit = {"fraction": " %", "x": "×"}.get(METRICS[metric].unit, f" {METRICS[metric].unit_of()}")
             assert text.number_text(0.5, METRICS[metric].unit_of()).endswith(unit)
-
-    def test_a_check_is_not_provisional_and_a_probe_may_be(self) -> None:
-        assert CHECK.provisional
-        assert (text.is_provisional(CHECK), text.is_provisional(PAIRS), text.is_provisional(MATMUL)) == (
-            False, True, False,
-        )  # fmt: skip
 
 
 class TestSubject:

@@ -36,12 +36,6 @@ def test_markdown_says_so_at_the_top_and_has_nothing_to_sign(judgement: Judgemen
     assert "Tested by" not in report
 
 
-def test_markdown_of_a_real_run_says_nothing_of_it_and_is_signed() -> None:
-    report = render_markdown(JUDGEMENT, RUN)
-    assert WATERMARK not in report
-    assert "Tested by" in report
-
-
 def test_every_plot_is_marked_across(tmp_path: Path) -> None:
     plan = replace(PLAN, studies=tuple(study for study in PLAN.studies if study.scaling == "weak")[:1])
     marked = write_plots(evidence_of_plan(plan, MEASUREMENTS), SIMULATED, tmp_path / "simulated")

@@ -7,6 +7,7 @@ import json
 import shutil
 import tarfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@cache
 def recorded(folder: Path, name: str) -> tuple[Evidence, list[Line]]:
     (measured,) = (folder / name).rglob("measurements.jsonl")
     lines = [json.loads(line) for line in measured.read_text().splitlines()]
@@ -183,10 +185,10 @@ def test_lines_of_several_turns_do_not_shift_those_behind_them(folder: Path, cha
     _, lines = recorded(folder, NODES)
     (measured,) = (folder / NODES).rglob("measurements.jsonl")
     before, number = measured.read_text(), max(i for i, line in enumerate(lines) if line["kind"] == "block")
-    lines[number] |= changes
+    changed = [*lines[:number], lines[number] | changes, *lines[number + 1 :]]
     try:
-        measured.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        measured.write_text("".join(json.dumps(line) + "\n" for line in changed))
         with pytest.raises(RunDirectoryError, match=f"line {number + 1} {found}"):
-            recorded(folder, NODES)
+            read_evidence(RunDirectory(measured.parent))
     finally:
         measured.write_text(before)

@@ -204,12 +204,6 @@ class TestResumed:
         with pytest.raises(RunDirectoryError, match="unknown field `operator`"):
             run.read_run()
 
-    def test_each_time_is_recorded(self, run: RunDirectory) -> None:
-        for _ in range(3):
-            resume_run(run, (), "ab" * 32, {})
-            finish_run(run, "finished")
-        assert [one.status_before for one in run.read_run().resumed] == ["running", "finished", "finished"]
-
     def test_the_reader_is_told_what_was_measured_again(self, run: RunDirectory) -> None:
         assert run.read_run().resumption_notes() == []
         resume_run(run, (), "ab" * 32, {"weak/r": "error", "strong/r": "no end"})

@@ -8,62 +8,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.run.strict_json import read_as, strict_json
-from pytest_ddpscale.run.verdicts import Blocker, Culprit, Judgement, Verdict, VerdictOutcome, read_judgement
+from pytest_ddpscale.run.verdicts import Blocker, Judgement, Verdict, VerdictOutcome, read_judgement
 from tests.builders.json_types import as_json
 from tests.rows import rows
-
-NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
-WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-CULPRITS = st.builds(
-    Culprit, st.sampled_from(["gpu", "node", "link"]), WORDS, st.none() | st.integers(0, 7), st.none() | WORDS, WORDS
-)
-
-
-@st.composite
-def verdicts(draw: st.DrawFn) -> Verdict:
-    metric = METRICS[draw(st.sampled_from(sorted(METRICS)))]
-    measured = draw(st.booleans())
-    return Verdict(
-        id=draw(WORDS),
-        metric=metric.name,
-        workload=draw(WORDS),
-        world_size=draw(st.integers(1, 1024)),
-        severity=draw(st.sampled_from(["fail", "warn"])),
-        bound={"at_most" if metric.upper_bound else "at_least": draw(st.floats(0.01, 1e4))},
-        outcome=draw(st.sampled_from(["passed", "failed", "inconclusive", "not_measured", "error"])),
-        value=draw(st.floats(0, 1e4)) if measured else None,
-        interval=draw(st.tuples(NUMBERS, NUMBERS)) if measured else None,
-        rounds=draw(st.integers(0, 20)),
-        reason=draw(WORDS),
-        provisional=draw(st.booleans()),
-        source=draw(WORDS),
-        notes=tuple(draw(st.lists(WORDS, max_size=2))),
-        culprits=tuple(draw(st.lists(CULPRITS, max_size=2))),
-    )
-
-
-JUDGEMENTS = st.builds(
-    Judgement,
-    WORDS,
-    st.sampled_from(["accepted", "rejected", "incomplete", "partial"]),
-    WORDS,
-    st.lists(verdicts(), max_size=3).map(tuple),
-    st.lists(WORDS, max_size=2).map(tuple),
-)
 
 
 def make_verdict(bound: dict[str, float], value: float | None) -> Verdict:
     return Verdict("m[a]", "throughput_per_gpu", "a", 1, "fail", bound, "inconclusive", value)
-
-
-@given(JUDGEMENTS)
-def test_a_judgement_survives_verdicts_json(judgement: Judgement) -> None:
-    assert read_as(Judgement, as_json(judgement)) == judgement
 
 
 def test_json_says_unit_and_margin_beside_the_value() -> None:

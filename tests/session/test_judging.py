@@ -14,7 +14,6 @@ from pytest_ddpscale.report.files import write_page
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.sku.detection import Gpu
-from tests.builders.json_types import run_record
 from tests.builders.sessions import InstantGang, Open, measured_run, nothing
 
 
@@ -86,25 +85,6 @@ class TestJudging:
     def test_notes_of_the_old_run_are_kept(self, opened: Open, tmp_path: Path) -> None:
         session = self.judged(opened, RunDirectory(measured_run(tmp_path / "imported")))
         assert session.conclude(interrupted=False, spoiled=()).notes[1:] == ("imported",)
-
-    def test_a_simulated_run_accepts_nothing(self, opened: Open, old: RunDirectory) -> None:
-        record = old.read_run()
-        marks: list[dict[str, Any]] = [
-            {"simulated": True},
-            {"status": "simulated"},
-            {"simulation": {"gpus": 8, "seed": 0, "faults": [], "model": {}}},
-        ]
-        for mark, expected in (({}, "accepted"), *((mark, "incomplete") for mark in marks)):
-            old.write_json(old.run_json, run_record(record, **mark))
-            session = self.judged(opened, old)
-            session.source.cases = session.source.cases[:2]
-            for case in session.source.cases:
-                session.judge(case, nothing)
-            session.source.selected = session.source.cases
-            judgement = session.conclude(interrupted=False, spoiled=())
-            assert judgement.outcome == expected, judgement.reason
-        assert judgement.reason.startswith("simulated: no machine was measured")
-        assert judgement.simulated
 
 
 def test_gpus_that_took_no_part_are_not_accepted(

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.errors import OptionError, RunDirectoryError, SkuError
+from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.strict_json import parse_strict_json, read_as
 from pytest_ddpscale.session import devices
 from pytest_ddpscale.session.sources import THIS_MACHINE, Machine
@@ -146,13 +145,6 @@ class TestSku:
         for asked in ("auto", "cpu"):
             with pytest.raises(SkuError, match="h100"):
                 opened(gpu_sku=asked, ddp_judge=judge)
-
-    @pytest.mark.parametrize("sku", [None, 7, ["cpu"]])
-    def test_a_judged_run_that_names_no_sku_is_broken(self, opened: Open, tmp_path: Path, sku: Any) -> None:
-        run = RunDirectory(measured_run(tmp_path / "old"))
-        run.write_json(run.run_json, as_json(run.read_run()) | {"sku": sku})
-        with pytest.raises(RunDirectoryError, match=r"run\.json: has invalid content .*`\$\.sku`"):
-            opened(gpu_sku="auto", ddp_judge=str(run.path))
 
 
 class TestSilentGpus:

@@ -9,8 +9,6 @@ import pytest
 
 from pytest_ddpscale.errors import HistoryError, RunDirectoryError
 from pytest_ddpscale.history.baseline import Baseline
-from pytest_ddpscale.history.database import reading
-from pytest_ddpscale.history.reading import host_runs
 from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
@@ -74,17 +72,6 @@ class TestBaseline:
 
 
 class TestRemembering:
-    def test_adds_the_run(self, history: Path, run: RunDirectory) -> None:
-        assert remember(history, run, read_judgement(run.verdicts_json), read_evidence(run)) == ""
-        with reading(history) as connection:
-            assert [one.started_at for one in host_runs(connection, SKU, "n1")] == [at(n) for n in range(NIGHTS + 1)]
-
-    def test_that_fails_says_why_and_leaves_the_file_alone(self, history: Path, run: RunDirectory) -> None:
-        history.write_bytes(b"somebody's notes")
-        why = remember(history, run, read_judgement(run.verdicts_json), None)
-        assert why.startswith(f"the history was not updated: {history}: is not a history file")
-        assert history.read_bytes() == b"somebody's notes"
-
     def test_where_no_file_can_be_says_why(self, tmp_path: Path, run: RunDirectory) -> None:
         (tmp_path / "file").write_text("", encoding="utf-8")
         why = remember(tmp_path / "file" / "site.sqlite", run, read_judgement(run.verdicts_json), None)

@@ -128,13 +128,6 @@ def test_plan_has_one_study_per_scaling_and_workload(a100: RunDirectory) -> None
     assert (weak.rounds, weak.block_s, weak.warmup_s) == (1, 300.0, 60.0)
 
 
-def test_every_measurement_belongs_to_an_arm_of_the_plan(a100: RunDirectory) -> None:
-    for measurement in measurements_in(a100):
-        arm = study_of(a100, measurement.study).arm(measurement.arm)
-        assert arm is not None
-        assert (arm.batch_size, measurement.rank < arm.world_size) == (measurement.batch_size, True)
-
-
 def test_run_json_says_where_it_comes_from_and_what_is_unknown(a100: RunDirectory) -> None:
     run = a100.read_run()
     assert (run.sku, run.status) == ("a100-sxm4-80gb", "imported")
@@ -368,14 +361,6 @@ def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
 def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResultFileError, match="is not a directory"):
         import_paik(tmp_path / "nowhere", tmp_path / "run", None, thresholds())
-
-
-def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
-    run = import_results(tmp_path, published())
-    before = {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
-    with pytest.raises(RunDirectoryError, match="already holds a run"):
-        import_paik(PUBLISHED, run.path, None, thresholds())
-    assert {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()} == before
 
 
 def test_a_full_disk_leaves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
