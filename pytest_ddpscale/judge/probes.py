@@ -36,7 +36,6 @@ from pytest_ddpscale.util.listing import first_few
 # A worker may shorten a message by up to this per rank, to split it evenly in aligned pieces.
 _ALIGNMENT_BYTES = 256
 # Each rank keeps one of n parts of the message, which crosses no link.
-_SHARED_EVENLY = ("all-gather", "reduce-scatter", "all-to-all")
 
 
 class Place(Struct, frozen=True, cache_hash=True):  # thousands are looked up: faster than a dataclass
@@ -200,12 +199,6 @@ def place_of(probe: Arm, ranks: Ranks, ends: Sequence[tuple[str, int, str]]) -> 
 
 def unit_factor(probe: Arm) -> float:
     """Factor from work per second to the metric's unit, TFLOPS for a matmul and GB/s for others."""
-    return 1 / TERA if probe.operation.kind == "matmul" else bus_factor(probe) / GIGA
-
-
-def bus_factor(probe: Arm) -> float:
-    """Ratio of bus bandwidth to message bytes per second."""
-    n = probe.world_size
-    if probe.operation.kind == "all-reduce":
-        return 2 * (n - 1) / n
-    return (n - 1) / n if probe.operation.kind in _SHARED_EVENLY else 1.0
+    if probe.operation.precision is not None:
+        return 1 / TERA
+    return probe.operation.bus_factor(probe.world_size) / GIGA

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.operation import COLLECTIVES, OperationKind
+from pytest_ddpscale.plan.operation import COLLECTIVES
 from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.plan.words import DeviceType
 
@@ -69,7 +69,7 @@ def sweep_world_sizes(layout: Layout) -> tuple[int, ...]:
 
 
 def sweep_probes(
-    layout: Layout, device_type: DeviceType, sizes: Sequence[int], kinds: Iterable[OperationKind] = COLLECTIVES,
+    layout: Layout, device_type: DeviceType, sizes: Sequence[int], kinds: Iterable[str] = COLLECTIVES,
     bounded: Iterable[Arm] = (),
 ) -> tuple[Arm, ...]:  # fmt: skip
     """One probe per operation, world size and message size, small messages first, and probes of rank pairs.

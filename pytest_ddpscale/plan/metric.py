@@ -8,7 +8,7 @@ from typing import Literal
 
 from pytest_ddpscale.plan.arm import Arm, ArmKind, OneGpu, Placement
 from pytest_ddpscale.plan.image_family import ImageFamily
-from pytest_ddpscale.plan.operation import OperationKind
+from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.study import Scaling
 from pytest_ddpscale.plan.variant import USUAL, Variant
 from pytest_ddpscale.plan.workload import Family, Workload
@@ -61,7 +61,6 @@ class Metric:
             ranks or measure overheads, which a uniformly slow machine meets, and for those measured without training
             a model.
         subject: what a requirement on it is about.
-        probes: kinds of probes that measure it.
         plausible: smallest and largest meaningful bound; None for those of its unit.
         credible: smallest and largest credible value of a measurement on GPUs; beyond, it or its baseline was
             disturbed.
@@ -93,7 +92,6 @@ class Metric:
     scale: Scale = "factors"
     carries_acceptance: bool = True
     subject: Subject = "workload"
-    probes: tuple[OperationKind, ...] = ()
     plausible: tuple[float, float] | None = None
     credible: tuple[float, float] = (-math.inf, math.inf)
     possible: tuple[float, float] = (0.0, math.inf)
@@ -106,6 +104,11 @@ class Metric:
     def unit_of(self, family: Family = ImageFamily) -> str:
         """Its unit for workloads of a family: ``img/s`` for ``samples/s``; by default for those of images."""
         return self.unit.replace("samples", family.unit)
+
+    @property
+    def probes(self) -> tuple[str, ...]:
+        """Kinds of probes that measure it."""
+        return tuple(kind for kind, one in KINDS.items() if one.metric == self.name)
 
     @property
     def bound_key(self) -> Literal["at_most", "at_least"]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 
 from pytest_ddpscale.plan.metric import MOST_EFFICIENCY, Metric
-from pytest_ddpscale.plan.operation import COLLECTIVES
 from pytest_ddpscale.plan.variant import Variant
 
 # Costs, which may be zero.
@@ -175,20 +174,20 @@ _ALL = (
         "matmul_tflops", "TFLOPS", "Matrix multiplication",
         "Floating-point operations per second of one large matrix product; the slowest GPU.",
         "2n³ ÷ time of an n × n product, n = 16384 (fp32: 8192; on a CPU 1024), fp32 without TF32; the slowest GPU",
-        maximum_world_size=1, carries_acceptance=False, subject="probe", probes=("matmul",),
+        maximum_world_size=1, carries_acceptance=False, subject="probe",
     ),
     Metric(
         "memory_bandwidth_gbps", "GB/s", "Device-memory bandwidth",
         "Bytes per second that a GPU reads and writes when it copies within its own memory; the slowest GPU.",
         "bytes read and written ÷ time of a copy within the device's memory; the slowest GPU",
         origin="STREAM's copy (McCalpin, 1995), which counts bytes read and bytes written",
-        maximum_world_size=1, carries_acceptance=False, subject="probe", probes=("memory-copy",),
+        maximum_world_size=1, carries_acceptance=False, subject="probe",
     ),
     Metric(
         "host_bandwidth_gbps", "GB/s", "Host bandwidth",
         "Bytes per second that a GPU copies from or to its host, with all GPUs at once; the slowest GPU.",
         "bytes ÷ time of a copy from or to pinned memory of the host; the slowest GPU",
-        maximum_world_size=1, carries_acceptance=False, subject="probe", probes=("host-to-device", "device-to-host"),
+        maximum_world_size=1, carries_acceptance=False, subject="probe",
     ),
     Metric(
         "busbw_gbps", "GB/s", "Bus bandwidth",
@@ -196,14 +195,14 @@ _ALL = (
         "nccl-tests' bus bandwidth of the slowest rank: S/t · 2(n−1)/n for all-reduce, S/t · (n−1)/n for all-gather, "
         "reduce-scatter and all-to-all of S bytes in all, S/t for broadcast and reduce",
         origin="nccl-tests, doc/PERFORMANCE.md",
-        minimum_world_size=2, carries_acceptance=False, subject="probe", probes=COLLECTIVES,
+        minimum_world_size=2, carries_acceptance=False, subject="probe",
     ),
     Metric(
         "pair_bandwidth_gbps", "GB/s", "Bandwidth of pairs",
         "Bytes per second that two GPUs send each other, in each direction; the slowest pair.",
         "bytes that each end of a pair sends ÷ time, both at once; the slowest pair of a node, or of neighbouring "
         "nodes",
-        minimum_world_size=2, carries_acceptance=False, subject="probe", probes=("send-recv",),
+        minimum_world_size=2, carries_acceptance=False, subject="probe",
     ),
     Metric(
         "no_regression", "x", "No regression",

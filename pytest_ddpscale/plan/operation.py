@@ -10,39 +10,66 @@ Probes find broken links that weak scaling at full batch hides: a step of 430 ms
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
-OperationKind = Literal[
-    "matmul",
-    "memory-copy",
-    "host-to-device",
-    "device-to-host",
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "broadcast",
-    "reduce",
-    "all-to-all",
-    "send-recv",
-]
+from pytest_ddpscale.plan.words import DeviceType
+
 MatmulPrecision = Literal["fp32", "fp16", "bf16", "fp8"]
+# Far larger than any cache (B200: 126 MB of L2), except for the largest ones of CPUs.
+_COPIED: Mapping[DeviceType, int] = {"cuda": 2**30, "cpu": 2**26}
+_COPIED_TO_HOST: Mapping[DeviceType, int] = {"cuda": 2**28, "cpu": 2**26}
 
-COLLECTIVES: tuple[OperationKind, ...] = (
-    "all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all",
-)  # fmt: skip
-# Of a single device; all devices do them at once, as in real use.
-SINGLE_DEVICE: tuple[OperationKind, ...] = ("matmul", "memory-copy", "host-to-device", "device-to-host")
-_SIZED = "|".join((*COLLECTIVES, "send-recv"))
-_NAME = re.compile(
-    r"matmul-(?P<precision>fp32|fp16|bf16|fp8)|(?P<plain>memory-copy|host-to-device|device-to-host)"
-    rf"|(?P<sized>{_SIZED})-(?P<count>[1-9][0-9]{{0,3}})(?P<unit>kib|mib|gib)"
-)
+
+class OperationKind(NamedTuple):
+    """A kind of operations.
+
+    Attributes:
+        metric: name of the metric that it measures.
+        named: what its name says besides: precision, message size, or nothing.
+        buffer_bytes: size of a single device's buffer, by device type.
+        counts: how often each byte of the buffer counts: within a device it is read and written.
+        bus: factor from message bytes per second to bus bandwidth, for a number of ranks.
+    """
+
+    metric: str
+    named: Literal["precision", "size", ""] = ""
+    buffer_bytes: Mapping[DeviceType, int] = {}
+    counts: int = 1
+    bus: Callable[[int], float] = lambda ranks: 1.0
+
+
+def _shared_evenly(ranks: int) -> float:
+    return (ranks - 1) / ranks
+
+
+# All that there is to declare of a probe: planner, judge, simulator and thresholds read it here, and its worker is in
+# `worker/probes`. nccl-tests, doc/PERFORMANCE.md, has the factors; STREAM and nvbandwidth count copied bytes likewise.
+KINDS: Mapping[str, OperationKind] = {
+    "matmul": OperationKind("matmul_tflops", "precision"),
+    "memory-copy": OperationKind("memory_bandwidth_gbps", buffer_bytes=_COPIED, counts=2),
+    "host-to-device": OperationKind("host_bandwidth_gbps", buffer_bytes=_COPIED_TO_HOST),
+    "device-to-host": OperationKind("host_bandwidth_gbps", buffer_bytes=_COPIED_TO_HOST),
+    "all-reduce": OperationKind("busbw_gbps", "size", bus=lambda ranks: 2 * (ranks - 1) / ranks),
+    "all-gather": OperationKind("busbw_gbps", "size", bus=_shared_evenly),
+    "reduce-scatter": OperationKind("busbw_gbps", "size", bus=_shared_evenly),
+    "broadcast": OperationKind("busbw_gbps", "size"),
+    "reduce": OperationKind("busbw_gbps", "size"),
+    "all-to-all": OperationKind("busbw_gbps", "size", bus=_shared_evenly),
+    "send-recv": OperationKind("pair_bandwidth_gbps", "size"),
+}
+COLLECTIVES = tuple(kind for kind, one in KINDS.items() if one.metric == "busbw_gbps")
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SIZED, _PLAIN = (tuple(kind for kind, one in KINDS.items() if one.named == named) for named in ("size", ""))
+_NAME = re.compile(
+    rf"(?P<exact>matmul)-(?P<precision>{'|'.join(get_args(MatmulPrecision))})|(?P<plain>{'|'.join(_PLAIN)})"
+    rf"|(?P<sized>{'|'.join(_SIZED)})-(?P<count>[1-9][0-9]{{0,3}})(?P<unit>{'|'.join(_UNITS)})"
+)
 NAMES_IN_WORDS = (
-    "matmul-fp32|fp16|bf16|fp8, memory-copy, host-to-device, device-to-host, "
-    f"or {_SIZED} with a message size such as -32mib"
+    f"matmul-{'|'.join(get_args(MatmulPrecision))}, {', '.join(_PLAIN)}, "
+    f"or {'|'.join(_SIZED)} with a message size such as -32mib"
 )
 
 
@@ -58,14 +85,18 @@ class Operation:
             itself.
     """
 
-    kind: OperationKind
+    kind: str
     precision: MatmulPrecision | None = None
     message_bytes: int | None = None
+
+    def bus_factor(self, ranks: int) -> float:
+        """Ratio of bus bandwidth to message bytes per second, for a number of ranks."""
+        return KINDS[self.kind].bus(ranks)
 
     @property
     def is_single_device(self) -> bool:
         """Whether devices do it by themselves, all at once."""
-        return self.kind in SINGLE_DEVICE
+        return self.message_bytes is None
 
 
 @lru_cache(maxsize=1024)  # hundreds of thousands of records share a few names
@@ -75,7 +106,7 @@ def operation_of(name: str) -> Operation | None:
     if match is None:
         return None
     size = int(match["count"]) * _UNITS[match["unit"]] if match["sized"] else None
-    return Operation(match["plain"] or match["sized"] or "matmul", match["precision"], size)  # type: ignore[arg-type]
+    return Operation(match["exact"] or match["plain"] or match["sized"], match["precision"], size)  # type: ignore[arg-type]
 
 
 def operation(name: str) -> Operation:
@@ -86,7 +117,7 @@ def operation(name: str) -> Operation:
     return found
 
 
-def name_with_size(kind: OperationKind, message_bytes: int) -> str:
+def name_with_size(kind: str, message_bytes: int) -> str:
     """Name of an operation that sends messages. Raises ValueError if a name cannot have their size."""
     unit = max((unit for unit in _UNITS if message_bytes % _UNITS[unit] == 0), key=_UNITS.__getitem__, default="kib")
     name = f"{kind}-{message_bytes / _UNITS[unit]:g}{unit}"

@@ -14,6 +14,7 @@ from pytest_ddpscale.judge.rounds import GIGA
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import OVERHEAD_PER_BLOCK_S
 from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.operation import KINDS, Operation
 from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, PairStudy, next_round
 from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.block import Block
@@ -24,8 +25,7 @@ from pytest_ddpscale.simulate.performance import FloatArray
 from pytest_ddpscale.simulate.spread import COMPUTING
 
 _DIGITS = 7  # of seconds
-# FLOPs or bytes of one iteration, as in `worker/probes`; within a device each byte is read and written.
-_WORK = {"matmul": 2.0 * 8192**3, "memory-copy": 2.0**31, "host-to-device": 2.0**28, "device-to-host": 2.0**28}
+_MATMUL_FLOPS = 2.0 * 8192**3
 
 
 def measure_probes(run: SimulatedRun, study: ProbeStudy, number: int, reached: Mapping[Arm, float]) -> Iterator[Block]:
@@ -40,7 +40,7 @@ def measure_probes(run: SimulatedRun, study: ProbeStudy, number: int, reached: M
 
 def _probed(run: SimulatedRun, study: ProbeStudy, probe: Arm, reached: float, when: Moment) -> Iterator[Block]:
     groups, turn_of = _groups_in_turns(run.plan.layout, probe)
-    operation, work = probe.operation, _WORK.get(probe.operation.kind) or float(probe.operation.message_bytes or 0)
+    operation, work = probe.operation, _work(probe.operation)
     sound_s = work * unit_factor(probe) / reached
     iterations = max(1, int(study.block_s / sound_s))
     noise, normal = run.performance.noise, run.chance.standard_normal
@@ -75,6 +75,14 @@ def _probed(run: SimulatedRun, study: ProbeStudy, probe: Arm, reached: float, wh
             readings={"is_correct": True if is_correct.all() else is_correct},  # type: ignore[dict-item]
             **columns,
         )
+
+
+def _work(operation: Operation) -> float:
+    """FLOPs or bytes of one iteration, as a GPU's."""
+    if operation.precision is not None:
+        return _MATMUL_FLOPS
+    kind = KINDS[operation.kind]
+    return float(operation.message_bytes or kind.buffer_bytes["cuda"] * kind.counts)
 
 
 @lru_cache(maxsize=32)

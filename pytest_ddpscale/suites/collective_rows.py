@@ -14,19 +14,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate
-from pytest_ddpscale.judge.probes import Place, bus_factor, values_of_probe
+from pytest_ddpscale.judge.probes import Place, values_of_probe
 from pytest_ddpscale.judge.rounds import GIGA
 from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.operation import COLLECTIVES, Operation, OperationKind
+from pytest_ddpscale.plan.operation import COLLECTIVES, Operation
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.evidence import Evidence
 
 _FP32_BYTES = 4
 # For these operations, nccl-tests' `count` column has the elements of one rank, because ranks share the message.
-_COUNTED_BY_RANK: tuple[OperationKind, ...] = ("all-gather", "reduce-scatter", "all-to-all")
-_SUMMING: tuple[OperationKind, ...] = ("all-reduce", "reduce-scatter", "reduce")
-_ROOTED: tuple[OperationKind, ...] = ("broadcast", "reduce")
+_COUNTED_BY_RANK: tuple[str, ...] = ("all-gather", "reduce-scatter", "all-to-all")
+_SUMMING: tuple[str, ...] = ("all-reduce", "reduce-scatter", "reduce")
+_ROOTED: tuple[str, ...] = ("broadcast", "reduce")
 _NO_ROOT = -1
 
 
@@ -69,7 +69,7 @@ class CollectiveRow:
     @property
     def algbw_gbps(self) -> float | None:
         """Algorithm bandwidth, size over time, in 10⁹ bytes per second."""
-        return None if self.busbw_gbps is None else self.busbw_gbps / bus_factor(self.probe)
+        return None if self.busbw_gbps is None else self.busbw_gbps / self._bus_factor
 
     @property
     def time_us(self) -> float | None:
@@ -81,7 +81,7 @@ class CollectiveRow:
         """Interval of `time_us`, from the interval of the bandwidth."""
         if self.interval is None:
             return None
-        low, high = (self._time_us(end / bus_factor(self.probe)) for end in reversed(self.interval))
+        low, high = (self._time_us(end / self._bus_factor) for end in reversed(self.interval))
         return low, high
 
     @property
@@ -106,6 +106,10 @@ class CollectiveRow:
     def root(self) -> int:
         """Rank in the group that sends or receives everything; -1 without one."""
         return 0 if self.operation.kind in _ROOTED else _NO_ROOT
+
+    @property
+    def _bus_factor(self) -> float:
+        return self.operation.bus_factor(self.probe.world_size)
 
     def _time_us(self, algbw_gbps: float) -> float:
         return self.size_bytes / (algbw_gbps * GIGA) * 1e6

@@ -24,7 +24,7 @@ from pytest_ddpscale.plan.collective_sweep import (
     sweep_study,
 )
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.operation import COLLECTIVES, OperationKind
+from pytest_ddpscale.plan.operation import COLLECTIVES
 from pytest_ddpscale.settings import duration_s, read_value
 from pytest_ddpscale.suites.suite import IN_ROUNDS, MeasuredSuite, Suite, SuiteNodes
 
@@ -87,7 +87,7 @@ class Collectives(Suite):
 def sweep_plan(
     nodes: SuiteNodes,
     sizes: tuple[int, ...],
-    kinds: tuple[OperationKind, ...],
+    kinds: tuple[str, ...],
     within: tuple[int, int] | None,
     iteration_limit_s: float | None,
 ) -> Plan:
@@ -149,7 +149,7 @@ def _size_bytes(text: str) -> int:
     return int(match[1]) * _UNIT_BYTES[match[2].lower()]
 
 
-def operations_of(text: str) -> tuple[OperationKind, ...]:
+def operations_of(text: str) -> tuple[str, ...]:
     """Parse names of operations; each once, in the order of `COLLECTIVES`. Raises ValueError."""
     names = [name.strip().lower().replace("_", "-") for name in text.split(",")]
     unknown = [name for name in names if name not in COLLECTIVES]
@@ -158,7 +158,7 @@ def operations_of(text: str) -> tuple[OperationKind, ...]:
     return tuple(kind for kind in COLLECTIVES if kind in names)
 
 
-def _is_swept(probe: Arm, kinds: tuple[OperationKind, ...], within: tuple[int, int] | None) -> bool:
+def _is_swept(probe: Arm, kinds: tuple[str, ...], within: tuple[int, int] | None) -> bool:
     if probe.operation.kind not in (*kinds, "send-recv"):
         return False
     return within is None or within[0] <= (probe.operation.message_bytes or 0) <= within[1]

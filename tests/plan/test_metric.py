@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.metric import Metric, baseline_arm, measured_arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
-from pytest_ddpscale.plan.operation import COLLECTIVES, SINGLE_DEVICE, OperationKind
+from pytest_ddpscale.plan.operation import COLLECTIVES, KINDS
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.workload import ImageFolderData, Workload
 from tests.rows import rows
@@ -119,11 +118,11 @@ def test_what_is_no_training_is_about_a_probe_a_check_or_a_node() -> None:
 
 def test_each_probe_is_measured_by_one_metric_of_as_many_ranks_as_it_takes() -> None:
     measured_by = {kind: metric for metric in METRICS.values() for kind in metric.probes}
-    assert sorted(measured_by) == sorted(typing.get_args(OperationKind))
+    assert sorted(measured_by) == sorted(KINDS)
     assert sum(len(metric.probes) for metric in METRICS.values()) == len(measured_by)
     for kind, metric in measured_by.items():
         single = (metric.minimum_world_size, metric.maximum_world_size) == (1, 1)
-        assert single == (kind in SINGLE_DEVICE), kind
+        assert single == (KINDS[kind].named != "size"), kind
         assert single or metric.minimum_world_size == 2, kind
     assert {measured_by[kind].name for kind in COLLECTIVES} == {"busbw_gbps"}
 

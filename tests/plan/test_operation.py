@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.operation import OperationKind, operation
+from pytest_ddpscale.plan.operation import operation
 from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.strict_json import read_as
 from tests.builders.json_types import as_json
@@ -33,7 +33,7 @@ STUDY = ProbeStudy((Arm("matmul-bf16"), Arm("all-reduce-32mib", 8), Arm("all-red
     ],
 )
 def test_a_name_tells_kind_precision_and_size(
-    name: str, world_size: int, kind: OperationKind, precision: str | None, message_bytes: int | None
+    name: str, world_size: int, kind: str, precision: str | None, message_bytes: int | None
 ) -> None:
     found = Arm(name, world_size).operation
     assert (found.kind, found.precision, found.message_bytes) == (kind, precision, message_bytes)

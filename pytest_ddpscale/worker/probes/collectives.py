@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from pytest_ddpscale.plan.operation import OperationKind
 from pytest_ddpscale.worker.probes.known_values import KnownValues
 from pytest_ddpscale.worker.probes.work import CannotProbeError
 
@@ -98,9 +97,7 @@ class _Place:
         return Exchange(self.member, known, sent, received, run, lambda: is_expected(known))
 
 
-def open_collective(
-    kind: OperationKind, message_bytes: int, group: dist.ProcessGroup, device: torch.device
-) -> Exchange:
+def open_collective(kind: str, message_bytes: int, group: dist.ProcessGroup, device: torch.device) -> Exchange:
     """The probe on this rank of a group; does not communicate yet.
 
     The message is rounded down to a whole number of fp32 values for each rank, like in nccl-tests, and `Work.work` is
@@ -176,7 +173,7 @@ def _open_all_to_all(place: _Place) -> Exchange:
     )  # fmt: skip
 
 
-_OPEN: dict[OperationKind, Callable[[_Place], Exchange]] = {
+_OPEN: dict[str, Callable[[_Place], Exchange]] = {
     "all-reduce": _open_all_reduce,
     "all-gather": _open_all_gather,
     "reduce-scatter": _open_reduce_scatter,

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from pytest_ddpscale.plan.operation import OperationKind
+from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.worker.probes.work import memory_permitting
 
-# Far larger than any cache (B200: 126 MB of L2), except for the largest ones of CPUs.
-SIZES_BYTES: dict[str, dict[OperationKind, int]] = {
-    "cuda": {"memory-copy": 2**30, "host-to-device": 2**28, "device-to-host": 2**28},
-    "cpu": {"memory-copy": 2**26, "host-to-device": 2**26, "device-to-host": 2**26},
-}
 _BYTES_PER_NUMBER = 8
 
 
@@ -28,9 +23,9 @@ class Copy:
         size_bytes: a multiple of 8.
     """
 
-    def __init__(self, kind: OperationKind, device: torch.device, size_bytes: int) -> None:
+    def __init__(self, kind: str, device: torch.device, size_bytes: int) -> None:
         numbers = size_bytes // _BYTES_PER_NUMBER
-        self.work = float(size_bytes) * (2 if kind == "memory-copy" else 1)
+        self.work = float(size_bytes) * KINDS[kind].counts
         self._source = _numbers(numbers, device, on_host=kind == "host-to-device").random_()
         self.destination = _numbers(numbers, device, on_host=kind == "device-to-host").zero_()
 
@@ -43,9 +38,14 @@ class Copy:
         return torch.equal(self.destination.to(self._source.device), self._source)
 
 
-def open_copy(kind: OperationKind, device: torch.device) -> Copy:
+def buffer_bytes(kind: str, device: torch.device) -> int:
+    """Bytes that are copied at once."""
+    return KINDS[kind].buffer_bytes["cpu" if device.type == "cpu" else "cuda"]
+
+
+def open_copy(kind: str, device: torch.device) -> Copy:
     """The probe on a device. Raises CannotProbeError if there is too little memory."""
-    size_bytes = SIZES_BYTES[device.type][kind]
+    size_bytes = buffer_bytes(kind, device)
     with memory_permitting(f"copies of {size_bytes >> 20} MiB"):
         return Copy(kind, device, size_bytes)
 

@@ -68,7 +68,7 @@ def _open_work(probe: Arm, turn: int, *rest: Any) -> Any:
 
 
 def _probe(rank: int) -> tuple[str, list[bytes]]:
-    memory.SIZES_BYTES["cpu"].update({"memory-copy": 24 * KIB, "host-to-device": 24 * KIB})
+    setattr(memory, "buffer_bytes", lambda kind, device: 24 * KIB)  # noqa: B010 (which mypy lets pass)
     collectives.Exchange = Spoiled  # type: ignore[misc]
     setattr(blocks, "open_work", _open_work)  # noqa: B010 (which mypy lets pass)
     store = PrefixStore("gang", dist.distributed_c10d._get_default_store())

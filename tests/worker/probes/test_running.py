@@ -56,7 +56,7 @@ class SteadyCpu(CpuDevice):
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(memory.SIZES_BYTES, "cpu", {probe.operation.kind: 4096 for probe in COPIES})
+    monkeypatch.setattr(memory, "buffer_bytes", lambda kind, device: 4096)
 
 
 class Session:
