@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_ddpscale.judge.rounds import merged
-from pytest_ddpscale.judge.scaling_facts import MeasuredSize, energy_j_per_sample
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.report.scaling_curves import EFFICIENCY, THROUGHPUT, place_notes, scaling_curve, usual_arms
+from pytest_ddpscale.report.scaling_facts import MeasuredSize, energy_j_per_sample
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Verdict
 

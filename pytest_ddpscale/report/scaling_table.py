@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_ddpscale.errors import OptionError
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.judge.scaling_facts import ScalingFact, SweetSpots, TrainingJob
+    from pytest_ddpscale.report.scaling_facts import ScalingFact, SweetSpots, TrainingJob
     from pytest_ddpscale.report.scaling_series import ScalingSeries
     from pytest_ddpscale.run.evidence import Evidence
     from pytest_ddpscale.run.verdicts import Verdict
@@ -44,7 +44,7 @@ def _headings(series: ScalingSeries) -> tuple[str, ...]:
 
 def scaling_tables(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[ScalingTable]:
     """A table for each study with at least two sizes, for one epoch of ImageNet."""
-    from pytest_ddpscale.judge.scaling_facts import TrainingJob, scaling_facts, sweet_spots
+    from pytest_ddpscale.report.scaling_facts import TrainingJob, scaling_facts, sweet_spots
     from pytest_ddpscale.report.scaling_series import scaling_series
 
     # A price of 1 makes the costs GPU-hours and kWh.
@@ -79,7 +79,7 @@ def _scaling(arguments: argparse.Namespace) -> None:
     """Print scaling facts of the measured sizes. Raises BadInput."""
     from dataclasses import asdict
 
-    from pytest_ddpscale.judge.scaling_facts import TrainingJob, scaling_facts, sweet_spots
+    from pytest_ddpscale.report.scaling_facts import TrainingJob, scaling_facts, sweet_spots
     from pytest_ddpscale.run.run_json import WATERMARK
     from pytest_ddpscale.run.strict_json import strict_json
 
@@ -161,7 +161,7 @@ def _relative_to(series: ScalingSeries, device: str) -> Iterator[str]:
 
 
 def _spot_lines(spots: SweetSpots, device: str) -> Iterator[str]:
-    from pytest_ddpscale.judge.scaling_facts import SATURATED_GAIN
+    from pytest_ddpscale.report.scaling_facts import SATURATED_GAIN
 
     named = (("deadline", spots.deadline), ("efficiency of 90 %", spots.efficiency),
              (f"{device}-hours", spots.gpu_cost), ("energy", spots.energy_cost))  # fmt: skip

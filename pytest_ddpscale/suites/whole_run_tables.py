@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pytest_ddpscale.judge.scaling_facts import (
+from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
+from pytest_ddpscale.report.scaling_facts import (
     GOOD_EFFICIENCY,
     SATURATED_GAIN,
     MeasuredSize,
@@ -18,7 +19,6 @@ from pytest_ddpscale.judge.scaling_facts import (
     scaling_facts,
     sweet_spots,
 )
-from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.report.svg_lines import LineAxes, LineCurve, bar_chart, line_chart
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.suites.suite_report import SuiteTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpscale.judge.scaling_facts import (
+from pytest_ddpscale.report.scaling_facts import (
     MeasuredSize,
     ScalingFact,
     TrainingJob,
