@@ -39,5 +39,5 @@ def test_bounds_are_kept_and_missed_and_replicas_agree(tmp_path: Path) -> None:
     computation, communication = verdicts["computation_time"], verdicts["communication_time"]
     assert 0.02 < computation["interval"][0] < computation["value"] < computation["interval"][1]
     # Communication that computation hides costs nothing: noise then makes the difference negative.
-    assert communication["interval"][0] < communication["value"] < communication["interval"][1] < 10_000
+    assert communication["interval"][0] <= communication["value"] < communication["interval"][1] < 10_000
     assert (computation["unit"], communication["unit"]) == ("ms", "ms")
