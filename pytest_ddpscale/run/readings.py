@@ -20,6 +20,7 @@ class Reading(NamedTuple):
 READINGS: Mapping[str, Reading] = {
     # Share of the block in which the device was busy (CPU: process CPU time per thread).
     "utilization": Reading("", 0, 1),
+    "forward_s": Reading("s", 0, 1e7),  # of the forward passes of the inner module: the rank's own pace
     "energy_j": Reading("J", 0, 1e12),  # of the GPU
     # GPU: allocated by torch in this block. CPU: the process's largest resident set so far. No process is smaller.
     "peak_memory_bytes": Reading("bytes", 2**20, 2**47),

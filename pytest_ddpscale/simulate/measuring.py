@@ -20,7 +20,7 @@ from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.records import RoundEnd, SeededSteps, StudyStart, WorkloadFlops
 from pytest_ddpscale.run.strict_json import column
 from pytest_ddpscale.simulate.faults import Faults, Moment
-from pytest_ddpscale.simulate.models import model_of
+from pytest_ddpscale.simulate.models import FORWARD_SHARE, model_of
 from pytest_ddpscale.simulate.performance import FloatArray, Performance, StepTime
 from pytest_ddpscale.simulate.spread import COMPUTING
 
@@ -103,6 +103,11 @@ class SimulatedRun:
         seconds = np.round(step_s[there].sum(axis=1), _DIGITS)
         expectation = self.performance.expectations[study.workload.name]
         readings: dict[str, Any] = {"utilization": utilization[there]}
+        if not arm.infers:
+            # Noise of its own, independent of the block's: what a rank loses in a round may be in either pass.
+            noise = self.noise_of_round(study, f"{arm.name}/forward", groups.size, when)
+            forward_s = FORWARD_SHARE * steps * computed_s.ravel() * noise
+            readings["forward_s"] = np.round(forward_s[there], _DIGITS)
         if expectation.power_w is not None:
             readings["energy_j"] = np.round(expectation.power_w * seconds, 3)
         if not arm.infers:  # no peak memory of a forward pass is published

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.allreduce import Topology, all_reduce_s
-from pytest_ddpscale.simulate.models import BACKWARD_SHARE, FORWARD_SHARE, model_of
+from pytest_ddpscale.simulate.models import BACKWARD_SHARE, FORWARD_SHARE, UNWAITED, model_of
 from pytest_ddpscale.simulate.round_noise import RoundNoise
 from pytest_ddpscale.simulate.sound_machine import DDP_OVERHEAD, Expectation
 from pytest_ddpscale.simulate.spread import ALIKE, NodeSpread
@@ -83,7 +81,14 @@ class StepTime:
 class Performance:
     """Performance of a sound cluster in each arm; CPUs never wait for their host.
 
-    `expectations` are by workload name; `spread` is how much its nodes differ.
+    Attributes:
+        device_type: ``cpu`` or ``cuda``.
+        topology: of the links.
+        expectations: by workload name.
+        noise: of a sound machine.
+        spread: how much its nodes and GPUs differ.
+        unwaited: efficiency above the published one without any wait for the slowest rank; less than 0 for more
+            communication than published.
     """
 
     device_type: DeviceType
@@ -91,6 +96,7 @@ class Performance:
     expectations: Mapping[str, Expectation]
     noise: Noise
     spread: NodeSpread = ALIKE
+    unwaited: float = UNWAITED
 
     def step_time(self, study: Study, arm: Arm) -> StepTime:
         """A rank's own part of a step, without waiting for other ranks."""
@@ -131,6 +137,7 @@ class Performance:
             "topology": asdict(self.topology),
             "noise": asdict(self.noise),
             "spread": asdict(self.spread),
+            "unwaited": self.unwaited,
             "samples_per_s": {name: expectation.samples_per_s for name, expectation in self.expectations.items()},
             "ddp_overhead": DDP_OVERHEAD,
             "backward_share": BACKWARD_SHARE,
@@ -141,23 +148,18 @@ class Performance:
 
         Published efficiencies are lower than exposed communication explains: NCCL's kernels share the GPU with the
         backward pass, and GPUs that all work are hotter. Beyond the largest published world size, its value holds.
-        The published loss includes waiting for the slowest GPU, because real GPUs differ like the simulated ones.
+        What ranks wait for the slowest of them is not part of it, but comes on top: it depends on how much they differ.
         """
         expectation = self.expectations[study.workload.name]
         size = expectation.published_size(study.scaling, arm.world_size)
         if size is None:
             return 1.0
         batch_size = arm.batch_size * (arm.world_size // size if study.scaling == "strong" else 1)
-        step_s = batch_size / expectation.samples_per_s / expectation.efficiency_at(study.scaling, size)
-        # The wait for the slowest rank in every step.
-        waited = 1 + expected_maximum(size) * math.hypot(self.noise.step_sd, self.spread.gpu_sd)
+        efficiency = expectation.efficiency_at(study.scaling, size)
+        efficiency += self.unwaited * (1.0 if study.scaling == "weak" else efficiency)  # of steps as short as these
+        step_s = batch_size / expectation.samples_per_s / efficiency
         exposed_s = self.exposed_s(study.workload, size, self.topology.nodes(size), np.array(step_s))
-        return max(1.0, float(step_s - exposed_s) / waited / computation_s)
-
-
-def expected_maximum(count: int) -> float:
-    """Approximate mean of the largest of `count` standard normal values: Blom (1958)."""
-    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
+        return max(1.0, float(step_s - exposed_s) / computation_s)
 
 
 @lru_cache(maxsize=256)

@@ -16,6 +16,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.simulate.allreduce import LINK_EFFICIENCY, LINK_LATENCY_S, NIC_GBPS, NIC_LATENCY_S, Link, Topology
+from pytest_ddpscale.simulate.models import UNWAITED
 from pytest_ddpscale.simulate.performance import Noise, Performance
 from pytest_ddpscale.simulate.sound_machine import expectation_of, expected_value
 from pytest_ddpscale.simulate.spread import ALIKE, NodeSpread
@@ -47,6 +48,7 @@ class ClusterOptions:
         spread: differences between nodes, GPUs and launches.
         correlation: between successive rounds of an arm.
         hiccups: share of blocks that take up to 10 standard deviations of a round longer.
+        unwaited: efficiency above the published one without any wait for the slowest GPU; see `Performance`.
     """
 
     sku: str
@@ -58,6 +60,7 @@ class ClusterOptions:
     spread: NodeSpread = ALIKE
     correlation: float = 0.0
     hiccups: float = 0.0
+    unwaited: float = UNWAITED
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,7 @@ def open_cluster(thresholds: ThresholdsFile, options: ClusterOptions) -> Simulat
             hiccup_share=options.hiccups,
         ),
         spread=options.spread,
+        unwaited=options.unwaited,
     )
     return SimulatedCluster(thresholds, name, gpus, cases, performance)
 
@@ -236,3 +240,6 @@ def _check_noise(options: ClusterOptions) -> None:
     ):
         if found is not None and not 0 <= found <= most:
             raise OptionError(option, f"found {found:g}", f"a fraction from 0 to {most:g}, such as {example}")
+    if not -0.5 <= options.unwaited <= 0.1:
+        expected = "a fraction from -0.5 to 0.1, such as 0.007, 0.7 points above the published efficiency"
+        raise OptionError("--unwaited", f"found {options.unwaited:g}", expected)

@@ -19,6 +19,7 @@ from pytest_ddpscale.settings import (
 )
 from pytest_ddpscale.simulate.allreduce import NIC_GBPS
 from pytest_ddpscale.simulate.faults import fault_help, parse_faults
+from pytest_ddpscale.simulate.models import UNWAITED
 from pytest_ddpscale.thresholds.commands import warn_of_problems
 from pytest_ddpscale.util.packaged import usual_thresholds
 
@@ -69,6 +70,9 @@ def _add_cluster(command: argparse.ArgumentParser) -> None:
     add("--gpu-spread", type=float, default=0.0, metavar="SD",
         help="relative standard deviation between the GPUs of a node, the same with every --seed; default: "
         "%(default)g")  # fmt: skip
+    add("--unwaited", type=float, default=UNWAITED, metavar="POINTS",
+        help="efficiency above the published one if no GPU waited for a slower one, as a fraction; negative for more "
+        "communication; default: %(default)g")  # fmt: skip
     add("--correlation", type=float, default=0.0, metavar="R",
         help="correlation between successive rounds (AR(1) noise); default: %(default)g")  # fmt: skip
     add("--hiccups", type=float, default=0.0, metavar="SHARE",
@@ -117,6 +121,7 @@ def _cluster(arguments: argparse.Namespace) -> SimulatedCluster:
         spread=NodeSpread(gpu_sd=arguments.gpu_spread, launch_sd=arguments.launch_spread),
         correlation=arguments.correlation,
         hiccups=arguments.hiccups,
+        unwaited=arguments.unwaited,
     )
     cluster = open_cluster(thresholds, options)
     warn_of_problems(thresholds)

@@ -39,6 +39,7 @@ class Measurement:
     single_sample: bool = False
     energy_j: float | None = None
     waited_s: float | None = None  # in all steps
+    forward_s: float | None = None
 
     @property
     def throughput_samples_per_s(self) -> float:
@@ -84,10 +85,11 @@ def of_ranks(block: Block, gang: GangRecord) -> Iterator[Measurement]:
     columns = (
         *(block.each(name).tolist() for name in ("count", "began_unix_s", "seconds")),
         map(tuple, steps.tolist()), deviations,
-        *(_column(block, name) for name in ("utilization", "energy_j", "peak_memory_bytes", "skipped_steps")),
+        *(_column(block, name) for name in ("utilization", "energy_j", "forward_s")),
+        *(_column(block, name) for name in ("peak_memory_bytes", "skipped_steps")),
         _checksums(block),
     )  # fmt: skip
-    for rank, made, started, block_s, step_s, stdev_s, busy, energy_j, memory, skipped, checksum in zip(
+    for rank, made, started, block_s, step_s, stdev_s, busy, energy_j, forward_s, memory, skipped, checksum in zip(
         block.each("ranks").tolist(), *columns, strict=True
     ):
         host, local_rank, device = gang.place(rank)
@@ -96,7 +98,7 @@ def of_ranks(block: Block, gang: GangRecord) -> Iterator[Measurement]:
             device=device, batch_size=int(block.each("work")[0]), steps=made, block_s=block_s, started_unix_s=started,
             step_s=step_s, step_stdev_s=stdev_s, utilization=busy, peak_memory_bytes=memory,
             skipped_steps=int(skipped or 0), parameters_checksum=checksum,
-            single_sample="single_sample" in block.readings, energy_j=energy_j,
+            single_sample="single_sample" in block.readings, energy_j=energy_j, forward_s=forward_s,
         )  # fmt: skip
 
 

@@ -15,9 +15,9 @@ from pytest_ddpscale.simulate.performance import (
     BUCKET_BYTES,
     FIRST_BUCKET_BYTES,
     _buckets,
-    expected_maximum,
 )
 from pytest_ddpscale.simulate.sound_machine import DDP_OVERHEAD
+from pytest_ddpscale.simulate.spread import NodeSpread
 from tests.builders.clusters import RESNET, a100, quiet, weak_study
 
 PERFORMANCE = quiet(a100())
@@ -58,10 +58,22 @@ def test_ddp_costs_a_little_even_alone(kind: ArmKind) -> None:
 
 
 @pytest.mark.parametrize(("world_size", "published"), [(2, 0.9891), (4, 0.9813), (8, 0.9745)])
-def test_weak_scaling_is_as_published(world_size: int, published: float) -> None:
+def test_weak_scaling_of_equal_gpus_is_better_than_published(world_size: int, published: float) -> None:
     slowest_s = computation_s("ddp", world_size)
     step_s = slowest_s + exposed_s(world_size, slowest_s)
-    assert DDP_1_S / step_s == pytest.approx(published, abs=1e-4)
+    assert DDP_1_S / step_s == pytest.approx(published + 0.007, abs=1e-4)
+
+
+def test_what_is_published_does_not_depend_on_the_spread() -> None:
+    spread = replace(PERFORMANCE, spread=NodeSpread(gpu_sd=0.02))
+    arm = Arm("ddp", 8, 512)
+    assert spread.step_time(weak_study(arm), arm) == PERFORMANCE.step_time(weak_study(arm), arm)
+
+
+def test_no_step_is_faster_than_its_computing() -> None:
+    fast = replace(PERFORMANCE, unwaited=0.1)
+    arm = Arm("ddp", 8, 512)
+    assert fast.step_time(weak_study(arm), arm).computation_s == pytest.approx(DDP_1_S)
 
 
 def test_beyond_what_is_published_communication_still_costs() -> None:
@@ -75,7 +87,7 @@ def test_a_small_batch_waits_for_its_host() -> None:
     study = Study("strong", WORKLOAD, (Arm("alone", 1, 256), arm), 5, 0.0, 0.0)
     step = PERFORMANCE.step_time(study, arm)
     step_s = step.computation_s + exposed_s(8, step.computation_s)
-    assert 256 / 1189.5 / 8 / step_s == pytest.approx(0.2582, rel=0.001)  # as published
+    assert 256 / 1189.5 / 8 / step_s == pytest.approx(1.007 * 0.2582, rel=0.001)  # 0.7 % more than published
     assert step.busy_share < 0.5
     assert step.utilization < 0.5
     assert step.slowed_by(1.2) == 1.0  # the GPU has time left
@@ -106,12 +118,6 @@ def test_buckets_hold_every_gradient_once(gradient_bytes: int) -> None:
     assert sum(buckets) == gradient_bytes
     assert buckets[0] <= FIRST_BUCKET_BYTES
     assert all(0 < size <= BUCKET_BYTES for size in buckets)
-
-
-def test_the_expected_maximum_is_that_of_many_draws() -> None:
-    normal = np.random.default_rng(3).standard_normal
-    for count in (1, 2, 8, 1000):
-        assert expected_maximum(count) == pytest.approx(normal((2000, count)).max(axis=1).mean(), abs=0.05)
 
 
 def test_on_cpu_nothing_waits_for_a_host() -> None:
