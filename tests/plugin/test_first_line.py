@@ -83,7 +83,7 @@ SCENARIOS = {
         faults=("missing-rank:5:1",),
     ),
     "a uniform loss": Scenario(
-        "REJECTED: all GPUs are alike and 20.0 % below the published throughput, so no device is named",
+        "REJECTED: all GPUs are alike and 19.7 % below the published throughput, so no device is named",
         faults=("slow-gpu:all:1.25",),
     ),
     "nothing between nodes": Scenario(
