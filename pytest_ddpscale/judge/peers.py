@@ -24,7 +24,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from pytest_ddpscale.judge.intervals import t_quantile
-from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.judge.steadiness import find_drifts
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 
@@ -165,11 +164,11 @@ def stdevs_of_others(values: FloatArray) -> FloatArray:
     return MAD_TO_STDEV * correction * found
 
 
-def slowest_to_peers(measured: ArmRounds) -> FloatArray:
-    """Mean step time of the slowest rank over the median of all others', (rounds,); needs at least two ranks."""
-    if not len(measured):
-        return np.zeros(0)
-    return np.asarray(np.nanmax(measured.mean_step_s / medians_of_others(measured.mean_step_s), axis=1))
+def slowest_to_peers(times_s: FloatArray) -> FloatArray:
+    """The largest ratio of a place to the median of all others, (rounds,), of (rounds, places); NaN without any."""
+    ratios = times_s / medians_of_others(times_s)
+    largest = np.max(np.where(np.isnan(ratios), -np.inf, ratios), axis=1, initial=-np.inf)
+    return np.where(np.isinf(largest), np.nan, largest)
 
 
 def averages_of(logs: FloatArray, looks: int = 1) -> tuple[FloatArray, FloatArray]:
