@@ -43,6 +43,13 @@ def test_rank_uniformity(verdict: ItemVerdict) -> None:
 
 
 @pytest.mark.node_health
+@pytest.mark.requirement("node_uniformity")
+def test_node_uniformity(verdict: ItemVerdict) -> None:
+    """No node computes slower than the others."""
+    verdict.check()
+
+
+@pytest.mark.node_health
 @pytest.mark.requirement("replica_agreement")
 def test_replica_agreement(verdict: ItemVerdict) -> None:
     """All ranks compute the same results, bit for bit."""

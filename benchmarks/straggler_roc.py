@@ -197,7 +197,7 @@ def judged_uniformity(noise: float, spread: float, gap: float, runs: int) -> lis
         logs = RoundNoise(noise).series(chance, ROUNDS[-1], PER_HOST)
         logs += spread * chance.standard_normal((PER_HOST, 1))
         logs[0] += np.log1p(gap)
-        samples = slowest_to_peers(rounds_of(logs)).tolist()
+        samples = slowest_to_peers(rounds_of(logs).mean_step_s).tolist()
         for row, bound in enumerate(BOUNDS):
             counts[row, _decision(samples, bound)] += 1
     return ["/".join(f"{share:.0f}" for share in row) for row in (100 * counts / runs).tolist()]

@@ -10,12 +10,11 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from pytest_ddpscale.judge.peers import median_over_rounds, relative_logs
+from pytest_ddpscale.judge.peers import MINIMUM_ROUNDS, median_over_rounds, relative_logs
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, merged, one_after_another
 from pytest_ddpscale.judge.slow_links import with_slow_links
 from pytest_ddpscale.judge.stragglers import (
     MINIMUM_GAPS,
-    MINIMUM_ROUNDS,
     Straggler,
     find_watched,
     in_ranks,

@@ -25,6 +25,7 @@ from pytest_ddpscale.judge.node_checks import judge_check
 from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
 from pytest_ddpscale.judge.probes import Place, values_of_probe, why_incomplete
 from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
+from pytest_ddpscale.judge.uniformity import judge_uniformity
 from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, joined, launches_of, matching_study
 from pytest_ddpscale.judge.wrong_data import with_wrong_data
 from pytest_ddpscale.plan.study import PROBES
@@ -79,8 +80,12 @@ def _judge_launch(
         why = values.broken[0]
         verdict = replace(blank, outcome=why.why.outcome, reason=why.text(question))
         return with_spent_budget(verdict, study.id, evidence.out_of_time)
-    is_by_node, peers = evidence.plan.layout.judged_by_node(question.arms), RankComparison(study, evidence)
     begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in question.arms}
+    if case.requirement.definition.reads_own_pace:
+        due = _rounds_due(evidence, study.id, begun, arms)
+        verdict = judge_uniformity(blank, case, study, evidence, due)
+        return with_spent_budget(verdict, study.id, evidence.out_of_time)
+    is_by_node, peers = evidence.plan.layout.judged_by_node(question.arms), RankComparison(study, evidence)
     asked = Asked(
         case, evidence, values, blank.confidence, 0 if together else study.rounds,
         _rounds_due(evidence, study.id, begun, arms), together, groups_of(question, study, evidence),

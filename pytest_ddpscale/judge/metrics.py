@@ -22,7 +22,7 @@ from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.columns import StepArray
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.readings import STEP_S
+from pytest_ddpscale.run.readings import FORWARD_S, STEP_S
 
 Slowness = Mapping[tuple[str, int], float]  # by host and local rank: a relaunch may renumber ranks
 PERCENTS = (50, 75, 90, 95, 99)
@@ -103,6 +103,16 @@ def _own(arms: Arms, values: FloatArray) -> FloatArray:
     return np.where(imported, np.nan, values)
 
 
+def own_pace_s(measured: ArmRounds) -> FloatArray:
+    """Seconds a step that each rank computes without waiting for others, NaN if unknown or absent, (rounds, ranks).
+
+    Those of its forward passes if ranks communicate, else of whole steps.
+    """
+    if measured.measured.arm.startswith("each@"):
+        return measured.mean_step_s
+    return measured.measured.reading(FORWARD_S) / np.where(measured.present, measured.measured.count, 1)
+
+
 def _latency(per_cent: float) -> Callable[[Arms], FloatArray]:
     return lambda arms: round_percentiles_ms(arms.measured, per_cent)
 
@@ -121,7 +131,9 @@ VALUE_OF: Mapping[str, Callable[[Arms], FloatArray]] = {
     "strong_scaling_efficiency": _efficiency,
     "strong_scaling_speedup": lambda arms: arms.world_size * _efficiency(arms),
     "input_pipeline_efficiency": lambda arms: _pace(arms) / arms.baseline.samples_per_s_per_gpu,
-    "rank_uniformity": lambda arms: _own(arms, slowest_to_peers(arms.measured)),  # the slowest of many has no error
+    # Of one node's ranks; `uniformity` judges those of all nodes together. The slowest of many has no error.
+    "rank_uniformity": lambda arms: _own(arms, slowest_to_peers(own_pace_s(arms.measured))),
+    "node_uniformity": lambda arms: np.full(len(arms.measured), np.nan),  # is not a value of one node
     # Noise makes it slightly negative if communication is completely hidden.
     "exposed_communication": lambda arms: _own(arms, 1 - arms.baseline.step_s / arms.measured.step_s),
     "computation_time": lambda arms: _own(arms, _MS_PER_S * arms.measured.step_s),

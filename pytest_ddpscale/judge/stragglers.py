@@ -46,6 +46,7 @@ import numpy as np
 
 from pytest_ddpscale.judge.devices import flags
 from pytest_ddpscale.judge.peers import (
+    MINIMUM_ROUNDS,
     averages_of,
     median_over_rounds,
     medians_of_others,
@@ -62,7 +63,6 @@ from pytest_ddpscale.util.listing import first_few
 MINIMUM_RELATIVE_GAP = 0.05
 # Ranks on one CPU share caches, power and neighbours, so they differ more; GPUs share little.
 MINIMUM_GAPS: Mapping[DeviceType, float] = {"cuda": MINIMUM_RELATIVE_GAP, "cpu": 0.10}
-MINIMUM_ROUNDS = 5
 WATCHED_SHARE = 0.6  # of the minimum relative gap
 # An outlier's distance in robust standard deviations, with 5 ranks or more and with fewer; and the ordinary spread of
 # GPUs as a share of the gap, because peers may be alike by chance. In simulation less than 0.8 % of runs name a rank

@@ -70,6 +70,8 @@ class Metric:
         slowed_by_one_rank: whether one slow rank lowers it for all: under DDP all ranks wait, and of independent ranks
             the slowest counts.
         reads_utilization: whether it is NVML's utilization, which counts a waiting kernel as busy.
+        reads_own_pace: whether it compares each rank's own forward passes, which wait for nobody, with its peers'; of a
+            compiled model, which does not tell them, steps of ranks that compute alone.
         compares_results: whether it compares the ranks' computed results, so that a rank with wrong results fails it.
     """
 
@@ -99,6 +101,7 @@ class Metric:
     only_bound: float | None = None
     slowed_by_one_rank: bool = False
     reads_utilization: bool = False
+    reads_own_pace: bool = False
     compares_results: bool = False
 
     def unit_of(self, family: Family = ImageFamily) -> str:
@@ -129,7 +132,7 @@ class Metric:
     @property
     def compares_ranks(self) -> bool:
         """Whether it compares ranks that each compute by themselves."""
-        return self.measured == "each"
+        return self.measured == "each" or self.reads_own_pace
 
     @property
     def reads_folder(self) -> bool:
@@ -139,7 +142,7 @@ class Metric:
     @property
     def communicates(self) -> bool:
         """Whether the ranks of its arm may wait for each other."""
-        return self.measured not in ("each", "no_sync", "infer")
+        return self.measured not in ("each", "no_sync", "infer") and not self.reads_own_pace
 
     @property
     def tells_speed(self) -> bool:
@@ -205,7 +208,8 @@ def measured_arm(
     batch_size = _batch_size_per_gpu(metric.scaling, workload, world_size)
     if world_size == 1 and metric.times_one_gpu(is_of_one=True):
         return Arm(one_gpu, 1, batch_size)
-    return Arm(metric.measured, world_size, batch_size, placement)
+    kind = "each" if metric.reads_own_pace and workload.compile else metric.measured
+    return Arm(kind, world_size, batch_size, placement)
 
 
 def baseline_arm(

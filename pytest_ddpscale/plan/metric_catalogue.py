@@ -61,10 +61,18 @@ _ALL = (
     ),
     Metric(
         "rank_uniformity", "x", "Rank uniformity",
-        "Step time of the slowest GPU over that of its peers, each computing by itself at the same time.",
-        "step time of the slowest rank ÷ median of all others', in each@k",
-        minimum_world_size=2, measured="each", upper_bound=True, carries_acceptance=False, slowed_by_one_rank=True,
-        plausible=(1.0, 1000.0), possible=(1.0, math.inf),
+        "Time that the slowest GPU computes a forward pass, over the median of all other GPUs of the run.",
+        "forward time of a rank ÷ median of all others', in ddp@k; step time in each@k for a compiled model; the worst",
+        minimum_world_size=2, upper_bound=True, carries_acceptance=False, slowed_by_one_rank=True,
+        plausible=(1.0, 1000.0), reads_own_pace=True,
+    ),
+    Metric(
+        "node_uniformity", "x", "Node uniformity",
+        "Time that the slowest node's GPUs compute a forward pass, over the median of all other nodes.",
+        "median forward time of a node's ranks ÷ median of all other nodes', in ddp@k; step time in each@k for a "
+        "compiled model; the worst",
+        minimum_world_size=2, upper_bound=True, carries_acceptance=False, slowed_by_one_rank=True,
+        plausible=(1.0, 1000.0), reads_own_pace=True,
     ),
     Metric(
         "exposed_communication", "fraction", "Exposed communication",
@@ -221,6 +229,7 @@ WEAK_SCALING_EFFICIENCY = METRICS["weak_scaling_efficiency"]
 STRONG_SCALING_SPEEDUP = METRICS["strong_scaling_speedup"]
 STRONG_SCALING_EFFICIENCY = METRICS["strong_scaling_efficiency"]
 RANK_UNIFORMITY = METRICS["rank_uniformity"]
+NODE_UNIFORMITY = METRICS["node_uniformity"]
 DEVICE_UTILIZATION = METRICS["device_utilization"]
 PEAK_MEMORY_GIB = METRICS["peak_memory_gib"]
 REPLICA_AGREEMENT = METRICS["replica_agreement"]

@@ -27,8 +27,11 @@ READINGS: Mapping[str, Reading] = {
     "skipped_steps": Reading("steps", 0, 2**53, INTEGERS),  # by fp16's loss scaler
     "step_stdev_s": Reading("s", 0, 1e7),  # of the sample, in imported results, which keep no steps
     "single_sample": Reading("", 0, 1, BOOLEANS),  # the one long sample of an imported result
+    # Forward passes of the module that DDP wraps, summed over the block: the rank's own pace, which waits for nobody.
+    "forward_s": Reading("s", 0, 1e7),
     "is_correct": Reading("", 0, 1, BOOLEANS),  # the result of a probe
 }
 # Seconds of each step, and those of them in which the rank waited for data.
 STEP_S, WAITED_S = "step_s", "waited_s"
 SERIES = (STEP_S, WAITED_S)
+FORWARD_S = "forward_s"

@@ -14,6 +14,7 @@ from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, Sku
+from pytest_ddpscale.thresholds.peer_limits import has_peers
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,8 @@ def cases_for(file: ThresholdsFile, sku_name: str, layout: Layout) -> list[AnyCa
     for requirement in sku.requirements:
         ranks = _ranks_here(sku, requirement, layout)
         if ranks is None or ranks < requirement.definition.minimum_world_size:
+            continue
+        if not has_peers(requirement, ranks, layout):
             continue
         missing = requirement.missing or _why_missing(sku, requirement, layout)
         if requirement.definition.subject == "workload":

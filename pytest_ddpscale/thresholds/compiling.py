@@ -30,12 +30,13 @@ from pytest_ddpscale.thresholds.form import (
 from pytest_ddpscale.thresholds.layer import Layer, YamlPath, shown
 from pytest_ddpscale.thresholds.model import Requirement, RequirementKey, Sku, Source, check_of_nodes
 from pytest_ddpscale.thresholds.names import Names, Placed, Rows
+from pytest_ddpscale.thresholds.peer_limits import PeersForm, limits_of, requirements_by_peers
 from pytest_ddpscale.thresholds.validating import PartError, validated
 from pytest_ddpscale.thresholds.waiver import Waiver, why_never_waived
 
 _ROW_LISTS = ("requirements", "remove", "change", "waivers")
 RUN_PREFIX = "run:"
-_MERGED = ("detect", "peak", "node", "checks", "batch")
+_MERGED = ("detect", "peak", "peers", "node", "checks", "batch")
 # Significant digits of computed bounds: 480.1 less 5 % is 456.095, not 456.09499999999997.
 _DIGITS = 6
 # More errors at once would not be read.
@@ -78,6 +79,7 @@ def compiled_sku(name: str, layers: Sequence[Layer], names: Names) -> Sku:
             raise section.wrong("it is not a mapping; expected the keys of a SKU")
     form = _form(sections)
     _check_sources(form, names, sections)
+    rows = [one for found in _rows_of(form, sections, names).values() for one in found]
     return Sku(
         form.description,
         form.detect,
@@ -86,8 +88,24 @@ def compiled_sku(name: str, layers: Sequence[Layer], names: Names) -> Sku:
         form.node,
         {one: _workload(one, batch, names, _part(sections, "batch", one)) for one, batch in form.batch.items()},
         form.beyond_node,
-        tuple(one for found in _rows_of(form, sections, names).values() for one in found),
+        (*rows, *_by_peers(form, rows, sections, layers)),
     )
+
+
+def _by_peers(
+    form: SkuForm, rows: Sequence[Requirement], sections: Sequence[Placed], layers: Sequence[Layer]
+) -> list[Requirement]:
+    """The requirements that follow from `peers` of the files and of the SKU, which comes first."""
+    parts = [Placed(layer, ("peers",), layer.data["peers"]) for layer in layers if "peers" in layer.data]
+    forms: list[PeersForm] = [part.checked(PeersForm) for part in parts]
+    own = [form.peers] if form.peers is not None else []
+    where: dict[str, str] = {}
+    for name in PeersForm.model_fields:
+        layer = next((part.layer for part in reversed(parts) if part.layer.has(("peers", name))), layers[-1])
+        where[name] = layer.where(("peers", name))
+        if any(one.layer.has((*one.at, "peers", name)) for one in sections):
+            where[name] = _where(sections, (*sections[-1].at, "peers", name))
+    return list(requirements_by_peers(limits_of([*forms, *own]), rows, where))
 
 
 def _form(sections: Sequence[Placed]) -> SkuForm:

@@ -23,6 +23,7 @@ from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH
 from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak, Strict, Text
 from pytest_ddpscale.thresholds.model import BeyondNode, Severity
+from pytest_ddpscale.thresholds.peer_limits import PeersForm
 
 SCHEMA_VERSION = 2
 # Node checks have their own rows.
@@ -396,6 +397,7 @@ class SkuForm(Strict):
     detect: Detect = Field(description="How to recognise a GPU of this model.")
     aliases: list[str] = Field([], description="Additional names.")
     peak: Peak | None = Field(None, description="Data-sheet values of one GPU.")
+    peers: PeersForm | None = Field(None, description="Its own limits, in place of the file's `peers`.")
     node: Node | None = Field(None, description="Expected state of a node with these GPUs.")
     checks: Annotated[dict[str, Severity], AfterValidator(_known_checks)] = Field(
         {}, description="Node checks by name: whether a failing node rejects the run, or is only reported."
@@ -426,6 +428,9 @@ class FileForm(Strict):
     reasons: dict[str, Text] = Field({}, description="Texts by name that `because` and `provisional` share.")
     margins: dict[str, Margin] = Field(
         {}, description="Bound = published value less (or plus) this: by metric, or by a name that rows give."
+    )
+    peers: PeersForm | None = Field(
+        None, description="By how much a place may be slower than its peers; beyond, it is rejected and named."
     )
     workloads: dict[str, WorkloadForm] = Field({}, description="Training jobs, by name.")
     families: dict[str, list[CheckRow | Row]] = Field({}, description="Rows that SKUs share.")

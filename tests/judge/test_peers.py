@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import statistics
+import time
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.judge.peers import MAD_TO_STDEV, medians_of_others, slowest_to_peers, stdevs_of_others
+from pytest_ddpscale.judge.peers import (
+    MAD_TO_STDEV,
+    Compared,
+    compare,
+    medians_of_others,
+    slowest_to_peers,
+    stdevs_of_others,
+)
 from pytest_ddpscale.judge.rounds import ArmRounds
+from pytest_ddpscale.run.column_record import FloatArray
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import rounds_of
 from tests.rows import rows
@@ -54,8 +63,118 @@ def test_their_deviation_is_right_on_average_however_few_they_are(ranks: int) ->
 
 @given(TIMES)
 def test_the_slowest_is_no_faster_than_its_peers(times: list[float]) -> None:
-    assert slowest_to_peers(round_of(times))[0] >= 1.0
+    assert slowest_to_peers(round_of(times).mean_step_s)[0] >= 1.0
 
 
 def test_nobody_is_compared_with_nobody() -> None:
     assert np.isnan(medians_of_others(np.array([[1.0], [2.0]]))).all()
+
+
+def slowed(*factors: float, rounds: int = 8, noise: float = 0.003, seed: int = 0) -> FloatArray:
+    """Times of places that are slower by these factors, (rounds, places)."""
+    scatter = np.random.default_rng(seed).standard_normal((rounds, len(factors)))
+    return np.array(factors) * np.exp(noise * scatter)
+
+
+def states(found: Compared) -> str:
+    """One letter a place: beyond, within or open."""
+    of_each = zip(found.beyond, found.within, strict=True)
+    return "".join("b" if is_beyond else "w" if is_within else "o" for is_beyond, is_within in of_each)
+
+
+@rows(
+    ("factors", "expected"),
+    [
+        ([1] * 8, "wwwwwwww"),
+        ([1.08, 1, 1, 1, 1, 1, 1, 1], "bwwwwwww"),
+        ([1, 1, 1, 1, 1, 1, 1, 1.08], "wwwwwwwb"),
+        ([1.04, 1.01, 0.99, 1, 1, 0.98, 1, 1.02], "wwwwwwww"),
+        ([1.05, 1, 1, 1, 1, 1, 1, 1], "owwwwwww"),
+        # Three peers: only twice the limit tells.
+        ([1, 1.08, 1, 1], "woww"),
+        ([1, 1.13, 1, 1], "wbww"),
+        # Fewer say nothing, however slow one is.
+        ([1, 1.5, 1], "ooo"),
+        ([1, 1.5], "oo"),
+        ([1], "o"),
+    ],
+)
+def test_a_place_is_beyond_its_peers_by_more_than_the_limit_or_within_it(factors: list[float], expected: str) -> None:
+    assert states(compare(slowed(*factors), 0.05)) == expected
+
+
+def test_the_slower_half_is_not_within_the_limit() -> None:
+    found = compare(slowed(*[1.0] * 4, *[1.08] * 4), 0.05)
+    assert not found.within[4:].any()
+    assert not found.beyond[:4].any()
+
+
+def test_a_place_that_is_far_slower_in_a_third_of_the_rounds_is_not_within() -> None:
+    measured = slowed(*[1.0] * 8, rounds=9)
+    measured[::3, 2] *= 1.3
+    found = compare(measured, 0.05)
+    assert found.ratio[2] == pytest.approx(1.0, abs=0.01)
+    assert states(found) == "wwowwwww"
+
+
+def test_a_place_that_gets_slower_is_judged_as_if_it_went_on() -> None:
+    measured = slowed(*[1.0] * 8, rounds=16, noise=0.001)
+    measured[:, 5] *= np.linspace(1.0, 1.06, 16)
+    found = compare(measured, 0.05)
+    assert found.ratio[5] < 1.04
+    assert states(found) == "wwwwwoww"
+
+
+def test_peers_are_only_places_with_the_same_label() -> None:
+    # Two positions on each of four nodes: one is twice as slow everywhere, and on one node slower still.
+    measured, labels = slowed(1, 2, 1, 2, 1, 2, 1, 2.6), np.array([0, 1] * 4)
+    found = compare(measured, 0.1, labels)
+    assert states(found) == "wwwwwwwb"
+    assert found.peers.tolist() == [3] * 8
+    assert found.ratio[7] == pytest.approx(1.3, abs=0.01)
+    assert states(compare(measured[:, :4], 0.1, labels[:4])) == "oooo"
+
+
+@given(st.permutations(range(7)))
+def test_labels_may_be_in_any_order_and_of_any_size(order: list[int]) -> None:
+    measured, labels = slowed(*[1.0] * 4, *[3.0] * 3), np.array([5] * 4 + [2] * 3)
+    whole, found = (compare(measured[:, at], 0.05, labels[at]) for at in (np.arange(7), np.array(order)))
+    assert found.ratio == pytest.approx(whole.ratio[order])
+    assert found.peers.tolist() == whole.peers[order].tolist()
+
+
+def test_too_few_rounds_say_nothing() -> None:
+    measured = slowed(*[1.0] * 7, 2.0)
+    measured[4:, 7] = np.nan
+    found = compare(measured, 0.05)
+    assert states(found) == "wwwwwwwo"
+    assert np.isnan(found.ratio[7])
+    assert found.rounds.tolist() == [8] * 7 + [4]
+    assert found.peers[:7].tolist() == [6] * 7
+
+
+def test_nobody_is_beyond_without_a_limit() -> None:
+    assert states(compare(slowed(1, 1, 1, 1, 1, 50), np.inf)) == "wwwwww"
+
+
+@rows("places", [8, 64])
+@rows("correlation", [0.0, 0.5])
+def test_a_place_on_the_limit_is_rarely_decided_however_often_one_looks(places: int, correlation: float) -> None:
+    random, wrong = np.random.default_rng(1), 0
+    for _ in range(60):
+        noise = random.standard_normal((32, places))
+        for row in range(1, 32):
+            noise[row] = correlation * noise[row - 1] + np.sqrt(1 - correlation**2) * noise[row]
+        measured = np.exp(0.006 * noise)
+        measured[:, 3] *= 1.05
+        looks = (compare(measured[:rounds], 0.05) for rounds in range(8, 33, 2))
+        wrong += any(found.beyond.any() or found.within[3] for found in looks)
+    assert wrong <= 4
+
+
+def test_thousands_of_places_are_compared_in_well_under_a_second() -> None:
+    measured = slowed(*[1.0] * 8191, 1.2, rounds=32)
+    began = time.process_time()
+    found = compare(measured, 0.05, np.arange(8192) % 8)
+    assert time.process_time() - began < 2  # 0.2 s without other work
+    assert np.flatnonzero(found.beyond).tolist() == [8191]

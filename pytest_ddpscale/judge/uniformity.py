@@ -1,0 +1,160 @@
+"""The verdict on uniformity: no GPU, or no node, is slower than its peers by more than the limit of `peers:`.
+
+The rule is that of `peers`. All GPUs of the run that trained the workload are places that should be alike; a node is
+the median of its GPUs. One place beyond the limit fails the requirement and is named, as certain unless half of the
+places or more are beyond: then it is unknown which of them are normal. All must be within to pass, and all of the plan
+must be measured; otherwise it is open.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from pytest_ddpscale.judge.metrics import own_pace_s
+from pytest_ddpscale.judge.peers import Compared, compare
+from pytest_ddpscale.judge.rounds import ArmRounds, merged
+from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.run.column_record import FloatArray, IntArray
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Verdict
+from pytest_ddpscale.thresholds.cases import Case
+from pytest_ddpscale.util.listing import first_few
+
+_SLOW_SHARE = 0.9  # of the rounds, which reports call "all"
+
+
+def judge_uniformity(blank: Verdict, case: Case, study: Study, evidence: Evidence, due: int) -> Verdict:
+    """The verdict on the uniformity of GPUs or of nodes in one launch.
+
+    Args:
+        blank: the verdict ``not_measured``.
+        case: a requirement of `reads_own_pace`.
+        study: that trained its workload.
+        evidence: of the launch.
+        due: number of rounds that were begun and timed the arm.
+    """
+    arm, layout = case.question.measured, evidence.plan.layout
+    rounds = merged(evidence.columns, study.id, arm, layout)
+    if not len(rounds):
+        return replace(blank, reason=f"no complete round of {arm.name} in {study.id}")
+    times_s = own_pace_s(rounds)
+    unread = (np.isnan(times_s) & rounds.present).any(axis=0)
+    is_of_nodes = case.requirement.definition is NODE_UNIFORMITY
+    takes_turns = layout.takes_turns(arm) and arm.world_size < layout.ranks_per_node
+    expected = layout.nodes * (layout.ranks_per_node if takes_turns else arm.world_size)
+    missing = ""
+    if unread.any():
+        missing = f"the forward passes of {_names(rounds, np.flatnonzero(unread))} were not timed in every round"
+    elif len(rounds.ranks) < expected:
+        missing = f"measured on {len(rounds.ranks)} of {expected} GPUs"
+    if np.isnan(times_s).all():
+        return replace(blank, reason=missing)
+    limit = case.requirement.bound - 1
+    compared = compare(_of_nodes(times_s, rounds) if is_of_nodes else times_s, limit)
+    verdict = _verdict(blank, compared, _places(rounds, is_of_nodes=is_of_nodes), missing, limit)
+    least = int(compared.rounds.min()) * (layout.turns(arm) if takes_turns else 1)
+    if verdict.outcome in ("passed", "failed") and len(rounds) < due and least < due:
+        reason = f"only {len(rounds)} of {due} rounds are complete; the others could change the result"
+        return replace(verdict, outcome="inconclusive", reason=reason)
+    if verdict.outcome != "failed":
+        return verdict
+    return replace(verdict, culprits=tuple(_culprits(compared, rounds, times_s, is_of_nodes=is_of_nodes)))
+
+
+def _verdict(blank: Verdict, compared: Compared, places: list[str], missing: str, limit: float) -> Verdict:
+    """The verdict of the comparison, without culprits; value and interval are those of the worst place."""
+    noun = "nodes" if blank.metric == NODE_UNIFORMITY.name else "GPUs"
+    if np.isnan(compared.ratio).all() or int(compared.rounds.max()) < FEWEST_ROUNDS:
+        reason = f"{int(compared.rounds.max())} rounds; expected at least {FEWEST_ROUNDS}"
+        return replace(blank, outcome="inconclusive", rounds=int(compared.rounds.max()), reason=reason)
+    is_enough = compared.rounds >= FEWEST_ROUNDS
+    beyond = compared.beyond & is_enough
+    deciding = beyond if beyond.any() else ~np.isnan(compared.ratio)
+    worst = int(np.argmax(np.where(deciding, compared.ratio, -np.inf)))
+    peers, found = int(compared.peers[worst]), float(compared.ratio[worst])
+    told = replace(
+        blank, value=found, interval=(float(compared.low[worst]), float(compared.high[worst])),
+        rounds=int(compared.rounds.min()), place=places[worst],
+    )  # fmt: skip
+    whom = f"{places[worst]} is {found:.3f}× the median of its {peers} peers"
+    if beyond.any():
+        others = [places[at] for at in np.flatnonzero(beyond) if at != worst]
+        more = f" (so are {first_few(others)})" if others else ""
+        left = missing or (compared.open & ~beyond).any()
+        reason = f"{whom}{more}, certainly more than {limit:.0%} slower"
+        return replace(told, outcome="failed", reason=reason, flags=(PARTLY_KNOWN,) if left else ())
+    if missing:
+        return replace(blank, reason=missing)
+    if (compared.within & is_enough).all():
+        return replace(
+            told, outcome="passed", reason=f"each of {len(places)} {noun} is within {limit:.0%} of its peers"
+        )
+    undecided = [places[at] for at in np.flatnonzero(~(compared.within & is_enough))]
+    reason = f"not certain to be within {limit:.0%} of their peers: {first_few(undecided)}; {whom}"
+    return replace(told, outcome="inconclusive", reason=reason)
+
+
+def _of_nodes(times_s: FloatArray, rounds: ArmRounds) -> FloatArray:
+    """The median of each node's ranks, in the order of `by_host`, (rounds, nodes)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a node that is absent from a round
+        columns = [np.nanmedian(times_s[:, at], axis=1) for at in rounds.ranks.by_host.values()]
+    return np.stack(columns, axis=1)
+
+
+def _places(rounds: ArmRounds, *, is_of_nodes: bool) -> list[str]:
+    if is_of_nodes:
+        return list(rounds.ranks.by_host)
+    of_each = zip(rounds.ranks.hosts.tolist(), rounds.ranks.local_ranks.tolist(), strict=True)
+    return [f"GPU {local_rank} of {host}" for host, local_rank in of_each]
+
+
+def _names(rounds: ArmRounds, columns: IntArray) -> str:
+    places = _places(rounds, is_of_nodes=False)
+    return first_few([places[at] for at in columns.tolist()])
+
+
+def _culprits(
+    compared: Compared, rounds: ArmRounds, times_s: FloatArray, *, is_of_nodes: bool
+) -> Iterator[Culprit]:  # fmt: skip
+    """The places beyond the limit, slowest first; a node of several GPUs that all are, in place of these."""
+    is_certain = 2 * int(compared.beyond.sum()) < len(compared.beyond)
+    slow = np.flatnonzero(compared.beyond)
+    slow = slow[np.argsort(-compared.ratio[slow], kind="stable")]
+    by_host = rounds.ranks.by_host
+    if is_of_nodes:
+        hosts = list(by_host)
+        for at in slow.tolist():
+            yield _node(hosts[at], float(compared.ratio[at]), int(compared.peers[at]), is_certain=is_certain)
+        return
+    wholly = {host for host, at in by_host.items() if len(at) > 1 and compared.beyond[at].all() and len(by_host) > 1}
+    for host in sorted(wholly):
+        ratio = float(np.median(compared.ratio[by_host[host]]))
+        peers = int(compared.peers[by_host[host]].min())
+        yield _node(host, ratio, peers, is_certain=is_certain, what=f"all {len(by_host[host])} ranks slow, ")
+    usual = np.nanmedian(np.log(times_s), axis=1, keepdims=True)
+    relative = np.exp(np.log(times_s) - usual)
+    for at in slow.tolist():
+        _, host, local_rank, device = rounds.ranks.who(at)
+        if host in wholly:
+            continue
+        ratio, of_rank = float(compared.ratio[at]), relative[:, at][~np.isnan(relative[:, at])]
+        times = int((of_rank > 1 + (ratio - 1) / 2).sum())
+        peers, of = int(compared.peers[at]), int(compared.rounds[at])
+        when = f"{times} of {of} rounds" + ("" if times >= _SLOW_SHARE * of else f" ({times / of:.0%})")
+        evidence = f"{ratio:.2f}× the median of {peers} peers in {when}"
+        yield Culprit(
+            "gpu", host, local_rank, device, evidence, is_certain=is_certain, slowdown=ratio, peers=peers,
+            slow_rounds=times, rounds=of,
+        )  # fmt: skip
+
+
+def _node(host: str, ratio: float, peers: int, *, is_certain: bool, what: str = "") -> Culprit:
+    evidence = f"{what}{ratio:.2f}× the median of {peers} peers by its own pace"
+    return Culprit("node", host, None, None, evidence, is_certain=is_certain, slowdown=ratio)

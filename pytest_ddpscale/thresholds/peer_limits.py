@@ -1,0 +1,124 @@
+"""`peers:` of a thresholds file: by how much a place may be slower than its peers, and the requirements that follow.
+
+They need no published value: whatever is beyond the limit is rejected and named. A file without `peers` has none of
+these requirements. A row of the same metric and workload, in this file or one that it extends, replaces them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from pytest_ddpscale.plan.layout import Layout, WorldSize
+from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY, RANK_UNIFORMITY
+from pytest_ddpscale.thresholds.hardware import Strict
+from pytest_ddpscale.thresholds.model import Requirement, Source
+
+_PER_CENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]+)?) ?%")
+_LEAST_PCT = 1.0  # noise and ordinary differences reach less
+FEWEST_PLACES = 4
+_REASON = "by its peers, no published value: more than {:g} % slower than the median of all others is rejected"
+
+
+def _limit(value: Any) -> Any:
+    if value is False or value == "off":  # YAML 1.1 reads a bare `off` as false
+        return "off"
+    matched = _PER_CENT.fullmatch(value) if isinstance(value, str) else None
+    if matched is None or float(matched[1]) < _LEAST_PCT:
+        raise PydanticCustomError("peer_limit", "per cent from 1 to 999, such as `5 %`, or `off`")
+    return value
+
+
+Limit = Annotated[
+    str,
+    BeforeValidator(_limit),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": f"^{_PER_CENT.pattern}$"}, {"enum": ["off", False]}]}),
+]
+
+
+class PeersForm(Strict):
+    """By how much a place may be slower than the median of its peers, whatever is published; or `off`."""
+
+    computing: Limit | None = Field(None, description="GPUs of the run, each by its own forward passes.")
+    nodes: Limit | None = Field(None, description="Nodes: the median of one's GPUs against the other nodes'.")
+    memory: Limit | None = Field(None, description="Copies within the memory of a GPU.")
+    host: Limit | None = Field(None, description="Copies from and to the host, by position on other nodes.")
+    pairs: Limit | None = Field(None, description="Pairs of GPUs inside a node, by position on other nodes.")
+
+
+@dataclass(frozen=True)
+class PeerLimits:
+    """Limits as fractions, 0.05 for 5 %; None if places are not compared.
+
+    Attributes:
+        computing, nodes, memory, host, pairs: as in `PeersForm`.
+    """
+
+    computing: float | None = None
+    nodes: float | None = None
+    memory: float | None = None
+    host: float | None = None
+    pairs: float | None = None
+
+
+NO_LIMITS = PeerLimits()
+
+
+def limits_of(forms: Sequence[PeersForm]) -> PeerLimits:
+    """The limits of several forms, the nearest last: each limit is that of the nearest form that has it."""
+    told = {name: value for form in forms for name, value in form.model_dump(exclude_none=True).items()}
+    return PeerLimits(**{name: _fraction(value) for name, value in told.items()})
+
+
+def _fraction(value: str) -> float | None:
+    matched = _PER_CENT.fullmatch(value)
+    return None if matched is None else float(matched[1]) / 100
+
+
+def requirements_by_peers(
+    limits: PeerLimits, requirements: Sequence[Requirement], where: Mapping[str, str]
+) -> Iterator[Requirement]:
+    """Uniformity of GPUs and nodes for each workload with weak scaling on a node, without those that have a row.
+
+    Args:
+        limits: of the SKU.
+        requirements: its rows.
+        where: ``file:line`` of each limit.
+    """
+    sizes: dict[str, list[WorldSize]] = {}
+    for one in requirements:
+        if _is_weak_on_a_node(one):
+            sizes.setdefault(one.workload, []).append(one.world_size)
+    has_row = {(one.metric, one.workload) for one in requirements}
+    for workload, found in sizes.items():
+        size = max((one for one in found if isinstance(one, int)), default=2) if "node" not in found else "node"
+        for metric, name, limit in (
+            (RANK_UNIFORMITY.name, "computing", limits.computing),
+            (NODE_UNIFORMITY.name, "nodes", limits.nodes),
+        ):
+            if limit is not None and (metric, workload) not in has_row:
+                source = Source(reasoning=_REASON.format(100 * limit))
+                bound = round(1 + limit, 6)
+                yield Requirement(
+                    metric, bound, source, workload=workload, world_size=size, provisional=True, where=where[name]
+                )
+
+
+def _is_weak_on_a_node(one: Requirement) -> bool:
+    if one.definition.subject != "workload" or one.definition.scaling != "weak" or one.definition.measured != "ddp":
+        return False
+    is_on_a_node = one.world_size == "node" or (isinstance(one.world_size, int) and one.world_size > 1)
+    return one.placement == "packed" and is_on_a_node and not one.definition.reads_own_pace
+
+
+def has_peers(requirement: Requirement, ranks: int, layout: Layout) -> bool:
+    """Whether there are enough places to compare: fewer could neither pass nor fail."""
+    if not requirement.definition.reads_own_pace:
+        return True
+    places = layout.nodes if requirement.definition is NODE_UNIFORMITY else layout.nodes * ranks
+    return places >= FEWEST_PLACES
