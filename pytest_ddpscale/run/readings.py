@@ -27,7 +27,10 @@ READINGS: Mapping[str, Reading] = {
     "step_stdev_s": Reading("s", 0, 1e7),  # of the sample, in imported results, which keep no steps
     "single_sample": Reading("", 0, 1, BOOLEANS),  # the one long sample of an imported result
     "is_correct": Reading("", 0, 1, BOOLEANS),  # the result of a probe
+    # Forward passes of the module that DDP wraps, summed over the block: the rank's own pace, which waits for nobody.
+    "forward_s": Reading("s", 0, 1e7),
 }
 # Seconds of each step, and those of them in which the rank waited for data.
 STEP_S, WAITED_S = "step_s", "waited_s"
 SERIES = (STEP_S, WAITED_S)
+FORWARD_S = "forward_s"
