@@ -39,6 +39,7 @@ class Measurement:
     single_sample: bool = False
     energy_j: float | None = None
     waited_s: float | None = None  # in all steps
+    forward_s: float | None = None  # in all steps
 
     @property
     def throughput_samples_per_s(self) -> float:

@@ -21,7 +21,7 @@ from pytest_ddpscale.run.transport_record import GangTransport, RankTransport, T
 from tests.builders.measurements import Measurement, ProbeMeasurement
 
 Placed = Measurement | SeededStep | ProbeMeasurement | Transport
-_READINGS = ("utilization", "energy_j", "peak_memory_bytes", "skipped_steps")
+_READINGS = ("utilization", "energy_j", "peak_memory_bytes", "skipped_steps", "forward_s")
 
 
 def gang_of(placed: Iterable[Placed], number: int = 0) -> GangRecord:
