@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.own_pace import pace_arm, study_before
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
@@ -71,9 +72,12 @@ class Decider:
             if self._plan.launches > 1 or rounds < FEWEST_ROUNDS:
                 return arms
             # Arms in which ranks compute alone show how fast each rank is, also those of other studies.
-            columns = self._columns.columns(wanted | self._each)
+            # And the study before shows which rank was slowest before the first round.
+            before = study_before(study, self._plan.studies)
+            paces = {(before.id, arm.name)} if before and (arm := pace_arm(before)) else set()
+            columns = self._columns.columns(wanted | self._each | paces)
             plan = self._plan_of_those_there(study, columns)
-        evidence = evidence_of(plan, columns, records)
+        evidence = replace(evidence_of(plan, columns, records), goes_on=True)
         measured = {name: int(arm.present.sum()) for (of, name), arm in columns.arms.items() if of == study_id}
         if rounds < FEWEST_ROUNDS:
             asked = {name for case in self._cases[study_id] for name in arms_of(case)}

@@ -25,6 +25,7 @@ from pytest_ddpscale.judge.node_checks import judge_check
 from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
 from pytest_ddpscale.judge.probes import Place, values_of_probe, why_incomplete
 from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
+from pytest_ddpscale.judge.spread import SpreadJudge, applies_to, values_against_slowest
 from pytest_ddpscale.judge.uniformity import judge_uniformity
 from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, joined, launches_of, matching_study
 from pytest_ddpscale.judge.wrong_data import with_wrong_data
@@ -61,8 +62,10 @@ def _judge_training(blank: Verdict, case: Case, evidence: Evidence) -> Verdict:
             return replace(blank, reason=why.text(case.question))
     is_one = len(each) == 1 or case.requirement.definition.compares_results
     together = None if is_one else joined(each)
+    against = _against_slowest(case, evidence, each)
     verdicts = [
-        _judge_launch(blank, case, launch, one, together) for launch, one in zip(evidence.launches, each, strict=True)
+        _judge_launch(blank, case, launch, one, together, against, number)
+        for number, (launch, one) in enumerate(zip(evidence.launches, each, strict=True))
     ]
     if len(verdicts) > 1:
         return combined_launches(verdicts)
@@ -71,9 +74,24 @@ def _judge_training(blank: Verdict, case: Case, evidence: Evidence) -> Verdict:
     return replace(verdicts[0], flags=(*verdicts[0].flags, THIS_LAUNCH_ONLY)) if is_doubtful else verdicts[0]
 
 
+def _against_slowest(case: Case, evidence: Evidence, each: Sequence[Values[str]]) -> list[Values[str]] | None:
+    """Weak scaling against the slowest GPU in each launch; None for others, and if any launch lacks own paces."""
+    if not applies_to(case):
+        return None
+    found = []
+    for launch, values in zip(evidence.launches, each, strict=True):
+        study = matching_study(launch.plan, case.question)
+        against = values_against_slowest(case, study, launch, values) if study is not None else None
+        if against is None:
+            return None
+        found.append(against)
+    return found
+
+
 def _judge_launch(
-    blank: Verdict, case: Case, evidence: Evidence, values: Values[str], together: Values[str] | None
-) -> Verdict:
+    blank: Verdict, case: Case, evidence: Evidence, values: Values[str], together: Values[str] | None,
+    against: list[Values[str]] | None, launch: int,
+) -> Verdict:  # fmt: skip
     study, question = matching_study(evidence.plan, case.question), case.question
     assert study is not None  # or it is unplanned
     if values.broken[0] is not None:
@@ -93,7 +111,8 @@ def _judge_launch(
     )  # fmt: skip
     planned, places = evidence.plan.nodes if is_by_node else 1, [Place("node", (), name) for name in values.places]
     why_not = {place: why.text(question) for place, why in values.missing.items()}
-    nodes = _judge_places(blank, asked, places, planned, why_not)
+    spread = None if against is None else SpreadJudge(asked, study, against, launch)
+    nodes = _judge_places(blank, asked, places, planned, why_not, spread)
     missing = why_nodes_missing(nodes, evidence) if is_by_node else why_not.get(WHOLE, "")
     verdict = combined(blank, nodes, planned, missing)
     if verdict.outcome != "not_measured" or is_by_node:
@@ -139,7 +158,12 @@ def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: s
 
 
 def _judge_places(
-    blank: Verdict, asked: Asked, places: Sequence[Place], planned: int, why_not: Mapping[Any, str]
+    blank: Verdict,
+    asked: Asked,
+    places: Sequence[Place],
+    planned: int,
+    why_not: Mapping[Any, str],
+    spread: SpreadJudge | None = None,
 ) -> tuple[PlaceVerdict, ...]:
     """The verdict on each place of the values, in their order.
 
@@ -158,6 +182,8 @@ def _judge_places(
         verdict = against_bound(
             blank, asked.case.requirement, values, lambda: judged.found(at, confidence, asked.limit)
         )
+        if spread is not None:
+            verdict = spread.judged(verdict, blank, str(name), confidence)
         for caveat in caveats:
             verdict = caveat.apply(verdict, here)
         return verdict

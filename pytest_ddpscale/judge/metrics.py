@@ -14,6 +14,7 @@ import numpy as np
 
 from pytest_ddpscale.judge.agreement import agreeing_share
 from pytest_ddpscale.judge.estimating import Found, estimate_of
+from pytest_ddpscale.judge.own_pace import forward_step_s
 from pytest_ddpscale.judge.peers import slowest_to_peers
 from pytest_ddpscale.judge.rounds import GIB, TERA, ArmRounds, merged
 from pytest_ddpscale.plan.arm import Arm
@@ -22,7 +23,7 @@ from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.columns import StepArray
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.readings import FORWARD_S, STEP_S
+from pytest_ddpscale.run.readings import STEP_S
 
 Slowness = Mapping[tuple[str, int], float]  # by host and local rank: a relaunch may renumber ranks
 PERCENTS = (50, 75, 90, 95, 99)
@@ -110,7 +111,7 @@ def own_pace_s(measured: ArmRounds) -> FloatArray:
     """
     if measured.measured.arm.startswith("each@"):
         return measured.mean_step_s
-    return measured.measured.reading(FORWARD_S) / np.where(measured.present, measured.measured.count, 1)
+    return forward_step_s(measured)
 
 
 def _latency(per_cent: float) -> Callable[[Arms], FloatArray]:

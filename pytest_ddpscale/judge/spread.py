@@ -4,9 +4,9 @@ The value of weak scaling compares GPUs together with a typical one alone. Again
 
     t(ddp@k) ÷ t(one GPU) × f(slowest) ÷ f(the one GPU),
 
-t being throughput per GPU and f a rank's own forward time in ddp@k of that round, which waits for nobody. The slowest is
-the rank with the longest forward time in the rounds *before*, for the first round in the study before: chosen within the
-round itself, its noise would make the value too good, so a wrong choice can only lower it.
+t being throughput per GPU and f a rank's own forward time in ddp@k of that round, which waits for nobody. The slowest
+is the rank with the longest forward time in the rounds *before*, for the first round in the study before. Chosen within
+the round itself, its noise would make the value too good; so a wrong choice can only lower it.
 
 This value counts only if nothing but spread is there (`Spread`): every GPU within the limit of its peers, and so its
 node; no two groups of GPUs; none held down by heat or power; no gaps between kernels, which are part of f; and where
@@ -26,14 +26,14 @@ from pytest_ddpscale.judge.bounds import against_bound
 from pytest_ddpscale.judge.caveats import HOST_BOUND_UTILIZATION, Asked
 from pytest_ddpscale.judge.devices import flags
 from pytest_ddpscale.judge.metrics import Arms, Read
-from pytest_ddpscale.judge.own_pace import OwnPace, own_pace_of, ratios_of
-from pytest_ddpscale.judge.peers import compare
-from pytest_ddpscale.judge.rounds import WHOLE, Groups, merged
+from pytest_ddpscale.judge.own_pace import OwnPace, forward_step_s, own_pace_of
+from pytest_ddpscale.judge.peers import compare, median_over_rounds, relative_logs
+from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, Groups, merged
 from pytest_ddpscale.judge.stragglers import WATCHED_SHARE, find_slow_group
-from pytest_ddpscale.judge.values import Values, joined, table_of
+from pytest_ddpscale.judge.values import Values, groups_of, joined, table_of
 from pytest_ddpscale.plan.metric_catalogue import WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.run.column_record import FloatArray
+from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import AgainstSlowest, Verdict
 from pytest_ddpscale.thresholds.cases import Case
@@ -63,7 +63,7 @@ def values_against_slowest(case: Case, study: Study, evidence: Evidence, values:
     if pace is None:
         return None
     question = case.question
-    found = [(one, _read(one, pace, case)) for one in evidence.groups_of(study.id, question.arms)]
+    found = [(one, _read(one, pace, case)) for one in groups_of(question, study, evidence)]
     numbers, samples, errors = table_of(values.places, found)
     return Values(values.scale, values.places, numbers, samples[np.newaxis], {}, values.broken, errors[np.newaxis])
 
@@ -74,9 +74,10 @@ def _read(groups: Groups, pace: OwnPace, case: Case) -> Read:
     rows = np.arange(len(measured))
     if not len(rows):
         return Read(measured.numbers, np.zeros(0), None)
-    own_s, cells = ratios_of(measured), measured.measured.rank_of_cell
+    own_s, cells = forward_step_s(measured), measured.measured.rank_of_cell
     before = pace.before(measured.numbers // len(groups.places), measured.ranks.places)
-    before = np.where(np.isnan(own_s), -np.inf, np.take_along_axis(before, cells, axis=1))
+    before = np.take_along_axis(before, cells, axis=1)
+    before = np.where(np.isnan(own_s) | np.isnan(before), -np.inf, before)
     slowest = before.argmax(axis=1)
     there = {place: number for number, place in enumerate(measured.ranks.places)}
     of_baseline = np.array([there.get(place, -1) for place in baseline.ranks.places], np.int64)
@@ -93,8 +94,8 @@ class Spread:
     """Whether the differences of GPUs at a place are shown to be nothing but spread.
 
     Attributes:
-        state: ``counts`` if they are; ``open`` if more rounds may show it; ``not`` if something else is there, or cannot
-            be excluded.
+        state: ``counts`` if they are; ``open`` if more rounds may show it; ``not`` if something else is there, or
+            cannot be excluded.
         why: what is open or there; empty if it counts.
         slowest: its slowest GPU.
         behind: its forward time over the median of its peers', less 1.
@@ -141,8 +142,8 @@ class SpreadJudge:
             return verdict
         against = AgainstSlowest(found.value, found.interval, spread.slowest, spread.behind)
         text = (
-            f"{100 * (found.value - verdict.value):.1f} points of the loss are the spread of its GPUs: {spread.slowest} "
-            f"is {spread.behind:.1%} behind the median, limit {case.peers.computing:.0%}"
+            f"{100 * (found.value - verdict.value):.1f} points of the loss are the spread of its GPUs: "
+            f"{spread.slowest} is {spread.behind:.1%} behind the median, limit {case.peers.computing:.0%}"
         )
         if spread.state == "open":
             if verdict.outcome == found.outcome == "failed":
@@ -154,7 +155,9 @@ class SpreadJudge:
                 verdict, outcome="failed", reason=f"{found.reason}; {text}", p_value=found.p_value,
                 against_slowest=against,
             )  # fmt: skip
-        reason = found.reason if found.outcome == "inconclusive" else f"the bound is kept against the slowest GPU; {text}"
+        reason = (
+            found.reason if found.outcome == "inconclusive" else f"the bound is kept against the slowest GPU; {text}"
+        )
         if found.outcome == "inconclusive":
             reason = f"against the slowest GPU {found.value:.1%}: {found.reason}"
         return replace(verdict, outcome=found.outcome, reason=reason, p_value=None, against_slowest=against)
@@ -238,7 +241,7 @@ class _Whole:
         each = next((arm for arm in study.arms if arm.kind == "each"), None)
         self._each = None if each is None else merged(evidence.columns, study.id, each, evidence.plan.layout)
 
-    def columns(self, place: str) -> np.ndarray:
+    def columns(self, place: str) -> IntArray:
         """Columns of the ranks at a place."""
         ranks = self.pace.rounds.ranks
         return np.arange(len(ranks)) if place == WHOLE else ranks.by_host.get(place, np.zeros(0, np.int64))
@@ -256,11 +259,10 @@ class _Whole:
         if node is not None and (node[0] > 1 + self._nodes_limit).any():
             return f"its node is more than {self._nodes_limit:.0%} slower than the others"
         if self._each is not None and len(self._each):
-            waits = [self._wait(one, place) for one in (self.pace.as_steps, self._each)]
+            waits = [_wait(one, place) for one in (self.pace.as_steps, self._each)]
             if waits[0] - waits[1] > _SMALLER_WAIT:
-                return (
-                    f"GPUs that compute alone differ less: the slowest by {waits[1]:.1%}, by forward passes {waits[0]:.1%}"
-                )
+                told = f"the slowest by {waits[1]:.1%}, by forward passes {waits[0]:.1%}"
+                return f"GPUs that compute alone differ less: {told}"
         return ""
 
     def is_open_node(self, place: str) -> bool:
@@ -275,5 +277,11 @@ class _Whole:
         at = slice(None) if place == WHOLE else [self._hosts.index(place)]
         return self._of_nodes.low[at], self._of_nodes.high[at]
 
-    def _wait(self, rounds: object, place: str) -> float:
-        return self.pace.slowest_over_median(rounds, place)  # type: ignore[arg-type]
+
+def _wait(rounds: ArmRounds, place: str) -> float:
+    """By how much the slowest rank of a place is slower than its median one."""
+    at = np.arange(len(rounds.ranks)) if place == WHOLE else rounds.ranks.by_host.get(place, np.zeros(0, np.int64))
+    if not len(at):
+        return 0.0
+    usual = median_over_rounds(relative_logs(rounds.mean_step_s[:, at]))
+    return float(np.expm1(np.nanmax(usual))) if not np.isnan(usual).all() else 0.0

@@ -8,13 +8,13 @@ must be measured; otherwise it is open.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from pytest_ddpscale.judge.metrics import own_pace_s
+from pytest_ddpscale.judge.own_pace import nodes_s
 from pytest_ddpscale.judge.peers import Compared, compare
 from pytest_ddpscale.judge.rounds import ArmRounds, merged
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY
@@ -56,7 +56,7 @@ def judge_uniformity(blank: Verdict, case: Case, study: Study, evidence: Evidenc
     if np.isnan(times_s).all():
         return replace(blank, reason=missing)
     limit = case.requirement.bound - 1
-    compared = compare(_of_nodes(times_s, rounds) if is_of_nodes else times_s, limit)
+    compared = compare(nodes_s(times_s, rounds) if is_of_nodes else times_s, limit)
     verdict = _verdict(blank, compared, _places(rounds, is_of_nodes=is_of_nodes), missing, limit)
     least = int(compared.rounds.min()) * (layout.turns(arm) if takes_turns else 1)
     if verdict.outcome in ("passed", "failed") and len(rounds) < due and least < due:
@@ -98,14 +98,6 @@ def _verdict(blank: Verdict, compared: Compared, places: list[str], missing: str
     undecided = [places[at] for at in np.flatnonzero(~(compared.within & is_enough))]
     reason = f"not certain to be within {limit:.0%} of their peers: {first_few(undecided)}; {whom}"
     return replace(told, outcome="inconclusive", reason=reason)
-
-
-def _of_nodes(times_s: FloatArray, rounds: ArmRounds) -> FloatArray:
-    """The median of each node's ranks, in the order of `by_host`, (rounds, nodes)."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a node that is absent from a round
-        columns = [np.nanmedian(times_s[:, at], axis=1) for at in rounds.ranks.by_host.values()]
-    return np.stack(columns, axis=1)
 
 
 def _places(rounds: ArmRounds, *, is_of_nodes: bool) -> list[str]:

@@ -17,6 +17,7 @@ from pytest_ddpscale.judge.bounds import possible_part
 from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.estimating import Estimated, Found, estimate, over_launches
 from pytest_ddpscale.judge.metrics import Arms, Read, Slowness, read, slowness_of
+from pytest_ddpscale.judge.own_pace import own_pace_of
 from pytest_ddpscale.judge.rounds import WHOLE, Groups, groups, hosts_of, on_hosts
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric import Metric, Scale
@@ -188,7 +189,7 @@ def _of_study(question: Question, study: Study, evidence: Evidence) -> Values[st
         baseline = one.arms[0] if question.baseline else None
         arms = Arms(one.arms[-1], baseline, question.world_size, slowness, flops, checksums)
         of_each.append((one, read(question.metric, arms)))
-    numbers, samples, errors = _table(places, of_each)
+    numbers, samples, errors = table_of(places, of_each)
     missing = {}
     nothing = np.flatnonzero(np.isnan(samples).all(axis=1)).tolist()
     if nothing:
@@ -210,7 +211,7 @@ def groups_of(question: Question, study: Study, evidence: Evidence) -> list[Grou
     return groups(evidence.columns, study.id, question.arms, evidence.plan.layout)
 
 
-def _table(places: Sequence[str], found: Sequence[tuple[Groups, Read]]) -> tuple[IntArray, FloatArray, FloatArray]:
+def table_of(places: Sequence[str], found: Sequence[tuple[Groups, Read]]) -> tuple[IntArray, FloatArray, FloatArray]:
     """Numbers of the rounds, values (places, rounds), and errors (places,)."""
     split = [np.divmod(rows.numbers, len(one.places)) for one, rows in found]
     numbers = np.unique(np.concatenate([np.zeros(0, np.int64), *(rounds for rounds, _ in split)]))
@@ -228,7 +229,8 @@ def _slowness(question: Question, study: Study, evidence: Evidence, found: Seque
     """Slowness of the ranks if they take turns in the baseline: among their own host's, or among those compared."""
     if question.metric.baseline != "alone" or question.world_size == 1:
         return {}
-    each = RankComparison(study, evidence).rounds
+    pace = own_pace_of(study, evidence)
+    each = RankComparison(study, evidence).rounds if pace is None else pace.as_steps
     if evidence.plan.layout.judged_by_node(question.arms):
         return evidence.once(("slowness", study.id), lambda: slowness_of(each, within_hosts=True))
     return slowness_of(on_hosts(each, found[0].arms[-1].ranks.by_host.keys()))

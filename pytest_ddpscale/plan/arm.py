@@ -105,6 +105,13 @@ class Arm:
         """Whether it has forward passes only."""
         return self.kind == "infer" or self.is_split
 
+    def times_forward_passes(self, workload: Workload) -> bool:
+        """Whether each rank times the forward passes of its model, which show its own pace under DDP too.
+
+        Hooks on a compiled model never fire.
+        """
+        return not (self.is_probe or self.infers or self.variant.applied_to(workload).compile)
+
     @property
     def compares_ranks(self) -> bool:
         """Whether its ranks all work at once without waiting for each other, so that a slow one shows."""

@@ -86,7 +86,8 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
 
     The first weak-scaling study, by name, on the most ranks also times all ranks at once without communication (the arm
     ``each``) to find slow ranks, because under DDP all ranks wait for the slowest. On several nodes these are all ranks
-    of the gang. This study comes first, because slow ranks must be known before another study can end early. Weak
+    of the gang. This study comes first, because slow ranks must be known before another study can end early. The arm is
+    also in the weak-scaling study of each compiled workload, in which ranks cannot time their own forward passes. Weak
     scaling beyond one node is also measured on one node, two, four …, to show where scaling breaks down. With several
     nodes, pairs of them are measured too, because a path that no requirement covers may be the slow one.
 
@@ -179,7 +180,27 @@ def _compared(arms: Iterable[Arm]) -> int:
 
 
 def _add_each(arms: Wanted, layout: Layout | None) -> None:
-    """Add the arm ``each`` to one study, which is enough: a slow rank is slow in every workload."""
+    """Add the arm ``each`` to one study: a slow rank is slow in every workload.
+
+    In all other studies each rank times its own forward passes. Where it cannot, because the model is compiled, the arm
+    is added too.
+    """
+    _add_each_to_one(arms, layout)
+    for (scaling, workload), wanted in arms.items():
+        ranks = _ranks_compared([arm for arm in wanted if not arm.infers], layout)
+        if scaling == "weak" and workload.compile and ranks > 1:
+            wanted.add(Arm("each", ranks, workload.batch_size))
+
+
+def _ranks_compared(trained: Iterable[Arm], layout: Layout | None) -> int:
+    """Number of ranks that the arm ``each`` of a study compares: those of its largest arm, or of all its nodes."""
+    largest = max(trained, key=lambda arm: arm.world_size, default=None)
+    if largest is None or largest.world_size == 1 or layout is None:
+        return 1 if largest is None else largest.world_size
+    return layout.ranks_per_node if layout.fits_node(largest) else layout.world_size
+
+
+def _add_each_to_one(arms: Wanted, layout: Layout | None) -> None:
     sizes = {
         key: max(arm.world_size for arm in wanted)
         for key, wanted in arms.items()

@@ -15,7 +15,7 @@ from msgspec.structs import force_setattr
 
 from pytest_ddpscale.plan.operation import operation_of
 from pytest_ddpscale.run.column_record import INTEGERS, NUMBERS, ColumnRecord, FloatArray, IntArray
-from pytest_ddpscale.run.readings import READINGS, SERIES, WAITED_S
+from pytest_ddpscale.run.readings import FORWARD_S, READINGS, SERIES, WAITED_S
 from pytest_ddpscale.run.records import Ranks, Texts, refuse_twice
 from pytest_ddpscale.run.strict_json import (
     Count,
@@ -24,19 +24,21 @@ from pytest_ddpscale.run.strict_json import (
     Seconds,
     UnixSeconds,
     column,
+    each,
     refuse_other_lengths,
 )
 
 # A thousand times what any GPU trains, computes or moves; more means a broken clock, and ratios overflow.
 MOST_SAMPLES_PER_S, MOST_WORK_PER_S = 1e9, 1e18
 NO_CHECKSUM = "0" * 16  # of parameters
-# Tolerance: waiting is timed by the host's clock, the block by the device's.
-_MOST_WAITED, _CLOCKS_DIFFER_S = 1.01, 0.001
+# Tolerance: a part of a block, such as waiting for data, may be timed by another clock than the block.
+_MOST_OF_BLOCK, _CLOCKS_DIFFER_S = 1.01, 0.001
 STEP_BYTES = 4  # of one step time: float32 has seven digits, more than any GPU clock
 
 WorkDone = Annotated[float, Meta(gt=0, le=1e30)]
 # Of a reading; larger integers would not be exact as numbers in columns.
 Value = bool | Annotated[int, Meta(ge=-(2**53), le=2**53)] | float | None
+Reason = Annotated[str, Meta(max_length=1000)]
 
 
 def _by_name(join: Callable[[Sequence[Any]], Any], absent: Any, said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -70,6 +72,7 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
         began_unix_s: start of the block, seconds since 1970 UTC; 0 if it was not recorded.
         seconds: its duration.
         readings: by the names in `READINGS`; a reading that no rank has is absent.
+        unread: why ranks lack a reading that was expected of them, by its name; empty for a rank that has it.
         series: by the names in `SERIES`, a number of seconds for each step, (ranks, count): little-endian float32, rank
             after rank, in base64. With 8,192 ranks a list of numbers would take twice the space and ten times as long
             to read. Imported results keep no steps, and only data from a folder is waited for.
@@ -89,6 +92,7 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
     began_unix_s: UnixSeconds | tuple[UnixSeconds, ...]
     seconds: Seconds | tuple[Seconds, ...]
     readings: dict[str, Value | tuple[Value, ...]] = field(default_factory=dict)
+    unread: dict[str, Reason | tuple[Reason, ...]] = field(default_factory=dict)
     series: dict[str, bytes] = field(default_factory=dict)
     digests: Annotated[str, Meta(pattern="^([0-9a-f]{16})+$")] | None = None
 
@@ -98,6 +102,7 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
     }  # fmt: skip
     joins: ClassVar[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
         "readings": partial(_by_name, column, None),
+        "unread": partial(_by_name, column, ""),
         "series": partial(_by_name, b"".join, b""),
         "digests": joined_checksums,
     }
@@ -109,7 +114,10 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
         force_setattr(self, "readings", {name: self._checked(name, said) for name, said in self.readings.items()})
         if (skipped := int(np.max(self.readings.get("skipped_steps", 0)))) > fewest:  # type: ignore[arg-type]
             raise ValueError(f"skipped_steps={skipped}; expected at most {fewest} steps")
+        self._check_unread()
         self._check_series(fewest)
+        if self._is_longer(self.reading(FORWARD_S)):
+            raise ValueError("a rank's forward passes (forward_s) lasted longer than its block (seconds)")
         if len(self.digests or NO_CHECKSUM) not in (len(NO_CHECKSUM), len(NO_CHECKSUM) * len(self.ranks)):
             found = f"digests has {len(self.digests or '')} digits"
             raise ValueError(f"{found}; expected {len(NO_CHECKSUM)} for each of {len(self.ranks)} ranks")
@@ -128,6 +136,10 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
     def reading(self, name: str) -> FloatArray:
         """A reading as numbers, NaN where it is unknown, (ranks,)."""
         return np.broadcast_to(np.asarray(self.readings.get(name), np.float64), len(self.ranks))
+
+    def why_unread(self, name: str) -> tuple[str, ...]:
+        """Why each rank lacks an expected reading; empty if it has it, or none was expected."""
+        return each(self.unread.get(name, ""), len(self.ranks))
 
     def of_steps(self, name: str) -> npt.NDArray[np.float32]:
         """A series, (ranks, count); (ranks, 0) if it is absent."""
@@ -154,6 +166,17 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
             raise ValueError(f"{name} of a rank is out of range; expected {limits}")
         return found if found.ndim else said
 
+    def _check_unread(self) -> None:
+        """Refuse reasons for unknown readings, and those of ranks that have the reading. Raises ValueError."""
+        for name in self.unread:
+            if name not in READINGS:
+                raise ValueError(f"unknown reading {name!r} is unread; expected one of {', '.join(READINGS)}")
+            reasons = self.why_unread(name)
+            if len(reasons) != len(self.ranks):
+                raise ValueError(f"{name} is unread with {len(reasons)} reasons; expected {len(self.ranks)}")
+            if (np.array([bool(why) for why in reasons]) & ~np.isnan(self.reading(name))).any():
+                raise ValueError(f"{name} of a rank is there, but unread; expected one of both")
+
     def _check_series(self, fewest: int) -> None:
         for name, said in self.series.items():
             if name not in SERIES:
@@ -164,8 +187,12 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
         waited_s = self.of_steps(WAITED_S)
         if not (np.isfinite(waited_s) & (waited_s >= 0)).all():
             raise ValueError("a wait for data (waited_s) is negative or not finite; expected seconds from 0 on")
-        if (waited_s.sum(axis=1, dtype=np.float64) > _MOST_WAITED * self.each("seconds") + _CLOCKS_DIFFER_S).any():
+        if self._is_longer(waited_s.sum(axis=1, dtype=np.float64)):
             raise ValueError("a rank waited longer for data (waited_s) than its block lasted (seconds)")
+
+    def _is_longer(self, part_s: FloatArray) -> bool:
+        """Whether a part of any rank's block lasted longer than the block, (ranks,)."""
+        return bool((part_s > _MOST_OF_BLOCK * self.each("seconds") + _CLOCKS_DIFFER_S).any())
 
     def _refuse_absurd_pace(self) -> None:
         is_probe = operation_of(self.arm.partition("@")[0]) is not None
@@ -187,6 +214,7 @@ class RankBlock(Record, frozen=True, kw_only=True):
     began_unix_s: UnixSeconds
     seconds: Seconds
     readings: dict[str, Value] = field(default_factory=dict)
+    unread: dict[str, Reason] = field(default_factory=dict)
     series: dict[str, bytes] = field(default_factory=dict)
     digest: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")] | None = None
 

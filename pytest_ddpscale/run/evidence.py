@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,21 @@ from pytest_ddpscale.run.validate import Recorded, refuse_contradictions
 T = TypeVar("T")
 
 
+class Unread(NamedTuple):
+    """A reading that was expected of ranks in an arm and is missing: the first such rank, why, and how many there are.
+
+    `blocks` counts each rank in each round.
+    """
+
+    study: str
+    arm: str
+    reading: str
+    host: str
+    rank: int
+    reason: str
+    blocks: int
+
+
 @dataclass(frozen=True)
 class Evidence:
     """The plan of a run, its measurements and its errors.
@@ -53,6 +68,8 @@ class Evidence:
         profiles: profiles of arms after their timed rounds, or why there are none.
         training: whole training runs, by id.
         hosts: names of all known hosts that took part, measured or not.
+        goes_on: whether it is read while the run measures, without its telemetry.
+        unread: expected readings that are missing, one for each arm and reading.
     """
 
     plan: Plan
@@ -71,6 +88,8 @@ class Evidence:
     out_of_time: Collection[str] = ()
     profiles: Sequence[ArmProfile] = ()
     training: Mapping[str, RunRecords] = field(default_factory=dict)
+    goes_on: bool = False
+    unread: Sequence[Unread] = ()
 
     @cached_property
     def launches(self) -> Sequence[Evidence]:
@@ -147,6 +166,7 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
         transports=transports_of(records),
         post_mortems=post_mortems_of(records),
         out_of_time=ended(records, "budget"),
+        unread=unread_of(records),
     )
 
 
@@ -298,3 +318,18 @@ def unsupported_of(records: Sequence[AnyRecord]) -> dict[str, str]:
         for line in records
         if isinstance(line, Unsupported)
     }
+
+
+def unread_of(records: Sequence[AnyRecord]) -> list[Unread]:
+    """Expected readings that blocks among the records lack, in the order of the first of each arm and reading."""
+    gangs, found = gangs_by_number(records), dict[tuple[str, str, str], Unread]()
+    for block in (one for one in records if isinstance(one, Block)):
+        for name in block.unread:
+            lacking = [(rank, why) for rank, why in zip(block.ranks, block.why_unread(name), strict=True) if why]
+            if lacking:
+                rank, why = lacking[0]
+                host = gangs[block.gang].hosts[rank]
+                key = block.study, block.arm, name
+                first = found.get(key, Unread(*key, host, int(rank), why, 0))
+                found[key] = first._replace(blocks=first.blocks + len(lacking))
+    return list(found.values())

@@ -29,8 +29,9 @@ def wrong_in_probe(block: Block, probe: Arm, layout: Layout, pairs: PairStudy | 
         pairs: the study, if this is a round of pairs of nodes, which are chosen while measuring.
     """
     expected = [] if pairs else ["is_correct"]
-    if [*block.readings] != expected or block.digests or not set(block.series) <= ({STEP_S} if pairs else set()):
-        found = ", ".join([*block.readings, *block.series, *(["digests"] if block.digests else [])])
+    others = [name for name in ("unread", "digests") if getattr(block, name)]
+    if [*block.readings] != expected or others or not set(block.series) <= ({STEP_S} if pairs else set()):
+        found = ", ".join([*block.readings, *block.series, *others])
         return f"has {found or 'no readings'} of {block.arm}, which has {', '.join(expected) or STEP_S}"
     if pairs and ((block.each("work") != pairs.message_bytes) | (block.each("count") != pairs.iterations)).any():
         found = f"has {block.each('count').max()} messages of {block.each('work').max():g} bytes of {block.arm}"

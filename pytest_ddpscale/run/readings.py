@@ -20,16 +20,15 @@ class Reading(NamedTuple):
 READINGS: Mapping[str, Reading] = {
     # Share of the block in which the device was busy (CPU: process CPU time per thread).
     "utilization": Reading("", 0, 1),
-    "forward_s": Reading("s", 0, 1e7),  # of the forward passes of the inner module: the rank's own pace
     "energy_j": Reading("J", 0, 1e12),  # of the GPU
     # GPU: allocated by torch in this block. CPU: the process's largest resident set so far. No process is smaller.
     "peak_memory_bytes": Reading("bytes", 2**20, 2**47),
     "skipped_steps": Reading("steps", 0, 2**53, INTEGERS),  # by fp16's loss scaler
     "step_stdev_s": Reading("s", 0, 1e7),  # of the sample, in imported results, which keep no steps
     "single_sample": Reading("", 0, 1, BOOLEANS),  # the one long sample of an imported result
+    "is_correct": Reading("", 0, 1, BOOLEANS),  # the result of a probe
     # Forward passes of the module that DDP wraps, summed over the block: the rank's own pace, which waits for nobody.
     "forward_s": Reading("s", 0, 1e7),
-    "is_correct": Reading("", 0, 1, BOOLEANS),  # the result of a probe
 }
 # Seconds of each step, and those of them in which the rank waited for data.
 STEP_S, WAITED_S = "step_s", "waited_s"

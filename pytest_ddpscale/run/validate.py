@@ -23,7 +23,7 @@ from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.former import numbered
 from pytest_ddpscale.run.probed_blocks import pairs_in, wrong_in_probe
-from pytest_ddpscale.run.readings import STEP_S, WAITED_S
+from pytest_ddpscale.run.readings import FORWARD_S, STEP_S, WAITED_S
 from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
 from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, WorkloadFlops, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
@@ -395,12 +395,16 @@ def _ranks(arms: Sequence[Arm], turns: int, layout: Layout) -> Collection[int]:
 
 
 def _no_steps(recorded: Recorded) -> Iterator[Contradiction]:
-    """Measured blocks have step times, replicas have checksums, and only imported results have single samples."""
-    for line, block, _, arm in recorded.trained:
+    """Measured blocks have step times, replicas have checksums, only imported results have single samples, and hooks
+    time forward passes of training only, unless it is compiled."""
+    for line, block, study, arm in recorded.trained:
         if STEP_S not in block.series and not recorded.is_simulated:
             yield Contradiction(line, f"has no step times ({STEP_S})")
         for name in block.readings.keys() & _NOT_OF_TRAINING.keys():
             yield Contradiction(line, f"is {_NOT_OF_TRAINING[name]} ({name})")
+        if FORWARD_S in block.readings.keys() | block.unread and not arm.times_forward_passes(study.workload):
+            where = "which only infers" if arm.infers else "which is compiled"
+            yield Contradiction(line, f"has forward passes timed by hooks ({FORWARD_S}) in {arm.name}, {where}")
         if arm.kind == "ddp" and not block.checksums.all():
             yield Contradiction(line, "has a replica without a checksum (digests)")
         if arm.infers and ((block.reading("skipped_steps") > 0).any() or block.checksums.any()):

@@ -86,6 +86,23 @@ class GenerationComparison:
 
 
 @dataclass(frozen=True)
+class AgainstSlowest:
+    """Weak scaling against the slowest GPU instead of a typical one.
+
+    Attributes:
+        value: fraction.
+        interval: of the value; None if there are too few rounds for one.
+        place: the slowest GPU.
+        behind: its own time over the median of its peers', less 1.
+    """
+
+    value: float
+    interval: tuple[float, float] | None
+    place: str
+    behind: float
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The verdict on one requirement.
 
@@ -118,6 +135,7 @@ class Verdict:
         unit: of value, interval and bound: the metric's, for the family of the workload; by default the first family's.
         margin: distance of the value from the bound, relative to the bound; positive on the good side.
         correlation: of successive rounds, -1 … 1; None if unknown.
+        against_slowest: weak scaling against the slowest GPU, if the spread of its GPUs was looked at; else None.
     """
 
     id: str
@@ -148,6 +166,7 @@ class Verdict:
     one_gpu: OneGpu | None = None
     place: str = ""
     unit: str = ""
+    against_slowest: AgainstSlowest | None = None
     margin: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:

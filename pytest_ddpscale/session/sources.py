@@ -311,8 +311,10 @@ class EvidenceSource(ABC):
         record, records = self.measured_run.read_run(), self.measured_run.read_records()
         from pytest_ddpscale.judge.culprits import rank_notes
         from pytest_ddpscale.judge.devices import device_notes
+        from pytest_ddpscale.judge.own_pace import pace_notes
 
-        of_devices = (*rank_notes(self.evidence), *device_notes(self.evidence)) if self.evidence else ()
+        seen = self.evidence
+        of_devices = (*rank_notes(seen), *pace_notes(seen), *device_notes(seen)) if seen else ()
         left_out = [f"{host} was left out: {why}" for host, why in record.left_out.items()]
         of_run = (*left_out, *binding_notes(records), *record.resumption_notes())
         of_lock = (self._lock.note,) if self._lock and self._lock.note else ()

@@ -13,7 +13,7 @@ from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
-from pytest_ddpscale.thresholds.model import Requirement, Sku
+from pytest_ddpscale.thresholds.model import NO_LIMITS, PeerLimits, Requirement, Sku
 from pytest_ddpscale.thresholds.peer_limits import has_peers
 
 
@@ -31,6 +31,7 @@ class Case:
         reference_samples_per_s: throughput per GPU of the reference generation; None without `versus`, and until a
             referenced run is read.
         reference_source: its source; empty without one.
+        peers: by how much ranks and nodes may be slower than their peers.
         peak_tflops: dense peak of one GPU in the workload's precision; None if unknown.
         floor_samples_per_s: required throughput of one GPU alone; None without a requirement.
         missing: why these nodes cannot measure it; empty if they can.
@@ -46,6 +47,7 @@ class Case:
     floor_samples_per_s: float | None = None
     missing: str = ""
     reference_source: str = ""
+    peers: PeerLimits = NO_LIMITS
 
     @property
     def id(self) -> str:
@@ -183,6 +185,7 @@ def _training_case(file: ThresholdsFile, sku: Sku, requirement: Requirement, ran
         peak_tflops,
         floor,
         reference_source=source,
+        peers=sku.peers,
     )
 
 

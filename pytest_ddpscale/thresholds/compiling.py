@@ -28,7 +28,7 @@ from pytest_ddpscale.thresholds.form import (
     WorkloadForm,
 )
 from pytest_ddpscale.thresholds.layer import Layer, YamlPath, shown
-from pytest_ddpscale.thresholds.model import Requirement, RequirementKey, Sku, Source, check_of_nodes
+from pytest_ddpscale.thresholds.model import PeerLimits, Requirement, RequirementKey, Sku, Source, check_of_nodes
 from pytest_ddpscale.thresholds.names import Names, Placed, Rows
 from pytest_ddpscale.thresholds.peer_limits import PeersForm, limits_of, requirements_by_peers
 from pytest_ddpscale.thresholds.validating import PartError, validated
@@ -89,7 +89,16 @@ def compiled_sku(name: str, layers: Sequence[Layer], names: Names) -> Sku:
         {one: _workload(one, batch, names, _part(sections, "batch", one)) for one, batch in form.batch.items()},
         form.beyond_node,
         (*rows, *_by_peers(form, rows, sections, layers)),
+        _limits(form, layers),
     )
+
+
+def _limits(form: SkuForm, layers: Sequence[Layer]) -> PeerLimits:
+    """The limits of `peers` of the files and of the SKU, which comes first."""
+    forms: list[PeersForm] = [
+        Placed(layer, ("peers",), layer.data["peers"]).checked(PeersForm) for layer in layers if "peers" in layer.data
+    ]
+    return limits_of([*forms, *([form.peers] if form.peers is not None else [])])
 
 
 def _by_peers(
@@ -97,15 +106,13 @@ def _by_peers(
 ) -> list[Requirement]:
     """The requirements that follow from `peers` of the files and of the SKU, which comes first."""
     parts = [Placed(layer, ("peers",), layer.data["peers"]) for layer in layers if "peers" in layer.data]
-    forms: list[PeersForm] = [part.checked(PeersForm) for part in parts]
-    own = [form.peers] if form.peers is not None else []
     where: dict[str, str] = {}
     for name in PeersForm.model_fields:
         layer = next((part.layer for part in reversed(parts) if part.layer.has(("peers", name))), layers[-1])
         where[name] = layer.where(("peers", name))
         if any(one.layer.has((*one.at, "peers", name)) for one in sections):
             where[name] = _where(sections, (*sections[-1].at, "peers", name))
-    return list(requirements_by_peers(limits_of([*forms, *own]), rows, where))
+    return list(requirements_by_peers(_limits(form, layers), rows, where))
 
 
 def _form(sections: Sequence[Placed]) -> SkuForm:

@@ -196,6 +196,28 @@ def check_of_nodes(name: str, severity: Severity, where: str = "") -> Requiremen
 
 
 @dataclass(frozen=True)
+class PeerLimits:
+    """Limits as fractions, 0.05 for 5 %; None if places are not compared.
+
+    Attributes:
+        computing: GPUs, each by its own forward passes.
+        nodes: nodes, each by the median of its GPUs.
+        memory: copies within the memory of a GPU.
+        host: copies from and to the host.
+        pairs: pairs of GPUs in a node.
+    """
+
+    computing: float | None = None
+    nodes: float | None = None
+    memory: float | None = None
+    host: float | None = None
+    pairs: float | None = None
+
+
+NO_LIMITS = PeerLimits()
+
+
+@dataclass(frozen=True)
 class Sku:
     """One GPU model and its requirements.
 
@@ -207,6 +229,7 @@ class Sku:
         workloads: workloads of its requirements, by name.
         beyond_node: what to do with a world size larger than a node, given as a number: ``asked`` over several nodes,
             ``missing`` (never measured) or ``dropped`` (no requirement).
+        peers: by how much places may be slower than their peers.
         requirements: node checks first, as their results come first; then in the order of the file.
     """
 
@@ -218,6 +241,7 @@ class Sku:
     workloads: Mapping[str, Workload] = field(default_factory=dict)
     beyond_node: BeyondNode = "asked"
     requirements: tuple[Requirement, ...] = ()
+    peers: PeerLimits = NO_LIMITS
 
     @property
     def checks(self) -> dict[str, Severity]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -17,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from pytest_ddpscale.plan.layout import Layout, WorldSize
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY, RANK_UNIFORMITY
 from pytest_ddpscale.thresholds.hardware import Strict
-from pytest_ddpscale.thresholds.model import Requirement, Source
+from pytest_ddpscale.thresholds.model import PeerLimits, Requirement, Source
 
 _PER_CENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]+)?) ?%")
 _LEAST_PCT = 1.0  # noise and ordinary differences reach less
@@ -49,24 +48,6 @@ class PeersForm(Strict):
     memory: Limit | None = Field(None, description="Copies within the memory of a GPU.")
     host: Limit | None = Field(None, description="Copies from and to the host, by position on other nodes.")
     pairs: Limit | None = Field(None, description="Pairs of GPUs inside a node, by position on other nodes.")
-
-
-@dataclass(frozen=True)
-class PeerLimits:
-    """Limits as fractions, 0.05 for 5 %; None if places are not compared.
-
-    Attributes:
-        computing, nodes, memory, host, pairs: as in `PeersForm`.
-    """
-
-    computing: float | None = None
-    nodes: float | None = None
-    memory: float | None = None
-    host: float | None = None
-    pairs: float | None = None
-
-
-NO_LIMITS = PeerLimits()
 
 
 def limits_of(forms: Sequence[PeersForm]) -> PeerLimits:

@@ -17,6 +17,7 @@ from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMI
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker.compiled_call import forget_compiled
 from pytest_ddpscale.worker.device import Device, Timing
+from pytest_ddpscale.worker.forward_hooks import Forwards
 from pytest_ddpscale.worker.inference import Inference
 from pytest_ddpscale.worker.loaded_batch import LoadedBatch, StudyImages
 from pytest_ddpscale.worker.precision import compute_fp32_in_full
@@ -74,7 +75,8 @@ class StudyArms:
         """Time `steps` training steps, or forward passes, of an arm of this rank, after a few untimed ones.
 
         All ranks of the arm call this at the same time. Peak memory does not include other arms' replicas. The timing
-        includes the checksum of the parameters and the number of skipped steps.
+        includes the checksum of the parameters, the number of skipped steps and, unless the arm is compiled, the time
+        of the model's forward passes.
 
         Args:
             profiler: entered around the timed training steps; step times include its overhead.
@@ -93,7 +95,7 @@ class StudyArms:
                 trainer()
             taken_before = replica.weights.steps.taken
             with profiler, self._ranges(f"{self._study.id} {arm.name}"):
-                timing = self._device.time_steps(trainer, steps)
+                timing = self._device.time_steps(trainer, steps, self._forwards(arm, replica))
         trainer.check_loss()
         waited_s = trainer.end()
         peak_bytes = timing.peak_memory_bytes
@@ -120,6 +122,12 @@ class StudyArms:
         for group in dict.fromkeys(self._groups.values()):
             dist.destroy_process_group(group)
         self._device.release()
+
+    def _forwards(self, arm: Arm, replica: Replica) -> Forwards | None:
+        """The forward passes to time in a block of a training arm; None if it is compiled."""
+        if not arm.times_forward_passes(self._study.workload):
+            return None
+        return Forwards(replica.weights.model, arm.variant.accumulation_steps)
 
     def _trainer(self, arm: Arm, replica: Replica) -> Trainer:
         if arm.name not in self._trainers:

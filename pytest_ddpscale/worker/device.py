@@ -6,15 +6,19 @@ import itertools
 import platform
 import resource
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
 from pytest_ddpscale.plan.hardware import has_kernels, wheel_for
 from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.run.rank_folder import RankMemory
+from pytest_ddpscale.worker.forward_hooks import ForwardHooks, Forwards
 from pytest_ddpscale.worker.memory_held import resident_memory
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class Timing:
         skipped_steps: optimizer steps that the loss scaler skipped; None in forward passes.
         parameters_checksum: of the parameters' bits after the block; None if replicas may differ.
         waited_s: seconds of each step in which the rank waited for a batch; None with synthetic data.
+        forward_s: seconds of all forward passes of the model itself; None if they were not timed.
+        unread: why an expected reading is missing, by its name.
     """
 
     started_unix_s: float
@@ -40,6 +46,8 @@ class Timing:
     skipped_steps: int | None = None
     parameters_checksum: str | None = None
     waited_s: tuple[float, ...] | None = None
+    forward_s: float | None = None
+    unread: Mapping[str, str] = field(default_factory=dict)
 
 
 class CpuDevice:
@@ -69,19 +77,23 @@ class CpuDevice:
         if precision == "fp16":
             raise RuntimeError("precision fp16 needs a GPU; expected fp32 or bf16 on CPU")
 
-    def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
+    def time_steps(self, step: Callable[[], None], steps: int, forwards: Forwards | None = None) -> Timing:
         """Run `step` `steps` times, timed with perf_counter; utilization is CPU seconds per thread and second."""
+        forward_marks: list[float] = []
+        hooks = ForwardHooks(forwards, steps, lambda: forward_marks.append(time.perf_counter()))
         started_unix_s, cpu_s = time.time(), time.process_time()
-        marks = [time.perf_counter()]
-        for _ in range(steps):
-            step()
-            marks.append(time.perf_counter())
-            self.on_step()
+        with hooks:
+            marks = [time.perf_counter()]
+            for _ in range(steps):
+                step()
+                marks.append(time.perf_counter())
+                self.on_step()
         block_s = marks[-1] - marks[0]
         # Limited to 1, because other threads than torch's, such as gloo's, may have worked as well.
         busy = min(1.0, (time.process_time() - cpu_s) / (block_s * torch.get_num_threads()))
         step_s = tuple(end - begin for begin, end in itertools.pairwise(marks))
-        return Timing(started_unix_s, step_s, block_s, busy, _largest_resident_set_bytes())
+        forward = hooks.reading(end - begin for begin, end in _in_pairs(forward_marks))
+        return Timing(started_unix_s, step_s, block_s, busy, _largest_resident_set_bytes(), **forward)
 
     def allocated_bytes(self) -> int:
         """Return 0: the parts of a process's resident set are unknown."""
@@ -128,23 +140,28 @@ class CudaDevice:
         if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
             raise RuntimeError(f"{self.name} has no native bf16; expected fp16 or fp32")
 
-    def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
+    def time_steps(self, step: Callable[[], None], steps: int, forwards: Forwards | None = None) -> Timing:
         """Time steps with CUDA events, so no step waits for the host."""
         torch.cuda.reset_peak_memory_stats(self._device)
         events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+        hooks = ForwardHooks(forwards, steps, lambda: next(next_mark).record())
+        forward_marks = [torch.cuda.Event(enable_timing=True) for _ in range(2 * hooks.expected)]
+        next_mark = iter(forward_marks)
         torch.cuda.synchronize(self._device)
         started_unix_s = time.time()
-        events[0].record()
-        for event in events[1:]:
-            step()
-            event.record()
-            self.on_step()
+        with hooks:
+            events[0].record()
+            for event in events[1:]:
+                step()
+                event.record()
+                self.on_step()
         torch.cuda.synchronize(self._device)
         pairs = itertools.pairwise(events)
         step_s = tuple(begin.elapsed_time(end) / 1000 for begin, end in pairs)
         block_s = events[0].elapsed_time(events[-1]) / 1000
+        forward = hooks.reading(begin.elapsed_time(end) / 1000 for begin, end in _in_pairs(forward_marks))
         # Utilization comes from the node's sampler, for all its GPUs.
-        return Timing(started_unix_s, step_s, block_s, None, torch.cuda.max_memory_allocated(self._device))
+        return Timing(started_unix_s, step_s, block_s, None, torch.cuda.max_memory_allocated(self._device), **forward)
 
     def allocated_bytes(self) -> int:
         """Bytes allocated by torch's allocator."""
@@ -171,6 +188,11 @@ Device = CpuDevice | CudaDevice
 def open_device(device_type: DeviceType, local_rank: int) -> Device:
     """The device of this rank. Raises RuntimeError if there is none."""
     return CudaDevice(local_rank) if device_type == "cuda" else CpuDevice()
+
+
+def _in_pairs(marks: Sequence[T]) -> Iterator[tuple[T, T]]:
+    """Begin and end of each forward pass."""
+    return zip(marks[::2], marks[1::2], strict=True)
 
 
 def _largest_resident_set_bytes() -> int:

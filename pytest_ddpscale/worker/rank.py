@@ -288,6 +288,7 @@ def _part(rank: int, group: int, batch_size: int, timing: Timing) -> RankBlock:
         seconds=timing.block_s,
         readings={name: getattr(timing, name) for name in READINGS if hasattr(timing, name)},
         series={name: step_bytes(steps_s) for name, steps_s in series.items() if steps_s},
+        unread=dict(timing.unread),
         digest=timing.parameters_checksum,
     )
 

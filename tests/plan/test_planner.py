@@ -78,6 +78,36 @@ def test_ranks_are_compared_once_where_that_is_asked_for() -> None:
     assert [study.id for study in studies if study.arm("each@8")] == ["weak/two"]
 
 
+COMPILED = replace(ONE, name="z", compile=True)
+
+
+def each_of(questions: list[Question], empty: Plan = EMPTY) -> dict[str, list[str]]:
+    """Names of the arms ``each``, by study."""
+    studies = build_plan(empty, questions, PACE).studies
+    found = {study.id: [arm.name for arm in study.arms if arm.kind == "each"] for study in studies}
+    return {study: names for study, names in found.items() if names}
+
+
+def test_a_compiled_workload_compares_its_ranks_itself() -> None:
+    """Nobody can time its forward passes."""
+    questions = [question("throughput_per_gpu", *which) for which in ((ONE, 8), (COMPILED, 4), (TWO, 8))]
+    questions += [question("strong_scaling_speedup", COMPILED, 8)]
+    assert each_of(questions) == {"weak/one": ["each@8"], "weak/z": ["each@4"]}
+    assert each_of([question("throughput_per_gpu", COMPILED, 8)]) == {"weak/z": ["each@8"]}
+    alone = [question("throughput_per_gpu", ONE, 8), question("throughput_per_gpu", COMPILED, 1)]
+    assert each_of(alone) == {"weak/one": ["each@8"]}
+    infers = [question("throughput_per_gpu", ONE, 8), question("inference_throughput", COMPILED, 8)]
+    assert each_of(infers) == {"weak/one": ["each@8"]}
+
+
+def test_a_compiled_workload_compares_all_ranks_of_the_nodes_that_it_trains_on() -> None:
+    nodes = replace(EMPTY, nodes=2, ranks_per_node=4)
+    questions = [question("throughput_per_gpu", ONE, 8), question("throughput_per_gpu", COMPILED, 2)]
+    assert each_of(questions, nodes) == {"weak/one": ["each@8"], "weak/z": ["each@4"]}
+    questions.append(question("throughput_per_gpu", COMPILED, 8))
+    assert each_of(questions, nodes) == {"weak/one": ["each@8"], "weak/z": ["each@8"]}
+
+
 def test_inference_is_timed_beside_the_training_of_its_workload_and_trains_nothing_by_itself() -> None:
     questions = [question("inference_throughput", ONE, size) for size in (1, 8)]
     questions += [question("inference_latency_p99", ONE, 8), question("throughput_per_gpu", TWO, 4)]

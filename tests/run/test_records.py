@@ -136,6 +136,13 @@ def waits(seconds: float) -> dict[str, Any]:
         ({"readings": {"peak_memory_bytes": 2**50}}, "peak_memory_bytes of a rank is out of range"),
         ({"readings": {"utilization": 10**400}}, "Expected `int` <="),
         ({"readings": {"energy_j": [1.0, 2**53 + 1, 1.0]}}, "Expected `int` <="),
+        ({"readings": {"forward_s": -0.5}}, "forward_s of a rank is out of range; expected 0 to 1e+07 s"),
+        ({"readings": {"forward_s": 1e3}}, "forward passes (forward_s) lasted longer than its block (seconds)"),
+        ({"readings": {"forward_s": [1.0, None, 1e3]}}, "forward passes (forward_s) lasted longer than its block"),
+        ({"unread": {"colour": "none"}}, "unknown reading 'colour' is unread; expected one of utilization, energy_j"),
+        ({"unread": {"forward_s": ["", "why"]}}, "forward_s is unread with 2 reasons; expected 3"),
+        ({"unread": {"utilization": "why"}}, "utilization of a rank is there, but unread; expected one of both"),
+        ({"unread": {"forward_s": "x" * 1001}}, "length <= 1000"),
         ({"readings": {"skipped_steps": 5}}, "skipped_steps=5; expected at most 4 steps"),
         ({"readings": {"skipped_steps": [0, 0, -1]}}, "skipped_steps of a rank is out of range"),
         ({"readings": {"skipped_steps": [0, None, 1]}}, "skipped_steps of a rank is out of range"),
@@ -216,3 +223,19 @@ def test_a_gang_announces_itself_once() -> None:
 def test_columns_of_a_gang_are_as_long_as_its_hosts() -> None:
     line = re.sub(rb'"gang":2', b'"gang":3', line_of(WHO)).replace(b',"GPU-2"', b"")
     assert refusal(line) == "devices has 2 values; expected 3, one for each rank"
+
+
+def test_why_a_rank_lacks_a_reading_is_joined_and_kept() -> None:
+    def part(rank: int, **said: Any) -> RankBlock:
+        return RankBlock(rank=rank, work=4.0, began_unix_s=1.0, seconds=2.0, **said)
+
+    parts = [part(0, readings={"forward_s": 0.5}), part(1, unread={"forward_s": "no hooks"})]
+    block = joined(Block, parts, study="weak/r", arm="ddp@2", round=0, gang=2, count=4)
+    assert block.readings["forward_s"].tolist()[0] == 0.5
+    assert block.unread == {"forward_s": ("", "no hooks")}
+    again = read(line_of(block))
+    assert again == block
+    assert again.why_unread("forward_s") == ("", "no hooks")
+    assert again.why_unread("energy_j") == ("", "")
+    usual = joined(Block, parts[:1], study="weak/r", arm="ddp@1", round=0, gang=2, count=4)
+    assert b"unread" not in line_of(usual)

@@ -269,6 +269,23 @@ class TestRanks:
         change = changed(Block, lambda block: block.arm == f"infer@{PER_NODE}", **trace)
         assert "has traces of training in forward passes" in refusal(tmp_path, change)
 
+    @rows("said", [{"readings": {"forward_s": 0.1}}, {"unread": {"forward_s": "why"}}])
+    def test_time_forward_passes_of_training_only_unless_it_is_compiled(
+        self, tmp_path: Path, said: dict[str, Any]
+    ) -> None:
+        """Hooks on a compiled model never fire."""
+        read(tmp_path / "ddp", changed(Block, is_ddp, **said))
+        only_infers = changed(Block, lambda block: block.arm == f"infer@{PER_NODE}", **said)
+        assert "(forward_s) in infer@2, which only infers" in refusal(tmp_path, only_infers)
+        compiled = replace(PLAN, studies=(replace(STUDY, workload=replace(STUDY.workload, compile=True)),))
+        assert "(forward_s) in ddp@4, which is compiled" in refusal(tmp_path, changed(Block, is_ddp, **said), compiled)
+
+    def test_that_lack_a_reading_say_why_in_the_evidence(self, tmp_path: Path) -> None:
+        why = {"forward_s": ("", "no hooks", "no hooks", "")}
+        (unread,) = read(tmp_path, changed(Block, is_ddp, unread=why)).unread
+        assert unread == (STUDY.id, LAST_ARM, "forward_s", "n0", 1, "no hooks", 2)
+        assert not read(tmp_path / "all").unread
+
 
 class TestGroups:
     @rows(
@@ -309,6 +326,7 @@ class TestGroups:
         [
             (is_probe, {"readings": {}}, "has no readings of matmul-bf16, which has is_correct"),
             (is_probe, {"readings": {"is_correct": True, "utilization": 0.5}}, "has is_correct, utilization of matmul"),
+            (is_probe, {"unread": {"forward_s": "why"}}, "has is_correct, unread of matmul-bf16, which has is_correct"),
             (is_probe, {"digests": "ab" * 8}, "has is_correct, digests of matmul-bf16, which has is_correct"),
             (
                 is_probe,

@@ -26,6 +26,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker import arms as arms_module
 from pytest_ddpscale.worker.arms import StudyArms, steps_for_block
 from pytest_ddpscale.worker.device import CpuDevice, Timing
+from pytest_ddpscale.worker.forward_hooks import Forwards
 from pytest_ddpscale.worker.rank_context import arm_order
 from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.training import Trainer
@@ -84,9 +85,9 @@ def test_a_block_is_timed_once_the_arm_is_warm(gloo_of_one: None, monkeypatch: p
         trained[-1] += 1
         step(trainer)
 
-    def begin(device: CpuDevice, trainer: Callable[[], None], steps: int) -> Timing:
+    def begin(device: CpuDevice, trainer: Callable[[], None], steps: int, forwards: Forwards | None) -> Timing:
         trained.append(0)
-        return time_steps(device, trainer, steps)
+        return time_steps(device, trainer, steps, forwards)
 
     monkeypatch.setattr(Trainer, "__call__", count)
     monkeypatch.setattr(CpuDevice, "time_steps", begin)
@@ -172,8 +173,8 @@ def test_peak_memory_is_without_what_idle_wrappers_hold(gloo_of_one: None) -> No
             self.allocated += 10
             return self.allocated
 
-        def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
-            return replace(super().time_steps(step, steps), peak_memory_bytes=1000)
+        def time_steps(self, step: Callable[[], None], steps: int, forwards: Forwards | None = None) -> Timing:
+            return replace(super().time_steps(step, steps, forwards), peak_memory_bytes=1000)
 
     arms = StudyArms(study(*ARMS), SmallGpu(), rank=0, layout=Layout(1, 1), timeout=TIMEOUT)
     peaks = [arms.time_block(arm, 3).peak_memory_bytes for arm in (*ARMS, *ARMS)]
@@ -201,8 +202,8 @@ class OneBitWrong(CpuDevice):
         self.blocks = 0
         self.victim: torch.Tensor | None = None
 
-    def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
-        timing = super().time_steps(step, steps)
+    def time_steps(self, step: Callable[[], None], steps: int, forwards: Forwards | None = None) -> Timing:
+        timing = super().time_steps(step, steps, forwards)
         self.blocks += 1
         if self.blocks == 2 and self.victim is not None:
             self.victim.view(torch.int32)[0, 0, 0, 0] ^= 1

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from pytest_ddpscale.worker.device import CpuDevice, open_device
+from pytest_ddpscale.worker.forward_hooks import Forwards
 
 
 def test_cpu_steps_are_timed_by_the_wall_clock() -> None:
@@ -82,6 +84,47 @@ class TestGpus:
         timed = ["record", "step", "record", "step", "record"]
         assert asked[1:] == ["reset_peak_memory_stats", "synchronize", *timed, "synchronize", "max_memory_allocated"]
         assert (timing.step_s, timing.block_s) == ((1.0, 1.0), 2.0)
+        assert (timing.forward_s, timing.unread) == (None, {})
+
+    def test_time_forward_passes_by_events_that_are_there_before(
+        self, asked: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        event: Callable[..., torch.cuda.Event] = torch.cuda.Event
+
+        def new_event(*, enable_timing: bool) -> torch.cuda.Event:
+            asked.append("event")
+            return event(enable_timing=enable_timing)
+
+        monkeypatch.setattr(torch.cuda, "Event", new_event)
+        model = Asked(asked)
+        timing = open_device("cuda", 0).time_steps(lambda: model(), 2, Forwards(model, 1))
+        made = ["reset_peak_memory_stats", *["event"] * (3 + 2 * 2)]
+        timed = ["record", *["record", "step", "record", "record"] * 2]
+        assert asked[1:] == [*made, "synchronize", *timed, "synchronize", "max_memory_allocated"]
+        assert (timing.forward_s, timing.block_s, timing.unread) == (2.0, 2.0, {})
+
+    @pytest.mark.parametrize("made", [0, 1, 3])
+    def test_have_no_reading_of_another_number_of_forward_passes(self, asked: list[str], made: int) -> None:
+        model = Asked(asked)
+
+        def step() -> None:
+            for _ in range(made):
+                model()
+
+        timing = open_device("cuda", 0).time_steps(step, 2, Forwards(model, 2))
+        assert timing.forward_s is None
+        assert list(timing.unread) == ["forward_s"]
+
+
+class Asked(nn.Module):
+    """A model that only says that it was asked."""
+
+    def __init__(self, asked: list[str]) -> None:
+        super().__init__()
+        self.asked = asked
+
+    def forward(self) -> None:
+        self.asked.append("step")
 
 
 def test_a_rank_without_a_gpu_is_refused_in_words() -> None:

@@ -17,6 +17,7 @@ from pytest_ddpscale.run.rank_folder import LOGS
 from pytest_ddpscale.run.records import StudyEnd, StudyStart
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
+from pytest_ddpscale.worker.forward_hooks import Forwards
 from pytest_ddpscale.worker.rank import GangMember
 from tests.builders.trained import TIMEOUT, study
 
@@ -26,7 +27,7 @@ from .kept_records import KeptRecords, context_on_cpu
 class NeverUsed(CpuDevice):
     """A device that nobody may train on."""
 
-    def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
+    def time_steps(self, step: Callable[[], None], steps: int, forwards: Forwards | None = None) -> Timing:
         raise AssertionError("trained after the budget")
 
 

@@ -1,0 +1,190 @@
+"""Each rank's own pace under DDP: the time of its forward passes, which wait for nobody, and a check of it.
+
+Under DDP the steps of all ranks take as long as the slowest rank's. In the arm ``each`` every rank trains alone, all at
+once, so step times differ there as ranks do; but it takes minutes and is timed in one study only. Forward passes are
+timed in every training arm that is not compiled. Where a study has both they must agree: each rank's forward passes
+over the median rank's, and its steps alone over the median rank's, in the same rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from pytest_ddpscale.judge.peers import MINIMUM_ROUNDS, averages_of, median_over_rounds, relative_logs
+from pytest_ddpscale.judge.rounds import ArmRounds, merged
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.plan.variant import USUAL
+from pytest_ddpscale.run.column_record import FloatArray, IntArray
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.readings import FORWARD_S
+from pytest_ddpscale.util.listing import first_few
+
+MOST_APART = 0.01  # relative: between a rank's pace by its forward passes and by its steps alone
+
+
+def forward_step_s(rounds: ArmRounds) -> FloatArray:
+    """Seconds of each rank's forward passes per step, (rounds, ranks); NaN where it was absent or has no reading.
+
+    A forward pass takes time, so a reading of 0 means unknown.
+    """
+    forward_s = rounds.measured.reading(FORWARD_S)
+    known = rounds.present & (forward_s > 0)
+    return np.where(known, forward_s, np.nan) / np.where(known, rounds.measured.count, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnPace:
+    """The own pace of the ranks of a study's largest DDP arm.
+
+    Attributes:
+        rounds: of that arm.
+        earlier: mean of each rank's relative log of its pace in the study before, by host and local rank.
+    """
+
+    rounds: ArmRounds
+    earlier: Mapping[tuple[str, int], float]
+
+    @cached_property
+    def times_s(self) -> FloatArray:
+        """`forward_step_s` of the arm, (rounds, ranks)."""
+        return forward_step_s(self.rounds)
+
+    @cached_property
+    def as_steps(self) -> ArmRounds:
+        """The rounds as if forward passes were all that ranks did, which is what rules of slow ranks compare."""
+        return ArmRounds(replace(self.rounds.measured, seconds=self.times_s * self.rounds.measured.count))
+
+    @cached_property
+    def of_nodes_s(self) -> FloatArray:
+        """The median of each node's ranks, in the order of `by_host`, (rounds, nodes)."""
+        return nodes_s(self.times_s, self.rounds)
+
+    @cached_property
+    def _relative(self) -> FloatArray:
+        return relative_logs(self.times_s)
+
+    @cached_property
+    def usual(self) -> Mapping[tuple[str, int], float]:
+        """Mean of each rank's relative log over all rounds, by host and local rank; NaN without any."""
+        told = ~np.isnan(self._relative)
+        total = np.where(told, self._relative, 0.0).sum(axis=0)
+        means = np.where(told.any(axis=0), total / np.maximum(told.sum(axis=0), 1), np.nan)
+        return dict(zip(self.rounds.ranks.places, means.tolist(), strict=True))
+
+    def before(self, numbers: IntArray, places: Sequence[tuple[str, int]]) -> FloatArray:
+        """Mean of ranks' relative logs in the rounds before each of some rounds, (rounds, places).
+
+        Before the first round it is that of the study before; NaN where nothing is known.
+        """
+        told = ~np.isnan(self._relative)
+        empty = np.zeros((1, told.shape[1]))
+        count = np.concatenate([empty, np.cumsum(told, axis=0)])
+        total = np.concatenate([empty, np.cumsum(np.where(told, self._relative, 0.0), axis=0)])
+        means = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+        means[0] = [self.earlier.get(place, np.nan) for place in self.rounds.ranks.places]
+        means = np.concatenate([means, np.full((len(means), 1), np.nan)], axis=1)  # of ranks without any
+        column = {place: number for number, place in enumerate(self.rounds.ranks.places)}
+        at = np.array([column.get(place, -1) for place in places], np.int64)
+        return means[np.searchsorted(self.rounds.numbers, numbers)][:, at]
+
+
+def pace_arm(study: Study) -> Arm | None:
+    """The arm with most ranks that train together and each tell their own pace; None without any."""
+    arms = [
+        arm for arm in study.arms
+        if arm.kind == "ddp" and arm.world_size > 1 and arm.placement == "packed" and arm.variant == USUAL
+    ]  # fmt: skip
+    return max(arms, key=lambda arm: arm.world_size, default=None)
+
+
+def own_pace_of(study: Study, evidence: Evidence) -> OwnPace | None:
+    """The own pace of a study's ranks; None if it was not read, as of compiled models and in earlier runs."""
+    return evidence.once(("own pace", study.id), lambda: _own_pace(study, evidence))
+
+
+def _own_pace(study: Study, evidence: Evidence) -> OwnPace | None:
+    arm = pace_arm(study)
+    if arm is None:
+        return None
+    rounds = merged(evidence.columns, study.id, arm, evidence.plan.layout)
+    if not len(rounds) or np.isnan(forward_step_s(rounds)).all():
+        return None
+    before = study_before(study, evidence.plan.studies)
+    earlier = None if before is None else own_pace_of(before, evidence)
+    return OwnPace(rounds, {} if earlier is None else earlier.usual)
+
+
+def study_before(study: Study, studies: Sequence[Study]) -> Study | None:
+    """The study measured before another in the same launch, whose ranks tell their own pace; None without any."""
+    at = next((number for number, one in enumerate(studies) if one.id == study.id), 0)
+    earlier = [one for one in studies[:at] if one.launch == study.launch and pace_arm(one) is not None]
+    return earlier[-1] if earlier else None
+
+
+def nodes_s(times_s: FloatArray, rounds: ArmRounds) -> FloatArray:
+    """The median of each node's ranks, in the order of `by_host`, NaN where a node was absent, (rounds, nodes)."""
+    return np.stack([median_over_rounds(times_s[:, at].T) for at in rounds.ranks.by_host.values()], axis=1)
+
+
+def pace_notes(evidence: Evidence) -> list[str]:
+    """A line on ranks whose own pace is another one by their forward passes than by their steps alone, for each study
+    that times both, and a line for each arm without expected readings of forward passes."""
+    differ = (note for study in evidence.plan.studies for note in _disagreements(study, evidence))
+    unread = (
+        f"no own pace in {one.blocks} rank blocks of {one.arm} of {one.study}, the first of rank {one.rank} on "
+        f"{one.host}: {one.reason}"
+        for one in evidence.unread
+        if one.reading == FORWARD_S
+    )
+    return [*differ, *unread]
+
+
+def _disagreements(study: Study, evidence: Evidence) -> Iterator[str]:
+    for each in study.arms:
+        ddp = next((arm for arm in study.arms if arm.kind == "ddp" and _is_same_training(arm, each)), None)
+        if each.kind != "each" or ddp is None:
+            continue
+        steps, passes = (merged(evidence.columns, study.id, arm, evidence.plan.layout) for arm in (each, ddp))
+        if apart := _apart(steps, passes):
+            yield (
+                f"own pace uncertain in {study.id}, by forward passes in {ddp.name} and by steps in {each.name}: "
+                f"{first_few(apart, separator='; ')}"
+            )
+
+
+def _is_same_training(arm: Arm, other: Arm) -> bool:
+    """Whether as many ranks train the same batches with the same settings."""
+    names = ("world_size", "batch_size", "placement", "variant")
+    return all(getattr(arm, name) == getattr(other, name) for name in names)
+
+
+def _apart(steps: ArmRounds, passes: ArmRounds) -> list[str]:
+    """Ranks with two clearly different paces, both in words, the largest difference first.
+
+    Args:
+        steps: in which each rank trains alone.
+        passes: with the ranks' forward passes.
+    """
+    _, rows, other_rows = np.intersect1d(steps.numbers, passes.numbers, return_indices=True)
+    column = {place: i for i, place in enumerate(passes.ranks.places)}
+    at = np.array([i for i, place in enumerate(steps.ranks.places) if place in column], np.int64)
+    others = np.array([column[steps.ranks.places[i]] for i in at], np.int64)
+    step_s, pass_s = steps.mean_step_s[rows][:, at], forward_step_s(passes)[other_rows][:, others]
+    enough = np.flatnonzero((~np.isnan(step_s) & ~np.isnan(pass_s)).sum(axis=0) >= MINIMUM_ROUNDS)
+    if len(enough) < 2:
+        return []
+    by_steps, by_passes = relative_logs(step_s[:, enough]), relative_logs(pass_s[:, enough])
+    differences, reaches = averages_of(by_passes - by_steps)
+    clear = np.flatnonzero(np.abs(differences) - reaches > math.log1p(MOST_APART))
+    usual = np.exp([median_over_rounds(by_passes), median_over_rounds(by_steps)])
+    found = []
+    for i in clear[np.argsort(-np.abs(differences[clear]), kind="stable")].tolist():
+        rank, host, *_ = steps.ranks.who(at[enough[i]])
+        found.append(f"rank {rank} on {host} {usual[0, i]:.3f}× and {usual[1, i]:.3f}× the median rank")
+    return found
