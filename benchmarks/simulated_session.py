@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pytest_ddpscale.judge.covering import coverage_of
 from pytest_ddpscale.judge.deciding import Decider
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.run_outcome import RunFacts, conclude
+from pytest_ddpscale.judge.slow_links import slow_links
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
@@ -16,7 +19,7 @@ from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, gangs_by_number
 from pytest_ddpscale.run.telemetry import telemetry_columns_of
-from pytest_ddpscale.run.verdicts import Verdict
+from pytest_ddpscale.run.verdicts import RunOutcome, Verdict
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
 from pytest_ddpscale.simulate.simulated_nodes import gang_of, telemetry_of_turns
@@ -51,6 +54,23 @@ def decide_all(run: SimulatedRun, cluster: SimulatedCluster, confidence: float) 
 
     Comparisons with earlier runs are left out, because there are none.
     """
+    return tuple(_judge_all(run, cluster, confidence)[0].values())
+
+
+def conclude_all(
+    run: SimulatedRun, cluster: SimulatedCluster, confidence: float
+) -> tuple[RunOutcome, str, tuple[Verdict, ...]]:
+    """The outcome of such a session as if it had measured a machine, its reason, and the verdicts of `decide_all`."""
+    verdicts, cases, evidence = _judge_all(run, cluster, confidence)
+    coverage = coverage_of(evidence, cases, verdicts, {}, run.plan.layout.ranks_per_node)
+    found = tuple(verdicts.values())
+    facts = RunFacts(found, len(found), coverage=coverage, slow_links=tuple(slow_links(evidence)))
+    return *conclude(facts), found
+
+
+def _judge_all(
+    run: SimulatedRun, cluster: SimulatedCluster, confidence: float
+) -> tuple[dict[str, Verdict], list[AnyCase], Evidence]:
     plan, expectation = run.plan, cluster.expectation(run.plan)
     records: list[AnyRecord] = list(before_training(run, cluster))
     _train(run, Decider(plan, cluster.cases, confidence), records)
@@ -63,7 +83,7 @@ def decide_all(run: SimulatedRun, cluster: SimulatedCluster, confidence: float) 
     telemetry = telemetry_columns_of(said, gangs_by_number(records))
     evidence = replace(_evidence_of(plan, records), telemetry=telemetry)
     asked = [one for one in cluster.cases if one.requirement.definition.subject != "node"]
-    return tuple(judge(case, evidence, confidence) for case in asked)
+    return {case.id: judge(case, evidence, confidence) for case in asked}, asked, evidence
 
 
 def _train(run: SimulatedRun, decider: Decider, records: list[AnyRecord]) -> dict[str, list[tuple[Arm, ...]]]:
