@@ -35,14 +35,12 @@ def test_memory_spread(verdict: ItemVerdict) -> None:
     verdict.check()
 
 
-@pytest.mark.node_health
 @pytest.mark.requirement("rank_uniformity")
 def test_rank_uniformity(verdict: ItemVerdict) -> None:
     """No GPU computes slower than its peers; under DDP all ranks wait for the slowest."""
     verdict.check()
 
 
-@pytest.mark.node_health
 @pytest.mark.requirement("node_uniformity")
 def test_node_uniformity(verdict: ItemVerdict) -> None:
     """No node computes slower than the others."""

@@ -102,6 +102,7 @@ def _judge_launch(
     if case.requirement.definition.reads_own_pace:
         due = _rounds_due(evidence, study.id, begun, arms)
         verdict = judge_uniformity(blank, case, study, evidence, due)
+        verdict = verdict if verdict.outcome == "not_measured" else with_agreement(verdict, study, evidence)
         return with_spent_budget(verdict, study.id, evidence.out_of_time)
     is_by_node, peers = evidence.plan.layout.judged_by_node(question.arms), RankComparison(study, evidence)
     asked = Asked(

@@ -77,11 +77,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     try:
         metrics = marked_metrics(metafunc.definition)
-        cases = [case for case in source_of(metafunc.config).cases if case.requirement.metric in metrics]
+        every = source_of(metafunc.config).cases
+        cases = [case for case in every if case.requirement.metric in metrics]
+        nightly = _nightly(every)
     except pytest.UsageError as error:
         # If raised here, pytest would print a traceback for each test module.
-        told.refusal, cases = error, []
-    metafunc.parametrize("requirement", cases, ids=[case.name for case in cases], indirect=True)
+        told.refusal, cases, nightly = error, [], []
+    parameters = [pytest.param(case, marks=pytest.mark.node_health if case in nightly else ()) for case in cases]
+    metafunc.parametrize("requirement", parameters, ids=[case.name for case in cases], indirect=True)
+
+
+def _nightly(cases: Sequence[AnyCase]) -> Sequence[AnyCase]:
+    from pytest_ddpscale.thresholds.cases import nightly_uniformity
+
+    return nightly_uniformity(cases)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:

@@ -171,6 +171,17 @@ def training_cases(cases: Iterable[AnyCase]) -> list[Case]:
     return [case for case in cases if isinstance(case, Case)]
 
 
+def nightly_uniformity(cases: Iterable[AnyCase]) -> list[Case]:
+    """Uniformity that a nightly check measures: of the workloads whose replicas it compares anyway, else of the first.
+
+    A GPU that is slow is slow in every workload, and a nightly check has five minutes.
+    """
+    training = training_cases(cases)
+    uniform = [case for case in training if case.requirement.definition.reads_own_pace]
+    trained = {case.workload for case in training if case.requirement.definition.compares_results}
+    return [case for case in uniform if case.workload in (trained or {uniform[0].workload})]
+
+
 def _training_case(file: ThresholdsFile, sku: Sku, requirement: Requirement, ranks: int) -> Case:
     reference, source = _published_reference(file, requirement)
     workload = sku.workloads[requirement.workload]

@@ -47,7 +47,9 @@ SHARES_OF_RANKS = ("replica_agreement",)
 # The slowest relative to its peers is never below 1.
 FROM_ONE_UP = ("rank_uniformity",)
 # Metrics that can be made to have any value, from `least_value` up.
-VALUED = tuple(name for name in TRAINING_METRICS if name not in SHARES_OF_RANKS)
+VALUED = tuple(
+    name for name, metric in TRAINING_METRICS.items() if name not in SHARES_OF_RANKS and not metric.reads_own_pace
+)
 RELATIVE = tuple(name for name, metric in TRAINING_METRICS.items() if metric.baseline)
 READINGS = ("device_utilization", "peak_memory_gib", "memory_spread", "images_per_joule")
 FACTORS = tuple(name for name in VALUED if METRICS[name].scale == "factors")

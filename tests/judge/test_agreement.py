@@ -188,7 +188,6 @@ ASKED = {
     METRIC: 4,
     "throughput_per_gpu": 4,
     "weak_scaling_efficiency": 4,
-    "rank_uniformity": 4,
     "exposed_communication": 4,
     "ddp_overhead": 1,
     "step_time_p95": 4,

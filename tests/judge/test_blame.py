@@ -132,16 +132,11 @@ class TestSlownessOfSeveralNodes:
         verdict = judge_all(scaling(), slow_rank(0, 0, 1.2), network=0.85)
         assert (verdict.outcome, named(verdict)) == ("failed", [("gpu", "n0", False)])
 
-    def test_is_certain_where_it_is_what_is_judged(self) -> None:
-        verdict = judge_all(make_case("rank_uniformity", 1.1, world_size=8), slow_rank(1, 1))
-        assert named(verdict) == [("gpu", "n1", True)]
-
     def test_of_one_of_two_nodes_may_be_the_other_ones_speed(self) -> None:
-        for case in (scaling(nodes=2), make_case("rank_uniformity", 1.1, world_size=4)):
-            verdict = judge_all(case, slow_node(1), nodes=2)
-            assert named(verdict) == [("node", "n1", False)]
-            assert EITHER in verdict.culprits[0].evidence
-        assert "DDP may wait for " in judge_all(scaling(nodes=2), slow_node(1), nodes=2).reason
+        verdict = judge_all(scaling(nodes=2), slow_node(1), nodes=2)
+        assert named(verdict) == [("node", "n1", False)]
+        assert EITHER in verdict.culprits[0].evidence
+        assert "DDP may wait for " in verdict.reason
 
     def test_of_one_of_two_nodes_below_the_floor_is_its_own(self) -> None:
         verdict = judge_all(scaling(nodes=2, floor_samples_per_s=90.0), slow_node(1), nodes=2)
@@ -156,7 +151,7 @@ class TestHalfOfTheNodes:
     def slow_half(node: int, local_rank: int) -> float:
         return (1.0, 1.03, 1.12, 1.15)[node]
 
-    @rows("case", [scaling(), make_case("rank_uniformity", 1.05, world_size=8)])
+    @rows("case", [scaling()])
     def test_that_are_slow_are_named_beside_the_others_and_nobody_is_certain(self, case: Case) -> None:
         verdict = judge_all(case, self.slow_half, network=0.8)
         assert verdict.outcome == "failed"

@@ -31,7 +31,6 @@ def noisy(mean: float, sd: float, rounds: int = 8) -> list[float]:
         ("exposed_communication", 0.5, noisy(0.05, 0.04), (0.0, 1.0)),
         ("step_time_cv", 0.5, [abs(one) for one in noisy(0.05, 0.05)], (0.0, 1.0)),
         ("memory_spread", 0.5, [abs(one) for one in noisy(0.05, 0.04)], (0.0, 1.0)),
-        ("rank_uniformity", 1.5, [1 + abs(one) for one in noisy(0.05, 0.05)], (1.0, 100.0)),
     ],
 )
 def test_no_interval_reaches_what_is_impossible(

@@ -165,7 +165,7 @@ class TestOneSlowRank:
         assert "rank 3 on node1" in beside.reason
 
     def test_of_a_cpu_has_to_stand_out_by_more(self) -> None:
-        case = make_case("rank_uniformity", 1.01, world_size=4)
+        case = make_case("weak_scaling_efficiency", 1.1, world_size=4)
         found = {kind: judge_slowed(slow(1.08, 3), case, device_type=kind).culprits for kind in ("cuda", "cpu")}
         assert {kind: len(culprits) for kind, culprits in found.items()} == {"cuda": 1, "cpu": 0}
 
@@ -217,9 +217,8 @@ class TestNobodySlow:
             "the loss is with the slower ranks, or in communication",
         )
 
-    @pytest.mark.parametrize("metric", ["weak_scaling_efficiency", "rank_uniformity"])
-    def test_enough_to_be_named_is_noted(self, metric: str) -> None:
-        case = make_case(metric, 1.1 if metric == "weak_scaling_efficiency" else 1.01, world_size=4)
+    def test_enough_to_be_named_is_noted(self) -> None:
+        case = make_case("weak_scaling_efficiency", 1.1, world_size=4)
         verdict = judge_slowed(slow(1.04, 3), case)
         assert (verdict.outcome, verdict.culprits) == ("failed", ())
         assert verdict.notes == (
@@ -234,11 +233,9 @@ class TestNobodySlow:
 
     def test_often_enough_accuses_nobody(self) -> None:
         """Each rank hiccups once or twice: no one of them is over the line in half of the rounds."""
-        verdict = judge_slowed(
-            lambda number, rank: 1.3 if number % 4 == rank else 1.0, make_case("rank_uniformity", 1.1, world_size=4)
-        )
+        case = make_case("weak_scaling_efficiency", 1.1, world_size=4)
+        verdict = judge_slowed(lambda number, rank: 1.1 if number % 4 == rank else 1.0, case)
         assert (verdict.outcome, verdict.culprits) == ("failed", ())
-        assert verdict.reason.endswith("; no rank stands out clearly enough to be named")
 
     def test_is_not_said_where_nobody_looked(self) -> None:
         verdict = judge_values("weak_scaling_efficiency", 1.0, [0.9] * ROUNDS)
@@ -274,7 +271,7 @@ class TestWorldOfTwo:
         assert compared in verdict.reason
 
     def test_compares_the_slower_one_whichever_it_is(self) -> None:
-        case = replace(make_case("rank_uniformity", 1.1), floor_samples_per_s=90.0)
+        case = replace(make_case("weak_scaling_efficiency", 0.9), floor_samples_per_s=90.0)
         (culprit,) = judge_slowed(slow(1.25, 0), case).culprits
         assert (culprit.gpu_uuid, "80 img/s are below" in culprit.evidence) == ("GPU-0", True)
 

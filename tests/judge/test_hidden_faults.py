@@ -20,7 +20,7 @@ from tests.builders.judged import (
     make_measurements,
     make_study,
 )
-from tests.judge.test_agreement import ROUNDS, ask, run_of_four, verdict_on
+from tests.judge.test_agreement import ROUNDS, run_of_four, verdict_on
 from tests.judge.test_culprits import judge_slowed, slow
 from tests.rows import rows
 
@@ -108,7 +108,8 @@ class TestReplicas:
         smaller = replace(study, arms=tuple(arm for arm in study.arms if arm.kind != "ddp" or arm.world_size < 4))
         found = Columns({key: arm for key, arm in evidence.columns.arms.items() if arm.arm != "ddp@4"})
         plan = replace(evidence.plan, studies=(smaller,))
-        verdict = judge(ask("rank_uniformity"), replace(evidence, plan=plan, columns=found), CONFIDENCE)
+        case = make_case("computation_time", 1e5, world_size=4)
+        verdict = judge(case, replace(evidence, plan=plan, columns=found), CONFIDENCE)
         assert verdict.outcome == "error"
         assert "replica_agreement" in verdict.reason
 

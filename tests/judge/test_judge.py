@@ -153,7 +153,7 @@ class TestOrder:
     @settings(max_examples=20)
     @given(st.randoms(use_true_random=False), st.sampled_from([{}, {1: OTHER_CHECKSUM}]))
     def test_nor_for_a_whole_study_with_a_slow_rank(self, shuffler: random.Random, odd_seeded: dict[int, str]) -> None:
-        cases = [make_case(metric, hard_bound(metric), world_size=4) for metric in ("rank_uniformity", "step_time_p95")]
+        cases = [make_case("step_time_p95", hard_bound("step_time_p95"), world_size=4)]
         cases += [make_case(metric, 1.0, world_size=4) for metric in ("weak_scaling_efficiency", "replica_agreement")]
         plan = plan_of(cases)
         (study,) = plan.studies

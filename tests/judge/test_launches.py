@@ -29,7 +29,7 @@ from tests.rows import rows
 LAUNCHES = 3
 SPEEDS = (100.0, 104.0, 97.0)  # images per second, of each launch
 THROUGHPUT = make_case("throughput_per_gpu", 60.0, 2)
-UNIFORMITY = make_case("rank_uniformity", 1.08, 4)
+UNIFORMITY = make_case("weak_scaling_efficiency", 1.05, 4)
 # Of a rank in a launch: how many times slower it computes.
 Slowness = Callable[[int, int], float]
 

@@ -25,6 +25,7 @@ from pytest_ddpscale.judge.metrics import (
     step_time_cv,
     step_time_percentiles_ms,
 )
+from pytest_ddpscale.judge.peers import slowest_to_peers
 from pytest_ddpscale.judge.rounds import GIB, NO_ROUNDS, ArmRounds
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS, WEAK_SCALING_EFFICIENCY
@@ -147,8 +148,8 @@ def test_imported_ranks_are_not_compared() -> None:
 
 def test_rank_uniformity_is_the_slowest_rank_over_the_median_of_the_others() -> None:
     # step times 1, 1, 1.3, 1.1: the others of the slowest are 1, 1, 1.1
-    assert of("rank_uniformity", rounds([100, 100, 100 / 1.3, 100 / 1.1])) == pytest.approx([1.3])
-    assert of("rank_uniformity", rounds([100, 80])) == pytest.approx([1.25])
+    assert slowest_to_peers(rounds([100, 100, 100 / 1.3, 100 / 1.1]).mean_step_s).tolist() == pytest.approx([1.3])
+    assert slowest_to_peers(rounds([100, 80]).mean_step_s).tolist() == pytest.approx([1.25])
 
 
 def test_model_flops_utilization_is_what_the_model_needs_of_the_peak() -> None:

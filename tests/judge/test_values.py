@@ -129,7 +129,7 @@ class TestCovers:
         ("weak_scaling_efficiency", ["alone", "ddp@2"]),
         ("exposed_communication", ["no_sync@2", "ddp@2"]),
         ("ddp_overhead", ["alone", "ddp@1"]),
-        ("rank_uniformity", ["each@2"]),
+        ("rank_uniformity", ["ddp@2"]),
     ],
 )
 def test_arms_of_a_question_come_with_its_baseline_first(metric: str, names: list[str]) -> None:

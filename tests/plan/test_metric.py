@@ -33,7 +33,7 @@ IMAGES = ImageFolderData("/images")
         ("weak_scaling_efficiency", 4, [Arm("alone", 1, 8), Arm("ddp", 4, 8)]),
         ("strong_scaling_speedup", 4, [Arm("alone", 1, 16), Arm("ddp", 4, 4)]),
         ("strong_scaling_efficiency", 16, [Arm("alone", 1, 16), Arm("ddp", 16, 1)]),
-        ("rank_uniformity", 4, [Arm("each", 4, 8)]),
+        ("rank_uniformity", 4, [Arm("ddp", 4, 8)]),
         ("exposed_communication", 4, [Arm("no_sync", 4, 8), Arm("ddp", 4, 8)]),
         ("ddp_overhead", 1, [Arm("alone", 1, 8), Arm("ddp", 1, 8)]),
         ("step_time_p95", 1, [Arm("alone", 1, 8)]),
@@ -62,7 +62,7 @@ def test_arms_of_a_metric(metric: str, world_size: int, arms: list[Arm]) -> None
         ("strong_scaling_efficiency", 16, [Arm("ddp", 1, 16), Arm("ddp", 16, 1)]),
         ("ddp_overhead", 1, [Arm("alone", 1, 8), Arm("ddp", 1, 8)]),
         ("exposed_communication", 4, [Arm("no_sync", 4, 8), Arm("ddp", 4, 8)]),
-        ("rank_uniformity", 4, [Arm("each", 4, 8)]),
+        ("rank_uniformity", 4, [Arm("ddp", 4, 8)]),
     ],
 )
 def test_arms_of_a_metric_whose_source_wrapped_one_gpu_in_ddp(metric: str, world_size: int, arms: list[Arm]) -> None:
@@ -92,7 +92,14 @@ def test_ranks_of_strong_scaling_train_the_whole_global_batch(world_size: int, s
 
 
 def test_costs_and_differences_are_bounded_from_above() -> None:
-    costs = {"memory_spread", "rank_uniformity", "exposed_communication", "ddp_overhead", "step_time_cv"}
+    costs = {
+        "memory_spread",
+        "rank_uniformity",
+        "node_uniformity",
+        "exposed_communication",
+        "ddp_overhead",
+        "step_time_cv",
+    }
     for name, metric in METRICS.items():
         assert metric.upper_bound == (name in costs or metric.unit in ("GiB", "ms")), name
 
@@ -170,8 +177,9 @@ def test_images_from_a_folder_are_compared_with_synthetic_ones_of_the_same_ranks
 def test_a_machine_that_is_evenly_slow_is_not_accepted_for_being_even() -> None:
     """What a machine keeps on which every step takes twice as long."""
     assert {name for name, metric in TRAINING_METRICS.items() if not metric.carries_acceptance} == {
-        "rank_uniformity", "exposed_communication", "computation_time", "communication_time", "ddp_overhead",
-        "step_time_cv", "memory_spread", "replica_agreement", "images_per_joule", "input_pipeline_efficiency",
+        "rank_uniformity", "node_uniformity", "exposed_communication", "computation_time", "communication_time",
+        "ddp_overhead", "step_time_cv", "memory_spread", "replica_agreement", "images_per_joule",
+        "input_pipeline_efficiency",
         # nothing is trained
         "inference_throughput", "inference_latency_p50", "inference_latency_p95", "inference_latency_p99",
     }  # fmt: skip
@@ -195,4 +203,4 @@ def test_every_bound_that_judges_anything_is_possible(metric: Metric) -> None:
 def test_what_is_possible_of_a_speedup_grows_with_the_ranks() -> None:
     assert METRICS["strong_scaling_speedup"].possible_at(8) == pytest.approx((0.0, 8.8))
     assert METRICS["weak_scaling_efficiency"].possible_at(8) == pytest.approx((0.0, 1.1))
-    assert METRICS["rank_uniformity"].possible_at(8)[0] == 1.0
+    assert METRICS["rank_uniformity"].possible_at(8)[0] == 0.0

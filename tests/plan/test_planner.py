@@ -73,7 +73,7 @@ def test_one_study_compares_ranks_for_all_of_them() -> None:
 
 
 def test_ranks_are_compared_once_where_that_is_asked_for() -> None:
-    questions = [question("throughput_per_gpu", ONE, 8), question("rank_uniformity", TWO, 8)]
+    questions = [question("throughput_per_gpu", ONE, 8), question("rank_uniformity", replace(TWO, compile=True), 8)]
     studies = build_plan(EMPTY, questions, PACE).studies
     assert [study.id for study in studies if study.arm("each@8")] == ["weak/two"]
 

@@ -10,7 +10,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import PACES, build_plan
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, device_type, training_cases
+from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, device_type, nightly_uniformity, training_cases
 from pytest_ddpscale.thresholds.model import Requirement, Sku
 from tests.builders.clusters import WHOLE_RUNS_ONLY
 from tests.builders.clusters import thresholds as packaged_thresholds
@@ -187,7 +187,8 @@ def node_health(name: str, ranks_per_node: int) -> TimeEstimate:
     """Of `pytest -m node_health` on one node: all checks, all probes, and what compares ranks."""
     cases, device = cases_for(FILE, name, ONE_NODE), device_type(FILE.thresholds.skus[name])
     training = training_cases(cases)
-    asked = [c.question for c in training if c.requirement.metric in ("rank_uniformity", "replica_agreement")]
+    asked = [c.question for c in training if c.requirement.metric == "replica_agreement"]
+    asked += [c.question for c in nightly_uniformity(cases)]
     probes = [case.probe for case in cases if isinstance(case, NodeCase) and case.probe]
     plan = build_plan(Plan(name, device, (), ranks_per_node=ranks_per_node, survey=True), asked, PACES[device], probes)
     assert plan.probes is not None
