@@ -92,16 +92,16 @@ def busy_neighbour(slow_rank: int) -> Iterator[None]:
         process.wait()
 
 
-def uniformity(run_path: Path, launch: Launch, pace: Pace, workload: Workload = WORKLOAD) -> Verdict:
+def judged_pair(run_path: Path, launch: Launch, pace: Pace, workload: Workload = WORKLOAD) -> Verdict:
     """The verdict on two ranks that train the same."""
-    questions = [Question(METRICS[name], workload, RANKS) for name in ("rank_uniformity", "weak_scaling_efficiency")]
+    questions = [Question(METRICS[name], workload, RANKS) for name in ("weak_scaling_efficiency",)]
     plan = build_plan(Plan("cpu", "cpu", ()), questions, pace)
     run = RunDirectory.create(run_path)
     run.write_json(run.plan_json, plan)
     run.write_json(run.run_json, RunRecord(sku="cpu", status="finished", started_at=now_iso()))
     Supervisor(launch, run, Limits(inactivity_s=120)).measure(plan)
     source = Source(measured=1.0, margin_pct=2.0, reference="equal ranks")
-    line = Requirement("rank_uniformity", 1.02, source, workload=workload.name, world_size=RANKS)
+    line = Requirement("weak_scaling_efficiency", 1.0, source, workload=workload.name, world_size=RANKS)
     case = Case(line, 2, workload, "small-2rank", "", floor_samples_per_s=1.0)
     return judge(case, read_evidence(run), 0.95)
 
@@ -115,7 +115,7 @@ def one_run(fault: str, slow_rank: int | None, pace: Pace = PACE, workload: Work
     if fault == FAULTS[2] and slow_rank is not None:
         neighbour = busy_neighbour(slow_rank)
     with tempfile.TemporaryDirectory(prefix="stragglers-") as folder, neighbour:
-        verdict = uniformity(Path(folder) / "run", launch, pace, workload)
+        verdict = judged_pair(Path(folder) / "run", launch, pace, workload)
     named = tuple(culprit.gpu_index for culprit in verdict.culprits if culprit.gpu_index is not None)
     return Outcome(fault, slow_rank, named, verdict.culprits[0].evidence if verdict.culprits else verdict.reason)
 

@@ -17,6 +17,7 @@ from pytest_ddpscale.judge.stragglers import (
     MINIMUM_GAPS,
     Straggler,
     find_watched,
+    groups_text,
     in_ranks,
     node_culprit,
     slow_nodes,
@@ -158,10 +159,7 @@ def _with_stragglers(verdict: Verdict, case: Case, compared: RankComparison, mea
     more = f" and {len(named) - 1} more" if len(named) > 1 else ""
     seen = f"{who}{more} {'are' if more else 'is'} slow even without communication ({first.evidence})"
     if others := found[0].others:
-        all_in_nodes = whole.keys() == {straggler.host for straggler in found}
-        slower = first_few(sorted(whole)) if all_in_nodes else in_ranks([straggler.rank for straggler in found])
-        ratio = statistics.median(straggler.ratio for straggler in found)
-        seen = f"two groups of ranks: {others} and {slower}, {ratio:.2f}× apart even without communication"
+        seen = groups_text(found, whole)
     if not definition.communicates and not others:
         reason = f"{verdict.reason}; slow: {who}{more}"
     elif verdict.world_size == 1 or not blame.is_explained:

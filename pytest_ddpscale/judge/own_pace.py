@@ -58,7 +58,7 @@ class OwnPace:
     @cached_property
     def as_steps(self) -> ArmRounds:
         """The rounds as if forward passes were all that ranks did, which is what rules of slow ranks compare."""
-        return ArmRounds(replace(self.rounds.measured, seconds=self.times_s * self.rounds.measured.count))
+        return as_steps(self.rounds, self.times_s)
 
     @cached_property
     def of_nodes_s(self) -> FloatArray:
@@ -92,6 +92,11 @@ class OwnPace:
         column = {place: number for number, place in enumerate(self.rounds.ranks.places)}
         at = np.array([column.get(place, -1) for place in places], np.int64)
         return means[np.searchsorted(self.rounds.numbers, numbers)][:, at]
+
+
+def as_steps(rounds: ArmRounds, times_s: FloatArray) -> ArmRounds:
+    """Rounds whose steps take these times, (rounds, ranks), for rules that compare steps."""
+    return ArmRounds(replace(rounds.measured, seconds=times_s * rounds.measured.count))
 
 
 def pace_arm(study: Study) -> Arm | None:

@@ -39,7 +39,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -225,6 +225,19 @@ def find_slow_group(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_R
         )
         for i in reversed(slow.tolist())
     ]  # fmt: skip
+
+
+def groups_text(found: Sequence[Straggler], nodes: Collection[str]) -> str:
+    """``two groups of ranks: n0, n1 and n2, n3, 1.06× apart even without communication``.
+
+    Args:
+        found: the slower group.
+        nodes: on which all ranks are slow.
+    """
+    all_in_nodes = set(nodes) == {straggler.host for straggler in found}
+    slower = first_few(sorted(nodes)) if all_in_nodes else in_ranks([straggler.rank for straggler in found])
+    ratio = statistics.median(straggler.ratio for straggler in found)
+    return f"two groups of ranks: {found[0].others} and {slower}, {ratio:.2f}× apart even without communication"
 
 
 def in_ranks(numbers: Sequence[int]) -> str:

@@ -14,9 +14,16 @@ from dataclasses import replace
 import numpy as np
 
 from pytest_ddpscale.judge.metrics import own_pace_s
-from pytest_ddpscale.judge.own_pace import nodes_s
+from pytest_ddpscale.judge.own_pace import as_steps, nodes_s
 from pytest_ddpscale.judge.peers import Compared, compare
 from pytest_ddpscale.judge.rounds import ArmRounds, merged
+from pytest_ddpscale.judge.stragglers import (
+    WATCHED_SHARE,
+    find_slow_group,
+    groups_text,
+    node_culprit,
+    slow_nodes,
+)
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Study
@@ -44,10 +51,18 @@ def judge_uniformity(blank: Verdict, case: Case, study: Study, evidence: Evidenc
     if not len(rounds):
         return replace(blank, reason=f"no complete round of {arm.name} in {study.id}")
     times_s = own_pace_s(rounds)
+    each = next((one for one in study.arms if one.kind == "each"), None)
+    if np.isnan(times_s).all() and each is not None:  # runs made before forward passes were timed
+        arm, rounds = each, merged(evidence.columns, study.id, each, layout)
+        times_s = own_pace_s(rounds)
+        if not len(rounds):
+            return replace(blank, reason=f"no complete round of {arm.name} in {study.id}")
     unread = (np.isnan(times_s) & rounds.present).any(axis=0)
     is_of_nodes = case.requirement.definition is NODE_UNIFORMITY
     takes_turns = layout.takes_turns(arm) and arm.world_size < layout.ranks_per_node
-    expected = layout.nodes * (layout.ranks_per_node if takes_turns else arm.world_size)
+    expected = arm.world_size
+    if layout.fits_node(arm):
+        expected = layout.nodes * (layout.ranks_per_node if takes_turns else arm.world_size)
     missing = ""
     if unread.any():
         missing = f"the forward passes of {_names(rounds, np.flatnonzero(unread))} were not timed in every round"
@@ -62,8 +77,17 @@ def judge_uniformity(blank: Verdict, case: Case, study: Study, evidence: Evidenc
     if verdict.outcome in ("passed", "failed") and len(rounds) < due and least < due:
         reason = f"only {len(rounds)} of {due} rounds are complete; the others could change the result"
         return replace(verdict, outcome="inconclusive", reason=reason)
-    if verdict.outcome != "failed":
+    if verdict.outcome not in ("failed", "inconclusive") or int(compared.rounds.max()) < FEWEST_ROUNDS:
         return verdict
+    group = [] if is_of_nodes else find_slow_group(as_steps(rounds, times_s), WATCHED_SHARE * limit)
+    nodes = slow_nodes(group, rounds)
+    if group:
+        verdict = replace(verdict, reason=f"{verdict.reason}; {groups_text(group, nodes)}")
+    if verdict.outcome == "inconclusive":
+        # The median of others lies between two groups, of which either may be the normal one.
+        named = [node_culprit(ranks) for ranks in nodes.values()]
+        named += [one.culprit for one in group if one.host not in nodes]
+        return replace(verdict, culprits=tuple(replace(one, is_certain=False) for one in named))
     return replace(verdict, culprits=tuple(_culprits(compared, rounds, times_s, is_of_nodes=is_of_nodes)))
 
 

@@ -112,7 +112,8 @@ def test_a_procedure_finds_a_fault_from_the_size_on_at_which_all_are_found() -> 
     learned = procedures.Superbench.learned([procedures.Node(cluster, (), seed) for seed in (100, 101, 102)])
     said = procedures.all_procedures(procedures.Node(cluster, ("slow-gpu:5:1.04",), 3), learned)
     rejecting = {name for name, outcome in said.items() if outcome.decision == "rejected"}
-    assert rejecting == {"ddpscale", "16 rounds, t-test", "one shot, our bounds"}
+    # Within the limit of peers a slower GPU is ordinary, which the others do not tell from a fault.
+    assert rejecting == {"16 rounds, t-test", "one shot, our bounds"}
 
 
 def test_a_slow_rank_is_counted_as_named_or_noted_by_its_gap() -> None:

@@ -29,7 +29,7 @@ def test_a_rank_that_sleeps_for_most_of_each_step_is_named(tmp_path: Path) -> No
     pace = replace(stragglers.PACE, rounds=8, block_s=0.05, warmup_s=0.1)
     launch = stragglers.sleepy_launch(forked_here(), SLOW_RANK, SLEEP_PER_WORK)
     workload = with_settings(stragglers.WORKLOAD, model="shufflenet_v2_x0_5", batch_size=2, image_size=32)
-    verdict = stragglers.uniformity(tmp_path / "run", launch, pace, workload)
+    verdict = stragglers.judged_pair(tmp_path / "run", launch, pace, workload)
     assert [culprit.gpu_index for culprit in verdict.culprits] == [SLOW_RANK], verdict
     assert "the time of its only peer" in verdict.culprits[0].evidence
     assert "above the floor of 1 img/s" in verdict.culprits[0].evidence

@@ -149,7 +149,7 @@ def waits(seconds: float) -> dict[str, Any]:
         ({"readings": {"skipped_steps": 0.5}}, "skipped_steps of a rank is out of range"),
         ({"readings": {"is_correct": 1}}, "is_correct of a rank is out of range; expected true or false"),
         ({"readings": {"is_correct": [True, None, True]}}, "is_correct of a rank is out of range"),
-        ({"readings": {"mood": 1}}, "unknown reading 'mood'; expected one of utilization, forward_s, energy_j"),
+        ({"readings": {"mood": 1}}, "unknown reading 'mood'; expected one of utilization, energy_j"),
         ({"digests": "c0ffee"}, "at `$.digests`"),
         ({"digests": "0" * 32}, "digests has 32 digits; expected 16 for each of 3 ranks"),
         ({"ranks": []}, "Expected `array` of length >= 1"),

@@ -11,7 +11,8 @@ from tests.benchmarks.scripts import benchmark
 from tests.builders.clusters import a100, faults
 from tests.builders.judged import CONFIDENCE
 
-decide = benchmark("simulated_session").decide
+session = benchmark("simulated_session")
+decide, decide_all = session.decide, session.decide_all
 GPUS = 8
 CLUSTER = a100(GPUS)
 CASES = [case for case in CLUSTER.cases if case.id == "weak_scaling_efficiency[resnet152-fp16-8gpu]"]
@@ -25,8 +26,15 @@ def outcomes(*texts: str) -> set[str]:
 
 
 @pytest.mark.parametrize("place", range(GPUS))
-def test_a_gpu_that_is_4_per_cent_slow_is_rejected_at_every_place(place: int) -> None:
-    assert outcomes(f"slow-gpu:{place}:1.04") == {"failed"}
+def test_a_gpu_that_is_8_per_cent_slow_is_rejected_at_every_place(place: int) -> None:
+    assert outcomes(f"slow-gpu:{place}:1.08") == {"failed"}
+
+
+@pytest.mark.parametrize("place", [0, 3, 7])
+def test_a_gpu_that_is_3_per_cent_slow_is_ordinary_at_every_place(place: int) -> None:
+    cluster = replace(CLUSTER, cases=tuple(CASES))
+    run = SimulatedRun(PLAN, CLUSTER.performance, faults(f"slow-gpu:{place}:1.03", gpus=GPUS), 3)
+    assert {verdict.outcome for verdict in decide_all(run, cluster, CONFIDENCE)} == {"passed"}
 
 
 def test_a_sound_node_passes() -> None:

@@ -54,7 +54,7 @@ def test_noise_that_is_asked_for_is_simulated_and_told(tmp_path: Path) -> None:
     [
         ((), {"ddp@8"}),
         (("--gpus", "32"), {"ddp@32", "each@32"}),
-        (("--gpus", "32", "--world-sizes", "16,24"), {"ddp@16", "ddp@24", "each@24"}),
+        (("--gpus", "32", "--world-sizes", "16,24"), {"ddp@16", "ddp@24"}),
     ],
 )
 def test_the_cluster_is_as_large_as_asked(arguments: tuple[str, ...], arms: set[str], tmp_path: Path) -> None:
