@@ -231,7 +231,7 @@ def test_why_a_rank_lacks_a_reading_is_joined_and_kept() -> None:
 
     parts = [part(0, readings={"forward_s": 0.5}), part(1, unread={"forward_s": "no hooks"})]
     block = joined(Block, parts, study="weak/r", arm="ddp@2", round=0, gang=2, count=4)
-    assert block.readings["forward_s"].tolist()[0] == 0.5
+    assert block.reading("forward_s")[0] == 0.5
     assert block.unread == {"forward_s": ("", "no hooks")}
     again = read(line_of(block))
     assert again == block

@@ -18,6 +18,7 @@ from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.worker import pairs
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
+from pytest_ddpscale.worker.forward_hooks import Forwards
 from pytest_ddpscale.worker.pairs import PairSearch, group_of_two
 from pytest_ddpscale.worker.rank_progress import RankProgress
 from tests.builders.probes import rails_in
@@ -39,7 +40,7 @@ class ScriptedCpu(CpuDevice):
         self.id = device_id
         self.steps = 0
 
-    def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
+    def time_steps(self, step: Callable[[], None], steps: int, forwards: Forwards | None = None) -> Timing:
         for _ in range(steps):
             step()
         self.steps += steps

@@ -22,6 +22,7 @@ from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
 from pytest_ddpscale.run.records import GangRecord, RoundEnd
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
+from pytest_ddpscale.worker.forward_hooks import Forwards
 from pytest_ddpscale.worker.probes import blocks, collectives, known_values, memory
 from pytest_ddpscale.worker.probes.blocks import open_work
 from pytest_ddpscale.worker.probes.collectives import Exchange, open_collective
@@ -88,7 +89,7 @@ class SlowByBytes(CpuDevice):
 
     opened: ClassVar[list[float]] = []
 
-    def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
+    def time_steps(self, step: Callable[[], None], steps: int, forwards: Forwards | None = None) -> Timing:
         iterations: list[None] = []
         self.on_step = lambda: iterations.append(None)
         step()

@@ -20,6 +20,7 @@ from pytest_ddpscale.run.records import GangRecord, RoundEnd
 from pytest_ddpscale.worker import rank_context
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
+from pytest_ddpscale.worker.forward_hooks import Forwards
 from pytest_ddpscale.worker.probes import memory
 from pytest_ddpscale.worker.probes.memory import Copy
 from pytest_ddpscale.worker.probes.running import ProbeRounds
@@ -46,7 +47,7 @@ class SteadyCpu(CpuDevice):
     def count(self) -> None:
         self.steps += 1
 
-    def time_steps(self, step: Callable[[], None], steps: int) -> Timing:
+    def time_steps(self, step: Callable[[], None], steps: int, forwards: Forwards | None = None) -> Timing:
         assert steps == 1
         before = self.steps
         step()
