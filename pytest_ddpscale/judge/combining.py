@@ -145,6 +145,8 @@ def _reason(worst: PlaceVerdict, deciding: Sequence[PlaceVerdict], planned: int)
     if planned == 1:
         return worst.verdict.reason
     name, noun = worst.place.name, worst.place.noun
+    if worst.outcome == "passed" and worst.verdict.against_slowest is not None:
+        return f"{name}, the lowest of {planned} {noun}: {worst.verdict.reason}"
     if worst.outcome == "passed":
         return f"{worst.verdict.reason} on each of {planned} {noun}; {name} is nearest to it"
     others = [one.place.name for one in deciding if one is not worst]

@@ -40,7 +40,7 @@ def forward_step_s(rounds: ArmRounds) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class OwnPace:
-    """The own pace of the ranks of a study's largest DDP arm.
+    """The own pace of the ranks of a study's largest DDP arm, of those that have enough rounds.
 
     Attributes:
         rounds: of that arm.
@@ -77,10 +77,15 @@ class OwnPace:
         means = np.where(told.any(axis=0), total / np.maximum(told.sum(axis=0), 1), np.nan)
         return dict(zip(self.rounds.ranks.places, means.tolist(), strict=True))
 
-    def before(self, numbers: IntArray, places: Sequence[tuple[str, int]]) -> FloatArray:
-        """Mean of ranks' relative logs in the rounds before each of some rounds, (rounds, places).
+    def before(self, numbers: IntArray, places: Sequence[tuple[str, int]], cells: IntArray) -> FloatArray:
+        """Mean of ranks' relative logs in the rounds before each of some rounds, (rows, ranks of a row).
 
         Before the first round it is that of the study before; NaN where nothing is known.
+
+        Args:
+            numbers: of the round of each row, (rows,).
+            places: host and local rank of ranks.
+            cells: which of them each row has, (rows, ranks of a row).
         """
         told = ~np.isnan(self._relative)
         empty = np.zeros((1, told.shape[1]))
@@ -91,21 +96,28 @@ class OwnPace:
         means = np.concatenate([means, np.full((len(means), 1), np.nan)], axis=1)  # of ranks without any
         column = {place: number for number, place in enumerate(self.rounds.ranks.places)}
         at = np.array([column.get(place, -1) for place in places], np.int64)
-        return means[np.searchsorted(self.rounds.numbers, numbers)][:, at]
+        return np.asarray(means[np.searchsorted(self.rounds.numbers, numbers)[:, np.newaxis], at[cells]])
 
 
 def as_steps(rounds: ArmRounds, times_s: FloatArray) -> ArmRounds:
-    """Rounds whose steps take these times, (rounds, ranks), for rules that compare steps."""
-    return ArmRounds(replace(rounds.measured, seconds=times_s * rounds.measured.count))
+    """Rounds whose steps take these times, (rounds, ranks), for rules that compare steps; absent where there is none."""
+    measured = rounds.measured
+    there = measured.present & ~np.isnan(times_s)
+    return ArmRounds(replace(measured, seconds=times_s * measured.count, present=there))
 
 
 def pace_arm(study: Study) -> Arm | None:
     """The arm with most ranks that train together and each tell their own pace; None without any."""
+    return next(iter(_pace_arms(study)), None)
+
+
+def _pace_arms(study: Study) -> list[Arm]:
+    """Arms whose ranks train together and each tell their own pace, the largest first."""
     arms = [
         arm for arm in study.arms
         if arm.kind == "ddp" and arm.world_size > 1 and arm.placement == "packed" and arm.variant == USUAL
     ]  # fmt: skip
-    return max(arms, key=lambda arm: arm.world_size, default=None)
+    return sorted(arms, key=lambda arm: -arm.world_size)
 
 
 def own_pace_of(study: Study, evidence: Evidence) -> OwnPace | None:
@@ -114,13 +126,17 @@ def own_pace_of(study: Study, evidence: Evidence) -> OwnPace | None:
 
 
 def _own_pace(study: Study, evidence: Evidence) -> OwnPace | None:
-    arm = pace_arm(study)
-    if arm is None:
+    found = None
+    for arm in _pace_arms(study):
+        rounds = merged(evidence.columns, study.id, arm, evidence.plan.layout)
+        times = int((~np.isnan(forward_step_s(rounds)).all(axis=1)).sum())
+        if times and (found is None or times >= MINIMUM_ROUNDS):
+            found = rounds
+        if times >= MINIMUM_ROUNDS:
+            break  # larger arms have fewer rounds if a node was lost
+    if found is None:
         return None
-    rounds = merged(evidence.columns, study.id, arm, evidence.plan.layout)
-    if not len(rounds) or np.isnan(forward_step_s(rounds)).all():
-        return None
-    before = study_before(study, evidence.plan.studies)
+    rounds, before = found, study_before(study, evidence.plan.studies)
     earlier = None if before is None else own_pace_of(before, evidence)
     return OwnPace(rounds, {} if earlier is None else earlier.usual)
 

@@ -8,27 +8,30 @@ t being throughput per GPU and f a rank's own forward time in ddp@k of that roun
 is the rank with the longest forward time in the rounds *before*, for the first round in the study before. Chosen within
 the round itself, its noise would make the value too good; so a wrong choice can only lower it.
 
-This value counts only if nothing but spread is there (`Spread`): every GPU within the limit of its peers, and so its
-node; no two groups of GPUs; none held down by heat or power; no gaps between kernels, which are part of f; and where
-ranks also computed alone in this study, no smaller wait by that. Limits above `MOST_EXCUSED` excuse nothing.
+This value counts only if nothing but spread is shown to be there (`Spread`): every GPU of the arm within the limit of
+its peers, and so its node; no two groups of GPUs; none held down by heat or power, by telemetry of each; no gaps
+between kernels, which are part of f; where ranks also computed alone in this study, no smaller wait by that; and a
+value in every round. What is unknown is not shown. Limits above `MOST_EXCUSED` excuse nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import count
 from typing import Literal
 
 import numpy as np
 
 from pytest_ddpscale.judge.bounds import against_bound
 from pytest_ddpscale.judge.caveats import HOST_BOUND_UTILIZATION, Asked
-from pytest_ddpscale.judge.devices import flags
+from pytest_ddpscale.judge.devices import SHARE_OF_ROUNDS, flags
 from pytest_ddpscale.judge.metrics import Arms, Read
 from pytest_ddpscale.judge.own_pace import OwnPace, forward_step_s, own_pace_of
 from pytest_ddpscale.judge.peers import compare, median_over_rounds, relative_logs
-from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, Groups, merged
+from pytest_ddpscale.judge.rounds import ArmRounds, Groups, merged
 from pytest_ddpscale.judge.stragglers import WATCHED_SHARE, find_slow_group
 from pytest_ddpscale.judge.values import Values, groups_of, joined, table_of
 from pytest_ddpscale.plan.metric_catalogue import WEAK_SCALING_EFFICIENCY
@@ -40,6 +43,7 @@ from pytest_ddpscale.thresholds.cases import Case
 
 MOST_EXCUSED = 0.10  # a limit above it, as on CPUs, is no limit of ordinary spread
 _SMALLER_WAIT = 0.01  # by which the wait may be smaller in steps of ranks that compute alone
+FEWEST_RANKS = 4  # each with three peers
 State = Literal["counts", "open", "not"]
 
 
@@ -75,8 +79,7 @@ def _read(groups: Groups, pace: OwnPace, case: Case) -> Read:
     if not len(rows):
         return Read(measured.numbers, np.zeros(0), None)
     own_s, cells = forward_step_s(measured), measured.measured.rank_of_cell
-    before = pace.before(measured.numbers // len(groups.places), measured.ranks.places)
-    before = np.take_along_axis(before, cells, axis=1)
+    before = pace.before(measured.numbers // len(groups.places), measured.ranks.places, cells)
     before = np.where(np.isnan(own_s) | np.isnan(before), -np.inf, before)
     slowest = before.argmax(axis=1)
     there = {place: number for number, place in enumerate(measured.ranks.places)}
@@ -120,111 +123,174 @@ class SpreadJudge:
     def __init__(self, asked: Asked, study: Study, each: Sequence[Values[str]], launch: int) -> None:
         self._asked, self._study = asked, study
         self._values, self._own = joined(each), each[launch]
+        self._row_of_all = {place: row for row, place in enumerate(self._values.places)}
+        self._row_of_own = {place: row for row, place in enumerate(self._own.places)}
+        self._row_of_asked = {str(place): row for row, place in enumerate(asked.values.places)}
 
     def judged(self, verdict: Verdict, blank: Verdict, place: str, confidence: float) -> Verdict:
         """The verdict on a place, from that on its value: better, open again, or the same.
 
-        A place passes if either interval clears the bound. It fails only if the value against the slowest GPU is clear
-        below the bound, or if that does not count and the other is.
+        A place passes if either interval clears the bound. It fails only if both are clear below it, or if the value
+        against the slowest GPU does not count and the other is: without spread both are the same, so one below the
+        bound and one above is noise.
         """
-        if verdict.outcome not in ("failed", "inconclusive") or verdict.value is None:
+        row = self._row_of_own.get(place)
+        if verdict.outcome not in ("failed", "inconclusive") or verdict.value is None or row is None:
             return verdict
-        case = self._asked.case
-        assert isinstance(case, Case)
-        row, own = self._row(place)
-        spread = self._of_place(place)
-        if row is None or own is None or spread.state == "not":
+        case, own = self._case, self._own.of(row)
+        if not len(own):
             return verdict
         found = against_bound(
-            blank, case.requirement, own, lambda: self._values.found(row, confidence, self._asked.limit)
-        )
+            blank, case.requirement, own,
+            lambda: self._values.found(self._row_of_all[place], confidence, self._asked.limit),
+        )  # fmt: skip
         if found.value is None:
             return verdict
+        spread = self._of_place(place)
         against = AgainstSlowest(found.value, found.interval, spread.slowest, spread.behind)
-        text = (
-            f"{100 * (found.value - verdict.value):.1f} points of the loss are the spread of its GPUs: "
-            f"{spread.slowest} is {spread.behind:.1%} behind the median, limit {case.peers.computing:.0%}"
-        )
-        if spread.state == "open":
-            if verdict.outcome == found.outcome == "failed":
-                return verdict
-            reason = f"not shown to be spread alone: {spread.why}"
-            return replace(verdict, outcome="inconclusive", reason=reason, against_slowest=against, p_value=None)
+        value = f"{100 * found.value:.1f} % against the slowest GPU"
         if found.outcome == "failed":
-            return replace(
-                verdict, outcome="failed", reason=f"{found.reason}; {text}", p_value=found.p_value,
-                against_slowest=against,
-            )  # fmt: skip
-        reason = (
-            found.reason if found.outcome == "inconclusive" else f"the bound is kept against the slowest GPU; {text}"
+            if verdict.outcome != "failed" or spread.state == "not":
+                return verdict
+            # Each of both chances is an upper limit, and the row fails only if both are small.
+            chances = [one.p_value for one in (verdict, found) if one.p_value is not None]
+            chance = max(chances) if len(chances) == 2 else None
+            reason = f"{verdict.reason}; {value} does, too"
+            return replace(verdict, reason=reason, p_value=chance, against_slowest=against)
+        if spread.state == "counts" and found.value > verdict.value * (1 + self._limit):
+            spread = replace(spread, state="not", why="it would excuse more than the limit of a GPU")
+        if spread.state == "not":
+            return replace(verdict, notes=(*verdict.notes, f"not excused as spread: {spread.why}"))
+        if spread.state == "open":
+            reason = f"{value}, not shown to be spread alone: {spread.why}"
+            return replace(verdict, outcome="inconclusive", reason=reason, against_slowest=against, p_value=None)
+        notes = tuple(dict.fromkeys((*verdict.notes, *(f"against the slowest GPU {note}" for note in found.notes))))
+        reason = f"{value}: {found.reason}"
+        if found.outcome == "passed":
+            reason = (
+                f"{value} keeps the bound; {100 * (found.value - verdict.value):.1f} points of the loss are the "
+                f"spread of its GPUs: {spread.slowest} is {100 * spread.behind:.1f} % behind the median, "
+                f"limit {100 * self._limit:.3g} %"
+            )
+        return replace(
+            verdict, outcome=found.outcome, reason=reason, notes=notes, p_value=None, against_slowest=against
         )
-        if found.outcome == "inconclusive":
-            reason = f"against the slowest GPU {found.value:.1%}: {found.reason}"
-        return replace(verdict, outcome=found.outcome, reason=reason, p_value=None, against_slowest=against)
 
-    def _row(self, place: str) -> tuple[int | None, FloatArray | None]:
-        if place not in self._own.places:
-            return None, None
-        own = self._own.of(list(self._own.places).index(place))
-        return (list(self._values.places).index(place), own) if len(own) else (None, None)
+    @property
+    def _case(self) -> Case:
+        assert isinstance(self._asked.case, Case)
+        return self._asked.case
+
+    @property
+    def _limit(self) -> float:
+        limit = self._case.peers.computing
+        assert limit is not None  # or `applies_to` is False
+        return limit
 
     def _of_place(self, place: str) -> Spread:
-        key = "spread", self._study.id, place, self._asked.case.id
+        key = "spread", self._study.id, place, self._case.id
         return self._asked.evidence.once(key, lambda: self._find(place))
 
     def _find(self, place: str) -> Spread:
-        whole = self._whole
+        whole, ranks = self._whole, self._ranks.get(place, {})
         if whole is None:
             return Spread("not", "no own pace was read", "", 0.0)
-        at = whole.columns(place)
-        with_pace = at[~np.isnan(whole.compared.ratio[at])]
+        at = np.array([whole.column.get(one, -1) for one in ranks], np.int64)
+        if (at < 0).any() or not len(at):
+            return Spread("not", "the own pace of some of its GPUs was not read", "", 0.0)
+        compared = whole.compared
+        with_pace = at[~np.isnan(compared.ratio[at])]
         if not len(with_pace):
-            return Spread("open", f"the pace of {place or 'its GPUs'} is not known yet", "", 0.0)
-        worst = int(with_pace[np.argmax(whole.compared.ratio[with_pace])])
+            return Spread("open", "the pace of its GPUs is not known yet", "", 0.0)
+        worst = int(with_pace[np.argmax(compared.ratio[with_pace])])
         _, host, local_rank, _ = whole.pace.rounds.ranks.who(worst)
-        behind = float(whole.compared.ratio[worst]) - 1
-
-        def told(state: State, why: str) -> Spread:
-            return Spread(state, why, f"GPU {local_rank} on {host}", behind)
-
-        if why := whole.why_not(place) or self._why_not_computing(place, whole):
-            return told("not", why)
-        if not whole.compared.within[at].all():
-            return told("open", f"not every GPU is certain to be within {whole.limit:.0%} of its peers")
-        if whole.is_open_node(place):
-            return told("open", "its node is not certain to be within the limit of nodes")
-        return told("counts", "")
+        found = Spread("counts", "", f"GPU {local_rank} on {host}", float(compared.ratio[worst]) - 1)
+        if why := whole.why_not(at) or self._why_not_whole(place) or self._why_not_computing(place, ranks):
+            return replace(found, state="not", why=why)
+        if not compared.within[at].all():
+            why = f"not every GPU is certain to be within {100 * whole.limit:.3g} % of its peers"
+            return replace(found, state="open", why=why)
+        if whole.is_open_node(at):
+            return replace(found, state="open", why="its node is not certain to be within the limit of nodes")
+        return found
 
     @cached_property
     def _whole(self) -> _Whole | None:
-        case, evidence, study = self._asked.case, self._asked.evidence, self._study
-        assert isinstance(case, Case)
-        limits = case.peers
+        evidence, study, limits = self._asked.evidence, self._study, self._case.peers
         pace = own_pace_of(study, evidence)
-        if pace is None or limits.computing is None:
+        if pace is None:
             return None
         key = "spread of all", study.id, limits
-        computing, nodes = limits.computing, limits.nodes
-        return evidence.once(key, lambda: _Whole(study, evidence, pace, computing, nodes))
+        return evidence.once(key, lambda: _Whole(study, evidence, pace, self._limit, limits.nodes))
 
-    def _why_not_computing(self, place: str, whole: _Whole) -> str:
-        """Heat, power or a host that is too slow, which forward times contain; empty if none is there."""
-        evidence = self._asked.evidence
-        arm = self._asked.rounds(place).measured
-        hosts = list(arm.ranks.by_host)
-        total, count = self._asked.sums(lambda rounds: rounds.utilization)
-        row = list(self._asked.values.places).index(place)
-        if count[row] or not evidence.goes_on:
-            busy = total[row] / count[row] if count[row] else np.nan
-            if not busy >= HOST_BOUND_UTILIZATION:
-                told = "of unknown utilization" if np.isnan(busy) else f"{busy:.0%} busy"
-                return f"its least busy GPU was {told}, so forward times may contain waiting for the host"
+    @cached_property
+    def _ranks(self) -> Mapping[str, Mapping[tuple[str, int], int]]:
+        """By place, the host and local rank of each rank of the measured arm, and its number of rounds."""
+        found: dict[str, dict[tuple[str, int], int]] = {}
+        for one in self._asked.groups:
+            arm = one.arms[-1]
+            size, who = arm.present.shape[1], arm.ranks.places
+            times = np.zeros((len(one.places), size), np.int64)
+            np.add.at(times, arm.measured.node, arm.present)
+            for number, (place, counts) in enumerate(zip(one.places, times.tolist(), strict=True)):
+                theirs = who[number * size : (number + 1) * size]
+                found[place] = {rank: count for rank, count in zip(theirs, counts, strict=True) if count}
+        return found
+
+    @cached_property
+    def _busy(self) -> tuple[FloatArray, FloatArray]:
+        """Sum over the rounds of the least busy GPU's utilization, and their number, for each place."""
+        return self._asked.sums(lambda rounds: rounds.utilization)
+
+    def _why_not_whole(self, place: str) -> str:
+        """Rounds without a value against the slowest GPU could be those that would have failed."""
+        printed = self._asked.values.samples[0][self._row_of_asked[place]]
+        has_value = ~np.isnan(printed)
+        lacking = np.isin(self._asked.values.numbers[has_value], self._own.numbers[
+            ~np.isnan(self._own.samples[0][self._row_of_own[place]])
+        ], invert=True)  # fmt: skip
+        # Before the first round of all it is unknown which GPU is slowest.
+        return f"forward times lack in {lacking[1:].sum()} rounds" if lacking[1:].any() else ""
+
+    def _why_not_computing(self, place: str, ranks: Mapping[tuple[str, int], int]) -> str:
+        """Heat, power or a host that is too slow, which forward times contain; empty if shown that none is there."""
+        evidence, (total, count) = self._asked.evidence, self._busy
+        row = self._row_of_asked[place]
+        if count[row] < SHARE_OF_ROUNDS * self._asked.values.rounds()[row] or not count[row]:
+            return "it is unknown how busy its GPUs were, so forward times may contain waiting for the host"
+        busy = total[row] / count[row]
+        if busy < HOST_BOUND_UTILIZATION:
+            told = f"its least busy GPU was {100 * busy:.0f} % busy"
+            return f"{told}, so forward times may contain waiting for the host"
         if evidence.goes_on:
             return ""  # telemetry is read after the measurement
-        told_of = evidence.telemetry.of_arm(arm.study, arm.arm, hosts)
-        if not len(told_of.rank):
-            return "heat and power of its GPUs were not recorded"
-        return "a GPU was held down by heat, power supply or board" if flags(told_of)["throttled"].any() else ""
+        measured, *others = self._held_down
+        if any(measured[0].get(rank, 0) < SHARE_OF_ROUNDS * times for rank, times in ranks.items()):
+            return "heat and power of its GPUs are not known"
+        if any(rank in held for _, held in (measured, *others) for rank in ranks):
+            return "a GPU was held down by heat, power supply or board"
+        return ""
+
+    @cached_property
+    def _held_down(self) -> Sequence[tuple[Mapping[tuple[str, int], int], Collection[tuple[str, int]]]]:
+        """Of the measured arm, its baseline and the arm of paces: rounds in which each GPU was polled, and which GPUs
+        were held down in any round."""
+        evidence = self._asked.evidence
+        question = self._case.question
+        names = [question.measured.name, *([question.baseline.name] if question.baseline else [])]
+        names += [self._whole.pace.rounds.measured.arm] if self._whole else []
+        return [evidence.once(("held down", self._study.id, name), partial(self._of_arm, name)) for name in names]
+
+    def _of_arm(self, name: str) -> tuple[Mapping[tuple[str, int], int], Collection[tuple[str, int]]]:
+        told = self._asked.evidence.telemetry
+        told = told.of(told.rows_of_arm(self._study.id, name))
+        is_polled = told.throttle_reasons.where(lambda reasons: reasons is not None)
+        polled: Counter[tuple[str, int]] = Counter()
+        for number, times in zip(*np.unique(told.place[is_polled], return_counts=True), strict=True):
+            place = told.places[int(number)]
+            polled[place.host, place.local_rank] += int(times)
+        held = [told.places[number] for number in np.unique(told.place[flags(told)["throttled"]]).tolist()]
+        return polled, {(place.host, place.local_rank) for place in held}
 
 
 class _Whole:
@@ -232,56 +298,55 @@ class _Whole:
 
     def __init__(self, study: Study, evidence: Evidence, pace: OwnPace, limit: float, nodes: float | None) -> None:
         self.pace, self.limit = pace, limit
+        ranks = pace.rounds.ranks
+        self.column = {place: number for number, place in enumerate(ranks.places)}
         self.compared = compare(pace.times_s, limit)
         self.groups = find_slow_group(pace.as_steps, WATCHED_SHARE * limit)
-        self._hosts = list(pace.rounds.ranks.by_host)
-        is_one = len(self._hosts) == 1 or nodes is None
-        self._of_nodes = None if is_one else compare(pace.of_nodes_s, nodes or limit)
-        self._nodes_limit = nodes or limit
+        self._node_of = np.zeros(len(ranks), np.int64)
+        for number, at in enumerate(ranks.by_host.values()):
+            self._node_of[at] = number
+        self._is_one, self._nodes_limit = len(ranks.by_host) == 1, nodes
+        self._of_nodes = None if self._is_one or nodes is None else compare(pace.of_nodes_s, nodes)
         each = next((arm for arm in study.arms if arm.kind == "each"), None)
         self._each = None if each is None else merged(evidence.columns, study.id, each, evidence.plan.layout)
+        self._column_of_each = {} if self._each is None else dict(zip(self._each.ranks.places, count()))
 
-    def columns(self, place: str) -> IntArray:
-        """Columns of the ranks at a place."""
-        ranks = self.pace.rounds.ranks
-        return np.arange(len(ranks)) if place == WHOLE else ranks.by_host.get(place, np.zeros(0, np.int64))
-
-    def why_not(self, place: str) -> str:
-        """What the loss of a place has beside spread; empty if nothing is seen."""
-        at = self.columns(place)
-        if self.compared.beyond[at].any():
-            return f"a GPU is more than {self.limit:.0%} slower than its peers"
-        if len(self.pace.rounds.ranks) <= 3:
+    def why_not(self, at: IntArray) -> str:
+        """What the loss of ranks, given by their columns, has beside spread, or may have; empty if nothing."""
+        if len(self.pace.rounds.ranks) < FEWEST_RANKS:
             return "its GPUs have too few peers"
+        if (self.compared.low[at] > 1 + self.limit).any():
+            return f"a GPU is more than {100 * self.limit:.3g} % slower than its peers"
         if self.groups:
             return f"GPUs fall into two groups: {self.groups[0].others} and the slower ones"
-        node = self._node(place)
-        if node is not None and (node[0] > 1 + self._nodes_limit).any():
-            return f"its node is more than {self._nodes_limit:.0%} slower than the others"
-        if self._each is not None and len(self._each):
-            waits = [_wait(one, place) for one in (self.pace.as_steps, self._each)]
-            if waits[0] - waits[1] > _SMALLER_WAIT:
-                told = f"the slowest by {waits[1]:.1%}, by forward passes {waits[0]:.1%}"
-                return f"GPUs that compute alone differ less: {told}"
-        return ""
+        if not self._is_one and self._nodes_limit is None:
+            return "nodes are not compared with each other"
+        if self._of_nodes is not None and self._nodes_limit is not None:
+            low = self._of_nodes.low[np.unique(self._node_of[at])]
+            if (low > 1 + self._nodes_limit).any():
+                return f"its node is more than {100 * self._nodes_limit:.3g} % slower than the others"
+        return self._why_each(at)
 
-    def is_open_node(self, place: str) -> bool:
-        """Whether a node of the place may yet be beyond the limit of nodes."""
-        node = self._node(place)
-        return node is not None and not bool((node[1] < 1 + self._nodes_limit).all())
+    def _why_each(self, at: IntArray) -> str:
+        places = [self.pace.rounds.ranks.places[column] for column in at.tolist()]
+        of_each = np.array([self._column_of_each.get(place, -1) for place in places], np.int64)
+        is_there = of_each >= 0
+        if self._each is None or is_there.sum() < 2:
+            return ""
+        by_passes, by_steps = _wait(self.pace.as_steps, at[is_there]), _wait(self._each, of_each[is_there])
+        if by_passes - by_steps <= _SMALLER_WAIT:
+            return ""
+        told = f"the slowest by {100 * by_steps:.1f} %, by forward passes {100 * by_passes:.1f} %"
+        return f"GPUs that compute alone differ less: {told}"
 
-    def _node(self, place: str) -> tuple[FloatArray, FloatArray] | None:
-        """Limits of the interval of the nodes of a place; two nodes are compared with each other."""
-        if self._of_nodes is None:
-            return None
-        at = slice(None) if place == WHOLE else [self._hosts.index(place)]
-        return self._of_nodes.low[at], self._of_nodes.high[at]
+    def is_open_node(self, at: IntArray) -> bool:
+        """Whether a node of these ranks may yet be beyond the limit; two nodes are compared with each other."""
+        if self._of_nodes is None or self._nodes_limit is None:
+            return False
+        return not bool((self._of_nodes.high[np.unique(self._node_of[at])] < 1 + self._nodes_limit).all())
 
 
-def _wait(rounds: ArmRounds, place: str) -> float:
-    """By how much the slowest rank of a place is slower than its median one."""
-    at = np.arange(len(rounds.ranks)) if place == WHOLE else rounds.ranks.by_host.get(place, np.zeros(0, np.int64))
-    if not len(at):
-        return 0.0
+def _wait(rounds: ArmRounds, at: IntArray) -> float:
+    """By how much the slowest of some ranks is slower than their median one."""
     usual = median_over_rounds(relative_logs(rounds.mean_step_s[:, at]))
     return float(np.expm1(np.nanmax(usual))) if not np.isnan(usual).all() else 0.0

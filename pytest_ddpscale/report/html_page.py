@@ -170,7 +170,7 @@ def _harmless(content: object) -> object:
 
 
 def _remarks(verdict: Verdict) -> list[str]:
-    """Why a requirement did not pass, its culprits, what it was compared with, and the spread between launches."""
+    """Why a requirement did not pass, or passed by the spread of its GPUs, its culprits, what it was compared with, and the spread between launches."""
     said: list[str] = []
     if not verdict.passed:
         said += [text.reason_text(verdict), *_named(verdict)]
@@ -178,6 +178,7 @@ def _remarks(verdict: Verdict) -> list[str]:
         said.append(text.waiver_text(verdict) if verdict.is_waived else "")
         said.append("only warns" if text.only_warns(verdict) else "")
         said += [f"note: {note}" for note in verdict.notes]
+    said.append(text.spread_text(verdict))
     said.append(text.compared_text(verdict.compared) if verdict.compared else "")
     said.append(launch_sd_text(verdict))
     return [one for one in said if one]
@@ -213,7 +214,7 @@ def key_numbers(judgement: Judgement) -> list[KeyNumber]:
             of_metric = [one for one in of_metric if one.world_size == largest]
         if of_metric:
             # A requirement that was not measured ranks below any value.
-            worst = min(of_metric, key=lambda one: (one.value is not None, one.margin or 0.0))
+            worst = min(of_metric, key=lambda one: (one.value is not None, one.passed, one.margin or 0.0))
             name = f"{metric.title}, {text.short_name(worst)}"
             found.append(KeyNumber(name, text.value_text(worst), text.bound_text(worst), text.verdict_word(worst)))
         else:

@@ -138,6 +138,7 @@ def render_markdown(
         not_tested=not_tested_lines(judgement),
         not_passed=sorted((one for one in judgement.verdicts if not one.passed), key=text.only_warns),
         facts=_facts(judgement, run),
+        by_spread=[verdict for verdict in judgement.verdicts if text.spread_text(verdict)],
         run=run,
         plots=plots,
         profiles=evidence.profiles if evidence else (),

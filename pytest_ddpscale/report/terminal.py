@@ -171,6 +171,8 @@ def _explanation(verdict: Verdict, columns: int, shared: Collection[str]) -> Ite
         hidden = len(verdict.culprits) - _MOST_CULPRITS
         if hidden > 0:
             yield from _indented(f"and {hidden} more: see verdicts.json", columns)
+    if text.spread_text(verdict):
+        yield from _indented(text.spread_text(verdict), columns)
     if verdict.compared is not None:
         yield from _indented(text.compared_text(verdict.compared, with_source=False), columns)
     for note in verdict.notes:

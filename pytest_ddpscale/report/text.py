@@ -156,6 +156,11 @@ def reason_text(verdict: Verdict) -> str:
     return one_line(verdict.reason) or _REASONS[verdict.outcome]
 
 
+def spread_text(verdict: Verdict) -> str:
+    """Why it passed although its value may be below the bound; empty for all others."""
+    return reason_text(verdict) if verdict.passed and verdict.against_slowest is not None else ""
+
+
 def number_text(value: float, unit: str, decimals: int | None = None) -> str:
     """A number with its unit: ``97.4 %``, ``1159.2 img/s``, ``2.36×``, ``44.1 GiB``, ``445.8 ms``.
 

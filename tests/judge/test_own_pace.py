@@ -7,11 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from pytest_ddpscale.judge.own_pace import forward_step_s, pace_notes
+from pytest_ddpscale.judge.own_pace import forward_step_s, own_pace_of, pace_arm, pace_notes, study_before
 from pytest_ddpscale.judge.rounds import merged
+from pytest_ddpscale.judge.stragglers import find_slow_group
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.evidence import Evidence, Unread
-from tests.builders.judged import ALONE_SAMPLES_PER_S, evidence_of_plan, make_case, measure, plan_of
+from tests.builders.judged import ALONE_SAMPLES_PER_S, WORKLOAD, evidence_of_plan, make_case, measure, plan_of
+from tests.builders.measurements import Measurement
 from tests.rows import rows
 
 RANKS = 4
@@ -93,3 +97,87 @@ def test_an_expected_reading_that_is_missing_is_noted() -> None:
     assert pace_notes(replace(evidence_of(slow(1.0), None), unread=(unread,))) == [
         "no own pace in 24 rank blocks of ddp@4 of weak/r, the first of rank 3 on n1: hooks saw nothing"
     ]
+
+
+DDP4, DDP8 = (Arm("ddp", ranks, WORKLOAD.batch_size or 1) for ranks in (4, 8))
+STUDY = Study("weak", WORKLOAD, (DDP4, DDP8), 16, 1.0, 1.0)
+ROUNDS = 12
+PLACES = [("node0", rank) for rank in range(8)]
+
+
+def paced(
+    pace: Callable[[int, int], float], change: Callable[[Measurement], Measurement | None] = lambda one: one
+) -> Evidence:
+    """Of eight ranks on a node, whose forward passes take so many times longer, by round and rank."""
+    found = []
+    for one in measure(STUDY, ROUNDS, ranks_per_host=8):
+        changed = change(replace(one, forward_s=one.block_s / 3 * pace(one.round, one.rank)))
+        found += [] if changed is None else [changed]
+    return evidence_of_plan(Plan("a100", "cuda", (STUDY,), ranks_per_node=8), found)
+
+
+def test_the_largest_arm_under_ddp_shows_paces() -> None:
+    alone, each, spread = Arm("alone", 1, 4), Arm("each", 8, 4), Arm("ddp", 16, 4, placement="spread")
+    assert pace_arm(replace(STUDY, arms=(alone, DDP4, DDP8, each, spread))) == DDP8
+    assert pace_arm(replace(STUDY, arms=(alone, each))) is None
+
+
+def test_paces_of_a_smaller_arm_count_where_the_largest_has_too_few_rounds() -> None:
+    def without_largest(one: Measurement) -> Measurement | None:
+        return None if one.arm == DDP8.name and one.round >= 3 else one
+
+    found = own_pace_of(STUDY, paced(lambda *_: 1.0, without_largest))
+    assert found is not None
+    assert (found.rounds.measured.arm, len(found.rounds)) == (DDP4.name, ROUNDS)
+    found = own_pace_of(STUDY, paced(lambda *_: 1.0))
+    assert found is not None
+    assert (found.rounds.measured.arm, len(found.rounds)) == (DDP8.name, ROUNDS)
+
+
+def test_there_is_no_pace_without_any_reading() -> None:
+    assert own_pace_of(STUDY, paced(lambda *_: 1.0, lambda one: replace(one, forward_s=None))) is None
+
+
+def test_before_a_round_only_earlier_rounds_count() -> None:
+    random = np.random.default_rng(4)
+    paces = np.exp(0.01 * random.standard_normal((ROUNDS, 8)))
+    found = own_pace_of(STUDY, paced(lambda number, rank: float(paces[number, rank])))
+    assert found is not None
+    numbers, cells = np.arange(ROUNDS), np.tile(np.arange(8), (ROUNDS, 1))
+    told = found.before(numbers, PLACES, cells)
+    logs = np.log(paces) - np.median(np.log(paces), axis=1, keepdims=True)
+    assert np.isnan(told[0]).all()
+    for number in range(1, ROUNDS):
+        np.testing.assert_allclose(told[number], logs[:number].mean(axis=0), atol=1e-12)
+    only = found.before(np.array([5]), PLACES[6:], np.array([[1]]))
+    assert only[0, 0] == told[5, 7]
+    assert np.isnan(found.before(np.array([5]), [("other", 0)], np.array([[0]]))).all()
+
+
+def test_before_the_first_round_the_study_before_counts() -> None:
+    found = own_pace_of(STUDY, paced(lambda _, rank: 1.2 if rank == 6 else 1.0))
+    assert found is not None
+    told = replace(found, earlier=found.usual).before(np.array([0, 1]), PLACES, np.tile(np.arange(8), (2, 1)))
+    assert told.argmax(axis=1).tolist() == [6, 6]
+    np.testing.assert_allclose(told[0, 6], np.log(1.2))
+
+
+def test_a_rank_without_readings_does_not_hide_two_groups() -> None:
+    def lacks(one: Measurement) -> Measurement:
+        return replace(one, forward_s=None) if one.rank == 7 else one
+
+    random = np.random.default_rng(4)
+    noise = np.exp(0.001 * random.standard_normal((ROUNDS, 8)))
+    found = own_pace_of(STUDY, paced(lambda number, rank: (1.04 if rank < 4 else 1.0) * noise[number, rank], lacks))
+    assert found is not None
+    assert [one.rank for one in find_slow_group(found.as_steps, 0.03)] != []
+    assert found.usual[PLACES[0]] > 0
+    assert np.isnan(found.usual[PLACES[7]])
+
+
+def test_the_study_before_is_the_last_one_of_the_launch_with_paces() -> None:
+    names = ("a", "b", "c", "d")
+    first, alone, second, other = (replace(STUDY, workload=replace(WORKLOAD, name=name)) for name in names)
+    alone, other = replace(alone, arms=(Arm("alone", 1, 4),)), replace(other, launch=2)
+    studies = [first, alone, second, other]
+    assert [study_before(one, studies) for one in studies] == [None, first, first, None]

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from pytest_ddpscale.run.strict_json import read_as, strict_json
-from pytest_ddpscale.run.verdicts import Blocker, Judgement, Verdict, VerdictOutcome, read_judgement
+from pytest_ddpscale.run.verdicts import AgainstSlowest, Blocker, Judgement, Verdict, VerdictOutcome, read_judgement
 from tests.builders.json_types import as_json
 from tests.rows import rows
 
@@ -34,6 +34,18 @@ def test_verdicts_of_an_earlier_version_are_read_without_what_nothing_uses_any_m
     file = tmp_path / "verdicts.json"
     file.write_text(strict_json(data), encoding="utf-8")
     assert read_judgement(file) == judgement
+
+
+@rows("interval", [(0.975, 0.985), None])
+def test_the_value_against_the_slowest_gpu_survives(tmp_path: Path, interval: tuple[float, float] | None) -> None:
+    against = AgainstSlowest(0.98, interval, "GPU 6 on n1", 0.023)
+    verdict = Verdict("m[a]", "weak_scaling_efficiency", "a", 8, "fail", {"at_least": 0.96}, "passed", 0.95)
+    judgement = Judgement("cpu", "partial", "", (replace(verdict, against_slowest=against), verdict))
+    file = tmp_path / "verdicts.json"
+    file.write_text(strict_json(as_json(judgement)), encoding="utf-8")
+    found = read_judgement(file)
+    assert found == judgement
+    assert [one.against_slowest for one in found.verdicts] == [against, None]
 
 
 def test_json_has_a_schema_version() -> None:
