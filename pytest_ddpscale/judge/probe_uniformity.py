@@ -4,8 +4,8 @@ The rule is that of `peers`, and times are the inverse of bandwidths. Memory cop
 run, which are of one model. Host links and pairs of GPUs inside a node differ by position, because of the host's
 topology, so their peers are the same local rank, or pair of local ranks, on the other nodes.
 
-Culprits are found as for a bound (`probe_culprits`): a pair blames its link, unless a GPU is slow with all partners, and
-a node whose places are all slow is named as a whole. None is certain if half of the places that should be alike are
+Culprits are found as for a bound (`probe_culprits`): a pair blames its link, unless a GPU is slow with all partners,
+and a node whose places are all slow is named as a whole. None is certain if half of the places that should be alike are
 beyond: then it is unknown which of them are normal.
 """
 
