@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from itertools import combinations
+from time import process_time
 
 import numpy as np
 import pytest
@@ -168,6 +169,16 @@ def test_wrong_data_fail_it_whatever_the_speed() -> None:
     verdict = judged(MEMORY, {}, change=wrong)
     assert verdict.outcome == "failed"
     assert WRONG_DATA in verdict.flags
+
+
+def test_thousands_of_places_are_judged_in_seconds() -> None:
+    nodes = 512
+    plan = probe_plan(HOST, nodes)
+    evidence = probe_evidence(plan, measure_probe(plan, HOST, values({(2051,): 0.5}, by_position), ROUNDS))
+    began = process_time()
+    verdict = judge(uniformity_case(HOST), evidence, CONFIDENCE)
+    assert process_time() - began < 5
+    assert named(verdict) == [("gpu", "n256", 3)]
 
 
 @rows(("share", "is_needed"), [(1.0, False), (1 / 1.1, True), (0.5, False)])
