@@ -31,6 +31,12 @@ def test_bus_bandwidth(verdict: ItemVerdict) -> None:
     verdict.check()
 
 
+@pytest.mark.requirement("probe_uniformity")
+def test_probe_uniformity(verdict: ItemVerdict) -> None:
+    """No GPU, host link or pair of GPUs is slower than others that should be alike."""
+    verdict.check()
+
+
 @pytest.mark.requirement("pair_bandwidth_gbps")
 def test_pair_bandwidth(verdict: ItemVerdict) -> None:
     """Every pair of GPUs of a node communicates at full speed."""

@@ -47,6 +47,8 @@ def node_values(case: AnyCase, evidence: Evidence) -> Mapping[str, NodeValue]:
 
 def why_no_values(case: AnyCase, evidence: Evidence) -> str:
     """Why `node_values` has none, in words."""
+    if case.requirement.definition.compares_places:
+        return "compares places with each other; its limit is under `peers`"
     if isinstance(case, NodeCase) and case.probe is not None:
         return evidence.unsupported.get(case.probe.name, f"{case.probe.name} was not probed")
     if isinstance(case, Case) and matching_study(evidence.plan, case.question) is None:
@@ -89,7 +91,7 @@ def _of_training(case: Case, evidence: Evidence) -> dict[str, NodeValue]:
 
 
 def _of_probe(case: NodeCase, evidence: Evidence) -> dict[str, NodeValue]:
-    if case.probe is None:
+    if case.probe is None or case.requirement.definition.compares_places:
         return {}
     values = probed_values(evidence.probed(case.probe), case.probe, evidence.plan.layout)
     asked = Asked(case, evidence, values, CONFIDENCE)

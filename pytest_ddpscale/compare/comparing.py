@@ -157,8 +157,14 @@ class _AskedOfBoth(NamedTuple):
 
 
 def requirements_of(run: ComparedRun) -> dict[str, Verdict]:
-    """Verdicts on values measured in rounds, by the id of their requirement."""
-    return {one.id: one for one in run.judgement.verdicts if METRICS[one.metric].subject in ("workload", "probe")}
+    """Verdicts on values measured in rounds, by the id of their requirement.
+
+    Those that compare the places of a probe are left out: the values of these places are compared by themselves.
+    """
+    found = {one.id: METRICS[one.metric] for one in run.judgement.verdicts}
+    kept = {name for name, metric in found.items() if metric.subject in ("workload", "probe")}
+    kept -= {name for name, metric in found.items() if metric.compares_places}
+    return {one.id: one for one in run.judgement.verdicts if one.id in kept}
 
 
 def _of_requirements(a: ComparedRun, b: ComparedRun) -> Iterator[_AskedOfBoth]:

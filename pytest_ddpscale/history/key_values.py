@@ -14,6 +14,7 @@ from pytest_ddpscale.judge.probes import probed_values
 from pytest_ddpscale.judge.rounds import groups
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
+from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.variant import USUAL
@@ -184,8 +185,8 @@ def _of_probe(plan: Plan, probe: Arm, measured: ArmColumns) -> Iterator[KeyValue
 
     Rounds with a wrong result are left out, and so are groups that span nodes, because no single node owns them.
     """
-    metric = next((one for one in METRICS.values() if probe.operation.kind in one.probes), None)
-    if metric is None or probe.world_size > plan.layout.ranks_per_node:
+    metric = METRICS[KINDS[probe.operation.kind].metric]
+    if probe.world_size > plan.layout.ranks_per_node:
         return
     of_all = (metric.name, probe.kind, probe.world_size, "probe", _digest({"ranks_per_cpu": _ranks_per_cpu(plan)}))
     slowest: dict[str, float] = {}

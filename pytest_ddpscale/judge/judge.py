@@ -23,12 +23,14 @@ from pytest_ddpscale.judge.combining import (
 from pytest_ddpscale.judge.culprits import RankComparison, with_culprits
 from pytest_ddpscale.judge.node_checks import judge_check
 from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
+from pytest_ddpscale.judge.probe_uniformity import judge_probe_uniformity
 from pytest_ddpscale.judge.probes import Place, values_of_probe, why_incomplete
 from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
 from pytest_ddpscale.judge.spread import SpreadJudge, applies_to, values_against_slowest
 from pytest_ddpscale.judge.uniformity import judge_uniformity
 from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, joined, launches_of, matching_study
 from pytest_ddpscale.judge.wrong_data import with_wrong_data
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
@@ -142,14 +144,22 @@ def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     else:
         begun = {*evidence.rounds_probed, *evidence.timed_arms.get(PROBES, {})}
         due = _rounds_due(evidence, PROBES, begun, {probe.name})
-        asked = Asked(case, evidence, values, blank.confidence, study.rounds, due)
-        planned = len(evidence.plan.layout.groups_of_round(probe))
-        judged = _judge_places(blank, asked, values.places, planned, {})
-        verdict = combined(blank, judged, planned, why_incomplete(probe, values, evidence))
-        verdict = with_probe_culprits(verdict, judged, planned, evidence)
+        if case.requirement.definition.compares_places:
+            verdict = judge_probe_uniformity(blank, case, values, evidence, due)
+        else:
+            asked = Asked(case, evidence, values, blank.confidence, study.rounds, due)
+            verdict = _judge_bandwidths(blank, asked, values, probe)
     measured = evidence.probed(probe)
     verdict = with_wrong_data(verdict, probe, measured) if measured is not None else verdict
     return verdict if probe.name in evidence.unsupported else with_spent_budget(verdict, PROBES, evidence.out_of_time)
+
+
+def _judge_bandwidths(blank: Verdict, asked: Asked, values: Values[Place], probe: Arm) -> Verdict:
+    evidence = asked.evidence
+    planned = len(evidence.plan.layout.groups_of_round(probe))
+    judged = _judge_places(blank, asked, values.places, planned, {})
+    verdict = combined(blank, judged, planned, why_incomplete(probe, values, evidence))
+    return with_probe_culprits(verdict, judged, planned, evidence)
 
 
 def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: set[str]) -> int:

@@ -8,7 +8,7 @@ must be measured; otherwise it is open.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -72,7 +72,8 @@ def judge_uniformity(blank: Verdict, case: Case, study: Study, evidence: Evidenc
         return replace(blank, reason=missing)
     limit = case.requirement.bound - 1
     compared = compare(nodes_s(times_s, rounds) if is_of_nodes else times_s, limit)
-    verdict = _verdict(blank, compared, _places(rounds, is_of_nodes=is_of_nodes), missing, limit)
+    places, noun = _places(rounds, is_of_nodes=is_of_nodes), "nodes" if is_of_nodes else "GPUs"
+    verdict = verdict_on_places(blank, compared, places, noun, missing, limit)
     least = int(compared.rounds.min()) * (layout.turns(arm) if takes_turns else 1)
     if verdict.outcome in ("passed", "failed") and len(rounds) < due and least < due:
         reason = f"only {len(rounds)} of {due} rounds are complete; the others could change the result"
@@ -91,13 +92,24 @@ def judge_uniformity(blank: Verdict, case: Case, study: Study, evidence: Evidenc
     return replace(verdict, culprits=tuple(_culprits(compared, rounds, times_s, is_of_nodes=is_of_nodes)))
 
 
-def _verdict(blank: Verdict, compared: Compared, places: list[str], missing: str, limit: float) -> Verdict:
-    """The verdict of the comparison, without culprits; value and interval are those of the worst place."""
-    noun = "nodes" if blank.metric == NODE_UNIFORMITY.name else "GPUs"
+def verdict_on_places(
+    blank: Verdict, compared: Compared, places: Sequence[str], noun: str, missing: str, limit: float, due: int = 0
+) -> Verdict:
+    """The verdict of the comparison, without culprits; value and interval are those of the worst place.
+
+    Args:
+        blank: the verdict ``not_measured``.
+        compared: the places.
+        places: their names, (places,).
+        noun: what they are, in the plural.
+        missing: why not all of the plan was measured; empty if it was.
+        limit: by which a place may be slower, 0.05 for 5 %.
+        due: number of rounds without which a place is undecided.
+    """
     if np.isnan(compared.ratio).all() or int(compared.rounds.max()) < FEWEST_ROUNDS:
         reason = f"{int(compared.rounds.max())} rounds; expected at least {FEWEST_ROUNDS}"
         return replace(blank, outcome="inconclusive", rounds=int(compared.rounds.max()), reason=reason)
-    is_enough = compared.rounds >= FEWEST_ROUNDS
+    is_enough = compared.rounds >= max(FEWEST_ROUNDS, due)
     beyond = compared.beyond & is_enough
     deciding = beyond if beyond.any() else ~np.isnan(compared.ratio)
     worst = int(np.argmax(np.where(deciding, compared.ratio, -np.inf)))
@@ -108,7 +120,7 @@ def _verdict(blank: Verdict, compared: Compared, places: list[str], missing: str
     )  # fmt: skip
     whom = f"{places[worst]} is {found:.3f}× the median of its {peers} peers"
     if beyond.any():
-        others = [places[at] for at in np.flatnonzero(beyond) if at != worst]
+        others = [places[at] for at in np.flatnonzero(beyond).tolist() if at != worst]
         more = f" (so are {first_few(others)})" if others else ""
         left = missing or (compared.open & ~beyond).any()
         reason = f"{whom}{more}, certainly more than {limit:.0%} slower"
@@ -119,8 +131,10 @@ def _verdict(blank: Verdict, compared: Compared, places: list[str], missing: str
         return replace(
             told, outcome="passed", reason=f"each of {len(places)} {noun} is within {limit:.0%} of its peers"
         )
-    undecided = [places[at] for at in np.flatnonzero(~(compared.within & is_enough))]
+    undecided = [places[at] for at in np.flatnonzero(~(compared.within & is_enough)).tolist()]
     reason = f"not certain to be within {limit:.0%} of their peers: {first_few(undecided)}; {whom}"
+    if int(compared.rounds.min()) < due:
+        reason += f"; only {int(compared.rounds.min())} of {due} rounds are complete"
     return replace(told, outcome="inconclusive", reason=reason)
 
 

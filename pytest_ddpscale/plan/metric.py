@@ -72,6 +72,7 @@ class Metric:
         reads_utilization: whether it is NVML's utilization, which counts a waiting kernel as busy.
         reads_own_pace: whether it compares each rank's own forward passes, which wait for nobody, with its peers'; of a
             compiled model, which does not tell them, steps of ranks that compute alone.
+        compares_places: whether it compares the places of a probe with their peers, in place of a bandwidth.
         compares_results: whether it compares the ranks' computed results, so that a rank with wrong results fails it.
     """
 
@@ -102,6 +103,7 @@ class Metric:
     slowed_by_one_rank: bool = False
     reads_utilization: bool = False
     reads_own_pace: bool = False
+    compares_places: bool = False
     compares_results: bool = False
 
     def unit_of(self, family: Family = ImageFamily) -> str:
@@ -111,6 +113,8 @@ class Metric:
     @property
     def probes(self) -> tuple[str, ...]:
         """Kinds of probes that measure it."""
+        if self.compares_places:
+            return tuple(kind for kind, one in KINDS.items() if one.peers)
         return tuple(kind for kind, one in KINDS.items() if one.metric == self.name)
 
     @property
@@ -147,7 +151,8 @@ class Metric:
     @property
     def tells_speed(self) -> bool:
         """Whether a bound that ranks meet together shows how fast they compute or communicate."""
-        return self.scale == "factors" and (self.carries_acceptance or self.subject == "probe")
+        is_of_speed = self.carries_acceptance or (self.subject == "probe" and not self.compares_places)
+        return self.scale == "factors" and is_of_speed
 
     @property
     def is_rate(self) -> bool:

@@ -213,6 +213,13 @@ _ALL = (
         minimum_world_size=2, carries_acceptance=False, subject="probe",
     ),
     Metric(
+        "probe_uniformity", "x", "Probe uniformity",
+        "Time that the slowest place of a probe takes for the same work, over the median of its peers.",
+        "bandwidth of its peers, their median ÷ that of a place; the worst. Peers are all GPUs of the run (memory), or "
+        "the same GPU or pair of GPUs on other nodes (host, pairs)",
+        upper_bound=True, carries_acceptance=False, subject="probe", plausible=(1.0, 1000.0), compares_places=True,
+    ),
+    Metric(
         "no_regression", "x", "No regression",
         "Values of a node relative to its own earlier runs; the one that regressed most.",
         "ratio of a value to the geometric mean of earlier runs of the same node or GPU (at least 5, the latest 20); "
@@ -242,3 +249,4 @@ COMMUNICATION_TIME = METRICS["communication_time"]
 NODE_CHECK = METRICS["node_check"]
 INFERENCE_THROUGHPUT = METRICS["inference_throughput"]
 MATMUL_TFLOPS = METRICS["matmul_tflops"]
+PROBE_UNIFORMITY = METRICS["probe_uniformity"]

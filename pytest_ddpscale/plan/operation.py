@@ -32,6 +32,8 @@ class OperationKind(NamedTuple):
         buffer_bytes: size of a single device's buffer, by device type.
         counts: how often each byte of the buffer counts: within a device it is read and written.
         bus: factor from message bytes per second to bus bandwidth, for a number of ranks.
+        peers: the limit of `peers:` by which its places are compared; empty if they are not. Those of ``memory`` are
+            all alike; for ``host`` and ``pairs`` the same position on other nodes is, as nodes are wired alike.
     """
 
     metric: str
@@ -39,6 +41,7 @@ class OperationKind(NamedTuple):
     buffer_bytes: Mapping[DeviceType, int] = {}
     counts: int = 1
     bus: Callable[[int], float] = lambda ranks: 1.0
+    peers: Literal["memory", "host", "pairs", ""] = ""
 
 
 def _shared_evenly(ranks: int) -> float:
@@ -49,16 +52,16 @@ def _shared_evenly(ranks: int) -> float:
 # `worker/probes`. nccl-tests, doc/PERFORMANCE.md, has the factors; STREAM and nvbandwidth count copied bytes likewise.
 KINDS: Mapping[str, OperationKind] = {
     "matmul": OperationKind("matmul_tflops", "precision"),
-    "memory-copy": OperationKind("memory_bandwidth_gbps", buffer_bytes=_COPIED, counts=2),
-    "host-to-device": OperationKind("host_bandwidth_gbps", buffer_bytes=_COPIED_TO_HOST),
-    "device-to-host": OperationKind("host_bandwidth_gbps", buffer_bytes=_COPIED_TO_HOST),
+    "memory-copy": OperationKind("memory_bandwidth_gbps", buffer_bytes=_COPIED, counts=2, peers="memory"),
+    "host-to-device": OperationKind("host_bandwidth_gbps", buffer_bytes=_COPIED_TO_HOST, peers="host"),
+    "device-to-host": OperationKind("host_bandwidth_gbps", buffer_bytes=_COPIED_TO_HOST, peers="host"),
     "all-reduce": OperationKind("busbw_gbps", "size", bus=lambda ranks: 2 * (ranks - 1) / ranks),
     "all-gather": OperationKind("busbw_gbps", "size", bus=_shared_evenly),
     "reduce-scatter": OperationKind("busbw_gbps", "size", bus=_shared_evenly),
     "broadcast": OperationKind("busbw_gbps", "size"),
     "reduce": OperationKind("busbw_gbps", "size"),
     "all-to-all": OperationKind("busbw_gbps", "size", bus=_shared_evenly),
-    "send-recv": OperationKind("pair_bandwidth_gbps", "size"),
+    "send-recv": OperationKind("pair_bandwidth_gbps", "size", peers="pairs"),
 }
 COLLECTIVES = tuple(kind for kind, one in KINDS.items() if one.metric == "busbw_gbps")
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30}

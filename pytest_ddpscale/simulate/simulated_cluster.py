@@ -116,7 +116,8 @@ class SimulatedCluster:
         """Values of a sound cluster in each probe, required or not, in the unit of its metric: TFLOPS or GB/s."""
         asked: dict[Arm, float] = {}
         for case in self.cases:
-            if isinstance(case, NodeCase) and case.probe is not None:
+            is_value = not case.requirement.definition.compares_places  # but a ratio of places
+            if isinstance(case, NodeCase) and case.probe is not None and is_value:
                 value = min(expected_value(case.requirement), case.peak or math.inf)
                 asked[case.probe] = max(asked.get(case.probe, 0.0), value)
         return {probe: asked.get(probe) or self._unasked(probe) for probe in probes}

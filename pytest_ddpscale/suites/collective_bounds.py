@@ -19,6 +19,7 @@ def sweep_cases(thresholds: ThresholdsFile, sku: str, layout: Layout) -> list[No
         case
         for case in cases_for(thresholds, sku, layout)
         if isinstance(case, NodeCase) and case.probe is not None and not case.missing
+        if not case.requirement.definition.compares_places  # which bounds no bandwidth
         if case.probe.operation.kind in (*COLLECTIVES, "send-recv") and case.probe.world_size <= layout.world_size
     ]
 

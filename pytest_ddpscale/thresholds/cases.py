@@ -210,7 +210,8 @@ def _published_reference(file: ThresholdsFile, requirement: Requirement) -> tupl
 
 def _node_case(sku: Sku, requirement: Requirement, ranks: int) -> NodeCase:
     probe = Arm(requirement.probe, ranks) if requirement.probe else None
-    return NodeCase(requirement, _name(sku, requirement), requirement.where, sku, probe, _peak_of(sku, probe))
+    peak = None if requirement.definition.compares_places else _peak_of(sku, probe)
+    return NodeCase(requirement, _name(sku, requirement), requirement.where, sku, probe, peak)
 
 
 def _peak_of(sku: Sku, probe: Arm | None) -> float | None:

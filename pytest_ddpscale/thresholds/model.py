@@ -107,6 +107,8 @@ class Requirement:
             if kind not in self.definition.probes:
                 expected = ", ".join(self.definition.probes)
                 raise ValueError(f"{self.probe} does not measure {self.metric}; expected {expected}")
+        if self.definition.compares_places and self.world_size != "node" and isinstance(self.world_size, str):
+            raise ValueError(f"{self.metric} compares places inside a node; expected {self.metric}: {{node: NUMBER}}")
         if wanted != "workload" and self.placement == "spread":
             raise ValueError(f"{self.metric} does not depend on placement; expected no `placement: spread`")
         if wanted in ("check", "node") and self.world_size != 1:

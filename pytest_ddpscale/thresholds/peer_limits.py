@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from pytest_ddpscale.plan.layout import Layout, WorldSize
-from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY, RANK_UNIFORMITY
+from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY, PROBE_UNIFORMITY, RANK_UNIFORMITY
+from pytest_ddpscale.plan.operation import KINDS, operation
 from pytest_ddpscale.thresholds.hardware import Strict
 from pytest_ddpscale.thresholds.model import PeerLimits, Requirement, Source
 
@@ -64,7 +66,9 @@ def _fraction(value: str) -> float | None:
 def requirements_by_peers(
     limits: PeerLimits, requirements: Sequence[Requirement], where: Mapping[str, str]
 ) -> Iterator[Requirement]:
-    """Uniformity of GPUs and nodes for each workload with weak scaling on a node, without those that have a row.
+    """Uniformity of GPUs and nodes for each workload with weak scaling on a node, and of the places of each probe.
+
+    Those that have a row are left out.
 
     Args:
         limits: of the SKU.
@@ -75,7 +79,7 @@ def requirements_by_peers(
     for one in requirements:
         if _is_weak_on_a_node(one):
             sizes.setdefault(one.workload, []).append(one.world_size)
-    has_row = {(one.metric, one.workload) for one in requirements}
+    has_row = {(one.metric, one.subject) for one in requirements}
     for workload, found in sizes.items():
         size = max((one for one in found if isinstance(one, int)), default=2) if "node" not in found else "node"
         for metric, name, limit in (
@@ -83,11 +87,29 @@ def requirements_by_peers(
             (NODE_UNIFORMITY.name, "nodes", limits.nodes),
         ):
             if limit is not None and (metric, workload) not in has_row:
-                source = Source(reasoning=_REASON.format(100 * limit))
-                bound = round(1 + limit, 6)
-                yield Requirement(
-                    metric, bound, source, workload=workload, world_size=size, provisional=True, where=where[name]
-                )
+                yield _requirement(metric, limit, where[name], size, workload=workload)
+    probed = dict.fromkeys((one.probe, one.world_size) for one in requirements if _is_probe_in_a_node(one))
+    for probe, size in probed:
+        name = KINDS[operation(probe).kind].peers
+        limit = asdict(limits)[name]
+        if limit is not None and (PROBE_UNIFORMITY.name, probe) not in has_row:
+            yield _requirement(PROBE_UNIFORMITY.name, limit, where[name], size, probe=probe)
+
+
+def _requirement(
+    metric: str, limit: float, where: str, size: WorldSize, *, workload: str = "", probe: str = ""
+) -> Requirement:
+    source, bound = Source(reasoning=_REASON.format(100 * limit)), round(1 + limit, 6)
+    return Requirement(
+        metric, bound, source, workload=workload, probe=probe, world_size=size, provisional=True, where=where
+    )
+
+
+def _is_probe_in_a_node(one: Requirement) -> bool:
+    """Whether it is on a probe whose places have peers: links between nodes are compared otherwise."""
+    if not one.probe or one.definition.compares_places or not KINDS[operation(one.probe).kind].peers:
+        return False
+    return one.world_size == "node" or isinstance(one.world_size, int)
 
 
 def _is_weak_on_a_node(one: Requirement) -> bool:
@@ -99,6 +121,12 @@ def _is_weak_on_a_node(one: Requirement) -> bool:
 
 def has_peers(requirement: Requirement, ranks: int, layout: Layout) -> bool:
     """Whether there are enough places to compare: fewer could neither pass nor fail."""
+    if requirement.definition.compares_places:
+        kind = operation(requirement.probe)
+        if KINDS[kind.kind].peers == "memory":
+            return layout.world_size >= FEWEST_PLACES
+        is_possible = kind.is_single_device or 2 <= ranks <= layout.ranks_per_node
+        return is_possible and layout.nodes >= FEWEST_PLACES
     if not requirement.definition.reads_own_pace:
         return True
     places = layout.nodes if requirement.definition is NODE_UNIFORMITY else layout.nodes * ranks

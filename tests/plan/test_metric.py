@@ -96,6 +96,7 @@ def test_costs_and_differences_are_bounded_from_above() -> None:
         "memory_spread",
         "rank_uniformity",
         "node_uniformity",
+        "probe_uniformity",
         "exposed_communication",
         "ddp_overhead",
         "step_time_cv",
@@ -120,18 +121,25 @@ def test_what_is_no_training_is_about_a_probe_a_check_or_a_node() -> None:
     assert {name: metric.subject for name, metric in METRICS.items() if name not in TRAINING_METRICS} == {
         "node_check": "check", "no_regression": "node", "matmul_tflops": "probe", "memory_bandwidth_gbps": "probe",
         "host_bandwidth_gbps": "probe", "busbw_gbps": "probe", "pair_bandwidth_gbps": "probe",
+            "probe_uniformity": "probe",
     }  # fmt: skip
 
 
 def test_each_probe_is_measured_by_one_metric_of_as_many_ranks_as_it_takes() -> None:
-    measured_by = {kind: metric for metric in METRICS.values() for kind in metric.probes}
+    of_values = [metric for metric in METRICS.values() if not metric.compares_places]
+    measured_by = {kind: metric for metric in of_values for kind in metric.probes}
     assert sorted(measured_by) == sorted(KINDS)
-    assert sum(len(metric.probes) for metric in METRICS.values()) == len(measured_by)
+    assert sum(len(metric.probes) for metric in of_values) == len(measured_by)
     for kind, metric in measured_by.items():
         single = (metric.minimum_world_size, metric.maximum_world_size) == (1, 1)
         assert single == (KINDS[kind].named != "size"), kind
         assert single or metric.minimum_world_size == 2, kind
     assert {measured_by[kind].name for kind in COLLECTIVES} == {"busbw_gbps"}
+
+
+def test_probes_of_alike_places_are_compared_too() -> None:
+    assert METRICS["probe_uniformity"].probes == ("memory-copy", "host-to-device", "device-to-host", "send-recv")
+    assert not METRICS["probe_uniformity"].tells_speed
 
 
 def test_what_is_no_training_accepts_no_machine() -> None:

@@ -24,7 +24,10 @@ MEASURED = {
     if sku.detect.device != "none" and name not in WHOLE_RUNS_ONLY
 }
 GPUS = {name: sku for name, sku in MEASURED.items() if sku.detect.device == "cuda"}
-PROBES = [(name, r) for name, sku in GPUS.items() for r in sku.requirements if r.probe]
+# Those with a bound of their own; the others compare places of the same probes.
+PROBES = [
+    (name, r) for name, sku in GPUS.items() for r in sku.requirements if r.probe and not r.definition.compares_places
+]
 WITH_NVSWITCH = ("a100-sxm4-80gb", "a100-sxm4-40gb", "h100", "h200", "b200")
 ALWAYS_WARN = {"clock", "pcie_under_load", "topology"}
 MINUTES_5 = 300.0
@@ -83,7 +86,7 @@ def is_on_one_node(requirement: Requirement) -> bool:
 
 
 def probes_of(sku: str, layout: Layout = ONE_NODE) -> list[Arm]:
-    cases = cases_for(FILE, sku, layout)
+    cases = [case for case in cases_for(FILE, sku, layout) if not case.requirement.definition.compares_places]
     return [case.probe for case in cases if isinstance(case, NodeCase) and case.probe is not None]
 
 

@@ -21,6 +21,11 @@ def site(folder: Path, text: str) -> ThresholdsFile:
     return load_thresholds(path)
 
 
+def probe_bounds(file: ThresholdsFile, sku: str, nodes: int = 1, gpus: int = 8) -> dict[str, float]:
+    cases = cases_for(file, sku, Layout(nodes, gpus))
+    return {case.id: case.requirement.bound for case in cases if case.requirement.definition.compares_places}
+
+
 def bounds(file: ThresholdsFile, sku: str, nodes: int = 1, gpus: int = 8) -> dict[str, float]:
     cases = cases_for(file, sku, Layout(nodes, gpus))
     return {case.id: case.requirement.bound for case in cases if case.requirement.definition.reads_own_pace}
@@ -48,6 +53,66 @@ def test_they_reject_but_cannot_accept() -> None:
     sku = load_thresholds(packaged("thresholds.yaml")).thresholds.skus["b200"]
     found = [one for one in sku.requirements if one.definition.reads_own_pace]
     assert {(one.severity, one.provisional) for one in found} == {("fail", True)}
+
+
+MEMORY = {"probe_uniformity[memory-copy]": 1.1}
+HOST = {"probe_uniformity[host-to-device]": 1.2, "probe_uniformity[device-to-host]": 1.2}
+PAIRS = {"probe_uniformity[send-recv-256mib-node]": 1.2}
+
+
+@rows(
+    ("sku", "nodes", "gpus", "expected"),
+    [
+        ("b200", 1, 8, MEMORY),
+        ("b200", 3, 8, MEMORY),
+        ("b200", 4, 8, MEMORY | HOST | PAIRS),
+        ("b200", 1, 3, {}),
+        ("b200", 2, 2, MEMORY),
+        ("b200", 4, 1, MEMORY | HOST),
+        ("cpu", 4, 2, {}),
+    ],
+)
+def test_probes_are_compared_where_places_are_alike(
+    sku: str, nodes: int, gpus: int, expected: dict[str, float]
+) -> None:
+    assert probe_bounds(load_thresholds(packaged("thresholds.yaml")), sku, nodes, gpus) == expected
+
+
+def test_probes_are_measured_only_if_a_row_asks_for_them() -> None:
+    for name, sku in load_thresholds(packaged("thresholds.yaml")).thresholds.skus.items():
+        asked = {one.probe for one in sku.requirements if one.probe and not one.definition.compares_places}
+        compared = {one.probe for one in sku.requirements if one.definition.compares_places}
+        assert compared <= asked, name
+
+
+@rows(
+    ("text", "expected"),
+    [
+        ("peers: {memory: off, host: 30 %}", dict.fromkeys(HOST, 1.3) | PAIRS),
+        ("skus: {b200: {peers: {pairs: off, host: off}}}", MEMORY),
+        (
+            "skus: {b200: {requirements: [{probe_uniformity: {node: 1.4}, probe: send-recv-256mib, provisional: x}]}}",
+            MEMORY | HOST | {"probe_uniformity[send-recv-256mib-node]": 1.4},
+        ),
+    ],
+)
+def test_a_site_changes_what_probes_are_allowed(
+    tmp_path_factory: pytest.TempPathFactory, text: str, expected: dict[str, float]
+) -> None:
+    assert probe_bounds(site(tmp_path_factory.mktemp("site"), text), "b200", nodes=4) == expected
+
+
+def test_links_between_nodes_are_not_compared_so(tmp_path: Path) -> None:
+    row = "{probe_uniformity: {all: 1.4}, probe: send-recv-256mib, provisional: x}"
+    file = site(tmp_path, f"skus: {{b200: {{requirements: [{row}]}}}}")
+    with pytest.raises(ThresholdsError, match="compares places inside a node"):
+        raise first_of(file.broken["b200"])
+
+
+def test_a_looser_limit_of_a_probe_counts_as_lowered(tmp_path: Path) -> None:
+    file = site(tmp_path, "peers: {memory: 15 %}")
+    weaker = [change for change in weaker_bounds(file, "b200") if change.either.metric == "probe_uniformity"]
+    assert [change.either.probe for change in weaker] == ["memory-copy"]
 
 
 def test_a_cpu_has_its_own_limit() -> None:

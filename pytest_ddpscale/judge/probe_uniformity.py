@@ -1,0 +1,101 @@
+"""The verdict on the uniformity of a probe: no place is slower than its peers by more than the limit of `peers:`.
+
+The rule is that of `peers`, and times are the inverse of bandwidths. Memory copies are compared among all GPUs of the
+run, which are of one model. Host links and pairs of GPUs inside a node differ by position, because of the host's
+topology, so their peers are the same local rank, or pair of local ranks, on the other nodes.
+
+Culprits are found as for a bound (`probe_culprits`): a pair blames its link, unless a GPU is slow with all partners,
+and a node whose places are all slow is named as a whole. None is certain if half of the places that should be alike are
+beyond: then it is unknown which of them are normal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pytest_ddpscale.judge.combining import Clear, PlaceVerdict
+from pytest_ddpscale.judge.peers import Compared, compare
+from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
+from pytest_ddpscale.judge.probes import Place, why_incomplete
+from pytest_ddpscale.judge.uniformity import verdict_on_places
+from pytest_ddpscale.judge.values import Values
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.plan.operation import KINDS
+from pytest_ddpscale.run.column_record import FloatArray, IntArray
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
+from pytest_ddpscale.thresholds.cases import NodeCase
+
+
+def judge_probe_uniformity(
+    blank: Verdict, case: NodeCase, values: Values[Place], evidence: Evidence, due: int
+) -> Verdict:
+    """The verdict on the places of a probe.
+
+    Args:
+        blank: the verdict ``not_measured``.
+        case: a requirement of `compares_places`.
+        values: of its probe, in the unit of the probe's own metric; larger is faster.
+        evidence: of the run.
+        due: number of rounds that were begun and timed the probe.
+    """
+    assert case.probe is not None
+    missing, there = why_incomplete(case.probe, values, evidence), np.flatnonzero(values.rounds() > 0)
+    if not len(there):
+        return replace(blank, reason=missing)
+    places, bandwidths = [values.places[at] for at in there.tolist()], values.samples[0][there]
+    positions, limit = _positions(case, places), case.requirement.bound - 1
+    compared = compare(
+        np.divide(1, bandwidths, where=bandwidths > 0, out=np.full(bandwidths.shape, np.nan)).T, limit, positions
+    )
+    names = [place.name for place in places]
+    verdict = verdict_on_places(blank, compared, names, places[0].noun, missing, limit, due)
+    if verdict.outcome != "failed":
+        return verdict
+    judged = _of_each(blank, case, places, compared, bandwidths, due)
+    verdict = with_probe_culprits(verdict, judged, len(evidence.plan.layout.groups_of_round(case.probe)), evidence)
+    if _most_are_normal(compared, positions):
+        return verdict
+    return replace(verdict, culprits=tuple(replace(one, is_certain=False) for one in verdict.culprits))
+
+
+def _positions(case: NodeCase, places: Sequence[Place]) -> IntArray:
+    """The same number for places that should be alike, (places,)."""
+    assert case.probe is not None
+    if KINDS[case.probe.operation.kind].peers == "memory":
+        return np.zeros(len(places), np.int64)
+    ends = np.array([(place.gpu_index or 0, place.peer_gpu_index or 0) for place in places], np.int64)
+    return np.unique(ends, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def _most_are_normal(compared: Compared, positions: IntArray) -> bool:
+    """Whether fewer than half of the places of each position are beyond."""
+    beyond = np.bincount(positions, compared.beyond)
+    return bool((2 * beyond < np.bincount(positions)).all())
+
+
+def _of_each(
+    blank: Verdict, case: NodeCase, places: Sequence[Place], compared: Compared, bandwidths: FloatArray, due: int
+) -> list[PlaceVerdict]:
+    """A verdict on the bandwidth of each place, bounded by the median of its peers less the limit."""
+    assert case.probe is not None
+    metric = METRICS[KINDS[case.probe.operation.kind].metric]
+    limit, typical = case.requirement.bound, np.nanmedian(bandwidths, axis=1)
+    is_enough = compared.rounds >= due
+
+    def of(at: int, place: Place) -> PlaceVerdict:
+        value, rounds = float(typical[at]), int(compared.rounds[at])
+        margin = float(limit / compared.ratio[at]) - 1
+        if not (compared.beyond[at] and is_enough[at]):
+            outcome: VerdictOutcome = "passed" if compared.within[at] and is_enough[at] else "inconclusive"
+            return PlaceVerdict(place, lambda _: blank, Clear(value, margin, rounds, outcome=outcome))
+        bound = {"at_least": value * float(compared.ratio[at]) / limit}
+        failed = replace(
+            blank, metric=metric.name, unit=metric.unit, bound=bound, outcome="failed", value=value, rounds=rounds
+        )
+        return PlaceVerdict(place, lambda _: failed)
+
+    return [of(at, place) for at, place in enumerate(places)]
