@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from pytest_ddpscale.judge.peers import MINIMUM_ROUNDS, averages_of, median_over_rounds, relative_logs
-from pytest_ddpscale.judge.rounds import ArmRounds, merged
+from pytest_ddpscale.judge.rounds import ArmRounds, Groups, merged
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.variant import USUAL
@@ -100,7 +100,7 @@ class OwnPace:
 
 
 def as_steps(rounds: ArmRounds, times_s: FloatArray) -> ArmRounds:
-    """Rounds whose steps take these times, (rounds, ranks), for rules that compare steps; absent where there is none."""
+    """Rounds whose steps take these times, (rounds, ranks), for rules that compare steps; ranks without are absent."""
     measured = rounds.measured
     there = measured.present & ~np.isnan(times_s)
     return ArmRounds(replace(measured, seconds=times_s * measured.count, present=there))
@@ -120,15 +120,28 @@ def _pace_arms(study: Study) -> list[Arm]:
     return sorted(arms, key=lambda arm: -arm.world_size)
 
 
-def own_pace_of(study: Study, evidence: Evidence) -> OwnPace | None:
-    """The own pace of a study's ranks; None if it was not read, as of compiled models and in earlier runs."""
-    return evidence.once(("own pace", study.id), lambda: _own_pace(study, evidence))
+def own_pace_of(study: Study, evidence: Evidence, last: int | None = None) -> OwnPace | None:
+    """The own pace of a study's ranks; None if it was not read, as of compiled models and in earlier runs.
+
+    Args:
+        study: in which they train.
+        evidence: of the launch.
+        last: number of the last round that counts; None for all. A requirement whose arms get no more rounds stays as
+            it was decided, though the arm with the paces may get further ones.
+    """
+    return evidence.once(("own pace", study.id, last), lambda: _own_pace(study, evidence, last))
 
 
-def _own_pace(study: Study, evidence: Evidence) -> OwnPace | None:
+def last_round(found: Sequence[Groups]) -> int | None:
+    """Number of the last round of the measured arm, which is the last of each group's; None without any."""
+    ends = [int(one.arms[-1].numbers[-1]) // len(one.places) for one in found if len(one.arms[-1])]
+    return max(ends, default=None)
+
+
+def _own_pace(study: Study, evidence: Evidence, last: int | None) -> OwnPace | None:
     found = None
     for arm in _pace_arms(study):
-        rounds = merged(evidence.columns, study.id, arm, evidence.plan.layout)
+        rounds = until(merged(evidence.columns, study.id, arm, evidence.plan.layout), last)
         times = int((~np.isnan(forward_step_s(rounds)).all(axis=1)).sum())
         if times and (found is None or times >= MINIMUM_ROUNDS):
             found = rounds
@@ -146,6 +159,13 @@ def study_before(study: Study, studies: Sequence[Study]) -> Study | None:
     at = next((number for number, one in enumerate(studies) if one.id == study.id), 0)
     earlier = [one for one in studies[:at] if one.launch == study.launch and pace_arm(one) is not None]
     return earlier[-1] if earlier else None
+
+
+def until(rounds: ArmRounds, last: int | None) -> ArmRounds:
+    """The rounds up to a number; all without one."""
+    return (
+        rounds if last is None or not len(rounds) or rounds.numbers[-1] <= last else rounds.of(rounds.numbers <= last)
+    )
 
 
 def nodes_s(times_s: FloatArray, rounds: ArmRounds) -> FloatArray:

@@ -29,7 +29,7 @@ from pytest_ddpscale.judge.bounds import against_bound
 from pytest_ddpscale.judge.caveats import HOST_BOUND_UTILIZATION, Asked
 from pytest_ddpscale.judge.devices import SHARE_OF_ROUNDS, flags
 from pytest_ddpscale.judge.metrics import Arms, Read
-from pytest_ddpscale.judge.own_pace import OwnPace, forward_step_s, own_pace_of
+from pytest_ddpscale.judge.own_pace import OwnPace, forward_step_s, last_round, own_pace_of, until
 from pytest_ddpscale.judge.peers import compare, median_over_rounds, relative_logs
 from pytest_ddpscale.judge.rounds import ArmRounds, Groups, merged
 from pytest_ddpscale.judge.stragglers import WATCHED_SHARE, find_slow_group
@@ -217,11 +217,17 @@ class SpreadJudge:
     @cached_property
     def _whole(self) -> _Whole | None:
         evidence, study, limits = self._asked.evidence, self._study, self._case.peers
-        pace = own_pace_of(study, evidence)
+        last = last_round(self._asked.groups)
+        pace = own_pace_of(study, evidence, last)
         if pace is None:
             return None
-        key = "spread of all", study.id, limits
-        return evidence.once(key, lambda: _Whole(study, evidence, pace, self._limit, limits.nodes))
+        each = next((arm for arm in study.arms if arm.kind == "each"), None)
+
+        def find() -> _Whole:
+            alone = None if each is None else merged(evidence.columns, study.id, each, evidence.plan.layout)
+            return _Whole(pace, None if alone is None else until(alone, last), self._limit, limits.nodes)
+
+        return evidence.once(("spread of all", study.id, limits, last), find)
 
     @cached_property
     def _ranks(self) -> Mapping[str, Mapping[tuple[str, int], int]]:
@@ -296,7 +302,7 @@ class SpreadJudge:
 class _Whole:
     """What the forward times of all ranks of a study say, for all of its places."""
 
-    def __init__(self, study: Study, evidence: Evidence, pace: OwnPace, limit: float, nodes: float | None) -> None:
+    def __init__(self, pace: OwnPace, each: ArmRounds | None, limit: float, nodes: float | None) -> None:
         self.pace, self.limit = pace, limit
         ranks = pace.rounds.ranks
         self.column = {place: number for number, place in enumerate(ranks.places)}
@@ -307,8 +313,7 @@ class _Whole:
             self._node_of[at] = number
         self._is_one, self._nodes_limit = len(ranks.by_host) == 1, nodes
         self._of_nodes = None if self._is_one or nodes is None else compare(pace.of_nodes_s, nodes)
-        each = next((arm for arm in study.arms if arm.kind == "each"), None)
-        self._each = None if each is None else merged(evidence.columns, study.id, each, evidence.plan.layout)
+        self._each = each
         self._column_of_each = {} if self._each is None else dict(zip(self._each.ranks.places, count()))
 
     def why_not(self, at: IntArray) -> str:

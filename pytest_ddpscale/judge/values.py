@@ -17,7 +17,7 @@ from pytest_ddpscale.judge.bounds import possible_part
 from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.estimating import Estimated, Found, estimate, over_launches
 from pytest_ddpscale.judge.metrics import Arms, Read, Slowness, read, slowness_of
-from pytest_ddpscale.judge.own_pace import own_pace_of
+from pytest_ddpscale.judge.own_pace import last_round, own_pace_of
 from pytest_ddpscale.judge.rounds import WHOLE, Groups, groups, hosts_of, on_hosts
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric import Metric, Scale
@@ -229,10 +229,11 @@ def _slowness(question: Question, study: Study, evidence: Evidence, found: Seque
     """Slowness of the ranks if they take turns in the baseline: among their own host's, or among those compared."""
     if question.metric.baseline != "alone" or question.world_size == 1:
         return {}
-    pace = own_pace_of(study, evidence)
+    last = last_round(found)
+    pace = own_pace_of(study, evidence, last)
     each = RankComparison(study, evidence).rounds if pace is None else pace.as_steps
     if evidence.plan.layout.judged_by_node(question.arms):
-        return evidence.once(("slowness", study.id), lambda: slowness_of(each, within_hosts=True))
+        return evidence.once(("slowness", study.id, last), lambda: slowness_of(each, within_hosts=True))
     return slowness_of(on_hosts(each, found[0].arms[-1].ranks.by_host.keys()))
 
 
