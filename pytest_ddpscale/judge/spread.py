@@ -5,9 +5,9 @@ The value of weak scaling compares GPUs together with a typical one alone. Again
     t(ddp@k) ÷ t(one GPU) × f(slowest) ÷ f(the one GPU),
 
 t being throughput per GPU and f a rank's own forward time in ddp@k of that round, which waits for nobody. The slowest
-is the rank with the longest forward time in the rounds *before*, for the first round in the study before, or of one of
-several launches in another launch. Chosen within
-the round itself, its noise would make the value too good; so a wrong choice can only lower it.
+is the rank with the longest forward time in the rounds *before*, for the first round in the study before, or in another
+launch if there are several. Chosen within the round itself, its noise would make the value too good; so a wrong choice
+can only lower it.
 
 This value counts only if nothing but spread is shown to be there (`Spread`): every GPU of the arm within the limit of
 its peers, and so its node; no two groups of GPUs; none held down by heat or power, by telemetry of each; no gaps
