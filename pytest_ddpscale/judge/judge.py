@@ -22,6 +22,7 @@ from pytest_ddpscale.judge.combining import (
 )
 from pytest_ddpscale.judge.culprits import RankComparison, with_culprits
 from pytest_ddpscale.judge.node_checks import judge_check
+from pytest_ddpscale.judge.own_pace import own_pace_of
 from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
 from pytest_ddpscale.judge.probe_uniformity import judge_probe_uniformity
 from pytest_ddpscale.judge.probes import Place, values_of_probe, why_incomplete
@@ -80,10 +81,16 @@ def _against_slowest(case: Case, evidence: Evidence, each: Sequence[Values[str]]
     """Weak scaling against the slowest GPU in each launch; None for others, and if any launch lacks own paces."""
     if not applies_to(case):
         return None
+    studies = [matching_study(launch.plan, case.question) for launch in evidence.launches]
+    launches = [(study, launch) for study, launch in zip(studies, evidence.launches, strict=True) if study is not None]
+    paces = [own_pace_of(study, launch) for study, launch in launches]
+    usual = [pace.usual for pace in paces if pace is not None]
+    if len(usual) < len(each):
+        return None
     found = []
-    for launch, values in zip(evidence.launches, each, strict=True):
-        study = matching_study(launch.plan, case.question)
-        against = values_against_slowest(case, study, launch, values) if study is not None else None
+    for number, ((study, launch), values) in enumerate(zip(launches, each, strict=True)):
+        others = usual[:number][::-1] + usual[number + 1 :]
+        against = values_against_slowest(case, study, launch, values, others)
         if against is None:
             return None
         found.append(against)

@@ -5,8 +5,9 @@ The value of weak scaling compares GPUs together with a typical one alone. Again
     t(ddp@k) ÷ t(one GPU) × f(slowest) ÷ f(the one GPU),
 
 t being throughput per GPU and f a rank's own forward time in ddp@k of that round, which waits for nobody. The slowest
-is the rank with the longest forward time in the rounds *before*, for the first round in the study before. Chosen within
-the round itself, its noise would make the value too good; so a wrong choice can only lower it.
+is the rank with the longest forward time in the rounds *before*, for the first round in the study before, or in another
+launch if there are several. Chosen within the round itself, its noise would make the value too good; so a wrong choice
+can only lower it.
 
 This value counts only if nothing but spread is shown to be there (`Spread`): every GPU of the arm within the limit of
 its peers, and so its node; no two groups of GPUs; none held down by heat or power, by telemetry of each; no gaps
@@ -21,7 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -44,7 +45,8 @@ from pytest_ddpscale.thresholds.cases import Case
 MOST_EXCUSED = 0.10  # a limit above it, as on CPUs, is no limit of ordinary spread
 _SMALLER_WAIT = 0.01  # by which the wait may be smaller in steps of ranks that compute alone
 FEWEST_RANKS = 4  # each with three peers
-State = Literal["counts", "open", "not"]
+Paces: TypeAlias = Mapping[tuple[str, int], float]  # by host and local rank
+State: TypeAlias = Literal["counts", "open", "not"]
 
 
 def applies_to(case: Case) -> bool:
@@ -54,7 +56,9 @@ def applies_to(case: Case) -> bool:
     return case.requirement.definition is WEAK_SCALING_EFFICIENCY and is_limited
 
 
-def values_against_slowest(case: Case, study: Study, evidence: Evidence, values: Values[str]) -> Values[str] | None:
+def values_against_slowest(
+    case: Case, study: Study, evidence: Evidence, values: Values[str], others: Sequence[Paces] = ()
+) -> Values[str] | None:
     """Weak scaling against the slowest GPU, at the places of `values` of one launch; None if no own pace was read.
 
     Args:
@@ -62,10 +66,13 @@ def values_against_slowest(case: Case, study: Study, evidence: Evidence, values:
         study: that measured it.
         evidence: of the launch.
         values: of weak scaling, not against the slowest.
+        others: `OwnPace.usual` of the same study in other launches, the nearest first. They choose for the first round
+            of a launch, whose noise is not theirs either.
     """
     pace = own_pace_of(study, evidence)
     if pace is None:
         return None
+    pace = replace(pace, earlier=pace.earlier or next(iter(others), {}))
     question = case.question
     found = [(one, _read(one, pace, case)) for one in groups_of(question, study, evidence)]
     numbers, samples, errors = table_of(values.places, found)

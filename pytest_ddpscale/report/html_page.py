@@ -170,7 +170,7 @@ def _harmless(content: object) -> object:
 
 
 def _remarks(verdict: Verdict) -> list[str]:
-    """Why a requirement did not pass, or passed by the spread of its GPUs, its culprits, what it was compared with, and the spread between launches."""
+    """Why it did not pass, or passed below its bound, its culprits, what it was compared with, and launches."""
     said: list[str] = []
     if not verdict.passed:
         said += [text.reason_text(verdict), *_named(verdict)]

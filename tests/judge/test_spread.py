@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as with_fields
 
+from pytest_ddpscale.judge.bounds import p_value_of
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.spread import values_against_slowest
 from pytest_ddpscale.judge.values import of_launch
@@ -335,6 +336,64 @@ def test_more_communication_fails_against_the_slowest_gpu_too() -> None:
     assert verdict.reason.endswith(f"; {100 * found.value:.1f} % against the slowest GPU does, too")
     assert verdict.p_value is not None
     assert verdict.p_value < 0.05
+
+
+def test_the_chance_of_a_failure_is_the_larger_of_both() -> None:
+    evidence, case = run_of(unwaited=-0.04), case_of(8)
+    printed = of_launch(case.question, evidence).of(0)
+    both = [p_value_of(one, case.requirement) for one in (printed, against(evidence)[1:])]
+    assert all(one is not None for one in both)
+    assert judge(case, evidence, CONFIDENCE).p_value == max(one for one in both if one is not None)
+
+
+def test_more_communication_fails_by_the_printed_value_alone_where_spread_is_not_shown() -> None:
+    verdict = judged(unwaited=-0.04, change=busy(0.85))
+    assert (verdict.outcome, verdict.against_slowest) == ("failed", None)
+    assert "against the slowest GPU" not in verdict.reason
+    assert not any("spread" in note for note in verdict.notes)
+
+
+def test_a_node_on_the_limit_leaves_the_row_open() -> None:
+    on_limit = tuple(f"slow-gpu:{rank}:1.03" for rank in range(8, 16))
+    verdict = judged(*on_limit, sd=0.0, gpus=64)
+    assert verdict.is_open
+    assert "its node is not certain to be within the limit of nodes" in verdict.reason
+
+
+def test_no_more_than_the_limit_is_excused() -> None:
+    """Forward times of the judged arm alone are far apart, and those of the largest arm are not."""
+    (study,) = plan_of(4, ranks=8).studies
+
+    def change(one: Measurement) -> Measurement:
+        is_other = one.arm == "ddp@4" and one.rank != study.turn(0, one.round)
+        return replace(one, forward_s=1.2 * one.forward_s) if is_other and one.forward_s else one
+
+    verdict = judge(case_of(4), run_of(gpus=4, ranks=8, unwaited=-0.08, change=change), CONFIDENCE)
+    assert why_not(verdict) == "it would excuse more than the limit of a GPU"
+
+
+def test_launches_choose_for_the_first_round_of_each_other() -> None:
+    case, fewest = case_of(8), 8
+    evidence = run_of(change=lambda one: one if one.round < fewest else None)
+    (study,), launches = evidence.plan.studies, (1, 2, 3)
+    plan = replace(evidence.plan, studies=tuple(replace(study, launch=one) for one in launches), launches=3)
+    gang = gang_of(plan)
+    told = [one for block in blocks_of(8, (), SPREAD, 0.007, False, None)[1] for one in of_ranks(block, gang)]
+    measured = [
+        replace(one, study=of.id, block_s=one.block_s * (1 + 0.0001 * of.launch))
+        for of in plan.studies for one in told if one.round < fewest
+    ]  # fmt: skip
+    windows = [
+        with_fields(one, study=of.id)
+        for of in plan.studies
+        for one in blocks_of(8, (), SPREAD, 0.007, False, None)[2]
+        if one.round < fewest
+    ]
+    telemetry = telemetry_columns_of(windows, {gang.gang: gang})
+    verdict = judge(case, replace(evidence_of_plan(plan, measured), telemetry=telemetry), CONFIDENCE)
+    assert "rounds; expected at least" not in verdict.reason
+    assert verdict.against_slowest is not None
+    assert verdict.against_slowest.interval is not None
 
 
 def test_each_node_is_judged_by_its_own_gpus() -> None:

@@ -11,9 +11,10 @@ from msgspec.structs import replace as with_fields
 
 from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.markdown import code_block, escape_markdown, render_markdown
+from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import Culprit, Judgement
+from pytest_ddpscale.run.verdicts import AgainstSlowest, Culprit, Judgement
 from tests.builders.json_types import as_json, run_record
 from tests.builders.judgements import (
     ACCEPTED,
@@ -154,3 +155,19 @@ def test_who_only_misses_what_warns_is_told_before_anything_else() -> None:
     warned = replace(FAILED, severity="warn", culprits=(slow,))
     rendered = render_markdown(replace(ACCEPTED, verdicts=(*ACCEPTED.verdicts, warned)), RUN)
     assert "- warning: GPU 3 (GPU-4f1c) on node7 is 1.20× slower" in rendered.split("## What was tested")[0]
+
+
+def test_a_pass_below_the_bound_says_why_wherever_it_stands() -> None:
+    against = AgainstSlowest(0.981, (0.977, 0.984), "GPU 5 on n1", 0.037)
+    reason = "98.1 % against the slowest GPU keeps the bound"
+    verdict = replace(
+        FAILED, metric="weak_scaling_efficiency", bound={"at_least": 0.96}, value=0.9455, interval=(0.941, 0.949),
+        outcome="passed", reason=reason, against_slowest=against, culprits=(), notes=(),
+    )  # fmt: skip
+    judgement = judgement_with(verdict)
+    (line,) = (one for one in render_markdown(judgement, RUN).splitlines() if reason in one)
+    assert re.search(r"passed with 94.6 %, bound ≥ 96.0\d* %: 98.1 %", line), line
+    assert reason in page_text(render_html(judgement, RUN, Evidence(PLAN, Columns(), {})))
+    assert any(reason in line for line, _ in table_lines(judgement, 100))
+    others = replace(verdict, against_slowest=None)
+    assert reason not in render_markdown(judgement_with(others), RUN)
