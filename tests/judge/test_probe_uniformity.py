@@ -196,7 +196,7 @@ def test_a_comparison_is_no_bound_on_bandwidth_for_a_sweep_a_calibration_or_the_
     assert node_values(probe_case(PAIRS, 100.0), evidence)
     assert not node_values(uniformity_case(PAIRS), evidence)
     assert "under `peers`" in why_no_values(uniformity_case(PAIRS), evidence)
-    only = replace(open_cluster(file, ClusterOptions("b200", gpus=32)), cases=[uniformity_case(MEMORY)])
+    only = replace(open_cluster(file, ClusterOptions("b200", gpus=32)), cases=(uniformity_case(MEMORY),))
     assert only.probe_values([MEMORY])[MEMORY] > 1000
 
 
