@@ -375,7 +375,9 @@ def alikes() -> Iterator[Scenario]:
     rtx = replace(b200, sku=RTX, workloads=ONE)
     memory, host = "slow-probe:{rank}:memory-copy:0.5", "slow-probe:{rank}:host-to-device:0.3"
     yield replace(b200, name="GPU with 50 % of its memory bandwidth", faults=(memory,))
-    yield replace(b200, name="GPU with 30 % of its host link", faults=(host,))
+    # Of one node no host link is known to be like another; on four nodes each has three peers.
+    for gpus in (8, 4 * PER_NODE):
+        yield replace(b200, name="GPU with 30 % of its host link", faults=(host,), gpus=gpus)
     for slow in (8.0, 30.0):
         yield replace(rtx, name=f"GPU {slow:g} % slow", slow=slow)
     for nodes in (2, 4):

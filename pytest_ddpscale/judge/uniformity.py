@@ -118,7 +118,8 @@ def verdict_on_places(
         blank, value=found, interval=(float(compared.low[worst]), float(compared.high[worst])),
         rounds=int(compared.rounds.min()), place=places[worst],
     )  # fmt: skip
-    whom = f"{places[worst]} is {found:.3f}× the median of its {peers} peers"
+    are, its = ("are", "their") if noun == "pairs" else ("is", "its")
+    whom = f"{places[worst]} {are} {found:.3f}× the median of {its} {peers} peers"
     if beyond.any():
         others = [places[at] for at in np.flatnonzero(beyond).tolist() if at != worst]
         more = f" (so are {first_few(others)})" if others else ""

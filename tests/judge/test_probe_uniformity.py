@@ -10,13 +10,19 @@ from time import process_time
 import numpy as np
 import pytest
 
+from pytest_ddpscale.calibrate.node_values import node_values, why_no_values
 from pytest_ddpscale.judge.deciding import Decider
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.run.records import RoundEnd
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, WRONG_DATA, Verdict
+from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, open_cluster
+from pytest_ddpscale.suites.collective_bounds import sweep_cases
 from pytest_ddpscale.thresholds.cases import NodeCase
+from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement, Source
+from pytest_ddpscale.util.packaged import packaged
 from tests.builders.measurements import ProbeMeasurement
 from tests.builders.records import gang_of, probe_blocks_of
 from tests.judge.probed import A100, CONFIDENCE, measure_probe, probe_case, probe_evidence, probe_plan
@@ -179,6 +185,19 @@ def test_thousands_of_places_are_judged_in_seconds() -> None:
     verdict = judge(uniformity_case(HOST), evidence, CONFIDENCE)
     assert process_time() - began < 5
     assert named(verdict) == [("gpu", "n256", 3)]
+
+
+def test_a_comparison_is_no_bound_on_bandwidth_for_a_sweep_a_calibration_or_the_simulator() -> None:
+    file, layout = load_thresholds(packaged("thresholds.yaml")), Layout(4, 8)
+    swept = [case.requirement.metric for case in sweep_cases(file, "b200", layout) if case.probe == PAIRS]
+    assert swept == ["pair_bandwidth_gbps"]
+    plan = probe_plan(PAIRS, 4)
+    evidence = probe_evidence(plan, measure_probe(plan, PAIRS, values({}, by_position), 16))
+    assert node_values(probe_case(PAIRS, 100.0), evidence)
+    assert not node_values(uniformity_case(PAIRS), evidence)
+    assert "under `peers`" in why_no_values(uniformity_case(PAIRS), evidence)
+    only = replace(open_cluster(file, ClusterOptions("b200", gpus=32)), cases=(uniformity_case(MEMORY),))
+    assert only.probe_values([MEMORY])[MEMORY] > 1000
 
 
 @rows(("share", "is_needed"), [(1.0, False), (1 / 1.1, True), (0.5, False)])
