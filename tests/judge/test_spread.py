@@ -203,7 +203,7 @@ def test_the_first_round_of_a_study_is_chosen_by_the_study_before() -> None:
         return [one for one in found if one is not None]
 
     def told(block: Block) -> Sequence[Measurement]:
-        return of_ranks(block, gang_of(plan))
+        return list(of_ranks(block, gang_of(plan)))
 
     both = [*ours(lambda one: replace(one, study=before.id)), *ours(lambda one: one)]
     evidence = evidence_of_plan(replace(plan, studies=(before, study)), both)
