@@ -399,8 +399,8 @@ DEFECTS = (
         "worker",
         "one more step is trained than counted",
         "worker/device.py",
-        "        for _ in range(steps):\n            step()\n            marks",
-        "        for _ in range(steps + 1):\n            step()\n            marks",
+        "            for _ in range(steps):\n                step()\n                marks",
+        "            for _ in range(steps + 1):\n                step()\n                marks",
         ("worker",),
     ),
     Defect(
@@ -426,8 +426,8 @@ DEFECTS = (
         "worker",
         "a step on a GPU is timed before it began",
         "worker/device.py",
-        "            step()\n            event.record()\n",
-        "            event.record()\n            step()\n",
+        "                step()\n                event.record()\n",
+        "                event.record()\n                step()\n",
         ("worker",),
     ),
     Defect(
