@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 def test_a_rank_that_sleeps_for_most_of_each_step_is_named(tmp_path: Path) -> None:
     """Smaller and other faults, and none, for which nobody may be named, are tried by benchmarks/stragglers.py."""
-    pace = replace(stragglers.PACE, rounds=8, block_s=0.05, warmup_s=0.1)
+    pace = replace(stragglers.PACE, rounds=8, block_s=0.15, warmup_s=0.1)
     launch = stragglers.sleepy_launch(forked_here(), SLOW_RANK, SLEEP_PER_WORK)
     workload = with_settings(stragglers.WORKLOAD, model="shufflenet_v2_x0_5", batch_size=2, image_size=32)
     verdict = stragglers.judged_pair(tmp_path / "run", launch, pace, workload)
