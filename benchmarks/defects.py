@@ -190,10 +190,10 @@ DEFECTS = (
     Defect(
         "blame-threshold",
         "blame",
-        "a rank is blamed from 10 % slowness, not from 5 %",
+        "a rank is blamed from twice the limit of its peers on",
         "judge/stragglers.py",
-        "MINIMUM_RELATIVE_GAP = 0.05",
-        "MINIMUM_RELATIVE_GAP = 0.1",
+        "compare(times_s, limit, looks=looks)",
+        "compare(times_s, 2 * limit, looks=looks)",
         ("judge",),
     ),
     Defect(

@@ -5,7 +5,7 @@
     python benchmarks/straggler_roc.py --runs 300 --ranks 4 8 16 --healthy
     python benchmarks/straggler_roc.py --runs 60 --bounds
 
-Ranks train alone; the rules of `judge/stragglers.py` for GPUs name some of them.
+Ranks train alone; `judge/stragglers.py` names some of them with the limit for GPUs.
 
 First table: one rank is slower than the others by a gap. The others differ by a permanent spread (standard deviation
 from GPU to GPU), with noise in each round. A cell is the share of runs in per cent in which that rank is named / only
@@ -49,6 +49,7 @@ SPREADS = (0.0, 0.005, 0.015)
 ROUNDS = (8, 16, 32)
 CONFIDENCE = 0.95
 PER_HOST = 8
+LIMIT = 0.05  # of `peers:` for GPUs
 # Takes the rounds; gives the relative slowness of a slow rank in each of them.
 Shape = Callable[[int, np.random.Generator], FloatArray]
 
@@ -123,8 +124,8 @@ def measure(
         for rank in slow:
             logs[rank] += np.log1p(shape(rounds, chance))
         measured = rounds_of(logs)
-        found = stragglers_of(measured, "cuda")
-        who, watched = {one.rank for one in found}, {one.rank for one in find_watched(measured, found)}
+        found = stragglers_of(measured, LIMIT)
+        who, watched = {one.rank for one in found}, {one.rank for one in find_watched(measured, found, LIMIT)}
         is_named = bool(slow) and {*slow} <= who
         counts += is_named, bool({*slow} & watched), bool(who - {*slow}), bool(watched - {*slow})
     named, noted, false, false_notes = (100 * counts / runs).tolist()

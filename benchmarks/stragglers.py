@@ -39,10 +39,12 @@ from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.run_record import now_iso
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
-from pytest_ddpscale.thresholds.model import Requirement, Source
+from pytest_ddpscale.thresholds.model import PeerLimits, Requirement, Source
 
 RANKS = 2
 WORKLOAD = Workload("small", ImageFamily("resnet18", 64, "contiguous", num_classes=10), "fp32", 16)
+# By which a rank may be slower than its peer: two ranks on one CPU share caches, power and neighbours.
+LIMIT = 0.1
 PACE = Pace(rounds=10, block_s=0.5, warmup_s=0.5)
 # A rank that works 1 and sleeps 0.25 sleeps a fifth of its step.
 SLEEP_PER_WORK = 0.25
@@ -102,7 +104,8 @@ def judged_pair(run_path: Path, launch: Launch, pace: Pace, workload: Workload =
     Supervisor(launch, run, Limits(inactivity_s=120)).measure(plan)
     source = Source(measured=1.0, margin_pct=2.0, reference="equal ranks")
     line = Requirement("weak_scaling_efficiency", 1.0, source, workload=workload.name, world_size=RANKS)
-    case = Case(line, 2, workload, "small-2rank", "", floor_samples_per_s=1.0)
+    peers = PeerLimits(computing=LIMIT)
+    case = Case(line, 2, workload, "small-2rank", "", floor_samples_per_s=1.0, peers=peers)
     return judge(case, read_evidence(run), 0.95)
 
 

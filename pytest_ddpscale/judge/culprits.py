@@ -10,11 +10,11 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from pytest_ddpscale.judge.own_pace import as_steps, own_pace_of, own_pace_s
 from pytest_ddpscale.judge.peers import MINIMUM_ROUNDS, median_over_rounds, relative_logs
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, merged, one_after_another
 from pytest_ddpscale.judge.slow_links import with_slow_links
 from pytest_ddpscale.judge.stragglers import (
-    MINIMUM_GAPS,
     Straggler,
     find_watched,
     groups_text,
@@ -39,18 +39,29 @@ _EXPLAINS_NOTHING = "too little to explain the failure"
 
 @dataclass(frozen=True)
 class RankComparison:
-    """Slow ranks for a judged study, computed on first access, from rounds in which every rank computed alone."""
+    """Slow ranks for a judged study, computed on first access, from rounds in which every rank has its own pace.
+
+    Attributes:
+        study: that is judged.
+        evidence: of the launch.
+        limit: by which a rank may be slower than its peers, 0.05 for 5 %; None if ranks are not compared.
+    """
 
     study: Study
     evidence: Evidence
+    limit: float | None
 
     @cached_property
     def where(self) -> tuple[Study, Arm] | None:
-        """Study and arm of the rounds: training arms first, then the judged study, then most ranks; None without any.
+        """Study and arm of the rounds; None without any.
 
-        A slow rank is slow in any workload, so another study, or forward passes if nothing is trained, will do.
+        The judged study's own arm with most ranks that train together, if their forward passes were timed. Else arms in
+        which each computes alone: training first, then the judged study, then most ranks. A slow rank is slow in any
+        workload, so another study, or forward passes if nothing is trained, will do.
         """
         studies = self.evidence.plan.studies
+        if (pace := own_pace_of(self.study, self.evidence)) is not None and len(pace.rounds) >= MINIMUM_ROUNDS:
+            return self.study, next(arm for arm in self.study.arms if arm.name == pace.rounds.measured.arm)
         arms = [(study, arm) for study in studies for arm in study.arms if arm.compares_ranks]
         return max(arms, key=lambda one: (one[1].kind == "each", one[0] == self.study, one[1].world_size), default=None)
 
@@ -60,7 +71,13 @@ class RankComparison:
         return self._rounds_in(*self.where) if self.where else NO_ROUNDS
 
     def _rounds_in(self, study: Study, arm: Arm) -> ArmRounds:
-        return merged(self.evidence.columns, study.id, arm, self.evidence.plan.layout)
+        rounds = merged(self.evidence.columns, study.id, arm, self.evidence.plan.layout)
+        return rounds if arm.compares_ranks else as_steps(rounds, own_pace_s(rounds))
+
+    @property
+    def at_most(self) -> float:
+        """The limit; infinite if ranks are not compared."""
+        return math.inf if self.limit is None else self.limit
 
     @cached_property
     def stragglers(self) -> list[Straggler]:
@@ -69,25 +86,20 @@ class RankComparison:
 
     def _find_stragglers(self) -> list[Straggler]:
         plan = self.evidence.plan
-        found = with_held_down(stragglers_of(self.rounds, plan.device_type), self.rounds, self.evidence.telemetry)
+        found = with_held_down(stragglers_of(self.rounds, self.at_most), self.rounds, self.evidence.telemetry)
         if found or plan.launches == 1 or self.where is None:
             return found
         study, arm = self.where
         launches = [self._rounds_in(replace(study, launch=number), arm) for number in range(1, plan.launches + 1)]
-        if any(stragglers_of(launch, plan.device_type) for launch in launches):
+        if any(stragglers_of(launch, self.at_most) for launch in launches):
             return []
-        return stragglers_of(one_after_another(launches), plan.device_type)
+        return stragglers_of(one_after_another(launches), self.at_most)
 
     @property
     def watched(self) -> list[Straggler]:
         """Ranks that are slow by too little to be named, slowest first."""
-        find = partial(find_watched, self.rounds, self.stragglers, self.minimum_relative_gap)
+        find = partial(find_watched, self.rounds, self.stragglers, self.at_most)
         return self.evidence.once(("watched", self.study.id), find)
-
-    @property
-    def minimum_relative_gap(self) -> float:
-        """Smallest relative gap to its peers at which a rank is named."""
-        return MINIMUM_GAPS[self.evidence.plan.device_type]
 
     def slow_nodes_of(self, stragglers: Sequence[Straggler]) -> dict[str, list[Straggler]]:
         """Nodes of these stragglers on which all ranks are slow, slowest first, with these ranks."""
@@ -99,7 +111,7 @@ class RankComparison:
 
     def slower_than_their_node(self, ranks: Sequence[Straggler]) -> list[Straggler]:
         """Ranks of a slow node that are slower than it is, slowest first."""
-        find = partial(slower_than_their_node, ranks, self.rounds, self.minimum_relative_gap)
+        find = partial(slower_than_their_node, ranks, self.rounds, self.at_most)
         return self.evidence.once(("slower than their node", self.study.id, ranks[0].host), find)
 
     def among(self, found: Sequence[Straggler], measured: ArmRounds) -> list[Straggler]:
@@ -262,11 +274,13 @@ def _note_on_computation(verdict: Verdict, compared: RankComparison) -> str:
     is_efficiency = definition.scaling == "weak" and definition.baseline == "alone"
     if not is_efficiency or compared.stragglers or len(rounds) < MINIMUM_ROUNDS or compared.where is None:
         return ""
+    if compared.limit is None:
+        return ""
     if compared.watched:
         return _watched_note(compared.watched)
     usual = median_over_rounds(relative_logs(rounds.mean_step_s))
     spread = math.exp(float(np.nanmax(usual) - np.nanmin(usual)))
-    if spread > 1 + compared.minimum_relative_gap:
+    if spread > 1 + compared.limit:
         return (
             f"without communication ranks differ by up to {spread:.2f}×, and none stands out clearly enough to be "
             "named: the loss is with the slower ranks, or in communication"
@@ -287,13 +301,12 @@ def _watched_note(watched: Sequence[Straggler]) -> str:
     return f"look at {first_few(few, separator='; ')}: {what}"
 
 
-def rank_notes(evidence: Evidence) -> list[str]:
+def rank_notes(evidence: Evidence, limit: float | None) -> list[str]:
     """A line on ranks that are somewhat slow without communication, and one on ranks slow in some rounds only.
 
     Whether or not a requirement is missed because of them.
     """
-    studies = [study for study in evidence.plan.studies if any(arm.compares_ranks for arm in study.arms)]
-    compared = [RankComparison(study, evidence) for study in studies]
+    compared = [RankComparison(study, evidence, limit) for study in evidence.plan.studies]
     watched = _slowest(one for by in compared for one in by.watched)
     changing = _slowest(one for by in compared for one in by.stragglers if not one.is_slow_throughout)
     notes = [_watched_note(watched)] if watched else []

@@ -113,7 +113,8 @@ def _judge_launch(
         verdict = judge_uniformity(blank, case, study, evidence, due)
         verdict = verdict if verdict.outcome == "not_measured" else with_agreement(verdict, study, evidence)
         return with_spent_budget(verdict, study.id, evidence.out_of_time)
-    is_by_node, peers = evidence.plan.layout.judged_by_node(question.arms), RankComparison(study, evidence)
+    is_by_node = evidence.plan.layout.judged_by_node(question.arms)
+    peers = RankComparison(study, evidence, case.peers.computing)
     asked = Asked(
         case, evidence, values, blank.confidence, 0 if together else study.rounds,
         _rounds_due(evidence, study.id, begun, arms), together, groups_of(question, study, evidence),

@@ -14,7 +14,7 @@ import numpy as np
 
 from pytest_ddpscale.judge.agreement import agreeing_share
 from pytest_ddpscale.judge.estimating import Found, estimate_of
-from pytest_ddpscale.judge.own_pace import forward_step_s
+from pytest_ddpscale.judge.own_pace import own_pace_s
 from pytest_ddpscale.judge.peers import slowest_to_peers
 from pytest_ddpscale.judge.rounds import GIB, TERA, ArmRounds, merged
 from pytest_ddpscale.plan.arm import Arm
@@ -102,16 +102,6 @@ def _own(arms: Arms, values: FloatArray) -> FloatArray:
     if arms.compared is not None:
         imported = imported | arms.compared.measured.single_sample
     return np.where(imported, np.nan, values)
-
-
-def own_pace_s(measured: ArmRounds) -> FloatArray:
-    """Seconds a step that each rank computes without waiting for others, NaN if unknown or absent, (rounds, ranks).
-
-    Those of its forward passes if ranks communicate, else of whole steps.
-    """
-    if measured.measured.arm.startswith("each@"):
-        return measured.mean_step_s
-    return forward_step_s(measured)
 
 
 def _latency(per_cent: float) -> Callable[[Arms], FloatArray]:

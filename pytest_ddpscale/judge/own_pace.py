@@ -28,11 +28,13 @@ from pytest_ddpscale.util.listing import first_few
 MOST_APART = 0.01  # relative: between a rank's pace by its forward passes and by its steps alone
 
 
-def forward_step_s(rounds: ArmRounds) -> FloatArray:
-    """Seconds of each rank's forward passes per step, (rounds, ranks); NaN where it was absent or has no reading.
+def own_pace_s(rounds: ArmRounds) -> FloatArray:
+    """Seconds a step that each rank computes without waiting for others, NaN if unknown or absent, (rounds, ranks).
 
-    A forward pass takes time, so a reading of 0 means unknown.
+    Those of its forward passes if ranks train together, else of whole steps. A pass takes time: 0 means unknown.
     """
+    if rounds.measured.arm.startswith("each@"):
+        return rounds.mean_step_s
     forward_s = rounds.measured.reading(FORWARD_S)
     known = rounds.present & (forward_s > 0)
     return np.where(known, forward_s, np.nan) / np.where(known, rounds.measured.count, 1)
@@ -52,8 +54,8 @@ class OwnPace:
 
     @cached_property
     def times_s(self) -> FloatArray:
-        """`forward_step_s` of the arm, (rounds, ranks)."""
-        return forward_step_s(self.rounds)
+        """`own_pace_s` of the arm, (rounds, ranks)."""
+        return own_pace_s(self.rounds)
 
     @cached_property
     def as_steps(self) -> ArmRounds:
@@ -142,7 +144,7 @@ def _own_pace(study: Study, evidence: Evidence, last: int | None) -> OwnPace | N
     found = None
     for arm in _pace_arms(study):
         rounds = until(merged(evidence.columns, study.id, arm, evidence.plan.layout), last)
-        times = int((~np.isnan(forward_step_s(rounds)).all(axis=1)).sum())
+        times = int((~np.isnan(own_pace_s(rounds)).all(axis=1)).sum())
         if times and (found is None or times >= MINIMUM_ROUNDS):
             found = rounds
         if times >= MINIMUM_ROUNDS:
@@ -216,7 +218,7 @@ def _apart(steps: ArmRounds, passes: ArmRounds) -> list[str]:
     column = {place: i for i, place in enumerate(passes.ranks.places)}
     at = np.array([i for i, place in enumerate(steps.ranks.places) if place in column], np.int64)
     others = np.array([column[steps.ranks.places[i]] for i in at], np.int64)
-    step_s, pass_s = steps.mean_step_s[rows][:, at], forward_step_s(passes)[other_rows][:, others]
+    step_s, pass_s = steps.mean_step_s[rows][:, at], own_pace_s(passes)[other_rows][:, others]
     enough = np.flatnonzero((~np.isnan(step_s) & ~np.isnan(pass_s)).sum(axis=0) >= MINIMUM_ROUNDS)
     if len(enough) < 2:
         return []

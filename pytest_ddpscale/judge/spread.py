@@ -30,10 +30,10 @@ from pytest_ddpscale.judge.bounds import against_bound
 from pytest_ddpscale.judge.caveats import HOST_BOUND_UTILIZATION, Asked
 from pytest_ddpscale.judge.devices import SHARE_OF_ROUNDS, flags
 from pytest_ddpscale.judge.metrics import Arms, Read
-from pytest_ddpscale.judge.own_pace import OwnPace, forward_step_s, last_round, own_pace_of, until
+from pytest_ddpscale.judge.own_pace import OwnPace, last_round, own_pace_of, own_pace_s, until
 from pytest_ddpscale.judge.peers import compare, median_over_rounds, relative_logs
 from pytest_ddpscale.judge.rounds import ArmRounds, Groups, merged
-from pytest_ddpscale.judge.stragglers import WATCHED_SHARE, find_slow_group
+from pytest_ddpscale.judge.stragglers import find_slow_group
 from pytest_ddpscale.judge.values import Values, groups_of, joined, table_of
 from pytest_ddpscale.plan.metric_catalogue import WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.study import Study
@@ -89,7 +89,7 @@ def _read(groups: Groups, pace: OwnPace, case: Case) -> Read:
     rows = np.arange(len(measured))
     if not len(rows):
         return Read(measured.numbers, np.zeros(0), None)
-    own_s, cells = forward_step_s(measured), measured.measured.rank_of_cell
+    own_s, cells = own_pace_s(measured), measured.measured.rank_of_cell
     before = pace.before(measured.numbers // len(groups.places), measured.ranks.places, cells)
     before = np.where(np.isnan(own_s) | np.isnan(before), -np.inf, before)
     slowest = before.argmax(axis=1)
@@ -321,7 +321,7 @@ class _Whole:
         ranks = pace.rounds.ranks
         self.column = {place: number for number, place in enumerate(ranks.places)}
         self.compared = compare(pace.times_s, limit)
-        self.groups = find_slow_group(pace.as_steps, WATCHED_SHARE * limit)
+        self.groups = find_slow_group(pace.as_steps, limit)
         self._node_of = np.zeros(len(ranks), np.int64)
         for number, at in enumerate(ranks.by_host.values()):
             self._node_of[at] = number

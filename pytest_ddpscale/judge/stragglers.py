@@ -1,37 +1,29 @@
-"""Stragglers: ranks and nodes that compute slower than their peers.
+"""Stragglers: ranks and nodes that are slower than their peers, each by its own pace.
 
-The rule uses arms without communication, because under DDP all ranks run at the pace of the slowest. It compares each
-rank, round by round, with the median of all *other* ranks. A slow rank cannot move the median it is compared with, so
-up to half of the ranks may be slow and are still found: k/2 fast ranks are a majority among the k - 1 others. The
-average of these ratios over the rounds counts (`peers`: the median, so a rank must be slow in half of the rounds, and a
-hiccup accuses nobody). A rank is named if
+Who is slow says `peers.compare` with the limit of ``peers:``: a rank whose interval lies beyond the limit is named.
+With too few peers for that rule (of two, three or four ranks) such a rank is a suspect: the others may be the unusual
+ones, and the floor of the SKU decides. A rank is also named if it is beyond in the last half of the rounds and not
+before, because it may be getting slower; and if it is slower by twice the limit in half of the rounds or more while its
+peers hardly ever are: its average lies between two states and means nothing.
 
-- its average is a minimum relative gap above 1, because GPUs of one node differ and 2 % is no reason to drain one,
-- the lower limit of that average is above 1, for all ranks together with the confidence of `peers`, and
-- its average is an outlier: it lies above those of the others by four of their robust standard deviations, more among
-  few or many ranks. If the others differ little, the deviation is replaced by the root mean square of itself and 0.3 of
-  the gap, so ordinary differences between GPUs and noise accuse nobody
-  (median absolute deviation times 1.4826: Leys et al., Journal of Experimental Social Psychology 49, 2013).
+A rank within the limit that stands out is watched, which is a remark: its average is above 0.6 of the limit, certainly
+above 1, and an outlier, that is above those of the others by four of their robust standard deviations, more among few
+or many ranks (median absolute deviation times 1.4826: Leys et al., Journal of Experimental Social Psychology 49, 2013).
+If the others differ little, the deviation is replaced by the root mean square of itself and 0.3 of the least average.
 
-More rounds make averages sharper: they find more stragglers and accuse fewer others. A rank that meets the rule only in
-the last half of the rounds is named too, because it may be getting slower. So is a rank that is slower by twice the gap
-in half of the rounds or more while its peers hardly ever are: its average would lie between two states and mean
-nothing. From 0.6 of the gap on a rank is watched: it gets a note, but is no reason to drain.
-
-Found: up to half of an even number of ranks, up to (k - 1)/2 of an odd number from 5 up, one of three. More than that
-are the baseline here, and absolute bounds such as ``throughput_per_gpu`` find them. Of two ranks the slower one is
-found, but a single peer may as well be unusually fast: such a finding is ambiguous, and the floor of the SKU decides.
-
-With half of the ranks slow, the deviation of all others from their median spans both groups and hides the gap between
-them. So the ranks are also sorted by their averages and split at the largest gap. They are two groups if
+With half of the ranks slow the median of the others lies between both groups. So the ranks are also sorted by their
+averages and split at the largest gap. They are two groups if
 
 - each has at least two ranks and a quarter of all,
-- the medians of the groups differ by the minimum relative gap, with the same confidence, and
-- the slowest fast rank and the fastest slow rank differ by most of that gap, and by half of the distance of the
-  medians: an even spread has no such gap.
+- the medians of the groups differ by 0.6 of the limit, clear of noise, and
+- the slowest fast rank and the fastest slow rank differ by most of that, and by half of the distance of the medians: an
+  even spread has no such gap.
 
 Noise that changes from round to round does not separate the same ranks on average. If at least half of the ranks are
-slow, it is unknown which group is normal.
+slow, it is unknown which group is normal; and groups closer than the limit accuse nobody.
+
+Found: up to half of an even number of ranks, up to (k - 1)/2 of an odd number from 5 up, one of three. More than that
+are the baseline here, and absolute bounds such as ``throughput_per_gpu`` find them.
 """
 
 from __future__ import annotations
@@ -39,43 +31,42 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
 from pytest_ddpscale.judge.devices import flags
 from pytest_ddpscale.judge.peers import (
+    FEWEST_PEERS,
+    FEWEST_PEERS_OF_FAR,
     MINIMUM_ROUNDS,
     averages_of,
+    compare,
     median_over_rounds,
     medians_of_others,
     relative_logs,
     stdevs_of_others,
 )
 from pytest_ddpscale.judge.rounds import ArmRounds
-from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.column_record import BoolArray, FloatArray
+from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.run.telemetry import TelemetryColumns
 from pytest_ddpscale.run.verdicts import Culprit
 from pytest_ddpscale.util.listing import first_few
 
-MINIMUM_RELATIVE_GAP = 0.05
-# Ranks on one CPU share caches, power and neighbours, so they differ more; GPUs share little.
-MINIMUM_GAPS: Mapping[DeviceType, float] = {"cuda": MINIMUM_RELATIVE_GAP, "cpu": 0.10}
-WATCHED_SHARE = 0.6  # of the minimum relative gap
+WATCHED_SHARE = 0.6  # of the limit
 # An outlier's distance in robust standard deviations, with 5 ranks or more and with fewer; and the ordinary spread of
-# GPUs as a share of the gap, because peers may be alike by chance. In simulation less than 0.8 % of runs name a rank
-# if GPUs differ by 1.5 % (benchmarks/straggler_roc.py).
+# GPUs as a share of the least average, because peers may be alike by chance.
 _MAD_FACTOR, _FEW, _FACTOR_OF_FEW = 4.0, 4, 4.75
 _USUAL_SPREAD = 0.3
 _FALSE_NAMES = 0.005  # share of runs with many normally distributed ranks in which one is named by chance
-_FAR = 2.0  # gaps by which a rank that is slow at times must be slower in those rounds
+_FAR = 2.0  # limits by which a rank that is slow at times must be slower in those rounds
 _CHANCE = 0.005  # share of runs in which noise alone may name a rank as slow at times
 _MOSTLY = 0.9  # share of rounds that reports call "all"
 _MOST_SHOWN = 8  # hosts or ranks of a group that are listed
 _LEAST_SHARE = 0.25  # of all ranks, in each of two groups
-# Least gap between the nearest ranks of the groups: share of the minimum relative gap, and of the medians' distance.
+# Least gap between the nearest ranks of the groups: share of the least distance of the medians, and of the distance.
 _LEAST_GAP, _LEAST_SHARE_OF_DISTANCE = 0.8, 0.5
 _MOSTLY_THROTTLED, _HARDLY = 0.75, 0.25  # share of throttled rounds among the slow ones, and among the others
 
@@ -89,8 +80,8 @@ class Straggler:
         culprit: the rank's device as a culprit: its slowdown and evidence are those of the rounds in which it was slow.
         ratio: median over all rounds of its step time over the median of its peers'.
         interval: of that ratio, for all ranks together at 95 %.
-        slow_rounds: numbers of the rounds in which the ratio was over the middle between 1 and the threshold.
-        ambiguous: the others may be the unusual ones: there is only one peer, or they are no majority.
+        slow_rounds: numbers of the rounds in which the ratio was over the middle between 1 and the limit.
+        ambiguous: the others may be the unusual ones: they are few, or no majority.
         others: the faster group, if the ranks fall into two groups; empty if this rank stands out from all.
     """
 
@@ -119,62 +110,89 @@ class Straggler:
         return _are_mostly(len(self.slow_rounds), self.culprit.rounds or 0)
 
 
-def stragglers_of(rounds: ArmRounds, device_type: DeviceType) -> list[Straggler]:
-    """Ranks that compute slowly, slowest first: those that stand out, or the slower of two groups."""
-    gap = MINIMUM_GAPS[device_type]
-    found, group = find_stragglers(rounds, minimum_relative_gap=gap), find_slow_group(rounds, gap)
+def stragglers_of(measured: ArmRounds, limit: float) -> list[Straggler]:
+    """Ranks that compute slowly, slowest first: those that are beyond their peers, or the slower of two groups.
+
+    Args:
+        measured: rounds in which every rank works at its own pace.
+        limit: by which a rank may be slower than its peers, 0.05 for 5 %; infinite if none is ever too slow.
+    """
+    found, group = find_stragglers(measured, limit), find_slow_group(measured, limit)
     return group if len(group) > len(found) or any(straggler.ambiguous for straggler in group) else found
 
 
-def find_stragglers(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_RELATIVE_GAP) -> list[Straggler]:
-    """Ranks of an arm in which every rank computes alone that are slower than their peers, slowest first."""
-    has_peers = measured.present.sum(axis=1, keepdims=True) >= 2
-    enough = np.flatnonzero((measured.present & has_peers).sum(axis=0) >= MINIMUM_ROUNDS)
-    if len(enough) < 2:
-        return []
-    times_s = measured.mean_step_s[:, enough]
-    logs = np.log(times_s / medians_of_others(times_s))
-    relative, line = relative_logs(times_s), math.log1p(minimum_relative_gap)
-    last = slice(len(logs) // 2, None)
-    has_halves = len(logs) >= 2 * MINIMUM_ROUNDS and (~np.isnan(logs[last])).sum(axis=0).min() >= MINIMUM_ROUNDS
-    looks = 2 if has_halves else 1
-    named = _stand_out(logs, relative, line, looks)
-    if has_halves:
-        # Without the second condition ordinary differences of ranks would have two chances to look large.
-        got_slower = median_over_rounds(logs[last]) - median_over_rounds(logs[: last.start]) >= line / 2
-        named |= _stand_out(logs[last], relative[last], line, looks) & got_slower
-    named |= _are_slow_at_times(logs, line)
-    (values, reaches), found = averages_of(logs, looks), []
-    for i in np.flatnonzero(named).tolist():
-        peers = int(measured.present[np.flatnonzero(~np.isnan(logs[:, i]))[-1]].sum()) - 1
-        of_rank = logs[:, i], values[i], reaches[i]
-        found.append(_straggler(measured, enough[i], *of_rank, line / 2, peers, ambiguous=peers == 1))
-    return sorted(found, key=lambda straggler: (-straggler.ratio, straggler.rank))
+def find_stragglers(measured: ArmRounds, limit: float) -> list[Straggler]:
+    """Ranks that are slower than their peers by more than the limit, slowest first."""
+    return _found(measured, limit, _beyond)
 
 
-def find_watched(
-    measured: ArmRounds, named: Iterable[Straggler], minimum_relative_gap: float = MINIMUM_RELATIVE_GAP
-) -> list[Straggler]:
-    """Ranks that meet the rule with `WATCHED_SHARE` of the gap and are not named, slowest first."""
+def find_watched(measured: ArmRounds, named: Iterable[Straggler], limit: float) -> list[Straggler]:
+    """Ranks that stand out by `WATCHED_SHARE` of the limit and are not named, slowest first."""
     numbers = {straggler.rank for straggler in named}
-    found = find_stragglers(measured, WATCHED_SHARE * minimum_relative_gap)
+    found = _found(measured, WATCHED_SHARE * limit, _stand_out)
     return [straggler for straggler in found if straggler.rank not in numbers]
 
 
-def _stand_out(logs: FloatArray, relative: FloatArray, line: float, looks: int) -> BoolArray:
-    """Whether each rank is slow by the rule of this module in these rounds, which are one of several looks, (ranks,).
+# Which ranks are slow in some rounds, which are one of several looks, and which of those for certain, (ranks,) each.
+# Takes times of ranks, (rounds, ranks), the limit and the looks.
+_Rule: TypeAlias = Callable[[FloatArray, float, int], tuple[BoolArray, BoolArray]]
 
-    Logarithms of times are over the median of peers, and relative to the median rank, the same baseline for all.
-    """
+
+def _found(measured: ArmRounds, limit: float, rule: _Rule) -> list[Straggler]:
+    """Ranks that are slow by a rule in all rounds, in the last half, or at times, slowest first."""
+    has_peers = measured.present.sum(axis=1, keepdims=True) >= 2
+    enough = np.flatnonzero((measured.present & has_peers).sum(axis=0) >= MINIMUM_ROUNDS)
+    if len(enough) < 2 or math.isinf(limit):
+        return []
+    times_s = measured.mean_step_s[:, enough]
+    logs, line = np.log(times_s / medians_of_others(times_s)), math.log1p(limit)
+    last = slice(len(logs) // 2, None)
+    has_halves = len(logs) >= 2 * MINIMUM_ROUNDS and (~np.isnan(logs[last])).sum(axis=0).min() >= MINIMUM_ROUNDS
+    looks = 2 if has_halves else 1
+    named, certain = rule(times_s, limit, looks)
+    if has_halves:
+        # Without the second condition ordinary differences of ranks would have two chances to look large.
+        got_slower = median_over_rounds(logs[last]) - median_over_rounds(logs[: last.start]) >= line / 2
+        lately, lately_certain = rule(times_s[last], limit, looks)
+        named, certain = named | (lately & got_slower), certain | (lately_certain & got_slower)
+    peers = _peers_of(measured.present[:, enough])
+    at_times = _are_slow_at_times(logs, line)
+    named, certain = named | at_times, certain | (at_times & (peers >= FEWEST_PEERS_OF_FAR))
+    (values, reaches), found = averages_of(logs, looks), []
+    for i in np.flatnonzero(named).tolist():
+        of_rank = logs[:, i], values[i], reaches[i]
+        is_doubtful = not certain[i]
+        found.append(_straggler(measured, enough[i], *of_rank, line / 2, int(peers[i]), ambiguous=is_doubtful))
+    return sorted(found, key=lambda straggler: (-straggler.ratio, straggler.rank))
+
+
+def _peers_of(present: BoolArray) -> IntArray:
+    """Number of others beside each rank in its last round, (ranks,)."""
+    last = len(present) - 1 - np.argmax(present[::-1], axis=0)
+    return np.asarray(present.sum(axis=1)[last] - 1)
+
+
+def _beyond(times_s: FloatArray, limit: float, looks: int) -> tuple[BoolArray, BoolArray]:
+    """A `_Rule`: that of `peers`; with too few peers for it a rank is a suspect."""
+    compared = compare(times_s, limit, looks=looks)
+    named = compared.beyond | ((compared.peers < FEWEST_PEERS) & (compared.low > 1 + limit))
+    # What most do is the norm.
+    return named if 2 * named.sum() <= len(named) else compared.beyond, compared.beyond
+
+
+def _stand_out(times_s: FloatArray, limit: float, looks: int) -> tuple[BoolArray, BoolArray]:
+    """A `_Rule`: outliers, of which none is certain."""
+    logs, line = np.log(times_s / medians_of_others(times_s)), math.log1p(limit)
     (values, reaches), ranks = averages_of(logs, looks), logs.shape[1]
-    usual = median_over_rounds(relative)
+    usual = median_over_rounds(relative_logs(times_s))
     excess = usual - medians_of_others(usual[np.newaxis])[0]
     seen = stdevs_of_others(usual)
     spread = np.maximum(seen, np.sqrt((seen**2 + (_USUAL_SPREAD * line) ** 2) / 2))
     factor = _FACTOR_OF_FEW
     if ranks > _FEW:
         factor = max(_MAD_FACTOR, statistics.NormalDist().inv_cdf(1 - _FALSE_NAMES / ranks))
-    return np.asarray((values >= line) & (values > reaches) & (excess > factor * spread))
+    stands_out = np.asarray((values >= line) & (values > reaches) & (excess > factor * spread))
+    return stands_out, np.zeros(ranks, np.bool_)
 
 
 def _are_slow_at_times(logs: FloatArray, line: float) -> BoolArray:
@@ -196,13 +214,13 @@ def _are_slow_at_times(logs: FloatArray, line: float) -> BoolArray:
     return found
 
 
-def find_slow_group(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_RELATIVE_GAP) -> list[Straggler]:
+def find_slow_group(measured: ArmRounds, limit: float) -> list[Straggler]:
     """The ranks of the slower of two groups, slowest first; none if there are not two by the rule of this module."""
     enough = np.flatnonzero(measured.present.sum(axis=0) >= MINIMUM_ROUNDS)
     least = max(2, math.ceil(_LEAST_SHARE * len(enough)))
-    if len(enough) < 2 * least:
+    if len(enough) < 2 * least or math.isinf(limit):
         return []
-    logs, line = relative_logs(measured.mean_step_s[:, enough]), math.log1p(minimum_relative_gap)
+    logs, line = relative_logs(measured.mean_step_s[:, enough]), math.log1p(WATCHED_SHARE * limit)
     values, reaches = averages_of(logs)
     order = np.argsort(values, kind="stable")
     split = least + int(np.argmax(np.diff(values[order])[least - 1 : len(order) - least]))
@@ -221,7 +239,7 @@ def find_slow_group(measured: ArmRounds, minimum_relative_gap: float = MINIMUM_R
     return [
         _straggler(
             measured, enough[i], logs[:, i], values[i] - norm, reaches[i], (norm + norm_of_slow) / 2, len(fast), norm,
-            others, ambiguous=2 * len(slow) >= len(enough),
+            others, ambiguous=2 * len(slow) >= len(enough) or distance < math.log1p(limit),
         )
         for i in reversed(slow.tolist())
     ]  # fmt: skip
@@ -324,11 +342,11 @@ def _ratio(ranks: Sequence[Straggler]) -> float:
     return statistics.median(straggler.ratio for straggler in ranks)
 
 
-def slower_than_their_node(ranks: Sequence[Straggler], measured: ArmRounds, gap: float) -> list[Straggler]:
+def slower_than_their_node(ranks: Sequence[Straggler], measured: ArmRounds, limit: float) -> list[Straggler]:
     """Ranks of a slow node that are slow even compared with its other ranks, by the same rule, slowest first.
 
     With two ranks the slower one is certain here, because both are slow compared with other nodes.
     """
     on_node = ArmRounds(measured.measured.of(slice(None), measured.ranks.by_host[ranks[0].host]))
-    numbers = {straggler.rank for straggler in find_stragglers(on_node, gap)}
+    numbers = {straggler.rank for straggler in find_stragglers(on_node, limit)}
     return [straggler for straggler in ranks if straggler.rank in numbers]

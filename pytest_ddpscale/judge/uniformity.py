@@ -13,17 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from pytest_ddpscale.judge.metrics import own_pace_s
-from pytest_ddpscale.judge.own_pace import as_steps, nodes_s
+from pytest_ddpscale.judge.own_pace import as_steps, nodes_s, own_pace_s
 from pytest_ddpscale.judge.peers import Compared, compare
 from pytest_ddpscale.judge.rounds import ArmRounds, merged
-from pytest_ddpscale.judge.stragglers import (
-    WATCHED_SHARE,
-    find_slow_group,
-    groups_text,
-    node_culprit,
-    slow_nodes,
-)
+from pytest_ddpscale.judge.stragglers import find_slow_group, groups_text, node_culprit, slow_nodes
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Study
@@ -80,7 +73,7 @@ def judge_uniformity(blank: Verdict, case: Case, study: Study, evidence: Evidenc
         return replace(verdict, outcome="inconclusive", reason=reason)
     if verdict.outcome not in ("failed", "inconclusive") or int(compared.rounds.max()) < FEWEST_ROUNDS:
         return verdict
-    group = [] if is_of_nodes else find_slow_group(as_steps(rounds, times_s), WATCHED_SHARE * limit)
+    group = [] if is_of_nodes else find_slow_group(as_steps(rounds, times_s), limit)
     nodes = slow_nodes(group, rounds)
     if group:
         verdict = replace(verdict, reason=f"{verdict.reason}; {groups_text(group, nodes)}")

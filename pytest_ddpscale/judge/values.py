@@ -231,7 +231,7 @@ def _slowness(question: Question, study: Study, evidence: Evidence, found: Seque
         return {}
     last = last_round(found)
     pace = own_pace_of(study, evidence, last)
-    each = RankComparison(study, evidence).rounds if pace is None else pace.as_steps
+    each = RankComparison(study, evidence, None).rounds if pace is None else pace.as_steps
     if evidence.plan.layout.judged_by_node(question.arms):
         return evidence.once(("slowness", study.id, last), lambda: slowness_of(each, within_hosts=True))
     return slowness_of(on_hosts(each, found[0].arms[-1].ranks.by_host.keys()))

@@ -314,7 +314,8 @@ class EvidenceSource(ABC):
         from pytest_ddpscale.judge.own_pace import pace_notes
 
         seen = self.evidence
-        of_devices = (*rank_notes(seen), *pace_notes(seen), *device_notes(seen)) if seen else ()
+        limit = self.subject.thresholds.thresholds.skus[self.subject.sku].peers.computing
+        of_devices = (*rank_notes(seen, limit), *pace_notes(seen), *device_notes(seen)) if seen else ()
         left_out = [f"{host} was left out: {why}" for host, why in record.left_out.items()]
         of_run = (*left_out, *binding_notes(records), *record.resumption_notes())
         of_lock = (self._lock.note,) if self._lock and self._lock.note else ()

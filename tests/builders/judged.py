@@ -24,7 +24,7 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import SeededStep
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
-from pytest_ddpscale.thresholds.model import Requirement, Source
+from pytest_ddpscale.thresholds.model import PeerLimits, Requirement, Source
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import columns_of
 
@@ -111,6 +111,7 @@ def make_case(
         "thresholds.yaml:7",
         reference_samples_per_s=REFERENCE_SAMPLES_PER_S if definition.takes_versus else None,
         peak_tflops=PEAK_TFLOPS,
+        peers=PeerLimits(computing=0.05),
     )
 
 

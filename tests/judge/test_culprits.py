@@ -14,6 +14,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import Case
+from pytest_ddpscale.thresholds.model import PeerLimits
 from tests.builders.judged import (
     ALONE_SAMPLES_PER_S,
     CONFIDENCE,
@@ -133,7 +134,7 @@ class TestOneSlowRank:
         assert (verdict.outcome, verdict.culprits, verdict.notes) == ("failed", (), ())
 
     def test_may_be_undecided_and_is_named_all_the_same(self) -> None:
-        verdict = judge_slowed(lambda number, rank: 1.1 + 0.1 * (number % 3) if rank == 1 else 1.0)
+        verdict = judge_slowed(lambda number, rank: 1.1 + 0.02 * (number % 3) if rank == 1 else 1.0)
         assert verdict.outcome == "inconclusive"
         assert [culprit.gpu_uuid for culprit in verdict.culprits] == ["GPU-1"]
 
@@ -164,10 +165,10 @@ class TestOneSlowRank:
         ]
         assert "rank 3 on node1" in beside.reason
 
-    def test_of_a_cpu_has_to_stand_out_by_more(self) -> None:
+    @pytest.mark.parametrize(("limit", "named"), [(0.05, 1), (0.10, 0), (None, 0)])
+    def test_has_to_be_beyond_the_limit_of_its_peers(self, limit: float | None, named: int) -> None:
         case = make_case("weak_scaling_efficiency", 1.1, world_size=4)
-        found = {kind: judge_slowed(slow(1.08, 3), case, device_type=kind).culprits for kind in ("cuda", "cpu")}
-        assert {kind: len(culprits) for kind, culprits in found.items()} == {"cuda": 1, "cpu": 0}
+        assert len(judge_slowed(slow(1.08, 3), replace(case, peers=PeerLimits(limit))).culprits) == named
 
 
 class TestSeveralSlowRanks:
@@ -284,7 +285,7 @@ class TestWorldOfTwo:
 def test_ranks_are_compared_in_the_largest_arm() -> None:
     plan = plan_of([make_case("rank_uniformity", 1.1, world_size=size) for size in (2, 4)], rounds=ROUNDS)
     (study,) = plan.studies
-    found = RankComparison(study, evidence_of_plan(plan, measure(study, ROUNDS))).rounds
+    found = RankComparison(study, evidence_of_plan(plan, measure(study, ROUNDS)), 0.05).rounds
     assert found.present.sum(axis=1).tolist() == [4] * ROUNDS
 
 
@@ -333,7 +334,7 @@ def notes(slowness: Callable[[int, int], float], rounds: int = 12) -> list[str]:
         return ALONE_SAMPLES_PER_S / slowness(number, rank)
 
     found = [one for study in plan.studies for one in measure(study, rounds, samples_per_s, 2)]
-    return rank_notes(evidence_of_plan(plan, found))
+    return rank_notes(evidence_of_plan(plan, found), 0.05)
 
 
 def test_a_rank_that_is_four_per_cent_slow_is_to_be_looked_at() -> None:

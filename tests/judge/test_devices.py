@@ -20,7 +20,7 @@ from tests.builders.measurements import Measurement
 from tests.builders.nodes_checked import spread
 from tests.builders.telemetry import Telemetry, columns_of_telemetry, flags_of
 from tests.judge.nodes import measure_nodes, nodes_evidence, plan_of_nodes
-from tests.judge.test_stragglers import rank_of, slow_in
+from tests.judge.test_stragglers import LIMIT, rank_of, slow_in
 from tests.rows import rows
 
 NOTHING = Telemetry("weak/r", "ddp@8", 0, 0, 0, "n", "GPU-a", started_unix_s=1000.0, ended_unix_s=1002.0)
@@ -312,7 +312,7 @@ def found_with(slow: Collection[int], throttled: Collection[int], rank: int = 3)
     measured = slow_in([*slow], ROUNDS_ALONE)
     blocks = [rank_of(rank, number, 0.1) for number in range(ROUNDS_ALONE)]
     told = [altered(one, **THROTTLED) if one.round in throttled else one for one in telemetry_of(blocks)]
-    (found,) = with_held_down(find_stragglers(measured), measured, columns_of_telemetry(told))
+    (found,) = with_held_down(find_stragglers(measured, LIMIT), measured, columns_of_telemetry(told))
     return found
 
 

@@ -6,12 +6,17 @@ import random
 
 import pytest
 
-from pytest_ddpscale.judge.rounds import NO_ROUNDS
-from pytest_ddpscale.judge.stragglers import find_slow_group
-from tests.judge.test_stragglers import devices, noisy, ranks, rounds_of
+from pytest_ddpscale.judge import stragglers
+from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds
+from pytest_ddpscale.judge.stragglers import Straggler
+from tests.judge.test_stragglers import LIMIT, devices, noisy, ranks, rounds_of
 
 # Of a round on a GPU that shares its node with a busy host: enough for the deviation of the others to swallow 10 %.
 NOISE = 0.01
+
+
+def find_slow_group(measured: ArmRounds, limit: float = LIMIT) -> list[Straggler]:
+    return stragglers.find_slow_group(measured, limit)
 
 
 @pytest.mark.parametrize(("nodes", "per_host"), [(4, 1), (4, 2), (2, 8), (4, 8)])
@@ -48,11 +53,14 @@ def test_what_is_no_two_groups_names_nobody(factors: list[float]) -> None:
     assert find_slow_group(noisy(factors, 0.001, seed=7)) == []
 
 
-def test_a_gap_that_small_is_how_gpus_differ() -> None:
-    def found(ratio: float, gap: float) -> bool:
-        return bool(find_slow_group(rounds_of(*[[0.1] * 4 + [0.1 * ratio] * 4] * 6), gap))
-
-    assert [found(1.049, 0.05), found(1.051, 0.05), found(1.051, 0.10)] == [False, True, False]
+@pytest.mark.parametrize(
+    ("ratio", "limit", "certain"), [(1.029, 0.05, None), (1.031, 0.05, False), (1.051, 0.05, True), (1.051, 0.10, None)]
+)
+def test_groups_are_told_from_a_part_of_the_limit_and_accused_beyond_it(
+    ratio: float, limit: float, certain: bool | None
+) -> None:
+    found = find_slow_group(rounds_of(*[[0.1] * 5 + [0.1 * ratio] * 3] * 6), limit)
+    assert {not one.ambiguous for one in found} == (set() if certain is None else {certain})
 
 
 def test_what_slows_all_ranks_in_some_rounds_parts_nobody_and_hides_nothing() -> None:
