@@ -3,7 +3,6 @@
     python benchmarks/straggler_roc.py --json straggler_roc.json
     python benchmarks/straggler_roc.py --runs 20 --ranks 8
     python benchmarks/straggler_roc.py --runs 300 --ranks 4 8 16 --healthy
-    python benchmarks/straggler_roc.py --runs 60 --bounds
 
 Ranks train alone; `judge/stragglers.py` names some of them with the limit for GPUs.
 
@@ -16,10 +15,6 @@ slow ranks are named / any other rank is named.
 
 Third table: no rank is slow; share of runs in which any rank is named / noted; with `--healthy` only this table.
 
-With `--bounds` another table instead: nodes of 8 GPUs with a spread, one of which may be slow; rank_uniformity with
-several bounds is judged every second round from the eighth to the 32nd: share of runs in which it passes, fails and
-stays undecided.
-
 With more than 8 ranks there are fewer runs.
 """
 
@@ -28,14 +23,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.judge.estimating import estimate_of
-from pytest_ddpscale.judge.peers import slowest_to_peers
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds
 from pytest_ddpscale.judge.stragglers import find_watched, stragglers_of
 from pytest_ddpscale.run.column_record import FloatArray
@@ -187,46 +179,6 @@ HEALTHY: tuple[tuple[str, RoundNoise, float], ...] = (
 )
 
 
-BOUNDS = (1.03, 1.04, 1.05, 1.06, 1.08)
-
-
-def judged_uniformity(noise: float, spread: float, gap: float, runs: int) -> list[str]:
-    """Runs that pass, fail and stay undecided for each of `BOUNDS`, in per cent."""
-    counts = np.zeros((len(BOUNDS), 3))
-    for seed in range(runs):
-        chance = np.random.default_rng([seed, PER_HOST])
-        logs = RoundNoise(noise).series(chance, ROUNDS[-1], PER_HOST)
-        logs += spread * chance.standard_normal((PER_HOST, 1))
-        logs[0] += np.log1p(gap)
-        samples = slowest_to_peers(rounds_of(logs).mean_step_s).tolist()
-        for row, bound in enumerate(BOUNDS):
-            counts[row, _decision(samples, bound)] += 1
-    return ["/".join(f"{share:.0f}" for share in row) for row in (100 * counts / runs).tolist()]
-
-
-def _decision(samples: Sequence[float], bound: float) -> int:
-    """0 if it passes, 1 if it fails, 2 if it stays undecided."""
-    for rounds in range(ROUNDS[0], len(samples) + 1, 2):
-        low, high = _interval(tuple(samples[:rounds]))
-        if high <= bound or low > bound:
-            return int(low > bound)
-    return 2
-
-
-@cache
-def _interval(samples: tuple[float, ...]) -> tuple[float, float]:
-    return estimate_of(samples, "factors", CONFIDENCE).interval or (0.0, np.inf)
-
-
-def show_bounds(runs: int) -> None:
-    """Print the table of `--bounds`."""
-    rows = []
-    for noise, spread, gap in ((n, s, g) for n in NOISES for s in (0.0, 0.005, 0.01, 0.015, 0.02) for g in (0.0, 0.05)):
-        told = f"noise {noise:.1%}, spread {spread:.1%}, {f'one {gap:.0%} slow' if gap else 'all alike'}"
-        rows.append((told, *judged_uniformity(noise, spread, gap, runs)))
-    print(table(("passed/failed/undecided", *map(str, BOUNDS)), rows))
-
-
 def show(one_slow: Sequence[OneSlowRank], others: dict[str, list[Share]], healthy: dict[str, list[Share]]) -> None:
     """Print the tables."""
     by_rounds = [f"{rounds} rounds" for rounds in ROUNDS]
@@ -253,14 +205,10 @@ def main() -> int:
     parser = argument_parser(__doc__)
     parser.add_argument("--runs", type=positive_int, default=100, help="runs for each cell (%(default)s)")
     parser.add_argument("--ranks", type=positive_int, nargs="+", default=RANKS, help="how many (%(default)s)")
-    parser.add_argument("--bounds", action="store_true", help="judge rank_uniformity with some bounds instead")
     parser.add_argument("--healthy", action="store_true", help="the third table only")
     arguments = parser.parse_args()
     if min(arguments.ranks) < 2:
         raise SystemExit(f"--ranks {min(arguments.ranks)}: a rank needs a peer to compare with; expected at least 2")
-    if arguments.bounds:
-        show_bounds(arguments.runs)
-        return 0
     one_slow = [] if arguments.healthy else one_slow_rank(arguments.ranks, arguments.runs)
     others = {
         name: [measure(ranks, rounds, RoundNoise(0.01), 0.0, slow, shape, arguments.runs) for rounds in ROUNDS]

@@ -1,4 +1,4 @@
-"""A GPU that is a little slow gets the same verdict wherever it sits; benchmarks/slow_places.py has the long table."""
+"""A GPU that is a little slow gets the same verdict wherever it sits; benchmarks/cluster_verdicts.py has the table."""
 
 from __future__ import annotations
 
