@@ -55,15 +55,20 @@ class RankComparison:
     def where(self) -> tuple[Study, Arm] | None:
         """Study and arm of the rounds; None without any.
 
-        The judged study's own arm with most ranks that train together, if their forward passes were timed. Else arms in
-        which each computes alone: training first, then the judged study, then most ranks. A slow rank is slow in any
-        workload, so another study, or forward passes if nothing is trained, will do.
+        Arms in which each computes alone: training first, then the judged study, then most ranks. A slow rank is slow
+        in any workload, so another study will do, and all requirements name the same ranks. If no rank trains alone,
+        forward passes of the judged study, whose ranks train together; if nothing is trained, other forward passes.
         """
         studies = self.evidence.plan.studies
+        arms = [(study, arm) for study in studies for arm in study.arms if arm.compares_ranks]
+        found = max(
+            arms, key=lambda one: (one[1].kind == "each", one[0] == self.study, one[1].world_size), default=None
+        )
+        if found is not None and found[1].kind == "each":
+            return found
         if (pace := own_pace_of(self.study, self.evidence)) is not None and len(pace.rounds) >= MINIMUM_ROUNDS:
             return self.study, next(arm for arm in self.study.arms if arm.name == pace.rounds.measured.arm)
-        arms = [(study, arm) for study in studies for arm in study.arms if arm.compares_ranks]
-        return max(arms, key=lambda one: (one[1].kind == "each", one[0] == self.study, one[1].world_size), default=None)
+        return found
 
     @cached_property
     def rounds(self) -> ArmRounds:
