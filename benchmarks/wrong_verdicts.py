@@ -9,16 +9,15 @@ verdict); and a group-sequential t-test at 0.8 % a look, 5 % in all with indepen
 Scenarios, all in logarithms of the value over the bound:
 
 * on the bound: the true value is the bound, so every decision is wrong. Noise: Gaussian, Student-t with 3 degrees of
-  freedom, AR(1) between rounds; hiccups, blocks that take up to ten standard deviations of a round longer, in the
-  judged arm (the value falls) or in its baseline (it rises). The truth is the value without hiccups, or the mean.
+  freedom, AR(1) between rounds, slow waves; hiccups, blocks that take up to ten standard deviations of a round longer,
+  in the judged arm (the value falls) or in its baseline (it rises). The truth is the value without hiccups, or their
+  mean.
 * off the bound: by a margin, with the independent noise of a GPU (0.3 % and 0.6 % a round) and of a shared CPU (2 %).
   The fixed design that is sized for a margin of one standard deviation has 16 rounds (two-sided α = 0.05, power 0.95).
-* ramps: the value falls by 3 % in a straight line from the first to the last round before the limit and ends 0.5 %
-  below the bound, so a pass is wrong; steps: it falls by 3 % to that value after half of the rounds.
+* ramps: the value falls by 3 %, or by 1 to 5 %, in a straight line from the first to the last round before the limit
+  and ends 0.5 % below the bound, so a pass is wrong; steps: it falls by 3 % to that value after half of the rounds.
 * warm-ups: the value starts 3 % below its final level, which is 2 % above the bound, and approaches it by a factor of e
   in four rounds, or rises in a straight line to 0.5 % above the bound; a failure is wrong.
-
-The last table shows how often rounds of known correlation are judged to correlate more than the interval allows for.
 """
 
 from __future__ import annotations
@@ -28,35 +27,33 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import numpy as np
 from reporting import Share, argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.judge.estimating import NEGLIGIBLE_DRIFT, estimate, why_correlated
+from pytest_ddpscale.judge.estimating import NEGLIGIBLE_DRIFT, estimate
 from pytest_ddpscale.judge.intervals import t_quantile
 from pytest_ddpscale.judge.sequential import EProcesses
-from pytest_ddpscale.judge.steadiness import (
-    are_beyond_the_method,
-    are_final,
-    find_drifts,
-    fit_lines,
-    lag_one_correlations,
-)
+from pytest_ddpscale.judge.steadiness import find_drifts
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.simulate.round_noise import FloatArray, RoundNoise, Tail
 
 CONFIDENCE = 0.95
 NAIVE_ALPHA_PER_LOOK = 0.008
 FIXED_ROUNDS = 16
-CORRELATIONS = (0.0, 0.3, 0.5, 0.7)
+CORRELATIONS = (0.0, 0.3, 0.5, 0.7, 0.9)
 TAILS: tuple[Tail, ...] = ("Gaussian", "Student-t, 3 degrees")
 MARGINS = (0.02, 0.05, 0.10)
 NOISES = {"GPU": 0.003, "noisy GPU": 0.006, "shared CPU": 0.02}
 # Share of blocks with a hiccup, and whether all have the maximum length, the worst case for a mean.
 HICCUPS = {"5 %, up to 10 sd": (0.05, False), "10 %, all of 10 sd": (0.10, True), "20 %, all of 10 sd": (0.20, True)}
 HICCUP_SDS = 10.0
+# Slow waves: period in rounds, and standard deviation.
+WAVES, WAVE_SD = (12, 24, 48), 0.01
 # How far moving values fall, where they end below the bound, and where warm ones stay above it, relative.
 FALL, END, WARM = 0.03, 0.005, 0.02
+RAMPS = (0.01, 0.015, 0.02, 0.03, 0.05)
 # Takes logarithms of value over bound, (runs, rounds), and the limit of rounds; gives 1 for above the bound, -1 for
 # below, 0 for undecided, (runs,).
 Rule = Callable[[FloatArray, int], FloatArray]
@@ -76,6 +73,7 @@ class Scenario:
         sign: -1 for noise of the arm that is judged, 1 for that of its baseline.
         hiccups: share of blocks that take `HICCUP_SDS` longer, beside those of `noise`.
         truth: the value that the interval should contain; None if the value changes.
+        wave_rounds: period of a wave with the standard deviation `WAVE_SD`, from a random phase; 0 without one.
     """
 
     group: str
@@ -87,27 +85,24 @@ class Scenario:
     sign: int = -1
     hiccups: float = 0.0
     truth: float | None = None
+    wave_rounds: float = 0.0
 
     def series(self, runs: int, limit: int, seed: int) -> FloatArray:
         """Values of all runs, (runs, rounds)."""
         chance = np.random.default_rng([seed, *f"{self.group}/{self.name}".encode()])
         noise = self.noise.series(chance, limit, runs)
         noise += HICCUP_SDS * self.noise.sd * (chance.random(noise.shape) < self.hiccups)
+        if self.wave_rounds:
+            phases = 2 * math.pi * chance.random((runs, 1))
+            noise += math.sqrt(2) * WAVE_SD * np.sin(2 * math.pi * np.arange(limit) / self.wave_rounds + phases)
         return np.asarray(self.path(np.arange(limit, dtype=np.float64), limit) + self.sign * noise)
 
 
 def verdicts(logs: FloatArray, limit: int) -> FloatArray:
-    """Verdicts of this project."""
-    decided = interval_alone(logs, limit)
-    correlations = lag_one_correlations(logs)
-    exceed = are_beyond_the_method(correlations, logs.shape[1]) & (fit_lines(logs).noise > NEGLIGIBLE_DRIFT)
-    for side in (-1, 1):
-        rows = np.flatnonzero(decided == side)
-        decided[rows[~are_final(logs[rows], limit, 0.0, side, CONFIDENCE, 1.0)]] = 0
-    rows = np.flatnonzero(exceed & (decided != 0))
-    found = estimate(np.exp(logs[rows]), "factors", CONFIDENCE, limit)
-    decided[[row for number, row in enumerate(rows) if why_correlated(found.found(number), 1.0)]] = 0
-    return decided
+    """Verdicts of this project, for values so near the bound that none is far from it."""
+    found = estimate(np.exp(logs), "factors", CONFIDENCE, limit)
+    above, below = (found.low >= 1) & found.leave(1.0, 1), (found.high < 1) & found.leave(1.0, -1)
+    return np.where(above, 1.0, np.where(below, -1.0, 0.0))
 
 
 def interval_alone(logs: FloatArray, _: int) -> FloatArray:
@@ -194,6 +189,11 @@ def on_the_bound() -> list[Scenario]:
         for tail in TAILS
         for rho in CORRELATIONS
     ]  # fmt: skip
+    found += [
+        Scenario("on the bound", f"a wave of {rounds} rounds", RoundNoise(0.003), nought, 0, truth=0.0,
+                 wave_rounds=rounds)
+        for rounds in WAVES
+    ]  # fmt: skip
     for name, (share, is_long) in HICCUPS.items():
         noise = RoundNoise(0.01, hiccup_share=0.0 if is_long else share, hiccup_sds=HICCUP_SDS)
         mean = 0.01 * HICCUP_SDS * share * (1.0 if is_long else 0.5)
@@ -229,8 +229,8 @@ def moving() -> list[Scenario]:
     """Scenarios whose value changes over the rounds."""
     end, fall = math.log1p(-END), -math.log1p(-FALL)
 
-    def ramp(numbers: FloatArray, limit: int) -> FloatArray:
-        return np.asarray(end + fall * (1 - numbers / (limit - 1)))
+    def ramp(numbers: FloatArray, limit: int, by: float = fall) -> FloatArray:
+        return np.asarray(end + by * (1 - numbers / (limit - 1)))
 
     def step(numbers: FloatArray, limit: int) -> FloatArray:
         return np.asarray(end + fall * (2 * numbers < limit))
@@ -247,6 +247,12 @@ def moving() -> list[Scenario]:
                  promise=0.10 if rho == 0 and sd < 0.01 else None)
         for sd, rho in noises
     ]  # fmt: skip
+    found += [
+        Scenario("ramps", f"by -{by:.1%}, noise 0.3%, ρ {rho:g}", RoundNoise(0.003, rho),
+                 partial(ramp, by=-math.log1p(-by)), -1, promise=0.10 if rho == 0 else None)
+        for rho in (0.0, 0.5)
+        for by in RAMPS
+    ]  # fmt: skip
     for group, path, right in (("step by -3 %", step, -1), ("ramp by +3 %", rise, 1), ("warm-up", warm_up, 1)):
         found += [Scenario(group, f"noise {sd:.1%}", RoundNoise(sd), path, right) for sd in (0.003, 0.006, 0.01)]
     return found
@@ -260,17 +266,6 @@ def rows_of(scenarios: Sequence[Scenario], runs: int, limit: int, seed: int) -> 
         found[scenario] = {
             name: endings(scenario, rule, logs, limit, with_coverage=rule is verdicts) for name, rule in RULES.items()
         }
-    return found
-
-
-def said_to_correlate(runs: int, limit: int, seed: int) -> list[tuple[float, dict[int, float]]]:
-    """Share of series judged to correlate by more than the interval allows for, by rounds."""
-    found = []
-    for rho in (0.0, 0.3, 0.5, 0.7, 0.9):
-        logs = RoundNoise(0.01, rho).series(np.random.default_rng([seed, int(10 * rho)]), limit, runs)
-        counts = sorted({FEWEST_ROUNDS, limit // 2, limit})
-        shares = {n: float(are_beyond_the_method(lag_one_correlations(logs[:, :n]), n).mean()) for n in counts}
-        found.append((rho, shares))
     return found
 
 
@@ -293,14 +288,11 @@ def main() -> int:
         rows = rows_of(scenarios, *given)
         _print_rows(rows)
         found |= rows
-    correlated = said_to_correlate(*given)
-    shares = [(f"{rho:g}", *(f"{share:.1%}" for share in by_rounds.values())) for rho, by_rounds in correlated]
-    print(table(("correlation", *(f"beyond at {n} rounds" for n in correlated[0][1])), shares))
     result = [
         {"group": s.group, "name": s.name, "rules": {rule: asdict(one) for rule, one in by_rule.items()}}
         for s, by_rule in found.items()
     ]
-    keep(arguments.json, "wrong_verdicts", {"scenarios": result, "said_to_correlate": correlated})
+    keep(arguments.json, "wrong_verdicts", {"scenarios": result})
     return int(any(_is_broken(scenario, by_rule["verdict"]) for scenario, by_rule in found.items()))
 
 

@@ -155,6 +155,4 @@ def _mean_step(result: DdpBenchmarkResult, confidence: float) -> Estimate | str:
     found = estimate_of(result.separate_s, "factors", confidence)
     if found.interval is None:
         return found.too_few.replace("rounds", what)
-    if found.exceeds:
-        return f"successive {what} correlate by {found.correlation:.2f}, and an interval allows for 0.5"
     return Estimate(found.value, found.interval)

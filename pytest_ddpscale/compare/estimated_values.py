@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_ddpscale.compare.asked_of_run import TOGETHER, AskedOfRun, ByHost, Series
 from pytest_ddpscale.history.launch_deviation import launch_deviation_of
-from pytest_ddpscale.judge.estimating import Found, estimate_of, over_launches, stretched_interval
+from pytest_ddpscale.judge.estimating import Found, estimate_of, over_launches
 from pytest_ddpscale.judge.intervals import Estimate
 from pytest_ddpscale.plan.metric import Metric, Scale
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
@@ -71,7 +71,7 @@ def estimated(
     found = over_launches(of_launches, scale, confidence) if len(series) > 1 else of_launches[0]
     if found.interval is None:
         return Estimated(None, rounds, len(series), why_not=found.too_few, value=found.value)
-    low, high = stretched_interval(found, found.interval)
+    low, high = found.interval
     limits = Estimate(found.value, (max(low, _LEAST_SHARE * found.value) if scale == "factors" else low, high))
     if len(series) > 1:
         return Estimated(limits, rounds, len(series), knows_launches=True, value=found.value)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pytest_ddpscale.judge.estimating import Found, why_correlated, why_not_decided
+from pytest_ddpscale.judge.estimating import FAR, Found, why_not_decided
 from pytest_ddpscale.judge.intervals import mean_p_value
 from pytest_ddpscale.judge.sequential import largest_log_evidence
 from pytest_ddpscale.plan.metric import Metric
@@ -56,9 +56,9 @@ def against_bound(
 ) -> Verdict:
     """The verdict on a place from its values, at least one, (rounds,); `estimate` returns value and interval of them.
 
-    ``passed`` or ``failed`` if the whole interval is on that side of the bound, ``inconclusive`` if the bound lies
-    inside or there are too few rounds, ``error`` if a value is impossible. The returned interval is clipped to possible
-    values; the unclipped one decides.
+    ``passed`` or ``failed`` if the whole interval is on that side of the bound, or each round is far beyond it;
+    ``inconclusive`` if the bound lies inside or there are too few rounds, ``error`` if a value is impossible. The
+    returned interval is clipped to possible values; the unclipped one decides.
     """
     definition, count = requirement.definition, len(values)
     if not are_possible(values, definition):
@@ -73,11 +73,12 @@ def against_bound(
     good, bad = (high <= bound, low > bound) if upper else (low >= bound, high < bound)
     outcome: VerdictOutcome = "passed" if good else "failed" if bad else "inconclusive"
     reason = _REASONS[outcome]
-    forbidding = (
-        why_not_decided(found, bound, 1 if good != upper else -1) if good or bad else why_correlated(found, bound)
-    )
-    if forbidding:
+    if forbidding := why_not_decided(found, bound, 1 if good != upper else -1) if good or bad else "":
         outcome, reason = "inconclusive", forbidding
+    is_kept = found.value <= bound if upper else found.value >= bound
+    if outcome == "inconclusive" and found.series and found.series.are_far(bound, 1 if is_kept != upper else -1).all():
+        outcome = "passed" if is_kept else "failed"
+        reason = f"no round comes within a factor of {FAR:g} of the bound"
     return replace(
         blank, outcome=outcome, value=found.value, rounds=count, notes=notes, reason=reason,
         interval=possible_part(low, high, found.value, definition.possible_at(blank.world_size)),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -20,12 +20,12 @@ import numpy.typing as npt
 from pytest_ddpscale.judge.intervals import geometric_mean_estimate, mean_estimate, single_sample_estimate
 from pytest_ddpscale.judge.sequential import BoolArray, EProcesses, FloatArray
 from pytest_ddpscale.judge.steadiness import (
-    MOST_CORRELATION,
-    are_beyond_the_method,
+    are_far,
     are_final,
     find_drifts,
     fit_lines,
     lag_one_correlations,
+    widening,
 )
 from pytest_ddpscale.plan.metric import Scale
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
@@ -38,6 +38,8 @@ SINGLE_VALUE_NOTE = "one imported value: it has no interval of its own"
 # Relative: a tenth of the usual distance between bounds and values. No verdict depends on so small a drift, nor on
 # the correlation of rounds that vary by so little.
 NEGLIGIBLE_DRIFT = 0.001
+# Values all of which are as far from the bound need no interval.
+FAR = 2.0
 
 
 class Found(NamedTuple):
@@ -51,7 +53,6 @@ class Found(NamedTuple):
         launch_sd: relative standard deviation between launches; None with one launch.
         launch_values: value of each launch; empty with one.
         correlation: of successive rounds; None if unknown.
-        exceeds: whether they certainly correlate by more than the interval allows for.
         series: from which further rounds may depart, the only row; None without an interval from rounds.
     """
 
@@ -62,7 +63,6 @@ class Found(NamedTuple):
     launch_sd: float | None = None
     launch_values: tuple[float, ...] = ()
     correlation: float | None = None
-    exceeds: bool = False
     series: Estimated | None = None
 
 
@@ -77,9 +77,7 @@ class Estimated:
         high: upper limits.
         drifts: change from the first to the last third of the rounds, where it exceeds the noise, on the scale of the
             estimates.
-        correlations: of successive rounds.
-        exceed: whether rounds certainly correlate by more than the interval allows for, and vary enough for that to
-            matter.
+        correlations: of successive rounds, which widen the interval.
         errors: relative error of a series that is one imported sample.
         rounds: number of rounds.
         series: the values, each row's rounds first, (series, most rounds).
@@ -93,7 +91,6 @@ class Estimated:
     high: FloatArray
     drifts: FloatArray
     correlations: FloatArray
-    exceed: BoolArray
     errors: FloatArray
     rounds: IntArray
     series: FloatArray
@@ -106,15 +103,26 @@ class Estimated:
 
         As `are_final` says; False for the others.
         """
+        on_scale = math.log(bound) if self.scale == "factors" else bound
+        return self._of_series(lambda series: are_final(series, self.limit, on_scale, side, self.confidence))
+
+    def are_far(self, bound: float, side: int) -> BoolArray:
+        """Whether no round of each series comes within a factor of `FAR` of the bound, nor would if it drifted on."""
+        if bound <= 0:
+            return np.zeros(len(self.values), np.bool_)
+        if self.scale == "factors":
+            return self._of_series(lambda series: are_far(series, self.limit, math.log(bound), side, math.log(FAR)))
+        distance = bound * (FAR - 1) if side > 0 else bound * (1 - 1 / FAR)
+        return self._of_series(lambda series: are_far(series, self.limit, bound, side, distance))
+
+    def _of_series(self, rule: Callable[[FloatArray], BoolArray]) -> BoolArray:
+        """What a rule says of each series with an interval, on the scale of the estimates; False of the others."""
         found = np.zeros(len(self.values), np.bool_)
         with_interval = ~np.isnan(self.low) & (self.rounds >= FEWEST_ROUNDS)
-        by_factors = self.scale == "factors"
-        on_scale, size = (math.log(bound), 1.0) if by_factors else (bound, abs(bound))
         for count in np.unique(self.rounds[with_interval]).tolist():
             rows = np.flatnonzero(with_interval & (self.rounds == count))
             series = self.series[rows, :count]
-            series = np.log(series) if by_factors else series
-            found[rows] = are_final(series, self.limit, on_scale, side, self.confidence, size)
+            found[rows] = rule(np.log(series) if self.scale == "factors" else series)
         return found
 
     def found(self, row: int) -> Found:
@@ -137,7 +145,7 @@ class Estimated:
         names = (one.name for one in fields(self) if one.name not in ("scale", "limit", "confidence"))
         only = replace(self, **{name: getattr(self, name)[row : row + 1] for name in names})
         known = None if math.isnan(correlation) else correlation
-        return Found(value, (low, high), note, correlation=known, exceeds=bool(self.exceed[row]), series=only)
+        return Found(value, (low, high), note, correlation=known, series=only)
 
 
 def estimate(
@@ -160,42 +168,39 @@ def estimate(
         series = np.take_along_axis(series, np.argsort(missing, axis=1, kind="stable"), axis=1)
     are_possible = ~(np.isinf(series) | (by_factors & (series <= 0))).any(axis=1)
     found = {name: np.full(len(series), np.nan) for name in ("values", "low", "high", "drifts", "correlations")}
-    exceed, errors = np.zeros(len(series), np.bool_), np.full(len(series), np.nan) if errors is None else errors
+    errors = np.full(len(series), np.nan) if errors is None else errors
     for count in np.unique(rounds[are_possible & (rounds > 0)]).tolist():
         rows = np.flatnonzero(are_possible & (rounds == count))
         if count < FEWEST_ROUNDS:
             found["values"][rows] = series[rows, :count].mean(axis=1)
             continue
-        of_rows, exceed[rows] = _with_interval(series[rows, :count], by_factors=by_factors, confidence=confidence)
+        of_rows = _with_interval(series[rows, :count], by_factors=by_factors, confidence=confidence)
         for name, of_name in of_rows.items():
             found[name][rows] = of_name
     for row in np.flatnonzero(are_possible & (rounds == 1) & ~np.isnan(errors)).tolist():
         single = single_sample_estimate(float(found["values"][row]), float(errors[row]), confidence)
         found["low"][row], found["high"][row] = single.interval
     return Estimated(
-        **found, exceed=exceed, errors=errors, rounds=rounds, series=series, scale=scale, limit=limit,
-        confidence=confidence,
+        **found, errors=errors, rounds=rounds, series=series, scale=scale, limit=limit, confidence=confidence,
     )  # fmt: skip
 
 
-def _with_interval(
-    values: FloatArray, *, by_factors: bool, confidence: float
-) -> tuple[dict[str, FloatArray], BoolArray]:
+def _with_interval(values: FloatArray, *, by_factors: bool, confidence: float) -> dict[str, FloatArray]:
     """Fields of `Estimated` for series with equally many rounds."""
     series = np.log(values) if by_factors else values
-    processes = EProcesses(series)
-    low, high = processes.intervals(confidence).T
+    processes, correlations = EProcesses(series), lag_one_correlations(series)
     negligible = NEGLIGIBLE_DRIFT * (np.ones(len(values)) if by_factors else np.abs(values).max(axis=1))
-    drifts, correlations = find_drifts(series, negligible), lag_one_correlations(series)
+    factors = np.where(fit_lines(series).noise > negligible, widening(correlations, series.shape[1]), 1.0)
+    centres = processes.centres
+    low, high = (centres + factors * (limit - centres) for limit in processes.intervals(confidence).T)
+    drifts = find_drifts(series, negligible)
     low = np.where(drifts.are_seen, np.minimum(low, drifts.gone_on), low)
     high = np.where(drifts.are_seen, np.maximum(high, drifts.gone_on), high)
     back = np.exp if by_factors else np.asarray
-    found = {
-        "values": back(processes.centres), "low": back(low), "high": back(high),
+    return {
+        "values": back(centres), "low": back(low), "high": back(high),
         "drifts": np.where(drifts.are_seen, drifts.changes, np.nan), "correlations": correlations,
     }  # fmt: skip
-    exceed = are_beyond_the_method(correlations, series.shape[1]) & (fit_lines(series).noise > negligible)
-    return found, exceed
 
 
 def estimate_of(
@@ -234,49 +239,14 @@ def over_launches(found: Sequence[Found], scale: Scale, confidence: float) -> Fo
 
 
 def why_not_decided(found: Found, bound: float, side: int) -> str:
-    """The reason if the interval cannot be relied on, or if further rounds may still change the result; else empty.
+    """The reason if further rounds may still change the result; else empty.
 
     The interval excludes the bound: with side 1 it lies above, with -1 below.
     """
-    correlated, series = why_correlated(found, bound), found.series
-    if correlated or series is None or series.leave(bound, side).all():
-        return correlated
+    series = found.series
+    if series is None or series.leave(bound, side).all():
+        return ""
     return (
         f"not final after {series.rounds[0]} of {series.limit} rounds: a trend within the noise or one odd round "
         f"may still cross the bound"
     )
-
-
-def why_correlated(found: Found, bound: float) -> str:
-    """The reason if rounds correlate more than the interval allows for and the bound is near; else empty.
-
-    A bound outside the widened interval (`stretched_interval`) is not in doubt.
-    """
-    if not found.exceeds or found.correlation is None or found.interval is None:
-        return ""
-    low, high = stretched_interval(found, found.interval)
-    if not low <= bound <= high:
-        return ""
-    return (
-        f"successive rounds correlate by {found.correlation:.1f}, "
-        f"more than the {MOST_CORRELATION:g} that the interval allows for"
-    )
-
-
-def stretched_interval(found: Found, interval: tuple[float, float]) -> tuple[float, float]:
-    """The interval, widened if rounds correlate more than it allows for.
-
-    A mean of AR(1) noise varies sqrt((1 + ρ) / (1 - ρ)) times as much as one of independent noise. The interval is
-    widened by the ratio of this factor at the correlation found to that at the largest allowed correlation. It is
-    widened on the scale of averaging: the ends of values that err by factors move by factors and stay positive.
-    """
-    value, (low, high) = found.value, interval
-    if not found.exceeds or found.correlation is None:
-        return low, high
-    found_factor, allowed = (math.sqrt((1 + one) / (1 - one)) for one in (found.correlation, MOST_CORRELATION))
-    stretch = found_factor / allowed
-    if found.series is not None and found.series.scale == "factors":
-        with np.errstate(over="ignore"):  # an infinite limit is valid: the bound is then inside
-            below, above = np.power(np.array([low, high]) / value, stretch)
-        return value * float(below), value * float(above)
-    return value - stretch * (value - low), value + stretch * (high - value)

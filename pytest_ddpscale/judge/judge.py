@@ -218,7 +218,7 @@ def _clear(asked: Asked, places: Sequence[Place], caveats: Sequence[Caveat]) -> 
     requirement, found = asked.case.requirement, asked.values.estimated(asked.confidence, asked.limit)
     definition, bound, value = requirement.definition, requirement.bound, found.values
     is_clear = found.high <= bound if definition.upper_bound else found.low >= bound
-    is_clear &= np.isnan(found.drifts) & ~found.exceed & found.leave(bound, -1 if definition.upper_bound else 1)
+    is_clear &= np.isnan(found.drifts) & found.leave(bound, -1 if definition.upper_bound else 1)
     if definition.scale == "differences" and definition.baseline is None:
         is_clear &= ~(asked.values.samples[0] < 0).any(axis=1)
     for caveat in caveats:

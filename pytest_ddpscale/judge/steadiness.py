@@ -5,13 +5,16 @@ verdict must survive two things that the rounds so far cannot exclude:
 
 * a straight trend that goes on to the last round. The least-squares line through the rounds is extrapolated with
   the one-sided Student-t confidence limit of its value there (Draper and Smith, "Applied Regression Analysis", 3rd
-  ed., 1998, section 3.1). Nothing is extrapolated if the confidence limit of the slope shows a trend of less than
-  `LEAST_TREND` over all rounds: excluding so small a trend would take many rounds and hardly matters.
+  ed., 1998, section 3.1).
 * one more round that lies `HICCUP_SDS` standard deviations to the bad side.
 
 At the last round both are skipped. Both can only delay a verdict, so the guarantee of the confidence sequence holds
-unchanged. Their constants were chosen by simulation, for less than 10 % of wrong passes on a ramp of -3 % and less
+unchanged. Their constants were chosen by simulation, for less than 10 % of wrong passes on ramps of -1 … -5 % and less
 than 5 % if a few blocks take ten standard deviations longer (benchmarks/wrong_verdicts.py).
+
+The confidence sequence holds for rounds that correlate by up to 0.5. How much they do is estimated, and the interval is
+widened as the mean of AR(1) noise with the upper confidence limit of that estimate would vary: eight rounds tell little
+about their correlation, so most intervals of eight rounds are somewhat wider.
 """
 
 from __future__ import annotations
@@ -32,11 +35,11 @@ _CONFIDENCE = 0.98
 _INFLATION = math.sqrt(3)
 # The confidence sequence is valid up to this correlation.
 MOST_CORRELATION = max(CORRELATIONS)
-# 97.5 % quantile of the normal distribution: a true 0.5 is taken for more in 2 % of series of 8 rounds, 6 % of 32.
-_QUANTILE = 1.96
+# Standard errors to the upper limit of a correlation: with two, verdicts on AR(1) noise of 0.9 are wrong in less than
+# 5 % each way, and white noise of a GPU costs a tenth of a round (benchmarks/wrong_verdicts.py).
+_QUANTILE = 2.0
 _LARGEST = 0.99
-TREND_CONFIDENCE, SLOPE_CONFIDENCE = 0.96, 0.93
-LEAST_TREND = 0.02
+TREND_CONFIDENCE = 0.96
 HICCUP_SDS = 3.0
 
 
@@ -113,35 +116,34 @@ def lag_one_correlations(series: FloatArray) -> FloatArray:
     return np.asarray(np.clip(raw + (2 + 4 * raw) / rounds, -_LARGEST, _LARGEST))
 
 
-def are_beyond_the_method(correlations: FloatArray, rounds: int) -> BoolArray:
-    """Whether the lower confidence limit of each is above `MOST_CORRELATION`.
+def widening(correlations: FloatArray, rounds: int) -> FloatArray:
+    """Factors, at least 1, by which intervals of means widen because rounds may correlate by more than 0.5, (series,).
 
-    The limit comes from Fisher's z transformation (1921), standard error 1 / sqrt(rounds - 3). The rate of false
-    alarms: benchmarks/wrong_verdicts.py.
+    A mean of AR(1) noise varies sqrt((1 + ρ) / (1 - ρ)) times as much as one of independent noise. The factor is that
+    at the upper limit of each correlation over that at `MOST_CORRELATION`, for which the interval holds anyway. The
+    limit comes from Fisher's z transformation (1921), standard error 1 / sqrt(rounds - 3). A correlation of
+    NaN, of series of equal values, widens nothing.
     """
-    is_known = ~np.isnan(correlations)
-    lowest = np.arctanh(np.where(is_known, correlations, 0.0)) - _QUANTILE / math.sqrt(rounds - 3)
-    return np.asarray(is_known & (np.tanh(lowest) > MOST_CORRELATION))
+    highest = np.tanh(np.arctanh(np.nan_to_num(correlations, nan=-_LARGEST)) + _QUANTILE / math.sqrt(rounds - 3))
+    rho = np.clip(highest, MOST_CORRELATION, _LARGEST)
+    return np.asarray(np.sqrt((1 + rho) / (1 - rho)) / _INFLATION)
 
 
-def survive_a_trend(series: FloatArray, limit: int, bound: float, side: int, size: float) -> BoolArray:
-    """Whether no relevant straight trend within the noise crosses the bound by the last round.
+def survive_a_trend(series: FloatArray, limit: int, bound: float, side: int) -> BoolArray:
+    """Whether no straight trend within the noise crosses the bound by the last round.
 
     Args:
         series: (series, rounds), at least three rounds.
         limit: largest number of rounds.
         bound: on the scale of the series.
         side: 1 if values are to lie above the bound, -1 below.
-        size: what `LEAST_TREND` is a share of.
     """
     rounds, lines = series.shape[1], fit_lines(series)
     # Sum of squares of the centred round numbers; distance of the last round from their centre.
     squares, ahead = rounds * (rounds**2 - 1) / 12, limit - 1 - (rounds - 1) / 2
     end_error = lines.noise * math.sqrt(1 / rounds + ahead**2 / squares)
     end = side * (lines.means + lines.slopes * ahead - bound) - t_quantile(TREND_CONFIDENCE, rounds - 2) * end_error
-    slope_error = lines.noise / math.sqrt(squares)
-    slope = side * lines.slopes - t_quantile(SLOPE_CONFIDENCE, rounds - 2) * slope_error
-    return np.asarray((end >= 0) | (slope * (limit - 1) > -LEAST_TREND * size))
+    return np.asarray(end >= 0)
 
 
 def survive_a_hiccup(series: FloatArray, bound: float, side: int, confidence: float) -> BoolArray:
@@ -152,13 +154,22 @@ def survive_a_hiccup(series: FloatArray, bound: float, side: int, confidence: fl
     return np.asarray((evidence >= -math.log(1 - confidence)) & (side * (processes.centres - bound) >= 0))
 
 
-def are_final(
-    series: FloatArray, limit: int, bound: float, side: int, confidence: float, size: float
-) -> BoolArray:  # fmt: skip
+def are_far(series: FloatArray, limit: int, bound: float, side: int, distance: float) -> BoolArray:
+    """Whether each round is beyond the bound by a distance, and a drift followed to the last round would be, too.
+
+    That holds whatever the interval is, which correlation may make arbitrarily wide.
+    """
+    is_beyond = np.all(side * (series - bound) >= distance, axis=1)
+    lines, drifts = fit_lines(series), find_drifts(series)
+    ends = lines.means + lines.slopes * (max(limit, series.shape[1]) - 1 - (series.shape[1] - 1) / 2)
+    return np.asarray(is_beyond & (~drifts.are_seen | (side * (ends - bound) >= distance)))
+
+
+def are_final(series: FloatArray, limit: int, bound: float, side: int, confidence: float) -> BoolArray:
     """Whether verdicts survive both, with the same arguments. Series without variation always do."""
     if series.shape[1] >= limit:
         return np.ones(len(series), np.bool_)
     # Rounding makes the deviation of equal values not quite zero.
     is_alike = series.std(axis=1) <= 1e-12 * np.abs(series).max(axis=1)
-    goes_on = survive_a_trend(series, limit, bound, side, size)
+    goes_on = survive_a_trend(series, limit, bound, side)
     return np.asarray(is_alike | (goes_on & survive_a_hiccup(series, bound, side, confidence)))

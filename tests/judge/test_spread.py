@@ -32,7 +32,7 @@ from tests.builders.judged import CONFIDENCE, evidence_of_plan
 from tests.builders.measurements import Measurement, of_ranks
 from tests.rows import rows
 
-ROUNDS = 16
+ROUNDS = 24
 SPREAD, SLOWEST = 0.015, 5  # GPU 5 is 3.7 % behind the median
 Change = Callable[[Measurement], Measurement | None]
 ChangeTelemetry = Callable[[TelemetryBlock], TelemetryBlock | None]
