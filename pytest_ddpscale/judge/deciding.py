@@ -1,4 +1,8 @@
-"""Decide during the measurement whether a study needs more rounds."""
+"""Decide during the measurement whether a study needs more rounds.
+
+Once a GPU or node is rejected as slower than its peers, requirements that it slows get no more than the fewest rounds:
+the run cannot pass, and these rounds show another slow device or link all the same.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from dataclasses import replace
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.own_pace import pace_arm, study_before
 from pytest_ddpscale.judge.values import matching_study
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
@@ -18,6 +23,7 @@ from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, Lost
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
+from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
 
 
@@ -42,6 +48,8 @@ class Decider:
         self._records: dict[str, list[AnyRecord]] = defaultdict(list)
         # Number of measurements of a requirement's arms when it was found decided, by its id.
         self._decided: dict[str, int] = {}
+        # Whether a GPU or node is certainly slower than its peers, which explains whatever one slow rank slows.
+        self._is_explained = False
 
     def hear(self, record: AnyRecord) -> None:
         """Add a record."""
@@ -91,15 +99,22 @@ class Decider:
         count = {case.id: sum(measured.get(name, 0) for name in arms_of(case)) for case in cases}
         asked = [case for case in cases if case.id not in self._decided]
         needed = arms_needed(arms, asked)
-        found = still_open(asked, evidence, self._confidence)
+        found = self._still_open(asked, evidence)
         if not asked or arms_needed(arms, found) != needed:
             again = [case for case in cases if self._decided.get(case.id, count[case.id]) != count[case.id]]
-            found += still_open(again, evidence, self._confidence)
+            found += self._still_open(again, evidence)
         is_open = {case.id for case in found}
         self._decided |= {case.id: count[case.id] for case in cases if case.id not in is_open}
         for name in is_open & self._decided.keys():
             del self._decided[name]
         return arms_needed(arms, found)
+
+    def _still_open(self, cases: Sequence[AnyCase], evidence: Evidence) -> list[AnyCase]:
+        """Those that more rounds may decide, and that a slow GPU or node which is named already does not explain."""
+        verdicts = [judge(case, evidence, self._confidence) for case in cases]
+        self._is_explained |= any(_names_a_slow_one(verdict) for verdict in verdicts)
+        found = [case for case, verdict in zip(cases, verdicts, strict=True) if verdict.is_open]
+        return [case for case in found if not (self._is_explained and _is_slowed_by_one(case))]
 
     def _plan_of_those_there(self, study: Study, columns: Columns) -> Plan:
         """The plan reduced to the remaining nodes: after a loss nothing can pass, but these can still be judged."""
@@ -116,6 +131,18 @@ def arms_of(case: AnyCase) -> set[str]:
     if isinstance(case, Case):
         return {arm.name for arm in case.question.arms}
     return {case.probe.name} if case.probe is not None else set()
+
+
+def _names_a_slow_one(verdict: Verdict) -> bool:
+    """Whether it rejects for a GPU or node that is certainly slower than its peers."""
+    is_certain = any(culprit.is_certain for culprit in verdict.culprits)
+    return METRICS[verdict.metric].reads_own_pace and verdict.outcome == "failed" and is_certain
+
+
+def _is_slowed_by_one(case: AnyCase) -> bool:
+    """Whether a slow rank alone may be why it is open; uniformity may be open because of another one."""
+    definition = case.requirement.definition
+    return isinstance(case, Case) and definition.slowed_by_one_rank and not definition.reads_own_pace
 
 
 def still_open(cases: Sequence[AnyCase], evidence: Evidence, confidence: float) -> list[AnyCase]:

@@ -3,8 +3,8 @@
 Who is slow says `peers.compare` with the limit of ``peers:``: a rank whose interval lies beyond the limit is named.
 With too few peers for that rule (of two, three or four ranks) such a rank is a suspect: the others may be the unusual
 ones, and the floor of the SKU decides. A rank is also named if it is beyond in the last half of the rounds and not
-before, because it may be getting slower; and if it is slower by twice the limit in half of the rounds or more while its
-peers hardly ever are: its average lies between two states and means nothing.
+before, because it may be getting slower; and if it is slower by twice the limit in a quarter of the rounds or more
+while its peers hardly ever are: its average lies between two states and means nothing.
 
 A rank within the limit that stands out is watched, which is a remark: its average is above 0.6 of the limit, certainly
 above 1, and an outlier, that is above those of the others by four of their robust standard deviations, more among few
@@ -63,6 +63,8 @@ _USUAL_SPREAD = 0.3
 _FALSE_NAMES = 0.005  # share of runs with many normally distributed ranks in which one is named by chance
 _FAR = 2.0  # limits by which a rank that is slow at times must be slower in those rounds
 _CHANCE = 0.005  # share of runs in which noise alone may name a rank as slow at times
+# Least share and number of rounds in which it must be, so that no hiccup is taken for a fault.
+_AT_TIMES, _FEWEST_TIMES = 0.25, 3
 _MOSTLY = 0.9  # share of rounds that reports call "all"
 _MOST_SHOWN = 8  # hosts or ranks of a group that are listed
 _LEAST_SHARE = 0.25  # of all ranks, in each of two groups
@@ -126,6 +128,11 @@ def find_stragglers(measured: ArmRounds, limit: float) -> list[Straggler]:
     return _found(measured, limit, _beyond)
 
 
+def find_slow_at_times(measured: ArmRounds, limit: float) -> list[Straggler]:
+    """Ranks that are far slower than their peers in some of the rounds, and hardly ever in the others."""
+    return _found(measured, limit, _none)
+
+
 def find_watched(measured: ArmRounds, named: Iterable[Straggler], limit: float) -> list[Straggler]:
     """Ranks that stand out by `WATCHED_SHARE` of the limit and are not named, slowest first."""
     numbers = {straggler.rank for straggler in named}
@@ -180,6 +187,12 @@ def _beyond(times_s: FloatArray, limit: float, looks: int) -> tuple[BoolArray, B
     return named if 2 * named.sum() <= len(named) else compared.beyond, compared.beyond
 
 
+def _none(times_s: FloatArray, limit: float, looks: int) -> tuple[BoolArray, BoolArray]:
+    """A `_Rule` by which no rank is slow in all of its rounds."""
+    nobody = np.zeros(times_s.shape[1], np.bool_)
+    return nobody, nobody
+
+
 def _stand_out(times_s: FloatArray, limit: float, looks: int) -> tuple[BoolArray, BoolArray]:
     """A `_Rule`: outliers, of which none is certain."""
     logs, line = np.log(times_s / medians_of_others(times_s)), math.log1p(limit)
@@ -196,7 +209,7 @@ def _stand_out(times_s: FloatArray, limit: float, looks: int) -> tuple[BoolArray
 
 
 def _are_slow_at_times(logs: FloatArray, line: float) -> BoolArray:
-    """Whether each rank is far over the line in half of the rounds or more, though not in all, (ranks,).
+    """Whether each rank is far over the line in `_AT_TIMES` of the rounds or more, though not in all, (ranks,).
 
     A binomial test of each rank with Bonferroni correction; the chance is the share of rounds in which its peers are
     over the line, with one added.
@@ -205,7 +218,7 @@ def _are_slow_at_times(logs: FloatArray, line: float) -> BoolArray:
     rounds, times, ranks = (~np.isnan(logs)).sum(axis=0), is_slow.sum(axis=0), logs.shape[1]
     by_chance = (1 + times.sum() - times) / (1 + rounds.sum() - rounds)
     found = np.zeros(ranks, np.bool_)
-    is_at_times = (2 * times >= rounds) & (times >= MINIMUM_ROUNDS) & (times < _MOSTLY * rounds)
+    is_at_times = (times >= _AT_TIMES * rounds) & (times >= _FEWEST_TIMES) & (times < _MOSTLY * rounds)
     for i in np.flatnonzero(is_at_times):
         n, p = int(rounds[i]), float(by_chance[i])
         tail = math.fsum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(int(times[i]), n + 1))

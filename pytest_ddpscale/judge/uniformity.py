@@ -16,7 +16,7 @@ import numpy as np
 from pytest_ddpscale.judge.own_pace import as_steps, nodes_s, own_pace_s
 from pytest_ddpscale.judge.peers import Compared, compare
 from pytest_ddpscale.judge.rounds import ArmRounds, merged
-from pytest_ddpscale.judge.stragglers import find_slow_group, groups_text, node_culprit, slow_nodes
+from pytest_ddpscale.judge.stragglers import find_slow_at_times, find_slow_group, groups_text, node_culprit, slow_nodes
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Study
@@ -73,6 +73,13 @@ def judge_uniformity(blank: Verdict, case: Case, study: Study, evidence: Evidenc
         return replace(verdict, outcome="inconclusive", reason=reason)
     if verdict.outcome not in ("failed", "inconclusive") or int(compared.rounds.max()) < FEWEST_ROUNDS:
         return verdict
+    at_times = (
+        [] if is_of_nodes or verdict.outcome == "failed" else find_slow_at_times(as_steps(rounds, times_s), limit)
+    )
+    if at_times and not any(one.ambiguous for one in at_times):
+        first, more = at_times[0], f" (and {len(at_times) - 1} more)" if len(at_times) > 1 else ""
+        reason = f"rank {first.rank} on {first.host} is slow at times{more}: {first.culprit.evidence}"
+        return replace(verdict, outcome="failed", reason=reason, culprits=tuple(one.culprit for one in at_times))
     group = [] if is_of_nodes else find_slow_group(as_steps(rounds, times_s), limit)
     nodes = slow_nodes(group, rounds)
     if group:

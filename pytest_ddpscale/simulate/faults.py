@@ -49,6 +49,10 @@ FORMS: dict[str, _Form] = {
         ("RANK|all", "FACTOR", "ROUND"), "step:3:1.05:8",
         "from ROUND of every study on, its computation takes FACTOR (1 to 1000) times as long", (1.0, 1000.0),
     ),
+    "at-times": _Form(
+        ("RANK|all", "FACTOR", "ROUNDS"), "at-times:3:1.2:4",
+        "in one of ROUNDS rounds its computation takes FACTOR (1 to 1000) times as long", (1.0, 1000.0),
+    ),
     "slow-link": _Form(
         ("NODE", "SHARE"), "slow-link:0:0.5", "its links keep a SHARE (above 0, to 1) of their bandwidth", (1e-6, 1.0)
     ),
@@ -73,6 +77,8 @@ FORMS: dict[str, _Form] = {
 }  # fmt: skip
 # Kinds whose place is a node; all others have a rank.
 NODE_FAULTS = tuple(kind for kind, form in FORMS.items() if form.fields[0] == "NODE")
+# Kinds that are not in every round.
+_IN_ROUNDS = ("step", "at-times")
 # Kinds that can affect all ranks.
 COMMON_FAULTS = tuple(kind for kind, form in FORMS.items() if form.fields[0] == f"RANK|{ALL}")
 
@@ -101,21 +107,21 @@ class InjectedFault:
         what: for ``bad-gpu`` one of `GPU_FAULTS`, for ``slow-probe`` the probe's name.
         size: factor on the time, share of the bandwidth, per cent, or the first round in which a ``missing-rank`` is
             missing; 1 if the kind has no size.
-        first_round: first round of every study with the fault; for ``step`` only.
+        rounds: first round of every study with the fault, for ``step``; in one of how many it is, for ``at-times``.
     """
 
     kind: str
     place: int | None = None
     what: str = ""
     size: float = 1.0
-    first_round: int = 0
+    rounds: int = 0
 
     def __str__(self) -> str:
         everybody = f":{ALL}" if self.kind in COMMON_FAULTS else ""
         place = everybody if self.place is None else f":{self.place}"
         what = f":{self.what}" if self.what else ""
         size = f":{self.size:g}" if FORMS[self.kind].sizes else ""
-        return self.kind + place + what + size + (f":{self.first_round}" if self.kind == "step" else "")
+        return self.kind + place + what + size + (f":{self.rounds}" if self.kind in _IN_ROUNDS else "")
 
     def ranks(self, layout: Layout) -> range:
         """The affected ranks; empty if it affects all."""
@@ -192,9 +198,11 @@ def _slowdown(fault: InjectedFault, when: Moment) -> float:
         return HELD_DOWN if fault.what == "clock" else 1.0
     if fault.kind == "ramp":
         return 1 + (fault.size - 1) * when.done
-    if fault.kind == "step" and when.round < fault.first_round:
+    if fault.kind == "step" and when.round < fault.rounds:
         return 1.0
-    return fault.size if fault.kind in ("slow-gpu", "step") else 1.0
+    if fault.kind == "at-times" and (when.round + 1) % fault.rounds:
+        return 1.0
+    return fault.size if fault.kind in ("slow-gpu", *_IN_ROUNDS) else 1.0
 
 
 def _probe_share(fault: InjectedFault, probe: Arm) -> float:
@@ -246,9 +254,9 @@ def _fault(kind: str, form: _Form, parts: Sequence[str]) -> InjectedFault:
         raise ValueError(what)
     number = int if kind == "missing-rank" else float
     has_size = form.sizes is not None and len(parts) == len(form.fields)
-    size = number(parts[-2 if kind == "step" else -1]) if has_size else 1.0
-    fault = InjectedFault(kind, place, what, size, int(parts[-1]) if kind == "step" else 0)
-    if (form.sizes and not form.sizes[0] <= fault.size <= form.sizes[1]) or fault.first_round < 0:
+    size = number(parts[-2 if kind in _IN_ROUNDS else -1]) if has_size else 1.0
+    fault = InjectedFault(kind, place, what, size, int(parts[-1]) if kind in _IN_ROUNDS else 0)
+    if (form.sizes and not form.sizes[0] <= fault.size <= form.sizes[1]) or fault.rounds < (kind == "at-times"):
         raise ValueError(parts)
     return fault
 

@@ -86,6 +86,18 @@ def test_few_peers_reject_only_what_is_far_beyond(gpus: int, slower: float, expe
     assert judge_paces({1: slower}, gpus=gpus).outcome == expected
 
 
+@rows(("times", "expected"), [(3, "failed"), (2, "inconclusive")])
+def test_a_gpu_that_is_slow_in_some_rounds_only_is_rejected_and_named(times: int, expected: str) -> None:
+    def at_times(one: Measurement) -> Measurement:
+        is_slow = one.rank == 5 and one.round % 3 == 0 and one.round < 3 * times
+        return replace(one, forward_s=1.4 * (one.forward_s or 0.0)) if is_slow else one
+
+    verdict = judge_paces({}, change=at_times)
+    assert verdict.outcome == expected
+    assert named(verdict) == ([("node0", 5)] if expected == "failed" else [])
+    assert expected != "failed" or "is slow at times: 1.4" in verdict.reason
+
+
 def test_half_of_the_gpus_are_named_without_certainty() -> None:
     verdict = judge_paces(dict.fromkeys(range(4), 1.2))
     assert verdict.outcome == "failed"

@@ -127,6 +127,12 @@ def test_a_rank_is_missing_from_its_round_on() -> None:
     assert wrong.missing(2) == {3}
 
 
+def test_a_rank_that_is_slow_at_times_is_in_one_of_so_many_rounds() -> None:
+    wrong = faults("at-times:3:1.2:4")
+    found = [wrong.slowdowns(Moment(number, number, 8)) for number in range(8)]
+    assert found == [{}, {}, {}, {3: 1.2}] * 2
+
+
 def test_a_sound_cluster_has_nothing_wrong() -> None:
     sound = faults()
     assert (sound.slowdowns(END), sound.drift(END), sound.link_shares) == ({}, 1.0, {})
@@ -138,7 +144,7 @@ def test_a_sound_cluster_has_nothing_wrong() -> None:
 def test_a_fault_strikes_its_rank_or_its_whole_node(rank: int, kind: str) -> None:
     place = rank // 8 if kind in ("slow-link", "throttle") else rank
     size = {
-        "slow-gpu": ":2", "ramp": ":2", "step": ":2:8",
+        "slow-gpu": ":2", "ramp": ":2", "step": ":2:8", "at-times": ":2:4",
         "throttle": ":2", "slow-link": ":0.5", "bad-gpu": ":ecc", "slow-probe": ":matmul-fp16:0.5",
     }.get(kind, "")  # fmt: skip
     fault = parse_fault("drift:2" if kind == "drift" else f"{kind}:{place}{size}", layout_of(16))
