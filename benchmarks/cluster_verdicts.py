@@ -344,7 +344,8 @@ def fault_classes() -> Iterator[Scenario]:
         half = replace(base, name="half of the GPUs 5 % slow", slow=5.0, slow_count=gpus // 2, places=(0, gpus // 2))
         yield half
         faults = {
-            "GPU slower and slower, by 10 % at the end": "ramp:{rank}:1.1", "GPU lost": "missing-rank:{rank}:2",
+            "GPU slower and slower, by 10 % at the end": "ramp:{rank}:1.1",
+            "GPU 20 % slow in one of four rounds": "at-times:{rank}:1.2:4", "GPU lost": "missing-rank:{rank}:2",
             "GPU with wrong results": "corrupt-rank:{rank}",
             "GPU with 80 % of its memory bandwidth": "slow-probe:{rank}:memory-copy:0.8",
             "GPU with 50 % of its memory bandwidth": "slow-probe:{rank}:memory-copy:0.5",
