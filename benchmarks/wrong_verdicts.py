@@ -100,7 +100,7 @@ class Scenario:
 
 def verdicts(logs: FloatArray, limit: int) -> FloatArray:
     """Verdicts of this project, for values so near the bound that none is far from it."""
-    found = estimate(np.exp(logs), "factors", CONFIDENCE, limit)
+    found = estimate(np.exp(logs), "factors", CONFIDENCE, limit, alike=1)
     above, below = (found.low >= 1) & found.leave(1.0, 1), (found.high < 1) & found.leave(1.0, -1)
     return np.where(above, 1.0, np.where(below, -1.0, 0.0))
 
@@ -172,7 +172,7 @@ def endings(scenario: Scenario, rule: Rule, logs: FloatArray, limit: int, *, wit
 def _coverage(truth: float, logs: FloatArray, rounds: FloatArray) -> float:
     missed = 0
     for count in np.unique(rounds).astype(int).tolist():
-        found = estimate(np.exp(logs[rounds == count, :count]), "factors", CONFIDENCE)
+        found = estimate(np.exp(logs[rounds == count, :count]), "factors", CONFIDENCE, alike=1)
         missed += int(((found.low > math.exp(truth)) | (found.high < math.exp(truth))).sum())
     return 1 - missed / len(logs)
 

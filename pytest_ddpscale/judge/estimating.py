@@ -149,8 +149,9 @@ class Estimated:
 
 
 def estimate(
-    samples: FloatArray, scale: Scale, confidence: float, limit: int = 0, errors: FloatArray | None = None
-) -> Estimated:
+    samples: FloatArray, scale: Scale, confidence: float, limit: int = 0, errors: FloatArray | None = None,
+    alike: int | None = None,
+) -> Estimated:  # fmt: skip
     """Values and intervals of many series, with fields of `Estimated` as arguments.
 
     Args:
@@ -161,6 +162,7 @@ def estimate(
         limit: largest number of rounds; 0 if no more will come.
         errors: relative standard error of a series that may be a single imported sample, NaN for our own rounds,
             (series,).
+        alike: number of series that one verdict rests on: all by default, 1 if each has a verdict of its own.
     """
     series, missing, by_factors = samples, np.isnan(samples), scale == "factors"
     rounds: IntArray = (~missing).sum(axis=1)
@@ -174,7 +176,7 @@ def estimate(
         if count < FEWEST_ROUNDS:
             found["values"][rows] = series[rows, :count].mean(axis=1)
             continue
-        of_rows = _with_interval(series[rows, :count], by_factors=by_factors, confidence=confidence)
+        of_rows = _with_interval(series[rows, :count], alike or len(rows), by_factors=by_factors, confidence=confidence)
         for name, of_name in of_rows.items():
             found[name][rows] = of_name
     for row in np.flatnonzero(are_possible & (rounds == 1) & ~np.isnan(errors)).tolist():
@@ -185,12 +187,12 @@ def estimate(
     )  # fmt: skip
 
 
-def _with_interval(values: FloatArray, *, by_factors: bool, confidence: float) -> dict[str, FloatArray]:
-    """Fields of `Estimated` for series with equally many rounds."""
+def _with_interval(values: FloatArray, alike: int, *, by_factors: bool, confidence: float) -> dict[str, FloatArray]:
+    """Fields of `Estimated` for series with equally many rounds, so many of which one verdict rests on."""
     series = np.log(values) if by_factors else values
     processes, correlations = EProcesses(series), lag_one_correlations(series)
     negligible = NEGLIGIBLE_DRIFT * (np.ones(len(values)) if by_factors else np.abs(values).max(axis=1))
-    factors = np.where(fit_lines(series).noise > negligible, widening(correlations, series.shape[1]), 1.0)
+    factors = np.where(fit_lines(series).noise > negligible, widening(correlations, series.shape[1], alike), 1.0)
     centres = processes.centres
     low, high = (centres + factors * (limit - centres) for limit in processes.intervals(confidence).T)
     drifts = find_drifts(series, negligible)

@@ -12,14 +12,16 @@ At the last round both are skipped. Both can only delay a verdict, so the guaran
 unchanged. Their constants were chosen by simulation, for less than 10 % of wrong passes on ramps of -1 … -5 % and less
 than 5 % if a few blocks take ten standard deviations longer (benchmarks/wrong_verdicts.py).
 
-The confidence sequence holds for rounds that correlate by up to 0.5. How much they do is estimated, and the interval is
-widened as the mean of AR(1) noise with the upper confidence limit of that estimate would vary: eight rounds tell little
-about their correlation, so most intervals of eight rounds are somewhat wider.
+The confidence sequence holds for rounds that correlate by up to 0.5. How much they do is estimated. If that is more,
+the interval is widened as the mean of AR(1) noise with the upper confidence limit of that estimate would vary: eight
+rounds tell little about their correlation. Of many places some estimates are large by chance, so one place alone is
+widened only for an estimate that is large for so many places, and all are if their mean is above 0.5.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from typing import NamedTuple
 
 import numpy as np
@@ -35,9 +37,9 @@ _CONFIDENCE = 0.98
 _INFLATION = math.sqrt(3)
 # The confidence sequence is valid up to this correlation.
 MOST_CORRELATION = max(CORRELATIONS)
-# Standard errors to the upper limit of a correlation: with two, verdicts on AR(1) noise of 0.9 are wrong in less than
-# 5 % each way, and white noise of a GPU costs a tenth of a round (benchmarks/wrong_verdicts.py).
-_QUANTILE = 2.0
+# Standard errors to the upper limit of a correlation: with three, AR(1) noise of 0.9 passes wrongly in 5 %, and one in
+# 15 series of eight independent rounds is widened (benchmarks/wrong_verdicts.py).
+_QUANTILE = 3.0
 _LARGEST = 0.99
 TREND_CONFIDENCE = 0.96
 HICCUP_SDS = 3.0
@@ -116,17 +118,26 @@ def lag_one_correlations(series: FloatArray) -> FloatArray:
     return np.asarray(np.clip(raw + (2 + 4 * raw) / rounds, -_LARGEST, _LARGEST))
 
 
-def widening(correlations: FloatArray, rounds: int) -> FloatArray:
+def widening(correlations: FloatArray, rounds: int, alike: int = 1) -> FloatArray:
     """Factors, at least 1, by which intervals of means widen because rounds may correlate by more than 0.5, (series,).
 
     A mean of AR(1) noise varies sqrt((1 + ρ) / (1 - ρ)) times as much as one of independent noise. The factor is that
-    at the upper limit of each correlation over that at `MOST_CORRELATION`, for which the interval holds anyway. The
-    limit comes from Fisher's z transformation (1921), standard error 1 / sqrt(rounds - 3). A correlation of
-    NaN, of series of equal values, widens nothing.
+    at the upper limit of a correlation over that at `MOST_CORRELATION`, for which the interval holds anyway. Limits
+    come from Fisher's z transformation (1921), standard error 1 / sqrt(rounds - 3).
+
+    Args:
+        correlations: estimates, NaN for series of equal values, which are not widened, (series,).
+        rounds: number of rounds, at least 4.
+        alike: number of series that one verdict rests on. If more than one, all of them are given.
     """
-    highest = np.tanh(np.arctanh(np.nan_to_num(correlations, nan=-_LARGEST)) + _QUANTILE / math.sqrt(rounds - 3))
-    rho = np.clip(highest, MOST_CORRELATION, _LARGEST)
-    return np.asarray(np.sqrt((1 + rho) / (1 - rho)) / _INFLATION)
+    is_known, least = ~np.isnan(correlations), math.atanh(MOST_CORRELATION)
+    transformed, error = np.arctanh(np.where(is_known, correlations, 0.0)), 1 / math.sqrt(rounds - 3)
+    is_large = is_known & (transformed > least + statistics.NormalDist().inv_cdf(1 - 0.5 / alike) * error)
+    highest = np.where(is_large, transformed + _QUANTILE * error, least)
+    if alike > 1 and is_known.any() and (mean := float(transformed[is_known].mean())) > least:
+        highest = np.maximum(highest, mean + _QUANTILE * error / math.sqrt(is_known.sum()))
+    rho = np.minimum(np.tanh(highest), _LARGEST)
+    return np.where(is_known & (highest > least), np.sqrt((1 + rho) / (1 - rho)) / _INFLATION, 1.0)
 
 
 def survive_a_trend(series: FloatArray, limit: int, bound: float, side: int) -> BoolArray:
