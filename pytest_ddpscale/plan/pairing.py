@@ -27,12 +27,12 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Literal
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.rank_pairs import Pair, all_pairs, in_order, other_end
-from pytest_ddpscale.plan.stalls import StallSuspects, find_stalling_nodes
+from pytest_ddpscale.plan.stalls import find_stalling_nodes
 from pytest_ddpscale.plan.words import DeviceType, refuse_below_one
 
 NodePair = Pair
@@ -106,11 +106,11 @@ class Standings:
         slow_below_gbps: the limit between slow and fast.
         good: nodes that were fast at least once.
         suspect_nodes: nodes that were never fast.
-        suspect_links: pairs of good nodes that were never fast with each other.
+        stalls: good nodes whose messages stall, by their results with each other: a slow node's are long anyway.
+        suspect_links: pairs of good nodes that were never fast with each other, unless stalls of an end explain it.
     """
 
     def __init__(self, results: Sequence[PairResult], slow_share: float) -> None:
-        self._results = results
         self._of_pair: dict[NodePair, list[PairResult]] = defaultdict(list)
         self._of_node: dict[int, list[PairResult]] = defaultdict(list)
         for result in results:
@@ -121,18 +121,18 @@ class Standings:
         self.slow_below_gbps = slow_share * _reference_gbps(self._of_node.values())
         self.good = frozenset(node for node, own in self._of_node.items() if self._any_fast(own))
         self.suspect_nodes = tuple(sorted(set(self._of_node) - self.good))
+        counting = [one for one in results if self.good.issuperset(one.nodes)]
+        self.stalls = find_stalling_nodes([(one.nodes, one.is_stalled) for one in counting])
         slow_links = [
             pair for pair, own in self._of_pair.items() if self.good.issuperset(pair) and not self._any_fast(own)
         ]
         self.suspect_links: tuple[NodePair, ...] = ()
         if len(slow_links) <= self.nodes // 2:
-            self.suspect_links = tuple(pair for pair in sorted(slow_links) if all(map(self._mostly_fast, pair)))
-
-    @cached_property
-    def stalls(self) -> StallSuspects:
-        """Good nodes whose messages stall, by their results with each other; a slow node's messages are long anyway."""
-        counting = [one for one in self._results if self.good.issuperset(one.nodes)]
-        return find_stalling_nodes([(one.nodes, one.is_stalled) for one in counting])
+            self.suspect_links = tuple(
+                pair
+                for pair in sorted(slow_links)
+                if all(map(self._mostly_fast, pair)) and not set(pair).intersection(self.stalls.named)
+            )
 
     def of_pair(self, pair: NodePair) -> Sequence[PairResult]:
         """Results of a node pair, in order."""

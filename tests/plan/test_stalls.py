@@ -111,13 +111,23 @@ def test_a_slow_node_is_not_found_again_by_its_long_messages() -> None:
     assert (standings.suspect_nodes, standings.stalls.named) == ((2,), ())
 
 
+def test_links_of_a_node_that_stalls_are_not_suspect_though_some_are_slow() -> None:
+    results = [
+        PairResult(number, pair, 0.3 if pair == (1, 2) else 1.0, 1 in pair)
+        for number, pairs in enumerate(3 * first_rounds(6))
+        for pair in pairs
+    ]
+    standings = Standings(results, CPU)
+    assert (standings.stalls.named, standings.suspect_links) == ((1,), ())
+
+
 def test_sound_nodes_are_measured_as_often_as_before() -> None:
     for nodes in (3, 4, 6, 16, 40):
         assert rounds_of(Network(nodes).search(CPU)) == len(first_rounds(nodes))
 
 
 def test_the_chance_is_that_of_fishers_exact_test() -> None:
-    """Of a node all n results stall, of n between others none: 4 n! n! / (2n)! for four nodes, 1.6 % of 5 and 0.4 % of 6."""
+    """Of a node all n results stall, of n others none: 4 n! n! / (2n)! for four nodes, 1.6 % for 5, 0.4 % for 6."""
     own = [((1, partner), True) for partner in (0, 2, 3)]
     others = [((0, 2), False), ((0, 3), False), ((2, 3), False)]
     assert find_stalling_nodes([*own, *own[:2], *others, *others[:2]]).named == ()
