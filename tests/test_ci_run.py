@@ -58,7 +58,7 @@ def test_what_tests_need_is_installed_and_its_tests_must_run(machine: Machine, e
     assert [line for line in result.stdout.splitlines() if line.startswith("apt-get")] == [
         "apt-get update -q", "apt-get install -qy gcc libc6-dev", "apt-get install -qy shellcheck",
         "apt-get install -qy slurm-wlm slurmctld slurmd munge", "apt-get install -qy iproute2",
-        "apt-get install -qy openssh-server openssh-client",
+        "apt-get install -qy nftables", "apt-get install -qy openssh-server openssh-client",
     ]  # fmt: skip
     assert ("cc is missing and could not be installed" in result.stderr) == bool(exit_code)
     assert "DDPSCALE_LAB=required" in result.stdout.splitlines()

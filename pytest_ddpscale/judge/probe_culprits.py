@@ -33,7 +33,12 @@ End = tuple[str, int | None, str | None]  # host, local rank and UUID
 
 
 def with_probe_culprits(verdict: Verdict, judged: Sequence[PlaceVerdict], planned: int, evidence: Evidence) -> Verdict:
-    """Add the culprits to a verdict on all places that failed; node pairs show slow links of a group over several."""
+    """Add the culprits to a verdict on all places that failed; node pairs show slow links of a group over several.
+
+    Between nodes a verdict may be inconclusive because a node's messages stall, so these get what node pairs show too.
+    """
+    if verdict.outcome == "inconclusive" and judged and (judged[0].place.kind == "gang" or _is_between_nodes(judged)):
+        return with_slow_node_pairs(verdict, evidence)
     failed = [place for place in judged if place.is_failed] if verdict.outcome == "failed" else []
     if not failed:
         return verdict

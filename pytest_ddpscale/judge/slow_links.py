@@ -5,6 +5,9 @@ every partner, at least two of which are known to be good, in more than `CONFIRM
 it is slow in as many measurements and never fast, while both its ends are fast with others. One fast measurement
 clears. If more than half of the nodes were never fast, none is named: the majority is slow, so there is no baseline. A
 node pair counts with its slowest rail (equal local ranks of both nodes); if only some rails are slow, those are named.
+
+Pairs are rated by their fastest message. A node that loses packets may pass by that: it is named by messages that stall
+(`plan.stalls`), but never as certain, because a host that is busy with something else delays messages too.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import numpy as np
 
 from pytest_ddpscale.judge.rounds import GIGA, ArmRounds
 from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, Standings
+from pytest_ddpscale.plan.stalls import are_stalled
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.evidence import Evidence
@@ -30,7 +34,14 @@ _PARTNERS_SHOWN = 3
 
 
 class Rail(NamedTuple):
-    """Two ranks of different nodes in one round; two-element fields are in the order of the names of their hosts."""
+    """Two ranks of different nodes in one round; two-element fields are in the order of the names of their hosts.
+
+    Attributes:
+        gbps: GB/s of the fastest message of the slower rank.
+        mean_gbps: GB/s over all messages.
+        longest_s: time of the longest message, in seconds; 0 in runs of earlier versions, which keep only the mean.
+        is_stalled: whether any message stalled.
+    """
 
     round: int
     ranks: tuple[int, int]
@@ -38,6 +49,9 @@ class Rail(NamedTuple):
     local_ranks: tuple[int, int]
     devices: tuple[str, str]
     gbps: float
+    mean_gbps: float
+    longest_s: float = 0.0
+    is_stalled: bool = False
 
 
 def with_slow_links(verdict: Verdict, evidence: Evidence, measured: ArmRounds) -> Verdict:
@@ -61,7 +75,7 @@ def with_slow_node_pairs(verdict: Verdict, evidence: Evidence) -> Verdict:
 
 
 def slow_links(evidence: Evidence) -> dict[str, set[str]]:
-    """Hosts of the nodes and links that certainly communicate slowly, by a description of each."""
+    """Hosts of the nodes and links that communicate slowly, by a description of each: all that the rule finds."""
     return {f"{_name(one)} ({one.evidence})": set(_hosts(one)) for one in _faults(evidence, frozenset())}
 
 
@@ -81,7 +95,7 @@ def _name(fault: Culprit) -> str:
 
 
 def find_link_faults(rails: Sequence[Rail], device_type: DeviceType, excused: Set[str] = frozenset()) -> list[Culprit]:
-    """Nodes and links at fault by the rule of this module: nodes before links, slowest first.
+    """Nodes and links at fault by the rule of this module: slow nodes before slow links, slowest first, then stalls.
 
     They have the local ranks and devices of their ends if only one rail is slow. Pairs of excused hosts, which compute
     slowly, are ignored, because that explains them.
@@ -93,7 +107,8 @@ def find_link_faults(rails: Sequence[Rail], device_type: DeviceType, excused: Se
         return []
     found = [told.node_fault(node) for node in standings.suspect_nodes if standings.is_confirmed_node(node)]
     found += [told.link_fault(pair) for pair in standings.suspect_links if standings.is_confirmed_link(pair)]
-    return [fault for _, fault in sorted(found, key=lambda one: (one[1].kind != "node", one[0], _hosts(one[1])))]
+    slow = [fault for _, fault in sorted(found, key=lambda one: (one[1].kind != "node", one[0], _hosts(one[1])))]
+    return slow + [told.stalling_node(node) for node in standings.stalls.named]
 
 
 def rails_of(evidence: Evidence) -> Sequence[Rail]:
@@ -102,11 +117,13 @@ def rails_of(evidence: Evidence) -> Sequence[Rail]:
 
 
 def _rails(measured: ArmColumns) -> Iterator[Rail]:
-    """GB/s of the fastest message of the slower rank: with two ranks, bus bandwidth is bytes over time."""
+    """With two ranks, bus bandwidth is bytes over time."""
     steps_s, who = measured.of_steps(STEP_S), measured.ranks
     mean_s = measured.seconds / np.where(measured.present, measured.count, 1)  # lines of earlier versions keep no steps
     fastest_s = np.fmin.reduce(steps_s, axis=2, initial=np.inf) if steps_s.shape[2] else mean_s
-    gbps = measured.work / fastest_s / GIGA
+    longest_s = steps_s.max(axis=2) if steps_s.shape[2] else np.zeros(mean_s.shape)
+    gbps, mean_gbps = (measured.work / of / GIGA for of in (fastest_s, np.where(measured.present, mean_s, np.nan)))
+    stalled = are_stalled(steps_s)
     host_of = np.unique(who.hosts.astype(str), return_inverse=True)[1]
     for row, number in enumerate(measured.numbers.tolist()):
         there = np.flatnonzero(measured.present[row])
@@ -118,7 +135,13 @@ def _rails(measured: ArmColumns) -> Iterator[Rail]:
             zip(of[a].tolist(), of[b].tolist(), strict=True)
             for of in (who.numbers, who.hosts, who.local_ranks, who.devices)
         ]
-        yield from map(Rail, repeat(number), *ends, np.minimum(gbps[row, a], gbps[row, b]).tolist())
+        values = (
+            np.minimum(gbps[row, a], gbps[row, b]),
+            np.minimum(mean_gbps[row, a], mean_gbps[row, b]),
+            np.maximum(longest_s[row, a], longest_s[row, b]),
+            stalled[row, a] | stalled[row, b],
+        )
+        yield from map(Rail, repeat(number), *ends, *(of.tolist() for of in values))
 
 
 def node_pair_results(rails: Iterable[Rail]) -> Iterator[tuple[tuple[str, str], float]]:
@@ -143,10 +166,16 @@ class _NodePairs:
         self._hosts = sorted({host for _, hosts in self._rails for host in hosts})
         numbers = {host: number for number, host in enumerate(self._hosts)}
         results = [
-            PairResult(number, (numbers[one], numbers[other]), min(rail.gbps for rail in together))
+            PairResult(
+                number,
+                (numbers[one], numbers[other]),
+                min(rail.gbps for rail in together),
+                any(rail.is_stalled for rail in together),
+            )
             for (number, (one, other)), together in self._rails.items()
         ]
         self.standings = Standings(results, slow_share)
+        self._results = results
         self._fast = [result for result in results if self.standings.is_fast(result)]
 
     def node_fault(self, node: int) -> tuple[float, Culprit]:
@@ -174,6 +203,29 @@ class _NodePairs:
         )
         return slow_gbps, Culprit("link", *end, evidence, *peer)
 
+    def stalling_node(self, node: int) -> Culprit:
+        """A node whose messages stall as a culprit, with the range over rounds of its pairs and of all others."""
+        own = [result for result in self._results if node in result.nodes]
+        others = [result for result in self._results if node not in result.nodes]
+        stalled = [result for result in own if result.is_stalled]
+        longest_s = max(rail.longest_s for result in stalled for rail in self._rails_of(result) if rail.is_stalled)
+        evidence = (
+            f"pairs with it are slow and erratic: {self._mean_gbps(own)} over {len(own)} rounds, other pairs "
+            f"{self._mean_gbps(others)}; a message waited up to {longest_s:.2g} s, as after a lost packet, in "
+            f"{len(stalled)} of {len(own)} pairs with it and {sum(one.is_stalled for one in others)} of {len(others)} "
+            "without it"
+        )
+        return Culprit("node", self._hosts[node], None, None, evidence, is_certain=False)
+
+    def _mean_gbps(self, results: Iterable[PairResult]) -> str:
+        """``0.042 … 0.31 GB/s``: the range of the slowest rails by the mean of their messages."""
+        gbps = [min(rail.mean_gbps for rail in self._rails_of(result)) for result in results]
+        return f"{min(gbps):.2g} … {max(gbps):.2g} GB/s"
+
+    def _rails_of(self, result: PairResult) -> Sequence[Rail]:
+        one, other = result.nodes
+        return self._rails[result.round, (self._hosts[one], self._hosts[other])]
+
     def _fast_gbps(self, nodes: Iterable[int]) -> float:
         return statistics.median(result.gbps for result in self._fast if not set(nodes).isdisjoint(result.nodes))
 
@@ -184,8 +236,7 @@ class _NodePairs:
         """
         host, slow, ends = self._hosts[node], defaultdict[int, list[bool]](list), dict[int, tuple[int, str]]()
         for result in results:
-            one, other = result.nodes
-            for rail in self._rails[result.round, (self._hosts[one], self._hosts[other])]:
+            for rail in self._rails_of(result):
                 end = rail.hosts.index(host)
                 slow[rail.ranks[end]].append(rail.gbps < self.standings.slow_below_gbps)
                 ends[rail.ranks[end]] = (rail.local_ranks[end], rail.devices[end])

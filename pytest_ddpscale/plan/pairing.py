@@ -10,7 +10,8 @@ A round is a set of disjoint node pairs, all measured at once. The first rounds 
 Then slow results are measured again: a *suspect node*, which was fast with no other node, with nodes known to be good;
 a *suspect link*, which was slow although both its ends are fast with others, as it is. Each is confirmed by
 `CONFIRMATIONS` more slow results, or cleared by one fast result. One fault takes two more rounds, f faults at most 2f.
-`most_rounds` is the limit.
+A node whose messages stall (`stalls`) is measured again until that is certain or no longer likely. `most_rounds` is the
+limit.
 
 Idle good nodes repeat pairs known to be fast, because a round with few pairs would load switches and shared cores less,
 and would not be comparable with the others.
@@ -24,13 +25,14 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.rank_pairs import Pair, all_pairs, in_order, other_end
+from pytest_ddpscale.plan.stalls import find_stalling_nodes
 from pytest_ddpscale.plan.words import DeviceType, refuse_below_one
 
 NodePair = Pair
@@ -82,12 +84,13 @@ def pair_study(device_type: DeviceType) -> PairStudy:
 class PairResult:
     """Result of a node pair, smaller number first, in one round: bus bandwidth of its slowest rail in GB/s.
 
-    A rail is the ranks with the same local rank.
+    A rail is the ranks with the same local rank. `is_stalled` says whether a message of any rail stalled (`stalls`).
     """
 
     round: int
     nodes: NodePair
     gbps: float
+    is_stalled: bool = False
 
 
 class Standings:
@@ -103,7 +106,8 @@ class Standings:
         slow_below_gbps: the limit between slow and fast.
         good: nodes that were fast at least once.
         suspect_nodes: nodes that were never fast.
-        suspect_links: pairs of good nodes that were never fast with each other.
+        stalls: good nodes whose messages stall, by their results with each other: a slow node's are long anyway.
+        suspect_links: pairs of good nodes that were never fast with each other, unless stalls of an end explain it.
     """
 
     def __init__(self, results: Sequence[PairResult], slow_share: float) -> None:
@@ -117,12 +121,18 @@ class Standings:
         self.slow_below_gbps = slow_share * _reference_gbps(self._of_node.values())
         self.good = frozenset(node for node, own in self._of_node.items() if self._any_fast(own))
         self.suspect_nodes = tuple(sorted(set(self._of_node) - self.good))
+        counting = [one for one in results if self.good.issuperset(one.nodes)]
+        self.stalls = find_stalling_nodes([(one.nodes, one.is_stalled) for one in counting])
         slow_links = [
             pair for pair, own in self._of_pair.items() if self.good.issuperset(pair) and not self._any_fast(own)
         ]
         self.suspect_links: tuple[NodePair, ...] = ()
         if len(slow_links) <= self.nodes // 2:
-            self.suspect_links = tuple(pair for pair in sorted(slow_links) if all(map(self._mostly_fast, pair)))
+            self.suspect_links = tuple(
+                pair
+                for pair in sorted(slow_links)
+                if all(map(self._mostly_fast, pair)) and not set(pair).intersection(self.stalls.named)
+            )
 
     def of_pair(self, pair: NodePair) -> Sequence[PairResult]:
         """Results of a node pair, in order."""
@@ -171,7 +181,13 @@ def next_round(nodes: int, results: Sequence[PairResult], slow_share: float) -> 
         return ()
     standings = Standings(results, slow_share)
     confirming = _confirming(standings, results, len(first))
+    confirming += _with_open_stalls(standings, confirming)
     return (*confirming, *_companions(standings, confirming, number)) if confirming else ()
+
+
+def is_undecided(nodes: int, results: Sequence[PairResult], slow_share: float) -> bool:
+    """Whether a slow node or link still should be measured again. Stalls alone leave nothing undecided."""
+    return bool(_confirming(Standings(results, slow_share), results, len(first_rounds(nodes))))
 
 
 def first_rounds(nodes: int) -> tuple[tuple[NodePair, ...], ...]:
@@ -226,7 +242,21 @@ def _confirming(standings: Standings, results: Sequence[PairResult], first: int)
     return tuple(chosen)
 
 
-def _least_met(standings: Standings, node: int, free: set[int]) -> int:
+def _with_open_stalls(standings: Standings, busy: Iterable[NodePair]) -> tuple[NodePair, ...]:
+    """Nodes whose messages may stall with good nodes, whose messages do not if there are such."""
+    suspects = set(standings.stalls.open)
+    free = set(standings.good).difference(standings.stalls.named, *busy)
+    chosen: list[NodePair] = []
+    for node in standings.stalls.open:
+        others = free - {node}
+        if node in free and others:
+            partner = _least_met(standings, node, (others - suspects) or others)
+            free -= {node, partner}
+            chosen.append(in_order(node, partner))
+    return tuple(chosen)
+
+
+def _least_met(standings: Standings, node: int, free: Set[int]) -> int:
     """The free good partner paired least often with a node; among equals the next one in a circle, to spread them."""
 
     def meetings(partner: int) -> tuple[int, int]:

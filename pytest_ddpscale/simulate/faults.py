@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -55,6 +56,10 @@ FORMS: dict[str, _Form] = {
     ),
     "slow-link": _Form(
         ("NODE", "SHARE"), "slow-link:0:0.5", "its links keep a SHARE (above 0, to 1) of their bandwidth", (1e-6, 1.0)
+    ),
+    "lossy-link": _Form(
+        ("NODE", "SHARE"), "lossy-link:0:0.05",
+        "packets are lost, so a SHARE (above 0, to 1) of its messages to other nodes takes 0.2 s longer", (1e-6, 1.0),
     ),
     "slow-probe": _Form(
         ("RANK", "PROBE", "SHARE"), "slow-probe:3:memory-copy:0.7", "it reaches a SHARE (above 0, to 1) in that probe",
@@ -156,11 +161,19 @@ class Faults:
 
     @property
     def link_shares(self) -> dict[int, float]:
-        """Share of bandwidth left on the links of affected nodes, by node."""
-        found: dict[int, float] = {}
+        """Share of bandwidth left on the links of affected nodes, by node; of several faults the worst counts."""
+        return {node: min(shares) for node, shares in self._sizes_by_node("slow-link").items()}
+
+    @property
+    def lossy_shares(self) -> dict[int, float]:
+        """Share of the messages to other nodes that lose packets, by node; of several faults the worst counts."""
+        return {node: max(shares) for node, shares in self._sizes_by_node("lossy-link").items()}
+
+    def _sizes_by_node(self, kind: str) -> dict[int, list[float]]:
+        found = defaultdict[int, list[float]](list)
         for fault in self.faults:
-            if fault.kind == "slow-link" and fault.place is not None:
-                found[fault.place] = min(found.get(fault.place, 1.0), fault.size)
+            if fault.kind == kind and fault.place is not None:
+                found[fault.place].append(fault.size)
         return found
 
     def missing(self, round_number: int) -> set[int]:

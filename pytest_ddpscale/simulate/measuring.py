@@ -25,6 +25,8 @@ from pytest_ddpscale.simulate.performance import FloatArray, Performance, StepTi
 from pytest_ddpscale.simulate.spread import COMPUTING
 
 COUNTER = "simulated: 6 per multiply-accumulate of torchvision's model documentation"
+# TCP's shortest wait for a lost packet on Linux.
+RESEND_S = 0.2
 GANG = 0  # number of the first gang; only several launches have more
 _SEED_OF_LAUNCH = 2**32  # distance between seeds of launches, larger than any seed
 _WRONG = "f" * 16
@@ -168,7 +170,8 @@ class SimulatedRun:
             slow = shares == share
             exposed = self.performance.exposed_s(study.workload, arm.world_size, nodes, slowest_s[slow], share)
             exposed_s[slow] = exposed
-        slowest_s = slowest_s + exposed_s
+        messages = self.performance.messages_per_step(study.workload)
+        slowest_s = slowest_s + exposed_s + self.resent_s(groups, messages, steps)
         step_s: FloatArray = slowest_s[:, None, :] * (1 + noise.rank_sd * normal((*groups.shape, 1)))
         return step_s
 
@@ -179,6 +182,22 @@ class SimulatedRun:
             shares[node] = share
         least: FloatArray = shares[groups // self.plan.layout.ranks_per_node].min(axis=1)
         return least
+
+    def resent_s(self, groups: IntArray, messages: int, count: int) -> FloatArray:
+        """Seconds that each group of ranks (a row) waits for lost packets, `count` times over so many messages each.
+
+        Messages inside a node lose none.
+        """
+        found = np.zeros((len(groups), count))
+        shares = self.faults.lossy_shares
+        if not shares:
+            return found
+        nodes = groups // self.plan.layout.ranks_per_node
+        spans_nodes = nodes.min(axis=1) < nodes.max(axis=1)
+        arrives = np.ones(len(groups))
+        for node, share in shares.items():
+            arrives *= np.where(spans_nodes & (nodes == node).any(axis=1), 1 - share, 1.0)
+        return np.asarray(RESEND_S * self.chance.binomial(messages, 1 - arrives[:, None], found.shape), np.float64)
 
     def of_ranks(self, factors: dict[int, float], others: float = 1.0) -> FloatArray:
         """The factor of every rank of the gang; `others` for ranks that `factors` lacks."""

@@ -126,6 +126,10 @@ class Performance:
         early_s, last_s = _travelling_s(gradient_bytes, world_size, nodes, self.topology, link_share)
         return np.maximum(0.0, early_s - BACKWARD_SHARE * computation_s) + last_s
 
+    def messages_per_step(self, workload: Workload) -> int:
+        """All-reduces of a step: one for each bucket of gradients."""
+        return len(_buckets(model_of(workload).gradient_bytes))
+
     def of_cluster(self, seed: int) -> Performance:
         """The same performance on other nodes and GPUs of that kind, whose differences follow from the seed."""
         return replace(self, spread=replace(self.spread, seed=seed))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -15,9 +15,12 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import OVERHEAD_PER_BLOCK_S
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.operation import KINDS, Operation
-from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, PairStudy, next_round
+from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, PairStudy, is_undecided, next_round
+from pytest_ddpscale.plan.stalls import are_stalled
 from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.readings import STEP_S
+from pytest_ddpscale.run.records import EndReason
 from pytest_ddpscale.simulate.allreduce import all_reduce_s
 from pytest_ddpscale.simulate.faults import Moment
 from pytest_ddpscale.simulate.measuring import GANG, IntArray, SimulatedRun
@@ -46,6 +49,7 @@ def _probed(run: SimulatedRun, study: ProbeStudy, probe: Arm, reached: float, wh
     noise, normal = run.performance.noise, run.chance.standard_normal
     own_s = sound_s * iterations * run.faults.drift(when) / _shares(run, probe, groups, when)
     group_s = own_s * run.noise_of_round(study, probe.name, len(groups), when)
+    group_s = group_s + run.resent_s(groups, iterations, 1)[:, 0]
     seconds = group_s[:, None] * (1 + noise.rank_sd * normal(groups.shape))
     began_s, longest_s = run.clock_s, float(seconds.max())
     run.clock_s += (1 + int(turn_of.max())) * longest_s + OVERHEAD_PER_BLOCK_S
@@ -104,19 +108,28 @@ def _shares(run: SimulatedRun, probe: Arm, groups: IntArray, when: Moment) -> Fl
     return found if probe.operation.is_single_device else found * run.link_share(groups)
 
 
-def search_pairs(run: SimulatedRun, study: PairStudy) -> Iterator[Block]:
-    """Rounds of the search for a slow node or link, until it is found."""
+def search_pairs(run: SimulatedRun, study: PairStudy) -> Generator[Block, None, EndReason]:
+    """Rounds of the search for a slow node or link; returns why it ended."""
     nodes, results = run.plan.layout.nodes, list[PairResult]()
     slow_share, number = SLOW_SHARES[run.plan.device_type], 0
     while pairs := next_round(nodes, results, slow_share):
         paired = _paired(run, study, pairs, number)
         yield paired
-        gbps: dict[NodePair, list[float]] = defaultdict(list)
-        ranks, reached = paired.each("ranks").reshape(-1, 2), paired.per_second.reshape(-1, 2).min(axis=1) / GIGA
-        for (one, other), of_rail in zip((ranks // run.plan.layout.ranks_per_node).tolist(), reached, strict=True):
-            gbps[one, other].append(of_rail)
-        results += [PairResult(number, pair, min(of_rails)) for pair, of_rails in gbps.items()]
+        results += _results(paired, run.plan.layout.ranks_per_node)
         number += 1
+    return "rounds" if is_undecided(nodes, results, slow_share) else "decided"
+
+
+def _results(paired: Block, per_node: int) -> Iterator[PairResult]:
+    """Each pair of nodes with the fastest message of its slowest rail."""
+    step_s = paired.of_steps(STEP_S)[::2]  # both ranks of a rail say the same
+    seconds = step_s.min(axis=1) if step_s.shape[1] else paired.each("seconds")[::2] / paired.each("count")[::2]
+    gbps, stalled = paired.each("work")[::2] / seconds / GIGA, are_stalled(step_s)
+    by_pair: dict[NodePair, list[int]] = defaultdict(list)
+    for rail, (one, other) in enumerate((paired.each("ranks").reshape(-1, 2) // per_node).tolist()):
+        by_pair[one, other].append(rail)
+    for pair, rails in by_pair.items():
+        yield PairResult(paired.round, pair, float(gbps[rails].min()), bool(stalled[rails].any()))
 
 
 def _paired(run: SimulatedRun, study: PairStudy, pairs: tuple[NodePair, ...], number: int) -> Block:
@@ -130,12 +143,16 @@ def _paired(run: SimulatedRun, study: PairStudy, pairs: tuple[NodePair, ...], nu
     began_s = run.clock_s
     run.clock_s += study.iterations * sound_s + OVERHEAD_PER_BLOCK_S
     there = ~np.isin(ranks, list(run.faults.missing(number))).any(axis=1)
+    # All messages take as long as the fastest, unless packets are lost.
+    message_s, resent_s = study.message_bytes / (gbps * GIGA), run.resent_s(ranks, 1, study.iterations)
     columns: dict[str, Any] = {
         "ranks": ranks[there].ravel(),
         "groups": np.arange(len(ranks))[there].repeat(2),
-        # All messages take as long as the fastest.
-        "seconds": (study.iterations * study.message_bytes / (gbps[there] * GIGA)).repeat(2),
+        "seconds": (study.iterations * message_s + resent_s.sum(axis=1))[there].repeat(2),
     }
+    if run.faults.lossy_shares:
+        step_s = (message_s[:, None] + resent_s)[there].repeat(2, axis=0)
+        columns["series"] = {STEP_S: step_s.astype("<f4").tobytes()}
     return Block(
         study=study.id,
         arm=study.arm.name,

@@ -9,7 +9,7 @@ from itertools import groupby
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.pairing import PAIRS, PairStudy, most_rounds
+from pytest_ddpscale.plan.pairing import PAIRS, PairStudy
 from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord, line_of
@@ -123,8 +123,5 @@ def _probes(run: SimulatedRun, study: ProbeStudy, reached: Mapping[Arm, float]) 
 
 def _pairs(run: SimulatedRun, study: PairStudy) -> Iterator[AnyRecord]:
     yield StudyStart(study=study.id, unix_s=round(run.clock_s, 3))
-    rounds = 0
-    for paired in search_pairs(run, study):
-        yield paired
-        rounds += 1
-    yield StudyEnd(study=study.id, reason="rounds" if rounds >= most_rounds(run.plan.nodes) else "decided")
+    reason = yield from search_pairs(run, study)
+    yield StudyEnd(study=study.id, reason=reason)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import repeat
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
-from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, PairStudy, most_rounds, next_round
+from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, PairStudy, is_undecided, next_round
+from pytest_ddpscale.plan.stalls import are_stalled
 from pytest_ddpscale.run.block import Block, RankBlock, step_bytes
 from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.readings import STEP_S
@@ -69,7 +72,7 @@ class PairSearch:
             nodes = self._control.layout.nodes
             if pairs := next_round(nodes, results, self._slow_share):
                 return ("budget", ()) if self._context.is_out_of_time else (None, pairs)
-            return ("rounds" if nodes > 1 and number >= most_rounds(nodes) else "decided"), ()
+            return ("rounds" if is_undecided(nodes, results, self._slow_share) else "decided"), ()
 
         ended, pairs = self._control.decided(f"{self._study.id}/{number}/next", decide)
         return ended, [(one, other) for one, other in pairs]
@@ -122,7 +125,8 @@ class PairSearch:
             self._control.forget(key)
         slowest_s = block.of_steps(STEP_S).min(axis=1).reshape(len(pairs), -1).max(axis=1)
         gbps = (study.message_bytes / slowest_s.astype(float) / 1e9).tolist()
-        return [PairResult(number, pair, reached) for pair, reached in zip(pairs, gbps, strict=True)]
+        stalled = np.any(are_stalled(block.of_steps(STEP_S)).reshape(len(pairs), -1), axis=1)
+        return list(map(PairResult, repeat(number), pairs, gbps, stalled.tolist()))
 
     def _timed_all_reduces(self, name: str, ranks: RankPair) -> Timing:
         """Time each all-reduce. The fastest counts: disturbances affect it least, and a slow link is slow in all.

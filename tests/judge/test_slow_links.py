@@ -35,7 +35,7 @@ def measured(results: Sequence[PairResult], ranks_per_node: int = 1) -> list[Rai
 def rail(round_: int, one: int, other: int, gbps: float, local_rank: int = 0, per_node: int = 1) -> Rail:
     ranks = one * per_node + local_rank, other * per_node + local_rank
     devices = f"GPU-{ranks[0]}", f"GPU-{ranks[1]}"
-    return Rail(round_, ranks, (host(one), host(other)), (local_rank, local_rank), devices, gbps)
+    return Rail(round_, ranks, (host(one), host(other)), (local_rank, local_rank), devices, gbps, gbps)
 
 
 def hosts(fault: Culprit) -> tuple[str, ...]:
@@ -176,7 +176,7 @@ class TestRails:
         return rails_in([self.WHO, block])
 
     def test_are_the_same_whichever_end_comes_first(self) -> None:
-        rail = Rail(3, (1, 0), ("n1", "n2"), (0, 0), ("GPU-1", "GPU-0"), 2 * 2**20 / 1e9)
+        rail = Rail(3, (1, 0), ("n1", "n2"), (0, 0), ("GPU-1", "GPU-0"), 2 * 2**20 / 1e9, 2 * 2**20 / 1e9)
         assert self.rails((0, 1), (0, 0)) == self.rails((1, 0), (0, 0)) == [rail]
 
     def test_have_the_speed_of_the_fastest_message_of_the_slower_end(self) -> None:
@@ -184,8 +184,32 @@ class TestRails:
         (rail,) = self.rails((0, 1), (5, 5), series=steps_s)
         assert rail.gbps == 2**20 / 0.5 / 1e9
 
+    def test_stall_with_a_message_of_either_end(self) -> None:
+        first, second = [0.004] * 20, [0.004] * 19 + [0.25]
+        (rail,) = self.rails((0, 1), (5, 5), series={"step_s": step_bytes([*first, *second])}, count=20, seconds=0.5)
+        assert [rail.gbps, rail.mean_gbps] == pytest.approx([2**20 / 0.004 / 1e9, 2**20 / 0.025 / 1e9])
+        assert (rail.is_stalled, rail.longest_s) == (True, 0.25)
+
     def test_are_between_two_nodes(self) -> None:
         assert self.rails((1, 2, 3), (0, 0, 1)) == [], "two ranks of one host, and one whose peer is missing"
+
+
+def test_a_node_whose_messages_stall_is_suspect_with_the_numbers() -> None:
+    """Its fastest messages are as fast as all others, so it is not slow."""
+    pairs = [rail(n, *pair, 1.0) for n in range(3) for pair in combinations(range(5), 2)]
+    pairs = [
+        one._replace(is_stalled=one.round < 2, longest_s=0.21, mean_gbps=0.1 + 0.1 * one.round)
+        if "n0001" in one.hosts
+        else one
+        for one in pairs
+    ]
+    (fault,) = find_link_faults(pairs, "cpu")
+    assert (fault.kind, fault.host, fault.gpu_index, fault.is_certain) == ("node", "n0001", None, False)
+    assert fault.evidence == (
+        "pairs with it are slow and erratic: 0.1 … 0.3 GB/s over 12 rounds, other pairs 1 … 1 GB/s; a message waited "
+        "up to 0.21 s, as after a lost packet, in 8 of 12 pairs with it and 0 of 18 without it"
+    )
+    assert find_link_faults(pairs, "cpu", excused={"n0001"}) == []
 
 
 def test_if_only_one_rail_is_slow_it_is_named() -> None:

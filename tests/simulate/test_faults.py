@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.simulate.faults import FORMS, Moment, fault_help, parse_fault
+from pytest_ddpscale.simulate.faults import FORMS, NODE_FAULTS, Moment, fault_help, parse_fault
 from tests.builders.clusters import faults, layout_of
 
 START, LATER, END = Moment(0, 0, 20), Moment(3, 9, 20), Moment(9, 19, 20)
@@ -45,6 +45,8 @@ def test_what_is_no_fault_is_refused_with_what_was_expected() -> None:
         ("slow-link:0:0", "SHARE (above 0, to 1)"),
         ("slow-link:0:1.5", "SHARE (above 0, to 1)"),
         ("slow-link:1:0.5", "there is only node 0"),
+        ("lossy-link:0:0", "SHARE (above 0, to 1)"),
+        ("lossy-link:1:0.05", "there is only node 0"),
         ("throttle:0:0.5", "FACTOR (1 to 1000)"),
         ("drift", "drift:PERCENT"),
         ("drift:-60", "PERCENT (-50 to 1000)"),
@@ -121,6 +123,11 @@ def test_of_two_slow_links_of_a_node_the_slower_counts() -> None:
     assert wrong.link_shares == {1: 0.25}
 
 
+def test_of_two_lossy_links_of_a_node_the_worse_counts() -> None:
+    wrong = faults("lossy-link:1:0.25", "lossy-link:1:0.5", gpus=16)
+    assert (wrong.lossy_shares, wrong.link_shares) == ({1: 0.5}, {})
+
+
 def test_a_rank_is_missing_from_its_round_on() -> None:
     wrong = faults("missing-rank:3:2")
     assert wrong.missing(1) == set()
@@ -142,12 +149,12 @@ def test_a_sound_cluster_has_nothing_wrong() -> None:
 
 @given(rank=st.integers(0, 15), kind=st.sampled_from(sorted(FORMS)))
 def test_a_fault_strikes_its_rank_or_its_whole_node(rank: int, kind: str) -> None:
-    place = rank // 8 if kind in ("slow-link", "throttle") else rank
+    place = rank // 8 if kind in NODE_FAULTS else rank
     size = {
-        "slow-gpu": ":2", "ramp": ":2", "step": ":2:8", "at-times": ":2:4",
-        "throttle": ":2", "slow-link": ":0.5", "bad-gpu": ":ecc", "slow-probe": ":matmul-fp16:0.5",
+        "slow-gpu": ":2", "ramp": ":2", "step": ":2:8", "at-times": ":2:4", "throttle": ":2", "slow-link": ":0.5", "lossy-link": ":0.05",
+        "bad-gpu": ":ecc", "slow-probe": ":matmul-fp16:0.5",
     }.get(kind, "")  # fmt: skip
     fault = parse_fault("drift:2" if kind == "drift" else f"{kind}:{place}{size}", layout_of(16))
     struck = fault.ranks(layout_of(16))
-    assert len(struck) == (0 if kind == "drift" else 8 if kind in ("slow-link", "throttle") else 1)
+    assert len(struck) == (0 if kind == "drift" else 8 if kind in NODE_FAULTS else 1)
     assert kind == "drift" or rank in struck

@@ -182,6 +182,16 @@ def test_a_slow_link_slows_only_arms_that_use_it() -> None:
     assert mean_step_s(faulty["ddp@16"][0][0]) > 2 * mean_step_s(sound["ddp@16"][0][0])
 
 
+def test_lost_packets_delay_only_messages_between_nodes() -> None:
+    eight, sixteen = Arm("ddp", 8, 512), Arm("ddp", 16, 512)
+    study = Study("weak", BOTH.workload, (eight, sixteen), 5, 0.0, 0.0)
+    sound, faulty = measured(QUIET, study), measured(QUIET, study, "lossy-link:1:1")
+    assert mean_step_s(faulty["ddp@8"][0][0]) == mean_step_s(sound["ddp@8"][0][0])
+    messages = QUIET.messages_per_step(BOTH.workload)
+    waited_s = mean_step_s(faulty["ddp@16"][0][0]) - mean_step_s(sound["ddp@16"][0][0])
+    assert waited_s == pytest.approx(0.2 * messages, rel=1e-3)
+
+
 def test_the_mean_of_a_block_varies_as_much_as_it_is_said_to() -> None:
     alone = weak_study(Arm("alone", 1, 512), rounds=400)
     times = [mean_step_s(told[0]) for told in measured(NOISY, alone)["alone"]]

@@ -127,6 +127,14 @@ def test_a_fault_of_any_node_is_seen_and_named(fault: str, metrics: set[str], tm
     assert {c.host for verdict in failed for c in verdict.culprits if c.is_certain} == {"simulated-2"}
 
 
+def test_a_node_that_loses_packets_is_suspected_and_no_other(tmp_path: Path) -> None:
+    verdicts = verdicts_on(tmp_path / "run", "lossy-link:2:0.05")
+    of_all = [verdict for name, verdict in verdicts.items() if name.startswith("busbw") and verdict.world_size == 32]
+    assert {(verdict.outcome, bool(verdict.culprits)) for verdict in of_all} == {("inconclusive", True)}
+    named = {(c.host, c.kind, c.is_certain) for verdict in verdicts.values() for c in verdict.culprits}
+    assert named == {("simulated-2", "node", False)}
+
+
 def test_a_missing_rank_lets_nothing_pass_that_it_takes_part_in(tmp_path: Path) -> None:
     verdicts = verdicts_on(tmp_path / "run", "missing-rank:20:0")
     ones = {name: verdicts[name] for name in verdicts if name.endswith(("-8gpu]", "-node]", "[memory-copy]"))}

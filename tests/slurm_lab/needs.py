@@ -8,8 +8,10 @@ import subprocess
 
 from tests.slurm_lab.cgroup import cpu_controller
 
-INSTALL = "apt-get install -y slurm-wlm slurmctld slurmd munge iproute2"
-COMMANDS = ("slurmctld", "slurmd", "munged", "srun", "sbatch", "scontrol", "ip", "tc", "unshare", "nsenter", "bash")
+INSTALL = "apt-get install -y slurm-wlm slurmctld slurmd munge iproute2 nftables"
+COMMANDS = (
+    "slurmctld", "slurmd", "munged", "srun", "sbatch", "scontrol", "ip", "tc", "nft", "unshare", "nsenter", "bash",
+)  # fmt: skip
 # Debian keeps the daemons where an ordinary PATH may not look.
 SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
@@ -17,6 +19,7 @@ SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", 
 _PROBE = (
     "ip link add name probe0 type bridge && ip link add name probe1 type veth peer name probe2"
     " && tc qdisc add dev probe1 root tbf rate 1mbit burst 32kbit latency 400ms"
+    " && nft add table netdev probe"
 )
 
 
@@ -38,7 +41,7 @@ def why_not() -> str | None:
     )
     if probe.returncode != 0:
         return (
-            f"the Slurm lab needs namespaces, a bridge, veth and tbf of the kernel ({probe.stderr.strip()}): "
-            "run outside a container, or in one with --privileged, and load the modules bridge, veth and sch_tbf"
+            f"the Slurm lab needs namespaces, a bridge, veth, tbf and nftables ({probe.stderr.strip()}): "
+            "run outside a container, or in one with --privileged, and load bridge, veth, sch_tbf and nf_tables"
         )
     return None

@@ -76,6 +76,18 @@ def lift_limit(interface: str, of: Machine) -> None:
     execute(["tc", "qdisc", "delete", "dev", interface, "root"], of)
 
 
+def lose_packets(percent: int, interface: str, of: Machine) -> None:
+    """Drop this share of the packets that come in through an interface, at random."""
+    rule = f"type filter hook ingress device {interface} priority 0\nnumgen random mod 100 < {percent} drop"
+    table = f"table netdev losses_{interface}"
+    execute(["nft", "-f", "-"], of, f"{table} {{\nchain incoming {{\n{rule}\n}}\n}}\n")
+
+
+def lose_none(interface: str, of: Machine) -> None:
+    """Take the losses of ``lose_packets`` away."""
+    execute(["nft", "delete", "table", "netdev", f"losses_{interface}"], of)
+
+
 def execute(argv: list[str], of: Machine | None, text: str = "") -> None:
     """Run a command that says nothing, in a machine's namespaces or in this process's own, with ``text`` to read.
 

@@ -10,7 +10,7 @@ import psutil
 from tests.slurm_lab.cgroup import CpuQuota
 from tests.slurm_lab.config import Paths
 from tests.slurm_lab.machine import Machine, program_of
-from tests.slurm_lab.network import INTERFACE, execute, ip, lift_limit, limit_rate
+from tests.slurm_lab.network import INTERFACE, execute, ip, lift_limit, limit_rate, lose_none, lose_packets
 
 _SLURM = ("slurmd", "slurmstepd")
 
@@ -61,6 +61,18 @@ class Node(Machine):
         if self._undo.pop("rate", None):
             lift_limit(INTERFACE, self)
             lift_limit(self.name, self._head)
+
+    def lossy_link(self, percent: int) -> None:
+        """Drop this share of the packets to and from the node, at random."""
+        self._undo["losses"] = self.lossless_link
+        lose_packets(percent, INTERFACE, self)
+        lose_packets(percent, self.name, self._head)
+
+    def lossless_link(self) -> None:
+        """Take the losses of ``lossy_link`` away."""
+        if self._undo.pop("losses", None):
+            lose_none(INTERFACE, self)
+            lose_none(self.name, self._head)
 
     def link_down(self) -> None:
         """Pull the cable out, at the switch: connections are not closed, they just fall silent.

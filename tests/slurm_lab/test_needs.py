@@ -9,7 +9,7 @@ import pytest
 
 from tests.slurm_lab import fixtures, needs
 
-INSTALL = "apt-get install -y slurm-wlm slurmctld slurmd munge iproute2"
+INSTALL = "apt-get install -y slurm-wlm slurmctld slurmd munge iproute2 nftables"
 
 
 def test_who_is_not_root_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

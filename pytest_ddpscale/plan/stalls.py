@@ -1,0 +1,115 @@
+"""Nodes whose messages stall: pairs with them are fast at times, but some messages wait far longer than the others.
+
+A node that drops packets does this. If no later packet tells TCP of a loss, it waits for 0.2 s at least (Linux; RFC
+6298 asks for 1 s). Some messages take that long, while the fastest, by which a pair is rated, may have lost nothing.
+
+Processes that wait for a core make messages stall too, between any nodes. So results of a node have to stall more often
+than those of all other nodes, by Fisher's exact test at `ALPHA` over all nodes together (Bonferroni): a third of them,
+three at least, with most of its partners, two at least. Results of a node that was found count no more, so that its
+partners are not found in its place. Of two nodes neither can be told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_ddpscale.plan.rank_pairs import Pair, other_end
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# A stalled message takes longer than the median of its pair by this: less than the shortest wait for a lost packet, but
+# more than busy cores delay it (0.12 s was seen on two of them) …
+STALL_S = 0.15
+# … and so many times as long: over a slow link 0.15 s may be a small part of a message.
+STALL_RATIO = 3.0
+ALPHA = 0.01
+FEWEST_STALLED, LEAST_SHARE = 3, 1 / 3  # results of a node, and share of its results
+
+
+def are_stalled(step_s: NDArray[np.floating]) -> NDArray[np.bool_]:
+    """Whether any message of a rank stalled, (...,), from seconds of its messages, (..., messages); not if NaN."""
+    import numpy as np
+
+    found = np.zeros(step_s.shape[:-1], np.bool_)
+    if step_s.shape[-1]:
+        longest = step_s.max(axis=-1)
+        candidates = longest > STALL_S
+        typical = np.median(step_s[candidates], axis=-1)
+        found[candidates] = longest[candidates] > np.maximum(typical + STALL_S, STALL_RATIO * typical)
+    return found
+
+
+@dataclass(frozen=True)
+class StallSuspects:
+    """Nodes whose results stall; see `find_stalling_nodes`.
+
+    Attributes:
+        named: by the rule of this module, the most certain first.
+        open: nodes that may prove so if they are measured again.
+    """
+
+    named: tuple[int, ...] = ()
+    open: tuple[int, ...] = ()
+
+
+NOBODY = StallSuspects()
+
+
+def find_stalling_nodes(results: Sequence[tuple[Pair, bool]]) -> StallSuspects:
+    """Nodes whose results stall, by the rule of this module.
+
+    Args:
+        results: nodes of each measured pair, and whether any of its messages stalled.
+    """
+    nodes = len({node for pair, _ in results for node in pair})
+    left, named = list(results), list[int]()
+    while nodes > 2 and len(named) < nodes // 2 and any(is_stalled for _, is_stalled in left):
+        found = _likeliest(left)
+        suspects = [node for node, chance in found if chance * nodes <= ALPHA]
+        if not suspects:
+            return StallSuspects(tuple(named), tuple(sorted(node for node, _ in found)))
+        named.append(suspects[0])
+        left = [(pair, is_stalled) for pair, is_stalled in left if suspects[0] not in pair]
+    return StallSuspects(tuple(named))
+
+
+def _likeliest(results: Sequence[tuple[Pair, bool]]) -> list[tuple[int, float]]:
+    """Nodes of which `LEAST_SHARE` of the results stall, and the chance of it; 1 while those are too few to name it."""
+    partners, stalled_with = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    for pair, is_stalled in results:
+        for node in pair:
+            partners[node].append(other_end(pair, node))
+            if is_stalled:
+                stalled_with[node].append(other_end(pair, node))
+    all_stalled, found = sum(is_stalled for _, is_stalled in results), list[tuple[int, float]]()
+    for node, stalled in stalled_with.items():
+        count, measured, with_whom = len(stalled), len(partners[node]), len(set(stalled))
+        if count < LEAST_SHARE * measured:
+            continue
+        is_told = count >= FEWEST_STALLED and with_whom > 1 and 2 * with_whom > len(set(partners[node]))
+        found.append((node, _chance(count, measured, all_stalled, len(results)) if is_told else 1.0))
+    return sorted(found, key=lambda one: (one[1], one[0]))
+
+
+def _chance(stalled: int, measured: int, all_stalled: int, all_measured: int) -> float:
+    """Chance that at least `stalled` of a node's results stall if results stall alike: Fisher's exact test, one-sided.
+
+    Fisher (1922), "On the interpretation of χ² from contingency tables, and the calculation of P", Journal of the Royal
+    Statistical Society 85.
+    """
+    ways = _log_ways(all_measured, measured)
+    return sum(
+        math.exp(_log_ways(all_stalled, i) + _log_ways(all_measured - all_stalled, measured - i) - ways)
+        for i in range(max(stalled, measured - (all_measured - all_stalled)), min(measured, all_stalled) + 1)
+    )
+
+
+def _log_ways(count: int, chosen: int) -> float:
+    """Logarithm of the number of ways to choose so many."""
+    return math.lgamma(count + 1) - math.lgamma(chosen + 1) - math.lgamma(count - chosen + 1)
