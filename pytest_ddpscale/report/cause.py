@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_ddpscale.plan.metric_catalogue import MATMUL_TFLOPS, METRICS, RANK_UNIFORMITY
@@ -43,7 +43,8 @@ def causes(judgement: Judgement) -> tuple[Cause, ...]:
     blocker.
     """
     blocking = [verdict for verdict in judgement.verdicts if judgement.is_blocked_by(verdict)]
-    named = [*_of_devices(blocking), *_of_missing_gpus(judgement, blocking)]
+    missing = missing_gpus(judgement)
+    named = [*_of_devices(blocking, missing), *_of_missing_gpus(missing, blocking)]
     explained = frozenset[str]().union(*(cause.explains for cause in named))
     left = [verdict for verdict in blocking if verdict.id not in explained]
     unnamed = [*_of_other_blockers(judgement.other_blockers), *_of_nobody(left, judgement)]
@@ -56,7 +57,7 @@ def causes(judgement: Judgement) -> tuple[Cause, ...]:
 def warnings(judgement: Judgement) -> tuple[Cause, ...]:
     """Devices that certainly miss bounds that only warn and cause nothing else; those with most misses first."""
     missed = [one for one in judgement.verdicts if one.outcome == "failed" and not one.is_waived]
-    found = _of_devices([one for one in missed if not judgement.is_blocked_by(one)])
+    found = _of_devices([one for one in missed if not judgement.is_blocked_by(one)], {})
     told = {_who(culprit) for cause in causes(judgement) for culprit in cause.culprits if culprit.is_certain}
     return tuple(sorted((one for one in found if told.isdisjoint(map(_who, one.culprits))), key=_weight))
 
@@ -103,8 +104,11 @@ def _left_out(judgement: Judgement) -> list[str]:
     return [f"{judgement.not_selected} of {of} requirements not selected"] if judgement.not_selected else []
 
 
-def _of_devices(blocking: Sequence[Verdict]) -> list[Cause]:
-    """One cause for each device, node or link that a verdict is certain of."""
+def _of_devices(blocking: Sequence[Verdict], missing: Mapping[str, Sequence[Culprit]]) -> list[Cause]:
+    """One cause for each device, node or link that a verdict is certain of.
+
+    A lost GPU also explains what its absence left undecided.
+    """
     by_who: dict[_Who, _Found] = defaultdict(list)
     for verdict in blocking:
         for culprit in verdict.culprits:
@@ -113,6 +117,10 @@ def _of_devices(blocking: Sequence[Verdict]) -> list[Cause]:
     for who, found in by_who.items():
         if _slowdown(found):
             found += _undecided_for(who, blocking)
+    for verdict in blocking:
+        for culprit in missing.get(verdict.id, ()):
+            if _who(culprit) in by_who:
+                by_who[_who(culprit)].append((culprit, verdict))
     nodes = {who: found for who, found in by_who.items() if who[0] == "node"}
     others = {who: found for who, found in by_who.items() if who[0] != "node"}
     merged = []
@@ -151,23 +159,31 @@ def _is_kept(verdict: Verdict, gain: float) -> bool:
     return verdict.value * gain >= verdict.bound_value
 
 
-def _of_missing_gpus(judgement: Judgement, blocking: Sequence[Verdict]) -> list[Cause]:
-    """GPUs that were missing while their peers were measured, with the requirements undecided because of that."""
+def missing_gpus(judgement: Judgement) -> dict[str, list[Culprit]]:
+    """GPUs that were missing while their peers were measured, the longest first, by undecided requirement.
+
+    A verdict that fails for a lost GPU says so itself; these are what its absence left undecided.
+    """
     gpus = judgement.coverage.gpus if judgement.coverage is not None else []
-    open_ = {v.id for v in blocking if v.outcome in ("inconclusive", "not_measured")}
-    missing = [(node, gpu) for node, gpu in gpus if not open_.isdisjoint(gpu.missing_in)]
-    if not missing:
+    open_ = {v.id for v in judgement.verdicts if v.outcome in ("inconclusive", "not_measured")}
+    found: dict[str, list[Culprit]] = defaultdict(list)
+    for node, gpu in sorted(gpus, key=lambda one: -one[1].rounds_missing):
+        evidence = f"not measured in {text.count_text(gpu.rounds_missing, 'round')} of its peers"
+        for name in open_.intersection(gpu.missing_in):
+            found[name].append(Culprit("gpu", node.host, gpu.index, gpu.uuid, evidence, is_certain=False))
+    return found
+
+
+def _of_missing_gpus(missing: Mapping[str, Sequence[Culprit]], blocking: Sequence[Verdict]) -> list[Cause]:
+    """One cause for all GPUs that are missing and that no verdict names, with what that left undecided."""
+    named = {_who(one) for verdict in blocking for one in verdict.culprits if one.is_certain}
+    of_each = {v.id: [one for one in missing.get(v.id, ()) if _who(one) not in named] for v in blocking}
+    suspects = tuple(dict.fromkeys(one for found in of_each.values() for one in found))
+    if not suspects:
         return []
-    suspects = [
-        Culprit("gpu", node.host, gpu.index, gpu.uuid, f"not measured in {gpu.rounds_missing} rounds of its peers")
-        for node, gpu in sorted(missing, key=lambda one: -one[1].rounds_missing)
-    ]
     who = first_few([text.culprit_name(one) for one in suspects], 2)
-    rounds = text.count_text(max(gpu.rounds_missing for _, gpu in missing), "round")
-    verb, most = ("is", "") if len(missing) == 1 else ("are", "up to ")
-    sentence = f"{who} {verb} missing in {most}{rounds} in which other GPUs were measured"
-    explained = open_.intersection(name for _, gpu in missing for name in gpu.missing_in)
-    return [Cause(sentence, frozenset(explained), tuple(suspects))]
+    sentence = f"{who}: {suspects[0].evidence}"
+    return [Cause(sentence, frozenset(name for name, found in of_each.items() if found), suspects)]
 
 
 def _explains(own: _Found, verdict: Verdict) -> bool:

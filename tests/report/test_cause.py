@@ -101,7 +101,8 @@ def test_a_gpu_that_is_missing_is_named_for_what_is_not_decided() -> None:
     coverage = Coverage((NodeCoverage("node7", (), "", (missing, GpuCoverage(4, "GPU-5", rounds_missing=1))),))
     judged = replace(_judged(undecided, NOT_MEASURED, outcome="incomplete"), coverage=coverage)
     first, second = causes(judged)
-    assert first.sentence == "GPU 3 (GPU-4f1c) on node7 is missing in 31 rounds in which other GPUs were measured"
+    assert first.sentence == "GPU 3 (GPU-4f1c) on node7: not measured in 31 rounds of its peers"
+    assert [one.is_certain for one in first.culprits] == [False], "no requirement failed for it"
     assert [first.explains, second.explains] == [{undecided.id}, {NOT_MEASURED.id}]
 
 
