@@ -82,8 +82,8 @@ def _weight(cause: Cause) -> tuple[int, int, float]:
 def headline(judgement: Judgement, others: Literal["above", "below"] = "below") -> str:
     """``REJECTED: GPU 3 (GPU-4f1c…) on node7 is 1.20× slower … (21 of 22 failures; 1 more cause below)``.
 
-    `others` is where the report lists the other causes. If nothing blocks acceptance, the headline says how much is met. If no cause names a device, it adds one that
-    certainly misses a warning bound.
+    `others` is where the report lists the other causes. If nothing blocks acceptance, the headline says how much is
+    met. If no cause names a device, it adds one that certainly misses a warning bound.
     """
     found = causes(judgement)
     if not found or judgement.accepts or judgement.outcome == "partial":
@@ -287,13 +287,13 @@ def _subject(verdict: Verdict) -> str:
 
 
 def _is_uniform(verdict: Verdict) -> bool:
-    """Whether throughput is below the published value and no rank is slower than its peers."""
+    """Whether throughput is below the value that its bound comes from and no rank is slower than its peers."""
     no_rank = all(culprit.slowdown is None for culprit in verdict.culprits)
     return verdict.outcome == "failed" and verdict.shows_uniform_loss and no_rank and WRONG_DATA not in verdict.flags
 
 
 def _shows_same_loss(verdict: Verdict) -> bool:
-    """Whether another requirement on computing speed is also worse than published and names no slow rank."""
+    """Whether another requirement on computing speed is also worse than its reference and names no slow rank."""
     is_measured = verdict.outcome in ("failed", "inconclusive") and verdict.value is not None
     if not is_measured or _subject(verdict) != "computing" or any(one.slowdown for one in verdict.culprits):
         return False
@@ -303,15 +303,18 @@ def _shows_same_loss(verdict: Verdict) -> bool:
 
 def _uniform_loss(verdicts: Sequence[Verdict], explains: frozenset[str], judgement: Judgement) -> Cause:
     losses = [1 - v.value / v.published for v in verdicts if v.value is not None and v.published]
-    loss = text.number_text(statistics.median(losses), "fraction")
-    compared = [one.outcome for one in judgement.verdicts if one.metric == RANK_UNIFORMITY.name]
+    loss, reference = text.number_text(statistics.median(losses), "fraction"), "the reference throughput"
+    uniformity = [one for one in judgement.verdicts if one.metric == RANK_UNIFORMITY.name]
+    compared = [one.outcome for one in uniformity]
     is_any_slow = any(one.slowdown and one.is_certain for v in judgement.verdicts for one in v.culprits)
     if is_any_slow or "failed" in compared:
-        return Cause(f"{loss} below the published throughput, which no single device explains", explains)
+        return Cause(f"{loss} below {reference}, which no single device explains", explains)
     if compared and set(compared) == {"passed"}:
-        return Cause(f"all GPUs are alike and {loss} below the published throughput, so no device is named", explains)
+        limit = text.number_text(max(one.bound_value for one in uniformity) - 1, "fraction")
+        alike = f"every GPU is within {limit} of its peers, so no device is named"
+        return Cause(f"{loss} below {reference}; {alike}", explains)
     known = "is undecided" if {"passed", "inconclusive"} & set(compared) else "was not measured"
-    return Cause(f"{loss} below the published throughput; whether all GPUs are alike {known}", explains)
+    return Cause(f"{loss} below {reference}; whether all GPUs are alike {known}", explains)
 
 
 def _of_alike(verdicts: Sequence[Verdict]) -> Cause:
@@ -322,6 +325,7 @@ def _of_alike(verdicts: Sequence[Verdict]) -> Cause:
     if first.outcome == "failed":
         worst = min(verdicts, key=lambda verdict: verdict.margin or 0.0)
         sentence = f"{text.one_line(worst.id)} is {text.point_text(worst)}, bound {text.bound_text(worst)}"
+        sentence += f", but {despite}" if (despite := text.despite_text(worst)) else ""
         sentence += f" ({len(verdicts) - 1} more like it)" if verdicts[1:] else ""
         # A verdict can name suspects without being certain: a link that is often slow, or two ranks that disagree.
         whom = first_few([text.culprit_name(one) for one in suspects], 2)

@@ -308,6 +308,7 @@ def _rejected(judgement: Judgement, hosts: Sequence[str], accused: list[HostFind
         first, more = failed[0], len(failed) - 1
         name = f"{first.metric} {text.short_name(first)}"
         evidence = f"{name} {text.point_text(first)}, bound {text.bound_text(first)}"
+        evidence += f": {despite}" if (despite := text.despite_text(first)) else ""
         evidence += f" and {more} more failed" if more else ""
     if len(hosts) == 1:
         requirements = frozenset(verdict.id for verdict in failed)

@@ -40,7 +40,7 @@ def brief_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
         key=lambda one: (one.outcome != "failed", one.margin or 0.0),
     )
     shown = blocking[:_MOST_ROWS]
-    lines += requirement_table(shown, columns, is_brief=True) if shown else []
+    lines += requirement_table(shown, columns, lambda one: _despite(one, columns), is_brief=True) if shown else []
     if not judgement.accepts:
         counted = f"{counts_text(judgement)} (all: -v)"
         lines += [(line, "") for line in _wrapped(counted, columns, "", "  ")]
@@ -182,6 +182,12 @@ def _explanation(verdict: Verdict, columns: int, shared: Collection[str]) -> Ite
     for note in verdict.notes:
         if note not in shared:
             yield from _indented(f"note: {text.one_line(note)}", columns)
+
+
+def _despite(verdict: Verdict, columns: int) -> list[Line]:
+    """Why it failed although its value meets the bound, in two lines."""
+    despite = text.despite_text(verdict)
+    return list(_indented(despite, columns))[:2] if despite else []
 
 
 def _indented(content: str, columns: int) -> Iterator[Line]:

@@ -55,7 +55,9 @@ def test_causes_are_in_order_of_severity_whatever_they_explain() -> None:
     )
     found = causes(judged)
     assert [one.severity for one in found] == ["wrong data", "memory errors", "lost", "link", "slow"]
-    assert headline(judged).startswith("REJECTED: wrong data: GPU 7 (GPU-4f1c0b7a…) on node7: computed wrong data (1 of ")
+    assert headline(judged).startswith(
+        "REJECTED: wrong data: GPU 7 (GPU-4f1c0b7a…) on node7: computed wrong data (1 of "
+    )
 
 
 def test_a_failure_that_is_not_certain_of_a_device_is_a_cause_of_its_own() -> None:
@@ -109,12 +111,13 @@ def test_a_uniform_loss_names_nobody_and_says_how_much() -> None:
     slow = replace(FAILED, value=900.0, published=1200.0, interval=(890.0, 910.0), culprits=alike)
     compared = replace(PASSED, id="rank_uniformity[a]", metric="rank_uniformity", bound={"at_most": 1.05}, value=1.01)
     said = headline(_judged(slow, compared))
-    assert said == "REJECTED: all GPUs are alike and 25.0 % below the published throughput, so no device is named"
+    alike = "every GPU is within 5.0 % of its peers, so no device is named"
+    assert said == f"REJECTED: 25.0 % below the reference throughput; {alike}"
 
 
 def test_gpus_that_nobody_compared_are_not_said_to_be_alike() -> None:
     said = headline(_judged(replace(FAILED, value=900.0, published=1200.0, interval=(890.0, 910.0), culprits=())))
-    assert said == "REJECTED: 25.0 % below the published throughput; whether all GPUs are alike was not measured"
+    assert said == "REJECTED: 25.0 % below the reference throughput; whether all GPUs are alike was not measured"
 
 
 def test_a_gpu_that_is_missing_is_named_for_what_is_not_decided() -> None:
@@ -139,7 +142,7 @@ def test_one_loss_of_all_gpus_is_one_cause_whatever_sees_it() -> None:
     steps = replace(STEPS, outcome="failed", value=550.0)
     undecided = replace(PRODUCTS, id="matmul_tflops[b]", outcome="inconclusive", value=880.0)
     (told,) = causes(_uniform(products, steps, undecided))
-    assert told.sentence.startswith("all GPUs are alike and 25.0 % below")
+    assert told.sentence.startswith("25.0 % below the reference throughput; every GPU is within")
     assert told.culprits == ()
     assert headline(_uniform(products, steps, undecided)).endswith(" (3 of 3 failures)")
 
@@ -152,7 +155,7 @@ def test_what_is_no_loss_of_computing_is_a_cause_beside_it() -> None:
 
 def test_gpus_are_not_said_to_be_alike_beside_a_slow_one() -> None:
     told = [one.sentence for one in causes(_uniform(_failed("weak_scaling_efficiency[b]", GPU)))]
-    assert told == [SLOW_GPU, "25.0 % below the published throughput, which no single device explains"]
+    assert told == [SLOW_GPU, "25.0 % below the reference throughput, which no single device explains"]
     warned = replace(UNIFORMITY, id="rank_uniformity[b]", outcome="failed", severity="warn", value=1.2)
     (alone,) = causes(_uniform(warned))
     assert "alike" not in alone.sentence
