@@ -111,8 +111,8 @@ def test_a_uniform_loss_names_nobody_and_says_how_much() -> None:
     slow = replace(FAILED, value=900.0, published=1200.0, interval=(890.0, 910.0), culprits=alike)
     compared = replace(PASSED, id="rank_uniformity[a]", metric="rank_uniformity", bound={"at_most": 1.05}, value=1.01)
     said = headline(_judged(slow, compared))
-    alike = "every GPU is within 5.0 % of its peers, so no device is named"
-    assert said == f"REJECTED: 25.0 % below the reference throughput; {alike}"
+    nobody = "every GPU is within 5.0 % of its peers, so no device is named"
+    assert said == f"REJECTED: 25.0 % below the reference throughput; {nobody}"
 
 
 def test_gpus_that_nobody_compared_are_not_said_to_be_alike() -> None:
