@@ -246,12 +246,12 @@ def uniform_loss(
     independent of the measurements: the throughput of the most GPUs, else the ratio to an earlier generation, which is
     the same throughput divided by a constant.
 
-    None if no requirement that would show the loss passed, or if any failed, which shows a loss. `judge_at` judges the
+    None if no requirement that would show the loss passed, or if any shows such a loss. `judge_at` judges the
     requirement with an id again, at another confidence.
     """
     chosen: dict[str, Verdict] = {}
     shown = [one for one in verdicts if one.shows_uniform_loss]
-    if any(one.outcome == "failed" for one in shown):
+    if any(one.is_uniform_loss for one in shown):
         return None
     for one in sorted(shown, key=lambda one: (one.metric != THROUGHPUT_PER_GPU.name, -one.world_size)):
         chosen.setdefault(one.workload, one)

@@ -264,7 +264,7 @@ def _of_other_blockers(blockers: Iterable[Blocker]) -> Iterator[Cause]:
 
 def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]:
     """Failures without a certain culprit; similar ones are merged into one cause."""
-    uniform = [verdict for verdict in verdicts if _is_uniform(verdict)]
+    uniform = [verdict for verdict in verdicts if verdict.is_uniform_loss]
     same = {verdict.id for verdict in verdicts if uniform and _shows_same_loss(verdict)}
     same |= {verdict.id for verdict in uniform}
     others: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
@@ -284,12 +284,6 @@ def _subject(verdict: Verdict) -> str:
     if metric.compares_ranks:
         return metric.name
     return "computing" if metric.baseline is None else "working together"
-
-
-def _is_uniform(verdict: Verdict) -> bool:
-    """Whether throughput is below the value that its bound comes from and no rank is slower than its peers."""
-    no_rank = all(culprit.slowdown is None for culprit in verdict.culprits)
-    return verdict.outcome == "failed" and verdict.shows_uniform_loss and no_rank and WRONG_DATA not in verdict.flags
 
 
 def _shows_same_loss(verdict: Verdict) -> bool:

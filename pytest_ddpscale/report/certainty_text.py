@@ -57,9 +57,9 @@ def uniform_loss_text(judgement: Judgement) -> str:
     if loss is not None:
         return _limited(loss)
     shown = [one for one in judgement.verdicts if one.shows_uniform_loss]
-    if failed := sum(one.outcome == "failed" for one in shown):
-        fail = text.count_text(failed, "requirement on throughput fails", "requirements on throughput fail")
-        return f"All devices alike slow: no limit, because {fail}."
+    if lost := sum(one.is_uniform_loss for one in shown):
+        fail = text.count_text(lost, "requirement on throughput fails", "requirements on throughput fail")
+        return f"All devices alike slow: {fail} for which no device is named."
     trained = [one for one in judgement.verdicts if METRICS[one.metric].subject == "workload" and one.value is not None]
     if trained and not shown:
         against = "this run has no reference throughput to compare with"

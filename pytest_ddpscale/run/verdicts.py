@@ -218,6 +218,12 @@ class Verdict:
         return self.published is not None and self.metric in _OF_THROUGHPUT
 
     @property
+    def is_uniform_loss(self) -> bool:
+        """Whether throughput is below the value that its bound comes from, and no device is named as slow for it."""
+        is_alike = all(culprit.slowdown is None for culprit in self.culprits)
+        return self.outcome == "failed" and self.shows_uniform_loss and is_alike and WRONG_DATA not in self.flags
+
+    @property
     def is_open(self) -> bool:
         """Whether further rounds may decide it, or fail further places."""
         may_be_decided = self.outcome == "inconclusive" and not self._is_beyond_rounds
@@ -335,7 +341,7 @@ class Judgement:
         lowered: requirements that it makes weaker.
         altered: other changes to the SKU, described.
         uniform_loss: upper limit of a loss common to all GPUs; None if no requirement on throughput with
-            a reference passed, or if any failed.
+            a reference passed, or if any shows such a loss.
         last_acceptance: of the same nodes; None if the history has none.
         not_selected: number of the SKU's requirements that no selected test item judges.
         blockers: all reasons against acceptance, which items, reports and the exit code show as failures. Those on
