@@ -58,7 +58,7 @@ class Fault:
         kind: a fault of `fault_site`.
         rank: the rank that breaks.
         arm: in `alone` rank 0 computes and rank 1 waits for its message; in `ddp@2` the other rank waits for this one.
-        said: a pattern. WHO stands for rank and host, PLACE for study, arm and round.
+        said: a pattern. WHO stands for rank and host, HOST for the host, PLACE for study, arm and round.
     """
 
     kind: str
@@ -68,12 +68,22 @@ class Fault:
 
     def message(self, study: str) -> re.Pattern[str]:
         """The pattern at the start of its study's error."""
-        who = f"rank {self.rank} on {re.escape(os.uname().nodename)}"
+        host = re.escape(os.uname().nodename)
+        who = f"rank {self.rank} on {host}"
         place = rf"\(study {study}, arm {self.arm}, round 2\)"
-        return re.compile(self.said.replace("WHO", who).replace("PLACE", place), re.DOTALL)
+        return re.compile(self.said.replace("WHO", who).replace("PLACE", place).replace("HOST", host), re.DOTALL)
 
 
 FAULTS = {
+    "torchrun-killed": Fault(
+        "has its torchrun killed", 1, "ddp@2", "torchrun on HOST was killed by SIGKILL from outside"
+    ),
+    "agent-stopped": Fault(
+        "has its agent stopped",
+        1,
+        "ddp@2",
+        rf"ranks recorded nothing for {INACTIVITY_S:g} s.* the agent on HOST sent nothing meanwhile: stopped, or",
+    ),
     "killed": Fault("is killed", 1, "ddp@2", "WHO was killed by SIGKILL in timed block PLACE"),
     "stopped-in-a-collective": Fault("is stopped", 1, "ddp@2", STOPPED),
     "stopped-computing": Fault("is stopped", 0, "alone", STOPPED),

@@ -138,11 +138,11 @@ def _sku_names(**_: object) -> list[str]:
     return sorted({*skus, *(alias for sku in skus.values() for alias in sku.aliases)})
 
 
-def _gpus_here(asked: str) -> list[Gpu]:
+def _gpus_here() -> list[Gpu]:
     from pytest_ddpscale.session.devices import gpus_here
 
     silent: list[SkuError] = []
-    gpus = gpus_here(asked, silent)
+    gpus = gpus_here(silent)
     if silent:  # a GPU that does not answer cannot train
         raise silent[0]
     return gpus

@@ -11,8 +11,9 @@
 #
 # It drains nodes that a rejected run names as a culprit, or whose GPU it names, and the node of a rejected run on one
 # node. It never drains for a warning, a waived failure, an undecided requirement or an error, nor by a simulated,
-# imported or interrupted run. Links are only printed, because either end may be at fault. A node that is drained, down
-# or reserved for maintenance, or that has somebody else's reason, is left alone.
+# imported or interrupted run. Links are only printed, because either end may be at fault, and so are nodes whose nightly
+# check measured nothing, such as one without a driver. A node that is drained, down or reserved for maintenance, or that
+# has somebody else's reason, is left alone.
 # It resumes nodes whose reason begins with `ddpscale:` and that were in an accepted run which began after they were
 # drained. A partial, incomplete or resumed run resumes no node; a run with waivers resumes no host that a waived failure
 # names.
@@ -31,7 +32,7 @@ wrong() {
     exit 2
 }
 
-apply=no only="" action=drain nightly=no rehearse=() runs=()
+apply=no only="" action=drain nightly=no rehearse=() runs=() unmeasured=()
 shopt -s nullglob
 
 # The runs of one night: of DIR, or of the latest night in it.
@@ -44,6 +45,13 @@ add_nightly() {
     runs+=("${found[@]%/run.json}")
     nightly=yes
     echo "night: $folder, ${#found[@]} runs"
+    local log node why
+    for log in "$folder"/*.log; do
+        node="$(basename "$log" .log)"
+        if [[ -e "$folder/$node/run.json" ]]; then continue; fi
+        why="$(grep -m 1 '^ERROR' "$log" || tail -n 1 "$log")"
+        unmeasured+=("inspect $node: its check measured nothing: ${why#ERROR: } [$log]")
+    done
 }
 
 while [[ $# -gt 0 ]]; do
@@ -59,6 +67,7 @@ while [[ $# -gt 0 ]]; do
     esac
     shift
 done
+if [[ $action == drain && -z "$only" && ${#unmeasured[@]} -gt 0 ]]; then printf '%s\n' "${unmeasured[@]}"; fi
 if [[ ${#runs[@]} -eq 0 ]]; then
     [[ $nightly == yes ]] || wrong "found no run directory; expected one or more, or --nightly DIR"
     exit 0

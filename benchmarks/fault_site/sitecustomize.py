@@ -69,7 +69,16 @@ def print_garbage_and_fail() -> None:
     fail()
 
 
+def stop_the_agent() -> None:
+    """Stop the process that started torchrun."""
+    status = Path(f"/proc/{os.getppid()}/status").read_text(encoding="utf-8")
+    agent = next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:"))
+    os.kill(int(agent), signal.SIGSTOP)
+
+
 FAULTS = {
+    "has its torchrun killed": lambda: os.kill(os.getppid(), signal.SIGKILL),
+    "has its agent stopped": stop_the_agent,
     "is killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "is stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "waits for a device": wait_for_a_device,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-GpusHere = Callable[[str], "Sequence[Gpu]"]  # returns this machine's GPUs, for a requested SKU
+GpusHere = Callable[[], "Sequence[Gpu]"]  # returns this machine's GPUs
 MOST_BATCH = 65_536
 MOST_STEPS = 1_000
 MOST_RANKS = 64
@@ -158,7 +158,7 @@ def _node(arguments: argparse.Namespace, gpus_here: GpusHere) -> TrialNode:
     file = load_thresholds(arguments.thresholds or usual_thresholds())
     asked = arguments.gpu_sku if arguments.gpu_sku == AUTO else file.sku_name(arguments.gpu_sku)
     is_cpu = asked != AUTO and file.thresholds.skus[asked].detect.device == "cpu"
-    gpus = [] if is_cpu else gpus_here(asked)
+    gpus = [] if is_cpu else gpus_here()
     sku = resolve_sku(file, asked, gpus)
     kind = device_type(file.thresholds.skus[sku])
     given = None if arguments.ranks is None else read_value("--ranks", arguments.ranks, count_up_to(MOST_RANKS))

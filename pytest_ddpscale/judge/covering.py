@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pytest_ddpscale.judge.slow_links import node_pair_results, rails_of
@@ -49,7 +49,7 @@ def coverage_of(
         left_out: reason by host for nodes on which nothing was launched.
         gpus_per_node: number of usable GPUs; 0 if unknown, or on a CPU.
     """
-    blocks = _Blocks(evidence)
+    blocks = _blocks(evidence)
     judged = {case.id: block for case in cases if case.id in verdicts and (block := _block(case, evidence))}
     decided = {name: block for name, block in judged.items() if verdicts[name].outcome in _DECIDED}
     undecided = [(name, study) for name, (study, _) in judged.items() if verdicts[name].outcome in _UNDECIDED]
@@ -101,7 +101,28 @@ def coverage_of(
 def is_between_nodes(case: AnyCase, evidence: Evidence) -> bool:
     """Whether ranks of several nodes measured a requirement together, as in `Coverage.between_nodes`."""
     block = _block(case, evidence)
-    return block is not None and _Blocks(evidence).spans_nodes(block)
+    return block is not None and _blocks(evidence).spans_nodes(block)
+
+
+def lost_places(evidence: Evidence) -> dict[tuple[str, int], tuple[str, int]]:
+    """GPUs that stopped being measured while their peers were, by host and local rank: UUID and number of rounds.
+
+    A gang does not outlive a rank that is killed or a time limit, so only its device explains why one rank alone is
+    missing. Of a node with most of its ranks missing no single GPU is lost.
+    """
+    blocks = _blocks(evidence)
+    on_host = Counter(host for host, _ in blocks.missing_in)
+    few = evidence.plan.layout.ranks_per_node / 2
+    uuids = {**blocks.seen, **blocks.devices}
+    return {
+        place: (uuids.get(place, ""), blocks.missed[place])
+        for place in sorted(blocks.missing_in)
+        if on_host[place[0]] <= few
+    }
+
+
+def _blocks(evidence: Evidence) -> _Blocks:
+    return evidence.once("blocks by place", lambda: _Blocks(evidence))
 
 
 class _Blocks:

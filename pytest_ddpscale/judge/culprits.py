@@ -11,7 +11,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from pytest_ddpscale.judge.own_pace import as_steps, own_pace_of, own_pace_s
-from pytest_ddpscale.judge.peers import MINIMUM_ROUNDS, median_over_rounds, relative_logs
+from pytest_ddpscale.judge.peers import MINIMUM_ROUNDS, averages_of, medians_of_others
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, merged, one_after_another
 from pytest_ddpscale.judge.slow_links import with_slow_links
 from pytest_ddpscale.judge.stragglers import (
@@ -33,7 +33,6 @@ from pytest_ddpscale.run.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.util.listing import first_few
 
-_LOST_ELSEWHERE = "the loss is in communication, or common to all ranks"
 _EXPLAINS_NOTHING = "too little to explain the failure"
 
 
@@ -274,7 +273,7 @@ class _Blame:
 
 
 def _note_on_computation(verdict: Verdict, compared: RankComparison) -> str:
-    """Where the loss is if no rank and no link is slow: in communication, or common to all ranks; empty if unknown."""
+    """How slow any rank can be if none and no link is named: a fact, because the loss may have several causes."""
     definition, rounds = METRICS[verdict.metric], compared.rounds
     is_efficiency = definition.scaling == "weak" and definition.baseline == "alone"
     if not is_efficiency or compared.stragglers or len(rounds) < MINIMUM_ROUNDS or compared.where is None:
@@ -283,36 +282,39 @@ def _note_on_computation(verdict: Verdict, compared: RankComparison) -> str:
         return ""
     if compared.watched:
         return _watched_note(compared.watched)
-    usual = median_over_rounds(relative_logs(rounds.mean_step_s))
-    spread = math.exp(float(np.nanmax(usual) - np.nanmin(usual)))
-    if spread > 1 + compared.limit:
-        return (
-            f"without communication ranks differ by up to {spread:.2f}×, and none stands out clearly enough to be "
-            "named: the loss is with the slower ranks, or in communication"
-        )
     if unknown := rounds.ranks.numbers[rounds.present.sum(axis=0) < MINIMUM_ROUNDS].tolist():
         return f"too few rounds without communication to tell whether these are slow: {in_ranks(unknown)}"
+    logs = np.log(rounds.mean_step_s / medians_of_others(rounds.mean_step_s))
+    values, reaches = averages_of(logs)
+    most = 100 * math.expm1(max(0.0, float(np.nanmax(values + reaches))))
     where, _ = compared.where
-    if where != compared.study:
-        in_any_launch = replace(where, launch=1).id
-        return f"no rank was slow without communication in {in_any_launch}; unless that has changed, {_LOST_ELSEWHERE}"
-    return f"no rank is slow without communication: {_LOST_ELSEWHERE}"
+    study = "" if where == compared.study else f" (in {replace(where, launch=1).id})"
+    percent = f"{math.ceil(10 * most - 1e-6) / 10:.1f} %"
+    return f"no rank is more than {percent} slower than its peers without communication{study}"
 
 
 def _watched_note(watched: Sequence[Straggler]) -> str:
     """Ranks that are somewhat slow: worth a look, but no reason to drain."""
     few = [f"rank {one.rank} on {one.host}, {one.measured}" for one in watched]
-    what = f"{'it is' if len(watched) == 1 else 'they are'} slower without communication, by too little to be named"
+    what = "slower without communication, not clearly enough to be named by that"
     return f"look at {first_few(few, separator='; ')}: {what}"
 
 
-def rank_notes(evidence: Evidence, limit: float | None) -> list[str]:
+def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdict] = ()) -> list[str]:
     """A line on ranks that are somewhat slow without communication, and one on ranks slow in some rounds only.
 
-    Whether or not a requirement is missed because of them.
+    Whether or not a requirement is missed because of them; devices that verdicts are certain of are left out of the
+    first.
     """
-    compared = [RankComparison(study, evidence, limit) for study in evidence.plan.studies]
-    watched = _slowest(one for by in compared for one in by.watched)
+    named = {(one.host, one.gpu_index) for verdict in verdicts for one in verdict.culprits if one.is_certain}
+    studies = [study for study in evidence.plan.studies if any(arm.compares_ranks for arm in study.arms)]
+    compared = [RankComparison(study, evidence, limit) for study in studies or evidence.plan.studies]
+    watched = _slowest(
+        one
+        for by in compared
+        for one in by.watched
+        if named.isdisjoint({(one.host, one.culprit.gpu_index), (one.host, None)})
+    )
     changing = _slowest(one for by in compared for one in by.stragglers if not one.is_slow_throughout)
     notes = [_watched_note(watched)] if watched else []
     if changing:

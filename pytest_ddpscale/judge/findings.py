@@ -73,6 +73,7 @@ class NodeEvidence:
         blocks: blocks that each GPU ran; empty if unknown.
         post_mortems: surveys taken after ranks failed; empty if none did.
         hosts: that took part; those of which a check finds nothing cannot pass it.
+        lost: GPUs that were not measured while their peers were: UUID and rounds by host and local rank.
     """
 
     expectation: NodeExpectation
@@ -83,6 +84,7 @@ class NodeEvidence:
     blocks: GpuBlocks = field(default_factory=GpuBlocks)
     post_mortems: Sequence[Survey] = ()
     hosts: Collection[str] = ()
+    lost: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
 
     @cached_property
     def windows(self) -> Mapping[str, Mapping[str, TelemetryColumns]]:

@@ -323,7 +323,8 @@ def nvlink(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
 def _lost_at_work(seen: NodeEvidence) -> Iterator[tuple[str, Finding]]:
     """Host and finding for each GPU lost since launch, once per GPU even if found several times.
 
-    Sources are the sampler's telemetry under load and the survey taken after ranks failed.
+    Sources are the sampler's telemetry under load, the survey taken after ranks failed, and rounds of its peers in
+    which it was not measured.
     """
     lost: dict[tuple[str, GpuPlace], str] = {}
     told = seen.telemetry.of(seen.telemetry.lost.where(bool))
@@ -338,6 +339,11 @@ def _lost_at_work(seen: NodeEvidence) -> Iterator[tuple[str, Finding]]:
             lost.setdefault((host, place), f"lost after ranks failed: {after.problem}")
         elif after.problem and not before.problem:
             yield host, unknown(f"{place.label} did not answer after ranks failed: {after.problem}")
+    told_of = {(host, place.index) for host, place in lost}
+    for (host, local_rank), (uuid, rounds) in seen.lost.items():
+        if (host, local_rank) not in told_of:
+            why = f"lost under load: not measured in {rounds} rounds in which its peers were"
+            lost[host, GpuPlace(local_rank, uuid)] = why
     for (host, place), why in lost.items():
         yield host, fault(why, stands_alone=True).at(place)
     for after_all in seen.post_mortems:

@@ -11,6 +11,7 @@ from datetime import date
 from typing import Literal
 
 from pytest_ddpscale.judge import gpu_checks, host_checks
+from pytest_ddpscale.judge.covering import lost_places
 from pytest_ddpscale.judge.findings import Check, Findings, GpuBlocks, NodeEvidence, NodeFault
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.pairing import PAIRS
@@ -54,7 +55,7 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
         blocks = [arm for arm in evidence.columns.arms.values() if arm.study != PAIRS] if reads_telemetry else ()
         return NodeEvidence(
             node_expectation(case.sku, evidence.plan), evidence.surveys, evidence.plan.nodes, evidence.telemetry,
-            evidence.transports, GpuBlocks(blocks), evidence.post_mortems, evidence.hosts,
+            evidence.transports, GpuBlocks(blocks), evidence.post_mortems, evidence.hosts, lost_places(evidence),
         )  # fmt: skip
 
     verdict = check(blank, name, evidence.once(("nodes", id(case.sku), reads_telemetry), seen))

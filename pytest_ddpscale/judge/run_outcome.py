@@ -235,27 +235,29 @@ def uniform_loss(
 ) -> UniformLoss | None:
     """The largest loss common to all GPUs that cannot be excluded.
 
-    Comparing ranks with each other, or many GPUs with one, cannot show a loss common to all. Only a published
-    throughput can, within the margin of its bound. The undetected loss is limited by the distance from the published
-    value to the lower limit of the measured interval.
+    Comparing ranks with each other, or many GPUs with one, cannot show a loss common to all. Only a reference
+    throughput can, published or the site's own, within the margin of its bound. The undetected loss is limited by the
+    distance from that value to the lower limit of the measured interval.
 
     A common loss shows in each workload, so the workload with the smallest distance limits it. The smallest of several
     distances holds with the requested confidence if each is taken at 1 - (1 - confidence) / workloads (Bonferroni).
-    This assumes that healthy GPUs reach each published value equally: newer software that speeds up one workload would
+    This assumes that healthy GPUs reach each reference equally: newer software that speeds up one workload would
     hide the loss in the others. So the largest distance is reported too. One requirement of each workload is used,
     independent of the measurements: the throughput of the most GPUs, else the ratio to an earlier generation, which is
     the same throughput divided by a constant.
 
-    None if no requirement that would show the loss passed. `judge_at` judges the requirement with an id again, at
-    another confidence.
+    None if no requirement that would show the loss passed, or if any shows such a loss. `judge_at` judges the
+    requirement with an id again, at another confidence.
     """
     chosen: dict[str, Verdict] = {}
-    shown = (one for one in verdicts if one.shows_uniform_loss)
+    shown = [one for one in verdicts if one.shows_uniform_loss]
+    if any(one.is_uniform_loss for one in shown):
+        return None
     for one in sorted(shown, key=lambda one: (one.metric != THROUGHPUT_PER_GPU.name, -one.world_size)):
         chosen.setdefault(one.workload, one)
     together = 1 - (1 - confidence) / max(len(chosen), 1)
     again = [judge_at(one.id, together) for one in chosen.values() if one.passed]
-    # Distance from the published value down to the lower limit, relative to the published value.
+    # Distance from the reference down to the lower limit, relative to the reference.
     losses = {one.id: max(0.0, 1 - one.interval[0] / one.published) for one in again if one.interval and one.published}
     if not losses:
         return None

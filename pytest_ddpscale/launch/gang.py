@@ -72,6 +72,7 @@ class Gang:
         self._refused = ""
         self._roll = GangState()
         self._silent: tuple[str, ...] = ()
+        self._unheard: tuple[str, ...] = ()  # nodes that missed beats, but not for so long that they are lost
         self._cut_off: tuple[EndedProcess, ...] = ()  # processes that ended before their agent sent `Exit`
         self._missing_since_s: float | None = None
         self._records_heard = 0  # bytes
@@ -129,7 +130,7 @@ class Gang:
             how = "silent, and other nodes' ranks lost their partners"
             why = self._node_is_lost(lost, how) if lost else describe(roll, exit_code, channel.other_lines)
         elif why is not None and roll.ranks:
-            why = f"{why} {describe_standstill(roll)}."
+            why = f"{why} {describe_standstill(roll, self._unheard)}."
         looked = tuple(PostMortem(survey=survey) for _, survey in sorted(roll.post_mortems.items()))
         left = self._await_step_end(lost) if why and not interrupted else ""
         return GangEnd(
@@ -362,6 +363,8 @@ class Gang:
         if self._hole:
             return self._hole
         limit_s = limits.inactivity_s if self._has_recorded else limits.startup_s
+        # Half of the limit, because an agent is stopped some time after its ranks' last record.
+        self._unheard = tuple(self._roll.silent_hosts(now_s, max(MISSED_BEATS * self._task.beat_s, limit_s / 2)))
         if now_s - max(self._heard_s, self._roll.moved_s or 0.0) > limit_s:
             return f"ranks recorded nothing for {limit_s:g} s, so the gang was ended."
         if limits.total_s is not None and now_s - self._began_s > limits.total_s:

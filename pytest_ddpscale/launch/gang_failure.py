@@ -15,6 +15,8 @@ _LAST_LINES = 12
 _NCCL_LINES = 20
 # torchrun prefixes its lines with time, thread and source position, which are noise here.
 _TORCHRUN_PREFIX = re.compile(r"^[WEI]\d{4} [\d:.]+ \d+ \S+\] (\[default\d+\]:)?")
+# torchrun's error if it gets SIGTERM, SIGINT or SIGHUP.
+_TORCHRUN_SIGNALLED = re.compile(r"SignalException: Process \d+ got signal: (\d+)")
 # Errors of a rank whose partner is gone: a consequence, not a cause.
 _PARTNER_IS_GONE = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Socket (Timeout|closed)|[Tt]imed out|NCCL|gloo|recvBytes"
@@ -31,17 +33,20 @@ def describe(roll: GangState, exit_code: int | None, other_lines: Sequence[str])
     Args:
         exit_code: exit code of the launcher; None if it was stopped.
     """
-    # Aborts come last: NCCL's watchdog aborts ranks that wait for another one, so they explain least.
-    for found in (_killed(roll), _left_early(roll), _failed(roll), _killed(roll, aborted=True)):
+    # A killed torchrun comes first, because its ranks end with it. Aborts come last: NCCL's watchdog aborts ranks that
+    # wait for another one, so they explain least.
+    for found in (_torchrun_killed(roll), _killed(roll), _left_early(roll), _failed(roll), _killed(roll, aborted=True)):
         if found:
             return found
+    if signals := _TORCHRUN_SIGNALLED.findall("\n".join(other_lines)):
+        return describe_killed("torchrun", -int(signals[0]))
     ended = "was stopped" if exit_code is None else f"exited with code {exit_code}"
     return f"the gang {ended} without a report from a rank; last output:\n{_indented(other_lines)}"
 
 
 def blames_nobody(roll: GangState) -> bool:
     """Whether ranks reported nothing but lost partners."""
-    if _killed(roll) or _left_early(roll):
+    if _torchrun_killed(roll) or _killed(roll) or _left_early(roll):
         return False
     return all(map(_lost_its_partner, roll.failures)) if roll.failures else not _exited(roll)
 
@@ -53,8 +58,9 @@ def rank_ends(roll: GangState) -> tuple[RankEnd, ...]:
     for _, one, rank in _exits(roll):
         if (rank.node, one.pid) not in ended:
             found[rank.node, rank.local_rank] = RankEnd(rank.name, one.exit_code)
+    killed = {said.node for said in _without_torchrun(roll)}
     for rank in roll.gone:
-        if (rank.node, rank.pid) not in ended:
+        if (rank.node, rank.pid) not in ended and rank.node not in killed:
             found.setdefault((rank.node, rank.local_rank), RankEnd(rank.name, None))
     return tuple(found.values())
 
@@ -72,8 +78,11 @@ def describe_killed(launcher: str, exit_code: int) -> str:
     )
 
 
-def describe_standstill(roll: GangState) -> str:
-    """Describe which rank holds up a gang that makes no progress."""
+def describe_standstill(roll: GangState, unheard: Sequence[str] = ()) -> str:
+    """Describe which rank holds up a gang that makes no progress; nothing is known of ranks of `unheard` nodes."""
+    if unheard:
+        agents = f"the agent on {unheard[0]}" if len(unheard) == 1 else f"the agents on {first_few(unheard)}"
+        return f"{agents} sent nothing meanwhile: stopped, or the node or its link is down"
     stopped = [rank for rank in roll.ranks.values() if rank.state in ("T", "t")]
     if stopped:
         return f"{_someone(stopped)} stopped (SIGSTOP, or a debugger) in {_place(stopped[0])}"
@@ -97,6 +106,20 @@ def furthest_behind(ranks: Sequence[RankSeen]) -> list[RankSeen]:
     least = min((rank.progress for rank in ranks), default=(0, 0))
     behind = [rank for rank in ranks if rank.progress == least]
     return behind if len(behind) < len(ranks) or len(ranks) == 1 else []
+
+
+def _torchrun_killed(roll: GangState) -> str:
+    """Describe a torchrun that was killed; its ranks are not to blame for ending with it."""
+    for said in _without_torchrun(roll):
+        if said.oom_kills and said.code == -int(signal.SIGKILL):
+            return f"torchrun on {said.host} was killed by the kernel's OOM killer (oom_kill in /proc/vmstat)"
+        return describe_killed(f"torchrun on {said.host}", said.code)
+    return ""
+
+
+def _without_torchrun(roll: GangState) -> list[Exit]:
+    """Agents whose torchrun a signal ended that they did not send; torchrun reports a SIGTERM itself."""
+    return [one for one in _last_words(roll) if one.code < 0 and one.code != _SIGTERM and not one.was_ended]
 
 
 def _killed(roll: GangState, *, aborted: bool = False) -> str:

@@ -178,6 +178,7 @@ class NodeAgent:
         self._say(
             Exit,
             code=process.returncode,
+            was_ended=was_ended,
             exits=tuple(exits[:_MOST_TOLD]),
             ended_pids=tuple(ended_pids(output)[:_MOST_TOLD]),
             oom_kills=oom_kills() - self._oom_kills,

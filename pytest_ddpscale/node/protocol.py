@@ -209,13 +209,15 @@ class Exit(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=
     """An agent's last message.
 
     Attributes:
-        code: torchrun's exit code; 0 if ranks were never started.
+        code: torchrun's exit code, negative for a signal's number; 0 if ranks were never started.
+        was_ended: whether the agent ended torchrun, because it was told to or left alone.
         ended_pids: processes that torchrun ended itself.
         oom_kills: processes that the kernel's OOM killer ended during the gang.
         survivors: number of the gang's processes that could not be ended.
     """
 
     code: int = 0
+    was_ended: bool = False
     exits: tuple[ProcessExit, ...] = ()
     ended_pids: tuple[int, ...] = ()
     oom_kills: int = 0

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from pytest_ddpscale.plan.metric_catalogue import MATMUL_TFLOPS, METRICS, RANK_UNIFORMITY
 from pytest_ddpscale.report import text
@@ -19,6 +20,10 @@ from pytest_ddpscale.util.listing import first_few
 
 _Who = tuple[str, str, int | None, str | None, int | None]  # kind, host, GPU, other end
 _Found = list[tuple[Culprit, Verdict]]
+Severity = Literal["wrong data", "memory errors", "lost", "link", "slow", "other"]
+_SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+_CHECKS_OF_LINKS = ("pcie", "pcie_under_load", "nvlink", "transport")
+_RATES_OF_LINKS = ("host_bandwidth_gbps", "busbw_gbps", "pair_bandwidth_gbps")
 
 
 @dataclass(frozen=True)
@@ -29,34 +34,35 @@ class Cause:
         sentence: who or what, in numbers, without a full stop.
         explains: names of the blockers that it explains.
         culprits: the devices named for it, the most certain first; empty if no device is to blame.
+        severity: what it means for users of the machine, the worst first.
     """
 
     sentence: str
     explains: frozenset[str]
     culprits: tuple[Culprit, ...] = ()
+    severity: Severity = "other"
 
 
 def causes(judgement: Judgement) -> tuple[Cause, ...]:
-    """All causes of failures, then of undecided requirements.
+    """All causes of failures, then of undecided requirements; at least one explains each blocker.
 
-    Within each, causes with a culprit come first, ordered by how much they explain. At least one cause explains each
-    blocker.
+    Within each, the most severe come first; of equally severe ones those with a culprit, then those that explain most.
     """
     blocking = [verdict for verdict in judgement.verdicts if judgement.is_blocked_by(verdict)]
-    named = [*_of_devices(blocking), *_of_missing_gpus(judgement, blocking)]
+    missing = missing_gpus(judgement)
+    named = [*_of_devices(blocking, missing), *_of_missing_gpus(missing, blocking)]
     explained = frozenset[str]().union(*(cause.explains for cause in named))
     left = [verdict for verdict in blocking if verdict.id not in explained]
     unnamed = [*_of_other_blockers(judgement.other_blockers), *_of_nobody(left, judgement)]
     failed = {verdict.id for verdict in blocking if verdict.outcome == "failed"}
-    for found in (named, unnamed):
-        found.sort(key=_weight)
-    return tuple(sorted((*named, *unnamed), key=lambda cause: failed.isdisjoint(cause.explains)))
+    in_order = [*sorted(named, key=_weight), *sorted(unnamed, key=_weight)]
+    return tuple(sorted(in_order, key=lambda one: (failed.isdisjoint(one.explains), _SEVERITIES.index(one.severity))))
 
 
 def warnings(judgement: Judgement) -> tuple[Cause, ...]:
     """Devices that certainly miss bounds that only warn and cause nothing else; those with most misses first."""
     missed = [one for one in judgement.verdicts if one.outcome == "failed" and not one.is_waived]
-    found = _of_devices([one for one in missed if not judgement.is_blocked_by(one)])
+    found = _of_devices([one for one in missed if not judgement.is_blocked_by(one)], {})
     told = {_who(culprit) for cause in causes(judgement) for culprit in cause.culprits if culprit.is_certain}
     return tuple(sorted((one for one in found if told.isdisjoint(map(_who, one.culprits))), key=_weight))
 
@@ -67,30 +73,26 @@ def warning_text(cause: Cause) -> str:
     return f"warning: {cause.sentence} ({count})"
 
 
-def _weight(cause: Cause) -> tuple[bool, int, float]:
-    """Sort key: wrong data before speed, then by how much a cause explains, then by slowdown."""
-    is_wrong = any(culprit.computed_wrong for culprit in cause.culprits)
-    return not is_wrong, -len(cause.explains), -max((one.slowdown or 0.0 for one in cause.culprits), default=0.0)
+def _weight(cause: Cause) -> tuple[int, int, float]:
+    """Sort key: severity, then how much a cause explains, then slowdown."""
+    slowdown = max((one.slowdown or 0.0 for one in cause.culprits), default=0.0)
+    return _SEVERITIES.index(cause.severity), -len(cause.explains), -slowdown
 
 
-def headline(judgement: Judgement) -> str:
-    """``REJECTED: GPU 3 (GPU-4f1c…) on node7 is 1.20× slower …; that explains 21 of 21 failures``.
+def headline(judgement: Judgement, others: Literal["above", "below"] = "below") -> str:
+    """``REJECTED: GPU 3 (GPU-4f1c…) on node7 is 1.20× slower … (21 of 22 failures; 1 more cause below)``.
 
-    If nothing blocks acceptance, the headline says how much is met. If no cause names a device, it adds one that
-    certainly misses a warning bound.
+    `others` is where the report lists the other causes. If nothing blocks acceptance, the headline says how much is
+    met. If no cause names a device, it adds one that certainly misses a warning bound.
     """
     found = causes(judgement)
     if not found or judgement.accepts or judgement.outcome == "partial":
         # The reason of a partial run has the number already.
         left_out = _left_out(judgement) if judgement.outcome != "partial" else []
         return "; ".join([text.outcome_text(judgement), *left_out, *map(warning_text, warnings(judgement)[:1])])
-    first, parts = found[0], [found[0].sentence]
-    if len(judgement.blockers) > 1:
-        parts.append(f"that explains {explained_text(first.explains, judgement)}")
-        shared = frozenset[str]().union(*(one.explains for one in found[1:])) & first.explains
-        parts[-1] += f", {len(shared)} of them not alone" if shared else ""
-    if len(found) > 1:
-        parts.append(f"{len(found) - 1} more cause{'s' if len(found) > 2 else ''}")
+    counts = [explained_text(found[0].explains, judgement, only_worst=True)] if len(judgement.blockers) > 1 else []
+    counts += [f"{text.count_text(len(found) - 1, 'more cause')} {others}"] if len(found) > 1 else []
+    parts = [found[0].sentence + (f" ({'; '.join(counts)})" if counts else "")]
     if not any(cause.culprits for cause in found):
         parts += map(warning_text, warnings(judgement)[:1])
     parts += [*_left_out(judgement), *text.changes_by_site(judgement)]
@@ -103,8 +105,11 @@ def _left_out(judgement: Judgement) -> list[str]:
     return [f"{judgement.not_selected} of {of} requirements not selected"] if judgement.not_selected else []
 
 
-def _of_devices(blocking: Sequence[Verdict]) -> list[Cause]:
-    """One cause for each device, node or link that a verdict is certain of."""
+def _of_devices(blocking: Sequence[Verdict], missing: Mapping[str, Sequence[Culprit]]) -> list[Cause]:
+    """One cause for each device, node or link that a verdict is certain of.
+
+    A lost GPU also explains what its absence left undecided.
+    """
     by_who: dict[_Who, _Found] = defaultdict(list)
     for verdict in blocking:
         for culprit in verdict.culprits:
@@ -113,6 +118,10 @@ def _of_devices(blocking: Sequence[Verdict]) -> list[Cause]:
     for who, found in by_who.items():
         if _slowdown(found):
             found += _undecided_for(who, blocking)
+    for verdict in blocking:
+        for culprit in missing.get(verdict.id, ()):
+            if _who(culprit) in by_who:
+                by_who[_who(culprit)].append((culprit, verdict))
     nodes = {who: found for who, found in by_who.items() if who[0] == "node"}
     others = {who: found for who, found in by_who.items() if who[0] != "node"}
     merged = []
@@ -151,23 +160,31 @@ def _is_kept(verdict: Verdict, gain: float) -> bool:
     return verdict.value * gain >= verdict.bound_value
 
 
-def _of_missing_gpus(judgement: Judgement, blocking: Sequence[Verdict]) -> list[Cause]:
-    """GPUs that were missing while their peers were measured, with the requirements undecided because of that."""
+def missing_gpus(judgement: Judgement) -> dict[str, list[Culprit]]:
+    """GPUs that were missing while their peers were measured, the longest first, by undecided requirement.
+
+    A verdict that fails for a lost GPU says so itself; these are what its absence left undecided.
+    """
     gpus = judgement.coverage.gpus if judgement.coverage is not None else []
-    open_ = {v.id for v in blocking if v.outcome in ("inconclusive", "not_measured")}
-    missing = [(node, gpu) for node, gpu in gpus if not open_.isdisjoint(gpu.missing_in)]
-    if not missing:
+    open_ = {v.id for v in judgement.verdicts if v.outcome in ("inconclusive", "not_measured")}
+    found: dict[str, list[Culprit]] = defaultdict(list)
+    for node, gpu in sorted(gpus, key=lambda one: -one[1].rounds_missing):
+        evidence = f"not measured in {text.count_text(gpu.rounds_missing, 'round')} of its peers"
+        for name in open_.intersection(gpu.missing_in):
+            found[name].append(Culprit("gpu", node.host, gpu.index, gpu.uuid, evidence, is_certain=False))
+    return found
+
+
+def _of_missing_gpus(missing: Mapping[str, Sequence[Culprit]], blocking: Sequence[Verdict]) -> list[Cause]:
+    """One cause for all GPUs that are missing and that no verdict names, with what that left undecided."""
+    named = {_who(one) for verdict in blocking for one in verdict.culprits if one.is_certain}
+    of_each = {v.id: [one for one in missing.get(v.id, ()) if _who(one) not in named] for v in blocking}
+    suspects = tuple(dict.fromkeys(one for found in of_each.values() for one in found))
+    if not suspects:
         return []
-    suspects = [
-        Culprit("gpu", node.host, gpu.index, gpu.uuid, f"not measured in {gpu.rounds_missing} rounds of its peers")
-        for node, gpu in sorted(missing, key=lambda one: -one[1].rounds_missing)
-    ]
     who = first_few([text.culprit_name(one) for one in suspects], 2)
-    rounds = text.count_text(max(gpu.rounds_missing for _, gpu in missing), "round")
-    verb, most = ("is", "") if len(missing) == 1 else ("are", "up to ")
-    sentence = f"{who} {verb} missing in {most}{rounds} in which other GPUs were measured"
-    explained = open_.intersection(name for _, gpu in missing for name in gpu.missing_in)
-    return [Cause(sentence, frozenset(explained), tuple(suspects))]
+    sentence = f"{who}: {suspects[0].evidence}"
+    return [Cause(sentence, frozenset(name for name, found in of_each.items() if found), suspects, "lost")]
 
 
 def _explains(own: _Found, verdict: Verdict) -> bool:
@@ -188,18 +205,14 @@ def _ids(found: _Found) -> set[str]:
 
 def _of_device(found: _Found) -> Cause:
     """The cause for one device, or for a slow node together with its GPUs that are slower still."""
-    of_each: dict[_Who, list[Culprit]] = defaultdict(list)
-    for culprit, _ in found:
+    of_each: dict[_Who, list[tuple[Severity, Culprit]]] = defaultdict(list)
+    is_any_slow = any(culprit.slowdown is not None for culprit, _ in found)
+    for culprit, verdict in found:
         # If a GPU explains its node's failures, name only the GPU.
         if culprit.kind != "node" or found[0][0].kind == "node":
-            of_each[_who(culprit)].append(culprit)
-    told = []
-    for own in of_each.values():
-        slow = [culprit for culprit in own if culprit.slowdown is not None]
-        wrong = [culprit for culprit in own if culprit.computed_wrong]
-        # Wrong data matters more than speed; only a slowdown has typed numbers to build a sentence from.
-        told.append((wrong or slow or own)[0])
-    first = told[0]
+            of_each[_who(culprit)].append((_severity(culprit, verdict, is_any_slow), culprit))
+    told = [min(own, key=lambda one: _SEVERITIES.index(one[0]))[1] for own in of_each.values()]
+    first, severity = told[0], min((one[0] for own in of_each.values() for one in own), key=_SEVERITIES.index)
     is_slow = first.slowdown is not None and not first.computed_wrong
     sentence = _slow_text(first) if is_slow else text.culprit_text(first)
     if first.computed_wrong:
@@ -207,7 +220,24 @@ def _of_device(found: _Found) -> Cause:
     if told[1:]:
         even = [f"{text.culprit_name(one)} even {one.slowdown:.2f}×" for one in told[1:]]
         sentence += f", {first_few(even, 2)}"
-    return Cause(sentence, frozenset(_ids(found)), tuple(told))
+    return Cause(sentence, frozenset(_ids(found)), tuple(told), severity)
+
+
+def _severity(culprit: Culprit, verdict: Verdict, is_any_slow: bool) -> Severity:
+    """What one finding on a device means; a slow one is not accused of its link for what its slowness costs."""
+    metric = METRICS[verdict.metric]
+    check = verdict.workload if metric.subject == "check" else ""
+    if culprit.computed_wrong:
+        return "wrong data"
+    if check in ("ecc", "ecc_under_load"):
+        return "memory errors"
+    if check == "gpus":
+        return "lost"
+    if culprit.kind == "link" or check in _CHECKS_OF_LINKS or metric.name in _RATES_OF_LINKS:
+        return "link"
+    if culprit.slowdown is not None:
+        return "slow"
+    return "link" if metric.slowed_by_one_rank and metric.communicates and not is_any_slow else "other"
 
 
 def _slow_text(culprit: Culprit) -> str:
@@ -234,7 +264,7 @@ def _of_other_blockers(blockers: Iterable[Blocker]) -> Iterator[Cause]:
 
 def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]:
     """Failures without a certain culprit; similar ones are merged into one cause."""
-    uniform = [verdict for verdict in verdicts if _is_uniform(verdict)]
+    uniform = [verdict for verdict in verdicts if verdict.is_uniform_loss]
     same = {verdict.id for verdict in verdicts if uniform and _shows_same_loss(verdict)}
     same |= {verdict.id for verdict in uniform}
     others: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
@@ -256,14 +286,8 @@ def _subject(verdict: Verdict) -> str:
     return "computing" if metric.baseline is None else "working together"
 
 
-def _is_uniform(verdict: Verdict) -> bool:
-    """Whether throughput is below the published value and no rank is slower than its peers."""
-    no_rank = all(culprit.slowdown is None for culprit in verdict.culprits)
-    return verdict.outcome == "failed" and verdict.shows_uniform_loss and no_rank and WRONG_DATA not in verdict.flags
-
-
 def _shows_same_loss(verdict: Verdict) -> bool:
-    """Whether another requirement on computing speed is also worse than published and names no slow rank."""
+    """Whether another requirement on computing speed is also worse than its reference and names no slow rank."""
     is_measured = verdict.outcome in ("failed", "inconclusive") and verdict.value is not None
     if not is_measured or _subject(verdict) != "computing" or any(one.slowdown for one in verdict.culprits):
         return False
@@ -273,33 +297,38 @@ def _shows_same_loss(verdict: Verdict) -> bool:
 
 def _uniform_loss(verdicts: Sequence[Verdict], explains: frozenset[str], judgement: Judgement) -> Cause:
     losses = [1 - v.value / v.published for v in verdicts if v.value is not None and v.published]
-    loss = text.number_text(statistics.median(losses), "fraction")
-    compared = [one.outcome for one in judgement.verdicts if one.metric == RANK_UNIFORMITY.name]
+    loss, reference = text.number_text(statistics.median(losses), "fraction"), "the reference throughput"
+    uniformity = [one for one in judgement.verdicts if one.metric == RANK_UNIFORMITY.name]
+    compared = [one.outcome for one in uniformity]
     is_any_slow = any(one.slowdown and one.is_certain for v in judgement.verdicts for one in v.culprits)
     if is_any_slow or "failed" in compared:
-        return Cause(f"{loss} below the published throughput, which no single device explains", explains)
+        return Cause(f"{loss} below {reference}, which no single device explains", explains)
     if compared and set(compared) == {"passed"}:
-        return Cause(f"all GPUs are alike and {loss} below the published throughput, so no device is named", explains)
+        limit = text.number_text(max(one.bound_value for one in uniformity) - 1, "fraction")
+        alike = f"every GPU is within {limit} of its peers, so no device is named"
+        return Cause(f"{loss} below {reference}; {alike}", explains)
     known = "is undecided" if {"passed", "inconclusive"} & set(compared) else "was not measured"
-    return Cause(f"{loss} below the published throughput; whether all GPUs are alike {known}", explains)
+    return Cause(f"{loss} below {reference}; whether all GPUs are alike {known}", explains)
 
 
 def _of_alike(verdicts: Sequence[Verdict]) -> Cause:
     """The cause of verdicts that share an outcome and a subject, or a reason why they were not measured."""
     names, first = first_few([text.one_line(verdict.id) for verdict in verdicts], 2), verdicts[0]
+    severity: Severity = "other"
     suspects = tuple({_who(culprit): culprit for verdict in verdicts for culprit in verdict.culprits}.values())
     if first.outcome == "failed":
         worst = min(verdicts, key=lambda verdict: verdict.margin or 0.0)
         sentence = f"{text.one_line(worst.id)} is {text.point_text(worst)}, bound {text.bound_text(worst)}"
+        sentence += f", but {despite}" if (despite := text.despite_text(worst)) else ""
         sentence += f" ({len(verdicts) - 1} more like it)" if verdicts[1:] else ""
         # A verdict can name suspects without being certain: a link that is often slow, or two ranks that disagree.
         whom = first_few([text.culprit_name(one) for one in suspects], 2)
-        sentence += f"; no culprit is certain: look at {whom}" if whom else "; no device stands out"
+        sentence += f"; look at {whom}: not certain to be the cause of it" if whom else "; no device is named for it"
         if WRONG_DATA in worst.flags:
-            sentence = f"wrong data: {text.reason_text(worst)}"
+            sentence, severity = f"wrong data: {text.reason_text(worst)}", "wrong data"
     else:
         sentence = f"{text.verdict_word(first).lower()}: {names}: {text.reason_text(first)}"
-    return Cause(sentence, frozenset(verdict.id for verdict in verdicts), suspects)
+    return Cause(sentence, frozenset(verdict.id for verdict in verdicts), suspects, severity)
 
 
 def _who(culprit: Culprit) -> _Who:

@@ -56,17 +56,21 @@ def uniform_loss_text(judgement: Judgement) -> str:
     loss = judgement.uniform_loss
     if loss is not None:
         return _limited(loss)
+    shown = [one for one in judgement.verdicts if one.shows_uniform_loss]
+    if lost := sum(one.is_uniform_loss for one in shown):
+        fail = text.count_text(lost, "requirement on throughput fails", "requirements on throughput fail")
+        return f"All devices alike slow: {fail} for which no device is named."
     trained = [one for one in judgement.verdicts if METRICS[one.metric].subject == "workload" and one.value is not None]
-    if trained and not any(one.shows_uniform_loss for one in judgement.verdicts):
-        against = "this run has no published throughput to compare with"
+    if trained and not shown:
+        against = "this run has no reference throughput to compare with"
         return f"All devices alike slow: {against}, so a loss of any size could stay hidden."
     return ""
 
 
 def _limited(loss: UniformLoss) -> str:
-    found = f"up to {_percent(loss.fraction)} below the published throughput cannot be excluded"
+    found = f"up to {_percent(loss.fraction)} below the reference throughput cannot be excluded"
     if loss.fraction == 0:
-        found = "no loss below the published throughput"
+        found = "no loss below the reference throughput"
     others = f"; tightest of {loss.workloads} workloads, loosest {_percent(loss.largest)}" if loss.workloads > 1 else ""
     return f"All devices alike slow: {found} ({_percent(loss.confidence)} confidence{others})."
 

@@ -17,14 +17,14 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import PROBES
-from pytest_ddpscale.report import text
+from pytest_ddpscale.report import cause, text
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.records import Lost, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.run_opening import open_judged
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.run.verdicts import Judgement, Verdict, read_judgement
+from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict, read_judgement
 from pytest_ddpscale.util.listing import first_few
 
 Use = Literal["drain", "accepted", "look", "none"]
@@ -255,8 +255,16 @@ def _why_no_return(record: RunRecord) -> str:
 def _accused(judgement: Judgement) -> Iterator[HostFinding]:
     """One finding per use of each host that verdicts name, with every piece of evidence once."""
     accused: dict[tuple[str, Use], dict[str, list[Verdict]]] = {}
+    missing = cause.missing_gpus(judgement)
+    certain = {
+        (c.host, c.gpu_index) for v in judgement.verdicts for c in v.culprits if c.kind == "gpu" and c.is_certain
+    }
+
+    def named(culprit: Culprit) -> bool:
+        return (culprit.host, culprit.gpu_index) in certain
+
     for verdict in judgement.verdicts:
-        for culprit in verdict.culprits:
+        for culprit in (*verdict.culprits, *(one for one in missing.get(verdict.id, ()) if not named(one))):
             is_its_own = culprit.kind in ("node", "gpu") and culprit.is_certain
             use: Use = "drain" if is_its_own and _rejects(judgement, verdict) else "look"
             host = text.one_line(culprit.host) or NOBODY
@@ -300,6 +308,7 @@ def _rejected(judgement: Judgement, hosts: Sequence[str], accused: list[HostFind
         first, more = failed[0], len(failed) - 1
         name = f"{first.metric} {text.short_name(first)}"
         evidence = f"{name} {text.point_text(first)}, bound {text.bound_text(first)}"
+        evidence += f": {despite}" if (despite := text.despite_text(first)) else ""
         evidence += f" and {more} more failed" if more else ""
     if len(hosts) == 1:
         requirements = frozenset(verdict.id for verdict in failed)

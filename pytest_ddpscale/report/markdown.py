@@ -157,9 +157,10 @@ def _rerun_command(one: cause.Cause, judgement: Judgement, run: RunRecord) -> st
 
 
 def _cause_of(verdict: Verdict, shown: Sequence[cause.Cause]) -> str:
-    """Numbers of the shown causes that explain a verdict; otherwise the verdict's own reason."""
+    """Numbers of the shown causes that explain a verdict, with its reason where its value does not; or the reason."""
     numbers = [str(number) for number, one in enumerate(shown, 1) if verdict.id in one.explains]
-    return ", ".join(numbers) or text.reason_text(verdict)
+    despite = text.despite_text(verdict)
+    return f"{', '.join(numbers)}{': ' if despite else ''}{despite}" if numbers else text.reason_text(verdict)
 
 
 def _facts(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:

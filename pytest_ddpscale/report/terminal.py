@@ -34,23 +34,28 @@ def brief_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
     """
     columns = max(columns, _LEAST_COLUMNS)
     lines: list[Line] = [(headline(judgement), _outcome_style(judgement))]
-    others = [] if judgement.accepts else [text.one_line(cause.sentence) for cause in causes(judgement)[1:]]
-    for said in others[:_MOST_CAUSES]:
-        lines += [(line, "") for line in _wrapped(f"also: {said}", columns, "  ", "    ")[:2]]
-    if len(others) > _MOST_CAUSES:
-        lines.append((f"  also: {len(others) - _MOST_CAUSES} more", ""))
+    lines += _other_causes(judgement, columns)
     blocking = sorted(
         filter(judgement.is_blocked_by, judgement.verdicts),
         key=lambda one: (one.outcome != "failed", one.margin or 0.0),
     )
     shown = blocking[:_MOST_ROWS]
-    lines += requirement_table(shown, columns, is_brief=True) if shown else []
+    lines += requirement_table(shown, columns, lambda one: _despite(one, columns), is_brief=True) if shown else []
     if not judgement.accepts:
         counted = f"{counts_text(judgement)} (all: -v)"
         lines += [(line, "") for line in _wrapped(counted, columns, "", "  ")]
     watermark: list[Line] = [(WATERMARK, "undecided")] if judgement.simulated else []
     room = _MOST_LINES - len(lines) - len(lines[0][0]) // columns - len(watermark)
     return [*lines, *_as_fit(_remarks(judgement), room, columns), *watermark]
+
+
+def _other_causes(judgement: Judgement, columns: int) -> Iterator[Line]:
+    """The causes after the headline's, two lines each, and how many are left out."""
+    others = [] if judgement.accepts else [text.one_line(cause.sentence) for cause in causes(judgement)[1:]]
+    for said in others[:_MOST_CAUSES]:
+        yield from ((line, "") for line in _wrapped(f"also: {said}", columns, "  ", "    ")[:2])
+    if len(others) > _MOST_CAUSES:
+        yield f"  also: {len(others) - _MOST_CAUSES} more, see report.html", ""
 
 
 def _remarks(judgement: Judgement) -> Iterator[Line]:
@@ -119,8 +124,7 @@ def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
         lines += [(line, "") for line in _wrapped(counts_text(judgement), columns, "", "  ")]
     if judgement.simulated:
         lines.append((WATERMARK, "undecided"))
-    lines.append((headline(judgement), _outcome_style(judgement)))
-    return [(line, style) for line, style in lines]
+    return [*lines, *_other_causes(judgement, columns), (headline(judgement, "above"), _outcome_style(judgement))]
 
 
 def _limits_legend(verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -178,6 +182,12 @@ def _explanation(verdict: Verdict, columns: int, shared: Collection[str]) -> Ite
     for note in verdict.notes:
         if note not in shared:
             yield from _indented(f"note: {text.one_line(note)}", columns)
+
+
+def _despite(verdict: Verdict, columns: int) -> list[Line]:
+    """Why it failed although its value meets the bound, in two lines."""
+    despite = text.despite_text(verdict)
+    return list(_indented(despite, columns))[:2] if despite else []
 
 
 def _indented(content: str, columns: int) -> Iterator[Line]:

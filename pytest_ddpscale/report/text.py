@@ -156,6 +156,12 @@ def reason_text(verdict: Verdict) -> str:
     return one_line(verdict.reason) or _REASONS[verdict.outcome]
 
 
+def despite_text(verdict: Verdict) -> str:
+    """Why it failed although its value meets the bound, such as wrong data or a drift; empty for all others."""
+    is_met = verdict.margin is not None and verdict.margin >= 0
+    return reason_text(verdict) if verdict.outcome == "failed" and is_met else ""
+
+
 def spread_text(verdict: Verdict) -> str:
     """Why it passed although its value may be below the bound; empty for all others."""
     return reason_text(verdict) if verdict.passed and verdict.against_slowest is not None else ""

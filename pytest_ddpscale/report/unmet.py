@@ -58,14 +58,14 @@ def counts_text(judgement: Judgement) -> str:
     return ", ".join(parts)
 
 
-def explained_text(explains: Collection[str], judgement: Judgement) -> str:
-    """``5 of 5 failures and 1 of 2 undecided``: how many unmet requirements one cause explains."""
+def explained_text(explains: Collection[str], judgement: Judgement, *, only_worst: bool = False) -> str:
+    """``5 of 5 failures and 1 of 2 undecided``: how many unmet requirements one cause explains; or only the first."""
     parts = []
     for outcome, names in _by_outcome(judgement).items():
         explained = sum(name in explains for name in names)
         if explained:
             parts.append(f"{explained} of {len(names)} {_NOUNS[outcome][len(names) != 1]}")
-    return " and ".join(parts)
+    return " and ".join(parts[:1] if only_worst else parts)
 
 
 def _by_outcome(judgement: Judgement) -> Mapping[VerdictOutcome, list[str]]:

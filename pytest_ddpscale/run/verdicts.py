@@ -214,8 +214,14 @@ class Verdict:
 
     @property
     def shows_uniform_loss(self) -> bool:
-        """Whether it compares throughput with a published value, which shows a loss common to all GPUs."""
+        """Whether it compares throughput with a reference, published or the site's own, to show a loss of all."""
         return self.published is not None and self.metric in _OF_THROUGHPUT
+
+    @property
+    def is_uniform_loss(self) -> bool:
+        """Whether throughput is below the value that its bound comes from, and no device is named as slow for it."""
+        is_alike = all(culprit.slowdown is None for culprit in self.culprits)
+        return self.outcome == "failed" and self.shows_uniform_loss and is_alike and WRONG_DATA not in self.flags
 
     @property
     def is_open(self) -> bool:
@@ -278,10 +284,11 @@ class LoweredBound:
 
 @dataclass(frozen=True)
 class UniformLoss:
-    """Upper limit of a loss, relative to published throughput, that is common to all GPUs.
+    """Upper limit of a loss, relative to the reference throughput, that is common to all GPUs.
 
     Attributes:
-        fraction: of the published value, 0 … 1, from the workload that limits it most; 0 if that is no slower.
+        fraction: of the reference, published or the site's own, 0 … 1, from the workload that limits it most; 0 if that
+            is no slower.
         largest: the same from the workload that limits it least.
         confidence: of both, 0 … 1.
         requirement: id of the requirement that limits it most.
@@ -333,7 +340,8 @@ class Judgement:
         extends: the files that the thresholds file of `basis` extends, the nearest first.
         lowered: requirements that it makes weaker.
         altered: other changes to the SKU, described.
-        uniform_loss: upper limit of a loss common to all GPUs; None if no requirement on published throughput passed.
+        uniform_loss: upper limit of a loss common to all GPUs; None if no requirement on throughput with
+            a reference passed, or if any shows such a loss.
         last_acceptance: of the same nodes; None if the history has none.
         not_selected: number of the SKU's requirements that no selected test item judges.
         blockers: all reasons against acceptance, which items, reports and the exit code show as failures. Those on

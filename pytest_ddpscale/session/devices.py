@@ -13,7 +13,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.settings import AUTO, Settings
-from pytest_ddpscale.sku.detection import Gpu, has_driver, visible_gpus
+from pytest_ddpscale.sku.detection import Gpu, visible_gpus
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 
 # `nvidia-smi` takes up to ten seconds on eight GPUs without persistence mode.
@@ -28,23 +28,16 @@ def needs_no_gpu(thresholds: ThresholdsFile, asked: str, collect_only: bool) -> 
     return collect_only or sku.detect.device == "cpu"
 
 
-def gpus_here(asked: str, silent: list[SkuError]) -> list[Gpu]:
-    """The GPUs of this machine. A driver without a GPU is a fault, not a reason to judge the CPU instead.
-
-    Errors of GPUs that do not answer are appended to `silent` if at least one answers.
+def gpus_here(silent: list[SkuError]) -> list[Gpu]:
+    """The GPUs of this machine; errors of GPUs that do not answer are appended to `silent` if at least one answers.
 
     Raises:
-        SkuError: NVML hangs or is broken, no GPU answers, or ``auto`` finds a driver but no GPU.
+        SkuError: NVML hangs or is broken, or no GPU answers.
     """
     refuse_hanging_driver()
     gpus = visible_gpus(silent=silent)
     if silent and not gpus:
         raise silent[0]
-    if asked == AUTO and not gpus and has_driver():
-        raise SkuError(
-            "--gpu-sku=auto", "an NVIDIA driver is loaded, but no GPU is visible", "at least one GPU",
-            "Check nvidia-smi and CUDA_VISIBLE_DEVICES; to measure the CPU anyway, use --gpu-sku=cpu.",
-        )  # fmt: skip
     return gpus
 
 

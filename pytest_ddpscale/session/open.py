@@ -72,7 +72,7 @@ def look(site: Site, thresholds: ThresholdsFile, sku: str) -> tuple[Subject, Mac
             "--gpu-sku=auto", "cannot look at GPUs on other machines", "a model", "For example, use --gpu-sku=b200."
         )
     silent: list[SkuError] = []
-    gpus = [] if needs_no_gpu(thresholds, sku, no_devices_here) else gpus_here(sku, silent)
+    gpus = [] if needs_no_gpu(thresholds, sku, no_devices_here) else gpus_here(silent)
     sku = resolve_sku(thresholds, sku, gpus, require_devices=not no_devices_here)
     checks_gpus = thresholds.thresholds.skus[sku].checks.get("gpus") == "fail"  # then missing GPUs get a verdict
     if silent and not checks_gpus:

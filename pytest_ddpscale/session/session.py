@@ -119,7 +119,7 @@ class AcceptanceSession:
             reason = f"{self.interruption}; {reason}"
         accused = {host for v in verdicts for c in v.culprits for host in (c.host, c.peer_host)}
         of_links = [f"communication is slow at {words}" for words, hosts in slow.items() if not hosts <= accused]
-        notes = (*source.notes(), *of_links)
+        notes = (*source.notes(verdicts), *of_links)
         return Judgement(
             self.sku, outcome, reason, verdicts, notes, self._basis(), coverage, run.allows_unmeasured,
             run.is_simulated, other_blockers(run), self.subject.extends, self.subject.lowered,
@@ -151,7 +151,7 @@ class AcceptanceSession:
         """
         verdicts = tuple(self._verdict_so_far(case, evidence, why) for case in self.source.selected)
         return Judgement(
-            self.sku, "incomplete", reason, verdicts, self.source.notes(), self._basis(),
+            self.sku, "incomplete", reason, verdicts, self.source.notes(verdicts), self._basis(),
             extends=self.subject.extends, lowered=self.subject.lowered, altered=self.subject.altered,
             not_selected=len(self.source.cases) - len(verdicts),
         )  # fmt: skip

@@ -27,7 +27,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, Ending, ThresholdsUsed
 from pytest_ddpscale.run.run_opening import RunLock, judging_directory
 from pytest_ddpscale.run.run_record import binding_notes
-from pytest_ddpscale.run.verdicts import Judgement, LoweredBound
+from pytest_ddpscale.run.verdicts import Judgement, LoweredBound, Verdict
 from pytest_ddpscale.session.again import command_again
 from pytest_ddpscale.session.references import refuse_itself, with_measured_references
 from pytest_ddpscale.settings import Settings
@@ -306,8 +306,8 @@ class EvidenceSource(ABC):
         devices = self.evidence.columns.devices if self.evidence else frozenset[str]()
         return self.measured_run.read_run().is_simulated(devices)
 
-    def notes(self) -> tuple[str, ...]:
-        """Notes for the reader about how this was measured."""
+    def notes(self, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+        """Notes for the reader about how this was measured, and about ranks that no verdict names."""
         record, records = self.measured_run.read_run(), self.measured_run.read_records()
         from pytest_ddpscale.judge.culprits import rank_notes
         from pytest_ddpscale.judge.devices import device_notes
@@ -315,7 +315,7 @@ class EvidenceSource(ABC):
 
         seen = self.evidence
         limit = self.subject.thresholds.thresholds.skus[self.subject.sku].peers.computing
-        of_devices = (*rank_notes(seen, limit), *pace_notes(seen), *device_notes(seen)) if seen else ()
+        of_devices = (*rank_notes(seen, limit, verdicts), *pace_notes(seen), *device_notes(seen)) if seen else ()
         left_out = [f"{host} was left out: {why}" for host, why in record.left_out.items()]
         of_run = (*left_out, *binding_notes(records), *record.resumption_notes())
         of_lock = (self._lock.note,) if self._lock and self._lock.note else ()
@@ -364,7 +364,7 @@ class JudgeSource(EvidenceSource):
         assert self.evidence is not None  # read when selected
         return self.evidence
 
-    def notes(self) -> tuple[str, ...]:
+    def notes(self, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
         """Also the earlier run's notes, after a note that it is an earlier run."""
         kept = self.measured_run.read_run().notes
-        return (f"judged from {self.measured_run.path} without a new measurement", *kept, *super().notes())
+        return (f"judged from {self.measured_run.path} without a new measurement", *kept, *super().notes(verdicts))

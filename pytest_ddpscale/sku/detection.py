@@ -63,19 +63,6 @@ def visible_gpus(environ: Mapping[str, str] = os.environ, silent: list[SkuError]
             pynvml.nvmlShutdown()
 
 
-def has_driver() -> bool:
-    """Whether an NVIDIA driver is loaded, even if it finds no GPU."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return not isinstance(error, pynvml.NVMLError_LibraryNotFound | pynvml.NVMLError_DriverNotLoaded)
-    with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlShutdown()
-    return True
-
-
 def visible_ordinals(visible_devices: str | None, uuids: Sequence[str]) -> list[int]:
     """Positions in `uuids` of the devices that CUDA_VISIBLE_DEVICES leaves visible.
 

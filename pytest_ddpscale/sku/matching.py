@@ -14,6 +14,7 @@ from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Thresholds
 
 AUTO = "auto"
+_NO_GPU = "no NVIDIA GPU is visible here: there is no driver, or CUDA_VISIBLE_DEVICES hides them all"
 
 
 def matching_skus(thresholds: Thresholds, gpu: Gpu) -> list[str]:
@@ -34,7 +35,12 @@ def resolve_sku(thresholds_file: ThresholdsFile, asked: str, gpus: Sequence[Gpu]
         SkuError: the SKU does not exist; the GPUs match no SKU, several or another one; or there are no GPUs.
     """
     if asked == AUTO:
-        return _detected(thresholds_file, gpus) if gpus else _cpu_sku(thresholds_file)
+        if not gpus:  # never the CPU instead: that would accept a node without its GPUs
+            raise SkuError(
+                "--gpu-sku=auto", _NO_GPU, "at least one GPU",
+                "Check the driver with nvidia-smi; to measure the CPU, use --gpu-sku=cpu.",
+            )  # fmt: skip
+        return _detected(thresholds_file, gpus)
     name = thresholds_file.sku_name(asked)
     if require_devices:
         _refuse_if_absent(thresholds_file, name, gpus)
@@ -71,17 +77,6 @@ def _compare(detect: Detect, gpu: Gpu) -> _Comparison:
     return comparison
 
 
-def _cpu_sku(thresholds_file: ThresholdsFile) -> str:
-    names = [name for name, sku in thresholds_file.thresholds.skus.items() if sku.detect.device == "cpu"]
-    if len(names) == 1:
-        return names[0]
-    found = f"{len(names)} SKUs with `detect: {{device: cpu}}`{''.join(f', {name}' for name in names)}"
-    raise SkuError(
-        "--gpu-sku=auto", f"no NVIDIA GPU is visible, and {thresholds_file.path} has {found}", "exactly one",
-        "Name the SKU with --gpu-sku, or run where GPUs are visible.",
-    )  # fmt: skip
-
-
 def _detected(thresholds_file: ThresholdsFile, gpus: Sequence[Gpu]) -> str:
     thresholds = thresholds_file.thresholds
     models = _by_model(gpus)
@@ -115,8 +110,7 @@ def _refuse_if_absent(thresholds_file: ThresholdsFile, name: str, gpus: Sequence
         )  # fmt: skip
     if not gpus:
         raise SkuError(
-            where, "no NVIDIA GPU is visible here: there is no driver, or CUDA_VISIBLE_DEVICES hides them all",
-            f"GPUs of SKU {name}",
+            where, _NO_GPU, f"GPUs of SKU {name}",
             "Run on a GPU node; or try the plugin on this machine's CPU with --gpu-sku=cpu; "
             "or judge what was measured elsewhere with --ddp-judge RUN_DIR.",
         )  # fmt: skip

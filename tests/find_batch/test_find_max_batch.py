@@ -76,7 +76,7 @@ def test_a_model_that_no_requirement_names(tried: list[Plan]) -> None:
 
 def test_all_gpus_of_the_node_train_at_once(tried: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [Gpu(index, f"GPU-{index}", "NVIDIA A100-SXM4-80GB", "20b2", 80.0) for index in range(4)]
-    monkeypatch.setattr(cli, "_gpus_here", lambda asked: gpus)
+    monkeypatch.setattr(cli, "_gpus_here", lambda: gpus)
     assert run("--gpu-sku=auto", "--workload", "resnet50-fp16", "resnet152-fp16", "--most=8") == 0
     assert [(plan.sku, plan.device_type, plan.world_size) for plan in tried] == [("a100-sxm4-80gb", "cuda", 4)] * 2
     assert run("--gpu-sku=a100", "--ranks=5") == 4

@@ -33,7 +33,8 @@ def main() -> None:
         sys.exit("the fork server is gone")
     code = int.from_bytes(said, "big", signed=True)
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        if -code != signal.SIGKILL:  # which cannot be handled anyway
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.judge.bounds import blank_verdict
 from pytest_ddpscale.judge.culprits import RankComparison, rank_notes
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.arm import Arm
@@ -30,7 +31,11 @@ from tests.builders.judged import (
 from tests.judge.nodes import measure_nodes, plan_of_nodes
 
 ROUNDS = FEWEST_ROUNDS + 1
-NOBODY_SLOW = "no rank is slow without communication: the loss is in communication, or common to all ranks"
+NOBODY_SLOW = "no rank is more than 0.0 % slower than its peers without communication"
+LOOK_AT_3 = (
+    "look at rank 3 on node1, 1.04× (1.04 … 1.04×) the median of 3 peers: slower without communication, not clearly "
+    "enough to be named by that"
+)
 # How many times slower a rank computes in a round; of round and rank.
 Slowness = Callable[[int, int], float]
 
@@ -213,19 +218,18 @@ class TestNobodySlow:
     def test_is_not_said_where_most_are(self) -> None:
         verdict = judge_slowed(slow(1.3, 1, 2, 3), make_case("weak_scaling_efficiency", 1.1, world_size=4))
         assert verdict.culprits == ()
-        assert verdict.notes == (
-            "without communication ranks differ by up to 1.30×, and none stands out clearly enough to be named: "
-            "the loss is with the slower ranks, or in communication",
-        )
+        assert verdict.notes == (NOBODY_SLOW,), "three of four are the norm"
 
     def test_enough_to_be_named_is_noted(self) -> None:
         case = make_case("weak_scaling_efficiency", 1.1, world_size=4)
         verdict = judge_slowed(slow(1.04, 3), case)
         assert (verdict.outcome, verdict.culprits) == ("failed", ())
-        assert verdict.notes == (
-            "look at rank 3 on node1, 1.04× (1.04 … 1.04×) the median of 3 peers: it is slower without communication, "
-            "by too little to be named",
-        )
+        assert verdict.notes == (LOOK_AT_3,)
+
+    def test_enough_to_be_looked_at_is_excluded_up_to_what_was_measured(self) -> None:
+        case = make_case("weak_scaling_efficiency", 1.1, world_size=4)
+        verdict = judge_slowed(slow(1.02, 3), case)
+        assert verdict.notes == ("no rank is more than 2.0 % slower than its peers without communication",)
 
     def test_but_a_hiccup_accuses_nobody(self) -> None:
         case = make_case("weak_scaling_efficiency", 1.1, world_size=4)
@@ -326,7 +330,7 @@ class TestLeastBusy:
         assert judge_values("throughput_per_gpu", 2.0, [0.9] * 6).culprits == ()
 
 
-def notes(slowness: Callable[[int, int], float], rounds: int = 12) -> list[str]:
+def notes(slowness: Callable[[int, int], float], rounds: int = 12, verdicts: Iterable[Verdict] = ()) -> list[str]:
     """Of four ranks; `slowness` of round and rank."""
     plan = plan_of([make_case("rank_uniformity", 1.1, world_size=4)], "cuda", rounds)
 
@@ -334,14 +338,19 @@ def notes(slowness: Callable[[int, int], float], rounds: int = 12) -> list[str]:
         return ALONE_SAMPLES_PER_S / slowness(number, rank)
 
     found = [one for study in plan.studies for one in measure(study, rounds, samples_per_s, 2)]
-    return rank_notes(evidence_of_plan(plan, found), 0.05)
+    return rank_notes(evidence_of_plan(plan, found), 0.05, verdicts)
 
 
 def test_a_rank_that_is_four_per_cent_slow_is_to_be_looked_at() -> None:
-    assert notes(lambda number, rank: 1.04 if rank == 3 else 1.0) == [
-        "look at rank 3 on node1, 1.04× (1.04 … 1.04×) the median of 3 peers: it is slower without communication, "
-        "by too little to be named"
-    ]
+    assert notes(lambda number, rank: 1.04 if rank == 3 else 1.0) == [LOOK_AT_3]
+
+
+def test_a_rank_that_a_verdict_names_is_not_also_said_to_be_too_little_slow() -> None:
+    for gpu_index, left in ((1, []), (None, []), (0, [LOOK_AT_3])):
+        culprit = Culprit("node" if gpu_index is None else "gpu", "node1", gpu_index, None, "1.05× by its own pace")
+        named = blank_verdict(make_case("rank_uniformity", 1.1, world_size=4), CONFIDENCE)
+        verdict = replace(named, outcome="failed", value=1.2, culprits=(culprit,))
+        assert notes(lambda number, rank: 1.04 if rank == 3 else 1.0, verdicts=[verdict]) == left
 
 
 def test_a_rank_that_became_slow_is_told() -> None:

@@ -328,7 +328,7 @@ def test_each_of_several_workloads_is_judged_at_a_share_of_the_level() -> None:
         asked.append((name, confidence))
         return throughput(name[0], 90.0)
 
-    found = uniform_loss([throughput("a", 99.0), throughput("b", 99.0, outcome="failed")], 0.95, judge_at)
+    found = uniform_loss([throughput("a", 99.0), throughput("b", 99.0, outcome="inconclusive")], 0.95, judge_at)
     ((name, confidence),) = asked
     assert name == "a-8"
     assert confidence == pytest.approx(0.975)
@@ -344,6 +344,10 @@ def test_of_a_workload_the_most_gpus_count_and_throughput_before_a_ratio() -> No
     of_ratio = loss_of(ratio)
     assert of_ratio is not None
     assert of_ratio.requirement == "ratio"
+
+
+def test_no_loss_is_excluded_beside_a_workload_that_shows_one() -> None:
+    assert loss_of(throughput("a", 101.0), throughput("b", 2.0, outcome="failed")) is None
 
 
 def test_machines_that_beat_the_published_value_lose_nothing() -> None:

@@ -50,6 +50,34 @@ class TestKilled:
         assert describe(one.roll, 1, []).endswith(f"SIGABRT in {PLACE}; its last output:\n  double free")
 
 
+class TestTorchrunKilled:
+    """Its ranks end with it, and nobody reports how."""
+
+    def test_no_rank_is_blamed_for_it(self, two: News) -> None:
+        two.gone(1)
+        two.failed(2, "RuntimeError", "Connection closed by peer")
+        two.exit(0, code=-9)
+        two.exit(1, [0, 1, 102, True], was_ended=True)
+        said = describe(two.roll, 1, [])
+        assert said.startswith("torchrun on n1 was killed by SIGKILL from outside this run: ")
+        assert rank_ends(two.roll) == (RankEnd("local rank 0 on n2", 1),)
+
+    def test_the_kernel_may_have_ended_it_for_lack_of_memory(self, one: News) -> None:
+        one.exit(0, code=-9, oom_kills=1)
+        assert describe(one.roll, 1, []).startswith("torchrun on n1 was killed by the kernel's OOM killer")
+
+    def test_a_signal_that_torchrun_tells_is_told(self, one: News) -> None:
+        one.exit(0, ended_pids=[100, 101])
+        last = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 15"
+        assert describe(one.roll, 1, [last]).startswith("torchrun was killed by SIGTERM from outside this run: ")
+
+    def test_one_that_its_agent_ended_was_not_killed(self, two: News) -> None:
+        two.gone(1)
+        two.exit(0, [1, -9, 101, True])
+        two.exit(1, code=-9, was_ended=True)
+        assert describe(two.roll, 1, []) == f"rank 1 on n1 was killed by SIGKILL in {PLACE}"
+
+
 class TestAborted:
     """NCCL's watchdog ends ranks by SIGABRT because of what happened to another one."""
 
@@ -181,6 +209,7 @@ class TestStandstill:
         for rank in range(4):
             two.rank(rank)
         assert describe_standstill(two.roll) == "all ranks are stuck in timed block"
+        assert describe_standstill(two.roll, ["n2"]).startswith("the agent on n2 sent nothing meanwhile: stopped, or ")
 
 
 class TestNccl:

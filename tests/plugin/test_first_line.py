@@ -65,25 +65,24 @@ class Scenario:
 
 SCENARIOS = {
     "one slow GPU of 128": Scenario(
-        "REJECTED: GPU 5 (SIM-77) on simulated-9 is 1.20× slower than its 127 peers even without communication; "
-        "that explains 5 of 5 failures and 1 of 1 undecided",
+        "REJECTED: GPU 5 (SIM-77) on simulated-9 is 1.20× slower than its 127 peers even without communication "
+        "(5 of 5 failures)",
         128,
         ("slow-gpu:77:1.2",),
     ),
     "a slow node": Scenario(
-        "REJECTED: node simulated-1 is 1.20× slower than its peers even without communication; that explains ",
+        "REJECTED: node simulated-1 is 1.20× slower than its peers even without communication (",
         32,
         tuple(f"slow-gpu:{rank}:1.2" for rank in range(8, 16)),
     ),
     "a slow link": Scenario("REJECTED: node simulated-2: 16 of its 16 pairs fail", 32, ("slow-link:2:0.3",)),
     "a corrupt GPU": Scenario("REJECTED: wrong data: GPU 5 (SIM-5) on simulated-0: ", faults=("corrupt-rank:5",)),
     "a missing GPU": Scenario(
-        "INCOMPLETE: GPU 5 (SIM-5) on simulated-0 is missing in 31 rounds in which other GPUs were measured; "
-        "that explains 8 of 8 undecided",
+        "INCOMPLETE: GPU 5 (SIM-5) on simulated-0: not measured in 31 rounds of its peers (8 of 8 undecided)",
         faults=("missing-rank:5:1",),
     ),
     "a uniform loss": Scenario(
-        "REJECTED: all GPUs are alike and 19.7 % below the published throughput, so no device is named",
+        "REJECTED: 19.7 % below the reference throughput; every GPU is within 5.0 % of its peers, so no device is ",
         faults=("slow-gpu:all:1.25",),
     ),
     "nothing between nodes": Scenario(

@@ -14,9 +14,10 @@ LOSS = UniformLoss(0.0028, 0.051, 0.95, "throughput_per_gpu[a]", 5)
 ACCEPTED = Judgement("a100", "accepted", "1 of 1", (PASSED,), uniform_loss=LOSS)
 
 
-def test_nothing_is_said_of_a_published_throughput_that_was_not_kept_nor_of_a_run_without_training() -> None:
+def test_no_limit_is_claimed_beside_a_throughput_that_fails_and_nothing_said_of_a_run_without_training() -> None:
     missed = replace(FAILED, published=1200.0)
-    assert uniform_loss_text(replace(ACCEPTED, verdicts=(missed,), uniform_loss=None)) == ""
+    said = uniform_loss_text(replace(ACCEPTED, verdicts=(missed,), uniform_loss=None))
+    assert said == "All devices alike slow: 1 requirement on throughput fails for which no device is named."
     checked = replace(PASSED, metric="node_check", interval=None)
     assert list(certainty_lines(replace(ACCEPTED, verdicts=(checked,), uniform_loss=None))) == []
 

@@ -40,11 +40,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     monkeypatch.setattr(devices, "refuse_hanging_driver", lambda: None)
 
-    def has(*gpus: Gpu, driver: bool) -> None:
+    def has(*gpus: Gpu) -> None:
         monkeypatch.setattr(devices, "visible_gpus", lambda silent: list(gpus))
-        monkeypatch.setattr(devices, "has_driver", lambda: driver)
 
-    has(driver=False)
+    has()
     return has
 
 

@@ -91,7 +91,7 @@ def test_gpus_that_took_no_part_are_not_accepted(
     opened: Open, gangs: list[InstantGang], machine: Callable[..., None]
 ) -> None:
     """Sixteen GPUs, requirements for eight: nothing is known of the other eight."""
-    machine(*[Gpu(i, f"GPU-{i}", "G", "20b2", 80.0) for i in range(16)], driver=True)
+    machine(*[Gpu(i, f"GPU-{i}", "G", "20b2", 80.0) for i in range(16)])
     session = opened(gpu_sku="gpu")
     session.source.select(session.source.cases)
     session.source.open_run()

@@ -21,7 +21,7 @@ from tests.builders.sessions import THRESHOLDS, Open, gpu, measured_run
 
 class TestDevices:
     def test_on_gpu_all_are_used_or_as_many_as_asked_for(self, opened: Open, machine: Callable[..., None]) -> None:
-        machine(gpu(0), gpu(1), gpu(2), driver=True)
+        machine(gpu(0), gpu(1), gpu(2))
         assert opened(gpu_sku="gpu").source.machine.devices == 3
         assert opened(gpu_sku="auto", ddp_gpus_per_node="2").source.machine.devices == 2
 
@@ -99,24 +99,21 @@ class TestWorldSizesInWords:
 
 
 class TestSku:
-    def test_without_a_driver_auto_is_the_cpu(self, opened: Open) -> None:
-        assert opened(gpu_sku="auto").sku == "cpu"
-
     def test_auto_finds_the_gpus(self, opened: Open, machine: Callable[..., None]) -> None:
-        machine(gpu(0), driver=True)
+        machine(gpu(0))
         session = opened(gpu_sku="auto")
         assert (session.sku, session.subject.device_type, session.source.machine.devices) == ("gpu", "cuda", 1)
 
-    def test_a_driver_without_a_gpu_is_no_reason_to_accept_the_cpu(
-        self, opened: Open, machine: Callable[..., None]
-    ) -> None:
-        machine(driver=True)
-        with pytest.raises(SkuError, match="an NVIDIA driver is loaded, but no GPU is visible; expected at least one"):
-            opened(gpu_sku="auto")
-        assert opened(gpu_sku="laptop").sku == "cpu"
+    @pytest.mark.parametrize("collect_only", [False, True])
+    def test_a_node_without_gpus_is_never_judged_as_a_cpu(self, opened: Open, collect_only: bool) -> None:
+        with pytest.raises(
+            SkuError, match=r"^--gpu-sku=auto: no NVIDIA GPU is visible here.*; expected at least one GPU"
+        ):
+            opened(gpu_sku="auto", collect_only=collect_only)
+        assert opened(gpu_sku="laptop", collect_only=collect_only).sku == "cpu"
 
     def test_gpus_of_another_sku_are_refused(self, opened: Open, machine: Callable[..., None]) -> None:
-        machine(gpu(0, name="H"), driver=True)
+        machine(gpu(0, name="H"))
         with pytest.raises(SkuError, match=r"^--gpu-sku=gpu: the GPUs here are not gpu"):
             opened(gpu_sku="g")
 
@@ -160,7 +157,7 @@ class TestSilentGpus:
                 silent.append(error)
                 return list(answering)
 
-            machine(driver=True)
+            machine()
             monkeypatch.setattr(devices, "visible_gpus", visible)
             return error
 
@@ -212,7 +209,7 @@ class TestFewerGpusThanAsked:
     def test_are_a_fault_of_the_node_where_a_check_tells(
         self, opened: Open, machine: Callable[..., None], tmp_path: Path, asked: dict[str, str]
     ) -> None:
-        machine(gpu(0), gpu(1), driver=True)
+        machine(gpu(0), gpu(1))
         (tmp_path / "with_check.yaml").write_text(self.WITH_CHECK, encoding="utf-8")
         session = opened(gpu_sku="gpu", thresholds=str(tmp_path / "with_check.yaml"), **asked)
         assert (session.source.machine.devices, session.source.machine.gpus_asked) == (2, 8)
@@ -224,14 +221,14 @@ class TestFewerGpusThanAsked:
         assert read_as(Plan, as_json(session.source.plan)) == session.source.plan
 
     def test_are_a_slip_where_no_check_would_tell(self, opened: Open, machine: Callable[..., None]) -> None:
-        machine(gpu(0), gpu(1), driver=True)
+        machine(gpu(0), gpu(1))
         with pytest.raises(OptionError, match=r"--ddp-gpus-per-node: found 8, but 2 GPUs are visible"):
             opened(gpu_sku="gpu", ddp_gpus_per_node="8")
 
     def test_are_no_matter_if_nobody_asks_for_more(
         self, opened: Open, machine: Callable[..., None], tmp_path: Path
     ) -> None:
-        machine(gpu(0), gpu(1), driver=True)
+        machine(gpu(0), gpu(1))
         (tmp_path / "with_check.yaml").write_text(self.WITH_CHECK, encoding="utf-8")
         session = opened(gpu_sku="gpu", thresholds=str(tmp_path / "with_check.yaml"), ddp_gpus_per_node="1")
         assert session.source.machine == Machine(THIS_MACHINE, 1)

@@ -151,7 +151,8 @@ def test_a_sound_cluster_has_nothing_wrong() -> None:
 def test_a_fault_strikes_its_rank_or_its_whole_node(rank: int, kind: str) -> None:
     place = rank // 8 if kind in NODE_FAULTS else rank
     size = {
-        "slow-gpu": ":2", "ramp": ":2", "step": ":2:8", "at-times": ":2:4", "throttle": ":2", "slow-link": ":0.5", "lossy-link": ":0.05",
+        "slow-gpu": ":2", "ramp": ":2", "step": ":2:8", "at-times": ":2:4", "throttle": ":2", "slow-link": ":0.5",
+        "lossy-link": ":0.05",
         "bad-gpu": ":ecc", "slow-probe": ":matmul-fp16:0.5",
     }.get(kind, "")  # fmt: skip
     fault = parse_fault("drift:2" if kind == "drift" else f"{kind}:{place}{size}", layout_of(16))

@@ -115,15 +115,10 @@ def test_auto_is_the_sku_of_all_gpus(thresholds_file: ThresholdsFile) -> None:
     assert resolve_sku(thresholds_file, "auto", numbered(*[B200] * 8)) == "b200"
 
 
-def test_auto_without_gpus_is_the_cpu(thresholds_file: ThresholdsFile) -> None:
-    assert resolve_sku(thresholds_file, "auto", []) == "cpu"
-
-
-def test_auto_without_gpus_needs_a_cpu_sku(tmp_path: Path) -> None:
-    text = "schema_version: 2\nskus:\n  b200: {description: B200, detect: {name: '^NVIDIA B200$'}}\n"
-    message = refusal(written(tmp_path / "gpus.yaml", text), "auto", [])
-    assert "no NVIDIA GPU is visible" in message
-    assert "0 SKUs with `detect: {device: cpu}`" in message
+def test_auto_without_gpus_is_refused(thresholds_file: ThresholdsFile) -> None:
+    message = refusal(thresholds_file, "auto", [])
+    assert message.startswith("--gpu-sku=auto: no NVIDIA GPU is visible here")
+    assert "--gpu-sku=cpu" in message
 
 
 def test_auto_takes_gpus_whose_name_varies_within_the_sku(thresholds_file: ThresholdsFile) -> None:
@@ -237,13 +232,14 @@ def test_where_nothing_is_measured_an_explicit_sku_needs_no_gpus(
 
 
 def test_where_nothing_is_measured_auto_still_means_this_machine(thresholds_file: ThresholdsFile) -> None:
-    assert resolve_sku(thresholds_file, "auto", [], require_devices=False) == "cpu"
     assert resolve_sku(thresholds_file, "auto", [A100], require_devices=False) == "a100"
-    with pytest.raises(SkuError):
-        resolve_sku(thresholds_file, "auto", [H200], require_devices=False)
+    for gpus in ([H200], []):
+        with pytest.raises(SkuError):
+            resolve_sku(thresholds_file, "auto", gpus, require_devices=False)
 
 
 def test_from_nvml_to_the_sku(machine: PlayedMachine, thresholds_file: ThresholdsFile) -> None:
     machine.play([PLAYED_V100] * 8)
     assert machine.run_python(RESOLVE, str(thresholds_file.path)) == "v100\n"
-    assert machine.run_python(RESOLVE, str(thresholds_file.path), CUDA_VISIBLE_DEVICES="") == "cpu\n"
+    with pytest.raises(AssertionError, match="no NVIDIA GPU is visible here"):
+        machine.run_python(RESOLVE, str(thresholds_file.path), CUDA_VISIBLE_DEVICES="")

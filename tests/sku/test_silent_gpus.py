@@ -19,7 +19,7 @@ from pytest_ddpscale.session.devices import gpus_here
 from pytest_ddpscale.errors import SkuError
 silent = []
 try:
-    said = {"gpus": [gpu.index for gpu in gpus_here("a100", silent)], "silent": [str(error) for error in silent]}
+    said = {"gpus": [gpu.index for gpu in gpus_here(silent)], "silent": [str(error) for error in silent]}
 except SkuError as error:
     said = {"error": str(error)}
 print(json.dumps({**said, "users": pynvml._nvmlLib_refcount}))

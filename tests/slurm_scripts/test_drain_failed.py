@@ -262,6 +262,19 @@ def test_of_nightly_runs_the_latest_night_is_taken(cluster: Cluster) -> None:
     ]
 
 
+def test_a_node_whose_nightly_check_measured_nothing_is_to_be_inspected(cluster: Cluster) -> None:
+    night = cluster.stage.path / "nightly" / "2026-01-31"
+    (night / "n1").mkdir(parents=True)
+    (night / "n1" / "run.json").touch()
+    (night / "n1.log").write_text("REJECTED: GPU 3 is slow\n", encoding="utf-8")
+    refused = "--gpu-sku=auto: no NVIDIA GPU is visible here"
+    (night / "n2.log").write_text(f"collecting ...\nERROR: {refused}\n\n", encoding="utf-8")
+    said = cluster.stage.run("drain_failed.sh", "--apply", "--nightly", "nightly")
+    assert f"inspect n2: its check measured nothing: {refused} [nightly/2026-01-31/n2.log]" in said.stdout.splitlines()
+    assert "inspect n1" not in said.stdout
+    assert cluster.changes == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

@@ -75,6 +75,15 @@ def test_one_node_plans_the_sku_of_the_site(stage: Stage) -> None:
     assert "ddpscale plan for cpu" in result.stdout
 
 
+def test_a_node_without_a_driver_fails_its_job_instead_of_being_judged_as_a_cpu(stage: Stage) -> None:
+    settings = NIGHTLY | {"DDPSCALE_SKU": "auto", "DDPSCALE_VENV": sys.prefix, "CUDA_VISIBLE_DEVICES": ""}
+    for script in ("one_node.sbatch", "nightly_health.sbatch"):
+        result = stage.run(script, "-p", "no:cacheprovider", settings=settings)
+        assert result.returncode == 4
+        assert "--gpu-sku=auto: no NVIDIA GPU is visible here" in result.stdout + result.stderr
+    assert not list(stage.path.rglob("run.json"))
+
+
 def test_acceptance_makes_a_run_named_after_its_job(job: Stage) -> None:
     job.run("acceptance.sbatch", settings=JOB)
     assert job.calls("pytest") == [["--gpu-sku=b200", "--ddp-launcher=slurm", "--ddp-run-dir=ddpscale-runs/job-17"]]

@@ -1,0 +1,88 @@
+"""What a report says of a faulty machine in one place contradicts neither its verdict nor what it says in another."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from pytest_ddpscale.report.cause import causes, headline
+from pytest_ddpscale.report.culprits_text import read_findings
+from pytest_ddpscale.report.markdown import render_markdown
+from pytest_ddpscale.report.terminal import brief_lines, table_lines
+from pytest_ddpscale.run.verdicts import Judgement
+from tests.builders.clusters import a100
+from tests.builders.simulated_runs import judged_run
+
+
+def all_said(judgement: Judgement) -> str:
+    """Everything on the terminal, with and without ``-v``."""
+    return "\n".join(line for lines in (brief_lines, table_lines) for line, _ in lines(judgement, 1000))
+
+
+def test_a_gpu_that_stopped_reporting_is_at_fault_in_the_report_and_drained(tmp_path: Path) -> None:
+    run, judgement = judged_run(tmp_path, "missing-rank:3:2")
+    assert judgement.outcome == "rejected"
+    first, *others = causes(judgement)
+    assert [(one.host, one.gpu_index, one.is_certain) for one in first.culprits] == [("simulated-0", 3, True)]
+    assert not any(cause.culprits for cause in others)
+    assert headline(judgement).startswith("REJECTED: GPU 3 (SIM-3) on simulated-0: lost under load: not measured in 6 ")
+    found = read_findings(run.path, lambda *_: judgement, rehearses=True).findings
+    assert [(one.use, one.host) for one in found] == [("drain", "simulated-0")]
+
+
+def test_a_rank_that_the_end_of_a_run_cut_short_is_not_lost(tmp_path: Path) -> None:
+    _, judgement = judged_run(tmp_path, "missing-rank:3:7")
+    assert judgement.outcome == "incomplete"
+    assert not any(cause.culprits for cause in causes(judgement))
+
+
+def test_a_rejected_node_is_not_called_too_little_slow_or_uncertain(tmp_path: Path) -> None:
+    _, judgement = judged_run(tmp_path, "throttle:1:1.05", gpus=64, rounds=16)
+    said = all_said(judgement)
+    assert headline(judgement).startswith("REJECTED: node simulated-1 is 1.05× slower than its peers")
+    assert "too little to be named" not in said
+    assert not any("on simulated-1" in note and "not clearly enough" in note for note in judgement.notes)
+    assert "no culprit is certain" not in said
+
+
+def test_a_gpu_to_look_at_is_not_denied_and_a_slow_one_is_not_excluded(tmp_path: Path) -> None:
+    cluster = a100(unwaited=-0.03)
+    _, judgement = judged_run(tmp_path, "slow-gpu:3:1.03", rounds=16, cluster=cluster)
+    said = all_said(judgement)
+    assert "look at rank 3 on simulated-0" in said
+    assert "every GPU is within 5.0 % of its peers, so no device is named" in headline(judgement)
+    assert "no device is named for it" in said
+    assert "no device stands out" not in said
+    assert "GPUs are alike" not in said
+
+
+def test_one_gpu_somewhat_slow_is_told_by_how_much_and_communication_is_not_blamed(tmp_path: Path) -> None:
+    _, judgement = judged_run(tmp_path, "slow-gpu:3:1.02", rounds=16, cluster=a100(unwaited=-0.04))
+    said = all_said(judgement)
+    assert judgement.outcome == "rejected"
+    [percent] = set(re.findall(r"no rank is more than ([0-9.]+) % slower than its peers without communication", said))
+    assert 2.0 <= float(percent) < 3.0
+    assert "the loss is in communication" not in said
+
+
+def test_no_loss_is_excluded_beside_a_loss(tmp_path: Path) -> None:
+    _, judgement = judged_run(tmp_path, "slow-gpu:all:1.08")
+    said = all_said(judgement)
+    assert re.search(
+        r"REJECTED: [0-9.]+ % below the reference throughput; every GPU is within 5.0 % of its peers", said
+    )
+    assert "requirements on throughput fail for which no device is named." in said
+    assert "cannot be excluded" not in said
+
+
+def test_a_failure_whose_value_meets_the_bound_says_why(tmp_path: Path) -> None:
+    run, judgement = judged_run(tmp_path, "corrupt-rank:3")
+    [row, *_] = [one for one in judgement.verdicts if one.outcome == "failed" and (one.margin or 0) > 0]
+    report = render_markdown(judgement, run.read_run())
+    [line] = [line for line in report.splitlines() if line.startswith(f"| {row.id} |")]
+    assert "**FAIL**" in line
+    assert line.endswith(" 1: computed wrong data, as seen by local rank 3 of simulated-0 (8 of 8 rounds) |")
+    alone = replace(row, culprits=(), flags=())
+    said = "\n".join(line for line, _ in brief_lines(replace(judgement, verdicts=(alone,), coverage=None), 1000))
+    assert said.count("computed wrong data") == 2, "in the headline and below the row"
