@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pytest_ddpscale.plan.metric_catalogue import MATMUL_TFLOPS, METRICS, RANK_UNIFORMITY
+from pytest_ddpscale.plan.operation import operation
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.unmet import explained_text
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Blocker, Culprit, Judgement, Verdict
@@ -23,7 +24,7 @@ _Found = list[tuple[Culprit, Verdict]]
 Severity = Literal["wrong data", "memory errors", "lost", "link", "slow", "other"]
 _SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 _CHECKS_OF_LINKS = ("pcie", "pcie_under_load", "nvlink", "transport")
-_RATES_OF_LINKS = ("host_bandwidth_gbps", "busbw_gbps", "pair_bandwidth_gbps")
+_WITHIN_A_DEVICE = ("matmul", "memory-copy")  # kinds of probes; all others use links
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,8 @@ def _severity(culprit: Culprit, verdict: Verdict, is_any_slow: bool) -> Severity
         return "memory errors"
     if check == "gpus":
         return "lost"
-    if culprit.kind == "link" or check in _CHECKS_OF_LINKS or metric.name in _RATES_OF_LINKS:
+    probes_links = metric.subject == "probe" and operation(verdict.workload).kind not in _WITHIN_A_DEVICE
+    if culprit.kind == "link" or check in _CHECKS_OF_LINKS or probes_links:
         return "link"
     if culprit.slowdown is not None:
         return "slow"
