@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
+from pytest_ddpscale.report.launches_text import DOUBTFUL, interval_mark
 from pytest_ddpscale.run.verdicts import Judgement, UniformLoss, Verdict
 
 # False failures of a requirement exactly on its bound, relative to 1 - confidence, if successive rounds correlate by
@@ -22,7 +23,9 @@ def certainty_lines(judgement: Judgement) -> Iterator[str]:
     """Sentences for the report; none for a run that neither trained nor probed."""
     measured = [one for one in judgement.verdicts if one.interval is not None]
     members = [one for one in judgement.verdicts if one.may_reject_by_chance]
-    if measured and members:
+    if any(map(interval_mark, measured)):
+        yield f"Accepted or rejected by mistake: {DOUBTFUL}."
+    elif measured and members:
         level = min(one.confidence for one in measured)
         yield (
             f"Accepted by mistake: a machine that misses a bound is accepted in at most {_percent(1 - level)} of runs "

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.report.certainty_text import certainty_lines, chance_text, uniform_loss_text
-from pytest_ddpscale.run.verdicts import Judgement, UniformLoss
+from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Judgement, UniformLoss
 from tests.builders.judgements import FAILED, PASSED
 
 LOSS = UniformLoss(0.0028, 0.051, 0.95, "throughput_per_gpu[a]", 5)
@@ -28,6 +28,13 @@ def test_means_of_launches_fail_by_chance_more_often() -> None:
     (_, rejected, _) = certainty_lines(replace(ACCEPTED, verdicts=(*several, replace(PASSED, id="probe"))))
     assert "in 2.5 % of runs if their errors coincide, and in 53.63 % if they are independent" in rejected
     assert "(if launches are normally distributed)" in rejected
+
+
+def test_where_launches_differ_more_than_rounds_no_other_chance_is_claimed() -> None:
+    """Not 5 % in one sentence and 54 % in another."""
+    (said, _) = certainty_lines(replace(ACCEPTED, verdicts=(replace(PASSED, flags=(THIS_LAUNCH_ONLY,)),)))
+    assert said.startswith("Accepted or rejected by mistake: on a CPU, launches differ")
+    assert said.count(" %") == 1
 
 
 @pytest.mark.parametrize(
