@@ -30,7 +30,8 @@ def certainty_lines(judgement: Judgement) -> Iterator[str]:
         yield (
             f"Accepted by mistake: a machine that misses a bound is accepted in at most {_percent(1 - level)} of runs "
             f"if its noise is steady. Each requirement is judged with {_percent(level)} confidence, and acceptance "
-            "needs all of them."
+            "needs all of them. What becomes slower only after its requirements were decided, mostly after 8 to 10 "
+            "rounds, is not seen."
         )
         yield _rejected_by_mistake(members, level)
     loss = uniform_loss_text(judgement)
