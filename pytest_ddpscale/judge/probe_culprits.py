@@ -51,7 +51,7 @@ def with_probe_culprits(verdict: Verdict, judged: Sequence[PlaceVerdict], planne
     if planned == 1:
         return replace(verdict, culprits=uncertain)
     alike = f"{len(failed)} of {planned} {failed[0].place.noun} fail alike"
-    note = f"{alike}: is the bound right? By this alone no culprit is certain"
+    note = f"{alike}: is the bound right? This names no culprit for certain"
     return replace(verdict, culprits=uncertain, notes=(*verdict.notes, note))
 
 

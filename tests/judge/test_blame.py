@@ -189,7 +189,7 @@ class TestMostNodesFail:
         verdict = self.judge_by_node(900.0, slowness, ranks=ranks)
         assert verdict.outcome == "failed"
         assert {(host, certain) for _, host, certain in named(verdict)} == {(f"n{i}", False) for i in range(4)}
-        assert verdict.notes[-1] == "4 of 4 nodes fail alike: is the bound right? By this alone no node is certain"
+        assert verdict.notes[-1] == ("4 of 4 nodes fail alike: is the bound right? This names no node for certain")
 
     @rows("slow", [1, 2])
     def test_is_not_so_up_to_half_of_them(self, slow: int) -> None:

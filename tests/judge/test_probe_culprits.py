@@ -82,11 +82,11 @@ SLOW = {
     # A bound that most miss drains nobody.
     "most GPUs": Slow(
         MATMUL, [(rank,) for rank in range(5)], [gpu(rank, certain=False) for rank in range(5)],
-        note="5 of 8 GPUs fail alike: is the bound right? By this alone no culprit is certain",
+        note="5 of 8 GPUs fail alike: is the bound right? This names no culprit for certain",
     ),
     "all GPUs": Slow(
         MATMUL, [(rank,) for rank in range(8)], [gpu(rank, certain=False) for rank in range(8)],
-        note="8 of 8 GPUs fail alike: is the bound right? By this alone no culprit is certain",
+        note="8 of 8 GPUs fail alike: is the bound right? This names no culprit for certain",
     ),
     "communication of a node": Slow(
         ALL_REDUCE, [tuple(range(16, 24))], [node("n2")], ("90.08 GB/s", "120.1 is the median of 3 others"), nodes=4
