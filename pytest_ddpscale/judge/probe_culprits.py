@@ -45,10 +45,14 @@ def with_probe_culprits(verdict: Verdict, judged: Sequence[PlaceVerdict], planne
     if failed[0].place.kind == "gang":
         return with_slow_node_pairs(verdict, evidence)
     culprits = tuple(_culprits(judged, _Values(judged)))
-    if 2 * len(failed) <= planned or _are_few_nodes(culprits, judged):
+    are_few = 2 * len(failed) <= planned
+    # Where most are undecided, all may be slow alike, of which the first to fail is no worse than the others.
+    if (are_few and 2 * sum(one.outcome == "passed" for one in judged) >= len(judged)) or _are_few_nodes(
+        culprits, judged
+    ):
         return replace(verdict, culprits=culprits)
     uncertain = tuple(replace(culprit, is_certain=False) for culprit in culprits)
-    if planned == 1:
+    if planned == 1 or are_few:
         return replace(verdict, culprits=uncertain)
     alike = f"{len(failed)} of {planned} {failed[0].place.noun} fail alike"
     note = f"{alike}: is the bound right? This names no culprit for certain"

@@ -136,6 +136,11 @@ def test_who_is_slow_is_named_and_nobody_else(slow: Slow) -> None:
     assert any(slow.note in note for note in (*verdict.notes, "")) if slow.note else not verdict.notes
 
 
+def test_where_the_others_are_undecided_all_may_be_slow_alike() -> None:
+    verdict = judge_steady(MATMUL, BOUND, steady(BOUND, {(3,): 97.0}))
+    assert (verdict.outcome, named(verdict)) == ("failed", [gpu(3, certain=False)])
+
+
 def test_a_slow_cpu_rank_is_named_as_well() -> None:
     verdict = judge_steady(MATMUL, BOUND, steady(GOOD, {(3,): 90.0}), device_type="cpu")
     assert [(c.kind, c.gpu_index, c.gpu_uuid) for c in verdict.culprits] == [("gpu", 3, "cpu")]
