@@ -20,6 +20,7 @@ simulator derives communication. Exits with 1 if a share misses its goal.
 
 from __future__ import annotations
 
+import re
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -443,11 +444,15 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=GROUPS, default=GROUPS, help="groups (all)")
     parser.add_argument("--runs", type=positive_int, help="of each scenario; default: 40 to 400, by its goal")
     parser.add_argument("--most-gpus", type=positive_int, default=512, help="leave larger ones out (%(default)s)")
+    parser.add_argument("--match", default="", help="rows whose scenario contains this regular expression (all)")
     parser.add_argument("--points", type=float, default=0.0, help="above the published efficiency (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="other seeds are other runs (%(default)s)")
     parser.add_argument("--jobs", type=positive_int, default=1, help="processes (%(default)s)")
     arguments = parser.parse_args()
-    wanted = [one for one in scenarios(arguments.only) if one.gpus <= arguments.most_gpus]
+    wanted = [
+        one for one in scenarios(arguments.only)
+        if one.gpus <= arguments.most_gpus and re.search(arguments.match, one.label)
+    ]  # fmt: skip
     rows, group = [], ""
     with ProcessPoolExecutor(arguments.jobs) as pool:
         for scenario in wanted:
