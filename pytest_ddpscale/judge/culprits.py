@@ -89,8 +89,11 @@ class RankComparison:
         return self.evidence.once(("stragglers", self.study.id), self._find_stragglers)
 
     def _find_stragglers(self) -> list[Straggler]:
-        plan = self.evidence.plan
-        found = with_held_down(stragglers_of(self.rounds, self.at_most), self.rounds, self.evidence.telemetry)
+        plan, telemetry = self.evidence.plan, self.evidence.telemetry
+        found = with_held_down(stragglers_of(self.rounds, self.at_most), self.rounds, telemetry)
+        if not found and (pace := own_pace_of(self.study, self.evidence)) is not None:
+            # Noise may leave open in one study what the forward passes of another show.
+            found = with_held_down(stragglers_of(pace.as_steps, self.at_most), pace.rounds, telemetry)
         if found or plan.launches == 1 or self.where is None:
             return found
         study, arm = self.where

@@ -155,17 +155,16 @@ def _found(measured: ArmRounds, limit: float, rule: _Rule) -> list[Straggler]:
     logs, line = np.log(times_s / medians_of_others(times_s)), math.log1p(limit)
     last = slice(len(logs) // 2, None)
     has_halves = len(logs) >= 2 * MINIMUM_ROUNDS and (~np.isnan(logs[last])).sum(axis=0).min() >= MINIMUM_ROUNDS
-    looks = 2 if has_halves else 1
-    named, certain = rule(times_s, limit, looks)
+    named, certain = rule(times_s, limit, 1)  # all that fails uniformity
     if has_halves:
-        # Without the second condition ordinary differences of ranks would have two chances to look large.
+        # Without the condition, and at one look, ordinary differences of ranks would have two chances to look large.
         got_slower = median_over_rounds(logs[last]) - median_over_rounds(logs[: last.start]) >= line / 2
-        lately, lately_certain = rule(times_s[last], limit, looks)
+        lately, lately_certain = rule(times_s[last], limit, 2)
         named, certain = named | (lately & got_slower), certain | (lately_certain & got_slower)
     peers = _peers_of(measured.present[:, enough])
     at_times = _are_slow_at_times(logs, line)
     named, certain = named | at_times, certain | (at_times & (peers >= FEWEST_PEERS_OF_FAR))
-    (values, reaches), found = averages_of(logs, looks), []
+    (values, reaches), found = averages_of(logs), []
     for i in np.flatnonzero(named).tolist():
         of_rank = logs[:, i], values[i], reaches[i]
         is_doubtful = not certain[i]
@@ -182,9 +181,10 @@ def _peers_of(present: BoolArray) -> IntArray:
 def _beyond(times_s: FloatArray, limit: float, looks: int) -> tuple[BoolArray, BoolArray]:
     """A `_Rule`: that of `peers`; with too few peers for it a rank is a suspect."""
     compared = compare(times_s, limit, looks=looks)
-    named = compared.beyond | ((compared.peers < FEWEST_PEERS) & (compared.low > 1 + limit))
-    # What most do is the norm.
-    return named if 2 * named.sum() <= len(named) else compared.beyond, compared.beyond
+    suspects = (compared.peers < FEWEST_PEERS) & (compared.low > 1 + limit)
+    if 2 * (compared.low > 1).sum() > len(suspects):  # what most do is the norm
+        suspects[:] = False
+    return compared.beyond | suspects, compared.beyond
 
 
 def _none(times_s: FloatArray, limit: float, looks: int) -> tuple[BoolArray, BoolArray]:

@@ -156,7 +156,7 @@ _ALL = (
         "images_per_joule", "samples/J", "Images per joule",
         "Images trained per joule, on the least efficient GPU.",
         "images that a rank trained ÷ energy that its GPU used in the block; the lowest of all ranks",
-        carries_acceptance=False,
+        carries_acceptance=False, slowed_by_one_rank=True,
     ),
     Metric(
         "inference_throughput", "samples/s", "Inference throughput per GPU",
