@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -28,11 +28,14 @@ from pytest_ddpscale.judge.stragglers import (
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.util.listing import first_few
 
+# For a thresholds file that says nothing of peers, or does not compare them: what fails names somebody all the same.
+UNLESS_TOLD: Mapping[DeviceType, float] = {"cuda": 0.05, "cpu": 1.0}
 _EXPLAINS_NOTHING = "too little to explain the failure"
 
 
@@ -43,7 +46,7 @@ class RankComparison:
     Attributes:
         study: that is judged.
         evidence: of the launch.
-        limit: by which a rank may be slower than its peers, 0.05 for 5 %; None if ranks are not compared.
+        limit: by which a rank may be slower than its peers, 0.05 for 5 %; None for `UNLESS_TOLD`.
     """
 
     study: Study
@@ -80,8 +83,8 @@ class RankComparison:
 
     @property
     def at_most(self) -> float:
-        """The limit; infinite if ranks are not compared."""
-        return math.inf if self.limit is None else self.limit
+        """The limit, or that for devices of this type."""
+        return UNLESS_TOLD[self.evidence.plan.device_type] if self.limit is None else self.limit
 
     @cached_property
     def stragglers(self) -> list[Straggler]:
@@ -223,7 +226,7 @@ class _Blame:
             side, unit = "below" if is_below else "above", f"{self.case.workload.family.unit}/s"
             speed = self._samples_per_s(straggler)
             evidence += f"; its {speed:.4g} {unit} are {side} the floor of {self._floor:.4g} {unit} for one alone"
-        explains = is_below or self._explains(straggler.ratio)
+        explains = is_below or self._explains(straggler.mean_ratio)
         if not explains:
             evidence += f"; {_EXPLAINS_NOTHING}"
         is_certain = explains and (is_below or not straggler.ambiguous)
@@ -234,7 +237,7 @@ class _Blame:
         culprit = node_culprit(ranks)
         is_of_two = self.compared.evidence.plan.nodes > 1 and len(self.compared.rounds.ranks.by_host) <= 2
         ambiguous = is_of_two or ranks[0].ambiguous
-        own = [s.ratio for s in self.found if s.host == culprit.host and s.rank not in slower]
+        own = [s.mean_ratio for s in self.found if s.host == culprit.host and s.rank not in slower]
         explains = self._explains(max(own, default=culprit.slowdown or 1.0))
         evidence, below = culprit.evidence, any(map(self._is_below_floor, ranks))
         if not below and ambiguous:
@@ -259,7 +262,7 @@ class _Blame:
 
     @property
     def _slowest(self) -> float:
-        return max(straggler.ratio for straggler in self.found)
+        return max(straggler.mean_ratio for straggler in self.found)
 
     def _explains(self, ratio: float) -> bool:
         """Whether this slowdown alone explains the miss; the largest always does if slow ranks explain it at all."""
@@ -280,8 +283,6 @@ def _note_on_computation(verdict: Verdict, compared: RankComparison) -> str:
     definition, rounds = METRICS[verdict.metric], compared.rounds
     is_efficiency = definition.scaling == "weak" and definition.baseline == "alone"
     if not is_efficiency or compared.stragglers or len(rounds) < MINIMUM_ROUNDS or compared.where is None:
-        return ""
-    if compared.limit is None:
         return ""
     if compared.watched:
         return _watched_note(compared.watched)

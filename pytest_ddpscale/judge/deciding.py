@@ -136,7 +136,8 @@ def arms_of(case: AnyCase) -> set[str]:
 def _names_a_slow_one(verdict: Verdict) -> bool:
     """Whether it rejects for a GPU or node that is certainly slower than its peers."""
     is_certain = any(culprit.is_certain for culprit in verdict.culprits)
-    return METRICS[verdict.metric].reads_own_pace and verdict.outcome == "failed" and is_certain
+    is_rejected = verdict.outcome == "failed" and verdict.severity == "fail"
+    return METRICS[verdict.metric].reads_own_pace and is_rejected and is_certain
 
 
 def _is_slowed_by_one(case: AnyCase) -> bool:

@@ -33,7 +33,7 @@ from pytest_ddpscale.judge.metrics import Arms, Read
 from pytest_ddpscale.judge.own_pace import OwnPace, last_round, own_pace_of, own_pace_s, until
 from pytest_ddpscale.judge.peers import compare, median_over_rounds, relative_logs
 from pytest_ddpscale.judge.rounds import ArmRounds, Groups, merged
-from pytest_ddpscale.judge.stragglers import find_slow_group
+from pytest_ddpscale.judge.stragglers import find_slow_at_times, find_slow_group
 from pytest_ddpscale.judge.values import Values, groups_of, joined, table_of
 from pytest_ddpscale.plan.metric_catalogue import WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.study import Study
@@ -322,6 +322,8 @@ class _Whole:
         self.column = {place: number for number, place in enumerate(ranks.places)}
         self.compared = compare(pace.times_s, limit)
         self.groups = find_slow_group(pace.as_steps, limit)
+        slow_at_times = find_slow_at_times(pace.as_steps, limit)
+        self._at_times = [self.column[one.host, one.culprit.gpu_index or 0] for one in slow_at_times]
         self._node_of = np.zeros(len(ranks), np.int64)
         for number, at in enumerate(ranks.by_host.values()):
             self._node_of[at] = number
@@ -336,6 +338,8 @@ class _Whole:
             return "its GPUs have too few peers"
         if (self.compared.low[at] > 1 + self.limit).any():
             return f"a GPU is more than {100 * self.limit:.3g} % slower than its peers"
+        if np.isin(at, self._at_times).any():
+            return "a GPU is far slower than its peers at times"
         if self.groups:
             return f"GPUs fall into two groups: {self.groups[0].others} and the slower ones"
         if not self._is_one and self._nodes_limit is None:

@@ -84,6 +84,7 @@ class Straggler:
         interval: of that ratio, for all ranks together at 95 %.
         slow_rounds: numbers of the rounds in which the ratio was over the middle between 1 and the limit.
         ambiguous: the others may be the unusual ones: they are few, or no majority.
+        mean_ratio: mean over all rounds instead: what it costs those who wait for it, also if it is slow at times.
         others: the faster group, if the ranks fall into two groups; empty if this rank stands out from all.
     """
 
@@ -93,6 +94,7 @@ class Straggler:
     interval: tuple[float, float]
     slow_rounds: tuple[int, ...]
     ambiguous: bool
+    mean_ratio: float
     others: str = ""
 
     @property
@@ -301,7 +303,8 @@ def _straggler(
         slowdown=ratio_when_slow, peers=peers, slow_rounds=len(slow_rounds), rounds=rounds,
     )  # fmt: skip
     interval = math.exp(value - reach), math.exp(value + reach)
-    return Straggler(rank, culprit, math.exp(value), interval, slow_rounds, ambiguous, others)
+    mean_ratio = math.exp(float(logs[there].mean()) - norm)
+    return Straggler(rank, culprit, math.exp(value), interval, slow_rounds, ambiguous, mean_ratio, others)
 
 
 def _whom(peers: int | None) -> str:

@@ -3,18 +3,20 @@
 The rule is that of `peers`. All GPUs of the run that trained the workload are places that should be alike; a node is
 the median of its GPUs. One place beyond the limit fails the requirement and is named, as certain unless half of the
 places or more are beyond: then it is unknown which of them are normal. All must be within to pass, and all of the plan
-must be measured; otherwise it is open.
+must be measured; otherwise it is open. A GPU that is far slower in some of the rounds fails it, too, and GPUs that fall
+into two groups farther apart than the limit leave it open, though most are within: the median is then a slow one's.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from pytest_ddpscale.judge.own_pace import as_steps, nodes_s, own_pace_s
-from pytest_ddpscale.judge.peers import Compared, compare
+from pytest_ddpscale.judge.peers import Compared, compare, medians_of_others
 from pytest_ddpscale.judge.rounds import ArmRounds, merged
 from pytest_ddpscale.judge.stragglers import find_slow_at_times, find_slow_group, groups_text, node_culprit, slow_nodes
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY
@@ -67,29 +69,57 @@ def judge_uniformity(blank: Verdict, case: Case, study: Study, evidence: Evidenc
     compared = compare(nodes_s(times_s, rounds) if is_of_nodes else times_s, limit)
     places, noun = _places(rounds, is_of_nodes=is_of_nodes), "nodes" if is_of_nodes else "GPUs"
     verdict = verdict_on_places(blank, compared, places, noun, missing, limit)
-    least = int(compared.rounds.min()) * (layout.turns(arm) if takes_turns else 1)
-    if verdict.outcome in ("passed", "failed") and len(rounds) < due and least < due:
-        reason = f"only {len(rounds)} of {due} rounds are complete; the others could change the result"
+    least = int(compared.rounds[compared.rounds > 0].min(initial=due)) * (layout.turns(arm) if takes_turns else 1)
+    if verdict.outcome in ("passed", "failed") and least < due:
+        reason = f"only {least} of {due} rounds are complete; the others could change the result"
         return replace(verdict, outcome="inconclusive", reason=reason)
-    if verdict.outcome not in ("failed", "inconclusive") or int(compared.rounds.max()) < FEWEST_ROUNDS:
+    if verdict.outcome == "not_measured" or int(compared.rounds.max()) < FEWEST_ROUNDS:
         return verdict
-    at_times = (
-        [] if is_of_nodes or verdict.outcome == "failed" else find_slow_at_times(as_steps(rounds, times_s), limit)
-    )
+    if is_of_nodes:
+        named = _culprits(compared, rounds, times_s, is_of_nodes=True) if verdict.outcome == "failed" else ()
+        return replace(verdict, culprits=tuple(named))
+    steps = as_steps(rounds, times_s)
+    return _with_other_rules(verdict, steps, limit, tuple(_culprits(compared, rounds, times_s, is_of_nodes=False)))
+
+
+def _with_other_rules(verdict: Verdict, steps: ArmRounds, limit: float, beyond: Sequence[Culprit]) -> Verdict:
+    """The verdict on GPUs, with those that are slow in some rounds only, and with two groups of GPUs.
+
+    Args:
+        verdict: by the comparison of all rounds.
+        steps: rounds at the own pace of each.
+        limit: by which a GPU may be slower.
+        beyond: culprits that the comparison names.
+    """
+    at_times = [] if verdict.outcome == "failed" else find_slow_at_times(steps, limit)
     if at_times and not any(one.ambiguous for one in at_times):
         first, more = at_times[0], f" (and {len(at_times) - 1} more)" if len(at_times) > 1 else ""
         reason = f"rank {first.rank} on {first.host} is slow at times{more}: {first.culprit.evidence}"
-        return replace(verdict, outcome="failed", reason=reason, culprits=tuple(one.culprit for one in at_times))
-    group = [] if is_of_nodes else find_slow_group(as_steps(rounds, times_s), limit)
-    nodes = slow_nodes(group, rounds)
-    if group:
-        verdict = replace(verdict, reason=f"{verdict.reason}; {groups_text(group, nodes)}")
+        return replace(
+            verdict, outcome="failed", reason=reason, value=first.culprit.slowdown, interval=None,
+            culprits=tuple(one.culprit for one in at_times),
+        )  # fmt: skip
+    group = find_slow_group(steps, limit)
+    if not group:
+        return replace(verdict, culprits=tuple(beyond) if verdict.outcome == "failed" else ())
+    nodes = slow_nodes(group, steps)
+    # The median of others lies in the larger group, or between both, of which either may be the normal one.
+    named = [node_culprit(ranks) for ranks in nodes.values()]
+    named += [one.culprit for one in group if one.host not in nodes]
+    named = [replace(one, is_certain=False) for one in named]
+    if verdict.outcome == "passed":
+        if statistics.median(one.ratio for one in group) < 1 + limit:
+            return verdict
+        return replace(verdict, outcome="inconclusive", reason=groups_text(group, nodes), culprits=tuple(named))
+    verdict = replace(verdict, reason=f"{verdict.reason}; {groups_text(group, nodes)}")
     if verdict.outcome == "inconclusive":
-        # The median of others lies between two groups, of which either may be the normal one.
-        named = [node_culprit(ranks) for ranks in nodes.values()]
-        named += [one.culprit for one in group if one.host not in nodes]
-        return replace(verdict, culprits=tuple(replace(one, is_certain=False) for one in named))
-    return replace(verdict, culprits=tuple(_culprits(compared, rounds, times_s, is_of_nodes=is_of_nodes)))
+        return replace(verdict, culprits=tuple(named))
+    places = {(one.host, one.culprit.gpu_index) for one in group if one.ambiguous} | {(host, None) for host in nodes}
+    is_half = 2 * len(group) >= len(steps.ranks)
+    doubtful = [one for one in beyond if is_half and (one.host, one.gpu_index) in places]
+    return replace(
+        verdict, culprits=tuple(replace(one, is_certain=False) if one in doubtful else one for one in beyond)
+    )
 
 
 def verdict_on_places(
@@ -169,8 +199,7 @@ def _culprits(
         ratio = float(np.median(compared.ratio[by_host[host]]))
         peers = int(compared.peers[by_host[host]].min())
         yield _node(host, ratio, peers, is_certain=is_certain, what=f"all {len(by_host[host])} ranks slow, ")
-    usual = np.nanmedian(np.log(times_s), axis=1, keepdims=True)
-    relative = np.exp(np.log(times_s) - usual)
+    relative = times_s / medians_of_others(times_s)
     for at in slow.tolist():
         _, host, local_rank, device = rounds.ranks.who(at)
         if host in wholly:

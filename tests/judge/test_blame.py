@@ -8,8 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.judge.bounds import blank_verdict
+from pytest_ddpscale.judge.combining import PlaceVerdict, with_failed_nodes
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.run.verdicts import Verdict
+from pytest_ddpscale.judge.probes import Place
+from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.judged import CONFIDENCE, OTHER_CHECKSUM, at_pace, make_case
 from tests.builders.probes import Pair, pair_columns_of, with_columns
@@ -199,6 +202,17 @@ class TestMostNodesFail:
 
     def test_but_one_of_two_that_misses_an_absolute_bound_by_itself_is_at_fault(self) -> None:
         assert ("node", "n1", True) in named(self.judge_by_node(90.0, slow_node(1), nodes=2))
+
+    @rows(("others", "certain"), [("passed", True), ("inconclusive", False)])
+    def test_nor_may_the_first_of_undecided_nodes_be_worse_than_the_others(
+        self, others: VerdictOutcome, certain: bool
+    ) -> None:
+        blank = blank_verdict(make_case("throughput_per_gpu", 90.0, world_size=2), CONFIDENCE)
+        outcomes: list[VerdictOutcome] = ["failed", *[others] * 7]
+        verdicts = [replace(blank, outcome=one, value=89.9) for one in outcomes]
+        of_node = {Place("node", (), f"n{i}"): verdict for i, verdict in enumerate(verdicts)}
+        nodes = [PlaceVerdict(place, of_node.__getitem__) for place in of_node]
+        assert named(with_failed_nodes(verdicts[0], nodes, 8)) == [("node", "n0", certain)]
 
     def test_is_not_asked_of_results_that_differ(self) -> None:
         case = make_case("replica_agreement", 1.0, world_size=2)
