@@ -33,8 +33,8 @@ EXIT_CODES = {
     "tail -f": 124,  # it never ends by itself
     "sinfo -R": 1,  # nobody is drained
 }
-# The checks of the nodes alone, which take seconds; an argument in the document wins.
-ONLY_CHECKS = {"PYTEST_ADDOPTS": "-k node_check -p no:cacheprovider"}
+# The checks of the nodes alone, which take seconds; an argument in the document wins. The lab's nodes have no GPUs.
+ONLY_CHECKS = {"PYTEST_ADDOPTS": "-k node_check -p no:cacheprovider", "DDPSCALE_SKU": "cpu"}
 
 
 def documented() -> list[str]:
