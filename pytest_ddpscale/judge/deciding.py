@@ -110,7 +110,10 @@ class Decider:
         return arms_needed(arms, found)
 
     def _still_open(self, cases: Sequence[AnyCase], evidence: Evidence) -> list[AnyCase]:
-        """Those that more rounds may decide, and that a slow GPU or node which is named already does not explain."""
+        """Those that more rounds may decide, and that a slow GPU or node which is named already does not explain.
+
+        A decided requirement stays decided: its arms get no new rounds, so the judge sees the same data again.
+        """
         verdicts = [judge(case, evidence, self._confidence) for case in cases]
         self._is_explained |= any(_names_a_slow_one(verdict) for verdict in verdicts)
         found = [case for case, verdict in zip(cases, verdicts, strict=True) if verdict.is_open]
@@ -144,14 +147,6 @@ def _is_slowed_by_one(case: AnyCase) -> bool:
     """Whether a slow rank alone may be why it is open; uniformity may be open because of another one."""
     definition = case.requirement.definition
     return isinstance(case, Case) and definition.slowed_by_one_rank and not definition.reads_own_pace
-
-
-def still_open(cases: Sequence[AnyCase], evidence: Evidence, confidence: float) -> list[AnyCase]:
-    """Requirements that more rounds may decide.
-
-    A decided requirement stays decided: its arms get no new rounds, so the judge sees the same data again.
-    """
-    return [case for case in cases if judge(case, evidence, confidence).is_open]
 
 
 def arms_needed(arms: Sequence[str], cases: Sequence[AnyCase]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_ddpscale.judge.deciding import arms_needed, still_open
+from pytest_ddpscale.judge.deciding import arms_needed
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.verdicts import Verdict
@@ -86,10 +86,8 @@ def test_arms_for_the_report_alone_are_dropped_as_soon_as_nobody_needs_them() ->
     ]
     evidence = nodes_evidence(plan, open_still)
     arms = [arm.name for arm in plan.studies[0].arms]
-    assert arms_needed(arms, still_open([EFFICIENCY], evidence, CONFIDENCE)) == [
-        "alone",
-        "ddp@4",
-    ]
+    assert judge(EFFICIENCY, evidence, CONFIDENCE).is_open
+    assert arms_needed(arms, [EFFICIENCY]) == ["alone", "ddp@4"]
 
 
 def test_arms_are_named_by_their_placement() -> None:

@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from pytest_ddpscale.judge.deciding import arms_needed, still_open
+from pytest_ddpscale.judge.deciding import arms_needed
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import ProbeStudy
@@ -196,7 +196,8 @@ def _needed(bound: float, value: float, rounds: int, noise: float = 0.0, **keys:
     cases = [probe_case(MATMUL, bound, **keys), probe_case(other, 1.0)]
     assert plan.probes is not None
     probes = [probe.name for probe in plan.probes.arms]
-    return arms_needed(probes, still_open(cases, probe_evidence(plan, measured), CONFIDENCE))
+    evidence = probe_evidence(plan, measured)
+    return arms_needed(probes, [case for case in cases if judge(case, evidence, CONFIDENCE).is_open])
 
 
 def test_only_what_is_undecided_needs_further_rounds() -> None:
