@@ -21,6 +21,7 @@ import argparse
 import json
 import os
 import random
+import socket
 import statistics
 import subprocess
 import sys
@@ -207,6 +208,7 @@ def _launch(job: Job, folder: Path) -> None:
         "GLOO_SOCKET_IFNAME": "lo",
         **worker_environment(os.environ, job.device_type),
         GANG_VARIABLE: gang_id,
+        **as_an_agent_would(),
     }
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
@@ -215,6 +217,13 @@ def _launch(job: Job, folder: Path) -> None:
         stop_gang([process], gang_id, grace_s=10.0)
     if exit_code:
         raise SystemExit(f"the ranks failed with exit code {exit_code}; their output is above")
+
+
+def as_an_agent_would() -> dict[str, str]:
+    """What `worker.control.connect` wants to be told: one node, and where rank 0 hosts the store."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return {"DDPSCALE_NODES": "1", "DDPSCALE_NODE_INDEX": "0", "DDPSCALE_STORE": f"127.0.0.1:{port}"}
 
 
 def parse_arguments() -> argparse.Namespace:
