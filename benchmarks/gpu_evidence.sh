@@ -2,8 +2,9 @@
 # Evidence that needs an NVIDIA GPU, collected in at most nine minutes: the GPU tests, the nightly node-health run,
 # a short training run, the cost of the telemetry sampler, and the fidelity benchmark.
 #
-#   usage: benchmarks/gpu_evidence.sh OUT_DIR
+#   usage: benchmarks/gpu_evidence.sh OUT_DIR [tests|node-health|training|sampler|fidelity …]
 #
+# Where a GPU is lent for less, name the parts to run; by default it is all of them, in this order.
 # OUT_DIR must be new or empty. It gets six files: summary.json (each part's outcome, each run's verdicts, each
 # benchmark's whole result), machine.txt, tests.log, run.log, run.tar.gz (the directories of both runs) and
 # benchmarks.log. A part that fails stops no other.
@@ -28,11 +29,18 @@ readonly PACKAGES=(
 )
 
 usage() {
-    echo "usage: $0 OUT_DIR" >&2
+    echo "usage: $0 OUT_DIR [${PARTS// /|} …]" >&2
     exit "$EXIT_USAGE"
 }
 
-[[ $# -eq 1 && $1 != -* ]] || usage
+readonly PARTS="tests node-health training sampler fidelity"
+[[ $# -ge 1 && $1 != -* ]] || usage
+for wanted in "${@:2}"; do
+    [[ " $PARTS " == *" $wanted "* ]] || usage
+done
+# is_wanted NAME, one of PARTS
+wanted_parts=${*:2}
+is_wanted() { [[ " ${wanted_parts:-$PARTS} " == *" $1 "* ]]; }
 echo "to carry:" "${PACKAGES[@]%%:*}"
 missing=$("${PYTHON:-python3}" - torch:torch torchvision:torchvision "${PACKAGES[@]}" <<'PYTHON_CODE'
 import sys
@@ -156,7 +164,8 @@ part() {
 }
 
 # As installed, pytest finds the plugin by itself; from a bare checkout it has to be named.
-pytest_command=("$PYTHON" -m pytest -p no:cacheprovider)
+# Warnings of another machine's plugins must not cost a part.
+pytest_command=("$PYTHON" -m pytest -p no:cacheprovider -W default)
 "$PYTHON" -c 'import sys; from importlib.metadata import entry_points as found
 sys.exit(not found(group="pytest11", name="ddpscale"))' || pytest_command+=(-p pytest_ddpscale.plugin)
 # Only these: other tests need what a machine with a GPU may not have.
@@ -176,18 +185,29 @@ run() {
 part nvidia-smi 15 machine.txt nvidia-smi
 part nvidia-smi-q 15 machine.txt nvidia-smi -q
 part versions 30 machine.txt "$PYTHON" -c "$VERSIONS"
-part tests 140 tests.log "${pytest_command[@]}" -m gpu -v --durations=10 "${gpu_tests[@]}"
-# Skipped tests are no evidence, though pytest exits with 0.
-part some-tests-passed 10 machine.txt grep -E '[0-9]+ passed' "$OUT/tests.log"
-run node-health 150 -m node_health --ddp-budget=100s
+if is_wanted tests; then
+    part tests 140 tests.log "${pytest_command[@]}" -m gpu -v --durations=10 "${gpu_tests[@]}"
+    # Skipped tests are no evidence, though pytest exits with 0.
+    part some-tests-passed 10 machine.txt grep -E '[0-9]+ passed' "$OUT/tests.log"
+fi
+if is_wanted node-health; then
+    run node-health 150 -m node_health --ddp-budget=85s
+fi
 # What is published for one GPU of most SKUs, and what DDP by itself costs.
-run training 120 -m 'not node_health' -k 'resnet50-nchw-fp16 or resnet152-fp16' --ddp-budget=75s --ddp-rounds=8
-part sampler-overhead 80 benchmarks.log "$PYTHON" benchmarks/sampler_overhead.py --model resnet50 --batch-size 256 \
-    --image-size 224 --block-s 1 --rounds 16 --json "$WORK/sampler-overhead.json"
+if is_wanted training; then
+    run training 120 -m 'not node_health' -k 'resnet50-nchw-fp16' --ddp-budget=75s --ddp-rounds=8
+fi
+if is_wanted sampler; then
+    part sampler-overhead 80 benchmarks.log "$PYTHON" benchmarks/sampler_overhead.py --model resnet50 \
+        --batch-size 256 --image-size 224 --block-s 1 --rounds 16 --json "$WORK/sampler-overhead.json"
+fi
 # bf16 beside fp16, whose gradient scaler waits for the GPU in every step and so hides what else would wait.
-for precision in fp16 bf16; do
-    part "fidelity-$precision" 70 benchmarks.log "$PYTHON" benchmarks/fidelity.py --device cuda --model resnet50 \
-        --batch-size 128 --image-size 224 --num-classes 1000 --precision "$precision" --memory-format channels_last \
-        --launches 1 --rounds 16 --block-steps 10 --json "$WORK/fidelity-$precision.json"
-done
+if is_wanted fidelity; then
+    for precision in fp16 bf16; do
+        part "fidelity-$precision" 70 benchmarks.log "$PYTHON" benchmarks/fidelity.py --device cuda --model resnet50 \
+            --batch-size 128 --image-size 224 --num-classes 1000 --precision "$precision" \
+            --memory-format channels_last --launches 1 --rounds 16 --block-steps 10 \
+            --json "$WORK/fidelity-$precision.json"
+    done
+fi
 exit "$failed"
