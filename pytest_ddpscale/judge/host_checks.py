@@ -129,8 +129,8 @@ def topology(seen: NodeEvidence) -> Findings:
     """Devices are connected as on most nodes; without a majority all nodes are at fault, none of them certain."""
     read = {host: connections(survey.topology) for host, survey in seen.surveys.items()}
     none = unknown("nvidia-smi topo -m printed no topology")
-    found = {h: looked_at(survey) or (Finding() if read[h] else none) for h, survey in seen.surveys.items()}
-    known = {host: frozenset(each.items()) for host, each in read.items() if each}
+    found = {h: looked_at(survey) or (none if read[h] is None else Finding()) for h, survey in seen.surveys.items()}
+    known = {host: frozenset(each.items()) for host, each in read.items() if each is not None}
     if len(set(known.values())) < 2:
         return found
     most, count = Counter(known.values()).most_common(1)[0]
@@ -143,14 +143,19 @@ def topology(seen: NodeEvidence) -> Findings:
     return found
 
 
-def connections(matrix: str) -> dict[tuple[str, str], str]:
+def connections(matrix: str) -> dict[tuple[str, str], str] | None:
     """The connection of each pair of devices: ``{("GPU0", "GPU1"): "NV12", ("GPU0", "NIC0"): "PXB"}``.
 
     Args:
         matrix: output of ``nvidia-smi topo -m``; CPU and NUMA affinities and the legend are ignored.
+
+    Returns:
+        Empty for a single device; None if there is no matrix.
     """
     rows = [line.split() for line in matrix.splitlines()]
     devices = next(([word for word in row if _DEVICE.match(word)] for row in rows if row), [])
+    if not devices:
+        return None
     return {
         (row[0], other): how
         for row in rows
@@ -262,11 +267,13 @@ class _Transports:
 
     def _within_node(self, one: Transport) -> Finding:
         """Whether the connections of a rank are known, and those within its node; with one node those are all."""
+        if self._is_alone:
+            return Finding()  # without another rank NCCL may not even have begun its log
         if one.problem:
             return unknown(one.problem)
         if one.unreadable:
             return unknown(f"unknown line in NCCL's log: {one.unreadable[0]}")
-        if not one.channels and not one.nvls and not self._is_alone:
+        if not one.channels and not one.nvls:
             return unknown("NCCL did not connect it to any other rank")
         names = {*one.channels_within_node, *(_networks_of(one) if self._is_one_node else ())}
         detours = sorted(name for name in names if name.startswith(_DETOURS))

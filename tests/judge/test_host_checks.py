@@ -71,7 +71,19 @@ def test_a_matrix_is_read_without_affinities_and_legend_and_what_is_none_has_no_
     found = connections(TOPOLOGY)
     assert len(found) == 6 * 5
     assert (found["GPU0", "GPU3"], found["GPU2", "NIC1"], found["NIC0", "NIC1"]) == ("NV12", "PXB", "SYS")
-    assert connections("") == connections("Failed to initialize NVML: Driver/library version mismatch") == {}
+    assert connections("") is None
+    assert connections("Failed to initialize NVML: Driver/library version mismatch") is None
+
+
+# Of a virtual machine with an H200, nvidia-smi 580.159.04.
+ONE_GPU = "GPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-15\t0\t\tN/A\n\nLegend:\n\n  X    = Self"
+
+
+def test_a_single_gpu_has_no_connections_which_is_not_silence() -> None:
+    assert connections(ONE_GPU) == {}
+    assert judged("topology", survey("n1", topology=ONE_GPU)).outcome == "passed"
+    lacking = judged("topology", survey("n1"), survey("n2", topology=ONE_GPU), survey("n3"))
+    assert blamed(lacking) == ("failed", [("n2", True)])
 
 
 def test_the_node_that_differs_is_named_with_the_pair() -> None:
@@ -145,7 +157,9 @@ def test_a_detour_within_a_node_fails_unless_it_has_no_nvlinks() -> None:
         (ranks("n1", {"SHM/direct/direct": 4}, {}), {"nvlinks": 0}, "passed"),
         (anywhere, {}, "failed"),  # wherever it leads
         (ranks("n1", {}, {}, nvls=True), {}, "passed"),  # channels in the switch
-        (ranks("n1", {}, {})[:1], {"gpus_per_node": 1}, "passed"),  # nobody to connect with
+        # Nobody to connect with: NCCL may not have begun its log.
+        (ranks("n1", {}, {}, problem="no log")[:1], {"gpus_per_node": 1}, "passed"),
+        (ranks("n1", {}, {}, problem="no log")[:1], {}, "not_measured"),  # the other seven are silent
     ]
     for transports, changes, outcome in rows:
         expectation = replace(A100, **changes)
