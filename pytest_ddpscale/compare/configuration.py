@@ -11,7 +11,7 @@ from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.util.listing import first_few
 
 # Ordered by their effect on speed.
-_SOFTWARE = ("driver", "cuda_driver", "cuda", "torch", "nccl", "kernel", "python", "pytest_ddpscale")
+_SOFTWARE = ("driver", "cuda_driver", "cuda", "torch", "nccl", "process_group", "kernel", "python", "pytest_ddpscale")
 _BATCH = {"weak": "batch_size", "strong": "global_batch_size"}  # the batch that stays constant
 _OF_WORKLOAD = ("compile", "cudnn_benchmark", "num_classes", "classifier_hidden", "feature_weights")
 _OF_STUDY = ("rounds", "block_s", "warmup_s")

@@ -13,8 +13,11 @@ _KILLED = -int(signal.SIGKILL)
 # allocate memory themselves.
 _TYPES = ("OutOfMemoryError", "MemoryError")
 _SAID = re.compile(
-    r"can't allocate memory|CUDA (error: )?out of memory|Cuda failure \d* ?'out of memory'|Failed to CUDA \w*alloc"
-    r"|_STATUS_ALLOC_FAILED"
+    r"can't allocate memory|(?:CUDA|CUDA error:|CUDA driver error:|Triton Error \[CUDA\]:) out of memory"
+    r"|Cuda failure \d* ?'out of memory'|Failed to CUDA \w*alloc|_STATUS_ALLOC_FAILED"
+    r"|_INTERNAL_ERROR_(?:DEVICE|HOST)_ALLOCATION_FAILED"
+    # Of a convolution: no algorithm's workspace fits.
+    r"|(?:FIND was unable|GET was unable) to find an engine to execute this computation"
 )
 
 

@@ -20,6 +20,7 @@ from pytest_ddpscale.judge.stragglers import node_culprit
 from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.transport_record import WHAT_IT_MAY_COST, WITHOUT_OVERLAP
 from pytest_ddpscale.run.verdicts import Flag, Verdict
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
 
@@ -30,6 +31,7 @@ HOST_BOUND_UTILIZATION = 0.90
 MOST_SKIPPED_STEPS = 0.05
 # Clocks and data sheets are a few per cent off; a value further above the peak cannot be right.
 MOST_OF_PEAK = 1.05
+_OF_COMMUNICATION = ("exposed_communication", "communication_time")
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,10 +224,24 @@ def slow_node(asked: Asked) -> Caveat | None:
     return Caveat(np.array([place in slow for place in places], np.bool_), apply)
 
 
+def backend_without_overlap(asked: Asked) -> Caveat | None:
+    """Note torch's backend beside what its collectives cost, if it may not overlap them with computation."""
+    used = {one.process_group for one in asked.evidence.transports}
+    if WITHOUT_OVERLAP not in used or asked.case.requirement.metric not in _OF_COMMUNICATION:
+        return None
+    note = f"torch communicated through {WITHOUT_OVERLAP}; {WHAT_IT_MAY_COST}"
+
+    def apply(verdict: Verdict, place: int) -> Verdict:
+        return replace(verdict, notes=(*verdict.notes, note))
+
+    return Caveat(np.ones(len(asked.values.places), np.bool_), apply)
+
+
 Rule: TypeAlias = Callable[[Asked], Caveat | None]
 # In the order in which they are applied.
 CAVEATS: Sequence[Rule] = (
     missing_rounds, plausibility, beyond_the_peak, host_bound, stalled_devices, skipped_steps, slow_node,
+    backend_without_overlap,
 )  # fmt: skip
 # Those that concern the number itself.
 ON_NUMBERS: Sequence[Rule] = (plausibility, beyond_the_peak, host_bound, skipped_steps)

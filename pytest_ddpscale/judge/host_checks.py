@@ -27,7 +27,7 @@ from pytest_ddpscale.plan.hardware import has_kernels, parse_capability, wheel_f
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
-from pytest_ddpscale.run.transport_record import Transport
+from pytest_ddpscale.run.transport_record import WHAT_IT_MAY_COST, WITHOUT_OVERLAP, Transport
 from pytest_ddpscale.util.listing import first_few
 
 _COMPARED: dict[DeviceType, tuple[str, ...]] = {
@@ -68,6 +68,9 @@ def versions(seen: NodeEvidence) -> Findings:
     for version, host in first_with.items():
         if why := why_untried(version):
             found[host] += note(why)
+    for host, process_group in {one.host: one.process_group for one in seen.transports}.items():
+        if process_group == WITHOUT_OVERLAP and host in found:
+            found[host] += note(f"torch communicates through {process_group}; {WHAT_IT_MAY_COST}")
     for name, by_host in read.items():
         for host, odd in _odd_ones(name, by_host).items():
             found[host] += note(odd.text) if name in _NOTED else Finding(faults=(odd,))

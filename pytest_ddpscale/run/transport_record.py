@@ -11,6 +11,13 @@ from pytest_ddpscale.run.records import Ranks, Texts, gangs_by_number, refuse_tw
 from pytest_ddpscale.run.strict_json import Count, Record, each, refuse_other_lengths
 
 Channels = dict[str, Count]
+# The backend that torch 2.15 calls ``nccl``. Read in its library, not measured: WorkNCCL::getFuture synchronizes the
+# current stream, and DDP's hook calls it for each bucket.
+WITHOUT_OVERLAP = "ProcessGroupNCCL2"
+WHAT_IT_MAY_COST = (
+    "it may not overlap all-reduce with the backward pass, and published figures were measured with ProcessGroupNCCL: "
+    "`ddpscale tune --try TORCH_DIST_USE_NCCL2=0,1` compares both"
+)
 
 
 class RankTransport(Record, frozen=True, kw_only=True):
@@ -24,6 +31,7 @@ class RankTransport(Record, frozen=True, kw_only=True):
         channels: all connections of this rank, by transport; the other two count those known to be within its node
             or between nodes.
         nvls: whether it has channels that reduce in the NVLink switch.
+        process_group: class of torch's backend, ``ProcessGroupNCCL`` or ``ProcessGroupNCCL2``; empty if unknown.
         problem: why nothing is known; empty if something is.
         unreadable: lines about connections that could not be parsed.
     """
@@ -34,6 +42,7 @@ class RankTransport(Record, frozen=True, kw_only=True):
     channels_within_node: Channels = field(default_factory=dict)
     channels_between_nodes: Channels = field(default_factory=dict)
     nvls: bool = False
+    process_group: str = ""
     problem: str = ""
     unreadable: Texts = ()
 
@@ -49,6 +58,7 @@ class GangTransport(Record, frozen=True, kw_only=True, tag_field="kind", tag="tr
     channels_within_node: Channels | tuple[Channels, ...] = field(default_factory=dict)
     channels_between_nodes: Channels | tuple[Channels, ...] = field(default_factory=dict)
     nvls: bool | tuple[bool, ...] = False
+    process_group: str | Texts = ""
     problem: str | Texts = ""
     unreadable: tuple[Texts, ...] = ()
 
@@ -66,7 +76,7 @@ class GangTransport(Record, frozen=True, kw_only=True, tag_field="kind", tag="tr
 
 
 _COLUMNS = (
-    "network", "channels", "channels_within_node", "channels_between_nodes", "nvls", "problem",
+    "network", "channels", "channels_within_node", "channels_between_nodes", "nvls", "process_group", "problem",
 )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ USUAL_SETTINGS: dict[DeviceType, str] = {
     "cuda": "bucket_cap_mb=5,50,100 gradient_as_bucket_view=true static_graph=true broadcast_buffers=false "
     "high_priority_stream=true precision=fp32,fp16,bf16 memory_format=channels_last,contiguous fused_optimizer=true "
     "compile=default,reduce-overhead accumulation_steps=2,4 batch_size=half,double hook=fp16,bf16,powersgd "
-    "uneven_share=0.1 NCCL_ALGO=Ring,Tree NCCL_BUFFSIZE=8388608 NCCL_MIN_NCHANNELS=16",
+    "uneven_share=0.1 NCCL_ALGO=Ring,Tree NCCL_BUFFSIZE=8388608 NCCL_MIN_NCHANNELS=16 TORCH_DIST_USE_NCCL2=0,1",
     "cpu": "bucket_cap_mb=5 gradient_as_bucket_view=true static_graph=true broadcast_buffers=false precision=bf16 "
     "memory_format=channels_last fused_optimizer=true accumulation_steps=4 batch_size=double",
 }

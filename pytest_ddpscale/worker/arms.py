@@ -102,10 +102,15 @@ class StudyArms:
         return replace(
             timing,
             peak_memory_bytes=None if peak_bytes is None else peak_bytes - self._replicas.idle_bytes(arm),
-            skipped_steps=steps - (replica.weights.steps.taken - taken_before),
+            skipped_steps=self._skipped(arm, steps, replica.weights.steps.taken - taken_before),
             parameters_checksum=checksum(replica.weights.model.parameters()) if arm.kind == "ddp" else None,
             waited_s=tuple(waited_s[before:]) or None,
         )
+
+    def _skipped(self, arm: Arm, steps: int, taken: int) -> int | None:
+        """Steps that the loss scaler skipped; None if nobody knows, because a fused optimizer's kernel skips them."""
+        is_scaled = arm.variant.applied_to(self._study.workload).precision == "fp16"
+        return None if is_scaled and arm.variant.fused_optimizer else steps - taken
 
     def close(self) -> None:
         """Free memory and communicators."""

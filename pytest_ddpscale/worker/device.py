@@ -31,7 +31,7 @@ class Timing:
         block_s: from the start of the first step to the end of the last, in seconds.
         utilization: share of the block in which the device was busy, 0 … 1; None if unreadable.
         peak_memory_bytes: peak memory.
-        skipped_steps: optimizer steps that the loss scaler skipped; None in forward passes.
+        skipped_steps: optimizer steps that the loss scaler skipped; None in forward passes, and if nobody knows.
         parameters_checksum: of the parameters' bits after the block; None if replicas may differ.
         waited_s: seconds of each step in which the rank waited for a batch; None with synthetic data.
         forward_s: seconds of all forward passes of the model itself; None if they were not timed.
@@ -122,6 +122,7 @@ class CudaDevice:
         self.name = properties.name
         self.id = f"GPU-{properties.uuid}".replace("GPU-GPU-", "GPU-")
         self._capability = (properties.major, properties.minor)
+        self.check("fp32")  # before a first kernel fails with "no kernel image is available"
 
     @property
     def torch_device(self) -> torch.device:

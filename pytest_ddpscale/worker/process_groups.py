@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 
@@ -53,3 +54,16 @@ def new_group(ranks: Sequence[int], timeout: timedelta, *, high_priority: bool =
     options = communicator_options(dist.get_backend(), high_priority=high_priority)
     group = dist.new_group(ranks=list(ranks), timeout=timeout, pg_options=options)
     return group if isinstance(group, dist.ProcessGroup) else None  # a rank outside gets a placeholder
+
+
+def process_group_class(device: torch.device) -> str:
+    """Class of the default group's backend for a device.
+
+    ``nccl`` is `ProcessGroupNCCL`, or, by default since torch 2.15, `ProcessGroupNCCL2`. Empty if this version of torch
+    does not tell.
+    """
+    try:
+        backend = dist.distributed_c10d._get_default_group()._get_backend(device)
+    except (AttributeError, RuntimeError):  # names of torch's own that a later version may not have
+        return ""
+    return type(backend).__name__

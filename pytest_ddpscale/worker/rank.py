@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore
@@ -39,7 +40,7 @@ from pytest_ddpscale.worker.loaded_batch import StudyImages
 from pytest_ddpscale.worker.node_telemetry import TimedWindow, with_telemetry
 from pytest_ddpscale.worker.pairs import PairSearch
 from pytest_ddpscale.worker.probes.running import ProbeRounds
-from pytest_ddpscale.worker.process_groups import communicator_options
+from pytest_ddpscale.worker.process_groups import communicator_options, process_group_class
 from pytest_ddpscale.worker.profiling import StudyProfile
 from pytest_ddpscale.worker.rank_context import RankContext, arm_order
 from pytest_ddpscale.worker.seeded import seeded_step
@@ -173,6 +174,7 @@ class GangMember:
         self._groups += [group for group in groups if control.rank in group and group not in self._groups]
         backend = self._context.device.backend
         said = read_transport(control.rank, self._layout, backend, os.environ, self._groups)
+        said = replace(said, process_group=process_group_class(self._context.device.torch_device))
 
         def join(parts: list[RankTransport]) -> None:
             self._sink.append_record(joined(GangTransport, parts, study=study_id, gang=self._gang))

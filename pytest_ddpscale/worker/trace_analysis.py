@@ -35,9 +35,10 @@ from pytest_ddpscale.worker.step_names import BACKWARD, FORWARD, OPTIMIZER, STEP
 _PHASES = (FORWARD, BACKWARD, OPTIMIZER)
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
-# Kernels of NCCL, `ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)` (before 2.19 `ncclKernel_…`); ranges of gloo's threads.
-_COLLECTIVE = re.compile(r"nccl(?:Dev)?Kernel|gloo:")
-_ALL_REDUCE = re.compile(r"nccl(?:Dev)?Kernel_AllReduce|gloo:all_reduce", re.IGNORECASE)
+# Kernels of NCCL, `ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)`, of symmetric memory `ncclSymkDevKernel_…` (before 2.19
+# `ncclKernel_…`); ranges of gloo's threads.
+_COLLECTIVE = re.compile(r"nccl(?:Dev|SymkDev)?Kernel|gloo:")
+_ALL_REDUCE = re.compile(r"nccl(?:Dev|SymkDev)?Kernel_AllReduce|gloo:all_reduce", re.IGNORECASE)
 # Operators of the training thread that start a collective are not computation.
 _HANDING_OVER = ("c10d::", "record_param_comms")
 _BYTES = {

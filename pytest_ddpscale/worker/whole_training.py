@@ -153,15 +153,15 @@ class WholeTraining:
         correct = torch.zeros((), dtype=torch.int64, device=self._context.device.torch_device)
         validated, first = 0, self._compiles and epoch == 0
         while (batch := self._awaited(batches, VALIDATION_WAITING, ends=True)) is not None:
-            with self._spans(COMPILE if first else VALIDATION), torch.no_grad():
-                validated += len(batch[1])
-                images, labels = padded(batch, batch_size) if self._compiles else batch
-                with autocast(self._run.workload, images.device):
-                    found = self._infer(images).argmax(dim=1)
-                correct += (found == labels).sum()
-                if first:
+            images, labels = padded(batch, batch_size) if self._compiles else batch
+            if first:  # once more than needed, so that images and seconds of validation belong together
+                with self._spans(COMPILE), torch.no_grad(), autocast(self._run.workload, images.device):
+                    self._infer(images)
                     self._await_device()
-            first = False
+                first = False
+            with self._spans(VALIDATION), torch.no_grad(), autocast(self._run.workload, images.device):
+                correct += (self._infer(images).argmax(dim=1) == labels).sum()
+            validated += len(batch[1])
             self._context.progress.count_step()
         with self._spans(VALIDATION):
             return validated, int(correct)  # waits for the device

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import requires
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from pytest_ddpscale.settings import OPTIONS
+from pytest_ddpscale.settings import OPTIONS, read_value
 from tests.benchmarks.scripts import BENCHMARKS, benchmark
 from tests.since import since
 
@@ -97,7 +98,9 @@ class Collected:
         return content
 
 
-def collect(folder: Path, tests_say: str = "73 passed", fails: str = "nothing does") -> Collected:
+def collect(
+    folder: Path, tests_say: str = "73 passed", fails: str = "nothing does", parts: Sequence[str] = ()
+) -> Collected:
     tools, temporary = folder / "tools", folder / "tmp"
     tools.mkdir()
     temporary.mkdir()
@@ -108,6 +111,7 @@ def collect(folder: Path, tests_say: str = "73 passed", fails: str = "nothing do
         (tools / name).chmod(0o755)
     done = run_script(
         folder / "out",
+        *parts,
         PYTHON=str(tools / "interpreter"),
         PYTHONPATH=str(tools),
         PATH=f"{tools}:{os.environ['PATH']}",
@@ -163,8 +167,12 @@ def test_runs_take_options_that_there_are(healthy: Collected) -> None:
     known = {option.flag for option in OPTIONS.values()} | {"--durations"}
     runs = [one for one in healthy.commands if one[:2] == ["-m", "pytest"]]
     assert len(runs) == 3
-    given = {option.partition("=")[0] for one in runs for option in one if option.startswith("--")}
-    assert given <= known
+    given = [option.partition("=") for one in runs for option in one if option.startswith("--")]
+    assert {flag for flag, _, _ in given} <= known
+    by_flag = {option.flag: option for option in OPTIONS.values()}
+    for flag, equals, value in given:
+        if equals and flag in by_flag:
+            read_value(flag, value, by_flag[flag].parse)  # a value that the option refuses ends its part at once
 
 
 def test_benchmarks_take_the_options_they_are_given(healthy: Collected, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +180,7 @@ def test_benchmarks_take_the_options_they_are_given(healthy: Collected, monkeypa
     assert len(commands) == 3
     for command in commands:
         monkeypatch.setattr(sys, "argv", command)
-        assert benchmark(Path(command[0]).stem).parse_arguments().rounds == 16
+        assert benchmark(Path(command[0]).stem).parse_arguments().rounds >= 16
 
 
 def test_a_part_that_fails_stops_no_other_and_skipped_tests_are_no_evidence(tmp_path: Path) -> None:
@@ -182,6 +190,13 @@ def test_a_part_that_fails_stops_no_other_and_skipped_tests_are_no_evidence(tmp_
     assert [part["name"] for part in found.summary["parts"]] == PARTS
     failed = [part["name"] for part in found.summary["parts"] if not part["ok"]]
     assert failed == ["some-tests-passed", "sampler-overhead"]
+
+
+def test_parts_can_be_asked_for_by_name(tmp_path: Path) -> None:
+    found = collect(tmp_path, parts=("sampler", "fidelity"))
+    assert found.exit_code == 0
+    names = [part["name"] for part in found.summary["parts"]]
+    assert names == ["nvidia-smi", "nvidia-smi-q", "versions", "sampler-overhead", "fidelity-fp16", "fidelity-bf16"]
 
 
 def test_what_is_missing_is_said_before_anything_else_with_all_that_has_to_be_carried(tmp_path: Path) -> None:
@@ -216,7 +231,7 @@ def test_wrong_usage_a_used_directory_and_a_machine_without_a_gpu_are_refused(tm
     )
     for arguments, code, said in (
         ([], 2, "OUT_DIR"),
-        (["one", "two"], 2, "OUT_DIR"),
+        (["one", "two"], 2, "OUT_DIR [tests|node-health|training|sampler|fidelity …]"),
         ([tmp_path], 2, "is not empty"),
         ([tmp_path / "out"], 3, "no NVIDIA GPU here, so nothing was run"),
     ):

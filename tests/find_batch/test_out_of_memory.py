@@ -26,6 +26,12 @@ def test_one_rank_that_says_so_is_enough() -> None:
         ("AcceleratorError", "CUDA error: out of memory"),
         ("RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         ("RuntimeError", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        ("RuntimeError", "FIND was unable to find an engine to execute this computation"),
+        ("RuntimeError", "GET was unable to find an engine to execute this computation"),
+        ("RuntimeError", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        ("RuntimeError", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
+        ("RuntimeError", "CUDA driver error: out of memory"),
+        ("RuntimeError", "Triton Error [CUDA]: out of memory"),
         ("DistBackendError", "ncclUnhandledCudaError: …\nLast error:\nCuda failure 2 'out of memory'"),
         ("DistBackendError", "ncclUnhandledCudaError: …\nLast error:\nFailed to CUDA calloc async 4194304 bytes"),
     ]:

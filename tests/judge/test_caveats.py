@@ -10,6 +10,7 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.run.transport_record import Transport
 from pytest_ddpscale.run.verdicts import Verdict
 from tests.builders.judged import CONFIDENCE, judge_values, make_case, make_evidence, make_measurements
 from tests.rows import rows
@@ -36,6 +37,20 @@ class TestSpentBudget:
         case = make_case("weak_scaling_efficiency", 0.9)
         verdict = judge(case, replace(make_evidence(case, []), out_of_time={"weak/other"}), CONFIDENCE)
         assert (verdict.outcome, verdict.notes) == ("not_measured", ())
+
+
+class TestBackend:
+    """Torch 2.15 calls another implementation ``nccl``."""
+
+    @rows(("process_group", "notes"), [("ProcessGroupNCCL2", 1), ("ProcessGroupNCCL", 0)])
+    def test_stands_beside_what_its_collectives_cost(self, process_group: str, notes: int) -> None:
+        case = make_case("exposed_communication", 0.2)
+        transport = Transport(host="n1", rank=0, local_rank=0, device="GPU-1", process_group=process_group)
+        evidence = replace(make_evidence(case, make_measurements(case, [0.1] * 8)), transports=[transport])
+        assert (
+            sum("ProcessGroupNCCL2; it may not overlap" in one for one in judge(case, evidence, CONFIDENCE).notes)
+            == notes
+        )
 
 
 class TestMissingRounds:

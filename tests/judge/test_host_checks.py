@@ -204,6 +204,15 @@ def test_ranks_and_nodes_that_said_nothing_do_not_pass() -> None:
     assert "n2: NCCL logged connections of 7 of 8 ranks" in judged("transport", *nodes, transports=some).reason
 
 
+def test_the_backend_that_may_not_overlap_is_noted_with_the_versions() -> None:
+    transports = ranks("n1", P2P, RDMA, process_group="ProcessGroupNCCL2") + ranks("n2", P2P, RDMA)
+    result = judged("versions", survey("n1"), survey("n2"), transports=transports)
+    assert result.outcome == "passed"
+    [note] = result.notes
+    assert note.startswith("n1: torch communicates through ProcessGroupNCCL2; it may not overlap")
+    assert "TORCH_DIST_USE_NCCL2=0,1" in note
+
+
 def test_rdma_through_the_hosts_memory_is_noted() -> None:
     result = two_nodes(P2P, {"NET/IB": 4})
     assert result.outcome == "passed"

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_ddpscale.worker.process_groups import communicator_options, new_group
+from pytest_ddpscale.worker.process_groups import communicator_options, new_group, process_group_class
 from tests.builders.trained import CPU, TIMEOUT
 
 CPU_0 = torch.device("cpu", 0)
@@ -20,6 +20,10 @@ def test_a_group_has_the_timeout_it_is_given_and_not_the_backends_own(gloo_of_on
     group = new_group((0,), timedelta(seconds=4711))
     assert group is not None
     assert group._get_backend(CPU).options._timeout == timedelta(seconds=4711)
+
+
+def test_the_backend_is_known_by_its_class(gloo_of_one: None) -> None:
+    assert process_group_class(CPU) == "ProcessGroupGloo"
 
 
 @pytest.mark.skipif(not CAN_BE_LAZY, reason="this torch has no NCCL, or one that connects nobody before the first use")

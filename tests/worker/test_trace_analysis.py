@@ -138,7 +138,7 @@ GPU_STEPS = tuple(
                     (11, "gemm_backward", 30, 60, {}),
                     (15, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 40, 55,
                      {"In msg nelems": 250, "dtype": "Float"}),
-                    (20, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 55, 80,
+                    (20, "ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f32(ncclSymkDevWorkArgs)", 55, 80,
                      {"In msg nelems": 500, "dtype": "BFloat16"}),
                     (31, "multi_tensor_apply", 85, 95, {}),
                 )
