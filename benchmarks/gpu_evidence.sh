@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Evidence that needs an NVIDIA GPU, collected in at most nine minutes: the GPU tests, the nightly node-health run,
-# a short training run, the cost of the telemetry sampler, and the fidelity benchmark.
+# a short training run with a profile, the cost of the telemetry sampler, the fidelity benchmark, and other commands.
 #
-#   usage: benchmarks/gpu_evidence.sh OUT_DIR [tests|node-health|training|sampler|fidelity …]
+#   usage: benchmarks/gpu_evidence.sh OUT_DIR [PART …]
 #
-# Where a GPU is lent for less, name the parts to run; by default it is all of them, in this order.
-# OUT_DIR must be new or empty. It gets six files: summary.json (each part's outcome, each run's verdicts, each
-# benchmark's whole result), machine.txt, tests.log, run.log, run.tar.gz (the directories of both runs) and
-# benchmarks.log. A part that fails stops no other.
+# PART is one of tests, node-health, training, sampler, fidelity, inference, find-max-batch, tune and whole-run; by
+# default it is all of them, in this order. Where a GPU is lent for less time, name some.
+# OUT_DIR must be new or empty. It gets at most seven files: summary.json (each part's outcome, each run's verdicts,
+# each benchmark's whole result), machine.txt, tests.log, run.log, tools.log, run.tar.gz (the directories of all runs)
+# and benchmarks.log. A part that fails stops no other.
 # PYTHON names the interpreter (default: python3); pytest-ddpscale need not be installed into it, but what it
 # depends on must be: the first line names the packages to carry to a machine without a network, and the next
 # those that it lacks. Settings of the card are only read.
@@ -33,7 +34,7 @@ usage() {
     exit "$EXIT_USAGE"
 }
 
-readonly PARTS="tests node-health training sampler fidelity"
+readonly PARTS="tests node-health training sampler fidelity inference find-max-batch tune whole-run"
 [[ $# -ge 1 && $1 != -* ]] || usage
 for wanted in "${@:2}"; do
     [[ " $PARTS " == *" $wanted "* ]] || usage
@@ -171,17 +172,28 @@ sys.exit(not found(group="pytest11", name="ddpscale"))' || pytest_command+=(-p p
 # Only these: other tests need what a machine with a GPU may not have.
 mapfile -t gpu_tests < <(grep -rl --include='test_*.py' 'mark\.gpu' tests | sort)
 
+# Everything measured so far, packed again after each run.
+pack() { part "pack-$1" 20 run.log tar -C "$WORK" -czf "$OUT/run.tar.gz" .; }
+
 # run NAME LIMIT_S OPTION…: an acceptance run, packed as far as it came.
 run() {
     local name=$1 limit=$2
     shift 2
     part "$name" "$limit" run.log "${pytest_command[@]}" --gpu-sku=auto --ddp-allow-incomplete \
         --ddp-run-dir="$WORK/$name" --ddp-history="$WORK/history.sqlite" "$@"
-    part "pack-$name" 20 run.log tar -C "$WORK" -czf "$OUT/run.tar.gz" .
+    pack "$name"
 }
 
-# Expected on one H200, in seconds: 15 for the first three, then 100, 110, 95, 55, 35 and 35. Limits are wider, and
-# what matters least comes last.
+# tool NAME LIMIT_S COMMAND…: one of ddpscale's commands, packed as far as it came.
+tool() {
+    local name=$1 limit=$2
+    shift 2
+    part "$name" "$limit" tools.log "$PYTHON" -c 'import sys; from pytest_ddpscale.cli import main; sys.exit(main())' "$@"
+    pack "$name"
+}
+
+# Limits are wider than what an H200 took in seconds: 4 for the first three, then 84, 45, 59, 41 and twice 32. What
+# matters least comes last.
 part nvidia-smi 15 machine.txt nvidia-smi
 part nvidia-smi-q 15 machine.txt nvidia-smi -q
 part versions 30 machine.txt "$PYTHON" -c "$VERSIONS"
@@ -195,7 +207,7 @@ if is_wanted node-health; then
 fi
 # What is published for one GPU of most SKUs, and what DDP by itself costs.
 if is_wanted training; then
-    run training 120 -m 'not node_health' -k 'resnet50-nchw-fp16' --ddp-budget=75s --ddp-rounds=8
+    run training 120 -m 'not node_health' -k 'resnet50-nchw-fp16' --ddp-budget=75s --ddp-rounds=8 --ddp-profile=3
 fi
 if is_wanted sampler; then
     part sampler-overhead 80 benchmarks.log "$PYTHON" benchmarks/sampler_overhead.py --model resnet50 \
@@ -210,5 +222,22 @@ if is_wanted fidelity; then
             --memory-format channels_last --launches 1 --rounds 24 --block-steps 4 \
             --json "$WORK/fidelity-$precision.json"
     done
+fi
+of_one_gpu=(--model resnet50 --precision fp16)
+if is_wanted inference; then
+    tool inference 60 suite inference "${of_one_gpu[@]}" --batches=32,256 --ddp-budget=30s \
+        --ddp-run-dir="$WORK/inference"
+fi
+# Until torch, cuDNN or the driver says that there is no memory left.
+if is_wanted find-max-batch; then
+    tool find-max-batch 120 find-max-batch "${of_one_gpu[@]}" --least=512 --steps=8 --json="$WORK/find-max-batch.json"
+fi
+if is_wanted tune; then
+    tool tune 120 tune "${of_one_gpu[@]}" --batch=256 --ddp-budget=60s --ddp-run-dir="$WORK/tune" \
+        --try='fused_optimizer=true memory_format=channels_last'
+fi
+if is_wanted whole-run; then
+    tool whole-run 90 suite whole-run "${of_one_gpu[@]}" --batch=256 --made=2048 --epochs=2 --compile=default \
+        --ddp-run-dir="$WORK/whole-run"
 fi
 exit "$failed"

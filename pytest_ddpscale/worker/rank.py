@@ -7,9 +7,9 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch.distributed import PrefixStore
 
 from pytest_ddpscale.plan.arm import Arm
