@@ -29,14 +29,16 @@ EVIDENCE = BENCHMARKS / "gpu_evidence.sh"
 PARTS = [
     *("nvidia-smi", "nvidia-smi-q", "versions", "tests", "some-tests-passed"),
     *("node-health", "pack-node-health", "training", "pack-training"),
-    *("sampler-overhead", "fidelity-fp16", "fidelity-bf16"),
+    *("sampler-overhead", "fidelity-fp16", "fidelity-bf16", "inference", "pack-inference"),
+    *("find-max-batch", "pack-find-max-batch", "whole-run", "pack-whole-run", "tune", "pack-tune"),
 ]
 # Says what it is asked to run, and runs of it only what asks torch or makes the summary.
 INTERPRETER = """#!{python}
 import json, os, sys
 from pathlib import Path
 arguments = sys.argv[1:]
-if arguments[0] in ("-", "-c"):
+is_tool = any("pytest_ddpscale.cli" in one for one in arguments[:2])
+if arguments[0] in ("-", "-c") and not is_tool:
     os.execv(sys.executable, [sys.executable, *arguments])
 with open(os.environ["COMMANDS"], "a") as commands:
     commands.write(json.dumps(arguments) + "\\n")
@@ -135,14 +137,14 @@ def test_all_parts_are_run_in_order_and_summed_up(healthy: Collected) -> None:
     assert healthy.exit_code == 0
     assert (summary["ok"], summary["gpus"]) == (True, "1 x NVIDIA Stand-In")
     assert [part["name"] for part in summary["parts"] if part["ok"]] == PARTS
-    assert set(summary["benchmarks"]) == {"sampler-overhead", "fidelity-fp16", "fidelity-bf16"}
-    assert set(summary["runs"]) == {"node-health", "training"}
+    assert set(summary["benchmarks"]) == {"sampler-overhead", "fidelity-fp16", "fidelity-bf16", "find-max-batch"}
+    assert set(summary["runs"]) == {"node-health", "training", "inference", "whole-run", "tune"}
     run = summary["runs"]["node-health"]
     assert (run["outcome"], run["verdicts"]) == ("partial", {"node_check[ecc]": ["passed", 1.0, "fraction"]})
 
 
 def test_few_files_are_left_and_nothing_elsewhere(healthy: Collected) -> None:
-    files = {"summary.json", "machine.txt", "tests.log", "run.log", "run.tar.gz", "benchmarks.log"}
+    files = {"summary.json", "machine.txt", "tests.log", "run.log", "tools.log", "run.tar.gz", "benchmarks.log"}
     assert {path.name for path in healthy.out.iterdir()} == files
     assert list(healthy.temporary.iterdir()) == []
     with tarfile.open(healthy.out / "run.tar.gz") as packed:
@@ -181,6 +183,15 @@ def test_benchmarks_take_the_options_they_are_given(healthy: Collected, monkeypa
     for command in commands:
         monkeypatch.setattr(sys, "argv", command)
         assert benchmark(Path(command[0]).stem).parse_arguments().rounds >= 16
+
+
+def test_tools_take_the_options_they_are_given(healthy: Collected) -> None:
+    tools = [one for one in healthy.commands if "pytest_ddpscale.cli" in one[1]]
+    assert len(tools) == 4
+    for command in tools:
+        environ = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run([sys.executable, *command], env=environ, capture_output=True, text=True, timeout=60)
+        assert "no NVIDIA GPU is visible here" in done.stderr  # nothing else is wrong
 
 
 def test_a_part_that_fails_stops_no_other_and_skipped_tests_are_no_evidence(tmp_path: Path) -> None:
@@ -231,7 +242,7 @@ def test_wrong_usage_a_used_directory_and_a_machine_without_a_gpu_are_refused(tm
     )
     for arguments, code, said in (
         ([], 2, "OUT_DIR"),
-        (["one", "two"], 2, "OUT_DIR [tests|node-health|training|sampler|fidelity …]"),
+        (["one", "two"], 2, "OUT_DIR [tests|node-health|training|"),
         ([tmp_path], 2, "is not empty"),
         ([tmp_path / "out"], 3, "no NVIDIA GPU here, so nothing was run"),
     ):
