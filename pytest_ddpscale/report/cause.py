@@ -257,11 +257,11 @@ def _of_other_blockers(blockers: Iterable[Blocker]) -> Iterator[Cause]:
         if one.kind == "test":
             tests[one.reason].append(one.name)
         else:
-            yield Cause(text.one_line(one.reason), frozenset({one.name}))
+            yield Cause(text.headline_of(one.reason), frozenset({one.name}))
     for reason, names in tests.items():
         shown = first_few([text.one_line(name) for name in names], 2)
         who = f"test {shown}" if len(names) == 1 else f"tests {shown}:"
-        yield Cause(f"{who} {text.one_line(reason)}", frozenset(names))
+        yield Cause(f"{who} {text.headline_of(reason)}", frozenset(names))
 
 
 def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]:

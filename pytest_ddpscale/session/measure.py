@@ -13,7 +13,7 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.launch.container import container_of
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.launch.launcher import Cluster, Launch, launchers
-from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.limits import STARTUP_S, Limits
 from pytest_ddpscale.launch.supervisor import Judge, NotAdmitted, Supervisor
 from pytest_ddpscale.plan.estimate import estimate
 from pytest_ddpscale.plan.layout import Layout
@@ -206,13 +206,14 @@ class MeasureSource(EvidenceSource):
         expected_s = estimate(
             plan, isolate=settings.is_isolated, samples_per_s=self.expected_samples_per_s
         ).most_seconds
+        startup_s = max(STARTUP_S, settings.inactivity_limit_s)
         return Limits(
             budget_s=settings.budget_s,
             inactivity_s=settings.inactivity_limit_s,
-            startup_s=settings.inactivity_limit_s,
+            startup_s=startup_s,
             # Several times the expected time, so that a slow machine is measured and not cut off. The time of a whole
             # training run is unknown.
-            total_s=None if plan.training_runs else 5 * expected_s + settings.inactivity_limit_s,
+            total_s=None if plan.training_runs else 5 * expected_s + startup_s,
         )
 
     def _launch_on_nodes(self) -> Launch:
