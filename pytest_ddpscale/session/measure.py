@@ -67,6 +67,12 @@ class MeasureSource(EvidenceSource):
 
         return unfit_nodes(self.selected, plan, surveys_of(surveys), today())
 
+    def hopeless_of(self, plan: Plan, surveys: Sequence[Survey]) -> dict[str, str]:
+        """Nodes where no rank can run, and reasons."""
+        from pytest_ddpscale.judge.node_checks import unfit_nodes
+
+        return unfit_nodes(self.selected, plan, surveys_of(surveys), today(), hopeless=True)
+
     def select(self, cases: Sequence[AnyCase]) -> None:
         """Plan what can be measured here."""
         self.selected = list(cases)
@@ -185,7 +191,9 @@ class MeasureSource(EvidenceSource):
             unfit = self.unfit_of(plan, surveys)
             if unfit:
                 listener(Unfit(unfit))  # now, not hours later in the report
-            return "" if settings.unfit == MEASURE else "; ".join(f"{host}: {why}" for host, why in unfit.items())
+            # Ranks that cannot run would only fail one study after another.
+            refused = self.hopeless_of(plan, surveys) if settings.unfit == MEASURE else unfit
+            return "; ".join(f"{host}: {why}" for host, why in refused.items())
 
         supervisor = Supervisor(
             self._launch_on_nodes(),

@@ -263,6 +263,15 @@ def test_the_headline_ends_at_the_first_line_of_an_error_and_the_explanations_ha
     assert all(line.strip() in text for line in details for text in shown)
 
 
+def test_a_check_that_fails_without_a_certain_culprit_says_what_was_found() -> None:
+    found = "1 of 1 node not as expected: n1: GPU 0 (GPU-1): torch has no kernels for compute capability 7.0"
+    suspect = replace(GPU, is_certain=False)
+    one = replace(CHECKED, id="node_check[kernels]", workload="kernels", reason=found, culprits=(suspect,), value=0.0)
+    [cause] = causes(_judged(one))
+    assert cause.sentence == f"node_check[kernels]: {found}"
+    assert cause.culprits == (suspect,)
+
+
 def test_a_very_long_line_is_shortened_in_the_headline_alone() -> None:
     long = "rank 0 on n1 failed in warm-up: RuntimeError: " + "x" * 2000
     broken = replace(NOT_MEASURED, id="one", outcome="error", reason=long)
