@@ -26,14 +26,13 @@ from pytest_ddpscale.judge.findings import (
 from pytest_ddpscale.plan.hardware import (
     driver_for,
     has_kernels,
-    is_older_cuda,
     parse_capability,
     wheel_for,
     why_untried,
 )
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
+from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, is_older_cuda
 from pytest_ddpscale.run.transport_record import Transport
 from pytest_ddpscale.util.listing import first_few
 

@@ -101,9 +101,9 @@ def describe_standstill(roll: GangState, unheard: Sequence[str] = (), ranks_per_
         return absent
     everybody = list(roll.ranks.values())
     behind = furthest_behind(everybody)
-    if waiting := _waiting_for_a_device(behind or everybody):
-        who, where = _someone(waiting), _place(waiting[0])
-        return f"{who} waiting for a device or a disk in {where}{_quoted(roll, waiting[0], is_stuck=True)}"
+    if in_kernel := _waiting_for_a_device(behind or everybody):
+        who, where = _someone(in_kernel), _place(in_kernel[0])
+        return f"{who} waiting for a device or a disk in {where}{_quoted(roll, in_kernel[0], is_stuck=True)}"
     if not behind:
         waiting = sorted({rank.phase for rank in roll.ranks.values()})
         return f"all ranks are stuck in {', '.join(waiting)}" if waiting else "no rank has begun"

@@ -21,9 +21,8 @@ from msgspec.structs import replace
 from pytest_ddpscale import __version__
 from pytest_ddpscale.node.limited_command import Command
 from pytest_ddpscale.node.torch_facts import TorchFacts, ask_torch, usable_gpus
-from pytest_ddpscale.plan.hardware import is_older_cuda
 from pytest_ddpscale.run.record_lines import line_of
-from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu
+from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu, is_older_cuda
 from pytest_ddpscale.sku.detection import visible_ordinals
 from pytest_ddpscale.telemetry.gpu_state import DriverState, read_gpus
 

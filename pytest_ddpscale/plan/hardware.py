@@ -80,17 +80,6 @@ def parse_capability(text: str) -> tuple[int, int] | None:
     return None if match is None else (int(match[1]), int(match[2]))
 
 
-def is_older_cuda(driver: str | None, built: str | None) -> bool:
-    """Whether a driver's CUDA is of an older major version than that of a build; False if either is unknown.
-
-    Within a major version a build runs on older drivers too ("minor version compatibility" in NVIDIA's CUDA
-    Compatibility guide).
-    """
-    found = [_VERSION.match(version or "") for version in (driver, built)]
-    majors = [int(match[1]) for match in found if match]
-    return len(majors) == 2 and majors[0] < majors[1]
-
-
 def driver_for(built: str, driver: str) -> str:
     """What to install so that a build of CUDA ``13.0`` runs where the driver supports ``12.8``.
 

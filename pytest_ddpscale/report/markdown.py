@@ -82,6 +82,11 @@ def _fenced(language: str, lines: Sequence[str]) -> Markdown:
     return Markdown("\n".join([f"{fence}{language}", *lines, fence]))
 
 
+def link(path: str) -> Markdown:
+    """A file of the run directory, by its name."""
+    return Markdown(f"[{escape_markdown(Path(path).name)}]({quote(path)})")
+
+
 def image(path: str) -> Markdown:
     """A picture, with words from its file name as the alternative text."""
     alternative = Path(path).stem.replace("-", " ").replace("_", " ")
@@ -110,6 +115,7 @@ def _template() -> jinja2.Template:
         explained_text=explained_text,
         image=image,
         interval_mark=interval_mark,
+        link=link,
         listing=listing,
         mark=_mark,
         profile_text=profile_text,
@@ -152,6 +158,7 @@ def render_markdown(
         run=run,
         plots=plots,
         profiles=evidence.profiles if evidence else (),
+        traces=[one.trace for one in evidence.profiles if one.trace] if evidence else [],
         profile_parts=profile_text.part_rows(evidence.profiles)[:_MOST_PROFILES] if evidence else [],
         exposed=profile_text.exposed_rows(evidence)[:_MOST_PROFILES] if evidence else [],
         device_type=evidence.plan.device_type if evidence else "",
