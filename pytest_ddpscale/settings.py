@@ -313,7 +313,7 @@ class Settings:
     budget_s: float | None = _option("--ddp-budget", "10m", duration_s, "measuring",
         "wall time for measuring; requirements undecided by then are inconclusive")
     inactivity_limit_s: float = _option("--ddp-inactivity-limit", "10m", duration_s, "measuring",
-        "end a gang of ranks that has recorded nothing for this long", default="10m")
+        "end a gang of ranks that has recorded nothing for this long; 10m at least for imports", default="10m")
     unfit: str = _option("--ddp-unfit", "|".join(UNFIT), one_of(*UNFIT), "measuring",
         "nodes that fail a check before launch: measure them anyway, leave them out, or stop without measuring",
         default=MEASURE)

@@ -170,8 +170,8 @@ def _task(plan: Plan, gang_id: str, limits: Limits) -> Task:
     assignment = Assignment(
         plan=msgspec.Raw(strict_json(plan).encode()),
         studies=plan.study_ids,
-        # Longer than the limit for an inactive rank, as in a run.
-        timeout_s=1.5 * limits.inactivity_s + 30,
+        timeout_s=limits.timeout_s,
+        startup_timeout_s=limits.startup_timeout_s,
         tries_memory=True,
     )
     return Task(

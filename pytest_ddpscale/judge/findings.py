@@ -126,6 +126,7 @@ class NodeFault:
         is_certain: False if several nodes differ and it is unclear which of them is wrong.
         is_from_outside: whether the cause may be shared by several nodes, such as the facility's power; no node is
             certain to be at fault if most nodes have it.
+        prevents_ranks: whether no rank can run there, whoever is to blame.
     """
 
     text: str
@@ -133,6 +134,7 @@ class NodeFault:
     stands_alone: bool = False
     is_certain: bool = True
     is_from_outside: bool = False
+    prevents_ranks: bool = False
 
 
 @dataclass(frozen=True)
@@ -173,9 +175,9 @@ def summed(findings: Iterable[Finding]) -> Finding:
     return Finding(of_all("faults"), of_all("unknown"), of_all("notes"), sum(one.gpus for one in many))
 
 
-def fault(text: str, *, stands_alone: bool = False) -> Finding:
+def fault(text: str, *, stands_alone: bool = False, prevents_ranks: bool = False) -> Finding:
     """A finding with one fault."""
-    return Finding(faults=(NodeFault(text, stands_alone=stands_alone),))
+    return Finding(faults=(NodeFault(text, stands_alone=stands_alone, prevents_ranks=prevents_ranks),))
 
 
 def unknown(text: str) -> Finding:

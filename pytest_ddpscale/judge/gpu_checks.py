@@ -59,7 +59,7 @@ def _usable(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
     yield Finding(gpus=len(places))
     for gpu, place in places:
         lost = [fault(f"lost: {gpu.problem}", stands_alone=True)] if gpu.problem else _model(expectation, gpu)
-        yield from (one.at(place) for one in lost)
+        yield from (one.at(place) for one in (*lost, *_compute_mode(gpu)))
     if len(places) < asked:
         why = "" if places else f": {no_gpu_reason(survey)}"
         yield fault(f"{len(places)} GPUs are visible; expected {asked}{why}")
@@ -72,6 +72,22 @@ def _usable(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
     for gpu in survey.gpus:
         if gpu.problem and not gpu.is_visible:
             yield note(f"GPU {gpu.index} of the node, which ranks do not use, does not answer: {gpu.problem}")
+
+
+def _compute_mode(gpu: SurveyedGpu) -> Iterator[Finding]:
+    """Whether processes may use a GPU; that of a lost one is unknown.
+
+    In an exclusive mode one process at a time may. That is enough here, as each GPU has one rank, gangs run one after
+    another, and NVML and NCCL's peer-to-peer access need no second process with a context on it. It is only noted,
+    because DataParallel from one process, and users who share GPUs, need the default mode.
+    """
+    cure = f"nvidia-smi -i {gpu.index} -c 0"
+    if gpu.compute_mode == "Prohibited":
+        yield fault(f"compute mode Prohibited; {cure}", stands_alone=True, prevents_ranks=True)
+    elif gpu.compute_mode in ("Exclusive_Process", "Exclusive_Thread"):
+        yield note(
+            f"compute mode {gpu.compute_mode}: one process at a time can use it, so `suite data-parallel` fails; {cure}"
+        )
 
 
 def _model(expectation: NodeExpectation, gpu: SurveyedGpu) -> Iterator[Finding]:

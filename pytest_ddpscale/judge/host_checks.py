@@ -23,10 +23,16 @@ from pytest_ddpscale.judge.findings import (
     unknown,
     unread,
 )
-from pytest_ddpscale.plan.hardware import has_kernels, parse_capability, wheel_for, why_untried
+from pytest_ddpscale.plan.hardware import (
+    driver_for,
+    has_kernels,
+    parse_capability,
+    wheel_for,
+    why_untried,
+)
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
+from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, is_older_cuda
 from pytest_ddpscale.run.transport_record import WHAT_IT_MAY_COST, WITHOUT_OVERLAP, Transport
 from pytest_ddpscale.util.listing import first_few
 
@@ -92,7 +98,7 @@ def _odd_ones(name: str, found: Mapping[str, str]) -> dict[str, NodeFault]:
 
 @each_node
 def kernels(_: NodeExpectation, survey: Survey) -> Iterator[Finding]:
-    """The torch build has kernels for the GPUs."""
+    """The torch build runs on the driver and has kernels for the GPUs."""
     torch, architectures = survey.versions.get("torch"), survey.arch_list
     build = f"torch {torch or 'of unknown version'}"
 
@@ -102,8 +108,9 @@ def kernels(_: NodeExpectation, survey: Survey) -> Iterator[Finding]:
             yield unread(gpu, "compute_capability")
         elif not has_kernels(architectures, capability):
             text = f"{build} has no kernels for compute capability {gpu.compute_capability}; it has "
-            yield fault(f"{text}{' '.join(architectures)}; {wheel_for(capability)}")
+            yield fault(f"{text}{' '.join(architectures)}; {wheel_for(capability)}", prevents_ranks=True)
 
+    yield from _driver_for_torch(survey, build)
     if survey.torch_problem:
         yield unknown(f"torch facts cannot be read: {survey.torch_problem}")
     elif not architectures and torch is not None and survey.versions.get("cuda") is None:
@@ -112,6 +119,15 @@ def kernels(_: NodeExpectation, survey: Survey) -> Iterator[Finding]:
         yield unknown(f"{build} lists no architectures")
     else:
         yield from gpus_of(survey, judge)
+
+
+def _driver_for_torch(survey: Survey, build: str) -> Iterator[Finding]:
+    """A driver of an older major version of CUDA than torch's, unless torch can use GPUs with NVIDIA's cuda-compat."""
+    driver, built = survey.versions.get("cuda_driver"), survey.versions.get("cuda")
+    if driver is None or built is None or not is_older_cuda(driver, built) or survey.torch_gpus:
+        return
+    text = f"the driver supports CUDA {driver}, {build} needs {built}: {driver_for(built, driver)}"
+    yield note(text) if survey.torch_gpus is None else fault(text, prevents_ranks=True)
 
 
 @each_node

@@ -154,11 +154,16 @@ def _listed(texts: Sequence[str]) -> str:
     return "; ".join(texts[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
-def unfit_nodes(cases: Iterable[AnyCase], plan: Plan, surveys: Mapping[str, Survey], day: date) -> dict[str, str]:
+def unfit_nodes(
+    cases: Iterable[AnyCase], plan: Plan, surveys: Mapping[str, Survey], day: date, *, hopeless: bool = False
+) -> dict[str, str]:
     """Reasons, by host, to launch nothing on it: it certainly fails a check of severity ``fail``, or its survey failed.
 
-    A node whose fault is uncertain stays: most nodes fail too, or it is unclear which of several is wrong. A check that
-    is waived on this day, in UTC, excludes no node.
+    A node whose fault is uncertain stays if ranks can run there: most nodes fail too, or it is unclear which of several
+    is wrong. A check that is waived on this day, in UTC, excludes no node.
+
+    Args:
+        hopeless: leave out all reasons but those for which no rank can run there.
     """
     checks = [case for case in cases if isinstance(case, NodeCase) and case.requirement.check]
     rejecting = [case.requirement for case in checks if case.requirement.severity == "fail"]
@@ -169,11 +174,19 @@ def unfit_nodes(cases: Iterable[AnyCase], plan: Plan, surveys: Mapping[str, Surv
     seen, reasons = NodeEvidence(node_expectation(checks[0].sku, plan), surveys, plan.nodes), dict[str, list[str]]()
     for name in asked:
         findings = _FIND[name](seen) if _applies(name, seen) else {}
-        for culprit in _culprits(findings, max(plan.nodes, len(findings))):
-            if culprit.is_certain:
+        faults = [one for _, finding in sorted(findings.items()) for one in finding.faults]
+        for culprit, one in zip(_culprits(findings, max(plan.nodes, len(findings))), faults, strict=True):
+            if _prevents(one, plan) or (culprit.is_certain and not hopeless):
                 gpu = "" if culprit.gpu_index is None else f"GPU {culprit.gpu_index}: "
                 reasons.setdefault(culprit.host, []).append(f"{name}: {gpu}{culprit.evidence}")
     for survey in surveys.values():
-        if survey.problem:
+        if survey.problem and not hopeless:
             reasons.setdefault(survey.host, []).append(f"survey failed: {survey.problem}")
     return {host: "; ".join(dict.fromkeys(reasons[host])) for host in sorted(reasons)}
+
+
+def _prevents(one: NodeFault, plan: Plan) -> bool:
+    """Whether a fault prevents ranks of the plan, which may use only the first GPUs of a node."""
+    if one.gpu is None or one.gpu.index is None:
+        return one.prevents_ranks
+    return one.prevents_ranks and one.gpu.index < plan.layout.ranks_per_node

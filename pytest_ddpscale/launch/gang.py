@@ -68,7 +68,7 @@ class Gang:
         self._owner = owner
         self._arrived: list[bytes] = []
         self._records_arrived_unix_s = 0.0
-        self._has_recorded = False
+        self._has_started = self._has_recorded = False
         self._refused = ""
         self._roll = GangState()
         self._silent: tuple[str, ...] = ()
@@ -129,8 +129,10 @@ class Gang:
             lost = () if interrupted else self._vanished()
             how = "silent, and other nodes' ranks lost their partners"
             why = self._node_is_lost(lost, how) if lost else describe(roll, exit_code, channel.other_lines)
-        elif why is not None and roll.ranks:
-            why = f"{why} {describe_standstill(roll, self._unheard)}."
+        elif why is not None and self._has_started and (roll.ranks or not self._has_recorded):
+            asked = 0 if self._has_recorded else self._task.ranks_per_node  # who has recorded has come up
+            head, line_end, details = describe_standstill(roll, self._unheard, asked).partition("\n")
+            why = f"{why} {head}.{line_end}{details}"
         looked = tuple(PostMortem(survey=survey) for _, survey in sorted(roll.post_mortems.items()))
         left = self._await_step_end(lost) if why and not interrupted else ""
         return GangEnd(
@@ -316,6 +318,7 @@ class Gang:
         channel.say(Start(endpoint, self._owner.deadline_unix_s()))
         # Limits and budget start only now, after any time in a scheduler's queue.
         self._heard_s = self._began_s = time.monotonic()
+        self._has_started = True
         self._roll.expect_beats(self._heard_s)
 
     def _late_nodes(self) -> str:

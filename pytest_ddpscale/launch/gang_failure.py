@@ -1,4 +1,7 @@
-"""Describes why a gang ended: rank and host; study, arm, round and phase; error; last lines."""
+"""Describes why a gang ended: rank and host; study, arm, round and phase; error; last lines.
+
+The first line of each description is complete in itself, for headlines; details follow on further lines.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,9 @@ _PARTNER_IS_GONE = re.compile(
 )
 # Errors of the rank's own GPU, although reported by NCCL.
 _OWN_GPU = re.compile(r"ncclUnhandledCudaError|unhandled cuda error|Cuda failure|CUDA error")
+# Errors that NCCL raised: by a call, or by the watchdog that aborts a rank whose collective timed out.
+_OF_NCCL = re.compile(r"NCCL|\bnccl[A-Z]|DistBackendError|[Ww]atchdog")
+_TRACEBACK = "Original Traceback (most recent call last):"  # of a worker process, whose error comes last
 _SIGTERM, _SIGABRT = -int(signal.SIGTERM), -int(signal.SIGABRT)
 
 
@@ -41,7 +47,7 @@ def describe(roll: GangState, exit_code: int | None, other_lines: Sequence[str])
     if signals := _TORCHRUN_SIGNALLED.findall("\n".join(other_lines)):
         return describe_killed("torchrun", -int(signals[0]))
     ended = "was stopped" if exit_code is None else f"exited with code {exit_code}"
-    return f"the gang {ended} without a report from a rank; last output:\n{_indented(other_lines)}"
+    return f"the gang {ended} without a report from a rank\nlast output:\n{_indented(other_lines)}"
 
 
 def blames_nobody(roll: GangState) -> bool:
@@ -78,24 +84,54 @@ def describe_killed(launcher: str, exit_code: int) -> str:
     )
 
 
-def describe_standstill(roll: GangState, unheard: Sequence[str] = ()) -> str:
-    """Describe which rank holds up a gang that makes no progress; nothing is known of ranks of `unheard` nodes."""
+def describe_standstill(roll: GangState, unheard: Sequence[str] = (), ranks_per_node: int = 0) -> str:
+    """Describe which rank holds up a gang that makes no progress.
+
+    Args:
+        unheard: nodes whose ranks' state is unknown.
+        ranks_per_node: that were to be started; 0 if unknown.
+    """
     if unheard:
         agents = f"the agent on {unheard[0]}" if len(unheard) == 1 else f"the agents on {first_few(unheard)}"
         return f"{agents} sent nothing meanwhile: stopped, or the node or its link is down"
     stopped = [rank for rank in roll.ranks.values() if rank.state in ("T", "t")]
     if stopped:
         return f"{_someone(stopped)} stopped (SIGSTOP, or a debugger) in {_place(stopped[0])}"
-    behind = furthest_behind(list(roll.ranks.values()))
+    if absent := _absent(roll, ranks_per_node):
+        return absent
+    everybody = list(roll.ranks.values())
+    behind = furthest_behind(everybody)
+    if in_kernel := _waiting_for_a_device(behind or everybody):
+        who, where = _someone(in_kernel), _place(in_kernel[0])
+        return f"{who} waiting for a device or a disk in {where}{_quoted(roll, in_kernel[0], is_stuck=True)}"
     if not behind:
         waiting = sorted({rank.phase for rank in roll.ranks.values()})
         return f"all ranks are stuck in {', '.join(waiting)}" if waiting else "no rank has begun"
     first, place = behind[0], f"furthest behind of {len(roll.ranks)} ranks, in {_place(behind[0])}"
     if len(behind) > 1:
-        return f"{_someone(behind)} {place}{_quoted(roll, first)}"
+        return f"{_someone(behind)} {place}: at least one of them is stuck{_quoted(roll, first, is_stuck=True)}"
     state = {"D": ", waiting for a device or a disk,", "R": ", computing,"}.get(first.state, "")
     stands = f"is {place}" if len(roll.ranks) > 1 else f"is stuck in {_place(first)}"
-    return f"{first.name}{state} {stands}{_quoted(roll, first)}"
+    return f"{first.name}{state} {stands}{_quoted(roll, first, is_stuck=True)}"
+
+
+def _absent(roll: GangState, ranks_per_node: int) -> str:
+    """Describe ranks that have not said anything yet, because they import torch or could not be started."""
+    nodes = sorted(roll.nodes.items())
+    missing = {
+        node.host: [rank for rank in range(ranks_per_node) if (index, rank) not in roll.ranks] for index, node in nodes
+    }
+    who = [f"local rank {rank} on {host}" for host, ranks in missing.items() for rank in ranks]
+    if not who:
+        return ""
+    of = f"{len(who)} of {ranks_per_node * len(nodes)} ranks {'has' if len(who) == 1 else 'have'} not come up"
+    return f"{of}: {first_few(who)}, still importing torch? Look at the file system that holds the environment"
+
+
+def _waiting_for_a_device(ranks: Sequence[RankSeen]) -> list[RankSeen]:
+    """Those among ranks that wait for each other whose process waits in the kernel; empty if that is none or most."""
+    found = [rank for rank in ranks if rank.state == "D"]
+    return found if 2 * len(found) < len(ranks) else []
 
 
 def furthest_behind(ranks: Sequence[RankSeen]) -> list[RankSeen]:
@@ -153,7 +189,23 @@ def _failed(roll: GangState) -> str:
     others = f"; {more} more {'rank' if more == 1 else 'ranks'} failed after it" if more else ""
     where = _in_brackets(first.study, first.arm, first.round)
     who = f"rank {first.rank} on {first.host}"
-    return f"{who} failed in {first.phase}{where}: {first.type}: {first.message}{others}{_nccl(roll, first)}"
+    error, rest = _split_error(first.message)
+    nccl = _nccl(roll, first) if _OF_NCCL.search(f"{first.type}: {first.message}") else ""
+    return f"{who} failed in {first.phase}{where}: {first.type}: {error}{others}{rest}{nccl}"
+
+
+def _split_error(message: str) -> tuple[str, str]:
+    """What an error says in one line, and its other lines, each after a newline.
+
+    The first line says it, except for one that only announces the next (``backend='inductor' raised:``) or the
+    traceback of a worker process.
+    """
+    lines = [line.rstrip() for line in message.splitlines() if line.strip()] or [""]
+    if _TRACEBACK in lines:
+        return f"{lines[0]} {lines[-1].strip()}", "".join(f"\n{line}" for line in lines[1:])
+    if lines[0].endswith(":") and lines[1:]:
+        lines[:2] = [f"{lines[0]} {lines[1].strip()}"]
+    return lines[0], "".join(f"\n{line}" for line in lines[1:])
 
 
 def _exited(roll: GangState) -> str:
@@ -196,10 +248,12 @@ def _in_brackets(study: str | None, arm: str | None, number: int | None) -> str:
     return f" ({place})" if place else ""
 
 
-def _quoted(roll: GangState, rank: RankSeen) -> str:
+def _quoted(roll: GangState, rank: RankSeen, *, is_stuck: bool = False) -> str:
+    """The last output of a rank, and of its NCCL if NCCL raised its error or it is stuck, perhaps in a collective."""
     words = roll.last_words.get((rank.node, rank.local_rank))
-    quoted = f"; its last output:\n{_indented(words.lines)}" if words and words.lines else ""
-    return quoted + _nccl(roll, rank)
+    lines = words.lines if words else ()
+    quoted = f"\nits last output:\n{_indented(lines)}" if lines else ""
+    return quoted + (_nccl(roll, rank) if is_stuck or any(map(_OF_NCCL.search, lines)) else "")
 
 
 def _nccl(roll: GangState, rank: RankSeen | Failed) -> str:

@@ -162,7 +162,8 @@ class Supervisor:
             self._end(left, "interrupted", end.interrupted)
             return set(studies)
         if end.left:  # another gang would share the GPUs with the leftover processes
-            self._end(left, "error", f"{end.why}. {end.left}")
+            head, line_end, details = end.why.partition("\n")
+            self._end(left, "error", f"{head.rstrip('.')}. {end.left}{line_end}{details}")
             return set(studies)
         if not begun and self._may_start_again():
             return set()
@@ -226,8 +227,8 @@ class Supervisor:
             plan=msgspec.Raw(strict_json(plan).encode()),
             studies=tuple(studies),
             gang=_gang_number(log),
-            # Longer than our own inactivity limit: we see all ranks and can name the one that holds up the others.
-            timeout_s=1.5 * self._limits.inactivity_s + 30,
+            timeout_s=self._limits.timeout_s,
+            startup_timeout_s=self._limits.startup_timeout_s,
             steered=self._judge is not None,
             profile_steps=settings.profile_steps or 0,
             nvtx=settings.nvtx,

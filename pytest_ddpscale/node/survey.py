@@ -20,9 +20,9 @@ from msgspec.structs import replace
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.node.limited_command import Command
-from pytest_ddpscale.node.torch_facts import TorchFacts, ask_torch
+from pytest_ddpscale.node.torch_facts import TorchFacts, ask_torch, usable_gpus
 from pytest_ddpscale.run.record_lines import line_of
-from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu
+from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu, is_older_cuda
 from pytest_ddpscale.sku.detection import visible_ordinals
 from pytest_ddpscale.telemetry.gpu_state import DriverState, read_gpus
 
@@ -44,12 +44,16 @@ def survey(host: str, *, gpus: bool) -> Survey:
     free = free_bytes()
     _about_to("wait for torch and nvidia-smi")
     torch = torch_answer()
+    is_old = is_older_cuda(driver.versions.get("cuda_driver"), torch.cuda)
+    if is_old:
+        _about_to("count the GPUs that torch can use")
     return replace(
         _of_driver(host, driver),
         cores=len(os.sched_getaffinity(0)),
         versions=_versions(driver, torch),
         torch_problem=torch.problem,
         arch_list=torch.arch_list,
+        torch_gpus=usable_gpus() if is_old else None,
         free_bytes=free,
         infiniband=ports,
         topology=_TERMINAL_CODES.sub("", topology.output()[0]).strip() if topology else "",

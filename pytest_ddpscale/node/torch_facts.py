@@ -27,6 +27,10 @@ except Exception:
     pass
 print("\\n" + json.dumps(found))
 """
+# Initialises CUDA, unlike the above, but no GPU: cuda-compat lets an older driver run a newer CUDA, which only a try
+# can tell.
+_COUNT = "import torch; print(f'\\n{torch.cuda.device_count() if torch.cuda.is_available() else 0}')"
+COUNT_LIMIT_S = 20.0
 
 
 class TorchFacts(Record, frozen=True):
@@ -63,6 +67,13 @@ def ask_torch(python: Sequence[str] = (sys.executable,), limit_s: float = LIMIT_
         return TorchFacts(problem=problem) if problem else _facts(output)
 
     return answer
+
+
+def usable_gpus(python: Sequence[str] = (sys.executable,), limit_s: float = COUNT_LIMIT_S) -> int | None:
+    """Number of GPUs that torch can use, all hidden ones left out; None without an answer."""
+    output, _ = Command([*python, "-c", _COUNT], limit_s).output()
+    last = output.strip().splitlines()[-1:]
+    return int(last[0]) if last and last[0].isdecimal() else None
 
 
 def _facts(output: str) -> TorchFacts:

@@ -68,7 +68,12 @@ class NodeExpectation:
 
 
 _ALL = (
-    NodeCheck("gpus", "GPU model and count", "all requested GPUs of this model are present and answer", on_cpu=True),
+    NodeCheck(
+        "gpus",
+        "GPU model and count",
+        "all requested GPUs of this model are present, answer and may be used",
+        on_cpu=True,
+    ),
     NodeCheck("processes", "Foreign processes", "no foreign processes run on its GPUs"),
     NodeCheck("mig", "MIG", "MIG is off on all GPUs"),
     NodeCheck("ecc", "Memory errors", "ECC is on as expected, without uncorrectable errors"),
@@ -77,7 +82,7 @@ _ALL = (
     NodeCheck("nvlink", "NVLink", "all NVLinks are up"),
     NodeCheck("topology", "Topology", "its GPUs and network cards are connected as on the other nodes"),
     NodeCheck("versions", "Versions", "driver, CUDA, NCCL and torch match the other nodes", on_cpu=True),
-    NodeCheck("kernels", "Kernels", "torch was built with kernels for its GPUs"),
+    NodeCheck("kernels", "Kernels", "torch runs on its driver and has kernels for its GPUs"),
     NodeCheck("bf16", "bf16", "its GPUs have native bf16, if a workload needs it"),
     NodeCheck("disk", "Disk", "enough disk space is free for the run", on_cpu=True),
     NodeCheck("clock", "Clock", "its clock agrees with the other nodes'", on_cpu=True),

@@ -257,11 +257,11 @@ def _of_other_blockers(blockers: Iterable[Blocker]) -> Iterator[Cause]:
         if one.kind == "test":
             tests[one.reason].append(one.name)
         else:
-            yield Cause(text.one_line(one.reason), frozenset({one.name}))
+            yield Cause(text.headline_of(one.reason), frozenset({one.name}))
     for reason, names in tests.items():
         shown = first_few([text.one_line(name) for name in names], 2)
         who = f"test {shown}" if len(names) == 1 else f"tests {shown}:"
-        yield Cause(f"{who} {text.one_line(reason)}", frozenset(names))
+        yield Cause(f"{who} {text.headline_of(reason)}", frozenset(names))
 
 
 def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]:
@@ -326,6 +326,8 @@ def _of_alike(verdicts: Sequence[Verdict]) -> Cause:
         # A verdict can name suspects without being certain: a link that is often slow, or two ranks that disagree.
         whom = first_few([text.culprit_name(one) for one in suspects], 2)
         sentence += f"; look at {whom}: not certain to be the cause of it" if whom else "; no device is named for it"
+        if METRICS[worst.metric].subject == "check":  # names nodes and GPUs, with what was found and expected
+            sentence = f"{text.one_line(worst.id)}: {text.reason_text(worst)}"
         if WRONG_DATA in worst.flags:
             sentence, severity = f"wrong data: {text.reason_text(worst)}", "wrong data"
     else:

@@ -9,6 +9,7 @@ from pytest_ddpscale.run.verdicts import Verdict
 def explain(verdict: Verdict, where: str, rerun: str) -> str:
     """Value, interval, bound, margin, culprits and the command to measure again; `where` is ``file:line``."""
     lines = [f"{text.verdict_word(verdict)}  {text.one_line(verdict.id)}: {text.reason_text(verdict)}"]
+    lines += [f"  error     {line}" for line in text.details_of(verdict)]
     if text.check_text(verdict):
         lines.append(f"  check     {text.check_text(verdict)}")
     if verdict.value is not None:

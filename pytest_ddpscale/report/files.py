@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace as replaced
 from functools import partial
 from pathlib import Path
 
@@ -50,7 +51,8 @@ def write_reports(
     names = [f"plots/{path.name}" for path in plots]
 
     def write_markdown() -> None:
-        write_atomically(run.path / "report.md", render_markdown(judgement, record, names, evidence))
+        kept = _with_kept_traces(run, evidence)
+        write_atomically(run.path / "report.md", render_markdown(judgement, record, names, kept))
 
     problems.append(_attempt("report.md", write_markdown))
     if is_final:
@@ -61,7 +63,8 @@ def write_reports(
 def write_page(run: RunDirectory, judgement: Judgement, record: RunRecord, evidence: Evidence) -> str:
     """Write report.html of a finished run. Returns one sentence if that failed, else an empty string."""
     return _attempt(
-        "report.html", partial(_write, run.path / "report.html", lambda: page_of(judgement, record, evidence))
+        "report.html",
+        partial(_write, run.path / "report.html", lambda: page_of(judgement, record, _with_kept_traces(run, evidence))),
     )
 
 
@@ -75,6 +78,15 @@ def page_of(judgement: Judgement, record: RunRecord, evidence: Evidence, *, goes
     from pytest_ddpscale.report.html_page import render_html
 
     return render_html(judgement, _as_judged(record, judgement), evidence, goes_on=goes_on)
+
+
+def _with_kept_traces(run: RunDirectory, evidence: Evidence) -> Evidence:
+    """The evidence without traces of profiles that are not in the run directory, so that no report names them."""
+    lost = [one.trace for one in evidence.profiles if one.trace and not (run.path / one.trace).is_file()]
+    if not lost:
+        return evidence
+    kept = [replace(one, trace="") if one.trace in lost else one for one in evidence.profiles]
+    return replaced(evidence, profiles=kept)
 
 
 def _as_judged(record: RunRecord, judgement: Judgement) -> RunRecord:

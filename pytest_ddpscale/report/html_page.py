@@ -173,7 +173,7 @@ def _remarks(verdict: Verdict) -> list[str]:
     """Why it did not pass, or passed below its bound, its culprits, what it was compared with, and launches."""
     said: list[str] = []
     if not verdict.passed:
-        said += [text.reason_text(verdict), *_named(verdict)]
+        said += [text.reason_text(verdict), *text.details_of(verdict)[1:], *_named(verdict)]
         said.append(chance_text(verdict))
         said.append(text.waiver_text(verdict) if verdict.is_waived else "")
         said.append("only warns" if text.only_warns(verdict) else "")

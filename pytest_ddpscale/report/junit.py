@@ -98,6 +98,7 @@ def _not_passed(testcase: Element, verdict: Verdict, *, blocks: bool) -> None:
         kind = "failed" if verdict.outcome == "failed" else "inconclusive"
         element = SubElement(testcase, "failure", type=kind, message=message)
     details = [text.check_text(verdict)] if text.check_text(verdict) else []
+    details += text.details_of(verdict)
     details.append(_measured(verdict))
     details += [text.culprit_text(culprit, full_uuid=True) for culprit in verdict.culprits]
     details += [text.compared_text(verdict.compared)] if verdict.compared is not None else []

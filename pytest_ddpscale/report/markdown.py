@@ -68,10 +68,23 @@ def escape_markdown(content: object) -> str:
 
 def code_block(content: str) -> Markdown:
     """One line of shell, fenced by more backticks than it holds in a row."""
-    line = text.one_line(content)
-    longest = max((len(run) for run in re.findall("`+", line)), default=0)
+    return _fenced("sh", [text.one_line(content)])
+
+
+def listing(lines: Sequence[str]) -> Markdown:
+    """Lines of output, as they are."""
+    return _fenced("text", [text.one_line(line) for line in lines])
+
+
+def _fenced(language: str, lines: Sequence[str]) -> Markdown:
+    longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
     fence = "`" * max(longest + 1, 3)
-    return Markdown(f"{fence}sh\n{line}\n{fence}")
+    return Markdown("\n".join([f"{fence}{language}", *lines, fence]))
+
+
+def link(path: str) -> Markdown:
+    """A file of the run directory, by its name."""
+    return Markdown(f"[{escape_markdown(Path(path).name)}]({quote(path)})")
 
 
 def image(path: str) -> Markdown:
@@ -102,6 +115,8 @@ def _template() -> jinja2.Template:
         explained_text=explained_text,
         image=image,
         interval_mark=interval_mark,
+        link=link,
+        listing=listing,
         mark=_mark,
         profile_text=profile_text,
         most_causes=_MOST_CAUSES,
@@ -137,11 +152,13 @@ def render_markdown(
         tested=coverage_text.summary(judgement.coverage) if judgement.coverage else [],
         not_tested=not_tested_lines(judgement),
         not_passed=sorted((one for one in judgement.verdicts if not one.passed), key=text.only_warns),
+        errors=_errors(judgement)[:_MOST_CAUSES],
         facts=_facts(judgement, run),
         by_spread=[verdict for verdict in judgement.verdicts if text.spread_text(verdict)],
         run=run,
         plots=plots,
         profiles=evidence.profiles if evidence else (),
+        traces=[one.trace for one in evidence.profiles if one.trace] if evidence else [],
         profile_parts=profile_text.part_rows(evidence.profiles)[:_MOST_PROFILES] if evidence else [],
         exposed=profile_text.exposed_rows(evidence)[:_MOST_PROFILES] if evidence else [],
         device_type=evidence.plan.device_type if evidence else "",
@@ -161,6 +178,12 @@ def _cause_of(verdict: Verdict, shown: Sequence[cause.Cause]) -> str:
     numbers = [str(number) for number, one in enumerate(shown, 1) if verdict.id in one.explains]
     despite = text.despite_text(verdict)
     return f"{', '.join(numbers)}{': ' if despite else ''}{despite}" if numbers else text.reason_text(verdict)
+
+
+def _errors(judgement: Judgement) -> list[Sequence[str]]:
+    """The lines of each error that says more than fits into a headline, once for all requirements that it ended."""
+    found = dict.fromkeys(tuple(text.details_of(one)) for one in judgement.verdicts)
+    return [lines for lines in found if lines]
 
 
 def _facts(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from pytest_ddpscale.report.text import ABSENT, count_text, shorten
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.profile_record import ArmProfile
+from pytest_ddpscale.util.listing import first_few
 
 PARTS = ("Study", "Arm", "Step", "Computes", "Waits for a collective", "Idle", "All-reduce", "of that hidden")
 EXPOSED = ("Study", "Arm", "Timed rounds", "Profiled steps", "of that waiting", "of that slower computing", "")
@@ -25,6 +26,7 @@ GAPS = ("Idle from", "For", "After", "Before")
 _CONFIDENCE = 0.95
 _LONGEST_KERNEL, _LONGEST_NEIGHBOUR = 110, 60
 _MIB = 2**20
+_MOST_ARMS = 3  # named with a reason; profiles.jsonl has all
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def problem_lines(profiles: Sequence[ArmProfile]) -> list[str]:
     for one in profiles:
         if one.problem:
             arms.setdefault(one.problem, []).append(f"{one.study}, {one.arm}")
-    return [f"no profile of {'; '.join(names)}: {why}" for why, names in arms.items()]
+    return [f"no profile of {first_few(names, _MOST_ARMS, '; ')}: {why}" for why, names in arms.items()]
 
 
 def how_line(profiles: Sequence[ArmProfile], device_type: str) -> str:

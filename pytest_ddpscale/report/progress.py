@@ -19,6 +19,7 @@ from pytest_ddpscale.plan.estimate import (
 )
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.report.text import headline_of
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued, Unfit
 from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart
@@ -145,11 +146,11 @@ class Progress:
         self._settled.add(end.study)
         seconds = self._now() - self._study_begun
         if end.reason == "error":
-            self._say(f"{end.study}: ERROR: {end.message}", passing=False)
+            self._say(f"{end.study}: ERROR: {headline_of(end.message)}", passing=False)
         elif end.reason == "interrupted":
             has_begun = self._current == end.study
             how_far = f"interrupted after {self._round} rounds" if has_begun else "not started"
-            self._say(f"{end.study}: {how_far}: {end.message}", passing=False)
+            self._say(f"{end.study}: {how_far}: {headline_of(end.message)}", passing=False)
         elif self._current != end.study:  # no time was left for this launch
             self._say(f"{end.study}: not started: time limit reached", passing=False)
         else:

@@ -120,6 +120,7 @@ def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
     lines += [(line, "") for line in _wrapped(uniform_loss_text(judgement), columns, "", "  ")]
     for said in (*_warned(judgement), *_lowered(judgement), *_waived(judgement)):
         lines += [(line, "warned") for line in _wrapped(said, columns, "", "  ")]
+    lines += [(line, "") for said in _changed(judgement) for line in _wrapped(said, columns, "", "  ")]
     if judgement.verdicts:
         lines += [(line, "") for line in _wrapped(counts_text(judgement), columns, "", "  ")]
     if judgement.simulated:
@@ -142,6 +143,12 @@ def _lowered(judgement: Judgement) -> Iterator[str]:
     hidden = len(judgement.lowered) - _MOST_LOWERED
     if hidden > 0:
         yield f"lowered by the site: {hidden} more, see report.html"
+
+
+def _changed(judgement: Judgement) -> Iterator[str]:
+    """What else the site changed, each on a line of its own if the headline does not name all."""
+    if len(text.altered_named(judgement)) < len(judgement.altered):
+        yield from (f"changed by the site: {text.one_line(one)}" for one in judgement.altered)
 
 
 def _warned(judgement: Judgement) -> Iterator[str]:
@@ -170,6 +177,8 @@ def _explanation(verdict: Verdict, columns: int, shared: Collection[str]) -> Ite
         if text.check_text(verdict):
             yield from _indented(text.check_text(verdict), columns)
         yield from _indented(text.reason_text(verdict), columns)
+        for line in text.details_of(verdict)[1:]:
+            yield from _indented(line, columns)
         for culprit in verdict.culprits[:_MOST_CULPRITS]:
             yield from _indented(text.culprit_text(culprit), columns)
         hidden = len(verdict.culprits) - _MOST_CULPRITS

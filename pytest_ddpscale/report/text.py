@@ -24,6 +24,7 @@ from pytest_ddpscale.run.verdicts import (
     RunOutcome,
     Verdict,
 )
+from pytest_ddpscale.util.listing import first_few
 
 Style = Literal["", "header", "passed", "failed", "warned", "undecided"]
 
@@ -33,6 +34,8 @@ _SUFFIX = {"fraction": " %", "x": "×"}  # any other unit is written as it is
 _EXTRA_DECIMALS_OF_A_BOUND = 2
 # At most this many digits are added to avoid an interval of ± 0.
 _EXTRA_DECIMALS_OF_AN_INTERVAL = 3
+_LONGEST_HEADLINE = 400  # of characters
+OF_A_WORKLOAD = "what "  # a change by the site of what a workload trains begins so
 
 _REASONS = {
     "passed": "the bound is met",
@@ -111,8 +114,17 @@ def headline(judgement: Judgement) -> str:
 
 def changes_by_site(judgement: Judgement) -> list[str]:
     """Bounds that the site lowered, and what else it changed for the SKU; empty if it changed nothing."""
-    altered = f"changed by the site: {one_line(', '.join(judgement.altered))}" if judgement.altered else ""
+    named = altered_named(judgement)
+    altered = f"changed by the site: {', '.join(named)}" if named else ""
     return [part for part in (lowered_text(judgement), altered) if part]
+
+
+def altered_named(judgement: Judgement) -> list[str]:
+    """What else the site changed; of several workloads that train something else, the first and a count."""
+    names = [one_line(part) for part in judgement.altered]
+    trained = [name for name in names if name.startswith(OF_A_WORKLOAD)]
+    others = [name for name in names if name not in trained]
+    return [*others, *([first_few(trained, 1) + " such workloads"] if trained[1:] else trained)]
 
 
 def lowered_text(judgement: Judgement) -> str:
@@ -152,8 +164,26 @@ def waiver_text(verdict: Verdict) -> str:
 
 
 def reason_text(verdict: Verdict) -> str:
-    """Reason of a verdict, in one line."""
-    return one_line(verdict.reason) or _REASONS[verdict.outcome]
+    """Reason of a verdict, in one line: of an error only what its first line says, see `details_of`."""
+    told = headline_of(verdict.reason) if _is_message(verdict) else one_line(verdict.reason)
+    return told or _REASONS[verdict.outcome]
+
+
+def headline_of(message: str) -> str:
+    """First line of a message, shortened if it is very long; an error's stack, output and logs follow it."""
+    first = message.strip().partition("\n")[0].removesuffix("; its last output:").removesuffix("; last output:")
+    return shorten(one_line(first), _LONGEST_HEADLINE)
+
+
+def details_of(verdict: Verdict) -> list[str]:
+    """All lines of the error that ended the measurement; nothing if `reason_text` says all."""
+    lines = [one_line(line) for line in verdict.reason.strip().split("\n")] if _is_message(verdict) else [""]
+    return lines if len(lines) > 1 or len(lines[0]) > _LONGEST_HEADLINE else []
+
+
+def _is_message(verdict: Verdict) -> bool:
+    """Whether the reason is what a program said, on any number of lines."""
+    return verdict.outcome in ("error", "not_measured")
 
 
 def despite_text(verdict: Verdict) -> str:

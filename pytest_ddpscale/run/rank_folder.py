@@ -45,6 +45,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         plan: all studies of the run, as in plan.json.
         studies: ids of the studies to measure, in order.
         timeout_s: limit for one wait or collective.
+        startup_timeout_s: the same until all ranks are up.
         steered: whether rank 0 waits after each round for the supervisor's decision.
         tries_memory: whether this launch tests if a study fits into memory: ranks report their memory use, and the
             kernel kills them first if memory runs out.
@@ -58,6 +59,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     studies: tuple[str, ...]
     gang: int = 0
     timeout_s: float = 600.0
+    startup_timeout_s: float = 930.0
     steered: bool = False
     deadline_unix_s: float | None = None
     tries_memory: bool = False

@@ -10,6 +10,8 @@ from msgspec import field
 from pytest_ddpscale.run.strict_json import Record, decode
 
 STUDY_ID = "survey"
+# nvml.h, nvmlComputeMode_t, in its order; the names are nvidia-smi's.
+COMPUTE_MODES = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")
 
 
 class GpuProcess(Record, frozen=True):
@@ -53,6 +55,7 @@ class SurveyedGpu(Record, frozen=True):
         problem: why the GPU as a whole does not answer, such as ``GPU is lost``; empty if it does.
         is_lost: whether it stays so until the GPU or its node is reset.
         compute_capability: ``9.0``.
+        compute_mode: who may use the GPU, one of `COMPUTE_MODES`.
         ecc_corrected: errors since the driver was loaded; `ecc_uncorrected` likewise.
         retired_pages_pending: whether a page waits for a reset to be retired (before Ampere).
         remapped_rows: from Ampere on.
@@ -79,6 +82,7 @@ class SurveyedGpu(Record, frozen=True):
     problem: str = ""
     is_lost: bool = False
     compute_capability: str | None = None
+    compute_mode: str | None = None
     memory_bytes: int | None = None
     mig_enabled: bool | None = None
     ecc_enabled: bool | None = None
@@ -139,6 +143,8 @@ class Survey(Record, frozen=True, tag_field="kind", tag="survey"):
             ``kernel``; None if absent.
         torch_problem: why torch cannot be imported; empty if it can.
         arch_list: GPU architectures that this torch build has kernels for: ``sm_90``, ``compute_120`` …
+        torch_gpus: number of GPUs that torch can use, asked if the driver is of an older major version of CUDA than
+            torch; None if it was not asked or did not answer.
         free_bytes: on the file systems of ``run_directory``, ``shared_memory`` and ``temporary``.
         topology: output of ``nvidia-smi topo -m``; empty if the command is missing or fails.
         clock: offset from the supervisor's clock; None if it was not measured.
@@ -154,10 +160,21 @@ class Survey(Record, frozen=True, tag_field="kind", tag="survey"):
     versions: dict[str, str | None] = field(default_factory=dict)
     torch_problem: str = ""
     arch_list: tuple[str, ...] = ()
+    torch_gpus: int | None = None
     free_bytes: dict[str, int] = field(default_factory=dict)
     infiniband: tuple[InfiniBandPort, ...] = ()
     topology: str = ""
     clock: ClockSkew | None = None
+
+
+def is_older_cuda(driver: str | None, built: str | None) -> bool:
+    """Whether a driver's CUDA is of an older major version than that of a build of torch; False if one is unknown.
+
+    Within a major version a build runs on older drivers too ("minor version compatibility" in NVIDIA's CUDA
+    Compatibility guide).
+    """
+    majors = [(version or "").partition(".")[0] for version in (driver, built)]
+    return all(map(str.isdecimal, majors)) and int(majors[0]) < int(majors[1])
 
 
 class PostMortem(Record, frozen=True, tag_field="kind", tag="post_mortem"):

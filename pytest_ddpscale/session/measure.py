@@ -13,7 +13,7 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.launch.container import container_of
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.launch.launcher import Cluster, Launch, launchers
-from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.limits import STARTUP_S, Limits
 from pytest_ddpscale.launch.supervisor import Judge, NotAdmitted, Supervisor
 from pytest_ddpscale.plan.estimate import estimate
 from pytest_ddpscale.plan.layout import Layout
@@ -66,6 +66,12 @@ class MeasureSource(EvidenceSource):
         from pytest_ddpscale.judge.node_checks import unfit_nodes
 
         return unfit_nodes(self.selected, plan, surveys_of(surveys), today())
+
+    def hopeless_of(self, plan: Plan, surveys: Sequence[Survey]) -> dict[str, str]:
+        """Nodes where no rank can run, and reasons."""
+        from pytest_ddpscale.judge.node_checks import unfit_nodes
+
+        return unfit_nodes(self.selected, plan, surveys_of(surveys), today(), hopeless=True)
 
     def select(self, cases: Sequence[AnyCase]) -> None:
         """Plan what can be measured here."""
@@ -185,7 +191,9 @@ class MeasureSource(EvidenceSource):
             unfit = self.unfit_of(plan, surveys)
             if unfit:
                 listener(Unfit(unfit))  # now, not hours later in the report
-            return "" if settings.unfit == MEASURE else "; ".join(f"{host}: {why}" for host, why in unfit.items())
+            # Ranks that cannot run would only fail one study after another.
+            refused = self.hopeless_of(plan, surveys) if settings.unfit == MEASURE else unfit
+            return "; ".join(f"{host}: {why}" for host, why in refused.items())
 
         supervisor = Supervisor(
             self._launch_on_nodes(),
@@ -206,13 +214,14 @@ class MeasureSource(EvidenceSource):
         expected_s = estimate(
             plan, isolate=settings.is_isolated, samples_per_s=self.expected_samples_per_s
         ).most_seconds
+        startup_s = max(STARTUP_S, settings.inactivity_limit_s)
         return Limits(
             budget_s=settings.budget_s,
             inactivity_s=settings.inactivity_limit_s,
-            startup_s=settings.inactivity_limit_s,
+            startup_s=startup_s,
             # Several times the expected time, so that a slow machine is measured and not cut off. The time of a whole
             # training run is unknown.
-            total_s=None if plan.training_runs else 5 * expected_s + settings.inactivity_limit_s,
+            total_s=None if plan.training_runs else 5 * expected_s + startup_s,
         )
 
     def _launch_on_nodes(self) -> Launch:

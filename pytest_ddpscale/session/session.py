@@ -25,6 +25,7 @@ from pytest_ddpscale.judge.run_outcome import (
 )
 from pytest_ddpscale.judge.slow_links import slow_links
 from pytest_ddpscale.judge.values import samples_of
+from pytest_ddpscale.report.profile_text import problem_lines
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.record_lines import Listener
@@ -119,7 +120,8 @@ class AcceptanceSession:
             reason = f"{self.interruption}; {reason}"
         accused = {host for v in verdicts for c in v.culprits for host in (c.host, c.peer_host)}
         of_links = [f"communication is slow at {words}" for words, hosts in slow.items() if not hosts <= accused]
-        notes = (*source.notes(verdicts), *of_links)
+        unprofiled = [f"--ddp-profile: {line}" for line in problem_lines(evidence.profiles)]
+        notes = (*source.notes(verdicts), *of_links, *unprofiled)
         return Judgement(
             self.sku, outcome, reason, verdicts, notes, self._basis(), coverage, run.allows_unmeasured,
             run.is_simulated, other_blockers(run), self.subject.extends, self.subject.lowered,

@@ -12,7 +12,7 @@ from pytest_ddpscale.suites.bars_figure import Bars, bars_figure
 from pytest_ddpscale.suites.data_parallel_values import WAYS, SplitBatch, Way, is_below, split_batches
 from pytest_ddpscale.suites.found_text import found_cells, found_value
 from pytest_ddpscale.suites.ratio_text import estimate_texts, interval_title
-from pytest_ddpscale.suites.suite import MeasuredSuite
+from pytest_ddpscale.suites.suite import MeasuredSuite, incomplete_text
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.util.listing import first_few
 
@@ -57,6 +57,7 @@ def _headline(measured: MeasuredSuite, batches: Sequence[SplitBatch], found: Seq
     said = [worth_text(kind, found) for kind in _kinds(found)]
     lost = len(batches) - len(found)
     missing = [f"{lost} of {len(batches)} batches not measured"] if lost else []
+    missing += incomplete_text(sum(bool(one.problem) for one in found), len(batches), "batches")
     return f"{what}: {'; '.join([*said, *missing])}"
 
 

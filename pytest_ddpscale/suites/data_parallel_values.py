@@ -12,7 +12,7 @@ from pytest_ddpscale.judge.metrics import paces
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import FloatArray
-from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
+from pytest_ddpscale.suites.suite import MeasuredSuite, why_incomplete
 
 # Arms in which one process divides a batch.
 WAYS: Mapping[str, str] = {"vanilla_parallel": "our DataParallel", "data_parallel": "nn.DataParallel"}
@@ -45,7 +45,7 @@ class SplitBatch:
         one: images per second of one device with the whole batch; None if it was not measured.
         ranks: images per second of a rank on each device together, at the slowest rank's pace; None if not measured.
         ways: results of each way by one process.
-        problem: why something was not measured; empty if nothing is missing.
+        problem: why something was not measured, or in fewer rounds than planned; empty if it ended as planned.
     """
 
     batch: int
@@ -89,7 +89,6 @@ def _batch(measured: MeasuredSuite, study: Study) -> SplitBatch:
         for arm in split
         if arm.kind in WAYS and (pace := found(arm)) is not None
     ]
-    problem = ""
-    if not all(node_samples_per_s(arm).size for arm in study.arms):
-        problem = why_missing(measured.evidence, study.id) or "no complete round"
+    is_measured = all(node_samples_per_s(arm).size for arm in study.arms)
+    problem = why_incomplete(measured.evidence, study, is_measured=is_measured)
     return SplitBatch(study.workload.batch_size, ranks.world_size, found(one), found(ranks), ways, problem)

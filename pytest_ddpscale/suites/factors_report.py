@@ -9,7 +9,7 @@ from pytest_ddpscale.suites.bars_figure import Bars, bars_figure
 from pytest_ddpscale.suites.factors_values import Cell, Factor, Sweep, all_cells, centre_world_size, sweeps, trend
 from pytest_ddpscale.suites.found_text import found_cells, found_value
 from pytest_ddpscale.suites.ratio_text import interval_title
-from pytest_ddpscale.suites.suite import MeasuredSuite
+from pytest_ddpscale.suites.suite import MeasuredSuite, incomplete_text
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 
 _METHOD = (
@@ -46,7 +46,8 @@ def factors_report(measured: MeasuredSuite) -> SuiteReport:
 def _headline(measured: MeasuredSuite, cells: Sequence[Cell]) -> str:
     studies = measured.evidence.plan.studies
     count = sum(cell.is_measured for cell in cells)
-    told = f"{count} of {len(cells)} cells measured"
+    ended = sum(cell.is_measured and bool(cell.problem) for cell in cells)
+    told = "; ".join([f"{count} of {len(cells)} cells measured", *incomplete_text(ended, len(cells), "cells")])
     if not studies:
         return f"Computation and communication: {told}"
     centre, ranks = studies[0].workload, centre_world_size(studies)

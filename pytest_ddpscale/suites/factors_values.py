@@ -14,7 +14,7 @@ from pytest_ddpscale.plan.metric_catalogue import COMMUNICATION_TIME, COMPUTATIO
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import BYTES_PER_GRADIENT, Workload
-from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
+from pytest_ddpscale.suites.suite import MeasuredSuite, why_incomplete
 
 EPOCH_IMAGES = 60_000  # of MNIST's training split
 Factor = Literal["batch", "world size", "model", "trained parameters"]
@@ -74,7 +74,7 @@ class Cell:
         computation_ms: of a step; None if it was not measured.
         communication_ms: additional time of a step with communication; None if it was not measured.
         communication_share: of the step with communication, 0 … 1; None if it was not measured.
-        problem: why a value is missing; empty if none is.
+        problem: why a value is missing or of fewer rounds than planned; empty if the study ended as planned.
     """
 
     workload: Workload
@@ -180,5 +180,5 @@ def _cell(measured: MeasuredSuite, study: Study, world_size: int) -> Cell:
 
     values = found(COMPUTATION_TIME), found(COMMUNICATION_TIME), found(EXPOSED_COMMUNICATION)
     is_whole = all(value is not None for value in values)
-    problem = "" if is_whole else why_missing(measured.evidence, study.id) or "no complete round"
+    problem = why_incomplete(measured.evidence, study, is_measured=is_whole)
     return Cell(study.workload, world_size, *values, problem)

@@ -19,7 +19,7 @@ from pytest_ddpscale.suites.inference_values import (
     saturation,
 )
 from pytest_ddpscale.suites.ratio_text import interval_title
-from pytest_ddpscale.suites.suite import MeasuredSuite
+from pytest_ddpscale.suites.suite import MeasuredSuite, incomplete_text
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 
 _SHARING = (
@@ -57,6 +57,7 @@ def _headline(evidence: Evidence, found: Sequence[InferredBatch], planned: int, 
         parts.append(f"{fastest.kept.value:.1%} of one alone" if is_loss else "no loss at once shown")
     parts += [saturation_text(where)] if where else []
     missing = [f"{planned - len(found)} of {planned} batches not measured"] if len(found) < planned else []
+    missing += incomplete_text(sum(bool(one.problem) for one in found), planned, "batches")
     return f"{what}: {'; '.join([*parts, *missing])}"
 
 

@@ -16,7 +16,7 @@ from pytest_ddpscale.plan.metric_catalogue import INFERENCE_LATENCIES, INFERENCE
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import FloatArray
-from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
+from pytest_ddpscale.suites.suite import MeasuredSuite, why_incomplete
 
 # Share of the highest measured throughput at which a larger batch is no longer worth its latency.
 SATURATED = 0.95
@@ -93,10 +93,9 @@ def _limits(found: Found) -> tuple[float, float]:
 
 
 def _batch(measured: MeasuredSuite, study: Study) -> InferredBatch:
-    evidence, problem = measured.evidence, why_missing(measured.evidence, study.id)
+    evidence = measured.evidence
     arms = [found for arm in study.arms if (found := _arm(measured, study, arm)) is not None]
-    if len(arms) < len(study.arms):
-        problem = problem or "no complete round"
+    problem = why_incomplete(evidence, study, is_measured=len(arms) == len(study.arms))
     kept = None
     if len(study.arms) > 1:
         alone, together = (merged(evidence.columns, study.id, arm, evidence.plan.layout) for arm in study.arms)

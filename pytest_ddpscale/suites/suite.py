@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from pytest_ddpscale.launch.supervisor import Judge
     from pytest_ddpscale.plan.planner import Pace
-    from pytest_ddpscale.plan.study import Plan
+    from pytest_ddpscale.plan.study import Plan, Study
     from pytest_ddpscale.run.evidence import Evidence
     from pytest_ddpscale.run.run_json import RunRecord
     from pytest_ddpscale.run.survey_record import Survey
@@ -120,3 +120,27 @@ def why_missing(evidence: Evidence, study_id: str) -> str:
     if study_id in evidence.interrupted:
         return evidence.interrupted[study_id]
     return "time limit reached" if study_id in evidence.out_of_time else ""
+
+
+def why_incomplete(evidence: Evidence, study: Study, *, is_measured: bool) -> str:
+    """Why values of a study are missing or rest on fewer rounds than planned; empty if it ended as planned.
+
+    Args:
+        is_measured: whether all of its values have at least one complete round.
+    """
+    why = why_missing(evidence, study.id)
+    if not is_measured:
+        return why or "no complete round"
+    return f"after {complete_rounds(evidence, study)} of {study.rounds} rounds: {why}" if why else ""
+
+
+def incomplete_text(number: int, of: int, what: str) -> list[str]:
+    """``1 of 4 batches ended early``, for a headline; nothing if all ended as planned."""
+    return [f"{number} of {of} {what} ended early"] if number else []
+
+
+def complete_rounds(evidence: Evidence, study: Study) -> int:
+    """Number of rounds in which every arm of a study was measured."""
+    arms = [evidence.columns.arms.get((study.id, arm.name)) for arm in study.arms]
+    numbers = [set() if arm is None else set(arm.numbers.tolist()) for arm in arms]
+    return len(set.intersection(*numbers)) if numbers else 0

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from markupsafe import Markup, escape
 
 from pytest_ddpscale.report.html_page import page_template, printable
-from pytest_ddpscale.report.text import one_line
+from pytest_ddpscale.report.text import headline_of, one_line
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import SITE, TICKET, RunRecord
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteTable
@@ -67,7 +67,7 @@ def text_lines(report: SuiteReport, columns: int = sys.maxsize) -> Iterator[str]
     for failure in report.failures:
         yield from wrapped(f"not as required: {failure}")
     for problem in report.problems:
-        yield from wrapped(f"not measured: {problem}")
+        yield from wrapped(f"not measured: {headline_of(problem)}")  # report.md has the details of an error
 
 
 def _aligned(table: SuiteTable, columns: int) -> Iterator[str]:

@@ -96,7 +96,10 @@ def tune_report(measured: MeasuredSuite) -> SuiteReport:
     """The whole report."""
     tried = tried_settings(measured)
     chosen = [one for one in tried if one.is_recommended]
-    problems = [f"{one.candidate.name}: {one.why_missing}" for one in tried if one.why_missing]
+    usual = [one for one in measured.evidence.plan.studies if candidate_of(one) == Candidate()]
+    why_not = next(filter(None, (why_missing(measured.evidence, study.id) for study in usual)), "")
+    problems = [f"usual settings: {why_not}"] if why_not else []
+    problems += [f"{one.candidate.name}: {one.why_missing}" for one in tried if one.why_missing]
     if chosen:
         gains = ", ".join(f"{one.candidate.name} ({_percent(one.confirmed)})" for one in chosen)
         headline = f"{len(chosen)} of {len(tried)} settings are faster: {gains}"

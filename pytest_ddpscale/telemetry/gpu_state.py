@@ -14,7 +14,7 @@ from typing import Any
 
 import pynvml
 
-from pytest_ddpscale.run.survey_record import GpuProcess, RemappedRows, SurveyedGpu
+from pytest_ddpscale.run.survey_record import COMPUTE_MODES, GpuProcess, RemappedRows, SurveyedGpu
 from pytest_ddpscale.telemetry.nvml import NvmlCalls, in_words, is_lost, reasons_of
 
 _PROC = Path("/proc")
@@ -95,8 +95,8 @@ def _gpu(index: int) -> SurveyedGpu:
     gpu = _Survey(handle)
     uuid, name, pci = map(gpu.ask, ("uuid", "name", "pci"))
     unnamed = next(iter(gpu.reasons.values()), "")  # a GPU that cannot be identified cannot be used
-    asked = ("compute_capability", "memory", "remapped_rows", "throttle_reasons", "processes")
-    capability, memory, rows, bits, processes = map(gpu.ask, asked)
+    asked = ("compute_capability", "compute_mode", "memory", "remapped_rows", "throttle_reasons", "processes")
+    capability, mode, memory, rows, bits, processes = map(gpu.ask, asked)
     links = gpu.ask("nvlinks", _states_of_links)
     values: dict[str, Any] = {reading: gpu.ask(reading) for reading in _VALUES}
     values |= {reading: _truth(gpu.ask(reading)) for reading in _MODES}
@@ -107,6 +107,7 @@ def _gpu(index: int) -> SurveyedGpu:
         pci_bus_id=_text(pci.busId) if pci else "",
         pci_device_id=f"{pci.pciDeviceId >> 16:04x}" if pci else "",  # the low half is the vendor, 10de
         compute_capability=None if capability is None else "{}.{}".format(*capability),
+        compute_mode=_compute_mode(mode),
         memory_bytes=int(memory.total) if memory else None,
         remapped_rows=None if rows is None else _remapped_rows(*rows),
         throttle_reasons=None if bits is None else reasons_of(bits),
@@ -138,6 +139,12 @@ class _Survey(NvmlCalls):
 def _truth(found: Any) -> bool | None:
     present = found[0] if isinstance(found, list) else found  # modes come as [current, after the next reset]
     return None if present is None else bool(present)
+
+
+def _compute_mode(number: int | None) -> str | None:
+    if number is None:
+        return None
+    return COMPUTE_MODES[number] if 0 <= number < len(COMPUTE_MODES) else f"mode {number}"
 
 
 def _remapped_rows(correctable: int, uncorrectable: int, is_pending: int, has_failed: int) -> RemappedRows:

@@ -17,6 +17,7 @@ _QUESTIONS: dict[str, tuple[str, ...]] = {
     "name": ("nvmlDeviceGetName",),
     "pci": ("nvmlDeviceGetPciInfo",),
     "compute_capability": ("nvmlDeviceGetCudaComputeCapability",),
+    "compute_mode": ("nvmlDeviceGetComputeMode",),
     "memory": ("nvmlDeviceGetMemoryInfo",),
     "processes": ("nvmlDeviceGetComputeRunningProcesses",),
     "mig_enabled": ("nvmlDeviceGetMigMode",),

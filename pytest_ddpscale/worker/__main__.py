@@ -104,7 +104,7 @@ def run(folder: Path, progress: RankProgress) -> None:
     if assignment.tries_memory:
         be_ended_first()
     timeout = timedelta(seconds=assignment.timeout_s)
-    control = connect(timeout)
+    control = connect(timedelta(seconds=assignment.startup_timeout_s))
     progress.rank = control.rank
     progress.phase = "joining the gang"
     on_host = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -128,6 +128,7 @@ def run(folder: Path, progress: RankProgress) -> None:
     )  # fmt: skip
     gang = GangMember(plan, context)
     gang.announce(who_i_am(control, device, binding))
+    control.store.set_timeout(timeout)
     with gang.process_group():
         for study_id in assignment.studies:
             gang.run_study(study_id)

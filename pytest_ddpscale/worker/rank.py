@@ -79,7 +79,11 @@ class GangMember:
         dist.destroy_process_group()
 
     def announce(self, who: WhoIAm) -> None:
-        """Record host and device of all ranks, and start sampling their GPUs."""
+        """Record host and device of all ranks, and start sampling their GPUs.
+
+        The messages stay in the store, a few megabytes for 8,192 ranks: local rank 0 of another node may read them
+        long after rank 0 has, and a deleted key reads as empty.
+        """
         control = self._control
         control.say(f"startup/{control.rank}", who)
 
@@ -93,7 +97,6 @@ class GangMember:
             control.say("startup/done", True)
         else:
             control.wait_for("startup/done")
-        control.forget(f"startup/{control.rank}")
 
     def run_study(self, study_id: str) -> None:
         """Measure one study of the plan, and record its start and the reason of its end."""

@@ -27,12 +27,27 @@ def test_healthy_nodes_pass() -> None:
         assert (result.outcome, result.value, result.culprits) == ("passed", 1.0, ())
 
 
+@pytest.mark.parametrize("mode", ["Exclusive_Process", "Exclusive_Thread"])
+def test_one_process_at_a_time_is_enough_for_ranks_and_only_noted(mode: str) -> None:
+    result = judged("gpus", with_gpu(compute_mode=mode))
+    [said] = result.notes
+    assert (result.outcome, result.culprits) == ("passed", ())
+    assert f"GPU 3 (GPU-n1-3): compute mode {mode}: one process at a time" in said
+
+
+def test_the_compute_mode_of_a_lost_gpu_or_of_an_old_record_is_not_asked_for() -> None:
+    assert judged("gpus", with_gpu(compute_mode=None)).outcome == "passed"
+    lost = judged("gpus", with_gpu(problem="GPU is lost", compute_mode=None))
+    assert [culprit.evidence for culprit in lost.culprits] == ["lost: GPU is lost"]
+
+
 def test_a_gpu_that_is_not_as_expected_fails_its_node_and_is_named() -> None:
     rows: list[tuple[str, dict[str, Any], str]] = [
         ("gpus", {"name": "NVIDIA A100-SXM4-40GB"}, "is a NVIDIA A100-SXM4-40GB; expected a name like"),
         ("gpus", {"pci_device_id": "20b0"}, "PCI device id 20b0; expected 20b2"),
         ("gpus", {"memory_bytes": 40 * GIB}, "has 40.0 GiB; expected 72.0 to 88.0"),
         ("gpus", {"problem": "GPU is lost"}, "lost: GPU is lost"),
+        ("gpus", {"compute_mode": "Prohibited"}, "compute mode Prohibited; nvidia-smi -i 3 -c 0"),
         ("processes", {"processes": (GpuProcess(4711, "python", 3 * GIB),)}, "process 4711 (python) holds 3.0 GiB"),
         ("processes", {"processes": (GpuProcess(1, ""),)}, "process 1 (name not visible) holds unknown memory"),
         ("mig", {"mig_enabled": True}, "MIG is enabled"),

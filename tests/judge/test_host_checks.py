@@ -59,6 +59,38 @@ def test_nodes_without_gpus_are_compared_by_what_they_have() -> None:
     assert judged("versions", cpu_survey("n1"), other, expectation=CPU).outcome == "failed"
 
 
+CUDA_13 = {"torch": "2.14.1+cu130", "cuda": "13.0", "cuda_driver": "12.8", "driver": "570.86.15"}
+
+
+def old_driver(host: str, torch_gpus: int | None, **versions: Any) -> Survey:
+    return altered(node(host, **CUDA_13 | versions), torch_gpus=torch_gpus)
+
+
+def test_a_driver_that_is_too_old_for_torch_fails_with_what_to_install() -> None:
+    result = judged("kernels", old_driver("n1", 0))
+    assert blamed(result) == ("failed", [("n1", True)])
+    assert result.reason == (
+        "1 of 1 node not as expected: n1: the driver supports CUDA 12.8, torch 2.14.1+cu130 needs 13.0: "
+        "driver 580 or later, or a cu126 or cu128 wheel"
+    )
+    everywhere = judged("kernels", old_driver("n1", 0), old_driver("n2", 0))
+    assert blamed(everywhere) == ("failed", [("n1", False), ("n2", False)]), "the wheel may be wrong"
+
+
+def test_an_older_driver_of_the_same_major_version_or_with_cuda_compat_is_enough() -> None:
+    for good in (
+        old_driver("n1", None, cuda_driver="13.0", cuda="13.2"), old_driver("n1", None, cuda_driver="14.0"),
+        old_driver("n1", 8), old_driver("n1", None, cuda=None), old_driver("n1", None, cuda_driver="unknown"),
+    ):  # fmt: skip
+        result = judged("kernels", good)
+        assert (result.outcome, result.notes) == ("passed", ())
+
+
+def test_where_torch_was_not_asked_an_older_driver_is_only_noted() -> None:
+    result = judged("kernels", old_driver("n1", None))
+    assert (result.outcome, len(result.notes)) == ("passed", 1)
+
+
 ODD = TOPOLOGY.replace("GPU0\t X \tNV12", "GPU0\t X \tSYS").replace("GPU1\tNV12", "GPU1\tSYS")
 WITHOUT_A_CARD = "\n".join(
     line.replace("\tNIC1", "", 1).replace("\tPXB\tSYS\t4", "\tPXB\t4").replace("\tSYS\tPXB\t1", "\tSYS\t1")

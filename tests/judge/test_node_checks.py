@@ -158,6 +158,23 @@ def test_a_lost_gpu_is_certain_even_among_gpus_of_which_the_expectation_may_be_w
     assert certain == [7]
 
 
+def test_no_rank_is_started_where_none_can_run_whoever_is_to_blame() -> None:
+    def hopeless(name: str, *surveys: Survey, ranks_per_node: int = 8) -> dict[str, str]:
+        plan = plan_of(len(surveys), ranks_per_node=ranks_per_node)
+        return unfit_nodes([check_case(name)], plan, by_host(surveys), DAY, hopeless=True)
+
+    old = survey("n1", versions=VERSIONS | {"cuda": "13.0", "cuda_driver": "12.8"}, torch_gpus=0)
+    both = hopeless("kernels", old, altered(old, host="n2"))
+    assert list(both) == ["n1", "n2"]
+    assert both["n1"].startswith("kernels: the driver supports CUDA 12.8")
+    assert hopeless("kernels", survey(gpus=gpus(which=range(8), compute_capability="7.0"))).keys() == {"n1"}
+    closed = with_gpu(compute_mode="Prohibited")
+    assert hopeless("gpus", closed) == {"n1": "gpus: GPU 3: compute mode Prohibited; nvidia-smi -i 3 -c 0"}
+    assert hopeless("gpus", closed, ranks_per_node=3) == {}, "ranks use the first three"
+    for name, other in (("nvlink", with_gpu(nvlinks_active=0)), ("gpus", Survey("n1", 1.7e9, problem="no answer"))):
+        assert hopeless(name, other) == {}
+
+
 def test_unfit_nodes_are_those_that_certainly_fail_or_do_not_answer() -> None:
     nodes = [
         survey("n1"),

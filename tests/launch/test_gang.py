@@ -155,7 +155,7 @@ def test_a_launcher_that_ends_before_any_node_is_up_has_its_last_words_told(run:
     end = run("print('srun: error: invalid partition specified: gpu', file=sys.stderr); sys.exit(1)", name="slurm")
     assert end.exit_code == 1
     assert end.why.endswith(
-        "code 1 without a report from a rank; last output:\n  srun: error: invalid partition specified: gpu"
+        "code 1 without a report from a rank\nlast output:\n  srun: error: invalid partition specified: gpu"
     )
 
 
@@ -177,7 +177,16 @@ def test_a_gang_that_records_nothing_and_moves_no_more_is_ended_and_who_is_behin
 
 def test_before_the_first_record_the_limit_for_the_start_counts(run: Run) -> None:
     end = run("serve(); beat_until_stop(0)", startup_s=0.5, inactivity_s=99.0, total_s=3.0)
-    assert end == GangEnd(None, "ranks recorded nothing for 0.5 s, so the gang was ended.")
+    assert end == GangEnd(
+        None,
+        "ranks recorded nothing for 0.5 s, so the gang was ended. 2 of 2 ranks have not come up: local rank 0 on n1, "
+        "local rank 1 on n1, still importing torch? Look at the file system that holds the environment.",
+    )
+
+
+def test_of_ranks_that_come_up_late_those_that_have_not_are_named(run: Run) -> None:
+    end = run("serve(); rank(0, 0); beat_until_stop(0)", startup_s=0.5, inactivity_s=0.1, total_s=3.0)
+    assert "1 of 2 ranks has not come up: local rank 1 on n1, still importing torch?" in end.why
 
 
 def test_ranks_that_move_are_not_ended_although_they_record_nothing(run: Run) -> None:
@@ -187,7 +196,7 @@ def test_ranks_that_move_are_not_ended_although_they_record_nothing(run: Run) ->
 
 
 def test_a_gang_that_is_not_done_in_time_is_ended(run: Run) -> None:
-    end = run("serve(); beat_until_stop(0)", total_s=0.7)
+    end = run("serve(); record('x'); beat_until_stop(0)", total_s=0.7)
     assert end == GangEnd(None, "the gang ran longer than 0.7 s, the limit for its plan, so it was ended.")
 
 
@@ -272,7 +281,7 @@ say("words", local_rank=1, lines=["Killed by nobody knows whom"])
 say("exit", code=1, exits=[[1, -9, 1, True]], oom_kills=1)"""
     assert run(source).why == (
         "rank 1 on n1 was killed by SIGKILL in timed block (study weak/r, arm ddp@2, round 3): the kernel's OOM "
-        "killer ended it (oom_kill in /proc/vmstat); its last output:\n  Killed by nobody knows whom"
+        "killer ended it (oom_kill in /proc/vmstat)\nits last output:\n  Killed by nobody knows whom"
     )
 
 

@@ -47,7 +47,7 @@ class TestKilled:
         one.say("words", 0, local_rank=1, lines=["E1121 19:37:51.123000 4711 a/api.py:874] double free"])
         one.say("words", 0, local_rank=0, lines=["of the other rank"])
         one.exit(0, [1, -6, 101, True])
-        assert describe(one.roll, 1, []).endswith(f"SIGABRT in {PLACE}; its last output:\n  double free")
+        assert describe(one.roll, 1, []).endswith(f"SIGABRT in {PLACE}\nits last output:\n  double free")
 
 
 class TestTorchrunKilled:
@@ -168,7 +168,7 @@ class TestNobodySaidAnything:
     def test_the_last_output_speaks(self, one: News) -> None:
         lines = [f"line {number}" for number in range(20)] + ["W1121 19:37:51.1 47 a/run.py:7] [default0]:slow"]
         quoted = "".join(f"\n  line {number}" for number in range(9, 20))
-        expected = f"the gang exited with code 127 without a report from a rank; last output:{quoted}\n  slow"
+        expected = f"the gang exited with code 127 without a report from a rank\nlast output:{quoted}\n  slow"
         assert describe(one.roll, 127, lines) == expected
 
     def test_what_a_terminal_would_act_on_is_left_out(self, one: News) -> None:
@@ -186,7 +186,7 @@ class TestStandstill:
             two.rank(rank, steps=2 if rank == 1 else 3, state="R")
         two.say("words", 0, local_rank=1, lines=["Current thread 0x1 (most recent call first):"])
         assert describe_standstill(two.roll) == (
-            f"rank 1 on n1, computing, is furthest behind of 4 ranks, in {PLACE}; its last output:\n"
+            f"rank 1 on n1, computing, is furthest behind of 4 ranks, in {PLACE}\nits last output:\n"
             "  Current thread 0x1 (most recent call first):"
         )
 
@@ -202,7 +202,21 @@ class TestStandstill:
         news.rank(1)
         news.rank(2, entered=13, phase="gathering", steps=0)
         assert (
-            describe_standstill(news.roll) == f"rank 0 on n1, rank 1 on n1 are furthest behind of 3 ranks, in {PLACE}"
+            describe_standstill(news.roll)
+            == f"rank 0 on n1, rank 1 on n1 are furthest behind of 3 ranks, in {PLACE}: at least one of them is stuck"
+        )
+
+    def test_of_those_equally_far_behind_one_that_waits_for_its_device_is_named(self, two: News) -> None:
+        for rank in range(4):
+            two.rank(rank, state="D" if rank == 2 else "S")
+        assert describe_standstill(two.roll) == f"rank 2 on n2 is waiting for a device or a disk in {PLACE}"
+
+    def test_those_that_have_not_come_up_are_named(self, two: News) -> None:
+        two.rank(0)
+        two.rank(2, entered=13)
+        assert describe_standstill(two.roll, ranks_per_node=2) == (
+            "2 of 4 ranks have not come up: local rank 1 on n1, local rank 1 on n2, still importing torch? Look at the "
+            "file system that holds the environment"
         )
 
     def test_if_all_have_come_as_far_nobody_is_accused(self, two: News) -> None:
@@ -228,11 +242,50 @@ class TestNccl:
         one.rank(0, entered=13)
         one.rank(1)
         one.say("words", 0, local_rank=1, lines=["watchdog"], nccl=["n1:1:1 [1] NCCL WARN timed out"])
-        quoted = "; its last output:\n  watchdog\nlast lines of its NCCL log:\n  n1:1:1 [1] NCCL WARN timed out"
+        quoted = "\nits last output:\n  watchdog\nlast lines of its NCCL log:\n  n1:1:1 [1] NCCL WARN timed out"
         assert describe_standstill(one.roll).endswith(quoted)
         one.gone(1)
         one.exit(0, [1, -6, 101, True])
         assert describe(one.roll, 1, []).endswith(quoted)
+
+    @pytest.mark.parametrize(
+        ("type_", "message"),
+        [("AcceleratorError", "CUDA error: an illegal memory access"), ("ValueError", "Loss is NaN")],
+    )
+    def test_they_are_left_out_where_nccl_did_not_raise_the_error(self, one: News, type_: str, message: str) -> None:
+        one.failed(1, type_, message)
+        one.say("words", 0, local_rank=1, lines=["Killed"], nccl=["n1:1:1 [1] NCCL INFO Channel 00/0"])
+        one.exit(0, [1, 1, 101, True])
+        assert describe(one.roll, 1, []) == f"rank 1 on n1 failed in {PLACE}: {type_}: {message}"
+
+    def test_also_of_a_rank_that_was_killed(self, one: News) -> None:
+        one.gone(1)
+        one.say("words", 0, local_rank=1, lines=["Killed"], nccl=["n1:1:1 [1] NCCL INFO Channel 00/0"])
+        one.exit(0, [1, -9, 101, True])
+        assert describe(one.roll, 1, []).endswith("\nits last output:\n  Killed")
+
+
+class TestFirstLine:
+    """It is a headline; details follow on further lines."""
+
+    @pytest.mark.parametrize(
+        ("message", "said", "more"),
+        [
+            ("CUDA error: no kernel image\nCompile with TORCH_USE_CUDA_DSA", "CUDA error: no kernel image", 1),
+            ("backend='inductor' raised:\nTypeError: no\nSet TORCHDYNAMO_VERBOSE=1",
+             "backend='inductor' raised: TypeError: no", 1),
+            ("Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+             '  File "a.py", line 1\nRuntimeError: image 3 is broken\n',
+             "Caught RuntimeError in DataLoader worker process 0. RuntimeError: image 3 is broken", 3),
+            ("", "", 0),
+        ],
+    )  # fmt: skip
+    def test_it_has_the_error_and_how_many_failed_after_it(self, two: News, message: str, said: str, more: int) -> None:
+        two.failed(0, "RuntimeError", message)
+        two.failed(3, "DistBackendError", "NCCL error")
+        first, *rest = describe(two.roll, 1, []).split("\n")
+        assert first == f"rank 0 on n1 failed in {PLACE}: RuntimeError: {said}; 1 more rank failed after it"
+        assert rest == (message.rstrip().split("\n")[-more:] if more else [])
 
 
 class TestRankEnds:

@@ -29,6 +29,18 @@ class cuda:
         def version():
             return 2, 27, 3
 """
+# Of CUDA 13, which can use two GPUs.
+CUDA_13_BUILD = (
+    CUDA_BUILD.replace("12.8", "13.0").replace("cu128", "cu130")
+    + """
+    @staticmethod
+    def is_available():
+        return True
+    @staticmethod
+    def device_count():
+        return 2
+"""
+)
 
 
 def write_torch(folder: Path, source: str) -> Path:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_ddpscale.report.cause import causes, headline, warnings
+from pytest_ddpscale.report.explain import explain
+from pytest_ddpscale.report.junit import render_junit
+from pytest_ddpscale.report.markdown import render_markdown
+from pytest_ddpscale.report.properties import verdict_properties
+from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Blocker, Culprit, Judgement, RunOutcome, Verdict
-from tests.builders.judgements import FAILED, HOSTILE, MEMORY, NOT_MEASURED, PASSED, hostile_judgement
+from tests.builders.judgements import FAILED, HOSTILE, MEMORY, NOT_MEASURED, PASSED, RUN, hostile_judgement
 
 GPU = Culprit("gpu", "node7", 3, "GPU-4f1c0b7a-77aa", "1.20× the median of 7 peers", slowdown=1.2, peers=7)
 SLOW_GPU = "GPU 3 (GPU-4f1c0b7a…) on node7 is 1.20× slower than its 7 peers even without communication"
@@ -230,6 +235,48 @@ def test_every_blocker_is_explained() -> None:
 def test_what_the_site_changed_is_never_left_out() -> None:
     judged = replace(_judged(_failed("one", GPU)), altered=("peak",))
     assert headline(judged).endswith("; changed by the site: peak")
+
+
+def test_of_many_workloads_that_train_something_else_the_first_is_named_and_reports_list_all() -> None:
+    altered = ("`detect`", *(f"what w{number} trains (batch_size 64 → 128)" for number in range(12)))
+    judged = replace(_judged(_failed("one", GPU)), altered=altered)
+    assert headline(judged).endswith(
+        "; changed by the site: `detect`, what w0 trains (batch_size 64 → 128) and 11 more such workloads"
+    )
+    for lines in (render_markdown(judged, RUN), "\n".join(line for line, _ in table_lines(judged, 200))):
+        assert all(f"what w{number} trains" in lines.replace("\\", "") for number in range(12))
+
+
+def test_the_headline_ends_at_the_first_line_of_an_error_and_the_explanations_have_all() -> None:
+    error = "rank 3 on n1 failed in warm-up: RuntimeError: CUDA error: no kernel\nCompile with DSA\nlast lines:\n  x"
+    broken = replace(NOT_MEASURED, id="one", outcome="error", reason=error)
+    judged = _judged(broken, outcome="incomplete")
+    first, *details = error.split("\n")
+    assert headline(judged) == f"INCOMPLETE: error: one: {first}"
+    shown = [
+        explain(broken, "thresholds.yaml:1", "pytest"),
+        "\n".join(line for line, _ in table_lines(judged, 200)),
+        render_markdown(judged, RUN),
+        render_junit(judged),
+        str(dict(verdict_properties(broken))),
+    ]
+    assert all(line.strip() in text for line in details for text in shown)
+
+
+def test_a_check_that_fails_without_a_certain_culprit_says_what_was_found() -> None:
+    found = "1 of 1 node not as expected: n1: GPU 0 (GPU-1): torch has no kernels for compute capability 7.0"
+    suspect = replace(GPU, is_certain=False)
+    one = replace(CHECKED, id="node_check[kernels]", workload="kernels", reason=found, culprits=(suspect,), value=0.0)
+    [cause] = causes(_judged(one))
+    assert cause.sentence == f"node_check[kernels]: {found}"
+    assert cause.culprits == (suspect,)
+
+
+def test_a_very_long_line_is_shortened_in_the_headline_alone() -> None:
+    long = "rank 0 on n1 failed in warm-up: RuntimeError: " + "x" * 2000
+    broken = replace(NOT_MEASURED, id="one", outcome="error", reason=long)
+    assert len(headline(_judged(broken, outcome="incomplete"))) < 450
+    assert long in explain(broken, "thresholds.yaml:1", "pytest")
 
 
 def test_hostile_names_stay_one_printable_line() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.strict_json import read_as
 from pytest_ddpscale.run.verdicts import Judgement
 from tests.builders.judgements import JUDGEMENT, PLAN, RUN
+from tests.builders.profiles import profile
 
 FILES = ["verdicts.json", "junit.xml", "requirements.csv", "culprits.csv", "metrics.prom", "report.md", "report.html"]
 
@@ -40,6 +42,17 @@ def test_every_file_is_written(run: RunDirectory) -> None:
     assert read_as(Judgement, json.loads(run.verdicts_json.read_text(encoding="utf-8"))) == JUDGEMENT
     assert ET.parse(run.path / "junit.xml").getroot().tag.startswith("testsuite")
     assert "REJECTED" in (run.path / "report.md").read_text(encoding="utf-8").upper()
+
+
+def test_reports_name_no_trace_that_is_not_there(run: RunDirectory) -> None:
+    profiles = [profile(PLAN.studies[0].id, arm, [(60, 55, 0)]) for arm in ("ddp@1", "ddp@2")]
+    (run.path / "profiles").mkdir()
+    (run.path / profiles[0].trace).write_bytes(b"{}")
+    evidence = replace(Evidence(PLAN, Columns(), {}), profiles=profiles)
+    assert write_reports(run, JUDGEMENT, RUN, evidence) == []
+    for name in ("report.md", "report.html"):
+        assert "ddp@2.json.gz" not in (run.path / name).read_text(encoding="utf-8")
+    assert "ddp@1.json.gz" in (run.path / "report.md").read_text(encoding="utf-8")
 
 
 def test_the_record_of_truth_comes_first(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.markdown import render_markdown
-from pytest_ddpscale.report.profile_text import exposed_rows, part_rows, profiled_exposures
+from pytest_ddpscale.report.profile_text import exposed_rows, part_rows, problem_lines, profiled_exposures
 from pytest_ddpscale.report.svg_timeline import exposed_parts, step_timeline
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
@@ -106,6 +106,22 @@ def test_both_reports_have_what_was_profiled_and_why_an_arm_was_not() -> None:
     assert "profiles/ddp@2.json.gz" in render_html(ACCEPTED, RUN, evidence(DDP)), "under the picture"
     assert "aten::convolution_backward" in text
     assert "No profile" not in text.replace("No profile of", "")
+
+
+def test_traces_are_linked_only_if_there_are_any() -> None:
+    assert "[ddp@2.json.gz](profiles/ddp%402.json.gz)." in render_markdown(ACCEPTED, RUN, evidence=evidence(DDP))
+    without = render_markdown(ACCEPTED, RUN, evidence=evidence(_with(DDP, trace="")))
+    assert "No trace was kept." in without
+    lost = render_markdown(ACCEPTED, RUN, evidence=evidence(LOST))
+    assert "## Profile" in lost
+    assert "race" not in lost.partition("## Profile")[2].partition("## ")[0]
+
+
+def test_many_arms_without_a_profile_are_counted() -> None:
+    lost = [_with(LOST, arm=f"ddp@{2**number}") for number in range(1, 8)]
+    assert problem_lines(lost) == [
+        "no profile of weak/r, ddp@2; weak/r, ddp@4; weak/r, ddp@8 and 4 more: this build of torch has no Kineto"
+    ]
 
 
 def test_without_a_profile_the_page_says_so_and_the_ticket_has_no_section() -> None:

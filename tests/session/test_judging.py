@@ -11,6 +11,7 @@ from msgspec.structs import replace as with_fields
 
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.report.files import write_page
+from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.sku.detection import Gpu
@@ -42,6 +43,15 @@ class TestJudging:
         assert verdicts[2].reason == "strong scaling of r was not measured in this run"
         assert session.samples("strong_scaling_speedup", "r", 2, nothing) == []
         assert len(gangs) == 1, "the one that measured it"
+
+    def test_arms_without_a_profile_are_told_with_the_reason(self, opened: Open, old: RunDirectory) -> None:
+        study = old.read_plan().studies[0]
+        old.append_records(
+            [ArmProfile(study=study.id, arm=study.arms[0].name, gang=0, rank=0, problem="saw no GPU kernel")]
+        )
+        judgement = self.judged(opened, old).conclude(interrupted=False, spoiled=())
+        told = f"--ddp-profile: no profile of {study.id}, {study.arms[0].name}: saw no GPU kernel"
+        assert told in judgement.notes
 
     def test_who_judges_is_in_the_basis_and_the_measured_run_keeps_its_own(
         self, opened: Open, old: RunDirectory

@@ -69,7 +69,10 @@ def test_what_cannot_be_shared_is_one_sentence(option: str, gpus: int, told: str
     assert told in str(error.value)
 
 
-def suite_of(*paces: Paces, noise: float = 0.001, without: str = "") -> MeasuredSuite:
+def suite_of(
+    *paces: Paces, noise: float = 0.001, without: str = "", ended: Mapping[int, str] | None = None, rounds: int = 0
+) -> MeasuredSuite:
+    """Rounds of each batch, or of those that `ended` in an error only `rounds`."""
     plan = planned(DataParallelSuite(), "--batches=" + ",".join(str(32 * 2**i) for i in range(len(paces))))
     found = [
         make_measurement(
@@ -77,12 +80,14 @@ def suite_of(*paces: Paces, noise: float = 0.001, without: str = "") -> Measured
             pace[arm.name] / arm.world_size * (1 + noise * ((number + len(arm.name)) % 3)), host="n1", local_rank=rank,
         )
         for study, pace in zip(plan.studies, paces, strict=True)
-        for number in range(study.rounds)
+        for number in range(rounds if study.workload.batch_size in (ended or {}) else study.rounds)
         for arm in study.arms
         for rank in range(arm.world_size)
         if arm.name != without
     ]  # fmt: skip
-    return MeasuredSuite(evidence_of_plan(plan, found), SUITE_RECORD, 0.95)
+    by_batch = {study.workload.batch_size: study.id for study in plan.studies}
+    errors = {by_batch[batch]: why for batch, why in (ended or {}).items()}
+    return MeasuredSuite(evidence_of_plan(plan, found, errors=errors), SUITE_RECORD, 0.95)
 
 
 def test_throughput_is_of_all_devices_and_communication_what_apply_does_not_take() -> None:
@@ -115,6 +120,14 @@ def test_an_arm_without_rounds_is_a_problem_and_the_others_are_told() -> None:
     assert "nn.DataParallel" not in report.headline
     nothing = data_parallel_report(MeasuredSuite(evidence_of_plan(Plan("a100", "cuda", ()), []), SUITE_RECORD, 0.95))
     assert nothing.headline == "Inference by one process on several devices: none of 0 batches was measured"
+
+
+def test_an_error_after_some_rounds_is_told_and_what_was_measured_stays() -> None:
+    report = data_parallel_report(suite_of(LARGE_BATCH, LARGE_BATCH, ended={64: "rank 0 on n1 failed"}, rounds=3))
+    planned_rounds = planned(DataParallelSuite(), "--batches=32").studies[0].rounds
+    assert report.problems == [f"batch 64: after 3 of {planned_rounds} rounds: rank 0 on n1 failed"]
+    assert report.headline.endswith("; 1 of 2 batches ended early")
+    assert report.values["batches"][1]["ranks_samples_per_s"]["value"] == pytest.approx(3500, rel=0.002)
 
 
 @pytest.mark.lab

@@ -58,15 +58,15 @@ def test_weights_are_a_file_of_each_model() -> None:
     ]
 
 
-def suite_of(plan: Plan, step_ms: StepMs, without: str = "") -> MeasuredSuite:
+def suite_of(plan: Plan, step_ms: StepMs, without: str = "", rounds: int = 0) -> MeasuredSuite:
+    """All rounds of each study, but only `rounds` of the workload that ended in an error."""
     found: list[Measurement] = [
         make_measurement(
             study.id, arm, number, rank,
             1000 * arm.batch_size / (step_ms(study, arm) * (1 + 0.001 * (number % 3))), host="n1",
         )
         for study in plan.studies
-        if study.workload.name != without
-        for number in range(study.rounds)
+        for number in range(rounds if study.workload.name == without else study.rounds)
         for arm in study.arms
         for rank in range(arm.world_size)
     ]  # fmt: skip
@@ -105,6 +105,15 @@ def test_the_report_has_every_factor_its_figures_and_what_is_missing() -> None:
     report = factors_report(measured)
     assert report.problems == ["alexnet-h4096-batch-1024 on 4: CUDA out of memory"]
     assert_approved("suite-factors.txt", text_of(report))
+
+
+def test_an_error_after_some_rounds_is_told_and_what_was_measured_stays() -> None:
+    plan = planned(Factors(), *PLAN)
+    report = factors_report(suite_of(plan, by_batch_and_ranks, without="alexnet-h4096-batch-1024", rounds=2))
+    rounds = plan.studies[0].rounds
+    assert report.problems == [f"alexnet-h4096-batch-1024 on 4: after 2 of {rounds} rounds: CUDA out of memory"]
+    cells = sum(map(len, report.values["factors"].values())) - 3  # the centre is in every factor
+    assert report.headline.endswith(f"; {cells} of {cells} cells measured; 1 of {cells} cells ended early")
 
 
 def test_nothing_measured_is_told_too() -> None:

@@ -107,6 +107,13 @@ def test_the_report_has_all_batches_and_says_why_one_is_missing() -> None:
     assert_approved("suite-inference.txt", text_of(report))
 
 
+def test_an_error_after_some_rounds_is_told_and_what_was_measured_stays() -> None:
+    report = inference_report(suite_of({32: shared(1000, 1.0), 64: shared(2000, 0.9)}, {64: "rank 0 on n1 failed"}))
+    rounds = studies(64)[0].rounds
+    assert report.problems == [f"batch 64: after {rounds} of {rounds} rounds: rank 0 on n1 failed"]
+    assert report.headline.endswith("; 1 of 2 batches ended early")
+
+
 def test_a_loss_at_once_that_may_be_none_is_not_claimed() -> None:
     report = inference_report(suite_of({32: lambda at_once, rank: 1000.0 + (rank if at_once == 1 else 1)}))
     assert report.headline.endswith("(4 at once, batch 32); no loss at once shown")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.suites.suite_views import markdown_of
 from pytest_ddpscale.suites.tune_candidates import USUAL_SETTINGS, Candidate, candidates, snippet
-from pytest_ddpscale.suites.tune_report import promising, tune_report
+from pytest_ddpscale.suites.tune_report import candidate_of, promising, tune_report
 from tests.suites.conftest import NEEDS_REFUSED_MEMORY, MeasuredAndTold
 from tests.suites.played_tune import PlayedTune
 from tests.suites.run_records import SUITE_RECORD
@@ -49,6 +50,13 @@ def test_a_variable_of_the_environment_is_compared_gang_by_gang() -> None:
     faster = tune_report(PlayedTune("--try=NCCL_ALGO=Ring", gains={"NCCL_ALGO=Ring": 1.2}).measured())
     assert faster.values["snippet_environment"] == "export NCCL_ALGO=Ring"
     assert "without effect: gloo reads no NCCL variable" in markdown_of("tune", faster, SUITE_RECORD)
+
+
+def test_an_error_of_the_usual_settings_is_told() -> None:
+    measured = PlayedTune("--try=OMP_NUM_THREADS=2", gains={}).measured()
+    usual = next(one for one in measured.evidence.plan.studies if candidate_of(one) == Candidate())
+    broken = replace(measured.evidence, errors={usual.id: "rank 0 on n1 failed"})
+    assert tune_report(replace(measured, evidence=broken)).problems == ["usual settings: rank 0 on n1 failed"]
 
 
 def test_what_looks_faster_in_one_launch_only_is_not_recommended() -> None:

@@ -19,6 +19,8 @@ from tests.nvml_stand_in.machine import (
     A100,
     ANY_FUNCTION,
     B200,
+    COMPUTE_MODE_EXCLUSIVE_PROCESS,
+    COMPUTE_MODE_PROHIBITED,
     DRIVER_NOT_LOADED,
     FUNCTION_NOT_FOUND,
     GPU_IS_LOST,
@@ -47,13 +49,21 @@ def read(machine: PlayedMachine, **environ: str) -> tuple[dict[str, Any], list[S
     return state, msgspec.convert(state.pop("gpus"), list[SurveyedGpu])
 
 
+def test_who_may_use_a_gpu_is_read_by_nvidia_smis_names(machine: PlayedMachine) -> None:
+    modes = (COMPUTE_MODE_PROHIBITED, COMPUTE_MODE_EXCLUSIVE_PROCESS, 7, None)
+    machine.play([replace(A100, compute_mode=mode) for mode in modes])
+    _, gpus = read(machine)
+    assert [gpu.compute_mode for gpu in gpus] == ["Prohibited", "Exclusive_Process", "mode 7", None]
+    assert gpus[3].unreadable["compute_mode"]
+
+
 def test_healthy_gpus_of_four_kinds_are_read_as_they_are(machine: PlayedMachine) -> None:
     machine.play([V100, A100, B200, RTX_PRO_6000_SERVER], cuda_driver_version=12090)
     state, (v100, a100, b200, rtx) = read(machine)
     assert state == {"is_loaded": True, "problem": "", "versions": {"driver": "570.86.15", "cuda_driver": "12.9"}}
     assert a100 == SurveyedGpu(
         index=1, uuid=uuid_of(1), name="NVIDIA A100-SXM4-80GB", pci_bus_id="00000000:11:00.0", pci_device_id="20b2",
-        compute_capability="8.0", memory_bytes=81251 * MIB, mig_enabled=False,
+        compute_capability="8.0", compute_mode="Default", memory_bytes=81251 * MIB, mig_enabled=False,
         ecc_enabled=True, ecc_corrected=0, ecc_uncorrected=0, retired_pages_pending=None,
         remapped_rows=RemappedRows(0, 0, pending=False, failed=False), throttle_reasons=("gpu_idle",),
         power_limit_w=400.0, power_limit_default_w=400.0, temperature_c=32, sm_clock_max_mhz=1410,
