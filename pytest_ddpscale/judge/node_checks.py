@@ -17,6 +17,7 @@ from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.gpu_name import gpu_number
 from pytest_ddpscale.run.survey_record import STUDY_ID, Survey
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
@@ -111,13 +112,18 @@ def _applies(name: str, seen: NodeEvidence) -> bool:
 def _culprits(findings: Findings, planned: int) -> tuple[Culprit, ...]:
     doubts = _doubts(findings, planned)
     return tuple(
-        Culprit(
-            "gpu" if one.gpu else "node", host, one.gpu.index if one.gpu else None,
-            (one.gpu.uuid or None) if one.gpu else None, one.text,
-            is_certain=one.is_certain and _doubt_on(one) not in doubts,
-        )
+        _culprit(host, one, is_certain=one.is_certain and _doubt_on(one) not in doubts)
         for host, finding in sorted(findings.items())
         for one in finding.faults
+    )
+
+
+def _culprit(host: str, one: NodeFault, *, is_certain: bool) -> Culprit:
+    if one.gpu is None:
+        return Culprit("node", host, None, None, one.text, is_certain=is_certain)
+    return Culprit(
+        "gpu", host, one.gpu.index, one.gpu.uuid or None, one.text, is_certain=is_certain,
+        local_rank=one.gpu.local_rank, pci_bus_id=one.gpu.pci_bus_id or None,
     )  # fmt: skip
 
 
@@ -171,7 +177,7 @@ def unfit_nodes(cases: Iterable[AnyCase], plan: Plan, surveys: Mapping[str, Surv
         findings = _FIND[name](seen) if _applies(name, seen) else {}
         for culprit in _culprits(findings, max(plan.nodes, len(findings))):
             if culprit.is_certain:
-                gpu = "" if culprit.gpu_index is None else f"GPU {culprit.gpu_index}: "
+                gpu = f"{gpu_number(culprit.gpu_index, culprit.local_rank)}: " if culprit.kind == "gpu" else ""
                 reasons.setdefault(culprit.host, []).append(f"{name}: {gpu}{culprit.evidence}")
     for survey in surveys.values():
         if survey.problem:
