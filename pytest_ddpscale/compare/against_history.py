@@ -17,6 +17,7 @@ from pytest_ddpscale.history.prediction import FEWEST_VALUES
 from pytest_ddpscale.history.recording import history_sku, started_at_of
 from pytest_ddpscale.history.regression import Compared, Regression, regression_of
 from pytest_ddpscale.judge.intervals import ValueChange
+from pytest_ddpscale.run.gpu_name import gpu_number
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,9 @@ class ValueBesidePast:
     def place(self) -> str:
         """Name of the node or GPU."""
         value = self.value
-        return value.host if value.gpu_index is None else f"GPU {value.gpu_index} of {value.host}"
+        if value.gpu_uuid is None:
+            return value.host
+        return f"{gpu_number(value.gpu_index, None, value.gpu_uuid)} of {value.host}"
 
     @property
     def name(self) -> str:

@@ -54,7 +54,8 @@ class KeyValue:
     """Value of one place; fields shared with `KeyValueSeries` mean the same.
 
     Attributes:
-        gpu_index: local rank of the GPU on its node; None for the whole node.
+        gpu_index: NVML's index of the GPU, on a CPU the local rank; None for the whole node, and if it is not known. In
+            histories of earlier versions it is the local rank.
         gpu_uuid: NVML's UUID, or ``cpu``; None for the whole node.
         value: median over the rounds, in `unit`, the metric's.
         batch_size: per GPU, which distinguishes weak from strong scaling; None for a probe.
@@ -158,14 +159,13 @@ def _gpu_values(evidence: Evidence, study: Study, arm: Arm, definition: str) -> 
         return
     ours = measured.of(measured.is_of_work(arm.batch_size) & ~measured.single_sample)
     samples_per_s = ours.per_second
-    ranks = zip(ours.ranks.hosts.tolist(), ours.ranks.devices.tolist(), ours.ranks.local_ranks.tolist(), strict=True)
-    for place, i in sorted((place, i) for i, place in enumerate(ranks)):
-        host, device, local_rank = place
+    for i, place in sorted(enumerate(ours.ranks.rank_places), key=lambda one: (one[1].host, one[1].device, one[1][1])):
         value = _median(samples_per_s[ours.present[:, i], i].tolist())
         if value is not None:
             # In an arm of one rank, all ranks take turns.
-            together = 1 if arm.world_size == 1 else len(ours.ranks.by_host[host])
-            yield _throughput(study, arm, definition, value, (host, local_rank, device), together)
+            together = 1 if arm.world_size == 1 else len(ours.ranks.by_host[place.host])
+            gpu = place.host, place.gpu_index, place.device
+            yield _throughput(study, arm, definition, value, gpu, together)
 
 
 def _node_values(evidence: Evidence, study: Study, arm: Arm, definition: str) -> Iterator[KeyValue]:
@@ -194,8 +194,8 @@ def _of_probe(plan: Plan, probe: Arm, measured: ArmColumns) -> Iterator[KeyValue
         value = _median(values.tolist())
         if value is None or place.peer_host not in (None, place.host):
             continue
-        if place.kind == "gpu":
-            yield KeyValue(place.host, place.gpu_index, place.gpu_uuid, *of_all, value, metric.unit)
+        if place.kind == "gpu" and place.end is not None:
+            yield KeyValue(place.host, place.end.gpu_index, place.end.device, *of_all, value, metric.unit)
         elif place.kind in ("node", "link"):
             slowest[place.host] = min(value, slowest.get(place.host, value))
     for host, value in sorted(slowest.items()):

@@ -19,7 +19,8 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS, REPLICA_AGREEMENT
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Verdict
+from pytest_ddpscale.run.records import RankPlace
+from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Verdict, gpu_culprit
 
 
 def with_agreement(verdict: Verdict, study: Study, evidence: Evidence) -> Verdict:
@@ -53,7 +54,7 @@ def disagreements(study: Study, evidence: Evidence) -> dict[int, Culprit]:
     are_odd, is_open = _unlike_most(_numbered([*seeded.values()])) if seeded else ((), True)
     odd = set() if is_open else {rank for rank, is_odd in zip(seeded, are_odd, strict=True) if is_odd}
     by_themselves = {
-        step.rank: _culprit((step.host, step.local_rank, step.device), len(seeded), seeded_step_differs=True)
+        step.rank: _culprit(step.place, len(seeded), seeded_step_differs=True)
         for step in evidence.seeded_steps.get(study.id, ())
         if step.rank in odd
     }
@@ -109,19 +110,19 @@ def disagreeing_ranks(measured_ddp: ArmRounds, seeded: Mapping[int, str]) -> dic
     still_there = present.any(axis=0) if (sizes == sizes[0]).all() else latest
     found = {}
     for i in np.flatnonzero(still_there & ((different > 0) | odd_seeded)).tolist():
-        rank, host, local_rank, device = ranks.who(i)
+        rank, place = ranks.who(i)
         found[rank] = _culprit(
-            (host, local_rank, device), int(latest.sum()), int(different[i]), len(rounds),
+            place, int(latest.sum()), int(different[i]), len(rounds),
             seeded_step_differs=bool(odd_seeded[i]), is_open=bool(is_open[i]),
         )  # fmt: skip
     return found
 
 
 def _culprit(
-    place: tuple[str, int, str], ranks: int, different: int = 0, rounds: int = 0, *, seeded_step_differs: bool,
+    place: RankPlace, ranks: int, different: int = 0, rounds: int = 0, *, seeded_step_differs: bool,
     is_open: bool = False,
 ) -> Culprit:  # fmt: skip
-    """A rank (host, local rank and device) whose results differ from those of most ranks, in some of the rounds.
+    """A rank whose results differ from those of most ranks, in some of the rounds.
 
     It is open who is right if no result is shared by more than half of the ranks.
     """
@@ -130,7 +131,7 @@ def _culprit(
     found += [f"gradients of one seeded step, each computed alone, {unlike}"] if seeded_step_differs else []
     found += ["no result is shared by more than half of the ranks, so it is unknown which is right"] if is_open else []
     evidence = "; ".join(found)
-    return Culprit("gpu", *place, evidence, is_certain=not is_open, computed_wrong=True)
+    return gpu_culprit(place, evidence, is_certain=not is_open, computed_wrong=True)
 
 
 def agreeing_share(measured: ArmRounds, seeded: Mapping[int, str]) -> FloatArray:

@@ -23,6 +23,7 @@ from pytest_ddpscale.run.coverage import (
 )
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.rank_columns import RankColumns
+from pytest_ddpscale.run.records import RankPlace
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
 
@@ -57,22 +58,25 @@ def coverage_of(
     tested = blocks.tested(decided.values())
 
     def gpus(host: str) -> Iterator[GpuCoverage]:
-        """GPUs that ranks may use, by number, then those that do not answer."""
-        survey = evidence.surveys.get(host)
-        seen = survey.gpus if survey else ()
-        uuids = {gpu.local_rank: gpu.uuid for gpu in seen if gpu.local_rank is not None}
-        uuids |= {rank: uuid for (node, rank), uuid in blocks.seen.items() if node == host}
-        uuids |= {place[1]: blocks.devices[place] for place in blocks.places.get(host, ())}
-        for i in sorted(uuids.keys() | set(range(gpus_per_node))):
-            place = host, i
+        """GPUs that ranks may use, by local rank, then those that do not answer."""
+        ranks = {rank: place for (node, rank), place in _rank_places(evidence, blocks).items() if node == host}
+        for i in sorted(ranks.keys() | set(range(gpus_per_node))):
+            place, gpu = (host, i), ranks.get(i, RankPlace(host, i, ""))
             at = blocks.missing_in.get(place, ())
             yield GpuCoverage(
-                i, uuids.get(i, ""), _in_order(tested.get(place, ())), rounds_missing=blocks.missed.get(place, 0),
+                gpu.gpu_index, gpu.device, _in_order(tested.get(place, ())), rounds_missing=blocks.missed.get(place, 0),
                 missing_in=tuple(name for name, study in undecided if study in at),
+                local_rank=i, pci_bus_id=gpu.pci_bus_id,
             )  # fmt: skip
-        for gpu in seen:
-            if gpu.local_rank is None and gpu.is_visible and gpu.problem:
-                yield GpuCoverage(None, gpu.uuid or f"NVML index {gpu.index}", (), gpu.problem)
+        survey, used = evidence.surveys.get(host), {place.device for place in ranks.values()}
+        for one in survey.gpus if survey else ():
+            if (
+                one.is_visible
+                and one.problem
+                and (one.local_rank is None or one.is_lost)
+                and one.uuid not in used - {""}
+            ):
+                yield GpuCoverage(one.index, one.uuid, (), one.problem, pci_bus_id=one.pci_bus_id)
 
     def node(host: str) -> NodeCoverage:
         by = {kind for place in blocks.places.get(host, ()) for kind in tested.get(place, ())}
@@ -104,8 +108,29 @@ def is_between_nodes(case: AnyCase, evidence: Evidence) -> bool:
     return block is not None and _blocks(evidence).spans_nodes(block)
 
 
-def lost_places(evidence: Evidence) -> dict[tuple[str, int], tuple[str, int]]:
-    """GPUs that stopped being measured while their peers were, by host and local rank: UUID and number of rounds.
+def _rank_places(evidence: Evidence, blocks: _Blocks) -> Mapping[_Place, RankPlace]:
+    """Device of each rank by host and local rank: as measured, else as surveyed.
+
+    A survey of an earlier version counts a lost GPU among the local ranks although CUDA does not list it, so GPUs of
+    the survey that ranks had elsewhere are left out.
+    """
+
+    def find() -> Mapping[_Place, RankPlace]:
+        measured = {**blocks.seen, **blocks.devices}
+        used = {(place.host, place.device) for place in measured.values()}
+        surveyed = {
+            (host, gpu.local_rank): RankPlace(host, gpu.local_rank, gpu.uuid, gpu.index, gpu.pci_bus_id)
+            for host, survey in evidence.surveys.items()
+            for gpu in survey.gpus
+            if gpu.local_rank is not None and not gpu.is_lost and (host, gpu.uuid) not in used
+        }
+        return {**surveyed, **measured}
+
+    return evidence.once("places of ranks", find)
+
+
+def lost_places(evidence: Evidence) -> dict[RankPlace, int]:
+    """GPUs that stopped being measured while their peers were, with the number of rounds.
 
     A gang does not outlive a rank that is killed or a time limit, so only its device explains why one rank alone is
     missing. Of a node with most of its ranks missing no single GPU is lost.
@@ -113,9 +138,9 @@ def lost_places(evidence: Evidence) -> dict[tuple[str, int], tuple[str, int]]:
     blocks = _blocks(evidence)
     on_host = Counter(host for host, _ in blocks.missing_in)
     few = evidence.plan.layout.ranks_per_node / 2
-    uuids = {**blocks.seen, **blocks.devices}
+    ranks = _rank_places(evidence, blocks) if blocks.missing_in else {}
     return {
-        place: (uuids.get(place, ""), blocks.missed[place])
+        ranks.get(place, RankPlace(*place, "")): blocks.missed[place]
         for place in sorted(blocks.missing_in)
         if on_host[place[0]] <= few
     }
@@ -129,7 +154,8 @@ class _Blocks:
     """The ranks that took part in each block: places by block and by host, and devices by place.
 
     Attributes:
-        seen: UUIDs of all ranks that computed a seeded step, if one of them was never measured.
+        devices: devices of the ranks that were measured, by place.
+        seen: those of all ranks that computed a seeded step, if one of them was never measured.
         missed: number of rounds of an arm or probe in which others were measured and this rank was not, by place.
         missing_in: studies, or the probes, of which a rank missed more than the end of a run may cut short, by place.
     """
@@ -139,7 +165,7 @@ class _Blocks:
         self._arms = {(study.id, arm.name): arm for study in evidence.plan.studies for arm in study.arms}
         self.of: dict[_Block, set[_Place]] = defaultdict(set)
         self._sizes: dict[_Block, int] = {}
-        self.devices: dict[_Place, str] = {}
+        self.devices: dict[_Place, RankPlace] = {}
         self.missed: dict[_Place, int] = defaultdict(int)
         self.missing_in: dict[_Place, set[str]] = defaultdict(set)
         for key, trained in evidence.columns.arms.items():
@@ -168,13 +194,13 @@ class _Blocks:
         for place in never:  # it also misses its turn in all studies of its host
             self.missing_in[place] |= on_host[place[0]]
         steps = (step for of_study in evidence.seeded_steps.values() for step in of_study) if never else ()
-        self.seen = {(step.host, step.local_rank): step.device for step in steps}
+        self.seen = {(step.host, step.local_rank): step.place for step in steps}
         self.paired = {host for rail in rails_of(evidence) for host in rail.hosts}
 
     def _take(self, block: _Block, ranks: RankColumns) -> None:
         places = ranks.places
         self.of[block].update(places)
-        self.devices.update(zip(places, ranks.devices.tolist(), strict=True))
+        self.devices.update(zip(places, ranks.rank_places, strict=True))
 
     def _miss(self, trained: ArmColumns) -> None:
         """Note ranks that miss some rounds, if all were present in another one: otherwise ranks may take turns."""

@@ -30,7 +30,7 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import Culprit, Verdict
+from pytest_ddpscale.run.verdicts import Culprit, Verdict, gpu_culprit
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.util.listing import first_few
 
@@ -128,7 +128,7 @@ class RankComparison:
         """Those of `found` that are ranks of the judged arm."""
         # Ranks are renumbered after a node was lost; their places stay.
         places = set(measured.ranks.places)
-        return [one for one in found if (one.host, one.culprit.gpu_index) in places]
+        return [one for one in found if one.culprit.place in places]
 
 
 def with_culprits(
@@ -158,7 +158,7 @@ def _least_busy(measured: ArmRounds, ranks: int) -> Culprit:
     idle = [column for column in measured.least_busy.tolist() if column >= 0]
     most_often = statistics.mode(idle)
     evidence = f"least busy of {ranks} in {idle.count(most_often)} of {len(idle)} rounds"
-    return Culprit("gpu", *measured.ranks.who(most_often)[1:], evidence)
+    return gpu_culprit(measured.ranks.who(most_often)[1], evidence)
 
 
 def _with_stragglers(verdict: Verdict, case: Case, compared: RankComparison, measured: ArmRounds) -> Verdict:
@@ -310,14 +310,11 @@ def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdi
     Whether or not a requirement is missed because of them; devices that verdicts are certain of are left out of the
     first.
     """
-    named = {(one.host, one.gpu_index) for verdict in verdicts for one in verdict.culprits if one.is_certain}
+    named = {one.place for verdict in verdicts for one in verdict.culprits if one.is_certain}
     studies = [study for study in evidence.plan.studies if any(arm.compares_ranks for arm in study.arms)]
     compared = [RankComparison(study, evidence, limit) for study in studies or evidence.plan.studies]
     watched = _slowest(
-        one
-        for by in compared
-        for one in by.watched
-        if named.isdisjoint({(one.host, one.culprit.gpu_index), (one.host, None)})
+        one for by in compared for one in by.watched if named.isdisjoint({one.culprit.place, (one.host, None)})
     )
     changing = _slowest(one for by in compared for one in by.stragglers if not one.is_slow_throughout)
     notes = [_watched_note(watched)] if watched else []
@@ -331,6 +328,6 @@ def _slowest(found: Iterable[Straggler]) -> list[Straggler]:
     """The slowest finding of each device."""
     kept: dict[tuple[str, int | None], Straggler] = {}
     for one in found:
-        place = one.host, one.culprit.gpu_index
+        place = one.culprit.place
         kept[place] = max(kept.get(place, one), one, key=lambda straggler: straggler.ratio)
     return list(kept.values())

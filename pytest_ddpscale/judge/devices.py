@@ -21,7 +21,7 @@ from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.telemetry import TelemetryColumns
-from pytest_ddpscale.run.verdicts import Culprit, Verdict
+from pytest_ddpscale.run.verdicts import Verdict, gpu_culprit
 from pytest_ddpscale.util.listing import first_few
 
 # A healthy training shows a utilization above 0.95, and a GPU that waits inside a kernel shows 1.
@@ -93,7 +93,7 @@ def device_notes(evidence: Evidence) -> list[str]:
     """A line for each arm with idle, stalled, throttled or slow devices in most rounds, and on lowered power limits."""
     # A lowered power limit makes GPUs slower than others of their model.
     capped = [
-        f"GPU {gpu.local_rank} on {survey.host} ({gpu.power_limit_w:g} W, default {gpu.power_limit_default_w:g} W)"
+        f"GPU {gpu.index} on {survey.host} ({gpu.power_limit_w:g} W, default {gpu.power_limit_default_w:g} W)"
         for survey in evidence.surveys.values()
         for gpu in survey.gpus
         if gpu.local_rank is not None and (gpu.power_limit_w or math.inf) < (gpu.power_limit_default_w or 0)
@@ -119,7 +119,7 @@ def with_stalled_devices(verdict: Verdict, measured: ArmRounds, telemetry: Telem
     for windows in stalled:
         evidence = f"stalled in {len(windows)} rounds: {_power(windows)}"
         # Not certain: the GPU may be waiting for a peer.
-        culprits.append(Culprit("gpu", *windows.place_of(0), evidence, is_certain=False))
+        culprits.append(gpu_culprit(windows.place_of(0), evidence, is_certain=False))
     reason = f"{_name(stalled[0])} is {_IN_WORDS['stalled']} ({_power(stalled[0])}), so its utilization proves nothing"
     return replace(verdict, outcome="inconclusive", reason=reason, culprits=tuple(culprits))
 
@@ -183,7 +183,7 @@ def _mostly(windows: TelemetryColumns) -> Iterator[tuple[str, TelemetryColumns]]
 
 def _name(windows: TelemetryColumns) -> str:
     place = windows.place_of(0)
-    return f"GPU {place.local_rank} on {place.host}"
+    return f"{place.number} on {place.host}"
 
 
 def _power(windows: TelemetryColumns) -> str:

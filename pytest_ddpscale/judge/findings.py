@@ -13,9 +13,12 @@ import numpy as np
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.column_record import BoolArray, IntArray
 from pytest_ddpscale.run.columns import ArmColumns
+from pytest_ddpscale.run.gpu_name import gpu_name
+from pytest_ddpscale.run.records import RankPlace
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryColumns
 from pytest_ddpscale.run.transport_record import Transport
+from pytest_ddpscale.run.verdicts import device_identity
 
 Gpu = tuple[str, str]  # host and UUID
 # A condition in fewer of an arm's windows may be a fluke.
@@ -73,7 +76,7 @@ class NodeEvidence:
         blocks: blocks that each GPU ran; empty if unknown.
         post_mortems: surveys taken after ranks failed; empty if none did.
         hosts: that took part; those of which a check finds nothing cannot pass it.
-        lost: GPUs that were not measured while their peers were: UUID and rounds by host and local rank.
+        lost: GPUs that were not measured while their peers were, with the number of rounds.
     """
 
     expectation: NodeExpectation
@@ -84,7 +87,7 @@ class NodeEvidence:
     blocks: GpuBlocks = field(default_factory=GpuBlocks)
     post_mortems: Sequence[Survey] = ()
     hosts: Collection[str] = ()
-    lost: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
+    lost: Mapping[RankPlace, int] = field(default_factory=dict)
 
     @cached_property
     def windows(self) -> Mapping[str, Mapping[str, TelemetryColumns]]:
@@ -101,18 +104,41 @@ class NodeEvidence:
         return self.blocks.watched(self.telemetry)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GpuPlace:
-    """A GPU on a node: its local rank, and its UUID (empty if the GPU does not give one)."""
+    """A GPU on a node. It is the same GPU if it has the same UUID, or without one the same index.
+
+    Attributes:
+        index: NVML's; None if it is not known.
+        uuid: empty if the GPU does not give one.
+        local_rank: of the rank that uses it; None if none does.
+        pci_bus_id: NVML's PCI address; empty if it is not known.
+    """
 
     index: int | None
     uuid: str
+    local_rank: int | None = None
+    pci_bus_id: str = ""
+
+    @classmethod
+    def of(cls, place: RankPlace) -> GpuPlace:
+        """The GPU of a rank."""
+        return cls(place.gpu_index, place.device, place.local_rank, place.pci_bus_id)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GpuPlace) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> str | int | None:
+        return device_identity(self.uuid, self.index, self.local_rank)
 
     @property
     def label(self) -> str:
         """``GPU 3 (GPU-1f…)``, as far as it is known."""
-        number = "" if self.index is None else f" {self.index}"
-        return f"GPU{number} ({self.uuid})" if self.uuid else f"GPU{number}"
+        return gpu_name(self.index, self.uuid, self.local_rank)
 
 
 @dataclass(frozen=True)
@@ -221,14 +247,11 @@ def gpus_of(survey: Survey, judge: Callable[[SurveyedGpu], Iterable[Finding]]) -
 
 
 def gpu_places(survey: Survey) -> list[tuple[SurveyedGpu, GpuPlace]]:
-    """The GPUs that ranks may use, by local rank.
-
-    The order is that of CUDA_VISIBLE_DEVICES, or the driver's if the survey has no local ranks.
-    """
+    """The GPUs that ranks may use, by local rank; then those without one, such as a lost one, by index."""
     visible = [gpu for gpu in survey.gpus if gpu.is_visible]
-    has_ranks = any(gpu.local_rank is not None for gpu in visible)
-    found = [(gpu, GpuPlace(gpu.local_rank if has_ranks else i, gpu.uuid)) for i, gpu in enumerate(visible)]
-    return sorted(found, key=lambda one: len(visible) if one[1].index is None else one[1].index)
+    found = [(gpu, GpuPlace(gpu.index, gpu.uuid, gpu.local_rank, gpu.pci_bus_id)) for gpu in visible]
+    last = len(found)
+    return sorted(found, key=lambda one: (last if one[0].local_rank is None else one[0].local_rank, one[0].index))
 
 
 def no_gpu_reason(survey: Survey) -> str:
@@ -273,7 +296,7 @@ def each_working_gpu(judge: Callable[[NodeExpectation, TelemetryColumns], Iterab
             blocks, watched = seen.watched.get((host, uuid), (0, 0))
             if watched < LEAST_SHARE_WATCHED * blocks:
                 found += unknown(f"telemetry of only {watched} of {blocks} blocks")
-            yield found.at(GpuPlace(windows.place_of(0).local_rank, uuid))
+            yield found.at(GpuPlace.of(windows.place_of(0)))
         # Only GPUs that the survey lists and that ran a block count, as far as both are known.
         asked, survey = seen.expectation.gpus_per_node or 1, seen.surveys.get(host)
         counting = devices.keys() & worked if seen.blocks.gpus else devices.keys()

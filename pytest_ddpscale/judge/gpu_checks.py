@@ -345,23 +345,21 @@ def _lost_at_work(seen: NodeEvidence) -> Iterator[tuple[str, Finding]]:
     lost: dict[tuple[str, GpuPlace], str] = {}
     told = seen.telemetry.of(seen.telemetry.lost.where(bool))
     for row, (why, ended_unix_s) in enumerate(zip(told.lost, told.ended_unix_s.tolist(), strict=True)):
-        host, local_rank, device = told.place_of(row)
-        survey = seen.surveys.get(host)
+        place = told.place_of(row)
+        survey = seen.surveys.get(place.host)
         # Ignore a loss older than the survey: the node may have been repaired before the run was resumed.
         if survey is None or ended_unix_s >= survey.unix_s:
-            lost.setdefault((host, GpuPlace(local_rank, device)), f"lost under load: {why}")
-    for host, before, after, place in _gpus_afterwards(seen):
+            lost.setdefault((place.host, GpuPlace.of(place)), f"lost under load: {why}")
+    for host, before, after, gpu in _gpus_afterwards(seen):
         if after.is_lost and not before.problem:
-            lost.setdefault((host, place), f"lost after ranks failed: {after.problem}")
+            lost.setdefault((host, gpu), f"lost after ranks failed: {after.problem}")
         elif after.problem and not before.problem:
-            yield host, unknown(f"{place.label} did not answer after ranks failed: {after.problem}")
-    told_of = {(host, place.index) for host, place in lost}
-    for (host, local_rank), (uuid, rounds) in seen.lost.items():
-        if (host, local_rank) not in told_of:
-            why = f"lost under load: not measured in {rounds} rounds in which its peers were"
-            lost[host, GpuPlace(local_rank, uuid)] = why
-    for (host, place), why in lost.items():
-        yield host, fault(why, stands_alone=True).at(place)
+            yield host, unknown(f"{gpu.label} did not answer after ranks failed: {after.problem}")
+    for place, rounds in seen.lost.items():
+        why = f"lost under load: not measured in {rounds} rounds in which its peers were"
+        lost.setdefault((place.host, GpuPlace.of(place)), why)
+    for (host, gpu), why in lost.items():
+        yield host, fault(why, stands_alone=True).at(gpu)
     for after_all in seen.post_mortems:
         why, known = _why_silent(after_all), seen.surveys.get(after_all.host)
         if why:  # only a note if the node was slow, as it had little time to answer

@@ -280,7 +280,7 @@ class _Transports:
         if len(ranks) < asked:
             yield unknown(f"NCCL logged connections of {len(ranks)} of {asked} ranks")
         for one in ranks:
-            yield self._within_node(one).at(GpuPlace(one.local_rank, one.device))
+            yield self._within_node(one).at(GpuPlace(one.gpu_index, one.device, one.local_rank, one.pci_bus_id))
         if not self._is_one_node:
             yield from self._between_nodes(host)
 

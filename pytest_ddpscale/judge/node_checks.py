@@ -17,6 +17,7 @@ from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.gpu_name import gpu_number
 from pytest_ddpscale.run.survey_record import STUDY_ID, Survey
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
@@ -111,13 +112,18 @@ def _applies(name: str, seen: NodeEvidence) -> bool:
 def _culprits(findings: Findings, planned: int) -> tuple[Culprit, ...]:
     doubts = _doubts(findings, planned)
     return tuple(
-        Culprit(
-            "gpu" if one.gpu else "node", host, one.gpu.index if one.gpu else None,
-            (one.gpu.uuid or None) if one.gpu else None, one.text,
-            is_certain=one.is_certain and _doubt_on(one) not in doubts,
-        )
+        _culprit(host, one, is_certain=one.is_certain and _doubt_on(one) not in doubts)
         for host, finding in sorted(findings.items())
         for one in finding.faults
+    )
+
+
+def _culprit(host: str, one: NodeFault, *, is_certain: bool) -> Culprit:
+    if one.gpu is None:
+        return Culprit("node", host, None, None, one.text, is_certain=is_certain)
+    return Culprit(
+        "gpu", host, one.gpu.index, one.gpu.uuid or None, one.text, is_certain=is_certain,
+        local_rank=one.gpu.local_rank, pci_bus_id=one.gpu.pci_bus_id or None,
     )  # fmt: skip
 
 
@@ -177,7 +183,7 @@ def unfit_nodes(
         faults = [one for _, finding in sorted(findings.items()) for one in finding.faults]
         for culprit, one in zip(_culprits(findings, max(plan.nodes, len(findings))), faults, strict=True):
             if _prevents(one, plan) or (culprit.is_certain and not hopeless):
-                gpu = "" if culprit.gpu_index is None else f"GPU {culprit.gpu_index}: "
+                gpu = f"{gpu_number(culprit.gpu_index, culprit.local_rank)}: " if culprit.kind == "gpu" else ""
                 reasons.setdefault(culprit.host, []).append(f"{name}: {gpu}{culprit.evidence}")
     for survey in surveys.values():
         if survey.problem and not hopeless:
@@ -187,6 +193,6 @@ def unfit_nodes(
 
 def _prevents(one: NodeFault, plan: Plan) -> bool:
     """Whether a fault prevents ranks of the plan, which may use only the first GPUs of a node."""
-    if one.gpu is None or one.gpu.index is None:
+    if one.gpu is None or one.gpu.local_rank is None:
         return one.prevents_ranks
-    return one.prevents_ranks and one.gpu.index < plan.layout.ranks_per_node
+    return one.prevents_ranks and one.gpu.local_rank < plan.layout.ranks_per_node

@@ -228,6 +228,6 @@ def _apart(steps: ArmRounds, passes: ArmRounds) -> list[str]:
     usual = np.exp([median_over_rounds(by_passes), median_over_rounds(by_steps)])
     found = []
     for i in clear[np.argsort(-np.abs(differences[clear]), kind="stable")].tolist():
-        rank, host, *_ = steps.ranks.who(at[enough[i]])
-        found.append(f"rank {rank} on {host} {usual[0, i]:.3f}× and {usual[1, i]:.3f}× the median rank")
+        rank, place = steps.ranks.who(at[enough[i]])
+        found.append(f"rank {rank} on {place.host} {usual[0, i]:.3f}× and {usual[1, i]:.3f}× the median rank")
     return found

@@ -21,15 +21,16 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import TypeAlias
 
 from pytest_ddpscale.judge.combining import PlaceVerdict
 from pytest_ddpscale.judge.probes import Place
 from pytest_ddpscale.judge.slow_links import with_slow_node_pairs
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import Culprit, Verdict
+from pytest_ddpscale.run.records import RankPlace
+from pytest_ddpscale.run.verdicts import Culprit, Verdict, gpu_culprit, link_of
 
-End = tuple[str, int | None, str | None]  # host, local rank and UUID
+End: TypeAlias = RankPlace
 
 
 def with_probe_culprits(verdict: Verdict, judged: Sequence[PlaceVerdict], planned: int, evidence: Evidence) -> Verdict:
@@ -61,16 +62,15 @@ def with_probe_culprits(verdict: Verdict, judged: Sequence[PlaceVerdict], planne
 
 def ends_of(place: Place) -> tuple[End, End]:
     """Both ends of a link."""
-    assert place.peer_host is not None
-    return (place.host, place.gpu_index, place.gpu_uuid), (place.peer_host, place.peer_gpu_index, place.peer_gpu_uuid)
+    assert place.end is not None
+    assert place.peer is not None
+    return place.end, place.peer
 
 
 def link_culprit(place: Place, evidence: str, *, is_certain: bool = True) -> Culprit:
     """The link as a culprit."""
-    return Culprit(
-        "link", place.host, place.gpu_index, place.gpu_uuid, evidence,
-        place.peer_host, place.peer_gpu_index, place.peer_gpu_uuid, is_certain=is_certain,
-    )  # fmt: skip
+    ends = ends_of(place)
+    return link_of([end.host for end in ends], ends, evidence, is_certain=is_certain)
 
 
 def shared_end(links: Sequence[Place]) -> End | None:
@@ -139,8 +139,10 @@ def _culprits(judged: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culpr
         else:
             for one in failed:
                 where, evidence = one.place, f"{_worst([one])}{values.beside([one])}"
-                kind: Literal["gpu", "node"] = "node" if where.kind == "node" else "gpu"
-                yield Culprit(kind, where.host, where.gpu_index, where.gpu_uuid, evidence)
+                if where.end is None:
+                    yield Culprit("node", where.host, None, None, evidence)
+                else:
+                    yield gpu_culprit(where.end, evidence)
 
 
 def _of_links(pairs: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culprit]:
@@ -187,7 +189,7 @@ def _between_nodes(pairs: Sequence[PlaceVerdict], values: _Values) -> Iterable[C
 
 def _hosts(pair: PlaceVerdict) -> tuple[str, ...]:
     """Hosts of both ends."""
-    return tuple(host for host, _, _ in ends_of(pair.place))
+    return tuple(end.host for end in ends_of(pair.place))
 
 
 def _failed_of(own: Sequence[PlaceVerdict], values: _Values) -> str:
@@ -206,7 +208,7 @@ def _of_end(end: End, by_end: Mapping[End, Sequence[PlaceVerdict]], values: _Val
     own = by_end[end]
     evidence = _failed_of(own, values)
     evidence += ": the GPU is at fault, not its links" if is_certain else ": the GPU or these links are at fault"
-    return Culprit("gpu", *end, evidence, is_certain=is_certain)
+    return gpu_culprit(end, evidence, is_certain=is_certain)
 
 
 def _worst(places: Iterable[PlaceVerdict]) -> str:

@@ -67,7 +67,7 @@ def _positions(case: NodeCase, places: Sequence[Place]) -> IntArray:
     assert case.probe is not None
     if KINDS[case.probe.operation.kind].peers == "memory":
         return np.zeros(len(places), np.int64)
-    ends = np.array([(place.gpu_index or 0, place.peer_gpu_index or 0) for place in places], np.int64)
+    ends = np.array([[0 if end is None else end.local_rank for end in (one.end, one.peer)] for one in places], np.int64)
     return np.unique(ends, axis=0, return_inverse=True)[1].reshape(-1)
 
 

@@ -31,6 +31,7 @@ from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.rank_columns import RankColumns
+from pytest_ddpscale.run.records import RankPlace
 from pytest_ddpscale.util.listing import first_few
 
 # A worker may shorten a message by up to this per rank, to split it evenly in aligned pieces.
@@ -46,21 +47,20 @@ class Place(Struct, frozen=True, cache_hash=True):  # thousands are looked up: f
             several. ``link``: a pair of ranks.
         ranks: global ranks that measure a probe together, in order.
         host: host of the device or the group; for a gang that of its first rank, for a link that of the lower rank.
-        gpu_index: local rank of the device, or of the link's lower rank; None for a group.
-        gpu_uuid: from NVML; ``cpu`` without a GPU; None for a group.
-        peer_host: for a link, the host of the higher rank; else None.
-        peer_gpu_index: `gpu_index` of that end.
-        peer_gpu_uuid: `gpu_uuid` of that end.
+        end: the device, or that of the link's lower rank; None for a group.
+        peer: for a link, the device of the higher rank; else None.
     """
 
     kind: Literal["gpu", "node", "gang", "link"]
     ranks: Ranks
     host: str
-    gpu_index: int | None = None
-    gpu_uuid: str | None = None
-    peer_host: str | None = None
-    peer_gpu_index: int | None = None
-    peer_gpu_uuid: str | None = None
+    end: RankPlace | None = None
+    peer: RankPlace | None = None
+
+    @property
+    def peer_host(self) -> str | None:
+        """For a link, the host of the higher rank; else None."""
+        return None if self.peer is None else self.peer.host
 
     @property
     def name(self) -> str:
@@ -69,17 +69,22 @@ class Place(Struct, frozen=True, cache_hash=True):  # thousands are looked up: f
             return self.host
         if self.kind == "gang":
             return f"ranks {self.ranks[0]} to {self.ranks[-1]}"
-        device = "CPU rank" if self.gpu_uuid == "cpu" else "GPU"
-        if self.kind == "gpu":
-            return f"{device} {self.gpu_index} of {self.host}"
-        if self.host == self.peer_host:
-            return f"{device}s {self.gpu_index} and {self.peer_gpu_index} of {self.host}"
-        return f"{device} {self.gpu_index} of {self.host} and {self.peer_gpu_index} of {self.peer_host}"
+        assert self.end is not None
+        if self.peer is None:
+            return f"{self.end.number} of {self.host}"
+        if self.host != self.peer.host:
+            return f"{self.end.number} of {self.host} and {_digits_of(self.peer)} of {self.peer.host}"
+        device, _, number = self.end.number.rpartition(" ")
+        return f"{device}s {number} and {_digits_of(self.peer)} of {self.host}"
 
     @property
     def noun(self) -> str:
         """Plural noun for its kind."""
         return {"gpu": "GPUs", "node": "nodes", "gang": "groups", "link": "pairs"}[self.kind]
+
+
+def _digits_of(place: RankPlace) -> str:
+    return place.number.rpartition(" ")[2]
 
 
 _NOTHING = Values[Place]("factors", (), np.zeros(0, np.int64), np.zeros((1, 0, 0)), {}, (None,), np.zeros((1, 0)))
@@ -182,19 +187,19 @@ def _places_there(who: RankColumns, probe: Arm, layout: Layout) -> tuple[list[Pl
     at = np.minimum(np.searchsorted(who.numbers, ranks), len(who) - 1)
     at_all = (who.numbers[at] == ranks).all(axis=1)
     there = zip(np.flatnonzero(at_all).tolist(), at[at_all].tolist(), strict=True)
-    ends = list(zip(who.hosts, who.local_ranks.tolist(), who.devices, strict=True))
+    ends = who.rank_places
     return [place_of(probe, expected[i], [ends[column] for column in of]) for i, of in there], at[at_all]
 
 
-def place_of(probe: Arm, ranks: Ranks, ends: Sequence[tuple[str, int, str]]) -> Place:
-    """The place that these ranks form; `ends` has host, local rank and device of each."""
+def place_of(probe: Arm, ranks: Ranks, ends: Sequence[RankPlace]) -> Place:
+    """The place that these ranks, which are at `ends`, form."""
     kind = probe.operation.kind
     if probe.operation.is_single_device:
-        return Place("gpu", ranks, *ends[0])
+        return Place("gpu", ranks, ends[0].host, ends[0])
     if kind == "send-recv":
-        return Place("link", ranks, *ends[0], *ends[1])
-    is_one_host = len({host for host, _, _ in ends}) == 1
-    return Place("node" if is_one_host else "gang", ranks, ends[0][0])
+        return Place("link", ranks, ends[0].host, ends[0], ends[1])
+    is_one_host = len({end.host for end in ends}) == 1
+    return Place("node" if is_one_host else "gang", ranks, ends[0].host)
 
 
 def unit_factor(probe: Arm) -> float:

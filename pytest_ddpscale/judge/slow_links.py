@@ -28,7 +28,8 @@ from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.readings import STEP_S
-from pytest_ddpscale.run.verdicts import Culprit, Verdict
+from pytest_ddpscale.run.records import RankPlace
+from pytest_ddpscale.run.verdicts import Culprit, Verdict, gpu_culprit, link_of
 
 _PARTNERS_SHOWN = 3
 
@@ -52,6 +53,13 @@ class Rail(NamedTuple):
     mean_gbps: float
     longest_s: float = 0.0
     is_stalled: bool = False
+    gpu_indices: tuple[int | None, int | None] = (None, None)
+    pci_bus_ids: tuple[str, str] = ("", "")
+
+    def place(self, end: int) -> RankPlace:
+        """One of both ends."""
+        of_end = self.hosts[end], self.local_ranks[end], self.devices[end]
+        return RankPlace(*of_end, self.gpu_indices[end], self.pci_bus_ids[end])
 
 
 def with_slow_links(verdict: Verdict, evidence: Evidence, measured: ArmRounds) -> Verdict:
@@ -133,7 +141,7 @@ def _rails(measured: ArmColumns) -> Iterator[Rail]:
         a, b = there[first], there[first + 1]
         ends = [
             zip(of[a].tolist(), of[b].tolist(), strict=True)
-            for of in (who.numbers, who.hosts, who.local_ranks, who.devices)
+            for of in (who.numbers, who.hosts, who.local_ranks, who.devices, who.gpu_indices, who.pci_bus_ids)
         ]
         values = (
             np.minimum(gbps[row, a], gbps[row, b]),
@@ -141,7 +149,7 @@ def _rails(measured: ArmColumns) -> Iterator[Rail]:
             np.maximum(longest_s[row, a], longest_s[row, b]),
             stalled[row, a] | stalled[row, b],
         )
-        yield from map(Rail, repeat(number), *ends, *(of.tolist() for of in values))
+        yield from map(Rail, repeat(number), *ends[:4], *(of.tolist() for of in values), *ends[4:])
 
 
 def node_pair_results(rails: Iterable[Rail]) -> Iterator[tuple[tuple[str, str], float]]:
@@ -190,7 +198,8 @@ class _NodePairs:
             whom = f"which reach {self._fast_gbps(partners):.3g} GB/s with others"
         slow_gbps = statistics.median(result.gbps for result in slow)
         evidence = f"{rails}{slow_gbps:.3g} GB/s {between}, {whom} ({len(slow)} measurements)"
-        return slow_gbps, Culprit("node", *end, evidence)
+        culprit = Culprit("node", self._hosts[node], None, None, evidence)
+        return slow_gbps, culprit if end is None else replace(gpu_culprit(end, evidence), kind="node")
 
     def link_fault(self, pair: NodePair) -> tuple[float, Culprit]:
         """Median GB/s of the slow results of a link, and the link as a culprit."""
@@ -201,7 +210,7 @@ class _NodePairs:
             f"{rails}{slow_gbps:.3g} GB/s between {_listed([self._hosts[node] for node in pair])}, which reach "
             f"{self._fast_gbps(pair):.3g} GB/s with others ({len(slow)} measurements)"
         )
-        return slow_gbps, Culprit("link", *end, evidence, *peer)
+        return slow_gbps, link_of([self._hosts[node] for node in pair], (end, peer), evidence)
 
     def stalling_node(self, node: int) -> Culprit:
         """A node whose messages stall as a culprit, with the range over rounds of its pairs and of all others."""
@@ -229,23 +238,23 @@ class _NodePairs:
     def _fast_gbps(self, nodes: Iterable[int]) -> float:
         return statistics.median(result.gbps for result in self._fast if not set(nodes).isdisjoint(result.nodes))
 
-    def _slow_end(self, results: Sequence[PairResult], node: int) -> tuple[tuple[str, int | None, str | None], str]:
-        """A node's host, with local rank and device of its only slow rail; and its slow rails in words.
+    def _slow_end(self, results: Sequence[PairResult], node: int) -> tuple[RankPlace | None, str]:
+        """The place of a node's only slow rail, if there is only one; and its slow rails in words.
 
         A rail is slow if it is in all these results; all rails count as slow if none is in all of them.
         """
-        host, slow, ends = self._hosts[node], defaultdict[int, list[bool]](list), dict[int, tuple[int, str]]()
+        host, slow, ends = self._hosts[node], defaultdict[int, list[bool]](list), dict[int, RankPlace]()
         for result in results:
             for rail in self._rails_of(result):
                 end = rail.hosts.index(host)
                 slow[rail.ranks[end]].append(rail.gbps < self.standings.slow_below_gbps)
-                ends[rail.ranks[end]] = (rail.local_ranks[end], rail.devices[end])
+                ends[rail.ranks[end]] = rail.place(end)
         always = sorted(rank for rank, each in slow.items() if all(each))
         if not always or len(always) == len(slow):
-            return (host, None, None), ""
-        local_ranks = [str(ends[rank][0]) for rank in always]
+            return None, ""
+        local_ranks = [str(ends[rank].local_rank) for rank in always]
         words = f"only local rank{'s' if len(local_ranks) > 1 else ''} {_listed(local_ranks)}: "
-        return (host, *(ends[always[0]] if len(always) == 1 else (None, None))), words
+        return ends[always[0]] if len(always) == 1 else None, words
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -214,8 +214,8 @@ class SpreadJudge:
         if not len(with_pace):
             return Spread("open", "the pace of its GPUs is not known yet", "", 0.0)
         worst = int(with_pace[np.argmax(compared.ratio[with_pace])])
-        _, host, local_rank, _ = whole.pace.rounds.ranks.who(worst)
-        found = Spread("counts", "", f"GPU {local_rank} on {host}", float(compared.ratio[worst]) - 1)
+        slowest = whole.pace.rounds.ranks.who(worst)[1]
+        found = Spread("counts", "", f"{slowest.number} on {slowest.host}", float(compared.ratio[worst]) - 1)
         if why := whole.why_not(at) or self._why_not_whole(place) or self._why_not_computing(place, ranks):
             return replace(found, state="not", why=why)
         if not compared.within[at].all():
@@ -323,7 +323,7 @@ class _Whole:
         self.compared = compare(pace.times_s, limit)
         self.groups = find_slow_group(pace.as_steps, limit)
         slow_at_times = find_slow_at_times(pace.as_steps, limit)
-        self._at_times = [self.column[one.host, one.culprit.gpu_index or 0] for one in slow_at_times]
+        self._at_times = [self.column[one.host, one.culprit.local_rank or 0] for one in slow_at_times]
         self._node_of = np.zeros(len(ranks), np.int64)
         for number, at in enumerate(ranks.by_host.values()):
             self._node_of[at] = number

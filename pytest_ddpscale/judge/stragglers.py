@@ -52,7 +52,7 @@ from pytest_ddpscale.judge.peers import (
 from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.run.telemetry import TelemetryColumns
-from pytest_ddpscale.run.verdicts import Culprit
+from pytest_ddpscale.run.verdicts import Culprit, gpu_culprit
 from pytest_ddpscale.util.listing import first_few
 
 WATCHED_SHARE = 0.6  # of the limit
@@ -297,9 +297,9 @@ def _straggler(
     elif not others and (~is_slow[:since]).mean() >= _MOSTLY and is_slow[since:].mean() >= _MOSTLY:
         when, share = f"the last {when}", ""
     whom = f"{_whom(peers)} ({others})" if others else _whom(peers)
-    rank, host, local_rank, device = measured.ranks.who(column)
-    culprit = Culprit(
-        "gpu", host, local_rank, device, f"{ratio_when_slow:.2f}× {whom} in {when}{share}",
+    rank, place = measured.ranks.who(column)
+    culprit = gpu_culprit(
+        place, f"{ratio_when_slow:.2f}× {whom} in {when}{share}",
         slowdown=ratio_when_slow, peers=peers, slow_rounds=len(slow_rounds), rounds=rounds,
     )  # fmt: skip
     interval = math.exp(value - reach), math.exp(value + reach)

@@ -24,7 +24,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Verdict
+from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Verdict, gpu_culprit
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.util.listing import first_few
 
@@ -114,9 +114,9 @@ def _with_other_rules(verdict: Verdict, steps: ArmRounds, limit: float, beyond: 
     verdict = replace(verdict, reason=f"{verdict.reason}; {groups_text(group, nodes)}")
     if verdict.outcome == "inconclusive":
         return replace(verdict, culprits=tuple(named))
-    places = {(one.host, one.culprit.gpu_index) for one in group if one.ambiguous} | {(host, None) for host in nodes}
+    places = {one.culprit.place for one in group if one.ambiguous} | {(host, None) for host in nodes}
     is_half = 2 * len(group) >= len(steps.ranks)
-    doubtful = [one for one in beyond if is_half and (one.host, one.gpu_index) in places]
+    doubtful = [one for one in beyond if is_half and one.place in places]
     return replace(
         verdict, culprits=tuple(replace(one, is_certain=False) if one in doubtful else one for one in beyond)
     )
@@ -172,8 +172,7 @@ def verdict_on_places(
 def _places(rounds: ArmRounds, *, is_of_nodes: bool) -> list[str]:
     if is_of_nodes:
         return list(rounds.ranks.by_host)
-    of_each = zip(rounds.ranks.hosts.tolist(), rounds.ranks.local_ranks.tolist(), strict=True)
-    return [f"GPU {local_rank} of {host}" for host, local_rank in of_each]
+    return [f"{place.number} of {place.host}" for place in rounds.ranks.rank_places]
 
 
 def _names(rounds: ArmRounds, columns: IntArray) -> str:
@@ -201,18 +200,17 @@ def _culprits(
         yield _node(host, ratio, peers, is_certain=is_certain, what=f"all {len(by_host[host])} ranks slow, ")
     relative = times_s / medians_of_others(times_s)
     for at in slow.tolist():
-        _, host, local_rank, device = rounds.ranks.who(at)
-        if host in wholly:
+        place = rounds.ranks.who(at)[1]
+        if place.host in wholly:
             continue
         ratio, of_rank = float(compared.ratio[at]), relative[:, at][~np.isnan(relative[:, at])]
         times = int((of_rank > 1 + (ratio - 1) / 2).sum())
         peers, of = int(compared.peers[at]), int(compared.rounds[at])
         when = f"{times} of {of} rounds" + ("" if times >= _SLOW_SHARE * of else f" ({times / of:.0%})")
         evidence = f"{ratio:.2f}× the median of {peers} peers in {when}"
-        yield Culprit(
-            "gpu", host, local_rank, device, evidence, is_certain=is_certain, slowdown=ratio, peers=peers,
-            slow_rounds=times, rounds=of,
-        )  # fmt: skip
+        yield gpu_culprit(
+            place, evidence, is_certain=is_certain, slowdown=ratio, peers=peers, slow_rounds=times, rounds=of
+        )
 
 
 def _node(host: str, ratio: float, peers: int, *, is_certain: bool, what: str = "") -> Culprit:

@@ -13,22 +13,23 @@ from pytest_ddpscale.judge.probe_culprits import link_culprit, shared_end
 from pytest_ddpscale.judge.probes import Place, place_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.columns import ArmColumns
-from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Verdict
+from pytest_ddpscale.run.records import RankPlace
+from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Verdict, gpu_culprit
 from pytest_ddpscale.util.listing import first_few
 
 
 class _Result(NamedTuple):
-    """One rank in one block; `device` as in `End`, and `peers` are the ranks that it worked with, itself included."""
+    """One rank in one block; `peers` are the ranks that it worked with, itself included."""
 
     round: int
     rank: int
-    device: tuple[str, int, str]
+    device: RankPlace
     peers: tuple[int, ...]
     is_correct: bool
 
     @property
     def host(self) -> str:
-        return self.device[0]
+        return self.device.host
 
 
 def _rank_by_rank(probed: ArmColumns) -> list[_Result]:
@@ -39,9 +40,9 @@ def _rank_by_rank(probed: ArmColumns) -> list[_Result]:
         for column in there.tolist():
             peers[int(groups[column])].append(int(probed.ranks.numbers[column]))
         for column in there.tolist():
-            rank, host, local_rank, device = probed.ranks.who(column)
+            rank, place = probed.ranks.who(column)
             with_it, is_correct = tuple(peers[int(groups[column])]), not probed.wrong[row, column]
-            found.append(_Result(number, rank, (host, local_rank, device), with_it, is_correct))
+            found.append(_Result(number, rank, place, with_it, is_correct))
     return found
 
 
@@ -62,9 +63,9 @@ def with_wrong_data(verdict: Verdict, probe: Arm, probed: ArmColumns) -> Verdict
     else:
         named = _of_group(probe, wrong, measured)
     culprits = tuple(replace(one, computed_wrong=True) for one in named)
-    accused = {_who(culprit) for culprit in culprits}
-    others = tuple(culprit for culprit in verdict.culprits if _who(culprit) not in accused)
-    names = list(dict.fromkeys(f"local rank {one.device[1]} of {one.host}" for one in wrong))
+    accused = {culprit.identity for culprit in culprits}
+    others = tuple(culprit for culprit in verdict.culprits if culprit.identity not in accused)
+    names = list(dict.fromkeys(f"{one.device.number} of {one.host}" for one in wrong))
     reason = f"{_did(probe)} wrong data, as seen by {first_few(names)} ({_rounds(wrong, measured)})"
     if verdict.outcome in ("failed", "error"):
         reason += f"; also: {verdict.reason}"
@@ -78,7 +79,7 @@ def _of_witnesses(
     for where in dict.fromkeys(one.device for one in wrong):
         own = [one for one in wrong if one.device == where]
         rounds = _rounds(own, [one for one in measured if one.device == where])
-        yield Culprit("gpu", *where, f"{verb} wrong data in {rounds}", is_certain=is_certain)
+        yield gpu_culprit(where, f"{verb} wrong data in {rounds}", is_certain=is_certain)
 
 
 def _of_group(probe: Arm, wrong: Sequence[_Result], measured: Sequence[_Result]) -> Iterable[Culprit]:
@@ -103,7 +104,7 @@ def _of_pairs(probe: Arm, wrong: Sequence[_Result], measured: Sequence[_Result])
     for one in wrong:
         ends = [next(other for other in measured if other.rank == rank) for rank in one.peers]
         if len(ends) == 1:  # the other one is unknown
-            yield Culprit("gpu", *one.device, f"saw wrong data in round {one.round}", is_certain=False)
+            yield gpu_culprit(one.device, f"saw wrong data in round {one.round}", is_certain=False)
         else:
             link = place_of(probe, one.peers, [end.device for end in ends])
             links[link.host][link].append(one)
@@ -111,16 +112,12 @@ def _of_pairs(probe: Arm, wrong: Sequence[_Result], measured: Sequence[_Result])
         shared = shared_end(list(theirs))
         if shared is not None:
             evidence = f"{_did(probe)} wrong data with {len(theirs)} others: the GPU is at fault, not its links"
-            yield Culprit("gpu", *shared, evidence)
+            yield gpu_culprit(shared, evidence)
             continue
         for link, own in theirs.items():
             both = [one for one in measured if one.peers == link.ranks]
             evidence = f"{_did(probe)} wrong data in {_rounds(own, both)}"
             yield link_culprit(link, evidence, is_certain=link.host == link.peer_host)
-
-
-def _who(culprit: Culprit) -> tuple[object, ...]:
-    return culprit.kind, culprit.host, culprit.gpu_index, culprit.peer_host, culprit.peer_gpu_index
 
 
 def _did(probe: Arm) -> str:

@@ -84,15 +84,20 @@ def _of_driver(host: str, driver: DriverState) -> Survey:
 def with_visibility(gpus: tuple[SurveyedGpu, ...], visible_devices: str | None) -> tuple[SurveyedGpu, ...]:
     """Set which GPUs ranks may use and by which local rank, by CUDA's rules over GPUs that no cgroup withholds.
 
-    A GPU without a readable UUID cannot be excluded by a list of UUIDs and counts as visible.
+    CUDA does not list a lost GPU, so GPUs after it move up, in its numbers and in those of CUDA_VISIBLE_DEVICES. The
+    lost one is visible, without a local rank, if it would be one of the listed GPUs if it answered. A GPU without a
+    readable UUID cannot be excluded by a list of UUIDs and counts as visible.
 
     Args:
         gpus: all GPUs of the node, in PCI bus order.
         visible_devices: CUDA_VISIBLE_DEVICES; None if it is not set.
     """
     accessible = [gpu for gpu in gpus if gpu.is_visible]
-    ordinals = visible_ordinals(visible_devices, [gpu.uuid for gpu in accessible])
-    ranks: dict[int, int | None] = {accessible[i].index: local_rank for local_rank, i in enumerate(ordinals)}
+    asked = {accessible[i].index for i in visible_ordinals(visible_devices, [gpu.uuid for gpu in accessible])}
+    listed = [gpu for gpu in accessible if not gpu.is_lost]
+    ordinals = visible_ordinals(visible_devices, [gpu.uuid for gpu in listed])
+    ranks: dict[int, int | None] = {gpu.index: None for gpu in accessible if gpu.is_lost and gpu.index in asked}
+    ranks |= {listed[i].index: local_rank for local_rank, i in enumerate(ordinals)}
     if visible_devices is not None and visible_devices.startswith("GPU-"):
         ranks |= {gpu.index: None for gpu in accessible if not gpu.uuid}
     return tuple(replace(gpu, is_visible=gpu.index in ranks, local_rank=ranks.get(gpu.index)) for gpu in gpus)

@@ -10,7 +10,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pytest_ddpscale.plan.metric_catalogue import MATMUL_TFLOPS, METRICS, RANK_UNIFORMITY
 from pytest_ddpscale.plan.operation import operation
@@ -19,7 +19,7 @@ from pytest_ddpscale.report.unmet import explained_text
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Blocker, Culprit, Judgement, Verdict
 from pytest_ddpscale.util.listing import first_few
 
-_Who = tuple[str, str, int | None, str | None, int | None]  # kind, host, GPU, other end
+_Who = tuple[Any, ...]  # kind, host and GPU, those of the other end
 _Found = list[tuple[Culprit, Verdict]]
 Severity = Literal["wrong data", "memory errors", "lost", "link", "slow", "other"]
 _SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -127,7 +127,7 @@ def _of_devices(blocking: Sequence[Verdict], missing: Mapping[str, Sequence[Culp
     others = {who: found for who, found in by_who.items() if who[0] != "node"}
     merged = []
     for who, found in nodes.items():
-        there = {gpu: own for gpu, own in others.items() if gpu[0] == "gpu" and gpu[1] == who[1]}
+        there = {gpu: own for gpu, own in others.items() if gpu[0] == "gpu" and gpu[1][0] == who[1][0]}
         if slow := _slowdown(found):
             # One slow GPU does not explain a slowdown of its whole node: name both.
             both = [gpu for gpu, own in there.items() if _slowdown(own) > slow and _ids(own) & _ids(found)]
@@ -172,7 +172,18 @@ def missing_gpus(judgement: Judgement) -> dict[str, list[Culprit]]:
     for node, gpu in sorted(gpus, key=lambda one: -one[1].rounds_missing):
         evidence = f"not measured in {text.count_text(gpu.rounds_missing, 'round')} of its peers"
         for name in open_.intersection(gpu.missing_in):
-            found[name].append(Culprit("gpu", node.host, gpu.index, gpu.uuid, evidence, is_certain=False))
+            found[name].append(
+                Culprit(
+                    "gpu",
+                    node.host,
+                    gpu.index,
+                    gpu.uuid or None,
+                    evidence,
+                    is_certain=False,
+                    local_rank=gpu.local_rank,
+                    pci_bus_id=gpu.pci_bus_id or None,
+                )
+            )
     return found
 
 
@@ -336,4 +347,4 @@ def _of_alike(verdicts: Sequence[Verdict]) -> Cause:
 
 
 def _who(culprit: Culprit) -> _Who:
-    return culprit.kind, culprit.host, culprit.gpu_index, culprit.peer_host, culprit.peer_gpu_index
+    return culprit.identity

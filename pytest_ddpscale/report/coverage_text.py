@@ -7,6 +7,7 @@ from itertools import islice
 
 from pytest_ddpscale.report.text import ABSENT, count_text
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage
+from pytest_ddpscale.run.gpu_name import gpu_name
 from pytest_ddpscale.util.listing import first_few
 
 MOST_NODES, MOST_PATHS = 64, 40
@@ -65,5 +66,4 @@ def path_rows(coverage: Coverage) -> list[list[str]]:
 
 
 def _gpu(gpu: GpuCoverage) -> str:
-    uuid = f" ({gpu.uuid})" if gpu.index is not None and gpu.uuid else ""
-    return f"{gpu.name}{uuid}: {gpu.problem or 'took no part'}"
+    return f"{gpu_name(gpu.index, gpu.uuid, gpu.local_rank, gpu.pci_bus_id)}: {gpu.problem or 'took no part'}"

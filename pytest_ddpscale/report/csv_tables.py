@@ -17,7 +17,7 @@ REQUIREMENT_COLUMNS = (
 )  # fmt: skip
 CULPRIT_COLUMNS = (
     "requirement", "outcome", "kind", "host", "gpu_index", "gpu_uuid", "peer_host", "peer_gpu_index", "peer_gpu_uuid",
-    "is_certain", "evidence",
+    "is_certain", "evidence", "local_rank", "pci_bus_id", "peer_local_rank", "peer_pci_bus_id",
 )  # fmt: skip
 # A spreadsheet takes a cell that begins with one of these for a formula, also after white space.
 _FORMULA_STARTS = ("=", "+", "-", "@", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}",
@@ -33,7 +33,8 @@ def render_culprits(judgement: Judgement) -> str:
     """A row for each culprit of each requirement."""
     rows = (
         (verdict.id, verdict.outcome, one.kind, one.host, one.gpu_index, one.gpu_uuid, one.peer_host,
-         one.peer_gpu_index, one.peer_gpu_uuid, one.is_certain, one.evidence)
+         one.peer_gpu_index, one.peer_gpu_uuid, one.is_certain, one.evidence, one.local_rank, one.pci_bus_id,
+         one.peer_local_rank, one.peer_pci_bus_id)
         for verdict in judgement.verdicts
         for one in verdict.culprits
     )  # fmt: skip

@@ -256,12 +256,10 @@ def _accused(judgement: Judgement) -> Iterator[HostFinding]:
     """One finding per use of each host that verdicts name, with every piece of evidence once."""
     accused: dict[tuple[str, Use], dict[str, list[Verdict]]] = {}
     missing = cause.missing_gpus(judgement)
-    certain = {
-        (c.host, c.gpu_index) for v in judgement.verdicts for c in v.culprits if c.kind == "gpu" and c.is_certain
-    }
+    certain = {c.identity for v in judgement.verdicts for c in v.culprits if c.kind == "gpu" and c.is_certain}
 
     def named(culprit: Culprit) -> bool:
-        return (culprit.host, culprit.gpu_index) in certain
+        return culprit.identity in certain
 
     for verdict in judgement.verdicts:
         for culprit in (*verdict.culprits, *(one for one in missing.get(verdict.id, ()) if not named(one))):

@@ -11,6 +11,7 @@ from pytest_ddpscale.history.overview import NodeHistory, ValueComparison
 from pytest_ddpscale.history.prediction import FEWEST_VALUES
 from pytest_ddpscale.history.reading import HostRun
 from pytest_ddpscale.report import text
+from pytest_ddpscale.run.gpu_name import short_gpu_name
 from pytest_ddpscale.run.strict_json import strict_json
 
 TSV_HEADER = (
@@ -105,11 +106,9 @@ def _worst(node: NodeHistory) -> str:
 def _named(value: KeyValue) -> tuple[str, str]:
     """The measured quantity and its place."""
     what = value.what
-    if value.gpu_index is None:
+    if value.gpu_uuid is None:
         return what, "node"
-    if value.gpu_uuid == "cpu":
-        return what, f"CPU rank {value.gpu_index}"
-    return what, f"GPU {value.gpu_index} ({text.shorten(text.one_line(value.gpu_uuid or '?'), 13)})"
+    return what, short_gpu_name(value.gpu_index, text.one_line(value.gpu_uuid))
 
 
 def _beside(one: ValueComparison | None, noun: str) -> str:

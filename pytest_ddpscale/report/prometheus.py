@@ -114,7 +114,15 @@ def _timestamps(judgement: Judgement, run: RunRecord) -> Iterator[str]:
         "ddpscale_gpu_last_verdict_timestamp_seconds",
         "End of this GPU's last judged run, in Unix time.",
         [
-            ({**of_run, "node": host.host, "gpu": str(device.index), "uuid": device.uuid}, verdict_s)
+            (
+                {
+                    **of_run,
+                    "node": host.host,
+                    "gpu": _label(device.index),
+                    "uuid": device.uuid,
+                },
+                verdict_s,
+            )
             for host in hosts
             for device in host.devices
         ],
@@ -139,7 +147,11 @@ def _culprit_labels(culprit: Culprit) -> Labels:
         "peer_gpu": culprit.peer_gpu_index,
         "certain": str(culprit.is_certain).lower(),
     }
-    return {name: "" if value is None else str(value) for name, value in labels.items()}
+    return {name: _label(value) for name, value in labels.items()}
+
+
+def _label(value: object) -> str:
+    return "" if value is None else str(value)
 
 
 def _labels(verdict: Verdict) -> Labels:

@@ -17,6 +17,7 @@ from pytest_ddpscale.report.svg_axes import BAD, SERIES_COLOURS, label, line, re
 from pytest_ddpscale.report.text import number_text, one_line, shorten
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns
+from pytest_ddpscale.run.records import RankPlace
 
 MOST_BARS = 36  # more would not fit on a page of paper
 _WIDTH, _LEFT, _BAR_WIDTH = 480.0, 8.0, 464.0
@@ -184,29 +185,29 @@ def activity_bars(key: str, columns: Columns, plan: Plan) -> str:
     shown = sorted(least, key=lambda place: least[place][0])[:MOST_BARS] if len(least) > MOST_BARS else list(least)
     device = "GPU" if plan.device_type == "cuda" else "CPU rank"
     rows = []
-    for host, local_rank in shown:
-        share, arm = least[host, local_rank]
+    for place in shown:
+        share, arm = least[place]
         is_low = share < IDLE
         said = f"{number_text(share, 'fraction')}, {arm}"
         fill, said = (BAD, f"low: {said}") if is_low else (SERIES_COLOURS[0], said)
-        rows.append(BarRow(f"{device} {local_rank} on {host}", said, [(0.0, min(share, 1.0), fill, 0.8)], is_low))
+        rows.append(BarRow(f"{place.number} on {place.host}", said, [(0.0, min(share, 1.0), fill, 0.8)], is_low))
     few = f"The {len(shown)} least busy of {len(least)}" if len(shown) < len(least) else ""
     keys = [("busy", SERIES_COLOURS[0], 0.8), (f"below {IDLE:.0%}".replace("%", " %"), BAD, 0.8)]
     return _bars(key, f"{device} activity", rows, keys, mark=IDLE, said_above=(few,))
 
 
-def _least_busy(columns: Columns, plan: Plan) -> Iterator[tuple[tuple[str, int], tuple[float, str]]]:
-    lowest: dict[tuple[str, int], tuple[float, str]] = {}
+def _least_busy(columns: Columns, plan: Plan) -> Iterator[tuple[RankPlace, tuple[float, str]]]:
+    lowest: dict[RankPlace, tuple[float, str]] = {}
     for study in plan.studies:
         for arm in study.arms:
             measured = columns.arms.get((study.id, arm.name))
             if measured is None or arm.kind != "ddp":
                 continue
             busy = _busy(measured)
-            for place, share in zip(measured.ranks.places, busy.tolist(), strict=True):
+            for place, share in zip(measured.ranks.rank_places, busy.tolist(), strict=True):
                 if share == share and share < lowest.get(place, (2.0, ""))[0]:  # not NaN
                     lowest[place] = share, f"{study.scaling} {arm.name}"
-    yield from sorted(lowest.items())
+    yield from sorted(lowest.items(), key=lambda one: one[0][:2])
 
 
 def _busy(measured: ArmColumns) -> FloatArray:

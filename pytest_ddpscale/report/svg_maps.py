@@ -32,19 +32,22 @@ _OPACITIES = (0.13, 0.25, 0.45, 0.7, 1.0)
 _SLOWER = (1.02, 1.05, 1.1, 1.2)
 _LESS = (0.95, 0.9, 0.8, 0.5)
 
-GpuValues: TypeAlias = Mapping[tuple[str, int], float]
+GpuValues: TypeAlias = Mapping[tuple[str, str], float]  # by host and name of the GPU
 PairValues: TypeAlias = Mapping[tuple[str, str], float]
 
 
 def slowness_by_gpu(columns: Columns, plan: Plan) -> GpuValues:
     """Step time without communication relative to the typical GPU; the slowest workload counts."""
-    found: dict[tuple[str, int], float] = {}
+    found: dict[tuple[str, str], float] = {}
     for study in plan.studies:
         arms = [arm for arm in study.arms if arm.kind == "each"]
         for arm in arms:
-            for place, factor in slowness_of(merged(columns, study.id, arm, plan.layout)).items():
+            rounds = merged(columns, study.id, arm, plan.layout)
+            names = {place[:2]: place.number for place in rounds.ranks.rank_places}
+            for (host, local_rank), factor in slowness_of(rounds).items():
                 if math.isfinite(factor):
-                    found[place] = max(factor, found.get(place, 0.0))
+                    gpu = host, names[host, local_rank]
+                    found[gpu] = max(factor, found.get(gpu, 0.0))
     return found
 
 
@@ -53,15 +56,16 @@ def heat_map(key: str, values: GpuValues) -> str:
     if not values:
         return ""
     bins, names = _binned({host for host, _ in values})
-    local_ranks = sorted({local_rank for _, local_rank in values})
-    cells = np.full((len(names), len(local_ranks)), np.nan)
-    for (host, local_rank), factor in values.items():
-        at = bins[host], local_ranks.index(local_rank)
+    gpus = sorted({gpu for _, gpu in values}, key=_by_number)
+    column = {gpu: number for number, gpu in enumerate(gpus)}
+    cells = np.full((len(names), len(gpus)), np.nan)
+    for (host, gpu), factor in values.items():
+        at = bins[host], column[gpu]
         cells[at] = np.fmax(cells[at], factor)
-    across = [f"GPU {local_rank}" if len(local_ranks) <= 8 else str(local_rank) for local_rank in local_ranks]
+    across = [gpu.replace("GPU of local ", "") if len(gpus) <= 8 else gpu.rpartition(" ")[2] for gpu in gpus]
     keys = ["typical", *(f"from {factor:.2f}× on" for factor in _SLOWER)]
     worst = max(values, key=lambda place: values[place])
-    said = f"{len(values)} GPUs; slowest: GPU {worst[1]} on {worst[0]} with {values[worst]:.2f} times the typical time"
+    said = f"{len(values)} GPUs; slowest: {worst[1]} on {worst[0]} with {values[worst]:.2f} times the typical time"
     shades = np.searchsorted(_SLOWER, cells, side="right")
     texts = _texts(cells, "{:.2f}")
     return _map(key, "Relative step time of each GPU", said, cells, shades, (names, across), keys, texts)
@@ -73,7 +77,8 @@ def slowest_table(values: GpuValues) -> str:
         return ""
     worst = sorted(values.items(), key=lambda one: -one[1])[:MOST_ROWS]
     return svg_axes.table(
-        ("Node", "GPU", "Relative step time"), [(host, str(gpu), number_text(x, "x")) for (host, gpu), x in worst]
+        ("Node", "GPU", "Relative step time"),
+        [(host, gpu.removeprefix("GPU ").removeprefix("of "), number_text(x, "x")) for (host, gpu), x in worst],
     )
 
 
@@ -110,8 +115,8 @@ def pair_bandwidths_within(evidence: Evidence) -> PairValues:
     found: dict[tuple[str, str], float] = {}
     for probe in sorted(sent, key=lambda probe: -(probe.operation.message_bytes or 0)):
         for place, values in values_of_probe(probe, evidence).items():
-            if place.peer_host == place.host:
-                pair = f"rank {place.gpu_index}", f"rank {place.peer_gpu_index}"
+            if place.end is not None and place.peer is not None and place.peer_host == place.host:
+                pair = f"rank {place.end.local_rank}", f"rank {place.peer.local_rank}"
                 gbps = statistics.median(values.tolist())
                 found[pair] = min(gbps, found.get(pair, math.inf))
         if found:

@@ -14,6 +14,8 @@ from itertools import combinations
 
 from msgspec import Struct
 
+from pytest_ddpscale.run.gpu_name import gpu_number
+
 # Kinds of tests, in the order of display.
 SURVEY, PROBES, TRAINING, INFERENCE, PAIRS = "survey", "probes", "training", "inference", "pairs"
 
@@ -23,12 +25,14 @@ class GpuCoverage:
     """One GPU.
 
     Attributes:
-        index: local rank of the rank that uses it; None if no rank can.
+        index: NVML's, which ``nvidia-smi -i`` takes; None if it is not known.
         uuid: from NVML; empty if unknown.
         tested_by: ``probes``, ``training``, ``inference``: those that decided requirements with it.
         problem: why it does not answer; empty if it does.
         rounds_missing: largest number of rounds of one arm or probe in which its peers were measured and it was not.
         missing_in: ids of the undecided requirements that were measured while it was missing.
+        local_rank: of the rank that uses it; None if no rank can.
+        pci_bus_id: NVML's PCI address; empty if it is not known.
     """
 
     index: int | None
@@ -37,11 +41,13 @@ class GpuCoverage:
     problem: str = ""
     rounds_missing: int = 0
     missing_in: tuple[str, ...] = ()
+    local_rank: int | None = None
+    pci_bus_id: str = ""
 
     @property
     def name(self) -> str:
-        """``GPU 3``, or its UUID if it has no number."""
-        return f"GPU {self.index}" if self.index is not None else (self.uuid or "a GPU without a UUID")
+        """``GPU 3``, as far as it is known."""
+        return gpu_number(self.index, self.local_rank)
 
 
 @dataclass(frozen=True)

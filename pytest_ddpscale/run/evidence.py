@@ -292,8 +292,8 @@ def seeded_steps_of(records: Sequence[AnyRecord]) -> dict[str, list[SeededStep]]
 def _seeded_steps(line: SeededSteps, gang: GangRecord) -> Iterator[SeededStep]:
     columns = each(line.checksums, len(line.ranks)), each(line.repeats, len(line.ranks))
     for rank, checksum, repeats in sorted(zip(line.ranks, *columns, strict=True)):
-        host, local_rank, device = gang.place(rank)
-        yield SeededStep(line.study, rank, local_rank, host, device, checksum, repeats)
+        host, local_rank, device, gpu_index, address = gang.place(rank)
+        yield SeededStep(line.study, rank, local_rank, host, device, checksum, repeats, gpu_index, address)
 
 
 def flops_of(records: Sequence[AnyRecord]) -> dict[str, float]:

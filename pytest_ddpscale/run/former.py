@@ -245,12 +245,24 @@ _BASIS = {"judged_by": OPERATOR, "site": SITE, "ticket": TICKET}
 
 
 def run_without_former(data: dict[str, Any]) -> None:
-    """Turn operator, site and ticket in the content of a run.json into notes."""
+    """Turn operator, site and ticket in the content of a run.json into notes, and devices' numbers into local ranks."""
     _note(data, SITE, OPERATOR, TICKET)
+    hosts = data.get("hosts")
+    for host in hosts if isinstance(hosts, list) else []:
+        devices = host.get("devices") if isinstance(host, dict) else None
+        for device in devices if isinstance(devices, list) else []:
+            if isinstance(device, dict) and "local_rank" not in device:
+                _without_local_rank(device, "index", "uuid", "local_rank")
     resumed = data.get("resumed")
     for one in resumed if isinstance(resumed, list) else []:
         if isinstance(one, dict):
             _note(one, OPERATOR)
+
+
+def _without_local_rank(device: dict[str, Any], index: str, uuid: str, local_rank: str) -> None:
+    """Turn the number of a device, which was its local rank, into that; NVML's index was not recorded."""
+    device[local_rank] = device.get(index)
+    device[index] = device.get(index) if device.get(uuid) == "cpu" else None
 
 
 def _note(data: dict[str, Any], *keys: str) -> None:
@@ -290,6 +302,14 @@ def _arm(probe: Any) -> Any:
 def judgement_without_former(data: dict[str, Any]) -> None:
     """Drop from the content of a verdicts.json what nothing reads any more, and name its notes as they are now."""
     data.pop("family_confidence", None)
+    coverage = data.get("coverage")
+    nodes = coverage.get("nodes") if isinstance(coverage, dict) else None
+    for node in nodes if isinstance(nodes, list) else []:
+        gpus = node.get("gpus") if isinstance(node, dict) else None
+        for gpu in gpus if isinstance(gpus, list) else []:
+            if isinstance(gpu, dict) and "local_rank" not in gpu:
+                _without_local_rank(gpu, "index", "uuid", "local_rank")
+                gpu["pci_bus_id"] = ""
     basis = data.get("basis")
     if isinstance(basis, dict):
         data["basis"] = {JUDGED_NOTE + _BASIS[key] if key in _BASIS else key: said for key, said in basis.items()}
@@ -297,6 +317,12 @@ def judgement_without_former(data: dict[str, Any]) -> None:
     for verdict in verdicts if isinstance(verdicts, list) else []:
         if isinstance(verdict, dict):
             verdict.pop("precision", None)
+            culprits = verdict.get("culprits")
+            for culprit in culprits if isinstance(culprits, list) else []:
+                if isinstance(culprit, dict) and "local_rank" not in culprit:
+                    _without_local_rank(culprit, "gpu_index", "gpu_uuid", "local_rank")
+                    _without_local_rank(culprit, "peer_gpu_index", "peer_gpu_uuid", "peer_local_rank")
+                    culprit["pci_bus_id"] = culprit["peer_pci_bus_id"] = None
             compared = verdict.get("compared")
             if isinstance(compared, dict):
                 verdict["compared"] = {key.replace("img_per_s", "samples_per_s"): one for key, one in compared.items()}

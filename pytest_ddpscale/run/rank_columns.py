@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_ddpscale.run.column_record import BoolArray, IntArray
-from pytest_ddpscale.run.records import GangRecord
+from pytest_ddpscale.run.records import GangRecord, RankPlace
 
 TextArray: TypeAlias = npt.NDArray[np.object_]
 Index: TypeAlias = slice | IntArray | BoolArray
@@ -26,12 +26,16 @@ class RankColumns:
         hosts: host names, (ranks,).
         local_ranks: ranks on their hosts, (ranks,).
         devices: GPU UUIDs, or ``cpu``, (ranks,).
+        gpu_indices: NVML's indices of the GPUs, None if not known; on a CPU the local ranks, (ranks,).
+        pci_bus_ids: NVML's PCI addresses of the GPUs; empty if not known, (ranks,).
     """
 
     numbers: IntArray
     hosts: TextArray
     local_ranks: IntArray
     devices: TextArray
+    gpu_indices: TextArray
+    pci_bus_ids: TextArray
 
     @cached_property
     def kept(self) -> dict[Hashable, Any]:
@@ -50,12 +54,19 @@ class RankColumns:
 
     def of(self, columns: Index) -> RankColumns:
         """Some of the ranks."""
-        return RankColumns(self.numbers[columns], self.hosts[columns], self.local_ranks[columns], self.devices[columns])
+        return RankColumns(*(getattr(self, one.name)[columns] for one in fields(RankColumns)))
 
-    def who(self, column: int) -> tuple[int, str, int, str]:
-        """Number, host, local rank and device of one rank."""
-        place = str(self.hosts[column]), int(self.local_ranks[column]), str(self.devices[column])
-        return int(self.numbers[column]), *place
+    def who(self, column: int) -> tuple[int, RankPlace]:
+        """Number and place of one rank."""
+        host, local_rank, device = self.hosts[column], int(self.local_ranks[column]), str(self.devices[column])
+        place = RankPlace(str(host), local_rank, device, self.gpu_indices[column], self.pci_bus_ids[column])
+        return int(self.numbers[column]), place
+
+    @cached_property
+    def rank_places(self) -> Sequence[RankPlace]:
+        """Place of each rank, with its device."""
+        columns = (self.hosts, self.local_ranks, self.devices, self.gpu_indices, self.pci_bus_ids)
+        return list(map(RankPlace, *(column.tolist() for column in columns)))
 
     @cached_property
     def by_host(self) -> Mapping[str, IntArray]:
@@ -79,17 +90,19 @@ class RankColumns:
         return list(zip(self.hosts.tolist(), self.local_ranks.tolist(), strict=True))
 
 
-NOBODY = RankColumns(np.zeros(0, np.int64), np.zeros(0, np.object_), np.zeros(0, np.int64), np.zeros(0, np.object_))
+def ranks_at(numbers: IntArray, places: Sequence[RankPlace]) -> RankColumns:
+    """Ranks with these numbers in these places."""
+    columns = [[place[field] for place in places] for field in range(len(RankPlace._fields))]
+    hosts, local_ranks, *of_gpus = (np.array(column, np.object_) for column in columns)
+    return RankColumns(numbers, hosts, local_ranks.astype(np.int64), *of_gpus)
+
+
+NOBODY = ranks_at(np.zeros(0, np.int64), ())
 
 
 def ranks_of_gang(gang: GangRecord) -> RankColumns:
     """All ranks of a launch."""
-    return RankColumns(
-        np.arange(gang.world_size),
-        np.array(gang.hosts, np.object_),
-        np.array(gang.local_ranks, np.int64),
-        np.array(gang.devices, np.object_),
-    )
+    return ranks_at(np.arange(gang.world_size), list(map(gang.place, range(gang.world_size))))
 
 
 def ranks_in_one_place(gangs: Mapping[int, RankColumns], numbers: IntArray) -> RankColumns:

@@ -12,16 +12,20 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from msgspec import Meta, field
+from msgspec.structs import replace
 
 from pytest_ddpscale.run.column_record import IntArray
+from pytest_ddpscale.run.gpu_name import gpu_number
 from pytest_ddpscale.run.strict_json import (
     Count,
     Positive,
     Record,
     Seconds,
     UnixSeconds,
+    column,
     refuse_other_lengths,
 )
+from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 
 # Round number of decisions before the first round of a study.
 BEFORE_ROUNDS = -1
@@ -36,11 +40,24 @@ EndReason = Literal["decided", "rounds", "budget", "interrupted", "error"]
 
 
 class RankPlace(NamedTuple):
-    """Place of one rank: host, local rank, and GPU UUID or ``cpu``."""
+    """Place of one rank.
+
+    Attributes:
+        device: GPU UUID, or ``cpu``.
+        gpu_index: NVML's index of the GPU; on a CPU the local rank; None if it is not known.
+        pci_bus_id: NVML's PCI address of the GPU; empty if it is not known.
+    """
 
     host: str
     local_rank: int
     device: str
+    gpu_index: int | None = None
+    pci_bus_id: str = ""
+
+    @property
+    def number(self) -> str:
+        """``GPU 6``, or ``CPU rank 2``."""
+        return gpu_number(self.gpu_index, self.local_rank, self.device)
 
 
 class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"):
@@ -49,8 +66,10 @@ class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"
     Attributes:
         gang: its number in this run, to which its measurements refer.
         hosts: host name of each rank.
-        local_ranks: rank on its host: the index of its GPU among the visible ones.
+        local_ranks: rank on its host: the index of its GPU among those that CUDA lists.
         devices: GPU UUID from NVML (``GPU-…``), or ``cpu``.
+        gpu_indices: NVML's index of its GPU; None if NVML did not give it, and on a CPU.
+        pci_bus_ids: NVML's PCI address of its GPU, ``00000000:17:00.0``; empty where `gpu_indices` is None.
         device_names: from the driver or the system.
         pids: of the ranks' processes.
         import_s: seconds from the start of the process until torch was imported.
@@ -67,6 +86,8 @@ class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"
     hosts: Annotated[Texts, Meta(min_length=1)]
     local_ranks: Ranks
     devices: Texts
+    gpu_indices: Count | tuple[Count | None, ...] | None = None
+    pci_bus_ids: str | Texts = ""
     device_names: str | Texts = ""
     pids: Count | tuple[Count, ...] = 0
     import_s: Deviation | tuple[Deviation, ...] = 0.0
@@ -78,7 +99,11 @@ class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"
     versions: dict[str, str | None] | tuple[dict[str, str | None], ...] = field(default_factory=dict)
     environment: dict[str, str] | tuple[dict[str, str], ...] = field(default_factory=dict)
 
-    joins: ClassVar[Mapping[str, Any]] = {"hosts": tuple, "local_ranks": tuple, "devices": tuple}
+    joins: ClassVar[Mapping[str, Any]] = {
+        "hosts": tuple,
+        "local_ranks": tuple,
+        "devices": tuple,
+    }
 
     def __post_init__(self) -> None:
         columns = [name for name in self.__struct_fields__ if name != "gang"]
@@ -96,7 +121,10 @@ class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"
 
     def place(self, rank: int) -> RankPlace:
         """Host, local rank and device of a rank."""
-        return RankPlace(self.hosts[rank], self.local_ranks[rank], self.devices[rank])
+        index = self.gpu_indices[rank] if isinstance(self.gpu_indices, tuple) else self.gpu_indices
+        address = self.pci_bus_ids if isinstance(self.pci_bus_ids, str) else self.pci_bus_ids[rank]
+        device, local_rank = self.devices[rank], self.local_ranks[rank]
+        return RankPlace(self.hosts[rank], local_rank, device, local_rank if device == "cpu" else index, address)
 
     @property
     def places_of_devices(self) -> set[tuple[str, str]]:
@@ -110,6 +138,8 @@ class WhoIAm(Record, frozen=True, kw_only=True):
     host: str
     local_rank: Count
     device: str
+    gpu_index: Count | None = None
+    pci_bus_id: str = ""
     device_name: str
     pid: Count
     import_s: Deviation
@@ -226,11 +256,42 @@ class SeededStep:
     device: str
     checksum: str
     repeats: bool = True
+    gpu_index: int | None = None
+    pci_bus_id: str = ""
+
+    @property
+    def place(self) -> RankPlace:
+        """Of the rank."""
+        return RankPlace(self.host, self.local_rank, self.device, self.gpu_index, self.pci_bus_id)
 
 
 def gangs_by_number(records: Iterable[object]) -> dict[int, GangRecord]:
-    """The gangs among records, by number."""
-    return {record.gang: record for record in records if isinstance(record, GangRecord)}
+    """The gangs among records, by number; NVML's indices that a gang lacks are those of the surveys.
+
+    Earlier versions recorded no indices with a gang.
+    """
+    gangs, surveys = dict[int, GangRecord](), dict[str, Survey]()
+    for record in records:
+        if isinstance(record, Survey):
+            surveys[record.host] = record
+        elif isinstance(record, GangRecord):
+            gangs[record.gang] = record
+    if not surveys:
+        return gangs
+    surveyed = {(host, gpu.uuid): gpu for host, survey in surveys.items() for gpu in survey.gpus if gpu.uuid}
+    return {number: _with_indices(gang, surveyed) for number, gang in gangs.items()}
+
+
+def _with_indices(gang: GangRecord, surveyed: Mapping[tuple[str, str], SurveyedGpu]) -> GangRecord:
+    places = [gang.place(rank) for rank in range(gang.world_size)]
+    if not surveyed or all(place.gpu_index is not None for place in places):
+        return gang
+    found = []
+    for place in places:
+        gpu = surveyed.get((place.host, place.device)) if place.gpu_index is None else None
+        found.append((gpu.index, gpu.pci_bus_id) if gpu is not None else (place.gpu_index, place.pci_bus_id))
+    indices, addresses = zip(*found, strict=True)
+    return replace(gang, gpu_indices=column(indices), pci_bus_ids=column(addresses))
 
 
 def refuse_twice(ranks: Sequence[int] | IntArray) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from msgspec import field
 
+from pytest_ddpscale.run.gpu_name import gpu_name
 from pytest_ddpscale.run.strict_json import Count, Record
 
 RUN_SCHEMA_VERSION = 2
@@ -19,12 +20,26 @@ SITE, TICKET = "site", "ticket"  # keys of notes that reports show even if they 
 SIMULATED_DEVICE = "SIM-"  # prefix of simulated devices, instead of GPU-
 
 
-class RunDevice(Record, frozen=True):
-    """A device of a host."""
+class RunDevice(Record, frozen=True, kw_only=False):
+    """A device of a host.
 
-    index: int
+    Attributes:
+        index: NVML's, which ``nvidia-smi -i`` takes; None if it is not known; on a CPU the local rank.
+        uuid: of the GPU, or ``cpu``.
+        local_rank: of the rank that used it; None in a run of another tool.
+        pci_bus_id: NVML's PCI address; empty if it is not known.
+    """
+
+    index: int | None
     uuid: str
     name: str
+    local_rank: int | None = None
+    pci_bus_id: str = ""
+
+    @property
+    def label(self) -> str:
+        """``GPU 6 (GPU-5d3a91c2-…, 00000000:C1:00.0, local rank 2)``, or ``CPU rank 2``."""
+        return gpu_name(self.index, self.uuid, self.local_rank, self.pci_bus_id)
 
 
 class RunHost(Record, frozen=True):

@@ -136,8 +136,9 @@ def hosts_of(gangs: Iterable[GangRecord]) -> tuple[RunHost, ...]:
     hosts: dict[str, dict[int, RunDevice]] = {}
     for gang in gangs:
         for rank, name in enumerate(each(gang.device_names, gang.world_size)):
-            host, index, device = gang.place(rank)
-            hosts.setdefault(host, {})[index] = RunDevice(index, device, name)
+            place = gang.place(rank)
+            device = RunDevice(place.gpu_index, place.device, name, place.local_rank, place.pci_bus_id)
+            hosts.setdefault(place.host, {})[place.local_rank] = device
     return tuple(RunHost(host, tuple(devices[i] for i in sorted(devices))) for host, devices in sorted(hosts.items()))
 
 

@@ -86,6 +86,8 @@ class Transport(RankTransport, frozen=True, kw_only=True):
     host: str
     local_rank: int
     device: str
+    gpu_index: int | None = None
+    pci_bus_id: str = ""
 
     @property
     def channels_somewhere(self) -> dict[str, int]:

@@ -115,6 +115,7 @@ def gang_of(plan: Plan, device_name: str = "", number: int = GANG) -> GangRecord
         hosts=tuple(host_name(rank // per_node) for rank in ranks),
         local_ranks=tuple(rank % per_node for rank in ranks),
         devices=tuple(device_id(rank, plan.device_type) for rank in ranks),
+        gpu_indices=tuple(rank % per_node for rank in ranks) if plan.device_type == "cuda" else None,
         device_names=device_name,
         versions=VERSIONS,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -177,18 +178,35 @@ def reasons_of(bits: int) -> tuple[str, ...]:
     return (*named, f"unknown_{left:#x}") if left else named
 
 
-def pci_address(uuid: str) -> str:
-    """PCI address in the kernel's format, ``0000:17:00.0``; by UUID, since NVML's indices are not CUDA's.
+@dataclass(frozen=True)
+class DriverPlace:
+    """Where NVML has a GPU.
+
+    Attributes:
+        index: NVML's, which ``nvidia-smi -i`` takes.
+        bus_id: PCI address in NVML's format, ``00000000:17:00.0``.
+        address: PCI address in the kernel's format, ``0000:17:00.0``.
+    """
+
+    index: int
+    bus_id: str
+    address: str
+
+
+def driver_place(uuid: str) -> DriverPlace:
+    """Index and PCI address of a GPU, by UUID, since NVML's indices are not CUDA's.
 
     Raises:
-        LookupError: NVML does not give it.
+        LookupError: NVML does not give them.
     """
     try:
         pynvml.nvmlInit()
         try:
-            pci = pynvml.nvmlDeviceGetPciInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            pci, index = pynvml.nvmlDeviceGetPciInfo(handle), pynvml.nvmlDeviceGetIndex(handle)
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         raise LookupError(in_words(error)) from error
-    return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
+    bus_id = pci.busId.decode() if isinstance(pci.busId, bytes) else str(pci.busId)
+    return DriverPlace(int(index), bus_id, f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0")

@@ -71,6 +71,8 @@ def who_i_am(control: Control, device: Device, binding: Binding) -> WhoIAm:
         host=host_name(),
         local_rank=control.local_rank,
         device=device.id,
+        gpu_index=binding.gpu.index if binding.gpu else None,
+        pci_bus_id=binding.gpu.bus_id if binding.gpu else "",
         device_name=device.name,
         pid=os.getpid(),
         import_s=IMPORTED_UNIX_S - STARTED_UNIX_S,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_ddpscale.telemetry.nvml import pci_address
+from pytest_ddpscale.telemetry.nvml import DriverPlace, driver_place
 
 _SYSFS = Path("/sys")
 _TASKS = Path("/proc/self/task")
@@ -32,10 +32,12 @@ class Binding:
     Attributes:
         node: NUMA node whose cores the rank runs on; None if it is not bound.
         note: problem and reason; empty without a problem.
+        gpu: where NVML has the rank's GPU; None without one, and if NVML does not say.
     """
 
     node: int | None = None
     note: str = ""
+    gpu: DriverPlace | None = None
 
 
 def bind_to_gpu(uuid: str, local_world_size: int, sysfs: Path = _SYSFS) -> Binding:
@@ -44,20 +46,23 @@ def bind_to_gpu(uuid: str, local_world_size: int, sysfs: Path = _SYSFS) -> Bindi
     Args:
         local_world_size: ranks on this host, which may all have GPUs of one NUMA node.
     """
+    gpu: DriverPlace | None = None
     try:
-        node = node_of(pci_address(uuid), sysfs)
+        gpu = driver_place(uuid)
+        node = node_of(gpu.address, sysfs)
         if node is None:
-            return Binding()  # one node, or a virtual machine without NUMA information
+            return Binding(gpu=gpu)  # one node, or a virtual machine without NUMA information
         allowed = os.sched_getaffinity(0)
         cores = allowed & cores_of(node, sysfs)
         if len(cores) < local_world_size:
             text = f"not bound to its GPU's NUMA node {node}: only {len(cores)} of {len(allowed)} usable cores there"
-            return Binding(note=f"{text}; expected at least {local_world_size}, one for each rank of the host")
+            text = f"{text}; expected at least {local_world_size}, one for each rank of the host"
+            return Binding(note=text, gpu=gpu)
         _run_on(cores)
     except (OSError, ValueError, LookupError) as error:
-        return Binding(note=f"not bound to its GPU's NUMA node: {error}")
+        return Binding(note=f"not bound to its GPU's NUMA node: {error}", gpu=gpu)
     refusal = prefer_memory_of(node)
-    return Binding(node, refusal and f"memory of NUMA node {node} is not preferred: {refusal}")
+    return Binding(node, refusal and f"memory of NUMA node {node} is not preferred: {refusal}", gpu)
 
 
 def node_of(pci_address: str, sysfs: Path) -> int | None:

@@ -92,7 +92,7 @@ def of_ranks(block: Block, gang: GangRecord) -> Iterator[Measurement]:
     for rank, made, started, block_s, step_s, stdev_s, busy, energy_j, forward_s, memory, skipped, checksum in zip(
         block.each("ranks").tolist(), *columns, strict=True
     ):
-        host, local_rank, device = gang.place(rank)
+        host, local_rank, device = gang.place(rank)[:3]
         yield Measurement(
             study=block.study, arm=block.arm, round=block.round, rank=rank, local_rank=local_rank, host=host,
             device=device, batch_size=int(block.each("work")[0]), steps=made, block_s=block_s, started_unix_s=started,

@@ -31,7 +31,10 @@ def gang_of(placed: Iterable[Placed], number: int = 0) -> GangRecord:
     ranks = range(max(places, default=0) + 1)
     found = [places.get(rank, ("idle", rank, device.format(rank))) for rank in ranks]
     hosts, local_ranks, devices = zip(*found, strict=True)
-    return GangRecord(gang=number, hosts=hosts, local_ranks=local_ranks, devices=devices)
+    return GangRecord(
+        gang=number, hosts=hosts, local_ranks=local_ranks, devices=devices,
+        gpu_indices=None if device == "cpu" else local_ranks,
+    )  # fmt: skip
 
 
 def blocks_of(measured: Iterable[Measurement], gang: int = 0) -> list[Block]:
@@ -134,7 +137,7 @@ def probes_of(records: Iterable[AnyRecord]) -> list[ProbeMeasurement]:
             columns = [one.each(name).tolist() for name in ("work", "count", "seconds", "began_unix_s")]
             columns.append(one.reading("is_correct").tolist())
             for rank, group, work, count, seconds, began, is_correct in zip(ranks, groups, *columns, strict=True):
-                host, local_rank, device = gangs[one.gang].place(rank)
+                host, local_rank, device = gangs[one.gang].place(rank)[:3]
                 others = [other for other, its in zip(ranks, groups, strict=True) if its == group and other != rank]
                 peer = others[0] if name.startswith("send-recv") else None
                 found.append(
@@ -185,4 +188,6 @@ def gang_on(hosts: Sequence[str], per_node: int, device: str = "cpu", number: in
         "gang": number, "hosts": tuple(hosts[rank // per_node] for rank in ranks),
         "local_ranks": tuple(rank % per_node for rank in ranks), "devices": tuple(map(device.format, ranks)),
     }  # fmt: skip
-    return GangRecord(**(fields | changes))
+    fields |= changes
+    is_cpu = set(fields["devices"]) == {"cpu"}
+    return GangRecord(**{"gpu_indices": None if is_cpu else fields["local_ranks"], **fields})

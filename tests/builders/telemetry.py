@@ -48,7 +48,7 @@ def telemetry_of(blocks: Iterable[TelemetryBlock], gangs: Mapping[int, GangRecor
     for block in blocks:
         columns = [_each(getattr(block, name), len(block.ranks)) for name in READINGS]
         for rank, *values in zip(block.ranks, *columns, strict=True):
-            host, local_rank, device = gangs[block.gang].place(rank)
+            host, local_rank, device = gangs[block.gang].place(rank)[:3]
             readings = dict(zip(READINGS, values, strict=True))
             found.append(Telemetry(block.study, block.arm, block.round, rank, local_rank, host, device, **readings))
     return found
@@ -70,7 +70,11 @@ def columns_of_telemetry(windows: Sequence[Telemetry]) -> TelemetryColumns:
         blocks.append(joined(TelemetryBlock, [readings], **place))
         ranks = one.rank + 1
         gangs[number] = GangRecord(
-            gang=number, hosts=(one.host,) * ranks, local_ranks=(one.local_rank,) * ranks, devices=(one.device,) * ranks
+            gang=number,
+            hosts=(one.host,) * ranks,
+            local_ranks=(one.local_rank,) * ranks,
+            devices=(one.device,) * ranks,
+            gpu_indices=one.local_rank,
         )
     return telemetry_columns_of(blocks, gangs)
 

@@ -260,6 +260,7 @@ class TestAgreement:
                 "GPU-2",
                 f"parameters differ from most of 4 ranks in {ROUNDS} of {ROUNDS} rounds",
                 computed_wrong=True,
+                local_rank=0,
             ),
         )
         assert verdict.value == 0.75
@@ -270,7 +271,9 @@ class TestAgreement:
             "failed",
             "rank 3 on node1: results differ from those of other ranks",
         )
-        assert verdict.culprits == (Culprit("gpu", "node1", 1, "GPU-3", UNLIKE_MOST, computed_wrong=True),)
+        assert verdict.culprits == (
+            Culprit("gpu", "node1", 1, "GPU-3", UNLIKE_MOST, computed_wrong=True, local_rank=1),
+        )
 
     def test_fails_for_a_single_round_because_nothing_about_it_is_random(self) -> None:
         verdict = verdict_on(METRIC, run_of_four({1: [4]}))

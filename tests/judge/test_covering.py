@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 from pytest_ddpscale.judge.covering import coverage_of
 from pytest_ddpscale.judge.judge import judge
@@ -30,6 +31,7 @@ TOGETHER = make_case("weak_scaling_efficiency", 0.9, world_size=4)
 PROVISIONAL = make_case("weak_scaling_efficiency", 0.9, world_size=4, provisional=True)
 TOO_HARD = make_case("throughput_per_gpu", 5000.0, world_size=4, provisional=True)
 FAST, SLOW = 20.0, 2.0
+LOST: dict[str, Any] = {"problem": "GPU is lost", "is_lost": True}
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,27 @@ class TestWhatTookNoPart:
     def test_a_gpu_that_trained_nothing_is_named(self) -> None:
         found = concluded(self.CASES, evidence_of(self.CASES), gpus=3)
         assert found.outcome == "partial"
-        assert "2 of 6 GPUs were tested by none of them: GPU 2 on n0, GPU 2 on n1" in found.reason
+        assert (
+            "2 of 6 GPUs were tested by none of them: GPU of local rank 2 on n0, GPU of local rank 2 on n1"
+            in found.reason
+        )
+
+    def test_a_gpu_that_was_lost_before_the_launch_is_listed_once_and_the_others_by_their_uuids(self) -> None:
+        """CUDA does not list GPU 1 of 3, so local rank 1 has GPU 2; earlier surveys count the lost one."""
+        evidence = evidence_of([ON_EACH], nodes=1, pairs=())
+        for local_ranks in ((0, None, 1), (0, 1, 2)):
+            gpus = tuple(
+                SurveyedGpu(index, uuid, "A100", f"00000000:{index:02X}:00.0", "20b2", local_rank=local_rank, **lost)
+                for index, (uuid, local_rank, lost) in enumerate(
+                    zip(("GPU-0", "", "GPU-1"), local_ranks, ({}, LOST, {}), strict=True)
+                )
+            )
+            surveyed = replace(evidence, surveys={"n0": Survey("n0", 0.0, gpus=gpus)})
+            (node,) = concluded([ON_EACH], surveyed).coverage.nodes
+            assert [(gpu.uuid, gpu.local_rank, gpu.problem) for gpu in node.gpus] == [
+                ("GPU-0", 0, ""), ("GPU-1", 1, ""), ("", None, "GPU is lost"),
+            ]  # fmt: skip
+            assert node.gpus[-1].name == "GPU 1"
 
     @rows(("from_round", "rounds"), [(0, 9), (3, 6)])
     def test_a_gpu_that_its_peers_were_measured_without_says_in_what(self, from_round: int, rounds: int) -> None:
@@ -183,7 +205,7 @@ class TestWhatTookNoPart:
         coverage = concluded(
             self.CASES, with_columns(nodes_evidence(plan, measured), pair_columns_of(all_pairs(2), per_node=2))
         ).coverage
-        missing = {(node.host, gpu.index): gpu for node, gpu in coverage.gpus if gpu.rounds_missing}
+        missing = {(node.host, gpu.local_rank): gpu for node, gpu in coverage.gpus if gpu.rounds_missing}
         assert list(missing) == [("n1", 1)]
         assert missing["n1", 1].rounds_missing == rounds
         assert missing["n1", 1].missing_in == (ON_EACH.id, TOGETHER.id)
@@ -208,7 +230,7 @@ class TestWhatTookNoPart:
         measured = measure_nodes(plan, slow_rank(0, 6, 1.18), rounds=16)
         found = concluded(cases, nodes_evidence(plan, measured), gpus=8)
         assert found.outcome == "partial"
-        assert "4 of 8 GPUs were tested by none of them: GPU 4 on n0" in found.reason
+        assert "4 of 8 GPUs were tested by none of them: GPU of local rank 4 on n0" in found.reason
 
     def test_a_visible_gpu_is_known_from_the_survey(self) -> None:
         gpus = tuple(SurveyedGpu(i, f"GPU-s{i}", "A100", "0", "20b2", local_rank=i) for i in range(3))

@@ -72,6 +72,7 @@ class TestOneSlowRank:
             Culprit(
                 "gpu", "node1", 1, "GPU-3", f"1.30× the median of 3 peers in {ROUNDS} of {ROUNDS} rounds",
                 slowdown=pytest.approx(1.3), peers=3, slow_rounds=ROUNDS, rounds=ROUNDS,  # type: ignore[arg-type]
+                local_rank=1,
             ),
         )  # fmt: skip
 
@@ -271,6 +272,7 @@ class TestWorldOfTwo:
         slow = Culprit(
             "gpu", "node0", 1, "GPU-1", evidence, is_certain=is_certain,
             slowdown=pytest.approx(1.25), peers=1, slow_rounds=ROUNDS, rounds=ROUNDS,  # type: ignore[arg-type]
+            local_rank=1,
         )  # fmt: skip
         assert verdict.culprits == (slow,)
         assert compared in verdict.reason
@@ -310,7 +312,7 @@ class TestLeastBusy:
         assert verdict.outcome == "failed"
         assert verdict.value == pytest.approx(0.5)
         assert verdict.culprits == (
-            Culprit("gpu", "node2", 3, "GPU-2", f"least busy of 4 in {ROUNDS} of {ROUNDS} rounds"),
+            Culprit("gpu", "node2", 3, "GPU-2", f"least busy of 4 in {ROUNDS} of {ROUNDS} rounds", local_rank=3),
         )
 
     def test_rank_that_it_was_most_often_is_named(self) -> None:
@@ -346,8 +348,10 @@ def test_a_rank_that_is_four_per_cent_slow_is_to_be_looked_at() -> None:
 
 
 def test_a_rank_that_a_verdict_names_is_not_also_said_to_be_too_little_slow() -> None:
-    for gpu_index, left in ((1, []), (None, []), (0, [LOOK_AT_3])):
-        culprit = Culprit("node" if gpu_index is None else "gpu", "node1", gpu_index, None, "1.05× by its own pace")
+    for local_rank, left in ((1, []), (None, []), (0, [LOOK_AT_3])):
+        culprit = Culprit(
+            "node" if local_rank is None else "gpu", "node1", 7, None, "1.05× by its own pace", local_rank=local_rank
+        )
         named = blank_verdict(make_case("rank_uniformity", 1.1, world_size=4), CONFIDENCE)
         verdict = replace(named, outcome="failed", value=1.2, culprits=(culprit,))
         assert notes(lambda number, rank: 1.04 if rank == 3 else 1.0, verdicts=[verdict]) == left

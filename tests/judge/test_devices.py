@@ -197,7 +197,7 @@ class TestStalledDevice:
         )
         evidence = f"stalled in {ROUNDS} rounds: {STALLED_TEXT}"
         # It may as well wait for a peer.
-        assert verdict.culprits == (Culprit("gpu", "node1", 1, "GPU-1", evidence, is_certain=False),)
+        assert verdict.culprits == (Culprit("gpu", "node1", 1, "GPU-1", evidence, is_certain=False, local_rank=1),)
 
     def test_each_is_named(self) -> None:
         verdict = judged(lambda one: STALLED)

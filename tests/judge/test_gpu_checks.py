@@ -233,22 +233,23 @@ def test_gpus_that_ranks_may_not_use_are_not_judged() -> None:
     assert "GPU 0 of the node, which ranks do not use, does not answer" in judged("gpus", lost).notes[0]
 
 
-def test_a_culprit_is_called_by_its_local_rank() -> None:
+def test_a_culprit_is_called_by_the_index_of_nvidia_smi() -> None:
     node = survey(gpus=(gpu(0, is_visible=False), *(gpu(index) for index in range(1, 8)), gpu(8, pcie_width_max=4)))
-    assert judged("pcie", node).culprits[0].gpu_index == 7
+    assert judged("pcie", node).culprits[0].gpu_index == 8
 
 
-def test_a_culprit_has_the_local_rank_that_cuda_gives_it() -> None:
+def test_a_culprit_has_the_local_rank_that_cuda_gives_it_beside_its_index() -> None:
     """CUDA_VISIBLE_DEVICES=3,1."""
     ranks = {3: 0, 1: 1}
     shown = [gpu(index, is_visible=index in ranks, local_rank=ranks.get(index)) for index in range(4)]
     shown[3] = altered(shown[3], ecc_uncorrected=1)
     result = judged("ecc", survey(gpus=tuple(shown)), expectation=replace(A100, gpus_per_node=2))
     (culprit,) = result.culprits
-    assert (culprit.gpu_index, culprit.gpu_uuid) == (0, "GPU-n1-3")
+    assert (culprit.gpu_index, culprit.gpu_uuid, culprit.local_rank) == (3, "GPU-n1-3", 0)
+    assert "n1: GPU 3 (GPU-n1-3, local rank 0): 1 uncorrectable" in result.reason
     unnamed = gpu(0, uuid="", problem="GPU is lost")  # may be one of those that are listed by UUID
     (lost,) = judged("gpus", survey(gpus=(unnamed, *(gpu(i, local_rank=i - 1) for i in range(1, 9))))).culprits
-    assert (lost.gpu_index, lost.gpu_uuid) == (None, None)
+    assert (lost.gpu_index, lost.gpu_uuid, lost.local_rank) == (0, None, None)
 
 
 def test_a_gpu_that_is_gone_from_the_driver_is_missed_though_no_rank_needs_it() -> None:

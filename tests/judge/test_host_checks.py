@@ -152,7 +152,16 @@ def ranks(host: str, within: dict[str, int], between: dict[str, int], **changes:
         "channels_between_nodes": between,
     }
     return [
-        Transport(host=host, rank=0, local_rank=n, device=f"GPU-{host}-{n}", network=network, **channels, **changes)
+        Transport(
+            host=host,
+            rank=0,
+            local_rank=n,
+            device=f"GPU-{host}-{n}",
+            gpu_index=n,
+            network=network,
+            **channels,
+            **changes,
+        )
         for n in range(8)
     ]
 

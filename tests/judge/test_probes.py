@@ -13,6 +13,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import columns_of
+from pytest_ddpscale.run.records import RankPlace
 from tests.builders.measurements import ProbeMeasurement
 from tests.builders.probes import probe_columns_of
 from tests.builders.records import gang_of, probe_blocks_of
@@ -71,8 +72,8 @@ def test_each_device_is_a_place() -> None:
     probe = Arm("matmul-bf16")
     found = places([measured(probe, 5, 0.01), measured(probe, 2, 0.02)], probe, Layout(2, 4))
     assert {place: samples.tolist() for place, samples in found.items()} == {
-        Place("gpu", (2,), "n0", 2, "GPU-2"): [400.0],
-        Place("gpu", (5,), "n1", 1, "GPU-5"): [800.0],
+        Place("gpu", (2,), "n0", RankPlace("n0", 2, "GPU-2", 2)): [400.0],
+        Place("gpu", (5,), "n1", RankPlace("n1", 1, "GPU-5", 1)): [800.0],
     }
 
 
@@ -92,7 +93,7 @@ def test_a_group_over_several_hosts_is_a_gang() -> None:
 def test_a_pair_is_one_place_whoever_reports() -> None:
     probe = Arm("send-recv-32mib", 4)
     found = places([measured(probe, 3, 0.002), measured(probe, 2, 0.001)], probe, Layout(1, 4))
-    place = Place("link", (2, 3), "n0", 2, "GPU-2", "n0", 3, "GPU-3")
+    place = Place("link", (2, 3), "n0", RankPlace("n0", 2, "GPU-2", 2), RankPlace("n0", 3, "GPU-3", 3))
     assert found[place][0] == pytest.approx(33.554432 / 2)
 
 

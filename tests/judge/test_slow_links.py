@@ -35,7 +35,10 @@ def measured(results: Sequence[PairResult], ranks_per_node: int = 1) -> list[Rai
 def rail(round_: int, one: int, other: int, gbps: float, local_rank: int = 0, per_node: int = 1) -> Rail:
     ranks = one * per_node + local_rank, other * per_node + local_rank
     devices = f"GPU-{ranks[0]}", f"GPU-{ranks[1]}"
-    return Rail(round_, ranks, (host(one), host(other)), (local_rank, local_rank), devices, gbps, gbps)
+    return Rail(
+        round_, ranks, (host(one), host(other)), (local_rank, local_rank), devices, gbps, gbps,
+        gpu_indices=(local_rank, local_rank),
+    )  # fmt: skip
 
 
 def hosts(fault: Culprit) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ def test_after_ranks_have_failed_only_the_driver_is_asked(node: PlayedMachine) -
     found = outcome(Command(survey_command("n7", "--post-mortem"), LIMIT_S))
     assert (found.host, found.problem, found.torch_problem, found.free_bytes, found.arch_list) == ("n7", "", "", {}, ())
     assert [(gpu.uuid, gpu.local_rank, gpu.problem) for gpu in found.gpus] == [
-        (uuid_of(0), 0, ""), ("", 1, "GPU is lost"),
+        (uuid_of(0), 0, ""), ("", None, "GPU is lost"),
     ]  # fmt: skip
     assert found.versions == {"driver": "570.86.15", "cuda_driver": "12.8"}
 
@@ -218,6 +218,25 @@ def test_local_ranks_are_in_the_order_of_cuda_visible_devices(
 ) -> None:
     found = with_visibility(tuple(map(gpu, range(4))), visible_devices)
     assert [one.local_rank for one in found] == ranks
+
+
+@rows(
+    ("visible_devices", "ranks", "visible"),
+    [
+        (None, [0, 1, None, 2], [0, 1, 2, 3]),
+        ("0,1,2,3", [0, 1, None, 2], [0, 1, 2, 3]),  # CUDA has no fourth device
+        ("2,3", [None, None, None, 0], [2, 3]),  # its device 2 is GPU 3
+        ("3", [None, None, None, None], []),
+        (f"{uuid_of(3)},{uuid_of(0)}", [1, None, None, 0], [0, 2, 3]),
+    ],
+)
+def test_cuda_does_not_list_a_lost_gpu_so_those_after_it_move_up(
+    visible_devices: str | None, ranks: list[int | None], visible: list[int]
+) -> None:
+    gpus = (gpu(0), gpu(1), gpu(2, uuid="", problem="GPU is lost", is_lost=True), gpu(3))
+    found = with_visibility(gpus, visible_devices)
+    assert [one.local_rank for one in found] == ranks
+    assert [one.index for one in found if one.is_visible] == visible
 
 
 def test_ports_of_adapters_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:

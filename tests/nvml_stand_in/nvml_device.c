@@ -46,6 +46,15 @@ EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned 
     return give_text(__func__, device, "uuid", uuid, length);
 }
 
+EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
+{
+    const Json *gpu;
+    nvmlReturn_t failure = enter_gpu(__func__, device, &gpu);
+    if (failure == NVML_SUCCESS)
+        *index = device->index;
+    return failure;
+}
+
 EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
     const Json *gpu;

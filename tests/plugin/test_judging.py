@@ -123,6 +123,7 @@ def assert_verdicts(record: dict[str, Any]) -> None:
         "evidence": f"least busy of 8 in {ROUNDS} of {ROUNDS} rounds",
         "peer_host": None, "peer_gpu_index": None, "peer_gpu_uuid": None, "is_certain": True,
         "slowdown": None, "peers": None, "computed_wrong": False, "slow_rounds": None, "rounds": None,
+        "local_rank": 7, "pci_bus_id": None, "peer_local_rank": None, "peer_pci_bus_id": None,
     }  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def report_of(coverage: Coverage) -> str:
 
 
 def test_what_was_not_tested_is_named_first() -> None:
-    sound, lost = node("n0"), GpuCoverage(None, "GPU-x", (), "GPU is lost")
+    sound, lost = node("n0"), GpuCoverage(2, "GPU-x", (), "GPU is lost")
     nodes = (sound, replace(node("n1", 1), gpus=(*node("n1", 1).gpus, lost)), NodeCoverage("n2", (), "disk: full"))
     coverage = Coverage(nodes, unnamed_nodes=1, ranks_per_node=2, paths=(PathCoverage(0, 1, 20.0, 1),))
     assert summary(coverage) == [
@@ -45,7 +45,7 @@ def test_what_was_not_tested_is_named_first() -> None:
         "The others were tested not at all: n0 – n2, n1 – n2 and 3 more.",
     ]
     assert node_rows(coverage) == [
-        ["n1", "survey, training, node pairs", "1 of 3", "GPU 1 (GPU-n1-1): took no part, GPU-x: GPU is lost"],
+        ["n1", "survey, training, node pairs", "1 of 3", "GPU 1 (GPU-n1-1): took no part, GPU 2 (GPU-x): GPU is lost"],
         ["n2", "nothing", "–", "left out: disk: full"],
         ["n0", "survey, training, node pairs", "2 of 2", "–"],
     ]

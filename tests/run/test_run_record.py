@@ -52,7 +52,9 @@ def gang(*ranks: tuple[str, int], number: int = 0, **changes: Any) -> GangRecord
     } | changes  # fmt: skip
     hosts, local_ranks = zip(*ranks, strict=True)
     devices = tuple(f"GPU-{host}-{local_rank}" for host, local_rank in ranks)
-    return GangRecord(gang=number, hosts=hosts, local_ranks=local_ranks, devices=devices, **fields)
+    return GangRecord(
+        gang=number, hosts=hosts, local_ranks=local_ranks, devices=devices, gpu_indices=local_ranks, **fields
+    )
 
 
 class TestRunJson:
@@ -86,7 +88,7 @@ class TestRunJson:
         finish_run(run, "finished")
         hosts = run.read_run().hosts
         assert [(h.host, [d.index for d in h.devices]) for h in hosts] == [("node1", [0, 1]), ("node2", [0])]
-        assert hosts[0].devices[1] == RunDevice(1, "GPU-node1-1", "NVIDIA A100")
+        assert hosts[0].devices[1] == RunDevice(1, "GPU-node1-1", "NVIDIA A100", 1)
 
     def test_versions_and_environment_are_what_the_ranks_say(self, run: RunDirectory) -> None:
         run.append_record(gang(("node1", 0)))

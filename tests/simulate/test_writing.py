@@ -51,7 +51,7 @@ def test_it_says_everywhere_that_it_is_simulated(tmp_path: Path) -> None:
 def test_every_host_has_its_devices(tmp_path: Path) -> None:
     hosts = written(tmp_path / "run", gpus=16).read_run().hosts
     assert [(host.host, len(host.devices)) for host in hosts] == [("simulated-0", 8), ("simulated-1", 8)]
-    assert hosts[1].devices[3] == RunDevice(3, "SIM-11", "simulated a100-sxm4-80gb")
+    assert hosts[1].devices[3] == RunDevice(3, "SIM-11", "simulated a100-sxm4-80gb", 3)
 
 
 def test_launches_have_gangs_and_speeds_of_their_own(tmp_path: Path) -> None:

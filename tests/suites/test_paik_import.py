@@ -135,8 +135,8 @@ def test_run_json_says_where_it_comes_from_and_what_is_unknown(a100: RunDirector
     assert run.versions == {"torch": "2.12.0+cu130", "cuda": "13.0"}
     (host,) = run.hosts
     assert host.host == "imported"
-    assert [device.index for device in host.devices] == list(range(8))
-    assert host.devices[0] == RunDevice(0, "unknown", "NVIDIA A100-SXM4-80GB")
+    assert [(device.index, device.local_rank) for device in host.devices] == [(None, rank) for rank in range(8)]
+    assert host.devices[0] == RunDevice(None, "unknown", "NVIDIA A100-SXM4-80GB", 0)
     assert any("step-time standard deviation" in note for note in run.notes)
 
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.telemetry.nvml import DriverPlace
 from pytest_ddpscale.worker import numa
 from pytest_ddpscale.worker.numa import Binding, bind_to_gpu, cores_of, node_of, prefer_memory_of, share_of_cores
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
@@ -86,12 +87,13 @@ def test_a_rank_whose_job_has_no_cores_there_stays_where_it_is(machine: PlayedMa
 def test_where_the_kernel_knows_of_no_nodes_there_is_nothing_to_bind_and_to_tell(
     address: str, node: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numa, "pci_address", lambda uuid: address)
-    assert bind_to_gpu("GPU-1", 1, sysfs(tmp_path, node, {0: "0"})) == Binding()
+    gpu = DriverPlace(3, f"0000{address}", address)
+    monkeypatch.setattr(numa, "driver_place", lambda uuid: gpu)
+    assert bind_to_gpu("GPU-1", 1, sysfs(tmp_path, node, {0: "0"})) == Binding(gpu=gpu)
 
 
 def test_a_node_that_the_kernel_does_not_describe_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numa, "pci_address", lambda uuid: ADDRESS)
+    monkeypatch.setattr(numa, "driver_place", lambda uuid: DriverPlace(3, f"0000{ADDRESS}", ADDRESS))
     assert "node1/cpulist" in bind_to_gpu("GPU-1", 1, sysfs(tmp_path, 1, {0: "0"})).note
 
 
