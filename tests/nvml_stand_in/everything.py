@@ -87,6 +87,7 @@ def described(gpu: Any) -> dict[str, Any]:
         "retired_pages_pending": asked(n.nvmlDeviceGetRetiredPagesPendingStatus, gpu),
         "remapped_rows": asked(n.nvmlDeviceGetRemappedRows, gpu),
         "mig": asked(n.nvmlDeviceGetMigMode, gpu),
+        "compute_mode": asked(n.nvmlDeviceGetComputeMode, gpu),
         "processes": processes_of(gpu),
         "pcie": [
             asked(n.nvmlDeviceGetCurrPcieLinkGeneration, gpu), asked(n.nvmlDeviceGetCurrPcieLinkWidth, gpu),

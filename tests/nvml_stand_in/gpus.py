@@ -16,6 +16,11 @@ UNKNOWN_ERROR = 999
 HANG = -1  # no nvmlReturn_t: the call does not return
 ANY_FUNCTION = "any"
 
+# nvmlComputeMode_t
+COMPUTE_MODE_DEFAULT = 0
+COMPUTE_MODE_PROHIBITED = 2
+COMPUTE_MODE_EXCLUSIVE_PROCESS = 3
+
 # Clock event reasons (throttle reasons), bits of nvml.h
 GPU_IDLE = 0x1
 SW_POWER_CAP = 0x4
@@ -161,6 +166,7 @@ class PlayedGpu:
         utilization_changes: as of `Changing`, where `utilization_pct` is a plain number.
         failures: NVML function, or `ANY_FUNCTION` → the nvmlReturn_t it gives for this GPU, or when it begins to.
         clock_event_reasons: bits, why clocks are not higher.
+        compute_mode: nvmlComputeMode_t, who may open the GPU.
         sample_buffers: nvmlSamplingType_t of the buffers that the driver keeps.
         work: what `at_work` makes of this GPU.
     """
@@ -189,6 +195,7 @@ class PlayedGpu:
     retired_pages: RetiredPages | None = None
     remapped_rows: RemappedRows | None = RemappedRows()
     mig: Mig | None = Mig()
+    compute_mode: int | None = COMPUTE_MODE_DEFAULT
     processes: Sequence[Process] = ()
     pcie: Pcie = Pcie(4, 16, 4, 16, 4)
     nvlinks: Sequence[NvLink] = ()

@@ -16,6 +16,9 @@ from typing import Any
 
 from tests.nvml_stand_in.gpus import (
     ANY_FUNCTION,
+    COMPUTE_MODE_DEFAULT,
+    COMPUTE_MODE_EXCLUSIVE_PROCESS,
+    COMPUTE_MODE_PROHIBITED,
     DRIVER_NOT_LOADED,
     FUNCTION_NOT_FOUND,
     GPU_IS_LOST,
@@ -33,7 +36,8 @@ from tests.nvml_stand_in.gpus import (
 from tests.nvml_stand_in.profiles import A100, B200, PROFILES, RTX_PRO_6000_SERVER, V100, at_work, node_of
 
 __all__ = [
-    "A100", "ANY_FUNCTION", "B200", "DRIVER_NOT_LOADED", "FUNCTION_NOT_FOUND", "GPU_IS_LOST", "HANG",
+    "A100", "ANY_FUNCTION", "B200", "COMPUTE_MODE_DEFAULT", "COMPUTE_MODE_EXCLUSIVE_PROCESS",
+    "COMPUTE_MODE_PROHIBITED", "DRIVER_NOT_LOADED", "FUNCTION_NOT_FOUND", "GPU_IS_LOST", "HANG",
     "LIB_RM_VERSION_MISMATCH", "NOT_SUPPORTED", "NO_PERMISSION", "PROFILES", "RTX_PRO_6000_SERVER", "UNKNOWN_ERROR",
     "V100", "Changing", "Failing", "PlayedGpu", "PlayedMachine", "at_work", "build_library", "machine_text", "node_of",
     "uuid_of",

@@ -23,6 +23,7 @@ GIVES_UNSIGNED(nvmlDeviceGetCurrPcieLinkWidth, "pcie.width", 1)
 GIVES_UNSIGNED(nvmlDeviceGetMaxPcieLinkGeneration, "pcie.max_generation", 1)
 GIVES_UNSIGNED(nvmlDeviceGetMaxPcieLinkWidth, "pcie.max_width", 1)
 GIVES_UNSIGNED(nvmlDeviceGetGpuMaxPcieLinkGeneration, "pcie.gpu_max_generation", 1)
+GIVES_UNSIGNED(nvmlDeviceGetComputeMode, "compute_mode", 1)
 GIVES_UNSIGNED(nvmlDeviceGetRetiredPagesPendingStatus, "retired_pages.pending", 1)
 
 /* ---- identity ------------------------------------------------------------------------------ */
@@ -52,7 +53,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *
     if (failure != NVML_SUCCESS)
         return failure;
     memset(pci, 0, sizeof *pci);
-    pci->bus = 0x10 + device->index;
+    pci->bus = FIRST_PCI_BUS + device->index;
     pci->pciDeviceId = (unsigned int)strtoul(json_text(part_of(gpu, "pci_device_id")), NULL, 16) << 16 | 0x10deU;
     snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "0000:%02X:00.0", pci->bus);
     snprintf(pci->busId, sizeof pci->busId, "00000000:%02X:00.0", pci->bus);
@@ -209,22 +210,48 @@ EXPORT nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int 
 
 /* ---- processes ----------------------------------------------------------------------------- */
 
+/* Room for how many processes the caller has in `*count`, and how many there are comes back in it. */
+static nvmlReturn_t count_processes(const char *function, nvmlDevice_t device, const void *processes,
+                                    unsigned int *count, const Json **gpu)
+{
+    unsigned int capacity = *count;
+    nvmlReturn_t failure = enter_gpu(function, device, gpu);
+    if (failure != NVML_SUCCESS)
+        return failure;
+    *count = (unsigned int)json_length(part_of(*gpu, "processes"));
+    return *count > (processes != NULL ? capacity : 0) ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+static nvmlProcessInfo_v1_t process_at(const Json *gpu, unsigned int i)
+{
+    const Json *process = json_element(part_of(gpu, "processes"), i);
+    nvmlProcessInfo_v1_t said = {(unsigned int)json_member(process, "pid")->number,
+                                 (unsigned long long)json_member(process, "memory_mib")->number * MIB};
+    return said;
+}
+
 EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
                                                             nvmlProcessInfo_t *processes)
 {
-    const Json *gpu, *process;
-    unsigned int capacity = *count, i = 0;
-    nvmlReturn_t failure = enter_gpu(__func__, device, &gpu);
-    if (failure != NVML_SUCCESS)
-        return failure;
-    *count = (unsigned int)json_length(part_of(gpu, "processes"));
-    if (*count > (processes != NULL ? capacity : 0))
-        return NVML_ERROR_INSUFFICIENT_SIZE;
-    for (; i < *count; i++) {
-        process = json_element(part_of(gpu, "processes"), i);
-        processes[i].pid = (unsigned int)json_member(process, "pid")->number;
-        processes[i].usedGpuMemory = (unsigned long long)json_member(process, "memory_mib")->number * MIB;
+    const Json *gpu;
+    unsigned int i = 0;
+    nvmlReturn_t failure = count_processes(__func__, device, processes, count, &gpu);
+    for (; failure == NVML_SUCCESS && i < *count; i++) {
+        processes[i].pid = process_at(gpu, i).pid;
+        processes[i].usedGpuMemory = process_at(gpu, i).usedGpuMemory;
         processes[i].gpuInstanceId = processes[i].computeInstanceId = 0xffffffffU; /* no MIG */
     }
-    return NVML_SUCCESS;
+    return failure;
+}
+
+/* The first version, which torch calls for its message about a GPU that has no memory left. */
+EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *count,
+                                                         nvmlProcessInfo_v1_t *processes)
+{
+    const Json *gpu;
+    unsigned int i = 0;
+    nvmlReturn_t failure = count_processes(__func__, device, processes, count, &gpu);
+    for (; failure == NVML_SUCCESS && i < *count; i++)
+        processes[i] = process_at(gpu, i);
+    return failure;
 }

@@ -15,6 +15,12 @@ EXPORT nvmlReturn_t nvmlInit_v2(void)
     return enter_library();
 }
 
+/* The first version, which torch.cuda.device_count() calls. */
+EXPORT nvmlReturn_t nvmlInit(void)
+{
+    return enter_library();
+}
+
 EXPORT nvmlReturn_t nvmlShutdown(void)
 {
     return leave_library();
@@ -106,15 +112,41 @@ EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
     return failure;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
+static nvmlReturn_t open_device_at(const char *function, unsigned int index, nvmlDevice_t *device)
 {
     const Json *machine;
-    nvmlReturn_t failure = enter_machine(__func__, &machine);
+    nvmlReturn_t failure = enter_machine(function, &machine);
     if (failure != NVML_SUCCESS)
         return failure;
     if (index >= MAX_GPUS || index >= json_length(part_of(machine, "gpus")))
         return NVML_ERROR_INVALID_ARGUMENT;
-    return open_device(__func__, index, device);
+    return open_device(function, index, device);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
+{
+    return open_device_at(__func__, index, device);
+}
+
+/* The first version left out GPUs that this process may not use; here it may use all. */
+EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
+{
+    return open_device_at(__func__, index, device);
+}
+
+/* By "domain:bus:device.function", where the domain may have four or eight digits. */
+EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *device)
+{
+    const Json *machine;
+    unsigned int domain, bus, slot, function;
+    nvmlReturn_t failure = enter_machine(__func__, &machine);
+    if (failure != NVML_SUCCESS)
+        return failure;
+    if (bus_id == NULL || sscanf(bus_id, "%x:%x:%x.%x", &domain, &bus, &slot, &function) != 4)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (domain != 0 || slot != 0 || bus < FIRST_PCI_BUS || bus - FIRST_PCI_BUS >= json_length(part_of(machine, "gpus")))
+        return NVML_ERROR_NOT_FOUND;
+    return open_device(__func__, bus - FIRST_PCI_BUS, device);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)

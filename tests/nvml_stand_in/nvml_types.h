@@ -43,10 +43,16 @@ typedef struct { unsigned int gpu, memory; } nvmlUtilization_t;
 typedef struct {
     unsigned int pid;
     unsigned long long usedGpuMemory;
+} nvmlProcessInfo_v1_t;
+typedef struct {
+    unsigned int pid;
+    unsigned long long usedGpuMemory;
     unsigned int gpuInstanceId, computeInstanceId;
 } nvmlProcessInfo_t; /* of _v3 of the function that takes it */
 
 enum { NVML_CLOCK_GRAPHICS = 0, NVML_CLOCK_SM = 1, NVML_CLOCK_MEM = 2 };
+
+enum { NVML_NVLINK_DEVICE_TYPE_SWITCH = 2 };
 
 enum {
     NVML_TOTAL_POWER_SAMPLES = 0,

@@ -6,6 +6,7 @@
 #include "nvml_types.h"
 
 #define MAX_GPUS 64
+#define FIRST_PCI_BUS 0x10U /* GPU 0 is at 0000:10:00.0, GPU 1 at 0000:11:00.0 */
 
 /* First step of every function: give it the machine or the GPU, or fail as the file says, or never return.
  * A handle to a GPU that the file no longer has is lost. */

@@ -12,6 +12,7 @@ from tests.nvml_stand_in.gpus import HW_THERMAL_SLOWDOWN, Ecc, Mig, NvLink, Pcie
 from tests.nvml_stand_in.machine import (
     A100,
     ANY_FUNCTION,
+    COMPUTE_MODE_PROHIBITED,
     FUNCTION_NOT_FOUND,
     GPU_IS_LOST,
     NO_PERMISSION,
@@ -40,7 +41,8 @@ def test_each_fault_is_seen_on_its_gpu_alone(machine: PlayedMachine) -> None:
         }),
     }  # fmt: skip
     worn = replace(V100, retired_pages=RetiredPages(pending=True))
-    healthy, *gpus = read(machine.play([A100, *node_of(A100, 7, **faulty), worn]))["gpus"]
+    closed = replace(A100, compute_mode=COMPUTE_MODE_PROHIBITED)
+    healthy, *gpus = read(machine.play([A100, *node_of(A100, 7, **faulty), worn, closed]))["gpus"]
 
     def deviations(gpu: dict[str, Any]) -> dict[str, Any]:
         own = ("uuid", "energy_mj")
@@ -57,6 +59,7 @@ def test_each_fault_is_seen_on_its_gpu_alone(machine: PlayedMachine) -> None:
     assert deviations(gpus[5]) == {"ecc": [0, 1], "ecc_errors": ["NotSupported"] * 4, "power_mw": "NoPermission"}
     assert deviations(gpus[6]) == {"samples": ["NotSupported"] * 4, "reasons": ["FunctionNotFound", 1]}
     assert gpus[7]["retired_pages_pending"] == 1
+    assert deviations(gpus[8]) == {"compute_mode": 2}
 
 
 def test_a_gpu_off_the_bus_is_lost_to_every_function(machine: PlayedMachine) -> None:

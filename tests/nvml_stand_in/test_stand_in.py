@@ -7,6 +7,7 @@ import itertools
 import json
 from typing import Any
 
+from tests.nvml_stand_in.gpus import Process
 from tests.nvml_stand_in.machine import A100, B200, GPU_IS_LOST, PlayedMachine, uuid_of
 
 DESCRIBE = """
@@ -55,6 +56,44 @@ def test_a_machine_is_described_as_it_was_given(machine: PlayedMachine) -> None:
 def test_an_unknown_uuid_is_not_found(machine: PlayedMachine) -> None:
     program = ERROR_OF.format(before="", call='n.nvmlDeviceGetHandleByUUID("GPU-none")')
     assert machine.play([A100]).run_python(program) == "NVMLError_NotFound\n"
+
+
+TORCH_ASKS = """
+import ctypes, json, pynvml as n
+library = ctypes.CDLL("libnvidia-ml.so.1")
+assert library.nvmlInit() == 0  # not _v2, as torch.cuda.device_count() calls it
+
+
+class Process(ctypes.Structure):  # of the first version
+    _fields_ = [("pid", ctypes.c_uint), ("bytes", ctypes.c_ulonglong)]
+
+
+def found(bus_id):
+    gpu = ctypes.c_void_p()
+    code = library.nvmlDeviceGetHandleByPciBusId_v2(bus_id, ctypes.byref(gpu))
+    return gpu if code == 0 else code
+
+
+second = found(b"00000000:11:00.0")
+uuid = ctypes.create_string_buffer(96)
+library.nvmlDeviceGetUUID(second, uuid, 96)
+count, processes = ctypes.c_uint(4), (Process * 4)()
+library.nvmlDeviceGetComputeRunningProcesses(second, ctypes.byref(count), processes)
+kind, pci = ctypes.c_int(), n.nvmlPciInfo_t()
+library.nvmlDeviceGetNvLinkRemoteDeviceType(second, 0, ctypes.byref(kind))
+library.nvmlDeviceGetNvLinkRemotePciInfo_v2(second, 0, ctypes.byref(pci))
+print(json.dumps([
+    uuid.value.decode(), found(b"0000:12:00.0"), found(b"none"), [[p.pid, p.bytes] for p in processes[: count.value]],
+    kind.value, pci.busId, library.nvmlDeviceGetNvLinkRemoteDeviceType(second, 12, ctypes.byref(kind)),
+]))
+"""
+
+
+def test_what_torch_asks_beside_nvidia_ml_py(machine: PlayedMachine) -> None:
+    machine.play([A100, dataclasses.replace(A100, processes=[Process(4711, 2048)])])
+    assert json.loads(machine.run_python(TORCH_ASKS)) == [
+        uuid_of(1), 6, 2, [[4711, 2**31]], 2, "00000000:F0:00.0", 2,
+    ]  # fmt: skip
 
 
 def test_nothing_answers_after_shutdown(machine: PlayedMachine) -> None:
