@@ -160,17 +160,17 @@ static cudaError_t fail(cudaError_t error) {
         if (dev(cur).sticky) return fail(dev(cur).sticky);                                                             \
     } while (0)
 
-// NVML tells of a fault from the moment on in which it strikes: PLAYED_AFTER is another machine file, put in place of
-// the one that NVML's stand-in reads.
-static void tell_nvml() {
-    const char *after = getenv("PLAYED_AFTER"), *read_now = getenv("NVML_STAND_IN");
-    if (after && read_now && rename(after, read_now)) trace("PLAYED_AFTER is used up");
+// What NVML says changes with what happens here: a setting names another machine file, which is put in place of the one
+// that NVML's stand-in reads. PLAYED_WORKING is that of the first launch, PLAYED_AFTER that of the first fault.
+static void tell_nvml(const char *setting_name) {
+    const char *next = getenv(setting_name), *read_now = getenv("NVML_STAND_IN");
+    if (next && read_now && !rename(next, read_now)) trace("NVML tells what is in %s", setting_name);
 }
 
 // A GPU that hangs holds its own calls only: the lock is let go of for that time.
 static void strike(Fault &f, Device &device, const char *when, long count, Lock &lock) {
     trace("FAULT gpu %d at %s %ld", device.physical, when, count);
-    tell_nvml();
+    tell_nvml("PLAYED_AFTER");
     if (f.kill) kill(getpid(), f.kill);
     if (f.hang_s) {
         double seconds = f.hang_s;
@@ -186,6 +186,7 @@ static void strike(Fault &f, Device &device, const char *when, long count, Lock 
 
 static void count_launch(Device &device, Lock &lock) {
     long n = ++device.launches;
+    if (n == 1) tell_nvml("PLAYED_WORKING");
     for (auto &f : faults()) {
         if (f.gpu != device.physical) continue;
         bool is_time = f.at_unix_s && !device.sticky && n % 16 == 0 && unix_s() >= f.at_unix_s;

@@ -72,11 +72,10 @@ def _trained(session: PlayedSession, round_number: int) -> bool:
 def healthy(played_libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
     """Two A100 that work as soon as ranks do, with CUDA and NCCL played as well."""
     site = _site(tmp_path_factory)
-    with PlayedCuda(played_libraries, site.parent / "machine", [A100, A100]) as machine:
+    with PlayedCuda(played_libraries, site.parent / "machine", [A100, A100], is_busy_by_itself=False) as machine:
         session = begin_on_cuda(site, machine)
         session.until(has_begun)
-        now_s = time.time()
-        machine.work((now_s, now_s + A_DAY_S))
+        machine.work()
         return session.ended()
 
 
@@ -325,14 +324,15 @@ def test_what_the_driver_did_not_say_is_no_pass(dying: EndedSession) -> None:
 
 
 @pytest.fixture(scope="module")
-def crashed(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
-    """Two A100 one of which is lost while ranks work, and takes its rank with it."""
+def crashed(played_libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
+    """Two A100 one of which falls off the bus while ranks work, and takes its rank with it."""
     site = _site(tmp_path_factory)
-    machine = _machine(nvml_library_directory, site.parent, [A100, A100])
-    session = begin(site, machine, "-k", "test_node_check", PLAYED_LOSS="1")
-    session.until(has_begun)
-    machine.play([A100, replace(A100, failures={ANY_FUNCTION: GPU_IS_LOST})])
-    return session.ended()
+    machine = PlayedCuda(
+        played_libraries, site.parent / "machine", [A100, A100], faults=["gpu=1,launch=20,error=719"],
+        lost_after_fault=[1],
+    )  # fmt: skip
+    with machine:
+        return begin_on_cuda(site, machine, "-k", "test_node_check").ended()
 
 
 def test_a_gpu_that_ends_its_rank_is_named(crashed: EndedSession) -> None:
