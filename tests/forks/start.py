@@ -22,9 +22,9 @@ _GIVEN = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR", "LANG", "LC_ALL")
 _CLIENT = Path(__file__).with_name("client.py")
 
 
-def command(module: str, *arguments: str) -> list[str]:
-    """``python -m MODULE ARGUMENTS``, from a fork."""
-    return command_at(address(), module, *arguments)
+def command(module: str, *arguments: str, preload: str = "") -> list[str]:
+    """``python -m MODULE ARGUMENTS``, from a fork. For `preload` see `address`."""
+    return command_at(address(preload), module, *arguments)
 
 
 def command_at(address: str, module: str, *arguments: str) -> list[str]:
@@ -32,24 +32,30 @@ def command_at(address: str, module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", "-S", str(_CLIENT), address, module, *arguments]
 
 
-def forking(**environ: str) -> dict[str, str]:
+def forking(preload: str = "", **environ: str) -> dict[str, str]:
     """Variables of a process whose gangs on this machine are to be forked.
 
     Args:
+        preload: as of `address`.
         environ: more of its environment; PYTHONPATH is preceded by what registers the launcher.
     """
     path = os.pathsep.join(filter(None, [str(SITE), environ.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]))
-    return {**environ, VARIABLE: address(), "PYTHONPATH": path}
+    return {**environ, VARIABLE: address(preload), "PYTHONPATH": path}
 
 
 @functools.cache
-def address() -> str:
-    """Of the server, which runs from now on."""
+def address(preload: str = "") -> str:
+    """Of the server, which runs from now on.
+
+    Args:
+        preload: a library that must be there before torch is; such forks have a server of their own.
+    """
     folder = tempfile.TemporaryDirectory(prefix="tests-forks-")
     socket = str(Path(folder.name) / "socket")
     # One thread, because only the thread that forks lives on in the fork; and room to show the environment of a fork.
     given = {name: os.environ[name] for name in _GIVEN if name in os.environ}
     given |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    given |= {"LD_PRELOAD": preload} if preload else {}
     given["TESTS_FORKS_ROOM"] = " " * 2**16
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.forks.server", socket], cwd=ROOT, env=given,

@@ -21,6 +21,8 @@ from tests.builders.telemetry import Telemetry, telemetry_of
 from tests.forks.start import command, forking
 from tests.node.fake_torch import CUDA_BUILD, write_torch
 from tests.nvml_stand_in.machine import PlayedMachine
+from tests.played_cuda.library import LIBRARY_NAME
+from tests.played_cuda.machine import PlayedCuda
 
 CHECKOUT = Path(__file__).parents[3]
 RANK_SITE = Path(__file__).with_name("rank_site")
@@ -28,6 +30,10 @@ HOST = os.uname().nodename
 # No session here takes longer, on a machine that is busy.
 LIMIT_S = 150.0
 POLL_S = 0.05
+OPTIONS = (
+    *("--gpu-sku=auto", "--ddp-run-dir=run", "--ddp-history=history.sqlite", "-p", "no:cacheprovider", "-v"),
+    "acceptance",
+)
 # GPUs are warmed up for ten seconds; what trains here needs none of it.
 CONFTEST = """\
 from pytest_ddpscale.plan import planner
@@ -150,19 +156,38 @@ def begin(
         link: by what NCCL connects ranks.
         environ: more of the environment.
     """
-    shutil.copytree(CHECKOUT / "acceptance", site / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(Path(__file__).with_name("thresholds.yaml"), site)
-    (site / "conftest.py").write_text(CONFTEST, encoding="utf-8")
+    _make(site)
     (site / "torch").mkdir()
     torch = write_torch(site / "torch", CUDA_BUILD.replace("sm_90", "sm_90 sm_100"))
     played = machine.environment(PLAYED_TORCH=str(torch), PLAYED_LINK=link, GLOO_SOCKET_IFNAME="lo", **environ)
     environment = {**played, "PYTHONPATH": os.pathsep.join([str(RANK_SITE), played["PYTHONPATH"]])}
-    options = ["--gpu-sku=auto", "--ddp-run-dir=run", "--ddp-history=history.sqlite"]
-    options += ["--ddp-pass-env=NVML_STAND_IN,PLAYED_*", "-p", "no:cacheprovider", "-v", "acceptance"]
+    return _started(
+        site, command("pytest", *OPTIONS, "--ddp-pass-env=NVML_STAND_IN,PLAYED_*", *arguments), forking(**environment)
+    )
+
+
+def begin_on_cuda(site: Path, machine: PlayedCuda, *arguments: str, **environ: str) -> PlayedSession:
+    """As `begin`, with CUDA and NCCL played as well: ranks train on GPUs as they would with a real driver.
+
+    Everything is a fork of one server, which has the library before it imports torch; what belongs to the machine is
+    in the environment that the library gives to each program as it starts.
+    """
+    _make(site)
+    library = str(machine.libraries / LIBRARY_NAME)
+    environment = forking(library, **machine.environment(GLOO_SOCKET_IFNAME="lo", **environ))
+    return _started(site, command("pytest", *OPTIONS, *arguments, preload=library), environment)
+
+
+def _make(site: Path) -> None:
+    shutil.copytree(CHECKOUT / "acceptance", site / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(Path(__file__).with_name("thresholds.yaml"), site)
+    (site / "conftest.py").write_text(CONFTEST, encoding="utf-8")
+
+
+def _started(site: Path, program: list[str], environment: dict[str, str]) -> PlayedSession:
     process = subprocess.Popen(
-        command("pytest", *options, *arguments),
-        cwd=site, env=forking(**environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        program, cwd=site, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     return PlayedSession(site, process)
 
 

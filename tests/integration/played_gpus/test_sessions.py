@@ -14,7 +14,14 @@ from pytest_ddpscale.cli import main
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.telemetry import Spread
-from tests.integration.played_gpus.played_session import HOST, EndedSession, PlayedSession, begin, has_begun
+from tests.integration.played_gpus.played_session import (
+    HOST,
+    EndedSession,
+    PlayedSession,
+    begin,
+    begin_on_cuda,
+    has_begun,
+)
 from tests.nvml_stand_in.gpus import (
     ANY_FUNCTION,
     GPU_IS_LOST,
@@ -31,6 +38,7 @@ from tests.nvml_stand_in.gpus import (
     RemappedRows,
 )
 from tests.nvml_stand_in.machine import A100, B200, PlayedMachine, at_work, node_of, uuid_of
+from tests.played_cuda.machine import PlayedCuda
 
 A_DAY_S = 86_400.0
 # The driver's samples come ten times a second, so that their edges are not those of a block.
@@ -61,14 +69,14 @@ def _trained(session: PlayedSession, round_number: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def healthy(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
-    """Two A100 that work as soon as ranks do."""
+def healthy(played_libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
+    """Two A100 that work as soon as ranks do, with CUDA and NCCL played as well."""
     site = _site(tmp_path_factory)
-    machine = _machine(nvml_library_directory, site.parent, [A100, A100])
-    session = begin(site, machine)
-    session.until(has_begun)
-    machine.play(_working(A100, A100))
-    return session.ended()
+    with PlayedCuda(played_libraries, site.parent / "machine", [A100, A100], is_busy_by_itself=False) as machine:
+        session = begin_on_cuda(site, machine)
+        session.until(has_begun)
+        machine.work()
+        return session.ended()
 
 
 def test_a_healthy_node_is_accepted_by_every_check_and_measurement(healthy: EndedSession) -> None:
@@ -316,14 +324,15 @@ def test_what_the_driver_did_not_say_is_no_pass(dying: EndedSession) -> None:
 
 
 @pytest.fixture(scope="module")
-def crashed(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
-    """Two A100 one of which is lost while ranks work, and takes its rank with it."""
+def crashed(played_libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
+    """Two A100 one of which falls off the bus while ranks work, and takes its rank with it."""
     site = _site(tmp_path_factory)
-    machine = _machine(nvml_library_directory, site.parent, [A100, A100])
-    session = begin(site, machine, "-k", "test_node_check", PLAYED_LOSS="1")
-    session.until(has_begun)
-    machine.play([A100, replace(A100, failures={ANY_FUNCTION: GPU_IS_LOST})])
-    return session.ended()
+    machine = PlayedCuda(
+        played_libraries, site.parent / "machine", [A100, A100], faults=["gpu=1,launch=20,error=719"],
+        lost_after_fault=[1],
+    )  # fmt: skip
+    with machine:
+        return begin_on_cuda(site, machine, "-k", "test_node_check").ended()
 
 
 def test_a_gpu_that_ends_its_rank_is_named(crashed: EndedSession) -> None:
