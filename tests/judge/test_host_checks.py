@@ -101,6 +101,7 @@ WITHOUT_A_CARD = "\n".join(
 
 def test_a_matrix_is_read_without_affinities_and_legend_and_what_is_none_has_no_connections() -> None:
     found = connections(TOPOLOGY)
+    assert found is not None
     assert len(found) == 6 * 5
     assert (found["GPU0", "GPU3"], found["GPU2", "NIC1"], found["NIC0", "NIC1"]) == ("NV12", "PXB", "SYS")
     assert connections("") is None
