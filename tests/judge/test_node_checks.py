@@ -168,7 +168,7 @@ def test_no_rank_is_started_where_none_can_run_whoever_is_to_blame() -> None:
     assert list(both) == ["n1", "n2"]
     assert both["n1"].startswith("kernels: the driver supports CUDA 12.8")
     assert hopeless("kernels", survey(gpus=gpus(which=range(8), compute_capability="7.0"))).keys() == {"n1"}
-    closed = with_gpu(compute_mode="Prohibited")
+    closed = with_gpu(compute_mode="Prohibited", local_rank=3)
     assert hopeless("gpus", closed) == {"n1": "gpus: GPU 3: compute mode Prohibited; nvidia-smi -i 3 -c 0"}
     assert hopeless("gpus", closed, ranks_per_node=3) == {}, "ranks use the first three"
     for name, other in (("nvlink", with_gpu(nvlinks_active=0)), ("gpus", Survey("n1", 1.7e9, problem="no answer"))):
