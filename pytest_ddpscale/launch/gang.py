@@ -369,7 +369,8 @@ class Gang:
         # Half of the limit, because an agent is stopped some time after its ranks' last record.
         self._unheard = tuple(self._roll.silent_hosts(now_s, max(MISSED_BEATS * self._task.beat_s, limit_s / 2)))
         if now_s - max(self._heard_s, self._roll.moved_s or 0.0) > limit_s:
-            return f"ranks recorded nothing for {limit_s:g} s, so the gang was ended."
+            option = " (--ddp-inactivity-limit)" if self._has_recorded else ""
+            return f"ranks recorded nothing for {limit_s:g} s{option}, so the gang was ended."
         if limits.total_s is not None and now_s - self._began_s > limits.total_s:
             return f"the gang ran longer than {limits.total_s:g} s, the limit for its plan, so it was ended."
         return ""

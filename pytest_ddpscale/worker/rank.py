@@ -257,7 +257,8 @@ class GangMember:
         """
         steps = {}
         for arm in study.arms:
-            self._progress.arm, self._progress.phase = arm.name, "warm-up"
+            compiles = arm.variant.applied_to(study.workload).compile  # max-autotune takes longer than most limits
+            self._progress.arm, self._progress.phase = arm.name, "torch.compile and warm-up" if compiles else "warm-up"
             key = f"{study.id}/warm-up/{arm.name}"
             if self._control.rank in study.ranks([arm], self._layout):  # all at once, even if they take turns later
                 self._warm_up_arm(study, arms, arm, key)

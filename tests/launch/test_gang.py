@@ -170,7 +170,7 @@ def test_a_gang_that_records_nothing_and_moves_no_more_is_ended_and_who_is_behin
     )
     assert end.exit_code is None
     assert end.why == (
-        "ranks recorded nothing for 0.7 s, so the gang was ended. "
+        "ranks recorded nothing for 0.7 s (--ddp-inactivity-limit), so the gang was ended. "
         "rank 1 on n1 is furthest behind of 2 ranks, in timed block (study weak/r, arm ddp@2, round 3)."
     )
 
