@@ -104,6 +104,12 @@ def describe_standstill(roll: GangState, unheard: Sequence[str] = (), ranks_per_
     if in_kernel := _waiting_for_a_device(behind or everybody):
         who, where = _someone(in_kernel), _place(in_kernel[0])
         return f"{who} waiting for a device or a disk in {where}{_quoted(roll, in_kernel[0], is_stuck=True)}"
+    if late := _not_connecting(roll, behind or everybody):
+        others = [rank.name for rank in behind or everybody if rank not in late]
+        who = f"{first_few([rank.name for rank in late])} {'has' if len(late) == 1 else 'have'} not begun to connect"
+        wait = f"{first_few(others)} {'waits' if len(others) == 1 else 'wait'}"
+        where = f"a communicator of NCCL, for which {wait}, in {_place(late[0])}"
+        return f"{who} {where}{_quoted(roll, late[0], is_stuck=True)}"
     if not behind:
         waiting = sorted({rank.phase for rank in roll.ranks.values()})
         return f"all ranks are stuck in {', '.join(waiting)}" if waiting else "no rank has begun"
@@ -126,6 +132,22 @@ def _absent(roll: GangState, ranks_per_node: int) -> str:
         return ""
     of = f"{len(who)} of {ranks_per_node * len(nodes)} ranks {'has' if len(who) == 1 else 'have'} not come up"
     return f"{of}: {first_few(who)}, still importing torch? Look at the file system that holds the environment"
+
+
+def _not_connecting(roll: GangState, ranks: Sequence[RankSeen]) -> list[RankSeen]:
+    """Those among ranks that wait for each other whose NCCL has not begun to connect, as that of most others has.
+
+    A rank logs ``Init START`` before it meets the others of a communicator, and ``Init COMPLETE`` after it.
+    """
+    late = [rank for rank in ranks if not _is_connecting(roll, rank)]
+    is_known = all((rank.node, rank.local_rank) in roll.last_words for rank in ranks)
+    return late if is_known and 2 * len(late) <= len(ranks) else []
+
+
+def _is_connecting(roll: GangState, rank: RankSeen) -> bool:
+    words = roll.last_words.get((rank.node, rank.local_rank))
+    ends = [line for line in (words.nccl if words else ()) if line.endswith(("Init START", "Init COMPLETE"))]
+    return bool(ends) and ends[-1].endswith("START")
 
 
 def _waiting_for_a_device(ranks: Sequence[RankSeen]) -> list[RankSeen]:

@@ -68,7 +68,14 @@ def worth_text(kind: str, found: Sequence[SplitBatch]) -> str:
     below_ranks = [str(batch) for batch, way in ways if is_below(way.to_ranks)]
     said = [f"slower than one device at batch {first_few(below_one, 8)}"] if below_one else []
     said += [f"slower than a rank on each at batch {first_few(below_ranks, 8)}"] if below_ranks else []
+    if not any(_is_known(way) for _, way in ways):
+        return f"{WAYS[kind]} measured in too few rounds to compare"
     return f"{WAYS[kind]} {' and '.join(said) or 'not shown to be slower at any batch'}"
+
+
+def _is_known(way: Way) -> bool:
+    """Whether any comparison with it has an interval."""
+    return any(ratio is not None and ratio.interval is not None for ratio in (way.to_one, way.to_ranks))
 
 
 def _kinds(found: Sequence[SplitBatch]) -> list[str]:
@@ -120,6 +127,8 @@ def _worth(found: Sequence[SplitBatch], interval: str) -> SuiteSection:
 def _judged(way: Way) -> str:
     if is_below(way.to_one):
         return "not worth it: one device is faster"
+    if not _is_known(way):
+        return "too few rounds"
     return "not worth it: ranks are faster" if is_below(way.to_ranks) else "not shown to be slower"
 
 

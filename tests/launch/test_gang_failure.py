@@ -211,6 +211,25 @@ class TestStandstill:
             two.rank(rank, state="D" if rank == 2 else "S")
         assert describe_standstill(two.roll) == f"rank 2 on n2 is waiting for a device or a disk in {PLACE}"
 
+    def test_a_rank_that_has_not_begun_to_connect_is_named_and_not_those_that_wait_for_it(self, two: News) -> None:
+        line = "n1:7:9 [0] NCCL INFO ncclCommInitRankConfig comm 0x5 rank {} nranks 3 cudaDev 0 commId 0x1 - Init {}"
+        for rank in range(4):
+            two.rank(rank, entered=13 if rank == 3 else 12)
+            said = ["COMPLETE"] if rank == 1 else ["COMPLETE", "START"]
+            nccl = [line.format(rank, word) for word in said]
+            two.say("words", rank // 2, local_rank=rank % 2, lines=[f"stack of {rank}"], nccl=nccl)
+        assert describe_standstill(two.roll).startswith(
+            "rank 1 on n1 has not begun to connect a communicator of NCCL, for which rank 0 on n1, rank 2 on n2 wait, "
+            f"in {PLACE}\nits last output:\n  stack of 1\n"
+        )
+
+    def test_if_all_or_none_connect_nobody_is_singled_out(self, two: News) -> None:
+        for words in ([], ["NCCL INFO comm 0x5 rank 0 nranks 2 - Init START"]):
+            for rank in range(4):
+                two.rank(rank, entered=13 if rank > 1 else 12)
+                two.say("words", rank // 2, local_rank=rank % 2, nccl=words)
+            assert "at least one of them is stuck" in describe_standstill(two.roll)
+
     def test_those_that_have_not_come_up_are_named(self, two: News) -> None:
         two.rank(0)
         two.rank(2, entered=13)

@@ -127,6 +127,8 @@ def test_an_error_after_some_rounds_is_told_and_what_was_measured_stays() -> Non
     planned_rounds = planned(DataParallelSuite(), "--batches=32").studies[0].rounds
     assert report.problems == [f"batch 64: after 3 of {planned_rounds} rounds: rank 0 on n1 failed"]
     assert report.headline.endswith("; 1 of 2 batches ended early")
+    few = data_parallel_report(suite_of(LARGE_BATCH, ended={32: "rank 0 on n1 failed"}, rounds=2))
+    assert "our DataParallel measured in too few rounds to compare; nn.DataParallel measured in too" in few.headline
     assert report.values["batches"][1]["ranks_samples_per_s"]["value"] == pytest.approx(3500, rel=0.002)
 
 

@@ -69,3 +69,10 @@ def test_what_is_not_as_required_is_told_before_what_was_not_measured() -> None:
     assert page.index("## Not as required\n\n- broadcast \\<1 KiB\\> gave") < page.index("## Not measured")
     assert "<li>broadcast &lt;1 KiB&gt; gave wrong results</li>" in html_of("sizes", report, SUITE_RECORD)
     assert "Not as required" not in html_of("sizes", REPORT, SUITE_RECORD)
+
+
+def test_of_an_error_the_terminal_has_the_first_line_and_the_reports_all() -> None:
+    report = replace(REPORT, problems=["batch 32: rank 0 failed: CUDA error\nlast lines of its NCCL log:\n  x"])
+    assert list(text_lines(report))[-1] == "not measured: batch 32: rank 0 failed: CUDA error"
+    for page in (markdown_of("sizes", report, SUITE_RECORD), html_of("sizes", report, SUITE_RECORD)):
+        assert "last lines of its NCCL log:" in page
