@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from pytest_ddpscale.launch.gang_owner import RankEnd
 from pytest_ddpscale.launch.gang_state import GangState
+from pytest_ddpscale.launch.gpu_errors import gpu_error_of
 from pytest_ddpscale.node.protocol import Exit, Failed, ProcessExit, RankSeen
+from pytest_ddpscale.run.gpu_name import gpu_name
 from pytest_ddpscale.util.listing import first_few
 
 _LAST_LINES = 12
@@ -152,8 +154,13 @@ def _failed(roll: GangState) -> str:
     more = len(roll.failures) - 1
     others = f"; {more} more {'rank' if more == 1 else 'ranks'} failed after it" if more else ""
     where = _in_brackets(first.study, first.arm, first.round)
-    who = f"rank {first.rank} on {first.host}"
-    return f"{who} failed in {first.phase}{where}: {first.type}: {first.message}{others}{_nccl(roll, first)}"
+    who, message = f"rank {first.rank} on {first.host}", first.message
+    if gpu_error_of(first):
+        if first.device:
+            who += f", {gpu_name(first.gpu_index, first.device, first.local_rank)},"
+        line, *further = message.split("\n")
+        message = "\n".join([f"{line}; look for an Xid: `dmesg | grep -i xid` on {first.host}", *further])
+    return f"{who} failed in {first.phase}{where}: {first.type}: {message}{others}{_nccl(roll, first)}"
 
 
 def _exited(roll: GangState) -> str:
