@@ -210,8 +210,8 @@ DEFECTS = (
         "blame",
         "a slow rank of the second node is named by its number on that node",
         "run/rank_columns.py",
-        "return int(self.numbers[column]), *place",
-        "return int(self.local_ranks[column]), *place",
+        "return int(self.numbers[column]), place",
+        "return int(self.local_ranks[column]), place",
         ("judge",),
     ),
     Defect(
@@ -219,8 +219,8 @@ DEFECTS = (
         "blame",
         "a slow link is named by one of its ends twice",
         "judge/slow_links.py",
-        'Culprit("link", *end, evidence, *peer)',
-        'Culprit("link", *end, evidence, *end)',
+        "for node in pair], (end, peer), evidence)",
+        "for node in pair], (end, end), evidence)",
         ("judge",),
     ),
     Defect(

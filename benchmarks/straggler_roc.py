@@ -31,7 +31,8 @@ from reporting import argument_parser, keep, positive_int, table
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds
 from pytest_ddpscale.judge.stragglers import find_watched, stragglers_of
 from pytest_ddpscale.run.column_record import FloatArray
-from pytest_ddpscale.run.rank_columns import RankColumns
+from pytest_ddpscale.run.rank_columns import ranks_at
+from pytest_ddpscale.run.records import RankPlace
 from pytest_ddpscale.simulate.round_noise import RoundNoise
 
 RANKS = (2, 4, 8, 64, 512)
@@ -73,9 +74,8 @@ def rounds_of(logs: FloatArray) -> ArmRounds:
     """
     ranks, rounds = logs.shape
     numbers = np.arange(ranks)
-    hosts = np.array([f"n{number // PER_HOST}" for number in numbers], object)
-    devices = np.array([f"GPU-{number}" for number in numbers], object)
-    who = RankColumns(numbers, hosts, numbers % PER_HOST, devices)
+    local_ranks = [number % PER_HOST for number in range(ranks)]
+    who = ranks_at(numbers, [RankPlace(f"n{n // PER_HOST}", at, f"GPU-{n}", at) for n, at in enumerate(local_ranks)])
     found = replace(
         NO_ROUNDS.measured, numbers=np.arange(rounds), turn=np.zeros(rounds, np.int64), node=np.zeros(rounds, np.int64),
         ranks=who, present=np.ones((rounds, ranks), np.bool_), groups=np.zeros((rounds, ranks), np.int64),

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from pytest_ddpscale.judge.gpu_errors import GpuError
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.column_record import BoolArray, IntArray
 from pytest_ddpscale.run.columns import ArmColumns
@@ -76,6 +77,7 @@ class NodeEvidence:
         blocks: blocks that each GPU ran; empty if unknown.
         post_mortems: surveys taken after ranks failed; empty if none did.
         hosts: that took part; those of which a check finds nothing cannot pass it.
+        gpu_errors: GPUs whose errors ended ranks.
         lost: GPUs that were not measured while their peers were, with the number of rounds.
     """
 
@@ -88,6 +90,7 @@ class NodeEvidence:
     post_mortems: Sequence[Survey] = ()
     hosts: Collection[str] = ()
     lost: Mapping[RankPlace, int] = field(default_factory=dict)
+    gpu_errors: Sequence[GpuError] = ()
 
     @cached_property
     def windows(self) -> Mapping[str, Mapping[str, TelemetryColumns]]:

@@ -339,8 +339,8 @@ def nvlink(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
 def _lost_at_work(seen: NodeEvidence) -> Iterator[tuple[str, Finding]]:
     """Host and finding for each GPU lost since launch, once per GPU even if found several times.
 
-    Sources are the sampler's telemetry under load, the survey taken after ranks failed, and rounds of its peers in
-    which it was not measured.
+    Sources are the sampler's telemetry under load, the survey taken after ranks failed, rounds of its peers in which it
+    was not measured, and errors that ended its ranks.
     """
     lost: dict[tuple[str, GpuPlace], str] = {}
     told = seen.telemetry.of(seen.telemetry.lost.where(bool))
@@ -358,6 +358,12 @@ def _lost_at_work(seen: NodeEvidence) -> Iterator[tuple[str, Finding]]:
     for place, rounds in seen.lost.items():
         why = f"lost under load: not measured in {rounds} rounds in which its peers were"
         lost.setdefault((place.host, GpuPlace.of(place)), why)
+    for error in seen.gpu_errors:
+        gpu = GpuPlace.of(error.place)
+        if error.is_certain:
+            lost.setdefault((error.place.host, gpu), error.text)
+        elif (error.place.host, gpu) not in lost:
+            yield error.place.host, note(error.text).at(gpu)
     for (host, gpu), why in lost.items():
         yield host, fault(why, stands_alone=True).at(gpu)
     for after_all in seen.post_mortems:

@@ -21,6 +21,7 @@ from pytest_ddpscale.judge.combining import (
     with_failed_nodes,
 )
 from pytest_ddpscale.judge.culprits import RankComparison, with_culprits
+from pytest_ddpscale.judge.gpu_errors import with_gpu_errors
 from pytest_ddpscale.judge.node_checks import judge_check
 from pytest_ddpscale.judge.own_pace import own_pace_of
 from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
@@ -106,6 +107,7 @@ def _judge_launch(
     if values.broken[0] is not None:
         why = values.broken[0]
         verdict = replace(blank, outcome=why.why.outcome, reason=why.text(question))
+        verdict = with_gpu_errors(verdict, study.id, evidence)
         return with_spent_budget(verdict, study.id, evidence.out_of_time)
     begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in question.arms}
     if case.requirement.definition.reads_own_pace:
@@ -148,7 +150,9 @@ def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     values, study = values_of_probe(probe, evidence), evidence.plan.probes
     if values.broken[0] is not None or study is None:
         why = values.broken[0] or Missing(Why.NOT_PROBED)
-        verdict = replace(blank, outcome=why.why.outcome, reason=why.text(probe))
+        verdict = with_gpu_errors(
+            replace(blank, outcome=why.why.outcome, reason=why.text(probe)), study.id if study else "", evidence
+        )
     else:
         begun = {*evidence.rounds_probed, *evidence.timed_arms.get(PROBES, {})}
         due = _rounds_due(evidence, PROBES, begun, {probe.name})

@@ -13,6 +13,7 @@ from typing import Literal
 from pytest_ddpscale.judge import gpu_checks, host_checks
 from pytest_ddpscale.judge.covering import lost_places
 from pytest_ddpscale.judge.findings import Check, Findings, GpuBlocks, NodeEvidence, NodeFault
+from pytest_ddpscale.judge.gpu_errors import gpu_errors_in
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import Plan
@@ -57,6 +58,7 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
         return NodeEvidence(
             node_expectation(case.sku, evidence.plan), evidence.surveys, evidence.plan.nodes, evidence.telemetry,
             evidence.transports, GpuBlocks(blocks), evidence.post_mortems, evidence.hosts, lost_places(evidence),
+            gpu_errors_in(evidence),
         )  # fmt: skip
 
     verdict = check(blank, name, evidence.once(("nodes", id(case.sku), reads_telemetry), seen))

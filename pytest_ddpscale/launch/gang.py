@@ -22,6 +22,7 @@ from pytest_ddpscale.launch.gang_failure import (
 )
 from pytest_ddpscale.launch.gang_owner import GangEnd, GangOwner
 from pytest_ddpscale.launch.gang_state import GangState
+from pytest_ddpscale.launch.gpu_errors import gpu_errors
 from pytest_ddpscale.launch.launcher import AgentProcess, Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
@@ -137,7 +138,7 @@ class Gang:
         left = self._await_step_end(lost) if why and not interrupted else ""
         return GangEnd(
             exit_code, why or "", interrupted, lost, tuple(roll.failures), post_mortems=looked, left=left,
-            rank_ends=rank_ends(roll), oom_kills=oom_kills(roll),
+            rank_ends=rank_ends(roll), oom_kills=oom_kills(roll), gpu_errors=gpu_errors(roll),
         )  # fmt: skip
 
     def _vanished(self) -> tuple[str, ...]:

@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 
 from pytest_ddpscale.launch.gang_owner import RankEnd
 from pytest_ddpscale.launch.gang_state import GangState
+from pytest_ddpscale.launch.gpu_errors import gpu_error_of
 from pytest_ddpscale.node.protocol import Exit, Failed, ProcessExit, RankSeen
+from pytest_ddpscale.run.gpu_name import gpu_name
 from pytest_ddpscale.util.listing import first_few
 
 _LAST_LINES = 12
@@ -212,6 +214,10 @@ def _failed(roll: GangState) -> str:
     where = _in_brackets(first.study, first.arm, first.round)
     who = f"rank {first.rank} on {first.host}"
     error, rest = _split_error(first.message)
+    if gpu_error_of(first):
+        if first.device:
+            who += f", {gpu_name(first.gpu_index, first.device, first.local_rank)},"
+        error += f"; look for an Xid: `dmesg | grep -i xid` on {first.host}"
     nccl = _nccl(roll, first) if _OF_NCCL.search(f"{first.type}: {first.message}") else ""
     return f"{who} failed in {first.phase}{where}: {first.type}: {error}{others}{rest}{nccl}"
 

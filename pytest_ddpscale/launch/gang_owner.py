@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pytest_ddpscale.node.protocol import Failed
+from pytest_ddpscale.run.gpu_error_record import RankGpuError
 from pytest_ddpscale.run.rank_folder import WantedArms
 from pytest_ddpscale.run.record_lines import AnyRecord, Notice
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
@@ -40,6 +41,7 @@ class GangEnd:
         post_mortems: surveys of GPUs after ranks failed, as records.
         left: a sentence about processes left on nodes that another gang would use; empty if there are none.
         rank_ends: ranks whose processes ended early and not by us, the first one first.
+        gpu_errors: ranks that an error of their own GPU ended.
         oom_kills: OOM kills on its nodes during the gang, of any user's processes.
     """
 
@@ -54,6 +56,7 @@ class GangEnd:
     left: str = ""
     rank_ends: tuple[RankEnd, ...] = ()
     oom_kills: int = 0
+    gpu_errors: tuple[RankGpuError, ...] = ()
 
 
 class GangOwner(Protocol):

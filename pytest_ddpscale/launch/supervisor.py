@@ -25,7 +25,9 @@ from pytest_ddpscale.launch.gang_owner import GangEnd
 from pytest_ddpscale.launch.launcher import Launch, why_signalled
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.protocol import SILENCE_S, Task
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.rank_folder import Assignment, WantedArms, lines_by_file
 from pytest_ddpscale.run.record_lines import AnyRecord, Interrupted, Listener, Notice, RecordReader
@@ -97,6 +99,7 @@ class Supervisor:
         self._reader = RecordReader()
         self._interruption = ""
         self._starts_again = 0
+        self._has_confirmed = False
 
     @property
     def gangs_started(self) -> int:
@@ -155,6 +158,9 @@ class Supervisor:
         self._run.cut_torn_line()
         lost = [Lost(hosts=end.lost_hosts, message=end.why)] if end.lost_hosts else []
         self._run.append_records([*end.post_mortems, *lost])
+        if not end.interrupted:
+            blamed = begun[-1:] if begun and begun[-1] not in ended else [one for one in studies if one not in ended]
+            self._note_gpu_errors(plan, studies[0], end, _gang_number(log), blamed)
         if begun and begun[-1] in ended:
             self._note_lost_profile(plan.study(begun[-1]), _gang_number(log), end.why)
         left = [study for study in studies if study not in ended]
@@ -165,7 +171,7 @@ class Supervisor:
             head, line_end, details = end.why.partition("\n")
             self._end(left, "error", f"{head.rstrip('.')}. {end.left}{line_end}{details}")
             return set(studies)
-        if not begun and self._may_start_again():
+        if not begun and (self._may_start_again() or self._may_confirm(end)):
             return set()
         # If no study had begun, all remaining ones fail: another gang would hardly get further.
         blamed = begun[-1:] if begun and begun[-1] not in ended else left
@@ -205,6 +211,23 @@ class Supervisor:
         """Whether to retry a gang that died before its first study: once, if an earlier gang got further."""
         self._starts_again += self._has_begun
         return self._has_begun and self._starts_again == 1
+
+    def _may_confirm(self, end: GangEnd) -> bool:
+        """Whether to retry a gang that a GPU's error ended before its first study: once, as a second tells the GPU."""
+        is_first, self._has_confirmed = not self._has_confirmed, self._has_confirmed or bool(end.gpu_errors)
+        return is_first and bool(end.gpu_errors)
+
+    def _note_gpu_errors(self, plan: Plan, first: str, end: GangEnd, gang: int, without_result: Sequence[str]) -> None:
+        """Record ranks that an error of their own GPU ended, and how many others did the same work."""
+        if not end.gpu_errors:
+            return
+        layout = plan.layout_of(first)
+        errors = tuple(
+            msgspec.structs.replace(one, peers=_working_together(plan, layout, one) - 1) for one in end.gpu_errors
+        )
+        self._run.append_records(
+            [GpuErrors(gang=gang, ranks=layout.world_size, errors=errors, studies=tuple(without_result))]
+        )
 
     def _unfit(self, plan: Plan, studies: Sequence[str]) -> set[str]:
         """Studies that can no longer be measured because a node was lost."""
@@ -365,3 +388,9 @@ def wanted_arms(judge: Judge, record: AnyRecord) -> WantedArms | None:
     if not isinstance(record, RoundEnd):
         return None
     return WantedArms(record.study, record.round, tuple(judge.needed_arms(record.study)))
+
+
+def _working_together(plan: Plan, layout: Layout, failed: RankGpuError) -> int:
+    """How many ranks did the same work at the time: those of the arm, or all between arms."""
+    arm = plan.arm(failed.study, failed.arm) if failed.study and failed.arm else None
+    return layout.world_size if arm is None else len(layout.ranks([arm]))

@@ -243,7 +243,7 @@ def _severity(culprit: Culprit, verdict: Verdict, is_any_slow: bool) -> Severity
         return "wrong data"
     if check in ("ecc", "ecc_under_load"):
         return "memory errors"
-    if check == "gpus":
+    if check == "gpus" or verdict.outcome == "error":  # a GPU that certainly ended its ranks
         return "lost"
     probes_links = metric.subject == "probe" and operation(verdict.workload).kind not in _WITHIN_A_DEVICE
     if culprit.kind == "link" or check in _CHECKS_OF_LINKS or probes_links:

@@ -15,9 +15,18 @@ from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
+from pytest_ddpscale.run.gpu_error_record import GpuErrors, gpu_errors_of
 from pytest_ddpscale.run.profile_record import ArmProfile, latest_profiles
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededStep, SeededSteps, WorkloadFlops, gangs_by_number
+from pytest_ddpscale.run.records import (
+    GangRecord,
+    RankPlace,
+    RoundEnd,
+    SeededStep,
+    SeededSteps,
+    WorkloadFlops,
+    gangs_by_number,
+)
 from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.run_record import ended, ends_of, studies_measured
@@ -63,6 +72,8 @@ class Evidence:
         surveys: survey of each node before the launch, by host.
         telemetry: telemetry of GPUs during measurements.
         transports: NCCL's connections of each rank.
+        gpu_errors: ranks that errors of their own GPUs ended, gang by gang.
+        ranks_of_errors: places of all ranks, if there are any such errors.
         post_mortems: surveys of GPUs after ranks had failed, in order; empty if none did.
         out_of_time: ids of the studies that ended because the budget ran out.
         profiles: profiles of arms after their timed rounds, or why there are none.
@@ -89,6 +100,8 @@ class Evidence:
     profiles: Sequence[ArmProfile] = ()
     training: Mapping[str, RunRecords] = field(default_factory=dict)
     goes_on: bool = False
+    gpu_errors: Sequence[GpuErrors] = ()
+    ranks_of_errors: Sequence[RankPlace] = ()
     unread: Sequence[Unread] = ()
 
     @cached_property
@@ -167,7 +180,23 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
         post_mortems=post_mortems_of(records),
         out_of_time=ended(records, "budget"),
         unread=unread_of(records),
+        gpu_errors=gpu_errors_of(records),
+        ranks_of_errors=_ranks_of_errors(records),
     )
+
+
+def _ranks_of_errors(records: Sequence[AnyRecord]) -> list[RankPlace]:
+    """Places of the ranks of all gangs; a gang that ended before it was announced had GPUs as surveyed."""
+    if not gpu_errors_of(records):
+        return []
+    surveyed = [
+        RankPlace(host, gpu.local_rank, gpu.uuid, gpu.index, gpu.pci_bus_id)
+        for host, survey in surveys_of(records).items()
+        for gpu in survey.gpus
+        if gpu.local_rank is not None
+    ]
+    gangs = gangs_by_number(records).values()
+    return [*surveyed, *dict.fromkeys(gang.place(rank) for gang in gangs for rank in range(gang.world_size))]
 
 
 DIED = "the run died before or while measuring this: its end was not recorded"

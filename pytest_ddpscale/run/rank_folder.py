@@ -122,7 +122,12 @@ class RankStatus(Record, frozen=True, kw_only=True):
 
 
 class RankFailure(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """Error of a rank: type and message, and where it happened, with the fields of `RankStatus`."""
+    """Error of a rank: type and message, and where it happened, with the fields of `RankStatus`.
+
+    Attributes:
+        device: UUID of the rank's GPU; empty on a CPU, and before the rank has opened it.
+        gpu_index: NVML's index of that GPU; None if NVML did not give it.
+    """
 
     local_rank: int
     rank: int = -1
@@ -133,6 +138,8 @@ class RankFailure(Record, frozen=True, kw_only=True, omit_defaults=False):
     type: str = ""
     message: str = ""
     unix_s: float = 0.0
+    device: str = ""
+    gpu_index: int | None = None
 
 
 def leave_assignment(folder: Path, assignment: Assignment) -> None:

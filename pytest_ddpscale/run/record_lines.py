@@ -14,6 +14,7 @@ import numpy as np
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import as_json
 from pytest_ddpscale.run.former import FormerFlops, FormerRecord, in_todays_form
+from pytest_ddpscale.run.gpu_error_record import GpuErrors
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.records import (
     GangRecord,
@@ -35,7 +36,7 @@ from pytest_ddpscale.run.transport_record import GangTransport
 OfRanks = Block | Unsupported | SeededSteps | GangTransport
 OfTraining = TrainedEpoch | TrainedRun  # by all ranks of a gang
 OfStudies = StudyStart | WarmUp | WorkloadFlops | RoundEnd | StudyEnd | LaunchTime
-AnyRecord = GangRecord | Lost | Survey | PostMortem | OfStudies | OfTraining | OfRanks
+AnyRecord = GangRecord | Lost | GpuErrors | Survey | PostMortem | OfStudies | OfTraining | OfRanks
 _RECORDS: msgspec.json.Decoder[AnyRecord | FormerRecord] = msgspec.json.Decoder(AnyRecord | FormerRecord)
 _TELEMETRY = msgspec.json.Decoder(TelemetryBlock)
 _PROFILES = msgspec.json.Decoder(ArmProfile)

@@ -9,6 +9,7 @@ from itertools import count
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError, RunDirectoryError
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.run.gpu_error_record import GpuErrors
 from pytest_ddpscale.run.records import GangRecord, Lost, gangs_by_number
 from pytest_ddpscale.run.run_directory import AnyLine, RunDirectory, not_writable
 from pytest_ddpscale.run.run_opening import RunLock
@@ -101,8 +102,8 @@ class Resumption:
     def set_aside(self) -> None:
         """Move the records of studies to be measured again to superseded.jsonl. No rank may be writing.
 
-        Surveys and transports are moved too, because nodes may have been replaced or repaired, except for surveys of
-        nodes that were left out. If no study is missing, nothing is moved.
+        Surveys, errors of GPUs and transports are moved too, because nodes may have been replaced or repaired, except
+        for surveys of nodes that were left out. If no study is missing, nothing is moved.
 
         Raises:
             OSError: a file cannot be written.
@@ -115,7 +116,7 @@ class Resumption:
                 return False
             if isinstance(record, Survey):
                 return record.host not in left_out
-            if isinstance(record, PostMortem | GangTransport):
+            if isinstance(record, PostMortem | GangTransport | GpuErrors):
                 return True
             return not isinstance(record, GangRecord | Lost) and record.study in (*self.missing, SURVEY)
 

@@ -120,6 +120,7 @@ def run(folder: Path, progress: RankProgress) -> None:
     device.on_step = progress.count_step
     binding = bind_to_gpu(device.id, on_host) if plan.device_type == "cuda" else Binding()
     if plan.device_type == "cuda":
+        progress.device, progress.gpu_index = device.id, binding.gpu.index if binding.gpu else None
         loader_cores = allowed_cores()  # of its NUMA node, whose memory they fill
     sink = RecordSink(folder)
     telemetry = GangTelemetry(control, plan.device_type, sink.append_records, assignment.gang)

@@ -27,6 +27,8 @@ class RankProgress:
         self.study: str | None = None
         self.arm: str | None = None
         self.round: int | None = None
+        self.device = ""
+        self.gpu_index: int | None = None
         self._local_rank = local_rank
         self._writer: StatusWriter | None = None
         if folder is not None:
@@ -64,7 +66,7 @@ class RankProgress:
         failure = RankFailure(
             local_rank=self._local_rank, rank=self.rank if self.rank >= 0 else rank_of(os.environ), study=self.study,
             arm=self.arm, round=self.round, phase=self.phase, type=type(error).__name__,
-            message=masked_text(message), unix_s=time.time(),
+            message=masked_text(message), unix_s=time.time(), device=self.device, gpu_index=self.gpu_index,
         )  # fmt: skip
         if self._writer is not None:
             with contextlib.suppress(OSError):  # as above; it is in the log too

@@ -140,11 +140,11 @@ class News:
         """A rank's process has ended before its work did."""
         self.say("gone", rank // self._ranks_per_node, **self.status(rank, state="", **changes))
 
-    def failed(self, rank: int, type_: str, message: str) -> None:
+    def failed(self, rank: int, type_: str, message: str, **gpu: Any) -> None:
         """A rank reports an error."""
         node, local_rank = divmod(rank, self._ranks_per_node)
         report: dict[str, Any] = {"study": "weak/r", "arm": "ddp@2", "round": 3, "phase": "timed block"}
-        fields: dict[str, Any] = {"local_rank": local_rank, "rank": rank, "type": type_, "message": message}
+        fields: dict[str, Any] = {"local_rank": local_rank, "rank": rank, "type": type_, "message": message, **gpu}
         self.say("failed", node, **fields, **report, unix_s=1.0)
 
     def exit(self, node: int, *exits: list[Any], code: int = 1, **fields: Any) -> None:

@@ -45,6 +45,7 @@ A_DAY_S = 86_400.0
 ENERGY_ERROR = 0.02
 TRAINING_AND_CHECKS = ("-k", "test_node_check or test_devices or test_throughput")
 GPUS = [(HOST, number, uuid_of(number)) for number in range(8)]
+ADDRESSES = [f"00000000:{0x10 + number:02X}:00.0" for number in range(8)]
 
 
 def _machine(library: Path, folder: Path, gpus: list[PlayedGpu]) -> PlayedMachine:
@@ -186,7 +187,7 @@ def test_each_fault_at_work_names_its_gpu(
     assert going_bad.named(name) == set(gpus)
     assert all(evidence in one["evidence"] for one in verdict["culprits"])
     for _, number, uuid in gpus:
-        assert f"blame     GPU {number} ({uuid}) on {HOST}" in going_bad.terminal
+        assert f"blame     GPU {number} ({uuid}, {ADDRESSES[number]}) on {HOST}" in going_bad.terminal
 
 
 @pytest.mark.lab
@@ -339,7 +340,78 @@ def test_a_gpu_that_ends_its_rank_is_named(crashed: EndedSession) -> None:
     assert (crashed.exit_code, crashed.verdicts["outcome"]) == (1, "rejected")
     assert crashed.named("gpus") == {GPUS[1]}
     assert crashed.verdict("gpus")["culprits"][0]["evidence"] == "lost after ranks failed: GPU is lost"
-    assert f"blame     GPU 1 ({uuid_of(1)}) on {HOST}" in crashed.terminal
+    assert f"blame     GPU 1 ({uuid_of(1)}, {ADDRESSES[1]}) on {HOST}" in crashed.terminal
     assert "CUDA error: unspecified launch failure" in crashed.terminal
     assert [one["survey"]["host"] for one in crashed.lines("measurements.jsonl", "post_mortem")] == [HOST]
     assert crashed.left_behind == []
+
+
+@pytest.fixture(scope="module")
+def half_visible(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
+    """The second half of four A100, whose last one has a memory error; the other half is another tenant's."""
+    site = _site(tmp_path_factory)
+    bad = replace(A100, ecc=Ecc(uncorrected_volatile=3))
+    machine = _machine(nvml_library_directory, site.parent, [A100, A100, A100, bad])
+    return begin(site, machine, "-k", "test_node_check", CUDA_VISIBLE_DEVICES="2,3").ended()
+
+
+def test_a_gpu_is_called_as_nvidia_smi_calls_it(half_visible: EndedSession, capsys: pytest.CaptureFixture[str]) -> None:
+    assert half_visible.exit_code == 1
+    named = f"GPU 3 (GPU-00000003…, local rank 1) on {HOST}"
+    assert f"REJECTED: {named}: 3 uncorrectable memory errors" in half_visible.terminal
+    assert f"blame     GPU 3 ({uuid_of(3)}, {ADDRESSES[3]}, local rank 1) on {HOST}" in half_visible.terminal
+    assert half_visible.named("ecc") == {GPUS[3]}
+    (host,) = half_visible.record["hosts"]
+    assert [(one["index"], one["local_rank"], one["uuid"], one["pci_bus_id"]) for one in host["devices"]] == [
+        (2, 0, uuid_of(2), ADDRESSES[2]), (3, 1, uuid_of(3), ADDRESSES[3]),
+    ]  # fmt: skip
+    assert f'gpu="3",uuid="{uuid_of(3)}"' in (half_visible.run / "metrics.prom").read_text(encoding="utf-8")
+    assert "GPU 1" not in half_visible.terminal
+    assert main(["culprits", str(half_visible.run)]) == 0
+    assert named in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def one_lost(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
+    """Three A100 of which CUDA lists two, since the second one is lost; the last one has a memory error."""
+    site = _site(tmp_path_factory)
+    lost, bad = replace(A100, failures={ANY_FUNCTION: GPU_IS_LOST}), replace(A100, ecc=Ecc(uncorrected_volatile=3))
+    machine = _machine(nvml_library_directory, site.parent, [A100, lost, bad])
+    return begin(site, machine, *TRAINING_AND_CHECKS).ended()
+
+
+def test_a_lost_gpu_moves_no_finding_to_another_one(one_lost: EndedSession) -> None:
+    assert (one_lost.exit_code, one_lost.verdicts["outcome"]) == (1, "rejected")
+    assert one_lost.named("ecc") == {GPUS[2]}
+    assert one_lost.named("gpus") == {(HOST, 1, None)}
+    (node,) = one_lost.verdicts["coverage"]["nodes"]
+    assert [(one["index"], one["uuid"], one["local_rank"], bool(one["problem"])) for one in node["gpus"]] == [
+        (0, uuid_of(0), 0, False), (2, uuid_of(2), 1, False), (1, "", None, True),
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def failing(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
+    """Two A100 of four, on one of which every training fails while NVML finds nothing wrong."""
+    site = _site(tmp_path_factory)
+    machine = _machine(nvml_library_directory, site.parent, [A100] * 4)
+    options = (*TRAINING_AND_CHECKS, "--ddp-launches=3")
+    return begin(site, machine, *options, CUDA_VISIBLE_DEVICES="2,3", PLAYED_ERROR=uuid_of(3)).ended()
+
+
+def test_a_gpu_whose_errors_end_its_ranks_in_two_gangs_is_rejected_and_drained(
+    failing: EndedSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (failing.exit_code, failing.verdicts["outcome"]) == (1, "rejected"), failing.terminal
+    assert failing.named("gpus") == failing.named("throughput_per_gpu") == {GPUS[3]}
+    headline = next(line for line in failing.terminal.splitlines() if line.startswith("REJECTED"))
+    assert headline.startswith(
+        f"REJECTED: GPU 3 (GPU-00000003…, local rank 1) on {HOST}: CUDA error: unspecified launch failure ended its "
+        "rank in 3 gangs"
+    )
+    assert f"`dmesg | grep -i xid` on {HOST}" in headline
+    assert main(["culprits", "--format=tsv", str(failing.run)]) == 0
+    drained = [line.split("\t") for line in capsys.readouterr().out.splitlines() if line.startswith("drain\t")]
+    assert [line[1] for line in drained] == [HOST]
+    assert "GPU 3 (GPU-00000003..." in drained[0][-1]
+    assert failing.left_behind == []

@@ -4,7 +4,8 @@ Python imports a module of this name as it starts, before the worker. The GPU is
 plays; what torch would say of it, and NCCL of its links, is played here, as neither is there:
 
 - ``PLAYED_TORCH``: a folder with a package torch, which the survey asks instead of the installed one;
-- ``PLAYED_LINK``: by what NCCL connects ranks, such as ``P2P/CUMEM``.
+- ``PLAYED_LINK``: by what NCCL connects ranks, such as ``P2P/CUMEM``;
+- ``PLAYED_ERROR``: UUID of a GPU on which every training fails, though NVML finds nothing wrong with it.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ def play_gpu(link: str) -> None:
 
         def __init__(self, local_rank: int) -> None:
             super().__init__()
-            gpu = visible_gpus()[local_rank]
+            gpu = visible_gpus(silent=[])[local_rank]
             self.id, self.name = gpu.uuid, gpu.name
 
         def time_steps(self, *steps: Any) -> device.Timing:
+            if os.environ.get("PLAYED_ERROR") == self.id:
+                raise RuntimeError("CUDA error: unspecified launch failure\nCUDA kernel errors might be asynchronous")
             return replace(super().time_steps(*steps), utilization=None)
 
     def read_transport(rank: int, layout: Any, backend: str, environ: Any, groups: Any) -> Any:

@@ -1,0 +1,107 @@
+"""GPUs whose own errors ended ranks: the GPU, or software that fails on it?
+
+An error such as an illegal memory access may come from a broken GPU or from a wrong kernel, which fails on all ranks
+that run it. So a GPU is at fault for certain if its errors ended its rank in two gangs or more, in each of which peers
+did the same work without such an error, and in most of the gangs that GPU errors ended on its node. After one gang, or
+if it worked alone, it is a suspect. If half of the ranks or more fail alike, none of them is accused; with two ranks,
+one may be.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
+from pytest_ddpscale.run.records import RankPlace
+from pytest_ddpscale.run.verdicts import Culprit, Verdict, gpu_culprit
+
+GANGS_FOR_CERTAIN = 2
+
+
+@dataclass(frozen=True)
+class GpuError:
+    """A GPU whose errors ended its rank.
+
+    Attributes:
+        place: of the rank.
+        text: what happened and what to do, in a sentence.
+        studies: that have no result because of it.
+        is_certain: whether the GPU is at fault.
+    """
+
+    place: RankPlace
+    text: str
+    studies: frozenset[str]
+    is_certain: bool
+
+    @property
+    def culprit(self) -> Culprit:
+        """The GPU as a culprit."""
+        return gpu_culprit(self.place, self.text, is_certain=self.is_certain)
+
+
+def gpu_errors_in(evidence: Evidence) -> Sequence[GpuError]:
+    """The GPUs whose errors ended ranks of a run, those at fault first."""
+    return evidence.once("gpu errors", lambda: find_gpu_errors(evidence.gpu_errors, evidence.ranks_of_errors))
+
+
+def with_gpu_errors(verdict: Verdict, study_id: str, evidence: Evidence) -> Verdict:
+    """A verdict on a study without a result, with the GPUs whose errors are the reason."""
+    if verdict.outcome != "error" or verdict.culprits or not evidence.gpu_errors:
+        return verdict
+    return replace(verdict, culprits=tuple(one.culprit for one in gpu_errors_in(evidence) if study_id in one.studies))
+
+
+def find_gpu_errors(told: Sequence[GpuErrors], ranks: Sequence[RankPlace]) -> list[GpuError]:
+    """The GPUs, those at fault first.
+
+    Args:
+        told: of all gangs.
+        ranks: places of ranks, later ones of the same rank instead of earlier ones.
+    """
+    places = {place[:2]: place for place in ranks}
+    devices = {(place.host, place.device): place for place in ranks if place.device}
+    gangs_on: dict[str, set[int]] = defaultdict(set)
+    by_gpu: dict[RankPlace, list[tuple[GpuErrors, RankGpuError]]] = defaultdict(list)
+    for gang in told:
+        for one in gang.errors:
+            gangs_on[one.host].add(gang.gang)
+        for one in gang.errors if _are_few(gang) else ():
+            place = devices.get((one.host, one.device)) or places.get((one.host, one.local_rank))
+            by_gpu[place or RankPlace(one.host, one.local_rank, one.device)].append((gang, one))
+    found = [_judged(place, own, len(gangs_on[place.host])) for place, own in by_gpu.items()]
+    return sorted(found, key=lambda one: not one.is_certain)
+
+
+def _are_few(gang: GpuErrors) -> bool:
+    """Whether fewer than half of the ranks failed, or one of two; a rank alone has no peer to compare with."""
+    count = len(gang.errors)
+    return count == 1 or 2 * count < gang.ranks
+
+
+def _judged(place: RankPlace, own: Sequence[tuple[GpuErrors, RankGpuError]], gangs_there: int) -> GpuError:
+    compared = {gang.gang for gang, one in own if one.peers >= max(1, len(gang.errors))}
+    is_certain = len(compared) >= GANGS_FOR_CERTAIN and 2 * len(compared) > gangs_there
+    gangs = len({gang.gang for gang, _ in own})
+    errors = dict.fromkeys(one.error for _, one in own)
+    text = f"{' and '.join(list(errors)[:2])} ended its rank in {gangs} {'gang' if gangs == 1 else 'gangs'}"
+    if is_certain:
+        text += ", while its peers did the same work without such an error"
+    else:
+        text += f" ({_why_open(len(compared), gangs)}, so the software may be at fault)"
+    return GpuError(
+        place, f"{text}; look for its Xid: `dmesg | grep -i xid` on {place.host}", _studies(own), is_certain
+    )
+
+
+def _why_open(compared: int, gangs: int) -> str:
+    if gangs < GANGS_FOR_CERTAIN:
+        return "not in a second one"
+    return "no peer did the same work" if not compared else "other GPUs failed as well, or no peer did the same work"
+
+
+def _studies(own: Iterable[tuple[GpuErrors, RankGpuError]]) -> frozenset[str]:
+    return frozenset(study for gang, _ in own for study in gang.studies)

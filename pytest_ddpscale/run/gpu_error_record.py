@@ -1,0 +1,47 @@
+"""Ranks that an error of their own GPU ended: records of kind ``gpu_errors`` in measurements.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pytest_ddpscale.run.strict_json import Count, Positive, Record
+
+
+class RankGpuError(Record, frozen=True, kw_only=True):
+    """One rank.
+
+    Attributes:
+        device: UUID of its GPU; empty if the rank could not tell it.
+        error: ``CUDA error: unspecified launch failure``.
+        study: that it measured; None between studies, like `arm`.
+        peers: number of other ranks that did the same work at the same time.
+    """
+
+    host: str
+    local_rank: Count
+    error: str
+    device: str = ""
+    study: str | None = None
+    arm: str | None = None
+    peers: Count = 0
+
+
+class GpuErrors(Record, frozen=True, kw_only=True, tag_field="kind", tag="gpu_errors"):
+    """The ranks of one gang, which may have ended before it was announced.
+
+    Attributes:
+        gang: its number.
+        ranks: of the gang.
+        errors: those that an error of their own GPU ended.
+        studies: that the end of the gang left without a result.
+    """
+
+    gang: Count
+    ranks: Positive
+    errors: tuple[RankGpuError, ...]
+    studies: tuple[str, ...] = ()
+
+
+def gpu_errors_of(records: Iterable[object]) -> list[GpuErrors]:
+    """All of them, in order."""
+    return [record for record in records if isinstance(record, GpuErrors)]

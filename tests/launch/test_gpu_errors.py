@@ -1,0 +1,83 @@
+"""Which ranks an error of their own GPU ended, and what their partners say of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_ddpscale.launch.gang_failure import describe
+from pytest_ddpscale.launch.gpu_errors import gpu_error_in, gpu_errors
+from tests.builders.launches import News
+from tests.rows import rows
+
+# As torch 2.14 and NCCL 2.28 say them.
+LAUNCH_FAILURE = (
+    "CUDA error: unspecified launch failure\nSearch for `cudaErrorLaunchFailure' in "
+    "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information."
+)
+WATCHDOG = (
+    "terminate called after throwing an instance of 'c10::DistBackendError'",
+    "  what():  [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with exception: "
+    "CUDA error: an illegal memory access was encountered",
+)
+PARTNER = "NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was a network error, NCCL 2.28.9"
+
+
+@rows(
+    ("text", "error"),
+    [
+        (LAUNCH_FAILURE, "CUDA error: unspecified launch failure"),
+        ("CUDA error: device-side assert triggered", "CUDA error: device-side assert triggered"),
+        ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+        (
+            "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(handle …)`",
+            "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED",
+        ),
+        (
+            "unhandled cuda error\nLast error:\nCuda failure 700 'an illegal memory access was encountered'",
+            "Cuda failure 700 'an illegal memory access was encountered",
+        ),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", ""),
+        ("CUDA error: out of memory", ""),
+        ("CUDA error: no kernel image is available for execution on the device", ""),
+        ("CUDA error: invalid device ordinal", ""),
+        (PARTNER, ""),
+        ("list index out of range", ""),
+    ],
+)
+def test_the_error_of_a_gpu_is_told_from_others(text: str, error: str) -> None:
+    assert gpu_error_in(text) == error
+
+
+@pytest.fixture
+def gang() -> News:
+    return News("n1", "n2")
+
+
+def test_partners_that_lost_their_communicator_are_not_among_them(gang: News) -> None:
+    gang.failed(2, "DistBackendError", PARTNER)
+    gang.failed(1, "AcceleratorError", LAUNCH_FAILURE, device="GPU-7", gpu_index=7)
+    (found,) = gpu_errors(gang.roll)
+    assert (found.host, found.local_rank, found.device) == ("n1", 1, "GPU-7")
+    assert (found.study, found.arm) == ("weak/r", "ddp@2")
+
+
+def test_a_rank_that_the_watchdog_aborts_has_its_error_in_its_last_words(gang: News) -> None:
+    gang.gone(3)
+    gang.failed(0, "DistBackendError", PARTNER)
+    gang.say("words", 1, local_rank=1, lines=WATCHDOG)
+    gang.say("words", 0, local_rank=1, lines=WATCHDOG)  # of a rank that torchrun ended
+    gang.exit(0, [0, 1, 100, True])
+    gang.exit(1, [1, -6, 103, True], [0, 1, 102, False])
+    (found,) = gpu_errors(gang.roll)
+    assert (found.host, found.local_rank, found.device) == ("n2", 1, "")
+    assert found.error == "CUDA error: an illegal memory access was encountered"
+
+
+def test_the_first_line_names_the_gpu_and_what_to_do(gang: News) -> None:
+    gang.failed(1, "AcceleratorError", LAUNCH_FAILURE, device="GPU-7", gpu_index=7)
+    first, second = describe(gang.roll, 1, []).splitlines()[:2]
+    assert first == (
+        "rank 1 on n1, GPU 7 (GPU-7, local rank 1), failed in timed block (study weak/r, arm ddp@2, round 3): "
+        "AcceleratorError: CUDA error: unspecified launch failure; look for an Xid: `dmesg | grep -i xid` on n1"
+    )
+    assert second.startswith("Search for")
