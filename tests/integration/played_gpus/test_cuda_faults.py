@@ -1,0 +1,71 @@
+"""Sessions on played CUDA that go wrong: what each fault comes to, whom it names, and that nothing is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.played_gpus.played_session import HOST, EndedSession, begin_on_cuda
+from tests.nvml_stand_in.machine import A100
+from tests.played_cuda.machine import PlayedCuda
+
+pytestmark = pytest.mark.lab
+
+TRAINING = ("-k", "test_node_check or test_throughput")
+Session = Callable[..., EndedSession]
+
+
+@pytest.fixture
+def ended(played_libraries: Path, tmp_path: Path) -> Session:
+    """Runs a session to its end on GPUs with faults."""
+
+    def run(
+        faults: Sequence[str], *arguments: str, gpus: int = 2, environ: dict[str, str] | None = None, **machine: Any
+    ) -> EndedSession:
+        with PlayedCuda(played_libraries, tmp_path / "machine", [A100] * gpus, faults, **machine) as played:
+            session = begin_on_cuda(tmp_path / "site", played, *arguments, **(environ or {})).ended()
+        assert session.left_behind == [], session.terminal
+        return session
+
+    return run
+
+
+def named(session: EndedSession) -> set[tuple[str, int | None, str | None]]:
+    """Host, GPU and UUID of everybody that any verdict names."""
+    culprits = [one for verdict in session.verdicts["verdicts"] for one in verdict["culprits"]]
+    return {(one["host"], one["gpu_index"], one["gpu_uuid"]) for one in culprits}
+
+
+def headline(session: EndedSession) -> str:
+    """The line with the outcome."""
+    outcomes = ("ACCEPTED:", "REJECTED:", "INCOMPLETE:", "INCONCLUSIVE:")
+    return next(line for line in session.terminal.splitlines() if line.startswith(outcomes))
+
+
+def test_a_gpu_that_hangs_in_a_collective_costs_what_was_not_measured_yet(ended: Session) -> None:
+    session = ended(["gpu=1,collective=150,hang=1000"], "--ddp-inactivity-limit=15s", *TRAINING)
+    assert session.exit_code == 1
+    assert headline(session).startswith("INCOMPLETE: ")
+    # The other rank waits for it in the same collective, and is not accused.
+    assert "ranks recorded nothing for 15 s, so the gang was ended. rank 1 on" in session.terminal
+    assert "round 0" not in session.verdict("throughput_per_gpu")["reason"]
+    assert {number for _, _, number, _ in session.timed_blocks} >= {0}
+
+
+def test_a_gpu_without_memory_left_is_told_by_its_number(ended: Session) -> None:
+    session = ended(["gpu=1,held=81200"], *TRAINING)
+    assert session.exit_code == 1
+    assert headline(session).startswith("INCOMPLETE: ")
+    reason = session.verdict("throughput_per_gpu")["reason"]
+    assert f"rank 1 on {HOST} failed in preparation" in reason
+    assert "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 1 has a total capacity of 79.35 GiB" in reason
+
+
+def test_a_gpu_that_fell_off_the_bus_before_is_named(ended: Session) -> None:
+    session = ended([], *TRAINING, gpus=3, lost=[1])
+    assert (session.exit_code, session.verdicts["outcome"]) == (1, "rejected")
+    assert headline(session).startswith(f"REJECTED: GPU 1 on {HOST}: lost: GPU is lost")
+    assert named(session) == {(HOST, 1, None)}  # a lost GPU does not tell its UUID any more
