@@ -107,6 +107,15 @@ class CpuDevice:
         """Do nothing: nothing is cached."""
 
 
+def _why_no_cuda() -> str:
+    """Why CUDA cannot be used, such as a driver that is too old, in brackets; empty if it can."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return f" ({str(error).partition(chr(10))[0]})"
+    return ""
+
+
 class CudaDevice:
     """One GPU: CUDA events around each step are read after the block, with synchronization before and after it."""
 
@@ -115,7 +124,8 @@ class CudaDevice:
     def __init__(self, local_rank: int) -> None:
         self.on_step: Callable[[], None] = lambda: None
         if local_rank >= torch.cuda.device_count():
-            raise RuntimeError(f"local rank {local_rank} has no GPU: torch sees {torch.cuda.device_count()}")
+            seen = f"torch sees {torch.cuda.device_count()}{_why_no_cuda()}"
+            raise RuntimeError(f"local rank {local_rank} has no GPU: {seen}")
         torch.cuda.set_device(local_rank)
         self._device = torch.device("cuda", local_rank)
         properties = torch.cuda.get_device_properties(self._device)

@@ -130,3 +130,12 @@ class Asked(nn.Module):
 def test_a_rank_without_a_gpu_is_refused_in_words() -> None:
     with pytest.raises(RuntimeError, match="has no GPU: torch sees"):
         open_device("cuda", torch.cuda.device_count())
+
+
+def test_a_rank_without_a_gpu_says_why_cuda_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old\nPlease update it")
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    with pytest.raises(RuntimeError, match=r"sees \d+ \(The NVIDIA driver on your system is too old\)$"):
+        open_device("cuda", torch.cuda.device_count())
