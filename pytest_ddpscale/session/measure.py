@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.errors import RunDirectoryError, SkuError
 from pytest_ddpscale.launch.container import container_of
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.launch.launcher import Cluster, Launch, launchers
@@ -30,7 +30,7 @@ from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.session.again import command_again
 from pytest_ddpscale.session.sources import EvidenceSource, Machine, Subject
 from pytest_ddpscale.settings import LEAVE_OUT, MEASURE, Settings
-from pytest_ddpscale.thresholds.cases import AnyCase
+from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
 from pytest_ddpscale.thresholds.planned_cases import plan_of_cases
 from pytest_ddpscale.thresholds.waiver import today
 
@@ -79,7 +79,8 @@ class MeasureSource(EvidenceSource):
         thresholds, settings = self.subject.thresholds, self.subject.settings
         # First, so that a run killed from here on is recognised and can be restarted in its directory.
         start_run(
-            run, self.subject.sku, self.subject.site.argv, thresholds.path, thresholds.sha256, self.machine.devices,
+            run, self.subject.sku, self.subject.site.argv, thresholds.path, thresholds.sha256,
+            self.machine.devices_present,
             self.subject.extends, again=command_again(self.subject, self.machine),
             noted=dict(settings.note),
         )  # fmt: skip
@@ -87,7 +88,16 @@ class MeasureSource(EvidenceSource):
         self.run = self.measured_run = run
 
     def _refuse_wrong_arguments(self) -> None:
-        """Refuse invalid launcher arguments before a run directory is created."""
+        """Refuse invalid launcher arguments, and tests that a machine without GPUs cannot fail.
+
+        Before a run directory is created.
+        """
+        checks = [case.requirement.check for case in self.selected if isinstance(case, NodeCase)]
+        if self.machine.lacks_gpus and "gpus" not in checks:
+            raise SkuError(
+                f"--gpu-sku={self.subject.sku}", self.machine.silent[0], "a GPU that answers",
+                "Without one, only node_check[gpus] can be judged, and it is not selected.",
+            )  # fmt: skip
         launch = self._launch_on_nodes()
         launch.launcher.refuse_wrong_arguments(launch)
 
@@ -185,7 +195,8 @@ class MeasureSource(EvidenceSource):
             unfit = self.unfit_of(plan, surveys)
             if unfit:
                 listener(Unfit(unfit))  # now, not hours later in the report
-            return "" if settings.unfit == MEASURE else "; ".join(f"{host}: {why}" for host, why in unfit.items())
+            may_measure = settings.unfit == MEASURE and not self.machine.lacks_gpus
+            return "" if may_measure else "; ".join(f"{host}: {why}" for host, why in unfit.items())
 
         supervisor = Supervisor(
             self._launch_on_nodes(),
