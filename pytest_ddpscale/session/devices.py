@@ -29,16 +29,13 @@ def needs_no_gpu(thresholds: ThresholdsFile, asked: str, collect_only: bool) -> 
 
 
 def gpus_here(silent: list[SkuError]) -> list[Gpu]:
-    """The GPUs of this machine; errors of GPUs that do not answer are appended to `silent` if at least one answers.
+    """The GPUs of this machine that answer; errors of those that do not are appended to `silent`.
 
     Raises:
-        SkuError: NVML hangs or is broken, or no GPU answers.
+        SkuError: NVML hangs or is broken.
     """
     refuse_hanging_driver()
-    gpus = visible_gpus(silent=silent)
-    if silent and not gpus:
-        raise silent[0]
-    return gpus
+    return visible_gpus(silent=silent)
 
 
 def refuse_hanging_driver(limit_s: float = DRIVER_LIMIT_S) -> None:

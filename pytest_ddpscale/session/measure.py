@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.errors import RunDirectoryError, SkuError
 from pytest_ddpscale.launch.container import container_of
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.launch.launcher import Cluster, Launch, launchers
@@ -30,7 +30,7 @@ from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.session.again import command_again
 from pytest_ddpscale.session.sources import EvidenceSource, Machine, Subject
 from pytest_ddpscale.settings import LEAVE_OUT, MEASURE, Settings
-from pytest_ddpscale.thresholds.cases import AnyCase
+from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
 from pytest_ddpscale.thresholds.planned_cases import plan_of_cases
 from pytest_ddpscale.thresholds.waiver import today
 
@@ -85,7 +85,8 @@ class MeasureSource(EvidenceSource):
         thresholds, settings = self.subject.thresholds, self.subject.settings
         # First, so that a run killed from here on is recognised and can be restarted in its directory.
         start_run(
-            run, self.subject.sku, self.subject.site.argv, thresholds.path, thresholds.sha256, self.machine.devices,
+            run, self.subject.sku, self.subject.site.argv, thresholds.path, thresholds.sha256,
+            self.machine.devices_present,
             self.subject.extends, again=command_again(self.subject, self.machine),
             noted=dict(settings.note),
         )  # fmt: skip
@@ -93,7 +94,16 @@ class MeasureSource(EvidenceSource):
         self.run = self.measured_run = run
 
     def _refuse_wrong_arguments(self) -> None:
-        """Refuse invalid launcher arguments before a run directory is created."""
+        """Refuse invalid launcher arguments, and tests that a machine without GPUs cannot fail.
+
+        Before a run directory is created.
+        """
+        checks = [case.requirement.check for case in self.selected if isinstance(case, NodeCase)]
+        if self.machine.lacks_gpus and "gpus" not in checks:
+            raise SkuError(
+                f"--gpu-sku={self.subject.sku}", self.machine.silent[0], "a GPU that answers",
+                "Without one, only node_check[gpus] can be judged, and it is not selected.",
+            )  # fmt: skip
         launch = self._launch_on_nodes()
         launch.launcher.refuse_wrong_arguments(launch)
 
@@ -191,8 +201,9 @@ class MeasureSource(EvidenceSource):
             unfit = self.unfit_of(plan, surveys)
             if unfit:
                 listener(Unfit(unfit))  # now, not hours later in the report
+            may_measure = settings.unfit == MEASURE and not self.machine.lacks_gpus
             # Ranks that cannot run would only fail one study after another.
-            refused = self.hopeless_of(plan, surveys) if settings.unfit == MEASURE else unfit
+            refused = self.hopeless_of(plan, surveys) if may_measure else unfit
             return "; ".join(f"{host}: {why}" for host, why in refused.items())
 
         supervisor = Supervisor(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pytest_ddpscale.errors import SkuError
-from pytest_ddpscale.launch.launcher import launcher_for
+from pytest_ddpscale.launch.launcher import Cluster, launcher_for
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.session.devices import (
@@ -22,6 +23,7 @@ from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.resume import ResumeSource, read_resumption
 from pytest_ddpscale.session.sources import EvidenceSource, JudgeSource, Machine, Site, Subject
 from pytest_ddpscale.settings import AUTO
+from pytest_ddpscale.sku.detection import NoGpu, no_gpu_reason
 from pytest_ddpscale.sku.matching import resolve_sku
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.util.packaged import packaged
@@ -50,13 +52,16 @@ def find_source(site: Site) -> EvidenceSource:
         # Killed before it had a plan: measure a new run in its place.
         sku = measured_sku(thresholds, settings, begun)
         site = replace(site, settings=replace(settings, resume=None, run_dir=begun.path))
-    subject, machine = look(site, thresholds, sku)
+    subject, machine = look(site, thresholds, sku, judges_none=True)
     per_node = machine.per_node or _usual_devices(thresholds, subject.sku)
     return MeasureSource(subject, machine, Layout(machine.cluster.nodes, per_node))
 
 
-def look(site: Site, thresholds: ThresholdsFile, sku: str) -> tuple[Subject, Machine]:
+def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool = False) -> tuple[Subject, Machine]:
     """Determine the SKU and the devices to measure; `sku` is the requested name.
+
+    With `judges_none` a machine on which no GPU is left is a machine without them, if a check of its named SKU rejects
+    that; otherwise it is refused.
 
     Raises:
         BadInput: the machine cannot be measured, or not as the requested SKU.
@@ -72,8 +77,16 @@ def look(site: Site, thresholds: ThresholdsFile, sku: str) -> tuple[Subject, Mac
             "--gpu-sku=auto", "cannot look at GPUs on other machines", "a model", "For example, use --gpu-sku=b200."
         )
     silent: list[SkuError] = []
-    gpus = [] if needs_no_gpu(thresholds, sku, no_devices_here) else gpus_here(silent)
-    sku = resolve_sku(thresholds, sku, gpus, require_devices=not no_devices_here)
+    needs_none = needs_no_gpu(thresholds, sku, no_devices_here)
+    gpus = [] if needs_none else gpus_here(silent)
+    none = NoGpu("") if needs_none or gpus or silent else no_gpu_reason()
+    are_gone = judges_none and sku != AUTO and not gpus and (bool(silent) or none.is_fault)
+    if are_gone and thresholds.thresholds.skus[thresholds.sku_name(sku)].checks.get("gpus") == "fail":
+        return _without_gpus(site, thresholds, thresholds.sku_name(sku), cluster, silent, none.reason)
+    if silent and not gpus:
+        raise silent[0]
+    requires = not no_devices_here
+    sku = resolve_sku(thresholds, sku, gpus, requires, why_none=lambda: none.reason)
     checks_gpus = thresholds.thresholds.skus[sku].checks.get("gpus") == "fail"  # then missing GPUs get a verdict
     if silent and not checks_gpus:
         raise silent[0]
@@ -91,6 +104,16 @@ def look(site: Site, thresholds: ThresholdsFile, sku: str) -> tuple[Subject, Mac
         per_node = _usual_devices(thresholds, sku)
     devices = None if per_node is None else per_node * cluster.nodes
     return subject, Machine(cluster, devices, asked if some_are_gone else None, tuple(problems))
+
+
+def _without_gpus(
+    site: Site, thresholds: ThresholdsFile, sku: str, cluster: Cluster, silent: Sequence[SkuError], reason: str
+) -> tuple[Subject, Machine]:
+    """The machine with the GPUs that it should have, none of which is left: the check of GPUs names the node."""
+    problems = [f"{error.where}: {error.found}" for error in silent] or [reason]
+    per_node = gpus_asked(site.settings, cluster) or _usual_devices(thresholds, sku)
+    machine = Machine(cluster, per_node * cluster.nodes, None, tuple(problems), lacks_gpus=True)
+    return Subject(site, thresholds, sku), machine
 
 
 def _usual_devices(thresholds: ThresholdsFile, sku: str) -> int:

@@ -128,12 +128,20 @@ class Machine:
         devices: GPUs (CPU: ranks) that may be used, on all nodes; None if unknown, as on a laptop that only plans.
         gpus_asked: requested GPUs per node, if more than this node has.
         silent: messages about GPUs that are missing here or do not answer.
+        lacks_gpus: whether no GPU answers here, so that the check of GPUs is all that can be judged; `devices` are then
+            those that should be there.
     """
 
     cluster: Cluster = THIS_MACHINE
     devices: int | None = None
     gpus_asked: int | None = None
     silent: tuple[str, ...] = ()
+    lacks_gpus: bool = False
+
+    @property
+    def devices_present(self) -> int | None:
+        """Devices that may be used; None if unknown."""
+        return 0 if self.lacks_gpus else self.devices
 
     @property
     def per_node(self) -> int | None:

@@ -35,6 +35,14 @@ class Gpu:
     memory_gib: float
 
 
+@dataclass(frozen=True)
+class NoGpu:
+    """Why no GPU can be used; whether the machine is at fault, and not a setting."""
+
+    reason: str
+    is_fault: bool = False
+
+
 def visible_gpus(environ: Mapping[str, str] = os.environ, silent: list[SkuError] | None = None) -> list[Gpu]:
     """The GPUs that a CUDA program started with `environ` would see, in its order.
 
@@ -61,6 +69,27 @@ def visible_gpus(environ: Mapping[str, str] = os.environ, silent: list[SkuError]
         # If the driver died meanwhile, shutdown must not hide the first error.
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
+
+
+def no_gpu_reason(environ: Mapping[str, str] = os.environ) -> NoGpu:
+    """Why `visible_gpus` is empty although no GPU is silent."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return NoGpu("no NVIDIA driver is loaded here")
+    try:
+        count = len(_indices(pynvml))
+    except SkuError as error:
+        return NoGpu(error.found)
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+    if count == 0:
+        return NoGpu("the NVIDIA driver is loaded and lists no GPU: look for Xid messages with `dmesg`", is_fault=True)
+    hidden = f"CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES', '')}"
+    return NoGpu(f"{hidden} or a cgroup hides all {count} GPUs of this machine")
 
 
 def visible_ordinals(visible_devices: str | None, uuids: Sequence[str]) -> list[int]:

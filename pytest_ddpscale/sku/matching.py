@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_ddpscale.errors import SkuError
@@ -14,7 +14,7 @@ from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Thresholds
 
 AUTO = "auto"
-_NO_GPU = "no NVIDIA GPU is visible here: there is no driver, or CUDA_VISIBLE_DEVICES hides them all"
+_NO_GPU = "there is no driver, or CUDA_VISIBLE_DEVICES hides them all"
 
 
 def matching_skus(thresholds: Thresholds, gpu: Gpu) -> list[str]:
@@ -26,10 +26,17 @@ def matching_skus(thresholds: Thresholds, gpu: Gpu) -> list[str]:
     ]
 
 
-def resolve_sku(thresholds_file: ThresholdsFile, asked: str, gpus: Sequence[Gpu], require_devices: bool = True) -> str:
+def resolve_sku(
+    thresholds_file: ThresholdsFile,
+    asked: str,
+    gpus: Sequence[Gpu],
+    require_devices: bool = True,
+    why_none: Callable[[], str] = lambda: _NO_GPU,
+) -> str:
     """The canonical name of the SKU to judge by; `asked` is ``auto``, or a name or alias.
 
     With `require_devices`, which measuring sets, an explicit SKU must match the GPUs here; planning does not need it.
+    `why_none` tells why there are no GPUs.
 
     Raises:
         SkuError: the SKU does not exist; the GPUs match no SKU, several or another one; or there are no GPUs.
@@ -37,13 +44,13 @@ def resolve_sku(thresholds_file: ThresholdsFile, asked: str, gpus: Sequence[Gpu]
     if asked == AUTO:
         if not gpus:  # never the CPU instead: that would accept a node without its GPUs
             raise SkuError(
-                "--gpu-sku=auto", _NO_GPU, "at least one GPU",
+                "--gpu-sku=auto", f"no NVIDIA GPU is visible here: {why_none()}", "at least one GPU",
                 "Check the driver with nvidia-smi; to measure the CPU, use --gpu-sku=cpu.",
             )  # fmt: skip
         return _detected(thresholds_file, gpus)
     name = thresholds_file.sku_name(asked)
     if require_devices:
-        _refuse_if_absent(thresholds_file, name, gpus)
+        _refuse_if_absent(thresholds_file, name, gpus, why_none)
     return name
 
 
@@ -97,7 +104,9 @@ def _detected(thresholds_file: ThresholdsFile, gpus: Sequence[Gpu]) -> str:
     )  # fmt: skip
 
 
-def _refuse_if_absent(thresholds_file: ThresholdsFile, name: str, gpus: Sequence[Gpu]) -> None:
+def _refuse_if_absent(
+    thresholds_file: ThresholdsFile, name: str, gpus: Sequence[Gpu], why_none: Callable[[], str]
+) -> None:
     """Raise SkuError unless this machine can be measured as the SKU `name`."""
     detect = thresholds_file.thresholds.skus[name].detect
     if detect.device == "cpu":
@@ -110,7 +119,7 @@ def _refuse_if_absent(thresholds_file: ThresholdsFile, name: str, gpus: Sequence
         )  # fmt: skip
     if not gpus:
         raise SkuError(
-            where, _NO_GPU, f"GPUs of SKU {name}",
+            where, f"no NVIDIA GPU is visible here: {why_none()}", f"GPUs of SKU {name}",
             "Run on a GPU node; or try the plugin on this machine's CPU with --gpu-sku=cpu; "
             "or judge what was measured elsewhere with --ddp-judge RUN_DIR.",
         )  # fmt: skip

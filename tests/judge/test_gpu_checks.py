@@ -294,3 +294,14 @@ def test_a_node_passes_only_if_every_gpu_is_read_and_as_expected(faulty: set[int
     result = judged("pcie", node)
     assert result.outcome == expected
     assert {culprit.gpu_index for culprit in result.culprits} == seen
+
+
+def test_of_several_nodes_the_one_that_has_no_gpu_left_is_named() -> None:
+    found = judged("gpus", survey("n1"), survey("n2", gpus=()), survey("n3"))
+    (culprit,) = found.culprits
+    assert (culprit.kind, culprit.host, culprit.is_certain) == ("node", "n2", True)
+    assert culprit.evidence == "0 GPUs are visible; expected 8: the driver finds no GPU"
+    lost = tuple(gpu(index, uuid="", problem="GPU is lost", is_lost=True) for index in range(8))
+    found = judged("gpus", survey("n1"), survey("n2", gpus=lost), survey("n3"))
+    assert {(one.host, one.is_certain) for one in found.culprits} == {("n2", True)}
+    assert [one.gpu_index for one in found.culprits] == list(range(8))

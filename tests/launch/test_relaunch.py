@@ -24,6 +24,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord, line_of
 from pytest_ddpscale.run.records import StudyEnd, StudyStart
@@ -247,3 +248,29 @@ def test_a_gang_that_dies_while_it_profiles_costs_the_profile_and_nothing_else(s
     assert first == kept
     assert (lost.study, lost.arm, lost.problem) == (IDS[0], "ddp@2", f"the ranks ended before profiling: {DIED.why}")
     assert [task.assignment.profile_steps for task in stage.tasks] == [2, 2, 2]
+
+
+def gpu_error(study: str | None, arm: str | None = None) -> GangEnd:
+    error = RankGpuError(
+        host="n2", local_rank=1, device="GPU-7", error="CUDA error: unspecified launch failure", study=study, arm=arm
+    )
+    return GangEnd(None, "rank 3 on n2, GPU 7 (GPU-7), failed", gpu_errors=(error,))
+
+
+def test_an_error_of_a_gpu_is_recorded_with_the_number_of_its_peers(stage: Stage) -> None:
+    stage.supervise(
+        Act((), gpu_error("weak/r", "ddp@2"), dies_in="weak/r"),
+        Act((), gpu_error("strong/r", "ddp@6"), dies_in="strong/r"),
+        Act(("weak/v",)),
+    )
+    found = [one for one in stage.run.read_records() if isinstance(one, GpuErrors)]
+    assert [(one.gang, one.ranks, one.studies) for one in found] == [(0, 6, ("weak/r",)), (1, 6, ("strong/r",))]
+    assert [(error.device, error.peers) for one in found for error in one.errors] == [("GPU-7", 5), ("GPU-7", 5)]
+
+
+def test_a_gang_that_a_gpu_ends_before_its_first_study_is_tried_once_more(stage: Stage) -> None:
+    ends = stage.supervise(Act((), gpu_error(None)), Act((), gpu_error(None)))
+    assert {reason for reason, _ in ends.values()} == {"error"}
+    assert len(stage.started) == 2
+    found = [one for one in stage.run.read_records() if isinstance(one, GpuErrors)]
+    assert [error.peers for one in found for error in one.errors] == [5, 5]

@@ -13,8 +13,9 @@ from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.strict_json import parse_strict_json, read_as
 from pytest_ddpscale.session import devices
+from pytest_ddpscale.session import open as opening
 from pytest_ddpscale.session.sources import THIS_MACHINE, Machine
-from pytest_ddpscale.sku.detection import Gpu
+from pytest_ddpscale.sku.detection import Gpu, NoGpu
 from tests.builders.json_types import as_json
 from tests.builders.sessions import THRESHOLDS, Open, gpu, measured_run
 
@@ -194,8 +195,31 @@ class TestSilentGpus:
         with_check.write_text(THRESHOLDS.replace("'^G$'}", "'^G$'}\n    checks: {gpus: fail}"), encoding="utf-8")
         error = silent()
         with pytest.raises(SkuError) as raised:
-            opened(gpu_sku="gpu", thresholds=str(with_check))
+            opened(gpu_sku="auto", thresholds=str(with_check))
         assert raised.value is error
+
+    @pytest.mark.parametrize("lists_none", [False, True])
+    def test_leave_a_machine_without_gpus_to_the_check_where_its_sku_is_named(
+        self, opened: Open, silent: Callable[..., SkuError], machine: Callable[..., None], tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch, lists_none: bool,
+    ) -> None:  # fmt: skip
+        with_check = tmp_path / "with_check.yaml"
+        with_check.write_text(THRESHOLDS.replace("'^G$'}", "'^G$'}\n    checks: {gpus: fail}"), encoding="utf-8")
+        silent()
+        if lists_none:
+            machine()
+            monkeypatch.setattr(opening, "no_gpu_reason", lambda: NoGpu("the driver lists none", is_fault=True))
+        session = opened(gpu_sku="gpu", thresholds=str(with_check), ddp_world_sizes="1,4")
+        found = session.source.machine
+        assert (found.devices, found.devices_present, found.lacks_gpus) == (4, 0, True)
+        assert found.silent == ("the driver lists none" if lists_none else "GPU 1: GPU is lost",)
+        session.source.select(session.source.cases[:1])
+        assert session.source.plan is not None
+        assert (session.source.plan.survey, session.source.plan.ranks_per_node) == (True, 4)
+        session.source.select(session.source.cases[1:])
+        with pytest.raises(SkuError, match=r"only node_check\[gpus\] can be judged"):
+            session.source.open_run()
+        assert not (tmp_path / "run").exists()
 
     def test_are_no_matter_of_a_cpu(self, opened: Open, silent: Callable[..., SkuError]) -> None:
         silent()

@@ -51,10 +51,22 @@ def test_where_all_answer_nothing_is_reported(machine: PlayedMachine) -> None:
     assert look(machine.play([A100, A100])) == {"gpus": [0, 1], "silent": []}
 
 
-def test_a_machine_on_which_none_answers_is_an_error_and_no_machine_without_a_gpu(machine: PlayedMachine) -> None:
-    assert look(machine.play([LOST, DYING]))["error"].startswith("GPU 0 of ")
+def test_where_none_answers_each_is_reported(machine: PlayedMachine) -> None:
+    said = look(machine.play([LOST, DYING]))
+    assert said["gpus"] == []
+    assert [error.partition(" of ")[0] for error in said["silent"]] == ["GPU 0", "GPU 1"]
 
 
-def test_the_only_gpu_that_may_be_used_is_an_error_if_it_is_silent(machine: PlayedMachine) -> None:
+def test_the_only_gpu_that_may_be_used_is_reported_if_it_is_silent(machine: PlayedMachine) -> None:
     machine.play([A100, LOST])
-    assert look(machine, CUDA_VISIBLE_DEVICES=uuid_of(1))["error"].startswith("GPU 1 of ")
+    said = look(machine, CUDA_VISIBLE_DEVICES=uuid_of(1))
+    assert (said["gpus"], [error.partition(" of ")[0] for error in said["silent"]]) == ([], ["GPU 1"])
+
+
+def test_why_there_is_no_gpu_is_told(machine: PlayedMachine) -> None:
+    ask = "from pytest_ddpscale.sku.detection import no_gpu_reason; print(no_gpu_reason())"
+    none, hidden = machine.play([]).run_python(ask), machine.play([A100, A100]).run_python(ask, CUDA_VISIBLE_DEVICES="")
+    assert "the NVIDIA driver is loaded and lists no GPU" in none
+    assert "is_fault=True" in none
+    assert "CUDA_VISIBLE_DEVICES= or a cgroup hides all 2 GPUs" in hidden
+    assert "is_fault=False" in hidden

@@ -415,3 +415,43 @@ def test_a_gpu_whose_errors_end_its_ranks_in_two_gangs_is_rejected_and_drained(
     assert [line[1] for line in drained] == [HOST]
     assert "GPU 3 (GPU-00000003..." in drained[0][-1]
     assert failing.left_behind == []
+
+
+@pytest.mark.parametrize(
+    ("gpus", "culprits", "said"),
+    [
+        ([], {(HOST, None, None)}, "0 GPUs are visible; expected 2: the driver finds no GPU"),
+        (
+            [replace(A100, failures={ANY_FUNCTION: GPU_IS_LOST})] * 2,
+            {(HOST, 0, None), (HOST, 1, None)},
+            "GPU 0: lost: GPU is lost",
+        ),
+    ],
+    ids=["none is listed", "all are lost"],
+)
+def test_a_node_without_a_gpu_is_rejected_where_its_sku_is_named(
+    nvml_library_directory: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    gpus: list[PlayedGpu],
+    culprits: set[Any],
+    said: str,
+) -> None:
+    machine = _machine(nvml_library_directory, tmp_path, gpus)
+    session = begin(tmp_path / "site", machine, "--gpu-sku=a100-sxm4-80gb", "--ddp-world-sizes=1,2").ended()
+    assert (session.exit_code, session.verdicts["outcome"]) == (1, "rejected"), session.terminal
+    assert said in session.verdict("gpus")["reason"]
+    assert session.named("gpus") == culprits
+    assert session.record["devices_present"] == 0
+    assert (session.run / "report.html").exists()
+    assert main(["culprits", "--format=tsv", str(session.run)]) == 0
+    assert f"drain\t{HOST}\t" in capsys.readouterr().out
+
+
+def test_a_node_without_a_gpu_is_refused_where_its_sku_is_to_be_found(
+    nvml_library_directory: Path, tmp_path: Path
+) -> None:
+    session = begin(tmp_path / "site", _machine(nvml_library_directory, tmp_path, [])).ended()
+    assert session.exit_code == 4
+    assert "the NVIDIA driver is loaded and lists no GPU: look for Xid messages with `dmesg`" in session.terminal
+    assert not session.run.exists()
