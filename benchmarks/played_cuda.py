@@ -6,7 +6,7 @@
 torch, its NCCL backends, DDP, agents and torchrun are real; CUDA, NCCL and NVML are played (tests/played_cuda,
 tests/nvml_stand_in): kernels take virtual time, so numbers mean nothing, and verdicts on faults do. A row is as
 expected if the command ends within its limit and with the right exit code, the verdicts name exactly the GPUs with a
-fault, by NVML's index and UUID, and nothing is left: no process, no shared memory. Each rank takes 1.2 GiB.
+fault, by NVML's index and UUID, the output says what it must, and no process is left. Each rank takes 1.2 GiB.
 
 Exit code: 0 if all rows are as expected, 1 if not.
 """
@@ -14,6 +14,7 @@ Exit code: 0 if all rows are as expected, 1 if not.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -51,7 +52,7 @@ class Row:
         exit_code: of the command; None: it was ended at its limit.
         headline: the first line of the outcome, or what the command said last.
         named: (index, UUID) of the GPUs that verdicts name.
-        left_behind: processes and files.
+        left_behind: processes.
         wrong: what is not as expected.
     """
 
@@ -138,6 +139,7 @@ def _row(scenario: Scenario, exit_code: int | None, seconds: float, left: list[s
         if not {(index, uuid_of(index)), *([(index, None)] if index in lost else [])} & set(named)
     ]
     wrong += [f"GPU {index} is named" for index, _ in named if index is not None and index not in scenario.named]
+    wrong += [] if re.search(scenario.says, "\n".join(lines)) else [f"does not say {scenario.says!r}"]
     wrong += ["left behind"] if left else []
     return Row(scenario.name, exit_code, headline, named, seconds, left, wrong)
 

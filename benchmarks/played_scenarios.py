@@ -58,6 +58,7 @@ class Scenario:
         name: of the row.
         exit_codes: that are right.
         named: NVML's numbers of the GPUs that the verdicts must name, and no others.
+        says: a regular expression that the output matches somewhere.
         gpus: of the machine.
         machine: further arguments of `PlayedCuda`.
         command: arguments of Python; none: the acceptance tests of a site with `THRESHOLDS`.
@@ -69,6 +70,7 @@ class Scenario:
     name: str
     exit_codes: tuple[int, ...] = (1,)
     named: tuple[int, ...] = ()
+    says: str = ""
     gpus: Sequence[PlayedGpu] = (A100,) * 4
     machine: dict[str, Any] = field(default_factory=dict)
     command: Sequence[str] = ()
@@ -77,43 +79,47 @@ class Scenario:
     limit_s: float = 180.0
 
 
-def _fault(name: str, *faults: str, named: tuple[int, ...] = (2,), **machine: Any) -> Scenario:
-    return Scenario(name, named=named, machine={"faults": faults, **machine})
+def _fault(name: str, *faults: str, named: tuple[int, ...] = (2,), says: str = "", **machine: Any) -> Scenario:
+    return Scenario(name, named=named, says=says, machine={"faults": faults, **machine})
 
 
-def _with(scenario: Scenario, *options: str, **changes: Any) -> Scenario:
-    return dataclasses.replace(scenario, options=(*scenario.options, *options), **changes)
+def _in_one_gang(name: str, fault: str, says: str) -> Scenario:
+    """A fault that says whose it is, and is no proof against the GPU: it may be the program's, or a link's."""
+    return dataclasses.replace(_fault(name, fault, named=(), says=says), options=("--gpu-sku=auto", *_SOON))
 
 
+_SOON = ("--ddp-inactivity-limit=20s",)
 _CLOSED = [A100, A100, dataclasses.replace(A100, compute_mode=COMPUTE_MODE_PROHIBITED), A100]
+_HALF = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
 FAULTS = (
     Scenario("healthy", (0,)),
-    _fault("error-719", "gpu=2,launch=2000,error=719"),
-    _fault("ecc-error-214", "gpu=2,launch=2000,error=214"),
-    _fault("lost-before", lost=[2]),
-    _fault("lost-under-load", "gpu=2,launch=3000,error=719", lost_after_fault=[2]),
-    _fault("slow", "gpu=2,slow=3"),
-    Scenario(
-        "slow-of-half-a-node", named=(6,), gpus=(A100,) * 8, environ={"CUDA_VISIBLE_DEVICES": "4,5,6,7"},
-        machine={"faults": ["gpu=6,slow=3"]},
+    _fault("error-719", "gpu=2,launch=2000,error=719", says="dmesg"),
+    _fault("ecc-error-214", "gpu=2,launch=2000,error=214", says="uncorrectable ECC error encountered"),
+    _fault("lost-before", lost=[2], says="GPU is lost"),
+    _fault("lost-under-load", "gpu=2,launch=3000,error=719", lost_after_fault=[2], says="GPU is lost"),
+    _fault("slow", "gpu=2,slow=3", says="3 peers"),
+    dataclasses.replace(
+        _fault("slow-of-half-a-node", "gpu=6,slow=3", named=(6,), says="local rank 2"), gpus=(A100,) * 8, environ=_HALF
     ),
     # Three ranks are not compared with each other.
-    _fault("lost-and-slow", "gpu=3,slow=3", lost=[2]),
-    _with(_fault("hang-in-a-collective", "gpu=2,collective=300,hang=1000"), "--ddp-inactivity-limit=20s"),
-    _with(_fault("hang-in-a-kernel", "gpu=2,launch=3000,hang=1000"), "--ddp-inactivity-limit=20s"),
-    _with(_fault("never-joins", "gpu=2,join=1"), "--ddp-inactivity-limit=30s"),
-    _fault("nccl-remote-error", "gpu=2,collective=300,nccl=6", named=()),
-    _fault("nccl-async-error", "gpu=2,collective=300,async=6", named=()),
-    _fault("rank-killed", "gpu=2,collective=300,kill=9", named=()),
-    _fault("nan", "gpu=2,launch=3000,nan=1"),
-    _fault("memory-held-by-another", "gpu=2,held=81200"),
-    _fault("no-allocation-left", "gpu=2,launch=500,oom=1"),
-    dataclasses.replace(_fault("compute-mode-prohibited", "gpu=2,busy=1"), gpus=_CLOSED),
-    _fault("driver-too-old", named=(), driver_version="570.86.15", cuda_driver_version=12080),
-    Scenario("no-kernels-for-v100", named=(0, 1, 2, 3), gpus=(V100,) * 4),
+    _fault("lost-and-slow", "gpu=3,slow=3", lost=[2], says="GPU is lost"),
+    _in_one_gang("hang-in-a-collective", "gpu=2,collective=300,hang=1000", "rank 2 on .* furthest behind"),
+    _in_one_gang("hang-in-a-kernel", "gpu=2,launch=3000,hang=1000", "rank 2 on .* furthest behind"),
+    _in_one_gang("never-joins", "gpu=2,join=1", "rank 2 on"),
+    _in_one_gang("nccl-remote-error", "gpu=2,collective=300,nccl=6", "remote process exited or there was a network"),
+    _in_one_gang("nccl-async-error", "gpu=2,collective=300,async=6", "remote process exited or there was a network"),
+    _in_one_gang("rank-killed", "gpu=2,collective=300,kill=9", "rank 2 on .*SIGKILL"),
+    _in_one_gang("nan", "gpu=2,launch=3000,nan=1", "rank 2"),
+    _in_one_gang("memory-held-by-another", "gpu=2,held=81200", "GPU 2 has a total capacity of 79.35 GiB"),
+    _in_one_gang("no-allocation-left", "gpu=2,launch=200,oom=1", "CUDA out of memory"),
+    dataclasses.replace(_fault("compute-mode-prohibited", "gpu=2,busy=1", says="nvidia-smi -i 2 -c 0"), gpus=_CLOSED),
+    _fault(
+        "driver-too-old", named=(), says="driver 580 or later", driver_version="570.86.15", cuda_driver_version=12080
+    ),
+    Scenario("no-kernels-for-v100", named=(0, 1, 2, 3), says="sm_70", gpus=(V100,) * 4),
     Scenario("no-gpu-left", named=(0, 1, 2, 3), machine={"lost": [0, 1, 2, 3]}, options=["--gpu-sku=a100-sxm4-80gb"]),
-    Scenario("no-gpu-left-auto", (4,), machine={"lost": [0, 1, 2, 3]}),
-)  # fmt: skip
+    Scenario("no-gpu-left-auto", (4,), machine={"lost": [0, 1, 2, 3]}, says="lost"),
+)
 
 
 def _tool(name: str, *arguments: str, gpus: int = 2, **changes: Any) -> Scenario:

@@ -4,8 +4,7 @@ Python imports a module of this name as it starts, before the worker. The GPU is
 plays; what torch would say of it, and NCCL of its links, is played here, as neither is there:
 
 - ``PLAYED_TORCH``: a folder with a package torch, which the survey asks instead of the installed one;
-- ``PLAYED_LINK``: by what NCCL connects ranks, such as ``P2P/CUMEM``;
-- ``PLAYED_LOSS``: if it is set, a rank fails once its GPU is lost, as CUDA would have it.
+- ``PLAYED_LINK``: by what NCCL connects ranks, such as ``P2P/CUMEM``.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ def play_gpu(link: str) -> None:
             self.id, self.name = gpu.uuid, gpu.name
 
         def time_steps(self, *steps: Any) -> device.Timing:
-            if "PLAYED_LOSS" in os.environ and self.id not in {gpu.uuid for gpu in visible_gpus(silent=[])}:
-                raise RuntimeError("CUDA error: unspecified launch failure")
             return replace(super().time_steps(*steps), utilization=None)
 
     def read_transport(rank: int, layout: Any, backend: str, environ: Any, groups: Any) -> Any:
