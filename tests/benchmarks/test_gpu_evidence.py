@@ -30,7 +30,7 @@ PARTS = [
     *("nvidia-smi", "nvidia-smi-q", "versions", "tests", "some-tests-passed"),
     *("node-health", "pack-node-health", "training", "pack-training"),
     *("sampler-overhead", "fidelity-fp16", "fidelity-bf16", "inference", "pack-inference"),
-    *("find-max-batch", "pack-find-max-batch", "whole-run", "pack-whole-run", "tune", "pack-tune"),
+    *("whole-run", "pack-whole-run", "find-max-batch", "pack-find-max-batch", "tune", "pack-tune"),
 ]
 # Says what it is asked to run, and runs of it only what asks torch or makes the summary.
 INTERPRETER = """#!{python}
