@@ -57,9 +57,13 @@ def coverage_of(
     hosts = sorted(blocks.hosts | evidence.surveys.keys() | set(evidence.hosts) | left_out.keys())
     tested = blocks.tested(decided.values())
 
+    on_host: dict[str, dict[int, RankPlace]] = defaultdict(dict)
+    for (node_name, rank), one in _rank_places(evidence, blocks).items():
+        on_host[node_name][rank] = one
+
     def gpus(host: str) -> Iterator[GpuCoverage]:
         """GPUs that ranks may use, by local rank, then those that do not answer."""
-        ranks = {rank: place for (node, rank), place in _rank_places(evidence, blocks).items() if node == host}
+        ranks = on_host[host]
         for i in sorted(ranks.keys() | set(range(gpus_per_node))):
             place, gpu = (host, i), ranks.get(i, RankPlace(host, i, ""))
             at = blocks.missing_in.get(place, ())

@@ -283,10 +283,10 @@ def gangs_by_number(records: Iterable[object]) -> dict[int, GangRecord]:
 
 
 def _with_indices(gang: GangRecord, surveyed: Mapping[tuple[str, str], SurveyedGpu]) -> GangRecord:
-    places = [gang.place(rank) for rank in range(gang.world_size)]
-    if not surveyed or all(place.gpu_index is not None for place in places):
+    is_known = None not in gang.gpu_indices if isinstance(gang.gpu_indices, tuple) else gang.gpu_indices is not None
+    if not surveyed or is_known:
         return gang
-    found = []
+    places, found = [gang.place(rank) for rank in range(gang.world_size)], []
     for place in places:
         gpu = surveyed.get((place.host, place.device)) if place.gpu_index is None else None
         found.append((gpu.index, gpu.pci_bus_id) if gpu is not None else (place.gpu_index, place.pci_bus_id))
