@@ -180,7 +180,7 @@ def main() -> int:
             folder = (arguments.keep or Path(temporary)).resolve() / scenario.name
             folder.mkdir(parents=True)
             rows.append(play(scenario, libraries, folder))
-            print("  ".join(_cells(rows[-1])), flush=True)
+            print("  ".join(_cells(rows[-1])), *(f"\n  left behind: {one}" for one in rows[-1].left_behind), flush=True)
     header = ("row", "exit code", "seconds", "named", "left behind", "as expected")
     print("\n" + table(header, [_cells(row)[:-1] for row in rows]))
     keep(arguments.json, "played_cuda", {"rows": [vars(row) for row in rows]})

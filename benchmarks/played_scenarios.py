@@ -105,7 +105,7 @@ FAULTS = (
     _fault("lost-and-slow", "gpu=3,slow=3", lost=[2], says="GPU is lost"),
     _in_one_gang("hang-in-a-collective", "gpu=2,collective=300,hang=1000", "rank 2 on .* furthest behind"),
     _in_one_gang("hang-in-a-kernel", "gpu=2,launch=3000,hang=1000", "rank 2 on .* furthest behind"),
-    _in_one_gang("never-joins", "gpu=2,join=1", "rank 2 on"),
+    _in_one_gang("never-joins", "gpu=2,join=1", "rank 2 on .* has not begun to connect"),
     _in_one_gang("nccl-remote-error", "gpu=2,collective=300,nccl=6", "remote process exited or there was a network"),
     _in_one_gang("nccl-async-error", "gpu=2,collective=300,async=6", "remote process exited or there was a network"),
     _in_one_gang("rank-killed", "gpu=2,collective=300,kill=9", "rank 2 on .*SIGKILL"),
@@ -143,7 +143,8 @@ TOOLS = (
     _tool("tune", "tune", *OF_ONE_GPU, "--batch=32", "--try=bucket_cap_mb=5 memory_format=channels_last", *_RUN),
     # Until CUDA says that there is no memory left: a played card is as large as a real one.
     _tool(
-        "find-max-batch", "find-max-batch", *OF_ONE_GPU, "--least=512", "--steps=8", "--ranks=1", "--json=batch.json"
+        "find-max-batch", "find-max-batch", *OF_ONE_GPU, "--least=4096", "--steps=8", "--ranks=1", "--json=batch.json",
+        limit_s=480.0,
     ),
 )  # fmt: skip
 # Each with exactly the script's own arguments.
