@@ -86,10 +86,7 @@ def play(scenario: Scenario, libraries: Path, folder: Path) -> Row:
             )  # fmt: skip
             exit_code = _ended(process, scenario.limit_s)
         seconds = time.monotonic() - began
-        left = [
-            *_end_processes(str(folder)),
-            *(file.name for file in machine.left_in_shared_memory if "nccl" in str(file)),
-        ]
+        left = _end_processes(str(folder))
     return _row(scenario, exit_code, seconds, left, folder)
 
 
