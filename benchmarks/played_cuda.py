@@ -41,6 +41,7 @@ GRACE_S = 20.0  # between asking a command to stop and killing it
 SETTLING_S = 3.0  # of processes that end with the command
 # Convolutions that take longer on the GPU than the host takes to launch them: two cores serve up to eight ranks.
 GPU_BOUND = {"PLAYED_CONV_US": "1000"}
+UNREADABLE = "expected the file as pytest-ddpscale wrote it"
 OUTCOMES = ("ACCEPTED", "REJECTED", "INCOMPLETE", "INCONCLUSIVE", "PARTIAL", "ERROR:", "ddpscale:")
 
 
@@ -137,6 +138,7 @@ def _row(scenario: Scenario, exit_code: int | None, seconds: float, left: list[s
     ]
     wrong += [f"GPU {index} is named" for index, _ in named if index is not None and index not in scenario.named]
     wrong += [] if re.search(scenario.says, "\n".join(lines)) else [f"does not say {scenario.says!r}"]
+    wrong += ["the run cannot be read"] if any(UNREADABLE in line for line in lines) else []
     wrong += ["left behind"] if left else []
     return Row(scenario.name, exit_code, headline, named, seconds, left, wrong)
 

@@ -116,8 +116,13 @@ FAULTS = (
     _fault(
         "driver-too-old", named=(), says="driver 580 or later", driver_version="570.86.15", cuda_driver_version=12080
     ),
-    Scenario("no-kernels-for-v100", named=(0, 1, 2, 3), says="sm_70", gpus=(V100,) * 4),
-    Scenario("no-gpu-left", named=(0, 1, 2, 3), machine={"lost": [0, 1, 2, 3]}, options=["--gpu-sku=a100-sxm4-80gb"]),
+    Scenario("no-kernels-for-v100", named=(0, 1, 2, 3), says="compute capability 7.0", gpus=(V100,) * 4),
+    Scenario(
+        "no-gpu-left",
+        named=(0, 1, 2, 3),
+        machine={"lost": [0, 1, 2, 3]},
+        options=["--gpu-sku=a100-sxm4-80gb", "--ddp-gpus-per-node=4"],
+    ),
     Scenario("no-gpu-left-auto", (4,), machine={"lost": [0, 1, 2, 3]}, says="lost"),
 )
 
