@@ -41,6 +41,7 @@ GRACE_S = 20.0  # between asking a command to stop and killing it
 SETTLING_S = 3.0  # of processes that end with the command
 # Convolutions that take longer on the GPU than the host takes to launch them: two cores serve up to eight ranks.
 GPU_BOUND = {"PLAYED_CONV_US": "1000"}
+UNREADABLE = "expected the file as pytest-ddpscale wrote it"
 OUTCOMES = ("ACCEPTED", "REJECTED", "INCOMPLETE", "INCONCLUSIVE", "PARTIAL", "ERROR:", "ddpscale:")
 
 
@@ -86,10 +87,7 @@ def play(scenario: Scenario, libraries: Path, folder: Path) -> Row:
             )  # fmt: skip
             exit_code = _ended(process, scenario.limit_s)
         seconds = time.monotonic() - began
-        left = [
-            *_end_processes(str(folder)),
-            *(file.name for file in machine.left_in_shared_memory if "nccl" in str(file)),
-        ]
+        left = _end_processes(str(folder))
     return _row(scenario, exit_code, seconds, left, folder)
 
 
@@ -140,6 +138,7 @@ def _row(scenario: Scenario, exit_code: int | None, seconds: float, left: list[s
     ]
     wrong += [f"GPU {index} is named" for index, _ in named if index is not None and index not in scenario.named]
     wrong += [] if re.search(scenario.says, "\n".join(lines)) else [f"does not say {scenario.says!r}"]
+    wrong += ["the run cannot be read"] if any(UNREADABLE in line for line in lines) else []
     wrong += ["left behind"] if left else []
     return Row(scenario.name, exit_code, headline, named, seconds, left, wrong)
 
@@ -180,7 +179,7 @@ def main() -> int:
             folder = (arguments.keep or Path(temporary)).resolve() / scenario.name
             folder.mkdir(parents=True)
             rows.append(play(scenario, libraries, folder))
-            print("  ".join(_cells(rows[-1])), flush=True)
+            print("  ".join(_cells(rows[-1])), *(f"\n  left behind: {one}" for one in rows[-1].left_behind), flush=True)
     header = ("row", "exit code", "seconds", "named", "left behind", "as expected")
     print("\n" + table(header, [_cells(row)[:-1] for row in rows]))
     keep(arguments.json, "played_cuda", {"rows": [vars(row) for row in rows]})

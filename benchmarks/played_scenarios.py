@@ -105,7 +105,7 @@ FAULTS = (
     _fault("lost-and-slow", "gpu=3,slow=3", lost=[2], says="GPU is lost"),
     _in_one_gang("hang-in-a-collective", "gpu=2,collective=300,hang=1000", "rank 2 on .* furthest behind"),
     _in_one_gang("hang-in-a-kernel", "gpu=2,launch=3000,hang=1000", "rank 2 on .* furthest behind"),
-    _in_one_gang("never-joins", "gpu=2,join=1", "rank 2 on"),
+    _in_one_gang("never-joins", "gpu=2,join=1", "rank 2 on .* has not begun to connect"),
     _in_one_gang("nccl-remote-error", "gpu=2,collective=300,nccl=6", "remote process exited or there was a network"),
     _in_one_gang("nccl-async-error", "gpu=2,collective=300,async=6", "remote process exited or there was a network"),
     _in_one_gang("rank-killed", "gpu=2,collective=300,kill=9", "rank 2 on .*SIGKILL"),
@@ -116,8 +116,13 @@ FAULTS = (
     _fault(
         "driver-too-old", named=(), says="driver 580 or later", driver_version="570.86.15", cuda_driver_version=12080
     ),
-    Scenario("no-kernels-for-v100", named=(0, 1, 2, 3), says="sm_70", gpus=(V100,) * 4),
-    Scenario("no-gpu-left", named=(0, 1, 2, 3), machine={"lost": [0, 1, 2, 3]}, options=["--gpu-sku=a100-sxm4-80gb"]),
+    Scenario("no-kernels-for-v100", named=(0, 1, 2, 3), says="compute capability 7.0", gpus=(V100,) * 4),
+    Scenario(
+        "no-gpu-left",
+        named=(0, 1, 2, 3),
+        machine={"lost": [0, 1, 2, 3]},
+        options=["--gpu-sku=a100-sxm4-80gb", "--ddp-gpus-per-node=4"],
+    ),
     Scenario("no-gpu-left-auto", (4,), machine={"lost": [0, 1, 2, 3]}, says="lost"),
 )
 
@@ -143,7 +148,8 @@ TOOLS = (
     _tool("tune", "tune", *OF_ONE_GPU, "--batch=32", "--try=bucket_cap_mb=5 memory_format=channels_last", *_RUN),
     # Until CUDA says that there is no memory left: a played card is as large as a real one.
     _tool(
-        "find-max-batch", "find-max-batch", *OF_ONE_GPU, "--least=512", "--steps=8", "--ranks=1", "--json=batch.json"
+        "find-max-batch", "find-max-batch", *OF_ONE_GPU, "--least=4096", "--steps=8", "--ranks=1", "--json=batch.json",
+        limit_s=480.0,
     ),
 )  # fmt: skip
 # Each with exactly the script's own arguments.

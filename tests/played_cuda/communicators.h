@@ -69,16 +69,19 @@ __attribute__((format(printf, 1, 2))) static void nccl_log(const char *format, .
     fclose(log);
 }
 
-static void log_communicator(const Communicator *c) {
+static void log_init(const Communicator *c, const char *state) {
+    const int physical = dev(cur).physical;
+    nccl_log("ncclCommInitRankConfig comm %p rank %d nranks %d cudaDev %d nvmlDev %d busId %x000 commId 0x1 - Init %s",
+             (void *)c, c->rank, c->ranks, cur, physical, pci_bus(physical), state);
+}
+
+static void log_channels(const Communicator *c) {
     const int next = (c->rank + 1) % c->ranks;
     const char *via = setting("PLAYED_VIA", "P2P/CUMEM");
     nccl_log("Using network %s", setting("PLAYED_NETWORK", "IB"));
     for (int channel = 0; channel < 2 && c->ranks > 1; channel++)
         nccl_log("Channel %02d/0 : %d[%d] -> %d[%d] via %s", channel, c->rank, c->rank, next, next, via);
     nccl_log("2 coll channels, 0 collnet channels, 0 nvls channels, 2 p2p channels, 2 p2p channels per peer");
-    nccl_log("ncclCommInitRankConfig comm %p rank %d nranks %d cudaDev %d nvmlDev %d busId %x000 commId 0x1 - Init "
-             "COMPLETE",
-             (void *)c, c->rank, c->ranks, cur, dev(cur).physical, pci_bus(dev(cur).physical));
 }
 
 // Machines that play one network have the same PLAYED_FABRIC, and each its own PLAYED_ID.
@@ -108,6 +111,7 @@ static ncclResult_t join(ncclComm_t *out, int ranks, int rank, const ncclUniqueI
     c->rank = rank;
     c->device = cur;
     c->name = id.internal;
+    log_init(c, "START");
     c->shared->pid[rank] = getpid();
     c->shared->joined++;
     trace("comm %s: rank %d of %d on gpu %d joins", id.internal, rank, ranks, dev(cur).physical);
@@ -122,7 +126,8 @@ static ncclResult_t join(ncclComm_t *out, int ranks, int rank, const ncclUniqueI
         while (c->shared->ready < ranks) nap(200000);
         unlink(path.c_str());
     }
-    log_communicator(c);
+    log_channels(c);
+    log_init(c, "COMPLETE");
     *out = (ncclComm_t)c;
     return ncclSuccess;
 }

@@ -41,7 +41,7 @@ class PlayedCuda:
         libraries: where `library.build` put the libraries.
         folder: of its own, for its settings; made if it is not there.
         gpus: that it has, at rest.
-        faults: what breaks, as README.md says it: ``gpu=1,launch=5000,error=719``.
+        faults: what breaks, as machine.h lists it: ``gpu=1,launch=5000,error=719``.
         lost: GPUs that fell off the bus before anything was started.
         lost_after_fault: GPUs that NVML calls lost from the moment on in which a fault strikes.
         driver_version: as the driver writes it.

@@ -9,12 +9,31 @@ from typing import Any
 import pytest
 
 from tests.integration.played_gpus.played_session import HOST, EndedSession, begin_on_cuda
-from tests.nvml_stand_in.machine import A100
+from tests.nvml_stand_in.machine import A100, uuid_of
 from tests.played_cuda.machine import PlayedCuda
 
 pytestmark = pytest.mark.lab
 
 TRAINING = ("-k", "test_node_check or test_throughput")
+PEERS = """\
+schema_version: 2
+sources: {paper: nobody}
+peers: {computing: 30 %, nodes: off, memory: off, host: off, pairs: off}
+workloads:
+  tiny: {model: squeezenet1_1, precision: fp32, image_size: 32, num_classes: 10}
+families:
+  played:
+    - {weak_scaling_efficiency: {4: 0.02}, of: tiny, published: paper, bound: 0.01, because: made up}
+skus:
+  a100-sxm4-80gb:
+    description: played
+    detect: {name: '^NVIDIA A100-SXM4-80GB$', pci_device_ids: ['20b2'], memory_gib: 80}
+    node: {pcie_generation: 4, pcie_width: 16, nvlinks: 12, ecc: true, free_disk_gib: 0.01}
+    families: [played]
+    batch: {tiny: 4}
+"""
+# Convolutions that take longer on the GPU than the host takes to launch them, as they do where GPUs are compared.
+GPU_BOUND = {"PLAYED_CONV_US": "1000"}
 Session = Callable[..., EndedSession]
 
 
@@ -46,7 +65,8 @@ def headline(session: EndedSession) -> str:
 
 
 def test_a_gpu_that_hangs_in_a_collective_costs_what_was_not_measured_yet(ended: Session) -> None:
-    session = ended(["gpu=1,collective=150,hang=1000"], "--ddp-inactivity-limit=15s", *TRAINING)
+    # With the GPU and not the host as what takes time, a block has few steps on any machine.
+    session = ended(["gpu=1,collective=80,hang=1000"], "--ddp-inactivity-limit=15s", *TRAINING, settings=GPU_BOUND)
     assert session.exit_code == 1
     assert headline(session).startswith("INCOMPLETE: ")
     # The other rank waits for it in the same collective, and is not accused.
@@ -69,3 +89,30 @@ def test_a_gpu_that_fell_off_the_bus_before_is_named(ended: Session) -> None:
     assert (session.exit_code, session.verdicts["outcome"]) == (1, "rejected")
     assert headline(session).startswith(f"REJECTED: GPU 1 on {HOST}: lost: GPU is lost")
     assert named(session) == {(HOST, 1, None)}  # a lost GPU does not tell its UUID any more
+
+
+def test_a_driver_too_old_for_the_wheel_fails_before_the_launch(ended: Session) -> None:
+    session = ended([], *TRAINING, driver_version="570.86.15", cuda_driver_version=12080)
+    assert (session.exit_code, session.verdicts["outcome"]) == (1, "rejected")
+    assert headline(session).startswith(f"REJECTED: node {HOST}: the driver supports CUDA 12.8, torch ")
+    assert "driver 580 or later" in headline(session)
+    assert session.lines("measurements.jsonl", "gang") == []
+
+
+def test_a_gpu_whose_error_ends_its_rank_in_two_gangs_is_rejected(ended: Session) -> None:
+    session = ended(["gpu=1,launch=2000,error=719"])
+    assert (session.exit_code, session.verdicts["outcome"]) == (1, "rejected")
+    assert headline(session).startswith(f"REJECTED: GPU 1 (GPU-00000001…) on {HOST}: CUDA error: unspecified launch")
+    assert named(session) == {(HOST, 1, uuid_of(1))}
+
+
+def test_a_slow_gpu_is_named_by_the_index_of_nvidia_smi(ended: Session, tmp_path: Path) -> None:
+    thresholds = tmp_path / "peers.yaml"
+    thresholds.write_text(PEERS, encoding="utf-8")
+    session = ended(
+        ["gpu=4,slow=3"], f"--thresholds={thresholds}", gpus=6, environ={"CUDA_VISIBLE_DEVICES": "2,3,4,5"},
+        settings=GPU_BOUND,
+    )  # fmt: skip
+    assert (session.exit_code, session.verdicts["outcome"]) == (1, "rejected")
+    assert headline(session).startswith(f"REJECTED: GPU 4 (GPU-00000004…, local rank 2) on {HOST} is ")
+    assert named(session) == {(HOST, 4, uuid_of(4))}
