@@ -104,9 +104,14 @@ def _find_max_batch(arguments: argparse.Namespace, gpus_here: GpusHere) -> int:
     _write_json(arguments.json, node, options, found)  # fail before an hour's work if it cannot be written
     if arguments.write is not None:
         refuse_unwritable("--write", arguments.write, node.file)
+
+    def keep(latest: FoundBatch) -> None:
+        _write_json(arguments.json, node, options, [*found, latest])
+
     for workload, questions in asked:
-        found.append(_search(node, workload, questions, options))
-        _write_json(arguments.json, node, options, found)
+        searched = _search(node, workload, questions, options, keep)
+        keep(searched)
+        found.append(searched)
         print()
     if arguments.write is not None:
         _write_overlay(arguments.write, node, found)
@@ -202,9 +207,17 @@ def _questions(node: TrialNode, workload: Workload) -> list[Question]:
 
 
 def _search(
-    node: TrialNode, workload: Workload, questions: Sequence[Question], options: BatchOptions
-) -> FoundBatch:  # fmt: skip
-    """Try batches of one workload and print each. Raises GangError if something other than memory ended it."""
+    node: TrialNode,
+    workload: Workload,
+    questions: Sequence[Question],
+    options: BatchOptions,
+    keep: Callable[[FoundBatch], None],
+) -> FoundBatch:
+    """Try batches of one workload, print each, and keep all so far, because each may take a minute.
+
+    Raises:
+        GangError: something other than memory ended a trial.
+    """
     from pytest_ddpscale.find_batch.batch_search import largest_fitting
     from pytest_ddpscale.find_batch.batch_text import conclusion, header, heading, row
     from pytest_ddpscale.find_batch.batch_trial import try_batch
@@ -224,6 +237,7 @@ def _search(
         plan = trial_plan(empty, questions, batch, options.steps)
         trials.append(try_batch(plan, launch, bounds, Path(logs, f"gang-{len(trials)}.log")))
         _print(row(trials[-1]))
+        keep(FoundBatch(workload.name, first, None, tuple(trials)))
         return trials[-1].fits
 
     with tempfile.TemporaryDirectory(prefix="ddpscale-batch-") as logs, interrupted_by_termination():

@@ -125,13 +125,20 @@ def test_a_gang_that_fails_is_a_sentence_and_what_was_found_is_kept(
     assert json.loads(file.read_text())["workloads"] == []
 
 
-def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupt(plan: Plan, *_: Any) -> BatchTrial:
-        raise KeyboardInterrupt
+def test_ctrl_c_is_no_traceback_and_keeps_what_was_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt_the_second(plan: Plan, *_: Any) -> BatchTrial:
+        if (batch := plan.studies[0].workload.batch_size) > 8:
+            raise KeyboardInterrupt
+        return BatchTrial(batch, True, "", batch * GIB, 100 * GIB, 92.0)
 
-    monkeypatch.setattr(batch_trial, "try_batch", interrupt)
-    assert run("--gpu-sku=cpu", "--ranks=1") == 130
+    monkeypatch.setattr(batch_trial, "try_batch", interrupt_the_second)
+    file = tmp_path / "found.json"
+    assert run("--gpu-sku=cpu", "--ranks=1", "--json", str(file)) == 130
     assert capsys.readouterr().err == "ddpscale: interrupted.\n"
+    [kept] = json.loads(file.read_text())["workloads"]
+    assert (kept["largest"], [trial["batch"] for trial in kept["trials"]]) == (None, [8])
 
 
 def test_a_cgroup_that_ends_as_one_is_refused(
