@@ -109,13 +109,14 @@ cudaError_t cudaIpcOpenMemHandle(void **, cudaIpcMemHandle_t, unsigned) { return
 
 // ---- copies ----------------------------------------------------------------------------------------------------
 
-const uint32_t FLOAT_ONE = 0x3f800000, FLOAT_NAN = 0x7fc00000, FLOAT_EXPONENT = 0x7f800000;
+const uint32_t FLOAT_ONE = 0x3f800000, FLOAT_NAN = 0x7fc00000, FLOAT_EXPONENT = 0x7f800000, ALL_ONES = 0xffffffff;
 
 // Numbers that no kernel computed are whatever lay there. Single ones are what losses, scales and counts are read from,
 // and must be sensible: finite (unless the GPU is to give NaN), and no count of what was a float before.
 static void make_sensible(char *read, size_t bytes, bool gives_nan) {
     auto *words = (uint32_t *)read;
-    if (bytes == 8 && !words[0] && (words[1] == FLOAT_ONE || words[1] == FLOAT_NAN)) memset(read, 0, 8);
+    const bool was_float = bytes == 8 && (words[1] == FLOAT_ONE || words[1] == FLOAT_NAN);
+    if (was_float || (bytes == 8 && (words[0] & words[1]) == ALL_ONES)) memset(read, 0, 8);
     if (bytes != 4) return;
     if (gives_nan) words[0] = FLOAT_NAN;
     else if ((words[0] & FLOAT_EXPONENT) == FLOAT_EXPONENT) words[0] = FLOAT_ONE;
