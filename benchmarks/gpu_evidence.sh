@@ -238,6 +238,6 @@ if is_wanted find-max-batch; then
 fi
 if is_wanted tune; then
     tool tune 110 tune "${of_one_gpu[@]}" --batch=256 --ddp-budget=90s --ddp-run-dir="$WORK/tune" \
-        --try='memory_format=channels_last'
+        --try='fused_optimizer=true'
 fi
 exit "$failed"

@@ -346,12 +346,14 @@ def _other_ranks(recorded: Recorded) -> Iterator[Contradiction]:
         arm, study = recorded.arms[block.study][block.arm], studies.get(block.study)
         if block.study == PAIRS:
             continue  # chosen while measuring
+        there = np.unique(np.concatenate([one.each("ranks") for _, one in turns]))
         if study is not None:
             expected: Collection[int] = layout.ranks([arm], study.turn(recorded.plan.seed, block.round))
         else:
             everybody = {rank for group in layout.groups_of_round(arm) for rank in group}
-            expected = everybody.difference(recorded.unsupported.get(block.arm, ()))
-        there = np.unique(np.concatenate([one.each("ranks") for _, one in turns]))
+            # A rank may run out of memory in a later round than its first; what it measured before is kept.
+            unable = set(recorded.unsupported.get(block.arm, ())).difference(there.tolist())
+            expected = everybody - unable
         yield from _differ(line, expected, there, f"{block.arm} of {block.study}")
     for line, one in recorded.numbered:
         if isinstance(one, SeededSteps):
