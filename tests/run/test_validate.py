@@ -250,12 +250,14 @@ class TestRanks:
     def test_that_run_out_of_memory_in_a_later_round_keep_what_they_measured(self, tmp_path: Path) -> None:
         def unable(records: Records) -> Records:
             said = Unsupported(study="probes", arm="matmul-bf16", gang=0, ranks=(1,), reasons="not enough memory")
-            is_late = lambda one: isinstance(one, Block) and one.arm == "matmul-bf16" and one.round > 0  # noqa: E731
-            return [_without_rank(one, 1) if is_late(one) else one for one in records] + [said]
+            late = [isinstance(one, Block) and one.arm == "matmul-bf16" and one.round > 0 for one in records]
+            others = [_without_rank(one, 1) if is_late else one for one, is_late in zip(records, late, strict=True)]
+            return [*others, said]
 
         evidence = read(tmp_path, unable)
         assert evidence.unsupported == {"matmul-bf16": "n0: not enough memory"}
-        assert evidence.probed(next(one for one in evidence.plan.probes.arms if one.name == "matmul-bf16")) is not None
+        [probed] = [one for one in evidence.probes if one.arm == "matmul-bf16"]
+        assert 1 in probed.ranks.numbers
 
     def test_take_their_turn(self, tmp_path: Path) -> None:
         """Else a slow one could be passed over."""
