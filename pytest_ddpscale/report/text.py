@@ -35,7 +35,7 @@ _SUFFIX = {"fraction": " %", "x": "×"}  # any other unit is written as it is
 _EXTRA_DECIMALS_OF_A_BOUND = 2
 # At most this many digits are added to avoid an interval of ± 0.
 _EXTRA_DECIMALS_OF_AN_INTERVAL = 3
-_LONGEST_HEADLINE = 400  # of characters
+_LONGEST_HEADLINE = 300  # of characters
 OF_A_WORKLOAD = "what "  # a change by the site of what a workload trains begins so
 
 _REASONS = {
@@ -171,9 +171,14 @@ def reason_text(verdict: Verdict) -> str:
 
 
 def headline_of(message: str) -> str:
-    """First line of a message, shortened if it is very long; an error's stack, output and logs follow it."""
+    """First line of a message, its first sentences if it is very long; an error's stack, output and logs follow it."""
     first = message.strip().partition("\n")[0].removesuffix("; its last output:").removesuffix("; last output:")
-    return shorten(one_line(first), _LONGEST_HEADLINE)
+    line = one_line(first)
+    if len(line) <= _LONGEST_HEADLINE:
+        return line
+    head = line[:_LONGEST_HEADLINE]  # torch's out-of-memory goes on for 600 characters
+    end_of_sentence = head.rfind(". ") + 1
+    return f"{head[:end_of_sentence] if end_of_sentence > _LONGEST_HEADLINE // 3 else head.rstrip()} …"
 
 
 def details_of(verdict: Verdict) -> list[str]:

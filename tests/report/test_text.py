@@ -174,3 +174,20 @@ def test_value_and_bound_of_a_verdict_with_an_infinite_interval_do_not_crash() -
     verdict: Verdict = replace(PASSED, outcome="inconclusive", interval=(-math.inf, math.inf))
     assert text.value_text(verdict) == "97.4 (−∞ … ∞) %"
     assert text.limits_text(verdict) == "−∞ … ∞ %"
+
+
+def test_a_headline_ends_with_a_sentence_of_a_very_long_error() -> None:
+    said = (
+        "rank 2 on n1 failed in preparation: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. GPU 2 "
+        "has a total capacity of 79.35 GiB of which 1.88 GiB is free. "
+        + "Of the allocated memory much is allocated. "
+        * 12
+    )
+    headline = text.headline_of(f"{said}\nlast lines of its NCCL log: …")
+    assert headline.startswith(
+        "rank 2 on n1 failed in preparation: OutOfMemoryError: CUDA out of memory. Tried to allocate"
+    )
+    assert headline.endswith(". …")
+    assert len(headline) <= 302
+    assert text.headline_of("short\nmore") == "short"
+    assert len(text.headline_of("x" * 1000)) == 302
