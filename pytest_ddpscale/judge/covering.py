@@ -64,7 +64,16 @@ def coverage_of(
     def gpus(host: str) -> Iterator[GpuCoverage]:
         """GPUs that ranks may use, by local rank, then those that do not answer."""
         ranks = on_host[host]
-        for i in sorted(ranks.keys() | set(range(gpus_per_node))):
+        survey, used = evidence.surveys.get(host), {place.device for place in ranks.values()}
+        silent = [
+            one
+            for one in (survey.gpus if survey else ())
+            if one.is_visible
+            and one.problem
+            and (one.local_rank is None or one.is_lost)
+            and one.uuid not in used - {""}
+        ]
+        for i in sorted(ranks.keys() | set(range(gpus_per_node - len(silent)))):
             place, gpu = (host, i), ranks.get(i, RankPlace(host, i, ""))
             at = blocks.missing_in.get(place, ())
             yield GpuCoverage(
@@ -72,15 +81,8 @@ def coverage_of(
                 missing_in=tuple(name for name, study in undecided if study in at),
                 local_rank=i, pci_bus_id=gpu.pci_bus_id,
             )  # fmt: skip
-        survey, used = evidence.surveys.get(host), {place.device for place in ranks.values()}
-        for one in survey.gpus if survey else ():
-            if (
-                one.is_visible
-                and one.problem
-                and (one.local_rank is None or one.is_lost)
-                and one.uuid not in used - {""}
-            ):
-                yield GpuCoverage(one.index, one.uuid, (), one.problem, pci_bus_id=one.pci_bus_id)
+        for one in silent:
+            yield GpuCoverage(one.index, one.uuid, (), one.problem, pci_bus_id=one.pci_bus_id)
 
     def node(host: str) -> NodeCoverage:
         by = {kind for place in blocks.places.get(host, ()) for kind in tested.get(place, ())}

@@ -57,12 +57,14 @@ def _usable(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
         return
     places = gpu_places(survey)
     yield Finding(gpus=len(places))
+    has_too_few = sum(not gpu.is_lost for gpu, _ in places) < asked  # CUDA does not list lost ones
     for gpu, place in places:
-        lost = [fault(f"lost: {gpu.problem}", stands_alone=True)] if gpu.problem else _model(expectation, gpu)
+        text, prevents = f"lost: {gpu.problem}", has_too_few and gpu.is_lost
+        lost = [fault(text, stands_alone=True, prevents_ranks=prevents)] if gpu.problem else _model(expectation, gpu)
         yield from (one.at(place) for one in (*lost, *_compute_mode(gpu)))
     if len(places) < asked:
         why = "" if places else f": {no_gpu_reason(survey)}"
-        yield fault(f"{len(places)} GPUs are visible; expected {asked}{why}")
+        yield fault(f"{len(places)} GPUs are visible; expected {asked}{why}", prevents_ranks=has_too_few)
     # Detects a GPU missing from the driver's list even if the remaining GPUs suffice for all ranks.
     pattern, least = expectation.name_pattern or "^.*$", expectation.gpus_installed or 0
     # A GPU withheld by a cgroup has no name.

@@ -4,7 +4,7 @@ An error such as an illegal memory access may come from a broken GPU or from a w
 that run it. So a GPU is at fault for certain if its errors ended its rank in two gangs or more, in each of which peers
 did the same work without such an error, and in most of the gangs that GPU errors ended on its node. After one gang, or
 if it worked alone, it is a suspect. If half of the ranks or more fail alike, none of them is accused; with two ranks,
-one may be.
+one may be. An error of NVLink leaves its GPU a suspect however often it comes, because the other end may be at fault.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _are_few(gang: GpuErrors) -> bool:
 
 
 def _judged(place: RankPlace, own: Sequence[tuple[GpuErrors, RankGpuError]], gangs_there: int) -> GpuError:
-    compared = {gang.gang for gang, one in own if one.peers >= max(1, len(gang.errors))}
+    compared = {gang.gang for gang, one in own if one.peers >= max(1, len(gang.errors)) and not _is_of_link(one)}
     is_certain = len(compared) >= GANGS_FOR_CERTAIN and 2 * len(compared) > gangs_there
     gangs = len({gang.gang for gang, _ in own})
     errors = dict.fromkeys(one.error for _, one in own)
@@ -91,10 +91,16 @@ def _judged(place: RankPlace, own: Sequence[tuple[GpuErrors, RankGpuError]], gan
     if is_certain:
         text += ", while its peers did the same work without such an error"
     else:
-        text += f" ({_why_open(len(compared), gangs)}, so the software may be at fault)"
+        why = f"{_why_open(len(compared), gangs)}, so the software may be at fault"
+        text += f" ({'either end of the link may be at fault' if all(_is_of_link(one) for _, one in own) else why})"
     return GpuError(
         place, f"{text}; look for its Xid: `dmesg | grep -i xid` on {place.host}", _studies(own), is_certain
     )
+
+
+def _is_of_link(one: RankGpuError) -> bool:
+    """CUDA 220 and 226, which a GPU also has for a fault of a peer whose memory it reads."""
+    return "nvlink" in one.error.lower()
 
 
 def _why_open(compared: int, gangs: int) -> str:

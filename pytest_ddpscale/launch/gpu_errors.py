@@ -27,6 +27,7 @@ _TEXTS = (
     "the launch timed out and was terminated",  # 702
     "uncorrectable ECC error encountered",  # 214
     "uncorrectable NVLink error detected",  # 220
+    "Invalid access of peer GPU memory over nvlink or a hardware error",  # 226
     "CUDNN_STATUS_EXECUTION_FAILED",
     "CUBLAS_STATUS_EXECUTION_FAILED",
 )

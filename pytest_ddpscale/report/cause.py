@@ -343,6 +343,8 @@ def _of_alike(verdicts: Sequence[Verdict]) -> Cause:
             sentence, severity = f"wrong data: {text.reason_text(worst)}", "wrong data"
     else:
         sentence = f"{text.verdict_word(first).lower()}: {names}: {text.reason_text(first)}"
+        if first.outcome == "error" and suspects:  # GPUs whose own errors ended ranks
+            severity = "lost"
     return Cause(sentence, frozenset(verdict.id for verdict in verdicts), suspects, severity)
 
 

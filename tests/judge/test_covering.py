@@ -198,6 +198,17 @@ class TestWhatTookNoPart:
             ]  # fmt: skip
             assert node.gpus[-1].name == "GPU 1"
 
+    @rows("lost", [(0, 1), (1,)])
+    def test_lost_gpus_of_a_node_without_ranks_are_listed_once(self, lost: tuple[int, ...]) -> None:
+        gpus = tuple(
+            SurveyedGpu(i, "", "", "", "", **LOST) if i in lost else SurveyedGpu(i, "GPU-s0", "", "", "", local_rank=0)
+            for i in range(2)
+        )
+        evidence = evidence_of(self.CASES, without=[1], pairs=())
+        found = concluded(self.CASES, replace(evidence, surveys={"n1": Survey("n1", 1.7e9, gpus=gpus)})).coverage
+        assert sorted(gpu.index or 0 for gpu in found.nodes[1].gpus) == [0, 1]
+        assert [gpu.index for gpu in found.nodes[1].gpus if gpu.problem] == list(lost)
+
     @rows(("from_round", "rounds"), [(0, 9), (3, 6)])
     def test_a_gpu_that_its_peers_were_measured_without_says_in_what(self, from_round: int, rounds: int) -> None:
         plan = plan_of_nodes(self.CASES, 2, 2)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from pytest_ddpscale.judge.gpu_errors import find_gpu_errors
 from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
 from pytest_ddpscale.run.records import RankPlace
@@ -59,3 +61,15 @@ def test_the_gpu_is_named_with_its_error_and_what_to_do() -> None:
     (suspect,) = find_gpu_errors([gang(0, 3)], PLACES)
     assert "ended its rank in 1 gang (not in a second one, so the software may be at fault)" in suspect.text
     assert not suspect.culprit.is_certain
+
+
+@rows(
+    "error",
+    ["CUDA error: uncorrectable NVLink error detected", "CUDA error: Invalid access of peer GPU memory over nvlink"],
+)
+def test_an_error_of_nvlink_leaves_both_ends_suspects(error: str) -> None:
+    gangs = [gang(number, 2, 3, ranks=8, peers=7) for number in range(3)]
+    told = [replace(one, errors=tuple(replace(each, error=error) for each in one.errors)) for one in gangs]
+    found = find_gpu_errors(told, PLACES)
+    assert [(one.place.gpu_index, one.is_certain) for one in found] == [(6, False), (7, False)]
+    assert "either end of the link may be at fault" in found[0].text

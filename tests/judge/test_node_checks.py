@@ -171,6 +171,10 @@ def test_no_rank_is_started_where_none_can_run_whoever_is_to_blame() -> None:
     closed = with_gpu(compute_mode="Prohibited", local_rank=3)
     assert hopeless("gpus", closed) == {"n1": "gpus: GPU 3: compute mode Prohibited; nvidia-smi -i 3 -c 0"}
     assert hopeless("gpus", closed, ranks_per_node=3) == {}, "ranks use the first three"
+    lost = survey(gpus=gpus(which=(6, 7), problem="GPU is lost", is_lost=True))
+    assert hopeless("gpus", lost, survey("n2")).keys() == {"n1"}, "six GPUs for eight ranks"
+    assert hopeless("gpus", lost, ranks_per_node=6) == {}, "CUDA leaves the lost ones out"
+    assert hopeless("gpus", survey(gpus=())) == {"n1": "gpus: 0 GPUs are visible; expected 8: the driver finds no GPU"}
     for name, other in (("nvlink", with_gpu(nvlinks_active=0)), ("gpus", Survey("n1", 1.7e9, problem="no answer"))):
         assert hopeless(name, other) == {}
 

@@ -270,6 +270,15 @@ def test_a_check_that_fails_without_a_certain_culprit_says_what_was_found() -> N
     assert cause.culprits == (suspect,)
 
 
+def test_a_gpu_whose_error_ended_its_rank_comes_before_what_it_left_unknown() -> None:
+    suspect = replace(GPU, slowdown=None, is_certain=False)
+    silent = replace(NOT_MEASURED, id="node_check[transport]", metric="node_check", reason="missing data")
+    broken = replace(NOT_MEASURED, id="one", outcome="error", reason="CUDA error", culprits=(suspect,))
+    judged = _judged(silent, broken, outcome="incomplete")
+    assert headline(judged).startswith("INCOMPLETE: error: one: CUDA error")
+    assert causes(judged)[0].culprits == (suspect,)
+
+
 def test_a_very_long_line_is_shortened_in_the_headline_alone() -> None:
     long = "rank 0 on n1 failed in warm-up: RuntimeError: " + "x" * 2000
     broken = replace(NOT_MEASURED, id="one", outcome="error", reason=long)
