@@ -48,6 +48,10 @@ from pytest_ddpscale.worker.transport import transport_environment  # noqa: E402
 if _collects_garbage:
     gc.enable()
 IMPORTED_UNIX_S = time.time()
+# For how long a rank stays after an error of its GPU: torchrun ends all others when it exits, and if the software is at
+# fault they fail as well, a moment later, and must be able to say so. Longer than the supervisor collects reports.
+PEERS_FAIL_WITHIN_S = 5.0
+_OF_A_GPU = ("CUDA error", "Cuda failure", "EXECUTION_FAILED", "Triton Error")
 _RECORDED = (
     "OMP_",
     "NCCL_",
@@ -153,6 +157,8 @@ def main() -> int:
     except Exception as error:
         traceback.print_exc()
         progress.tell_failure(error)
+        if any(text in str(error) for text in _OF_A_GPU):
+            time.sleep(PEERS_FAIL_WITHIN_S)
         return 1
     progress.phase = FINISHED
     return 0

@@ -107,6 +107,14 @@ def test_a_gpu_whose_error_ends_its_rank_in_two_gangs_is_rejected(ended: Session
     assert named(session) == {(HOST, 1, uuid_of(1))}
 
 
+def test_software_that_fails_on_one_rank_a_moment_earlier_accuses_no_gpu(ended: Session) -> None:
+    session = ended(["gpu=0,launch=40,error=700", "gpu=1,launch=30,hang=1", "gpu=1,launch=40,error=700"])
+    assert headline(session).startswith("INCOMPLETE: ")
+    gangs = session.lines("measurements.jsonl", "gpu_errors")
+    assert [{one["local_rank"] for one in gang["errors"]} for gang in gangs] == [{0, 1}] * len(gangs) != []
+    assert named(session) == set()
+
+
 def test_a_slow_gpu_is_named_by_the_index_of_nvidia_smi(ended: Session, tmp_path: Path) -> None:
     thresholds = tmp_path / "peers.yaml"
     thresholds.write_text(PEERS, encoding="utf-8")
