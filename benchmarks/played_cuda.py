@@ -78,7 +78,9 @@ def play(scenario: Scenario, libraries: Path, folder: Path) -> Row:
         command = [str(ROOT / "benchmarks" / command[0]), *command[1:]]
     else:
         command = [sys.executable, *command, *scenario.options]
-    with PlayedCuda(libraries, folder / "machine", scenario.gpus, settings=GPU_BOUND, **scenario.machine) as machine:
+    with PlayedCuda(
+        libraries, folder / "machine", scenario.gpus, **{"settings": GPU_BOUND} | scenario.machine
+    ) as machine:
         began = time.monotonic()
         with (folder / "output.log").open("w") as output:
             process = subprocess.Popen(

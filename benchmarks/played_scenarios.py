@@ -136,7 +136,9 @@ _RUN = ("--ddp-budget=3m", "--ddp-run-dir=run")
 TOOLS = (
     # With the packaged thresholds, whose plan for eight B200 has every probe and workload.
     Scenario(
-        "plan-of-8-b200", (0, 1), gpus=(B200,) * 8, command=ACCEPTANCE, options=["--gpu-sku=b200", "--ddp-budget=4m"],
+        "plan-of-8-b200", (0, 1), gpus=(B200,) * 8, command=ACCEPTANCE,
+        options=["--gpu-sku=b200", "--ddp-budget=4m", "-k", "node_check or probes or throughput"],
+        machine={"settings": {"PLAYED_LINK_GBS": "850"}},
         limit_s=900.0,
     ),
     _tool("suite-pytorch-ddp", "suite", "pytorch-ddp", *_RUN),

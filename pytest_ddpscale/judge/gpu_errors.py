@@ -1,9 +1,10 @@
 """GPUs whose own errors ended ranks: the GPU, or software that fails on it?
 
 An error such as an illegal memory access may come from a broken GPU or from a wrong kernel, which fails on all ranks
-that run it. So a GPU is at fault for certain if its errors ended its rank in two gangs or more, in each of which peers
-did the same work without such an error, and in most of the gangs that GPU errors ended on its node. After one gang, or
-if it worked alone, it is a suspect. If half of the ranks or more fail alike, none of them is accused; with two ranks,
+that run it, or on one by chance. So a GPU is at fault for certain if its errors ended its rank in two gangs or more
+(three with two ranks, of which chance hits the same one twice in half of the cases), in each of which peers did the
+same work without such an error, and in every gang that GPU errors ended on its node. After one gang, or if it worked
+alone, it is a suspect. If half of the ranks or more fail alike, none of them is accused; with two ranks,
 one may be. An error of NVLink leaves its GPU a suspect however often it comes, because the other end may be at fault.
 """
 
@@ -18,7 +19,7 @@ from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
 from pytest_ddpscale.run.records import RankPlace
 from pytest_ddpscale.run.verdicts import Culprit, Verdict, gpu_culprit
 
-GANGS_FOR_CERTAIN = 2
+GANGS_FOR_CERTAIN, GANGS_FOR_CERTAIN_OF_TWO = 2, 3
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,15 @@ def _are_few(gang: GpuErrors) -> bool:
 
 def _judged(place: RankPlace, own: Sequence[tuple[GpuErrors, RankGpuError]], gangs_there: int) -> GpuError:
     compared = {gang.gang for gang, one in own if one.peers >= max(1, len(gang.errors)) and not _is_of_link(one)}
-    is_certain = len(compared) >= GANGS_FOR_CERTAIN and 2 * len(compared) > gangs_there
+    needed = GANGS_FOR_CERTAIN_OF_TWO if min(gang.ranks for gang, _ in own) == 2 else GANGS_FOR_CERTAIN
+    is_certain = needed <= len(compared) == gangs_there
     gangs = len({gang.gang for gang, _ in own})
     errors = dict.fromkeys(one.error for _, one in own)
     text = f"{' and '.join(list(errors)[:2])} ended its rank in {gangs} {'gang' if gangs == 1 else 'gangs'}"
     if is_certain:
         text += ", while its peers did the same work without such an error"
     else:
-        why = f"{_why_open(len(compared), gangs)}, so the software may be at fault"
+        why = f"{_why_open(len(compared), gangs, needed)}, so the software may be at fault"
         text += f" ({'either end of the link may be at fault' if all(_is_of_link(one) for _, one in own) else why})"
     return GpuError(
         place, f"{text}; look for its Xid: `dmesg | grep -i xid` on {place.host}", _studies(own), is_certain
@@ -103,9 +105,9 @@ def _is_of_link(one: RankGpuError) -> bool:
     return "nvlink" in one.error.lower()
 
 
-def _why_open(compared: int, gangs: int) -> str:
-    if gangs < GANGS_FOR_CERTAIN:
-        return "not in a second one"
+def _why_open(compared: int, gangs: int, needed: int) -> str:
+    if gangs < needed:
+        return "not in a second one" if gangs < GANGS_FOR_CERTAIN else "not in a third one, and there are two ranks"
     return "no peer did the same work" if not compared else "other GPUs failed as well, or no peer did the same work"
 
 
