@@ -47,7 +47,8 @@ class Cause:
 def causes(judgement: Judgement) -> tuple[Cause, ...]:
     """All causes of failures, then of undecided requirements; at least one explains each blocker.
 
-    Within each, the most severe come first; of equally severe ones those with a culprit, then those that explain most.
+    Within each, the most severe come first; of equally severe ones those with a culprit, then errors, then those that
+    explain most.
     """
     blocking = [verdict for verdict in judgement.verdicts if judgement.is_blocked_by(verdict)]
     missing = missing_gpus(judgement)
@@ -56,7 +57,11 @@ def causes(judgement: Judgement) -> tuple[Cause, ...]:
     left = [verdict for verdict in blocking if verdict.id not in explained]
     unnamed = [*_of_other_blockers(judgement.other_blockers), *_of_nobody(left, judgement)]
     failed = {verdict.id for verdict in blocking if verdict.outcome == "failed"}
-    in_order = [*sorted(named, key=_weight), *sorted(unnamed, key=_weight)]
+    errors = {verdict.id for verdict in blocking if verdict.outcome == "error"}  # why others have no data
+    in_order = [
+        *sorted(named, key=_weight),
+        *sorted(unnamed, key=lambda one: (errors.isdisjoint(one.explains), _weight(one))),
+    ]
     return tuple(sorted(in_order, key=lambda one: (failed.isdisjoint(one.explains), _SEVERITIES.index(one.severity))))
 
 
