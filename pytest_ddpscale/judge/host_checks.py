@@ -263,7 +263,6 @@ class _Transports:
             self.ranks.setdefault(one.host, []).append(one)
         self._expectation, self._surveys = seen.expectation, seen.surveys
         self._is_one_node = not seen.expectation.crosses_nodes or seen.hosts_planned <= 1
-        self._is_alone = self._is_one_node and len(seen.transports) == 1
         self._is_crossed = any(one.channels_between_nodes or _networks_of(one) for one in seen.transports)
         # An Ethernet port may belong to the management network; it counts as RoCE only if NCCL uses RDMA somewhere.
         uses_rdma = any(name.startswith(_RDMA) for one in seen.transports for name in one.channels)
@@ -286,7 +285,7 @@ class _Transports:
 
     def _within_node(self, one: Transport) -> Finding:
         """Whether the connections of a rank are known, and those within its node; with one node those are all."""
-        if self._is_alone:
+        if self._is_one_node and len(self.ranks[one.host]) == 1:
             return Finding()  # without another rank NCCL may not even have begun its log
         if one.problem:
             return unknown(one.problem)

@@ -203,6 +203,11 @@ def test_a_detour_within_a_node_fails_unless_it_has_no_nvlinks() -> None:
         (ranks("n1", {}, {}, problem="no log")[:1], {"gpus_per_node": 1}, "passed"),
         (ranks("n1", {}, {}, problem="no log")[:1], {}, "not_measured"),  # the other seven are silent
     ]
+    two_alone = [altered(ranks(host, {}, {}, problem="no log")[0]) for host in ("n1", "n2")]
+    for crosses_nodes, outcome in ((False, "passed"), (True, "not_measured")):
+        expectation = replace(A100, gpus_per_node=1, crosses_nodes=crosses_nodes)
+        nodes = (survey("n1"), survey("n2"))
+        assert judged("transport", *nodes, transports=two_alone, expectation=expectation).outcome == outcome
     for transports, changes, outcome in rows:
         expectation = replace(A100, **changes)
         assert judged("transport", survey("n1"), transports=transports, expectation=expectation).outcome == outcome

@@ -224,6 +224,12 @@ def test_what_was_not_measured_is_told_once_and_after_failures() -> None:
     assert found[1].sentence.endswith("node9 was lost")
 
 
+def test_an_error_is_told_before_the_more_that_it_left_unmeasured() -> None:
+    absent = [replace(NOT_MEASURED, id=f"{i}", reason="missing data") for i in range(3)]
+    broken = replace(NOT_MEASURED, id="broken", outcome="error", reason="rank 2 failed: CUDA out of memory")
+    assert [len(cause.explains) for cause in causes(_judged(*absent, broken))] == [1, 3]
+
+
 def test_every_blocker_is_explained() -> None:
     verdicts = (_failed("one", GPU), _failed("two", LINK), _failed("three"), NOT_MEASURED, FAILED)
     judged = _judged(*verdicts, blockers=(Blocker("test", "test_fans", "failed"),))
