@@ -156,6 +156,7 @@ def _fraction(text: str) -> float:
 
 def _node(arguments: argparse.Namespace, gpus_here: GpusHere) -> TrialNode:
     """This node with its SKU and ranks. Raises BadInput."""
+    from pytest_ddpscale.sku.detection import no_gpu_reason
     from pytest_ddpscale.sku.matching import resolve_sku
     from pytest_ddpscale.thresholds.cases import device_type
     from pytest_ddpscale.thresholds.loading import load_thresholds
@@ -164,7 +165,7 @@ def _node(arguments: argparse.Namespace, gpus_here: GpusHere) -> TrialNode:
     asked = arguments.gpu_sku if arguments.gpu_sku == AUTO else file.sku_name(arguments.gpu_sku)
     is_cpu = asked != AUTO and file.thresholds.skus[asked].detect.device == "cpu"
     gpus = [] if is_cpu else gpus_here()
-    sku = resolve_sku(file, asked, gpus)
+    sku = resolve_sku(file, asked, gpus, why_none=lambda: no_gpu_reason().reason)
     kind = device_type(file.thresholds.skus[sku])
     given = None if arguments.ranks is None else read_value("--ranks", arguments.ranks, count_up_to(MOST_RANKS))
     if kind == "cuda" and given is not None and given > len(gpus):
