@@ -107,6 +107,9 @@ class CpuDevice:
         """Do nothing: nothing is cached."""
 
 
+_NO_CONTEXT = "busy or unavailable"  # of cudaErrorDevicesUnavailable
+
+
 def _why_no_cuda() -> str:
     """Why CUDA cannot be used, such as a driver that is too old, in brackets; empty if it can."""
     try:
@@ -126,7 +129,16 @@ class CudaDevice:
         if local_rank >= torch.cuda.device_count():
             seen = f"torch sees {torch.cuda.device_count()}{_why_no_cuda()}"
             raise RuntimeError(f"local rank {local_rank} has no GPU: {seen}")
-        torch.cuda.set_device(local_rank)
+        try:
+            torch.cuda.set_device(local_rank)
+        except RuntimeError as error:
+            if _NO_CONTEXT not in str(error):
+                raise
+            raise RuntimeError(
+                f"the GPU of local rank {local_rank} takes no process ({_NO_CONTEXT}): its compute mode is Prohibited, "
+                "or Exclusive_Process and another process has it; see `nvidia-smi -q -d COMPUTE`, set it by "
+                "`nvidia-smi -i NUMBER -c 0`"
+            ) from error
         self._device = torch.device("cuda", local_rank)
         properties = torch.cuda.get_device_properties(self._device)
         self.name = properties.name

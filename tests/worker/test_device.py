@@ -139,3 +139,13 @@ def test_a_rank_without_a_gpu_says_why_cuda_cannot_be_used(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "init", init)
     with pytest.raises(RuntimeError, match=r"sees \d+ \(The NVIDIA driver on your system is too old\)$"):
         open_device("cuda", torch.cuda.device_count())
+
+
+def test_a_gpu_that_takes_no_process_says_what_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(device: int) -> None:
+        raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", refuse)
+    with pytest.raises(RuntimeError, match=r"local rank 1 takes no process \(busy or unavailable\).*nvidia-smi -i"):
+        open_device("cuda", 1)
