@@ -73,7 +73,11 @@ def _trained(session: PlayedSession, round_number: int) -> bool:
 def healthy(played_libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
     """Two A100 that work as soon as ranks do, with CUDA and NCCL played as well."""
     site = _site(tmp_path_factory)
-    with PlayedCuda(played_libraries, site.parent / "machine", [A100, A100], is_busy_by_itself=False) as machine:
+    # The GPU and not the host takes time, so that a block is as long as planned on a busy machine as well.
+    settings = {"PLAYED_CONV_US": "1000"}
+    with PlayedCuda(
+        played_libraries, site.parent / "machine", [A100, A100], is_busy_by_itself=False, settings=settings
+    ) as machine:
         session = begin_on_cuda(site, machine)
         session.until(has_begun)
         machine.work()
