@@ -18,6 +18,7 @@ from pytest_ddpscale.judge.probes import Place
 from pytest_ddpscale.judge.rounds import ArmRounds, Groups
 from pytest_ddpscale.judge.stragglers import node_culprit
 from pytest_ddpscale.judge.values import Values
+from pytest_ddpscale.plan.metric_catalogue import COMMUNICATION_TIME, EXPOSED_COMMUNICATION
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.transport_record import WHAT_IT_MAY_COST, WITHOUT_OVERLAP
@@ -31,7 +32,7 @@ HOST_BOUND_UTILIZATION = 0.90
 MOST_SKIPPED_STEPS = 0.05
 # Clocks and data sheets are a few per cent off; a value further above the peak cannot be right.
 MOST_OF_PEAK = 1.05
-_OF_COMMUNICATION = ("exposed_communication", "communication_time")
+_OF_COMMUNICATION = (EXPOSED_COMMUNICATION.name, COMMUNICATION_TIME.name)
 
 
 @dataclass(frozen=True, eq=False)

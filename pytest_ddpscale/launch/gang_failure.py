@@ -49,7 +49,9 @@ def describe(roll: GangState, exit_code: int | None, other_lines: Sequence[str])
     if signals := _TORCHRUN_SIGNALLED.findall("\n".join(other_lines)):
         return describe_killed("torchrun", -int(signals[0]))
     ended = "was stopped" if exit_code is None else f"exited with code {exit_code}"
-    return f"the gang {ended} without a report from a rank\nlast output:\n{_indented(other_lines)}"
+    quoted = _indented(other_lines)
+    last = quoted.rpartition("\n")[2].strip()  # of a scheduler that refuses, it is the reason
+    return f"the gang {ended} without a report from a rank: {last}\nlast output:\n{quoted}"
 
 
 def blames_nobody(roll: GangState) -> bool:

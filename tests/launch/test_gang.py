@@ -155,7 +155,8 @@ def test_a_launcher_that_ends_before_any_node_is_up_has_its_last_words_told(run:
     end = run("print('srun: error: invalid partition specified: gpu', file=sys.stderr); sys.exit(1)", name="slurm")
     assert end.exit_code == 1
     assert end.why.endswith(
-        "code 1 without a report from a rank\nlast output:\n  srun: error: invalid partition specified: gpu"
+        "code 1 without a report from a rank: srun: error: invalid partition specified: gpu\n"
+        "last output:\n  srun: error: invalid partition specified: gpu"
     )
 
 

@@ -168,7 +168,7 @@ class TestNobodySaidAnything:
     def test_the_last_output_speaks(self, one: News) -> None:
         lines = [f"line {number}" for number in range(20)] + ["W1121 19:37:51.1 47 a/run.py:7] [default0]:slow"]
         quoted = "".join(f"\n  line {number}" for number in range(9, 20))
-        expected = f"the gang exited with code 127 without a report from a rank\nlast output:{quoted}\n  slow"
+        expected = f"the gang exited with code 127 without a report from a rank: slow\nlast output:{quoted}\n  slow"
         assert describe(one.roll, 127, lines) == expected
 
     def test_what_a_terminal_would_act_on_is_left_out(self, one: News) -> None:
