@@ -34,13 +34,11 @@ sys.path.insert(0, str(ROOT))  # the tests' played GPUs
 from played_scenarios import ACCEPTANCE, CONFTEST, SCENARIOS, THRESHOLDS, Scenario  # noqa: E402
 
 from tests.nvml_stand_in.machine import uuid_of  # noqa: E402
-from tests.played_cuda.library import build, reason_not_to_build  # noqa: E402
-from tests.played_cuda.machine import PlayedCuda  # noqa: E402
+from tests.played_cuda.compiling import build, reason_not_to_build  # noqa: E402
+from tests.played_cuda.machine import GPU_BOUND, PlayedCuda  # noqa: E402
 
 GRACE_S = 20.0  # between asking a command to stop and killing it
 SETTLING_S = 3.0  # of processes that end with the command
-# Convolutions that take longer on the GPU than the host takes to launch them: two cores serve up to eight ranks.
-GPU_BOUND = {"PLAYED_CONV_US": "1000"}
 UNREADABLE = "expected the file as pytest-ddpscale wrote it"
 OUTCOMES = ("ACCEPTED", "REJECTED", "INCOMPLETE", "INCONCLUSIVE", "PARTIAL", "ERROR:", "ddpscale:")
 

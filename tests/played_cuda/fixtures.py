@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.played_cuda.library import build, reason_not_to_build
+from tests.played_cuda.compiling import build, reason_not_to_build
 
 
 @pytest.fixture(scope="session")

@@ -23,12 +23,15 @@ from tests.nvml_stand_in.machine import (
     at_work,
     uuid_of,
 )
-from tests.played_cuda.library import LIBRARY_NAME
+from tests.played_cuda.compiling import LIBRARY_NAME
 
 KINDS = {V100.name: "v100", A100.name: "a100", B200.name: "b200", RTX_PRO_6000_SERVER.name: "rtx"}
 DRIVER_VERSION, CUDA_DRIVER_VERSION = "595.45.04", 13020
 A_DAY_S = 86_400.0
 SHARED_MEMORY = Path("/dev/shm")
+# Convolutions that take longer on the GPU than the host takes to launch them, so that a block is as long as planned on a
+# busy machine, too, and GPUs can be compared.
+GPU_BOUND = {"PLAYED_CONV_US": "1000"}
 
 
 @dataclass
@@ -38,7 +41,7 @@ class PlayedCuda:
     As a context manager, it removes its files from shared memory in the end.
 
     Attributes:
-        libraries: where `library.build` put the libraries.
+        libraries: where `compiling.build` put the libraries.
         folder: of its own, for its settings; made if it is not there.
         gpus: that it has, at rest.
         faults: what breaks, as machine.h lists it: ``gpu=1,launch=5000,error=719``.

@@ -21,7 +21,7 @@ from tests.builders.telemetry import Telemetry, telemetry_of
 from tests.forks.start import command, forking
 from tests.node.fake_torch import CUDA_BUILD, write_torch
 from tests.nvml_stand_in.machine import PlayedMachine
-from tests.played_cuda.library import LIBRARY_NAME
+from tests.played_cuda.compiling import LIBRARY_NAME
 from tests.played_cuda.machine import PlayedCuda
 
 CHECKOUT = Path(__file__).parents[3]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.played_gpus.played_session import HOST, EndedSession, begin_on_cuda
 from tests.nvml_stand_in.machine import A100, uuid_of
-from tests.played_cuda.machine import PlayedCuda
+from tests.played_cuda.machine import GPU_BOUND, PlayedCuda
 
 pytestmark = pytest.mark.lab
 
@@ -32,8 +32,6 @@ skus:
     families: [played]
     batch: {tiny: 4}
 """
-# Convolutions that take longer on the GPU than the host takes to launch them, as they do where GPUs are compared.
-GPU_BOUND = {"PLAYED_CONV_US": "1000"}
 Session = Callable[..., EndedSession]
 
 

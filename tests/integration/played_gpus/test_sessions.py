@@ -38,7 +38,7 @@ from tests.nvml_stand_in.gpus import (
     RemappedRows,
 )
 from tests.nvml_stand_in.machine import A100, B200, PlayedMachine, at_work, node_of, uuid_of
-from tests.played_cuda.machine import PlayedCuda
+from tests.played_cuda.machine import GPU_BOUND, PlayedCuda
 
 A_DAY_S = 86_400.0
 # The driver's samples come ten times a second, so that their edges are not those of a block.
@@ -73,10 +73,8 @@ def _trained(session: PlayedSession, round_number: int) -> bool:
 def healthy(played_libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> EndedSession:
     """Two A100 that work as soon as ranks do, with CUDA and NCCL played as well."""
     site = _site(tmp_path_factory)
-    # The GPU and not the host takes time, so that a block is as long as planned on a busy machine as well.
-    settings = {"PLAYED_CONV_US": "1000"}
     with PlayedCuda(
-        played_libraries, site.parent / "machine", [A100, A100], is_busy_by_itself=False, settings=settings
+        played_libraries, site.parent / "machine", [A100, A100], is_busy_by_itself=False, settings=GPU_BOUND
     ) as machine:
         session = begin_on_cuda(site, machine)
         session.until(has_begun)

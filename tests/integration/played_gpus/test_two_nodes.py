@@ -25,7 +25,7 @@ from pytest_ddpscale.settings import settings_from
 from tests.builders.measurements import measurements_in
 from tests.forks.start import VARIABLE, address
 from tests.nvml_stand_in.machine import A100, uuid_of
-from tests.played_cuda.library import LIBRARY_NAME
+from tests.played_cuda.compiling import LIBRARY_NAME
 from tests.played_cuda.machine import PlayedCuda
 from tests.two_nodes_here import HOSTS, TwoNodesHere
 
