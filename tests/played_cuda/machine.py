@@ -29,8 +29,8 @@ KINDS = {V100.name: "v100", A100.name: "a100", B200.name: "b200", RTX_PRO_6000_S
 DRIVER_VERSION, CUDA_DRIVER_VERSION = "595.45.04", 13020
 A_DAY_S = 86_400.0
 SHARED_MEMORY = Path("/dev/shm")
-# Convolutions that take longer on the GPU than the host takes to launch them, so that a block is as long as planned on a
-# busy machine, too, and GPUs can be compared.
+# Convolutions take longer on the GPU than the host takes to launch them: a block is then as long as planned on a busy
+# machine, too, and GPUs can be compared.
 GPU_BOUND = {"PLAYED_CONV_US": "1000"}
 
 
