@@ -145,7 +145,9 @@ class Row(Strict):
         description="A metric: its values by world size, `{8: 480.1}`; if there is only one size, the value alone."
     )
     of: _Names = Field("", description="Workloads: names under `workloads` for which the SKU has a `batch`.")
-    probe: _Names = Field("", description="Probes without training, such as `matmul-bf16` or `all-reduce-32mib`.")
+    probe: _Names = Field(
+        "", description="Probes without training, such as `matmul-bf16`, `matmul-bf16-10240` or `all-reduce-32mib`."
+    )
     published: str | None = Field(None, description="Source of the values: a name under `sources`.")
     margin: str | None = Field(
         None,
