@@ -94,7 +94,8 @@ def test_another_users_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_folder_that_is_taken_for_an_orphan_before_it_is_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, refused = fcntl.flock, []
+    lock = fcntl.flock
+    refused: list[int] = []
 
     def busy_once(descriptor: int, operation: int) -> None:
         if not refused:
