@@ -284,8 +284,9 @@ def _rests_on_pace(study: str, verdict: Verdict) -> bool:
 
 
 def _is_ratio(study: str, arm: str, verdict: Verdict) -> bool:
-    is_ratio = METRICS[verdict.metric].is_rate and METRICS[verdict.metric].baseline == "alone"
-    return is_ratio and _needs(study, arm, verdict)
+    metric = METRICS[verdict.metric]
+    is_ratio = metric.baseline is not None and (metric.is_rate or metric.unit == "fraction")
+    return is_ratio and not metric.reads_folder and _needs(study, arm, verdict)
 
 
 def _seeded(changes: dict[str, Any], one: Any) -> Any:

@@ -41,8 +41,9 @@ MOST_OF_PEAK = 1.05
 # 3 × 3 convolutions by the algorithms of Lavin & Gray (CVPR 2016), which fp32 uses, take down to a quarter of the
 # multiplications that the counter counts.
 MOST_OF_FP32_PEAK = 4.0
-# On a CPU efficiencies above 1 occur, because parts of a batch fit caches; twice the ideal is more than that explains.
-MOST_EFFICIENCY_ON_CPU = 2.0
+# On a CPU efficiencies above 1 and costs below 0 occur, because parts of a batch fit caches and other programs disturb;
+# twice the ideal, or half of the time saved, is more than that explains.
+MOST_EFFICIENCY_ON_CPU, LEAST_COST_ON_CPU = 2.0, -0.5
 # Per core, in FLOP/s: matrix units with 2,048 bf16 operations a cycle reach 8 · 10¹² at 4 GHz. A node of unknown size
 # has no more than 512 cores.
 MOST_FLOPS_OF_CORE, MOST_CORES = 1e13, 512
@@ -135,7 +136,8 @@ def plausibility(asked: Asked) -> Caveat | None:
         return None
     (least, most), value_of = asked.case.requirement.definition.credible_at(asked.case.world_size), asked.value_of
     if asked.evidence.plan.device_type == "cpu":
-        least, most = -np.inf, most * MOST_EFFICIENCY_ON_CPU / MOST_EFFICIENCY
+        is_cost = asked.case.requirement.definition.unit == "fraction" and np.isfinite(least)
+        least, most = LEAST_COST_ON_CPU if is_cost else -np.inf, most * MOST_EFFICIENCY_ON_CPU / MOST_EFFICIENCY
 
     def apply(verdict: Verdict, place: int) -> Verdict:
         told = [verdict.value]

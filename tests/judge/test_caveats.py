@@ -107,6 +107,11 @@ class TestPlausibility:
                 f"implausible: {verdict.value:.3g} is more than {2 * ideal:g}; the measure"
             )
 
+    @rows("metric", ["exposed_communication", "ddp_overhead"])
+    @rows(("cost", "outcome"), [(-0.3, "passed"), (-0.6, "inconclusive")])
+    def test_of_a_cpu_ends_where_a_cost_saves_half_of_the_time(self, metric: str, cost: float, outcome: str) -> None:
+        assert judge_values(metric, 0.2, [cost + 0.001 * (n % 3) for n in range(10)], "cpu").outcome == outcome
+
     def test_of_gpus_lets_1_1_pass(self) -> None:
         assert judge_values("weak_scaling_efficiency", 0.9, [1.1 - 0.001 * (n % 3) for n in range(10)]).passed
 
