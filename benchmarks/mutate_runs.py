@@ -182,7 +182,7 @@ def _gone(file: str, lines: list[bytes]) -> Iterator[Mutant]:
 
 
 def _is_of(study: str, one: Any) -> bool:
-    return one["kind"] == "timed" and one["study"] == study
+    return bool(one["kind"] == "timed" and one["study"] == study)
 
 
 def _is_of_arm(study: str, arm: str, one: Any) -> bool:
@@ -190,7 +190,7 @@ def _is_of_arm(study: str, arm: str, one: Any) -> bool:
 
 
 def _ends(study: str, one: Any) -> bool:
-    return one["kind"] == "study_end" and one["study"] == study
+    return bool(one["kind"] == "study_end" and one["study"] == study)
 
 
 def _left_out(one: Any, study: str, arm: str) -> Any:
