@@ -346,6 +346,10 @@ def _shows_same_loss(verdict: Verdict) -> bool:
 def _uniform_loss(verdicts: Sequence[Verdict], explains: frozenset[str], judgement: Judgement) -> Cause:
     losses = [1 - v.value / v.published for v in verdicts if v.value is not None and v.published]
     loss, reference = text.number_text(statistics.median(losses), "fraction"), "the reference throughput"
+    if len({verdict.workload for verdict in verdicts}) == 1:
+        as_, ratios = counted_as(judgement.verdicts), ratio_lines(judgement.verdicts)
+        said = dict.fromkeys(ratio for verdict in verdicts for ratio in ratios.get(as_[verdict.id], ()))
+        reference += f" ({', '.join(said)})" if said else ""
     uniformity = [one for one in judgement.verdicts if one.metric == RANK_UNIFORMITY.name]
     compared = [one.outcome for one in uniformity]
     is_any_slow = any(one.slowdown and one.is_certain for v in judgement.verdicts for one in v.culprits)
@@ -372,7 +376,7 @@ def _of_alike(verdicts: Sequence[Verdict], judgement: Judgement) -> Cause:
     if first.outcome == "failed":
         worst = min(of_each, key=lambda verdict: verdict.margin or 0.0)
         sentence = f"{text.one_line(worst.id)} is {text.point_text(worst)}, bound {text.bound_text(worst)}"
-        sentence += "".join(f", {ratio}" for ratio in ratio_lines(judgement.verdicts).get(worst.id, ()))
+        sentence += "".join(f" ({ratio})" for ratio in ratio_lines(judgement.verdicts).get(worst.id, ()))
         sentence += f", but {despite}" if (despite := text.despite_text(worst)) else ""
         sentence += f" ({len(groups) - 1} more like it)" if groups[1:] else ""
         # A verdict can name suspects without being certain: a link that is often slow, or two ranks that disagree.

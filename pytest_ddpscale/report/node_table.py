@@ -68,8 +68,7 @@ def node_table(judgement: Judgement, run: RunRecord) -> NodeTable:
     as_ = counted_as(judgement.verdicts)
     counted = {host: _counted(found, as_) for host, found in named.items()}
     ids = {verdict.id for found in counted.values() for verdict, _ in found}
-    columns = [one for one in missed if one.culprits and (as_[one.id] == one.id or one.id in ids)]
-    metrics = tuple(dict.fromkeys(verdict.metric for verdict in columns))
+    metrics = tuple(dict.fromkeys(verdict.metric for verdict in missed if verdict.id in ids))
     rows = [_row(host, named[host], counted[host], metrics, lacks.get(host, "")) for host in named]
     rows.sort(key=lambda row: (-row.failures, row.host))
     known = {node.host for node in judgement.coverage.nodes} if judgement.coverage else {one.host for one in run.hosts}

@@ -13,14 +13,20 @@ from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.judgements import PASSED
 
 THROUGHPUT = replace(PASSED, id="throughput", metric="throughput_per_gpu", unit="img/s", bound={"at_least": 0.9})
-RATIO = replace(PASSED, id="ratio", metric="generation_ratio", unit="x", bound={"at_least": 0.9}, counts_with="throughput")
+RATIO = replace(
+    PASSED, id="ratio", metric="generation_ratio", unit="x", bound={"at_least": 0.9}, counts_with="throughput"
+)
 OTHER = replace(PASSED, id="other")
 WAIVER = Waiver("A. Name", "a fan is ordered", date(2026, 12, 31))
 
 
 def test_a_ratio_is_counted_with_its_throughput_wherever_both_stand() -> None:
     assert counted_groups([RATIO, OTHER, THROUGHPUT]) == [[OTHER], [THROUGHPUT, RATIO]]
-    assert counted_as([RATIO, OTHER, THROUGHPUT]) == {"throughput": "throughput", "ratio": "throughput", "other": "other"}
+    assert counted_as([RATIO, OTHER, THROUGHPUT]) == {
+        "throughput": "throughput",
+        "ratio": "throughput",
+        "other": "other",
+    }
     assert number_of([RATIO, OTHER, THROUGHPUT]) == 2
 
 
