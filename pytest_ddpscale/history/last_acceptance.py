@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from pytest_ddpscale.history.database import reading
@@ -14,9 +14,8 @@ from pytest_ddpscale.history.same_nodes import (
     reached_by,
     runs_of_exactly,
 )
-from pytest_ddpscale.judge.intervals import Estimate, ValueChange, change_between
+from pytest_ddpscale.judge.intervals import Estimate, change_between
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
-from pytest_ddpscale.run.counting import counted_groups
 from pytest_ddpscale.run.verdicts import ACCEPTING, LastAcceptance, Verdict
 
 
@@ -59,11 +58,15 @@ def last_acceptance(
 
 def _beside(run: EarlierRun, then: Mapping[RequirementKey, Estimate], verdicts: Sequence[Verdict]) -> LastAcceptance:
     count, worse, throughput = 0, [], []
-    for group in counted_groups(verdicts):
-        one, change = next(_changes(group, then), (None, None))  # the others are the same values over a constant
-        if one is None or change is None:
+    for one in verdicts:
+        metric, was = METRICS[one.metric], then.get((one.id, one.world_size))
+        if was is None or one.value is None or one.interval is None:
             continue
-        metric = METRICS[one.metric]
+        by_factors = metric.compared_scale == "factors"
+        now = Estimate(one.value, one.interval)
+        if by_factors and min(*was.interval, *now.interval) <= 0:
+            continue
+        change = change_between(was, now, by_factors=by_factors)
         count += 1
         if metric is THROUGHPUT_PER_GPU:
             throughput.append(1 + change.size)
@@ -71,17 +74,3 @@ def _beside(run: EarlierRun, then: Mapping[RequirementKey, Estimate], verdicts: 
             worse.append(one.id)
     ends = min(throughput, default=None), max(throughput, default=None)
     return LastAcceptance(run.began, run.path, run.outcome, count, *ends, tuple(worse))
-
-
-def _changes(
-    verdicts: Sequence[Verdict], then: Mapping[RequirementKey, Estimate]
-) -> Iterator[tuple[Verdict, ValueChange]]:
-    """The verdicts that can be compared with those of then, with their change."""
-    for one in verdicts:
-        was = then.get((one.id, one.world_size))
-        if was is None or one.value is None or one.interval is None:
-            continue
-        by_factors, now = METRICS[one.metric].compared_scale == "factors", Estimate(one.value, one.interval)
-        if by_factors and min(*was.interval, *now.interval) <= 0:
-            continue
-        yield one, change_between(was, now, by_factors=by_factors)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from pytest_ddpscale.run.verdicts import Judgement, LastAcceptance, Verdict
 from tests.builders.nights import SKU, at, judged_run, key_value, verdict
 
 NIGHT = 9
-BASIS = {"judged_at": at(1)}
 
 
 def found(tmp_path: Path, *verdicts: Verdict, hosts: Sequence[str] = ("n1",)) -> LastAcceptance | None:
@@ -91,26 +89,3 @@ def test_work_done_otherwise_is_not_compared(tmp_path: Path) -> None:
 
     assert compared("") == 1
     assert compared("another batch") == 0
-
-
-def test_a_ratio_that_fell_with_its_throughput_is_worse_once(tmp_path: Path) -> None:
-    throughput = verdict(id="throughput_per_gpu[r-2gpu]", metric="throughput_per_gpu")
-    ratio = verdict(
-        id="generation_ratio[r-2gpu-vs-old]", metric="generation_ratio", value=2.0, interval=(1.99, 2.01),
-        counts_with=throughput.id,
-    )  # fmt: skip
-    run = judged_run(tmp_path / "run1", 1)
-    run.write_json(run.verdicts_json, Judgement(SKU, "accepted", "because", (throughput, ratio), basis=BASIS))
-    add_run(tmp_path / "history.sqlite", run.path)
-    slower = [
-        replace(throughput, value=90.0, interval=(89.5, 90.5)),
-        replace(ratio, value=1.8, interval=(1.79, 1.81)),
-    ]
-    both, alone = found(tmp_path, *slower), found(tmp_path, slower[1])
-    assert both is not None
-    assert (both.compared, both.worse) == (1, (throughput.id,))
-    assert alone is not None
-    assert (alone.compared, alone.worse) == (1, (ratio.id,))
-    unmeasured = found(tmp_path, verdict("not_measured", id=throughput.id, value=None, interval=None), slower[1])
-    assert unmeasured is not None
-    assert unmeasured.worse == (ratio.id,), "what cannot be compared hides nothing"
