@@ -5,7 +5,8 @@
 
 One device at half speed (a GPU's computing, its memory, its path to the host, the link of a pair, its links in its
 node, a port to other nodes), and all devices alike at 90 %. A run measures, stops and concludes as a session does; a
-sound machine reaches what thresholds.yaml says or publishes, its GPUs differ by 1 %, rounds by 0.3 %. Prints Markdown.
+sound machine reaches what thresholds.yaml says or publishes, its GPUs compute at paces that differ by 1 %, and rounds
+vary by 0.3 %. Two faults that a node reports are beside them: fewer PCIe lanes and an NVLink that is down. Markdown.
 
 * outcome: of the runs. "rejected" and "incomplete" are seen; a fault that is accepted is not.
 * by: what failed and can reject in most of the runs, else what kept the run from being accepted, else what only warned.
@@ -26,16 +27,17 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from reporting import argument_parser, keep, positive_int
 from simulated_session import conclude_all
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.run.verdicts import ACCEPTING, Verdict
-from pytest_ddpscale.simulate.faults import parse_faults
+from pytest_ddpscale.simulate.faults import LANES_LEFT, parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.simulated_nodes import host_name
-from pytest_ddpscale.simulate.spread import NodeSpread
+from pytest_ddpscale.simulate.spread import COMPUTING, NodeSpread
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.thresholds.peer_limits import FEWEST_PLACES
@@ -91,6 +93,8 @@ FAULTS = (
           peers="memory"),
     Fault("a GPU's host path", _both_ways("{rank}", HALF), HALF, ("host_bandwidth_gbps",), peers="host",
           needs=FEWEST_PLACES),
+    Fault("a GPU's PCIe, a quarter of its lanes", ("bad-gpu:{rank}:lanes",), LANES_LEFT, ("host_bandwidth_gbps",)),
+    Fault("an NVLink of a GPU, down", ("bad-gpu:{rank}:nvlink",), HALF, ()),
     Fault("the link of a pair", (f"slow-pair:{{rank}}:{{other}}:{HALF}",), HALF, ("pair_bandwidth_gbps",),
           peers="pairs", needs=FEWEST_PLACES),
     Fault("a GPU's links in its node", (f"slow-gpu-link:{{rank}}:{HALF}",), HALF, BANDWIDTHS, peers="pairs",
@@ -102,6 +106,15 @@ FAULTS = (
     Fault("all links in nodes", (f"slow-gpu-link:all:{ALIKE}",), ALIKE, BANDWIDTHS),
     Fault("all ports to other nodes", (f"slow-port:all:{ALIKE}",), ALIKE, BANDWIDTHS, crosses=True),
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ComputingSpread(NodeSpread):
+    """Differences in computing only: the sound value of links and memories is that of the slowest already."""
+
+    def factors(self, what: str, layout: Layout, launch: int) -> NDArray[np.float64]:
+        """As `NodeSpread.factors`."""
+        return super().factors(what, layout, launch) if what == COMPUTING else np.ones(layout.world_size)
 
 
 @dataclass(frozen=True)
@@ -119,7 +132,11 @@ class Ending:
 @lru_cache(maxsize=4)
 def _cluster(sku: str, nodes: int, path: Path) -> SimulatedCluster:
     options = ClusterOptions(
-        sku, gpus=nodes * PER_NODE, round_noise=0.003, spread=NodeSpread(gpu_sd=GPU_SD), nic_gbps=PORTS.get(sku, 25.0)
+        sku,
+        gpus=nodes * PER_NODE,
+        round_noise=0.003,
+        spread=ComputingSpread(gpu_sd=GPU_SD),
+        nic_gbps=PORTS.get(sku, 25.0),
     )
     return open_cluster(load_thresholds(path), options)
 
@@ -246,6 +263,12 @@ def _name(one: Requirement) -> str:
     return f"{one.metric}[{one.subject}]"
 
 
+def has_nvlinks(sku: str, file: ThresholdsFile) -> bool:
+    """Whether GPUs of the SKU have NVLinks."""
+    node = file.thresholds.skus[sku].node
+    return bool(node and node.nvlinks)
+
+
 def lines(rows: Sequence[Row], file: ThresholdsFile) -> Iterator[str]:
     """A table for each SKU."""
     header = ("fault", "nodes", "outcome", "by", "named", "why it is not rejected")
@@ -270,7 +293,7 @@ def main() -> int:
     with ProcessPoolExecutor(arguments.jobs) as pool:
         for sku in arguments.skus:
             for nodes, fault in ((n, f) for f in FAULTS for n in arguments.nodes if re.search(arguments.match, f.name)):
-                if fault.crosses and nodes == 1:
+                if (fault.crosses and nodes == 1) or ("NVLink" in fault.name and not has_nvlinks(sku, file)):
                     continue
                 runs = range(arguments.runs)
                 same = [sku] * len(runs), [nodes] * len(runs), [arguments.thresholds] * len(runs), [fault] * len(runs)
