@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from reporting import argument_parser, keep, positive_int
 from simulated_session import conclude_all
+from smallest_faults import SKUS, is_between_nodes
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.run.verdicts import ACCEPTING, Verdict
@@ -43,11 +44,11 @@ from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.thresholds.peer_limits import FEWEST_PLACES
 from pytest_ddpscale.util.packaged import packaged
 
-SKUS = ("v100-sxm2-16gb", "a100-sxm4-80gb", "h100", "b200", "rtx-pro-6000-server")
 NODES, PER_NODE, CONFIDENCE, GPU_SD = (1, 4), 8, 0.95, 0.01
 HALF, ALIKE = 0.5, 0.9  # of a sound device's speed
 # GB/s that a GPU has to other nodes: thresholds.yaml's pairs between nodes. Of the others eight GPUs share a port.
 PORTS = {"a100-sxm4-80gb": 24.0, "h100": 46.0, "b200": 46.0}
+_RESOLVED = 0.01  # of a bound: what a run tells apart
 # A SKU without a rejecting published bound accepts nobody: no sign of a fault.
 UNCALIBRATED, AS_SOUND = "none with a published bound covers all devices", "incomplete as any of this SKU"
 SPEED = ("throughput_per_gpu", "generation_ratio", "model_flops_utilization", "step_time_p95", "matmul_tflops")
@@ -212,8 +213,8 @@ class Row:
         if most:
             return summary(most)
         if self.count("incomplete"):
-            return re.sub(r"^.*?requirements passed(, \d+ warned)?, but ", "", next(
-                one.reason for one in self.endings if one.outcome == "incomplete"))[:160]  # fmt: skip
+            reason = next(one.reason for one in self.endings if one.outcome == "incomplete")
+            return re.split(r" \(|\. ", reason.rpartition(", but ")[2])[0]
         most = [name for name, count in warning.items() if 2 * count >= len(self.endings)]
         return f"warns: {summary(most)}" if most else "nothing"
 
@@ -248,6 +249,8 @@ def _needed(one: Requirement, fault: Fault) -> str:
     if one.sound_value is None or (one.smallest_fault or 0.0) < 1 - fault.share:
         return ""
     needed = one.sound_value / fault.share if one.definition.upper_bound else one.sound_value * fault.share
+    if abs(needed / one.bound - 1) < _RESOLVED:
+        return f" (bound {one.bound:.4g}: the fault lies on it)"
     return f" (bound {one.bound:.4g}; {needed:.4g} would see it)"
 
 
@@ -260,7 +263,8 @@ def is_asked(one: Requirement, fault: Fault, layout: Layout) -> bool:
 
 
 def _name(one: Requirement) -> str:
-    return f"{one.metric}[{one.subject}]"
+    size = f"-{one.world_size}".replace(" ", "") if is_between_nodes(one) else ""
+    return f"{one.metric}[{one.subject}{size}]"
 
 
 def has_nvlinks(sku: str, file: ThresholdsFile) -> bool:
