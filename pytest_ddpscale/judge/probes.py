@@ -111,7 +111,7 @@ def probed_values(probed: ArmColumns | None, probe: Arm, layout: Layout) -> Valu
     """Values in measurements of a probe, None if there are none; ranks outside the layout are ignored.
 
     The slowest rank sets the value. Rounds in which a rank of the place is missing are left out, because its speed is
-    unknown, and so are measurements with another message size than the probe's.
+    unknown, and so are measurements with another message or matrix size than the probe's name has.
 
     Raises:
         ValueError: raised by `Layout.crews`.
@@ -130,6 +130,8 @@ def probed_values(probed: ArmColumns | None, probe: Arm, layout: Layout) -> Valu
     counts = probed.present
     if probe.operation.message_bytes is not None:
         counts = counts & (np.abs(probed.work - probe.operation.message_bytes) <= _ALIGNMENT_BYTES * probe.world_size)
+    if probe.operation.named_flops is not None:
+        counts = counts & (probed.work == probe.operation.named_flops)
     reached = np.where(counts, probed.per_second * unit_factor(probe), np.nan)
     values = np.full((len(found), len(numbers)), np.nan)
     for turn in np.unique(probed.turn):

@@ -181,7 +181,8 @@ _ALL = (
     Metric(
         "matmul_tflops", "TFLOPS", "Matrix multiplication",
         "Floating-point operations per second of one large matrix product; the slowest GPU.",
-        "2n³ ÷ time of an n × n product, n = 16384 (fp32: 8192; on a CPU 1024), fp32 without TF32; the slowest GPU",
+        "2n³ ÷ time of an n × n product, n as in the probe's name, else 16384 (fp32: 8192; on a CPU 1024, in half "
+        "precision 512), fp32 without TF32; the slowest GPU",
         maximum_world_size=1, carries_acceptance=False, subject="probe",
     ),
     Metric(

@@ -1,8 +1,8 @@
 """Operations of probes, which are short tests of a GPU or a group of GPUs without training a model.
 
-Its name defines an operation completely: ``matmul-bf16``, ``memory-copy``, ``host-to-device``, ``device-to-host``,
-``all-reduce-32mib``, ``all-gather-1gib``, ``reduce-scatter-25mib``, ``broadcast-4kib``, ``reduce-4kib``,
-``all-to-all-1mib``, ``send-recv-256mib``.
+Its name defines an operation completely: ``matmul-bf16``, ``matmul-bf16-10240`` (rows and columns, else those of the
+device type), ``memory-copy``, ``host-to-device``, ``device-to-host``, ``all-reduce-32mib``, ``all-gather-1gib``,
+``reduce-scatter-25mib``, ``broadcast-4kib``, ``reduce-4kib``, ``all-to-all-1mib``, ``send-recv-256mib``.
 
 Probes find broken links that weak scaling at full batch hides: a step of 430 ms hides an all-reduce of 20 ms.
 """
@@ -18,6 +18,9 @@ from typing import Literal, NamedTuple, get_args
 from pytest_ddpscale.plan.words import DeviceType
 
 MatmulPrecision = Literal["fp32", "fp16", "bf16", "fp8"]
+# Rows and columns that a name may have. Half-precision units need multiples of 8, those of fp8 of 16; below the least,
+# which is a CPU's default, a product times its launch.
+MATRIX_STEP, FEWEST_ROWS, MOST_ROWS = 16, 512, 65536
 # Far larger than any cache (B200: 126 MB of L2), except for the largest ones of CPUs.
 _COPIED: Mapping[DeviceType, int] = {"cuda": 2**30, "cpu": 2**26}
 _COPIED_TO_HOST: Mapping[DeviceType, int] = {"cuda": 2**28, "cpu": 2**26}
@@ -28,7 +31,7 @@ class OperationKind(NamedTuple):
 
     Attributes:
         metric: name of the metric that it measures.
-        named: what its name says besides: precision, message size, or nothing.
+        named: what its name says besides: a precision, which a matrix size may follow; a message size; or nothing.
         buffer_bytes: size of a single device's buffer, by device type.
         counts: how often each byte of the buffer counts: within a device it is read and written.
         bus: factor from message bytes per second to bus bandwidth, for a number of ranks.
@@ -67,11 +70,12 @@ COLLECTIVES = tuple(kind for kind, one in KINDS.items() if one.metric == "busbw_
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZED, _PLAIN = (tuple(kind for kind, one in KINDS.items() if one.named == named) for named in ("size", ""))
 _NAME = re.compile(
-    rf"(?P<exact>matmul)-(?P<precision>{'|'.join(get_args(MatmulPrecision))})|(?P<plain>{'|'.join(_PLAIN)})"
+    rf"(?P<exact>matmul)-(?P<precision>{'|'.join(get_args(MatmulPrecision))})(?:-(?P<rows>[1-9][0-9]{{0,9}}))?"
+    rf"|(?P<plain>{'|'.join(_PLAIN)})"
     rf"|(?P<sized>{'|'.join(_SIZED)})-(?P<count>[1-9][0-9]{{0,3}})(?P<unit>{'|'.join(_UNITS)})"
 )
 NAMES_IN_WORDS = (
-    f"matmul-{'|'.join(get_args(MatmulPrecision))}, {', '.join(_PLAIN)}, "
+    f"matmul-{'|'.join(get_args(MatmulPrecision))}, also with rows and columns such as -10240, {', '.join(_PLAIN)}, "
     f"or {'|'.join(_SIZED)} with a message size such as -32mib"
 )
 
@@ -83,6 +87,8 @@ class Operation:
     Attributes:
         kind: the name without precision or size.
         precision: of a matmul; None for other operations.
+        rows: rows and columns of a matmul's square matrices; None for those of the device type, and for other
+            operations.
         message_bytes: message size if ranks communicate, as in nccl-tests; None for other operations. For all-gather
             and reduce-scatter it is the size of the whole; for all-to-all, what each rank sends to all ranks, including
             itself.
@@ -91,6 +97,12 @@ class Operation:
     kind: str
     precision: MatmulPrecision | None = None
     message_bytes: int | None = None
+    rows: int | None = None
+
+    @property
+    def named_flops(self) -> float | None:
+        """Floating-point operations of a matrix product whose name has its size, 2·n³; None for other operations."""
+        return None if self.rows is None else 2.0 * self.rows**3
 
     def bus_factor(self, ranks: int) -> float:
         """Ratio of bus bandwidth to message bytes per second, for a number of ranks."""
@@ -106,17 +118,30 @@ class Operation:
 def operation_of(name: str) -> Operation | None:
     """The operation of that name; None if there is none."""
     match = _NAME.fullmatch(name)
-    if match is None:
+    rows = int(match["rows"]) if match and match["rows"] else None
+    if match is None or (rows is not None and not _is_possible(rows)):
         return None
     size = int(match["count"]) * _UNITS[match["unit"]] if match["sized"] else None
-    return Operation(match["exact"] or match["plain"] or match["sized"], match["precision"], size)  # type: ignore[arg-type]
+    return Operation(match["exact"] or match["plain"] or match["sized"], match["precision"], size, rows)  # type: ignore[arg-type]
+
+
+def _is_possible(rows: int) -> bool:
+    return FEWEST_ROWS <= rows <= MOST_ROWS and rows % MATRIX_STEP == 0
 
 
 def operation(name: str) -> Operation:
     """The operation of that name. Raises ValueError if there is none."""
     found = operation_of(name)
     if found is None:
-        raise ValueError(f"unknown probe {name!r}; expected {NAMES_IN_WORDS}")
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise ValueError(f"unknown probe {name!r}; expected {NAMES_IN_WORDS}")
+        near = min(max(MATRIX_STEP * round(int(match["rows"]) / MATRIX_STEP), FEWEST_ROWS), MOST_ROWS)
+        raise ValueError(
+            f"{name} has matrices of {match['rows']} rows and columns; expected a multiple of {MATRIX_STEP} from "
+            f"{FEWEST_ROWS} to {MOST_ROWS}. Write matmul-{match['precision']}-{near}, or matmul-{match['precision']} "
+            "for the default size"
+        )
     return found
 
 

@@ -84,7 +84,7 @@ def _probed(run: SimulatedRun, study: ProbeStudy, probe: Arm, reached: float, wh
 def _work(operation: Operation) -> float:
     """FLOPs or bytes of one iteration, as a GPU's."""
     if operation.precision is not None:
-        return _MATMUL_FLOPS
+        return operation.named_flops or _MATMUL_FLOPS
     kind = KINDS[operation.kind]
     return float(operation.message_bytes or kind.buffer_bytes["cuda"] * kind.counts)
 

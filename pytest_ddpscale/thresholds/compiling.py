@@ -304,6 +304,7 @@ def _requirement(row: Row, value: _Value, source: Source, placed: Placed) -> Req
         where=placed.layer.where(placed.at),
         versus_run=versus_run,
         one_gpu=row.baseline if times_one_gpu else "alone",
+        sound=row.sound_at(value.world_size, value.subject),
     )
 
 

@@ -145,7 +145,9 @@ class Row(Strict):
         description="A metric: its values by world size, `{8: 480.1}`; if there is only one size, the value alone."
     )
     of: _Names = Field("", description="Workloads: names under `workloads` for which the SKU has a `batch`.")
-    probe: _Names = Field("", description="Probes without training, such as `matmul-bf16` or `all-reduce-32mib`.")
+    probe: _Names = Field(
+        "", description="Probes without training, such as `matmul-bf16`, `matmul-bf16-10240` or `all-reduce-32mib`."
+    )
     published: str | None = Field(None, description="Source of the values: a name under `sources`.")
     margin: str | None = Field(
         None,
@@ -156,6 +158,14 @@ class Row(Strict):
         Annotated[float | None, Tag(WHOLE)] | Annotated[Bounds, Tag(PARTS)],
         _BY_SHAPE,
         Field(description="The bound itself, in place of a margin."),
+    ] = None
+    sound: Annotated[
+        Annotated[float | None, Tag(WHOLE)] | Annotated[Values, Tag(PARTS)],
+        _BY_SHAPE,
+        Field(
+            description="What a sound machine is thought to reach, one number or in the shape of the values; judges "
+            "nothing, but tells the smallest fault that the row sees. Default: the published value."
+        ),
     ] = None
     provisional: Text | None = Field(
         None, description="The values are bounds without a publication: why these values, or a name under `reasons`."
@@ -203,6 +213,8 @@ class Row(Strict):
             raise ValueError("`baseline: ddp` is about a single GPU, but none of these values needs one")
         if self.bound is not None:
             self._check_stated_bound()
+        if self.sound is not None and len(self.metrics) > 1:
+            raise ValueError("`sound` needs a row with one metric")
         return self
 
     @property
@@ -234,6 +246,23 @@ class Row(Strict):
     def bound_at(self, world_size: WorldSize) -> float | None:
         """The stated bound; None if the bound follows from a margin, or is the value itself."""
         return self.bound[world_size] if isinstance(self.bound, dict) else self.bound
+
+    def sound_at(self, world_size: WorldSize, subject: str) -> float | None:
+        """What a sound machine is thought to reach; None if the row does not say it.
+
+        Raises:
+            ValueError: it says it, but not for this world size or subject.
+        """
+        if not isinstance(self.sound, dict):
+            return self.sound
+        found = self.sound.get(world_size, {})
+        number = found.get(subject) if isinstance(found, dict) else found
+        if number is None:
+            expected = "one number, or one for each value of the row"
+            raise ValueError(
+                f"`sound` has none of {subject or 'nodes'} at world size {world_size}; expected {expected}"
+            )
+        return number
 
 
 def with_metrics(data: Any, others: Collection[str]) -> Any:

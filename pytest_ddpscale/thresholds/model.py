@@ -62,6 +62,7 @@ class Requirement:
         missing: why no machine can measure it; empty if it can be measured.
         waiver: a waiver of its failure, or None.
         one_gpu: how the source trained the single GPU of the value or of its baseline; ``alone`` in all other cases.
+        sound: what a sound machine is thought to reach, where that is not the published value; judges nothing.
 
     Raises:
         ValueError: it does not fit its metric, or its bound is meaningless.
@@ -83,6 +84,7 @@ class Requirement:
     versus_run: str = ""
     waiver: Waiver | None = None
     one_gpu: OneGpu = "alone"
+    sound: float | None = None
 
     def __post_init__(self) -> None:
         self._check_subject()
@@ -92,6 +94,7 @@ class Requirement:
         self._check_world_size()
         self._check_bound()
         self._check_range()
+        self._check_sound()
         if self.placement == "spread" and self.world_size == 1:
             raise ValueError("placement spread is not defined for world size 1; expected at least 2")
 
@@ -158,6 +161,36 @@ class Requirement:
             raise ValueError(
                 f"bound {self.bound:g} for {self.metric} is meaningless: {what}; expected {least:g} to {most:g}{unit}"
             )
+
+    def _check_sound(self) -> None:
+        if self.sound is None:
+            return
+        if self.sound <= 0 or not self._passes(self.sound):
+            side = "most" if self.definition.upper_bound else "least"
+            raise ValueError(
+                f"a sound machine is said to reach {self.sound:g}, and would miss the bound {self.bound:g} for "
+                f"{self.metric}; expected at {side} {self.bound:g}"
+            )
+
+    def _passes(self, value: float) -> bool:
+        return value <= self.bound if self.definition.upper_bound else value >= self.bound
+
+    @property
+    def sound_value(self) -> float | None:
+        """What a sound machine reaches: the stated value, else the published one; None if neither is known."""
+        return self.source.measured if self.sound is None else self.sound
+
+    @property
+    def smallest_fault(self) -> float | None:
+        """The least loss that misses the bound, as a fraction of a sound machine's value; 0.05 if it has to lose 5 %.
+
+        For a metric of which less is better, the least excess. 0 if a sound machine only just reaches the bound. None
+        if a sound machine's value is not known, or 0.
+        """
+        sound = self.sound_value
+        if not sound:
+            return None
+        return max(0.0, self.bound / sound - 1 if self.definition.upper_bound else 1 - self.bound / sound)
 
     @property
     def definition(self) -> Metric:

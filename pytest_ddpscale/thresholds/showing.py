@@ -243,6 +243,8 @@ def _requirement_json(one: Requirement, sku: Sku) -> dict[str, Any]:
         "margin_pct": one.source.margin_pct,
         "bound": one.bound,
         "bound_is": one.definition.bound_key,
+        "sound": one.sound_value,
+        "smallest_fault": one.smallest_fault,
         "severity": one.severity,
         "provisional": one.provisional,
         "source": one.source.reference,

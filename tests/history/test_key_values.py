@@ -160,6 +160,7 @@ def test_a_value_that_has_no_logarithm_is_none(value: float) -> None:
 
 PROBES = (
     Arm("matmul-bf16"),
+    Arm("matmul-bf16-10240"),
     Arm("all-reduce-32mib", 2),
     Arm("send-recv-256mib", 2),
     Arm("all-reduce-32mib", 4),
@@ -168,7 +169,7 @@ PROBED = Plan(SKU, "cuda", (), nodes=2, ranks_per_node=2, probes=ProbeStudy(PROB
 
 
 def probe_measurements(probe: Arm, ranks: range, rate: float, **changes: object) -> list[ProbeMeasurement]:
-    work = float(probe.operation.message_bytes or 1e12)
+    work = float(probe.operation.message_bytes or probe.operation.named_flops or 1e12)
     return [
         replace(
             ProbeMeasurement(
@@ -184,9 +185,10 @@ def probe_measurements(probe: Arm, ranks: range, rate: float, **changes: object)
 
 
 def test_probes_give_each_gpu_or_each_node_its_value() -> None:
-    matmul, ring, pair, wide = PROBES
+    matmul, sized, ring, pair, wide = PROBES
     found = [
         *probe_measurements(matmul, range(4), 2e12),
+        *probe_measurements(sized, range(4), 3e12),
         *probe_measurements(ring, range(2), 40e9),
         *probe_measurements(ring, range(2, 4), 20e9),
         *probe_measurements(pair, range(2), 10e9),
@@ -199,6 +201,7 @@ def test_probes_give_each_gpu_or_each_node_its_value() -> None:
     tflops, gbps = (2.0, "TFLOPS"), "GB/s"
     expected: dict[tuple[str, int | None, str, str, int], tuple[float, str]] = {
         **{(f"n{n}", gpu, "matmul_tflops", "matmul-bf16", 1): tflops for n in (1, 2) for gpu in (0, 1)},
+        **{(f"n{n}", gpu, "matmul_tflops", "matmul-bf16-10240", 1): (3.0, "TFLOPS") for n in (1, 2) for gpu in (0, 1)},
         ("n1", None, "busbw_gbps", "all-reduce-32mib", 2): (40.0, gbps),
         ("n2", None, "busbw_gbps", "all-reduce-32mib", 2): (20.0, gbps),
         ("n1", None, "pair_bandwidth_gbps", "send-recv-256mib", 2): (10.0, gbps),
@@ -207,7 +210,7 @@ def test_probes_give_each_gpu_or_each_node_its_value() -> None:
 
 
 def test_wrong_results_and_too_few_rounds_of_a_probe_tell_nothing() -> None:
-    ring = PROBES[1]
+    ring = PROBES[2]
     found = probe_measurements(ring, range(2), 40e9)
     assert values(PROBED, [], [replace(one, is_correct=False) for one in found]) == []
     assert values(PROBED, [], [one for one in found if one.round]) == []

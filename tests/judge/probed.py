@@ -75,7 +75,7 @@ def _report(plan: Plan, probe: Arm, value: Value, number: int, ranks: tuple[int,
     node, local_rank = divmod(rank, plan.layout.ranks_per_node)
     device = "cpu" if plan.device_type == "cpu" else f"GPU-{rank}"
     peer = next(other for other in ranks if other != rank) if probe.operation.kind == "send-recv" else None
-    work = float(probe.operation.message_bytes or 1e12)
+    work = float(probe.operation.message_bytes or probe.operation.named_flops or 1e12)
     unscaled = ProbeMeasurement(
         PROBES, probe.kind, probe.world_size, number, rank, local_rank, f"n{node}", device, work, 10, 1.0,
         1.7e9 + number, is_correct=True, peer_rank=peer,

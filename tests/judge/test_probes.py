@@ -110,6 +110,13 @@ def test_a_message_of_another_size_is_left_out() -> None:
     assert places(shared_evenly, probe, Layout(1, 2))
 
 
+def test_a_matrix_product_of_another_size_is_left_out() -> None:
+    probe = Arm("matmul-bf16-10240")
+    assert not places([measured(probe, 0, work=2.0 * 16384**3)], probe, Layout(1, 1))
+    assert not places([measured(Arm("matmul-bf16"), 0, work=2.0 * 10240**3)], probe, Layout(1, 1))
+    assert places([measured(probe, 0, work=2.0 * 10240**3)], probe, Layout(1, 1))
+
+
 def test_other_probes_and_ranks_outside_of_the_plan_are_passed_over() -> None:
     probe = Arm("matmul-bf16")
     others = [measured(Arm("matmul-fp16"), 0), measured(probe, 9)]

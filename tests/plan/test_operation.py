@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.operation import operation
+from pytest_ddpscale.plan.operation import operation, operation_of
 from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.strict_json import read_as
 from tests.builders.json_types import as_json
@@ -41,12 +41,44 @@ def test_a_name_tells_kind_precision_and_size(
 
 @rows(
     "name",
-    ["", "matmul", "matmul-int8", "memory-copy-1gib", "all-reduce", "all-reduce-0mib", "all-reduce-032mib",
+    ["", "matmul", "matmul-int8", "matmul-bf16-", "matmul-bf16-010240", "matmul-bf16-10240x1", "memory-copy-10240",
+     "memory-copy-1gib", "all-reduce", "all-reduce-0mib", "all-reduce-032mib",
      "all-reduce-10000mib", "all-reduce-1.5mib", "all-reduce-32mb", "All-Reduce-32mib", "send-recv-1mib\n"],
 )  # fmt: skip
 def test_another_name_is_refused_with_those_that_there_are(name: str) -> None:
     with pytest.raises(ValueError, match=r"unknown probe .*; expected matmul-.*send-recv with a message size"):
         operation(name)
+
+
+@rows(
+    ("name", "precision", "rows", "flops"),
+    [
+        ("matmul-bf16", "bf16", None, None),
+        ("matmul-bf16-10240", "bf16", 10240, 2.0 * 10240**3),
+        ("matmul-fp8-8192", "fp8", 8192, 2.0 * 8192**3),
+        ("matmul-fp32-512", "fp32", 512, 2.0 * 512**3),
+        ("matmul-fp16-65536", "fp16", 65536, 2.0 * 65536**3),
+        ("all-reduce-16gib", None, None, None),
+    ],
+)
+def test_a_matrix_product_may_name_its_size(
+    name: str, precision: str | None, rows: int | None, flops: float | None
+) -> None:
+    found = operation(name)
+    assert (found.precision, found.rows, found.named_flops) == (precision, rows, flops)
+
+
+@rows(
+    ("rows", "near"), [(496, 512), (1, 512), (1000, 992), (10250, 10256), (65552, 65536), (10**9, 65536)],
+)  # fmt: skip
+def test_a_matrix_size_that_cannot_be_is_refused_with_one_near_it(rows: int, near: int) -> None:
+    assert operation_of(f"matmul-bf16-{rows}") is None
+    with pytest.raises(ValueError) as refused:
+        operation(f"matmul-bf16-{rows}")
+    assert str(refused.value) == (
+        f"matmul-bf16-{rows} has matrices of {rows} rows and columns; expected a multiple of 16 from 512 to 65536. "
+        f"Write matmul-bf16-{near}, or matmul-bf16 for the default size"
+    )
 
 
 @rows("world_size", [0, -1])
@@ -67,6 +99,8 @@ def test_who_communicates_is_not_alone() -> None:
 
 def test_an_id_tells_world_sizes_apart() -> None:
     assert [probe.name for probe in STUDY.arms] == ["matmul-bf16", "all-reduce-32mib@8", "all-reduce-32mib@4"]
+    sizes = "matmul-bf16", "matmul-bf16-8192", "matmul-bf16-10240"
+    assert [probe.name for probe in ProbeStudy(tuple(map(Arm, sizes)), 16, 0.5).arms] == list(sizes)
 
 
 def test_a_study_needs_the_ranks_of_its_largest_probe() -> None:

@@ -68,6 +68,7 @@ def test_checks_may_be_a_line_of_their_own_and_come_first(load: Load) -> None:
     ("peak", "probe", "expected"),
     [
         ("bf16_tflops: 300", "matmul_tflops: 100, probe: matmul-bf16, margin: 5 %", 300),
+        ("bf16_tflops: 300", "matmul_tflops: 100, probe: matmul-bf16-10240, margin: 5 %", 300),
         ("bf16_tflops: 300", "matmul_tflops: 100, probe: matmul-fp16, margin: 5 %", None),
         ("bf16_tflops: 300", "matmul_tflops: 100, probe: matmul-fp8, margin: 5 %", None),
         ("memory_bandwidth_gbps: 2000", "memory_bandwidth_gbps: 100, probe: memory-copy, margin: 5 %", 2000),
@@ -87,13 +88,17 @@ def test_a_probe_knows_the_peak_of_what_it_measures(peak: str, probe: str, expec
         ("probe: all-reduce-32mib", "of: r", "busbw_gbps takes no `of: NAME`"),
         ("probe: all-reduce-32mib", "probe: all-reduce-32mib, of: r", "has both `of` and `probe`; expected one"),
         ("probe: all-reduce-32mib", "check: ecc, severity: fail", "unknown key skus.new.requirements[2]."),
-        ("all-reduce-32mib", "all-reduce", "unknown probe 'all-reduce'; expected matmul-fp32|fp16|bf16|fp8, "
-         "memory-copy, host-to-device, device-to-host, or all-reduce|all-gather|reduce-scatter|broadcast|reduce|"
+        ("all-reduce-32mib", "all-reduce", "unknown probe 'all-reduce'; expected matmul-fp32|fp16|bf16|fp8, also with "
+         "rows and columns such as -10240, memory-copy, host-to-device, device-to-host, or "
+         "all-reduce|all-gather|reduce-scatter|broadcast|reduce|"
          "all-to-all|send-recv with a message size such as -32mib"),
         ("all-reduce-32mib", "send-recv-32mib", "send-recv-32mib does not measure busbw_gbps; "
          "expected all-reduce, all-gather, reduce-scatter, broadcast, reduce, all-to-all"),
         ("busbw_gbps: {8: 100}, probe: all-reduce-32mib", "matmul_tflops: 100, margin: 5 %, probe: memory-copy",
          "memory-copy does not measure matmul_tflops; expected matmul"),
+        ("busbw_gbps: {8: 100}, probe: all-reduce-32mib", "matmul_tflops: 100, margin: 5 %, probe: matmul-bf16-1000",
+         "matmul-bf16-1000 has matrices of 1000 rows and columns; expected a multiple of 16 from 512 to 65536. "
+         "Write matmul-bf16-992, or matmul-bf16 for the default size"),
         ("all-reduce-32mib", "matmul-bf16", "matmul-bf16 runs on one device; expected world_size 1"),
         ("8: 100", "1: 100", "all-reduce-32mib needs at least 2 ranks"),
         ("published", "placement: spread, published", "busbw_gbps does not depend on placement; "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pytest_ddpscale.thresholds.model import Requirement
 from tests.rows import rows
 from tests.thresholds.conftest import LINES, RATIO_LINE, VALID, WEAK, Load, Refusal, changed, with_row
@@ -234,3 +236,39 @@ def test_other_words_that_are_misspelt_are_told(old: str, new: str, complaint: s
 )  # fmt: skip
 def test_more_requirements_than_any_sku_has_are_refused(text: str, complaint: str, refusal: Refusal) -> None:
     assert complaint in refusal(VALID.replace(WEAK, text))[1]
+
+
+@rows(
+    ("row", "sound"),
+    [
+        ("throughput_per_gpu: {1: 100, 8: 80}, of: r, published: paper, margin: 7 %, sound: {1: 150, 8: 140}",
+         [(150, 1 - 93 / 150), (140, 1 - 74.4 / 140)]),
+        ("busbw_gbps: {8: {all-gather-1gib: 50, all-reduce-1gib: 60}}, provisional: few, "
+         "sound: {8: {all-gather-1gib: 100, all-reduce-1gib: 80}}", [(100, 0.5), (80, 0.25)]),
+        ("matmul_tflops: 75, probe: [matmul-fp16, matmul-bf16], provisional: few, sound: 100", [(100, 0.25)] * 2),
+        ("step_time_p95: {8: 200}, of: r, provisional: few, sound: 160", [(160, 0.25)]),
+        ("throughput_per_gpu: {1: 100}, of: r, published: paper", [(100, 0.05)]),
+        ("throughput_per_gpu: {1: 100}, of: r, provisional: few", [(None, None)]),
+        ("memory_spread: {8: 0}, of: r, published: paper, bound: 0.01, because: cuDNN", [(0, None)]),
+    ],
+)  # fmt: skip
+def test_the_smallest_fault_that_a_row_sees_is_told_from_what_a_sound_machine_reaches(
+    row: str, sound: list[tuple[float | None, float | None]], load: Load
+) -> None:
+    found = [(one.sound_value, one.smallest_fault) for one in rows_in(with_row(row), load)]
+    assert found == [(value, fault if fault is None else pytest.approx(fault)) for value, fault in sound]
+
+
+@rows(
+    ("row", "complaint"),
+    [
+        ("throughput_per_gpu: {1: 100}, of: r, provisional: few, sound: 99", "would miss the bound 100"),
+        ("step_time_p95: {8: 200}, of: r, provisional: few, sound: 201", "expected at most 200"),
+        ("throughput_per_gpu: {1: 100, 8: 90}, of: r, provisional: few, sound: {1: 120}", "none of r at world size 8"),
+        ("throughput_per_gpu: {1: 100}, peak_memory_gib: {8: 10}, of: r, provisional: few, sound: 120", "one metric"),
+    ],
+)
+def test_a_sound_value_has_to_pass_and_to_be_there_for_each_value(row: str, complaint: str, refusal: Refusal) -> None:
+    line, message = refusal(with_row(row))
+    assert line == RATIO_LINE + 1
+    assert complaint in message

@@ -152,7 +152,7 @@ def open_work(probe: Arm, turn: int, device: Device, group: dist.ProcessGroup | 
     operation = probe.operation
     if group is None:
         if operation.precision is not None:
-            return open_matmul(operation.precision, device)
+            return open_matmul(operation.precision, device, operation.rows, layout.ranks_per_node)
         return open_copy(operation.kind, device.torch_device)
     size = operation.message_bytes
     assert size is not None  # all probes that communicate have a message

@@ -9,14 +9,14 @@ import torch
 
 from pytest_ddpscale.plan.operation import MatmulPrecision
 from pytest_ddpscale.worker.precision import compute_fp32_in_full
-from pytest_ddpscale.worker.probes.work import CannotProbeError, memory_permitting
+from pytest_ddpscale.worker.probes.work import CannotProbeError, memory_permitting, refuse_more_than_is_free
 
 if TYPE_CHECKING:
     from pytest_ddpscale.worker.device import Device
 
-# Rows and columns. On a GPU large enough to be compute-bound and to fill all multiprocessors almost evenly: 16384 is
-# 8192 tiles of 128 x 256, 62.06 waves on 132 of them. Four such matrices take 2 GiB. A CPU without matrix units takes
-# tens of milliseconds.
+# Rows and columns, unless the probe's name has them. On a GPU large enough to be compute-bound and to fill all
+# multiprocessors almost evenly: 16384 is 8192 tiles of 128 x 256, 62.06 waves on 132 of them. Four such matrices take
+# 2 GiB. A CPU without matrix units takes tens of milliseconds.
 SIZES: dict[str, dict[MatmulPrecision, int]] = {
     "cuda": {"fp32": 8192, "fp16": 16384, "bf16": 16384, "fp8": 16384},
     "cpu": {"fp32": 1024, "fp16": 512, "bf16": 512},
@@ -28,12 +28,14 @@ _OPERANDS: dict[MatmulPrecision, torch.dtype] = {
     "fp8": torch.float8_e4m3fn,
 }
 _FP8_SINCE = (8, 9)  # Ada; Hopper is 9.0
-# Nonzero elements in each row of the left operand for exact products: sums of so many ±1, and partial sums, are
-# integers that bf16 (8 bits of mantissa) and Hopper's fp8 accumulators of 14 bits hold exactly.
+# Nonzero elements in each row of the left operand for exact products, at least; fewer than twice as many if it does not
+# divide the rows. Sums of so many ±1, and partial sums, are integers that bf16 (8 bits of mantissa) and Hopper's fp8
+# accumulators of 14 bits hold exactly.
 _EXACT_TERMS = 128
-_LARGEST_FACTOR = 2**20  # times 2^14 columns and 128 terms is 2^41: exact in fp64
+_LARGEST_FACTOR = 2**20  # times 2^16 columns and 255 terms is below 2^44: exact in fp64
+_BYTES_AT_MOST = 20  # per element: two operands and three products in fp32
 _ELEMENTS_AT_ONCE = 2**24
-# Tolerance between products whose terms were added in another order; the largest of 2^28 elements is 6 sigma.
+# Tolerance between products whose terms were added in another order; the largest of 2^32 elements is 7 sigma.
 _ROUNDINGS = 16
 
 
@@ -48,7 +50,7 @@ class Matmul:
 
     Args:
         precision: of the operands. fp8 is e4m3, with a bf16 result. fp32 is not TF32.
-        size: rows and columns of each matrix; a multiple of 128.
+        size: rows and columns of each matrix; a multiple of 16.
     """
 
     def __init__(self, precision: MatmulPrecision, device: torch.device, size: int) -> None:
@@ -112,19 +114,25 @@ class Matmul:
         return _is_whole(self.product) and torch.equal(_times(self.product, factors), expected)
 
 
-def open_matmul(precision: MatmulPrecision, device: Device) -> Matmul:
+def open_matmul(precision: MatmulPrecision, device: Device, size: int | None = None, sharers: int = 1) -> Matmul:
     """The probe on a device, run once to allocate what it needs.
+
+    Args:
+        size: rows and columns; None for the default of the device's type.
+        sharers: ranks on this host that do the same at the same time.
 
     Raises:
         CannotProbeError: the device or this build of torch does not support the precision, or memory is too small.
     """
     where = device.torch_device
-    size = SIZES[where.type].get(precision)
-    if size is None:
+    usual = SIZES[where.type].get(precision)
+    if usual is None:
         needed = f"{precision} matrix products need a GPU with {precision} units"
         raise CannotProbeError(f"{needed}; this device is a {where.type.upper()}")
     if where.type == "cuda":
         _refuse_what_gpu_lacks(precision, device)
+    size = size or usual
+    refuse_more_than_is_free(_BYTES_AT_MOST * size**2, sharers, where)
     with memory_permitting(f"matrices of {size} x {size}"):
         matmul = Matmul(precision, where, size)
         try:

@@ -63,7 +63,7 @@ def refuse_more_than_is_free(needed_bytes: int, sharers: int, device: torch.devi
     if free_bytes is not None and needed_bytes * sharers > free_bytes:
         raise CannotProbeError(
             f"{sharers} ranks on this host need {needed_bytes / 2**20:.0f} MiB each; "
-            f"{free_bytes / 2**20:.0f} MiB are available. Choose a smaller message"
+            f"{free_bytes / 2**20:.0f} MiB are available. Choose a smaller size"
         )
 
 

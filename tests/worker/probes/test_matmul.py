@@ -7,7 +7,7 @@ import torch
 
 from pytest_ddpscale.plan.operation import MatmulPrecision
 from pytest_ddpscale.worker.device import CpuDevice
-from pytest_ddpscale.worker.probes import matmul as matmul_module
+from pytest_ddpscale.worker.probes import work as work_module
 from pytest_ddpscale.worker.probes.matmul import Matmul, open_matmul
 from pytest_ddpscale.worker.probes.work import CannotProbeError
 
@@ -87,15 +87,40 @@ def test_the_exact_product_is_whole_numbers_that_every_precision_holds(precision
     assert (matmul._left.float() != 0).sum(dim=1).tolist() == [128] * len(product)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("size", [528, 720, 1136])  # no multiples of 128
+def test_any_multiple_of_16_has_an_exact_product(size: int, precision: MatmulPrecision) -> None:
+    matmul = multiplied(precision, size)
+    assert matmul.is_correct()
+    terms = (matmul._left.float() != 0).sum(dim=1)
+    assert 128 <= int(terms.min()) <= int(terms.max()) < 256, "which bf16 holds exactly"
+    assert bool((matmul._left != 0).any(dim=0).all()), "all columns take part"
+    faulty = FaultyMatmul(precision, CPU, size)
+    faulty()
+    assert not faulty.is_correct()
+
+
+def test_the_size_of_the_name_is_multiplied() -> None:
+    usual, named = open_matmul("fp32", CpuDevice()), open_matmul("fp32", CpuDevice(), size=528)
+    assert (usual.work, named.work) == (2.0 * 1024**3, 2.0 * 528**3)
+    assert named.product.shape == (528, 528)
+
+
+def test_a_size_that_would_get_ranks_killed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work_module, "_available_host_bytes", lambda: 2**34)
+    with pytest.raises(CannotProbeError, match=r"8 ranks on this host need 5120 MiB each; 16384 MiB are available"):
+        open_matmul("fp32", CpuDevice(), size=16384, sharers=8)
+
+
 def test_a_precision_that_the_device_lacks_is_refused_in_words() -> None:
     with pytest.raises(CannotProbeError, match="fp8 matrix products need a GPU with fp8 units; this device is a CPU"):
         open_matmul("fp8", CpuDevice())
 
 
 def test_matrices_beyond_memory_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(matmul_module.SIZES["cpu"], "fp32", 2**24)  # more than any address space
+    monkeypatch.setattr(work_module, "_available_host_bytes", lambda: None)  # as where it cannot be read
     with pytest.raises(CannotProbeError, match="not enough memory for matrices of 16777216 x 16777216: "):
-        open_matmul("fp32", CpuDevice())
+        open_matmul("fp32", CpuDevice(), size=2**24)  # more than any address space
 
 
 class Restless(Matmul):

@@ -125,6 +125,14 @@ def test_iterations_fill_a_block_and_are_at_least_one(iteration_s: float, iterat
     assert session.measured[0].seconds == pytest.approx(iterations * iteration_s)
 
 
+def test_a_matrix_product_has_the_size_of_its_name() -> None:
+    session = Session()
+    assert session.run((Arm("matmul-fp32"), Arm("matmul-fp32-528")), rounds=1) == "rounds"
+    assert {one.probe: (one.work, one.is_correct) for one in session.measured} == {
+        "matmul-fp32": (2.0 * 1024**3, True), "matmul-fp32-528": (2.0 * 528**3, True),
+    }  # fmt: skip
+
+
 def test_a_record_says_who_measured_what() -> None:
     session = Session()
     session.run(COPIES[:1], rounds=1)

@@ -34,7 +34,7 @@ def test_other_failures_are_not_called_a_lack_of_memory() -> None:
 def test_what_all_ranks_of_a_host_need_together_has_to_be_there() -> None:
     refuse_more_than_is_free(2**20, sharers=2, device=CPU)
     with pytest.raises(
-        CannotProbeError, match=r"64 ranks on this host need 1048576 MiB each; .* Choose a smaller message"
+        CannotProbeError, match=r"64 ranks on this host need 1048576 MiB each; .* Choose a smaller size"
     ):
         refuse_more_than_is_free(2**40, sharers=64, device=CPU)
 
