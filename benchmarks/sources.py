@@ -26,7 +26,6 @@ from threshold_arithmetic import arithmetic, compare, listed_values, rows_of, va
 
 from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
-from pytest_ddpscale.thresholds.model import Requirement
 
 COLUMNS = ("compared", "not stored", "not read")
 NOTHING = 5e-5  # what counts as 0
@@ -87,16 +86,16 @@ def source_problems(
             seen.clear()
             try:
                 if column != "not read":
-                    compare(expression, {**lines, **files}, value_of(one), _last_digit(one))
+                    compare(expression, {**lines, **files}, value_of(one), last_digit(value_of(one)))
             except Wrong as wrong:
                 yield f"{one.where}: {what}: {wrong}; read {'; '.join(seen[:4]) or 'nothing'}{' …' * (len(seen) > 4)}"
     yield from (f"{one.where}: {' '.join(key)}: published, but not in the list" for key, one in left.items())
 
 
-def _last_digit(one: Requirement) -> float:
-    """Half a unit of the last digit of a row's value; at most 2 % of it, as YAML keeps no trailing zeros."""
-    digits = len(f"{value_of(one):.10g}".partition(".")[2])
-    return min(0.5 * 10.0**-digits, 0.02 * abs(value_of(one)) or NOTHING)
+def last_digit(written: float) -> float:
+    """Half a unit of the last digit of a number; at most 2 % of it, as YAML keeps no trailing zeros."""
+    digits = len(f"{written:.10g}".partition(".")[2])
+    return min(0.5 * 10.0**-digits, 0.02 * abs(written) or NOTHING)
 
 
 def _cites(text: str, at: str) -> bool:
