@@ -19,9 +19,14 @@ Rows = dict[Key, Requirement]
 
 
 def rows_of(file: ThresholdsFile) -> Rows:
-    """All rows of a file but node checks."""
-    every = ((sku, one) for sku, entry in file.thresholds.skus.items() for one in entry.requirements)
-    return {(sku, one.metric, one.subject, str(one.world_size)): one for sku, one in every if not one.check}
+    """All rows of a file but node checks. Raises SystemExit if two differ only in placement or versus."""
+    every = [(sku, one) for sku, entry in file.thresholds.skus.items() for one in entry.requirements if not one.check]
+    rows = {(sku, one.metric, one.subject, str(one.world_size)): one for sku, one in every}
+    if len(rows) < len(every):
+        raise SystemExit(
+            f"{file.path}: rows that differ only in placement or versus; sources.yaml has no way to name them"
+        )
+    return rows
 
 
 def value_of(one: Requirement) -> float:
