@@ -106,7 +106,7 @@ class AcceptanceSession:
         coverage, slow = self._coverage(evidence), slow_links(evidence)
         run = RunFacts(
             verdicts,
-            number_of(verdicts) + number_of(self._not_selected(verdicts)),
+            len(source.cases),
             interrupted=interrupted,
             coverage=coverage,
             spoiled=spoiled,
@@ -115,6 +115,7 @@ class AcceptanceSession:
             silent=source.machine.silent,
             slow_links=tuple(slow),
             allows_unmeasured=self.subject.settings.allow_incomplete,
+            not_selected_ratios=self._not_selected(verdicts)[1],
         )
         outcome, reason = conclude(run)
         if interrupted and outcome == "incomplete" and self.interruption:
@@ -129,16 +130,13 @@ class AcceptanceSession:
             self._altered(outcome, verdicts, coverage),
             self._uniform_loss(verdicts, evidence),
             acceptance_before(source.measured_run, self.history_file, self.sku, evidence, verdicts),
-            *self._numbers_not_selected(verdicts),
+            *self._not_selected(verdicts),
         )  # fmt: skip
 
-    def _not_selected(self, verdicts: Sequence[Verdict]) -> list[AnyCase]:
-        judged = {one.id for one in verdicts}
-        return [case for case in self.source.cases if case.id not in judged]
-
-    def _numbers_not_selected(self, verdicts: Sequence[Verdict]) -> tuple[int, int]:
+    def _not_selected(self, verdicts: Sequence[Verdict]) -> tuple[int, int]:
         """`Judgement.not_selected` and `Judgement.not_selected_ratios`."""
-        left_out = self._not_selected(verdicts)
+        judged = {one.id for one in verdicts}
+        left_out = [case for case in self.source.cases if case.id not in judged]
         return len(left_out), len(left_out) - number_of(left_out)
 
     def _uniform_loss(self, verdicts: Sequence[Verdict], evidence: Evidence) -> UniformLoss | None:
@@ -162,7 +160,7 @@ class AcceptanceSession:
             reason: the judgement's reason.
         """
         verdicts = tuple(self._verdict_so_far(case, evidence, why) for case in self.source.selected)
-        not_selected, ratios = self._numbers_not_selected(verdicts)
+        not_selected, ratios = self._not_selected(verdicts)
         return Judgement(
             self.sku, "incomplete", reason, verdicts, self.source.notes(verdicts), self._basis(),
             extends=self.subject.extends, lowered=self.subject.lowered, altered=self.subject.altered,

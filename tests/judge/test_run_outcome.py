@@ -352,7 +352,7 @@ def test_counting_the_same_evidence_once_decides_nothing(
         one if number % 2 == 0 else replace(one, counts_with=apart[number - 1].id) for number, one in enumerate(apart)
     ]
     as_before = RunFacts(apart, len(apart) + left_out, allows_unmeasured=allows)
-    once = RunFacts(together, len(pairs) + left_out, allows_unmeasured=allows)
+    once = RunFacts(together, len(together) + left_out, allows_unmeasured=allows)
     assert conclude(once)[0] == conclude(as_before)[0]
     assert [one.kind for one in other_blockers(once)] == [one.kind for one in other_blockers(as_before)]
 
