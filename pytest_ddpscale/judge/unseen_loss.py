@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable
 
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.run.verdicts import CALIBRATE
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, training_cases
 
 LARGEST_UNREMARKED = 0.1
-_ADVICE = "calibrate (`ddpscale calibrate`)"
 
 
 def remark_on_unseen_loss(
@@ -51,12 +51,7 @@ def remark_on_unseen_loss(
     # Where a row says that a sound GPU reaches more, its published value is not this GPU's speed.
     is_its_own = any(case.requirement.sound_value == case.requirement.source.measured for case in published)
     lead = "no bound close to the published" if is_its_own else "no published"
-    return f"{lead} training speed of this GPU: {unseen}; {_ADVICE}"
-
-
-def is_on_unseen_loss(note: str) -> bool:
-    """Whether a note of a run is that remark."""
-    return note.endswith(_ADVICE)
+    return f"{lead} training speed of this GPU: {unseen}; {CALIBRATE}"
 
 
 def _judges_training(case: Case) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from pytest_ddpscale.judge.unseen_loss import is_on_unseen_loss
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.launches_text import DOUBTFUL, interval_mark
@@ -68,7 +67,7 @@ def uniform_loss_text(judgement: Judgement) -> str:
         fail = text.count_text(lost, "requirement on throughput fails", "requirements on throughput fail")
         return f"All devices alike slow: {fail} for which no device is named."
     trained = [one for one in judgement.verdicts if METRICS[one.metric].subject == "workload" and one.value is not None]
-    if trained and not shown and not any(map(is_on_unseen_loss, judgement.notes)):  # which says the same
+    if trained and not shown and not judgement.unseen_loss:  # which says the same
         against = "this run has no reference throughput to compare with"
         return f"All devices alike slow: {against}, so a loss of any size could stay hidden."
     return ""

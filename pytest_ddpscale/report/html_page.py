@@ -31,7 +31,7 @@ from pytest_ddpscale.report.last_acceptance_text import last_acceptance_lines
 from pytest_ddpscale.report.launches_text import interval_mark, launch_sd_text, launches_sentence
 from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S
 from pytest_ddpscale.report.node_table import node_table
-from pytest_ddpscale.report.not_tested_text import not_tested_lines, other_notes
+from pytest_ddpscale.report.not_tested_text import not_tested_lines
 from pytest_ddpscale.report.ratio_text import ratio_lines
 from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.report.software_text import software_line, software_versions
@@ -88,7 +88,6 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
         key_numbers=key_numbers(judgement),
         tested=coverage_text.summary(judgement.coverage) if judgement.coverage else [],
         not_tested=not_tested_lines(judgement),
-        notes=other_notes(judgement),
         machine=_machine(run),
         hosts=first_few([host.host for host in run.hosts], 8),
         software=software_line(versions),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from pytest_ddpscale.judge.unseen_loss import is_on_unseen_loss
 from pytest_ddpscale.report import text
 from pytest_ddpscale.run.counting import counted_groups
 from pytest_ddpscale.run.verdicts import Judgement
@@ -28,9 +27,4 @@ def not_tested_lines(judgement: Judgement) -> list[str]:
         said.append(f"GPUs not tested: {first_few(idle, 5, count=len(coverage.idle_gpus))}")
     if coverage is not None and coverage.nodes_absent:
         said.append(f"Nodes not tested: {first_few(coverage.nodes_absent, 5)}")
-    return [*filter(is_on_unseen_loss, judgement.notes), *said, *_NOT_SAID]
-
-
-def other_notes(judgement: Judgement) -> list[str]:
-    """The run's notes without those among `not_tested_lines`."""
-    return [note for note in judgement.notes if not is_on_unseen_loss(note)]
+    return [*filter(None, [judgement.unseen_loss]), *said, *_NOT_SAID]

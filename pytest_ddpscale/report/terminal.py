@@ -6,7 +6,6 @@ import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from pytest_ddpscale.judge.unseen_loss import is_on_unseen_loss
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.cause import causes, headline, warning_text, warnings
 from pytest_ddpscale.report.certainty_text import uniform_loss_text
@@ -69,8 +68,8 @@ def _remarks(judgement: Judgement) -> Iterator[Line]:
     if uniform_loss_text(judgement):
         yield uniform_loss_text(judgement), ""
     own = (note for verdict in judgement.verdicts for note in verdict.notes)
-    first = sorted(judgement.notes, key=lambda note: not is_on_unseen_loss(note))
-    for note in dict.fromkeys((*first, *_shared_notes(judgement.verdicts), *own)):
+    unseen = filter(None, [judgement.unseen_loss])
+    for note in dict.fromkeys((*unseen, *judgement.notes, *_shared_notes(judgement.verdicts), *own)):
         yield f"note: {text.one_line(note)}", ""
 
 

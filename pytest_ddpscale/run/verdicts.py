@@ -33,6 +33,7 @@ Flag = Literal[
 WRONG_DATA: Literal["wrong-data"] = "wrong-data"
 THIS_LAUNCH_ONLY: Literal["this-launch-only"] = "this-launch-only"
 PARTLY_KNOWN: Literal["partly-known"] = "partly-known"
+CALIBRATE = "calibrate (`ddpscale calibrate`)"  # how the remark on a loss that no bound sees ends
 _OF_THROUGHPUT = (THROUGHPUT_PER_GPU.name, GENERATION_RATIO.name)
 VERDICTS_SCHEMA_VERSION: Literal[5] = 5
 
@@ -436,6 +437,16 @@ class Judgement:
     def counted(self) -> list[Verdict]:
         """The verdicts as they are counted: of those with the same evidence the worst."""
         return [worst_of(group, allows_unmeasured=self.allows_unmeasured) for group in counted_groups(self.verdicts)]
+
+    @property
+    def unseen_loss(self) -> str:
+        """The note on a loss of training speed that no bound rejects (`judge.unseen_loss`); empty without one."""
+        return next((note for note in self.notes if note.endswith(CALIBRATE)), "")
+
+    @property
+    def other_notes(self) -> tuple[str, ...]:
+        """The run's notes without that one, which reports show elsewhere."""
+        return tuple(note for note in self.notes if not note.endswith(CALIBRATE))
 
     @property
     def number_not_selected(self) -> int:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.judge.unseen_loss import is_on_unseen_loss
 from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.session.sources import Site, Subject
 from pytest_ddpscale.settings import Settings
 from pytest_ddpscale.thresholds.cases import AnyCase
@@ -101,7 +101,7 @@ def test_bounds_of_the_sites_own_need_none(tmp_path: Path, sku: str, margin: str
 def test_what_a_site_says_of_anything_else_changes_nothing(tmp_path: Path, extending: str) -> None:
     found = remark(subject(tmp_path, "b200", extending))
     assert found.startswith("no published training speed of this GPU: ")
-    assert is_on_unseen_loss(found)
+    assert Judgement("b200", "accepted", "", (), (found, "other")).unseen_loss == found
 
 
 def test_a_provisional_speed_that_rejects_sees_what_it_is_said_to_see(tmp_path: Path) -> None:
