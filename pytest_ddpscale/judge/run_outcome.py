@@ -142,10 +142,10 @@ def _by_verdicts(run: RunFacts) -> tuple[RunOutcome, str]:
 
 def _in_the_way(run: RunFacts, reason: str) -> Iterator[str]:
     """Why a run with good verdicts is incomplete, the most important reason first."""
-    if run.is_simulated:
-        yield f"simulated: no machine was measured ({reason})"
     if run.wrong_data:
         yield f"{reason}, but {run.wrong_data[0]}, on which no requirement is judged"
+    if run.is_simulated:
+        yield f"simulated: no machine was measured ({reason})"
     if run.silent:
         yield f"{run.silent[0]} ({reason})"
     if run.not_one_machine:
