@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from reporting import argument_parser, keep, positive_int
-from simulated_session import conclude_all
+from simulated_session import conclude_with_links
 from smallest_faults import SKUS, is_between_nodes
 
 from pytest_ddpscale.plan.layout import Layout
@@ -120,12 +120,18 @@ class ComputingSpread(NodeSpread):
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended: accepted, rejected or incomplete, by which requirements, and whether the place was named."""
+    """How a run ended: accepted, rejected or incomplete, by which requirements, and whether the place was named.
+
+    Attributes:
+        warned: without those whose sound value is not known: the simulator then takes 5 % more than the bound.
+        has_slow_link: whether the search among nodes names a node or link.
+    """
 
     outcome: str
     failed: tuple[str, ...]
     warned: tuple[str, ...]
     reason: str
+    has_slow_link: bool
     is_named: bool
     names_others: bool
 
@@ -157,25 +163,33 @@ def measure(sku: str, nodes: int, path: Path, fault: Fault, number: int) -> Endi
         text.format(rank=one, other=one + 1) for text in fault.texts for one in ranks[: None if "{" in text else 1]
     ]
     run = SimulatedRun(plan, cluster.performance.of_cluster(seed), parse_faults(texts, layout), seed)
-    outcome, reason, verdicts = conclude_all(run, cluster, CONFIDENCE)
+    outcome, reason, verdicts, links = conclude_with_links(run, cluster, CONFIDENCE)
     ended = "accepted" if outcome in ACCEPTING else "rejected" if outcome == "rejected" else "incomplete"
     ended = AS_SOUND if UNCALIBRATED in reason else ended
-    named, others = _named(verdicts, reason, rank, layout)
+    named, others = _named(verdicts, rank, layout)
+    named = named or any(host_name(rank // PER_NODE) in hosts for hosts in links.values())
+    guessed = {case.id for case in cluster.cases if case.requirement.sound_value is None and is_bound(case.requirement)}
     of = {
         severity: tuple(v.id for v in verdicts if v.outcome == "failed" and v.severity == severity)
         for severity in ("fail", "warn")
     }
-    return Ending(ended, of["fail"], of["warn"], reason, named, others)
+    of["warn"] = tuple(one for one in of["warn"] if one not in guessed)
+    return Ending(ended, of["fail"], of["warn"], reason, bool(links), named, others)
 
 
-def _named(verdicts: Sequence[Verdict], reason: str, rank: int, layout: Layout) -> tuple[bool, bool]:
-    """Whether the place is among the culprits or slow nodes, and whether a healthy one certainly is."""
+def is_bound(one: Requirement) -> bool:
+    """Whether it bounds a value that a sound machine reaches, in place of a comparison with peers."""
+    return not (one.definition.compares_places or one.definition.compares_ranks)
+
+
+def _named(verdicts: Sequence[Verdict], rank: int, layout: Layout) -> tuple[bool, bool]:
+    """Whether the place is among the culprits, and whether a healthy one certainly is."""
     host, index = host_name(rank // layout.ranks_per_node), rank % layout.ranks_per_node
     blamed = {c for v in verdicts if not v.passed for c in v.culprits}
     mine = any(host in (c.host, c.peer_host) and c.gpu_index in (None, index) for c in blamed)
     mine = mine or any(c.host == host and index in (c.gpu_index, c.peer_gpu_index) for c in blamed)
     healthy = any(c.is_certain and (c.host != host or c.gpu_index not in (None, index)) for c in blamed)
-    return mine or bool(re.search(rf"\b{host}\b", reason)), healthy
+    return mine, healthy
 
 
 @dataclass(frozen=True)
@@ -212,6 +226,8 @@ class Row:
         most = [name for name, count in rejecting.items() if 2 * count >= len(self.endings)]
         if most:
             return summary(most)
+        if 2 * sum(one.has_slow_link for one in self.endings) >= len(self.endings):
+            return "the search among nodes"
         if self.count("incomplete"):
             reason = next(one.reason for one in self.endings if one.outcome == "incomplete")
             return re.split(r" \(|\. ", reason.rpartition(", but ")[2])[0]
@@ -239,8 +255,10 @@ def why_not(row: Row, file: ThresholdsFile) -> str:
             said.append(
                 f"{_name(nearest)} {does} from {100 * (nearest.smallest_fault or 0):.3g} %{_needed(nearest, fault)}"
             )
-        elif severity == "fail":
-            said.append("no row can reject")
+        elif not any(one.severity == severity for one in lines):
+            said += ["no row can reject"] if severity == "fail" else []
+        else:
+            said.append(f"what a sound machine reaches is not known of the row that {does}")
     return "; ".join(said)
 
 

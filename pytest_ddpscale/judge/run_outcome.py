@@ -38,6 +38,7 @@ class RunFacts:
         not_one_machine: why the studies were not all measured on the same devices; empty if they were.
         silent: description of each GPU that does not answer and was not measured.
         slow_links: descriptions of nodes and links that certainly communicate slowly.
+        wrong_data: descriptions of probes with wrong results on which no verdict is (`judge.wrong_data`).
         allows_unmeasured: whether requirements may stay unmeasured.
         not_selected_ratios: how many requirements without a verdict are counted with another one of them.
     """
@@ -52,6 +53,7 @@ class RunFacts:
     silent: Sequence[str] = ()
     slow_links: Sequence[str] = ()
     allows_unmeasured: bool = False
+    wrong_data: Sequence[str] = ()
     not_selected_ratios: int = 0
 
 
@@ -140,6 +142,8 @@ def _by_verdicts(run: RunFacts) -> tuple[RunOutcome, str]:
 
 def _in_the_way(run: RunFacts, reason: str) -> Iterator[str]:
     """Why a run with good verdicts is incomplete, the most important reason first."""
+    if run.wrong_data:
+        yield f"{reason}, but {run.wrong_data[0]}, on which no requirement is judged"
     if run.is_simulated:
         yield f"simulated: no machine was measured ({reason})"
     if run.silent:

@@ -25,6 +25,7 @@ from pytest_ddpscale.judge.run_outcome import (
 )
 from pytest_ddpscale.judge.slow_links import slow_links
 from pytest_ddpscale.judge.values import samples_of
+from pytest_ddpscale.judge.wrong_data import unasked_wrong_data
 from pytest_ddpscale.report.profile_text import problem_lines
 from pytest_ddpscale.run.counting import number_of
 from pytest_ddpscale.run.coverage import Coverage
@@ -115,6 +116,7 @@ class AcceptanceSession:
             silent=source.machine.silent,
             slow_links=tuple(slow),
             allows_unmeasured=self.subject.settings.allow_incomplete,
+            wrong_data=unasked_wrong_data(evidence, self._probes_asked()),
             not_selected_ratios=self._not_selected(verdicts)[1],
         )
         outcome, reason = conclude(run)
@@ -132,6 +134,10 @@ class AcceptanceSession:
             acceptance_before(source.measured_run, self.history_file, self.sku, evidence, verdicts),
             *self._not_selected(verdicts),
         )  # fmt: skip
+
+    def _probes_asked(self) -> set[str]:
+        cases = self.source.selected
+        return {case.probe.name for case in cases if isinstance(case, NodeCase) and case.probe is not None}
 
     def _not_selected(self, verdicts: Sequence[Verdict]) -> tuple[int, int]:
         """`Judgement.not_selected` and `Judgement.not_selected_ratios`."""

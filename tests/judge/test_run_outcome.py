@@ -111,6 +111,9 @@ def test_what_was_not_tested_keeps_the_rest_from_being_accepted() -> None:
     silent = RunFacts([PASSED], 1, silent=("GPU 1: GPU is lost",))
     assert conclude(silent) == ("incomplete", "GPU 1: GPU is lost (1 of 1 requirements passed)")
     assert conclude(replace(silent, verdicts=[FAILED]))[0] == "rejected"
+    unasked = RunFacts([PASSED], 1, wrong_data=("wrong data in the probe matmul-bf16",))
+    assert conclude(unasked)[0] == "incomplete"
+    assert "wrong data in the probe matmul-bf16, on which no requirement is judged" in conclude(unasked)[1]
     waived = RunFacts([PASSED, WAIVED], 2)
     absent = replace(waived, coverage=Coverage((NodeCoverage("n0", (), left_out="disk: full"),)))
     for run in (absent, replace(waived, is_simulated=True)):
