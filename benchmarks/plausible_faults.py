@@ -236,9 +236,10 @@ class Row:
 
 
 def summary(names: Sequence[str]) -> str:
-    """``throughput_per_gpu (8), matmul_tflops``: metrics with the number of their requirements, and the probes."""
-    probes = Counter(name if "send-recv" in name or "all-" in name else name.partition("[")[0] for name in names)
-    return ", ".join(name if count == 1 else f"{name} ({count})" for name, count in probes.most_common(4))
+    """``throughput_per_gpu (8), node_check[pcie]``: metrics with the number of their requirements, or the only one."""
+    found = Counter(name.partition("[")[0] for name in names)
+    one = {name.partition("[")[0]: name for name in names}
+    return ", ".join(one[metric] if n == 1 else f"{metric} ({n})" for metric, n in found.most_common(4))
 
 
 def why_not(row: Row, file: ThresholdsFile) -> str:

@@ -24,7 +24,7 @@ def test_what_is_rejected_is_named_and_what_is_not_has_a_reason(
     lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     rows = {cells[0]: cells[1:] for cells in lines}
     assert rows["sound"][:4] == ["1", "accepted", "nothing", "–"]
-    assert rows["a GPU's memory"][:4] == ["1", "rejected", "probe_uniformity", "1/1"]
+    assert rows["a GPU's memory"][:4] == ["1", "rejected", "probe_uniformity[memory-copy]", "1/1"]
     assert rows["a GPU's host path"][:2] == ["1", "accepted"]
     assert rows["a GPU's host path"][4].startswith("too few peers (4 nodes needed); no row can reject; host_bandwidth")
     assert rows["all memory"][:4] == ["1", "accepted", "nothing", "–"]
