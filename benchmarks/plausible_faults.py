@@ -5,8 +5,8 @@
 
 One device at half speed (a GPU's computing, its memory, its path to the host, the link of a pair, its links in its
 node, a port to other nodes), and all devices alike at 90 %. A run measures, stops and concludes as a session does; a
-sound machine reaches what thresholds.yaml says or publishes, its GPUs compute at paces that differ by 1 %, and rounds
-vary by 0.3 %. Two faults that a node reports are beside them: fewer PCIe lanes and an NVLink that is down. Markdown.
+sound machine reaches what thresholds.yaml says or publishes, its GPUs differ by 1 %, and rounds by 0.3 %. Two faults
+that a node reports are beside them: fewer PCIe lanes and an NVLink that is down. Prints Markdown.
 
 * outcome: of the runs. "rejected" and "incomplete" are seen; a fault that is accepted is not.
 * by: what failed and can reject in most of the runs, else what kept the run from being accepted, else what only warned.
@@ -27,7 +27,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from reporting import argument_parser, keep, positive_int
 from simulated_session import conclude_with_links
 from smallest_faults import SKUS, is_between_nodes
@@ -38,7 +37,7 @@ from pytest_ddpscale.simulate.faults import LANES_LEFT, parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.simulated_nodes import host_name
-from pytest_ddpscale.simulate.spread import COMPUTING, NodeSpread
+from pytest_ddpscale.simulate.spread import NodeSpread
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.thresholds.peer_limits import FEWEST_PLACES
@@ -110,15 +109,6 @@ FAULTS = (
 
 
 @dataclass(frozen=True)
-class ComputingSpread(NodeSpread):
-    """Differences in computing only: the sound value of links and memories is that of the slowest already."""
-
-    def factors(self, what: str, layout: Layout, launch: int) -> NDArray[np.float64]:
-        """As `NodeSpread.factors`."""
-        return super().factors(what, layout, launch) if what == COMPUTING else np.ones(layout.world_size)
-
-
-@dataclass(frozen=True)
 class Ending:
     """How a run ended: accepted, rejected or incomplete, by which requirements, and whether the place was named.
 
@@ -142,7 +132,7 @@ def _cluster(sku: str, nodes: int, path: Path) -> SimulatedCluster:
         sku,
         gpus=nodes * PER_NODE,
         round_noise=0.003,
-        spread=ComputingSpread(gpu_sd=GPU_SD),
+        spread=NodeSpread(gpu_sd=GPU_SD),
         nic_gbps=PORTS.get(sku, 25.0),
     )
     return open_cluster(load_thresholds(path), options)
