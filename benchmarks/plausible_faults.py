@@ -164,7 +164,7 @@ def measure(sku: str, nodes: int, path: Path, fault: Fault, number: int) -> Endi
         for severity in ("fail", "warn")
     }
     of["warn"] = tuple(one for one in of["warn"] if one not in guessed)
-    return Ending(ended, of["fail"], of["warn"], reason, bool(links), named, others)
+    return Ending(ended, of["fail"], of["warn"], reason, bool(links), named, others and not fault.is_of_all)
 
 
 def is_bound(one: Requirement) -> bool:
