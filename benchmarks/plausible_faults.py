@@ -88,7 +88,7 @@ def _both_ways(rank: str, share: float) -> tuple[str, str]:
 BANDWIDTHS = ("busbw_gbps", "pair_bandwidth_gbps")
 FAULTS = (
     Fault("sound", (), 1.0, ()),
-    Fault("a GPU computes", (f"slow-gpu:{{rank}}:{1 / HALF}",), HALF, SPEED, peers="computing"),
+    Fault("a GPU's computing", (f"slow-gpu:{{rank}}:{1 / HALF}",), HALF, SPEED, peers="computing"),
     Fault("a GPU's memory", (f"slow-probe:{{rank}}:memory-copy:{HALF}",), HALF, ("memory_bandwidth_gbps",),
           peers="memory"),
     Fault("a GPU's host path", _both_ways("{rank}", HALF), HALF, ("host_bandwidth_gbps",), peers="host",
@@ -100,8 +100,8 @@ FAULTS = (
     Fault("a GPU's links in its node", (f"slow-gpu-link:{{rank}}:{HALF}",), HALF, BANDWIDTHS, peers="pairs",
           needs=FEWEST_PLACES),
     Fault("a port to other nodes", (f"slow-port:{{rank}}:{HALF}",), HALF, BANDWIDTHS, crosses=True),
-    Fault("all compute", (f"slow-gpu:all:{1 / ALIKE:.4f}",), ALIKE, SPEED),
-    Fault("all memory", (f"slow-probe:all:memory-copy:{ALIKE}",), ALIKE, ("memory_bandwidth_gbps",)),
+    Fault("all computing", (f"slow-gpu:all:{1 / ALIKE:.4f}",), ALIKE, SPEED),
+    Fault("all memories", (f"slow-probe:all:memory-copy:{ALIKE}",), ALIKE, ("memory_bandwidth_gbps",)),
     Fault("all host paths", _both_ways("all", ALIKE), ALIKE, ("host_bandwidth_gbps",)),
     Fault("all links in nodes", (f"slow-gpu-link:all:{ALIKE}",), ALIKE, BANDWIDTHS),
     Fault("all ports to other nodes", (f"slow-port:all:{ALIKE}",), ALIKE, BANDWIDTHS, crosses=True),
@@ -284,7 +284,7 @@ def has_nvlinks(sku: str, file: ThresholdsFile) -> bool:
 
 def lines(rows: Sequence[Row], file: ThresholdsFile) -> Iterator[str]:
     """A table for each SKU."""
-    header = ("fault", "nodes", "outcome", "by", "named", "why it is not rejected")
+    header = ("half speed, or all at 90 %", "nodes", "outcome", "by", "named", "why it is not rejected")
     for sku in dict.fromkeys(row.sku for row in rows):
         yield from ("", f"### {sku}", "", f"| {' | '.join(header)} |", "| --- " * len(header) + "|")
         yield from (f"| {' | '.join(row.cells(file))} |" for row in rows if row.sku == sku)
