@@ -15,7 +15,6 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.columns import columns_of
-from pytest_ddpscale.run.counting import number_of
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, gangs_by_number
@@ -73,7 +72,7 @@ def conclude_with_links(
     verdicts, cases, evidence = _judge_all(run, cluster, confidence)
     coverage = coverage_of(evidence, cases, verdicts, {}, run.plan.layout.ranks_per_node)
     found, links = tuple(verdicts.values()), slow_links(evidence)
-    facts = RunFacts(found, number_of(found), coverage=coverage, slow_links=tuple(links))
+    facts = RunFacts(found, len(found), coverage=coverage, slow_links=tuple(links))
     return *conclude(facts), found, links
 
 
