@@ -5,8 +5,8 @@
 
 One device at half speed (a GPU's computing, its memory, its path to the host, the link of a pair, its links in its
 node, a port to other nodes), and all devices alike at 90 %. A run measures, stops and concludes as a session does; a
-sound machine reaches what thresholds.yaml says or publishes, its GPUs compute at paces that differ by 1 %, and rounds
-vary by 0.3 %. Two faults that a node reports are beside them: fewer PCIe lanes and an NVLink that is down. Markdown.
+sound machine reaches what thresholds.yaml says or publishes, its GPUs differ by 1 %, and rounds by 0.3 %. Two faults
+that a node reports are beside them: fewer PCIe lanes and an NVLink that is down. Prints Markdown.
 
 * outcome: of the runs. "rejected" and "incomplete" are seen; a fault that is accepted is not.
 * by: what failed and can reject in most of the runs, else what kept the run from being accepted, else what only warned.
@@ -27,7 +27,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from reporting import argument_parser, keep, positive_int
 from simulated_session import conclude_with_links
 from smallest_faults import SKUS, is_between_nodes
@@ -38,7 +37,7 @@ from pytest_ddpscale.simulate.faults import LANES_LEFT, parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.simulated_nodes import host_name
-from pytest_ddpscale.simulate.spread import COMPUTING, NodeSpread
+from pytest_ddpscale.simulate.spread import NodeSpread
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.thresholds.peer_limits import FEWEST_PLACES
@@ -89,7 +88,7 @@ def _both_ways(rank: str, share: float) -> tuple[str, str]:
 BANDWIDTHS = ("busbw_gbps", "pair_bandwidth_gbps")
 FAULTS = (
     Fault("sound", (), 1.0, ()),
-    Fault("a GPU computes", (f"slow-gpu:{{rank}}:{1 / HALF}",), HALF, SPEED, peers="computing"),
+    Fault("a GPU's computing", (f"slow-gpu:{{rank}}:{1 / HALF}",), HALF, SPEED, peers="computing"),
     Fault("a GPU's memory", (f"slow-probe:{{rank}}:memory-copy:{HALF}",), HALF, ("memory_bandwidth_gbps",),
           peers="memory"),
     Fault("a GPU's host path", _both_ways("{rank}", HALF), HALF, ("host_bandwidth_gbps",), peers="host",
@@ -101,21 +100,12 @@ FAULTS = (
     Fault("a GPU's links in its node", (f"slow-gpu-link:{{rank}}:{HALF}",), HALF, BANDWIDTHS, peers="pairs",
           needs=FEWEST_PLACES),
     Fault("a port to other nodes", (f"slow-port:{{rank}}:{HALF}",), HALF, BANDWIDTHS, crosses=True),
-    Fault("all compute", (f"slow-gpu:all:{1 / ALIKE:.4f}",), ALIKE, SPEED),
-    Fault("all memory", (f"slow-probe:all:memory-copy:{ALIKE}",), ALIKE, ("memory_bandwidth_gbps",)),
+    Fault("all computing", (f"slow-gpu:all:{1 / ALIKE:.4f}",), ALIKE, SPEED),
+    Fault("all memories", (f"slow-probe:all:memory-copy:{ALIKE}",), ALIKE, ("memory_bandwidth_gbps",)),
     Fault("all host paths", _both_ways("all", ALIKE), ALIKE, ("host_bandwidth_gbps",)),
     Fault("all links in nodes", (f"slow-gpu-link:all:{ALIKE}",), ALIKE, BANDWIDTHS),
     Fault("all ports to other nodes", (f"slow-port:all:{ALIKE}",), ALIKE, BANDWIDTHS, crosses=True),
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ComputingSpread(NodeSpread):
-    """Differences in computing only: the sound value of links and memories is that of the slowest already."""
-
-    def factors(self, what: str, layout: Layout, launch: int) -> NDArray[np.float64]:
-        """As `NodeSpread.factors`."""
-        return super().factors(what, layout, launch) if what == COMPUTING else np.ones(layout.world_size)
 
 
 @dataclass(frozen=True)
@@ -142,7 +132,7 @@ def _cluster(sku: str, nodes: int, path: Path) -> SimulatedCluster:
         sku,
         gpus=nodes * PER_NODE,
         round_noise=0.003,
-        spread=ComputingSpread(gpu_sd=GPU_SD),
+        spread=NodeSpread(gpu_sd=GPU_SD),
         nic_gbps=PORTS.get(sku, 25.0),
     )
     return open_cluster(load_thresholds(path), options)
@@ -174,7 +164,7 @@ def measure(sku: str, nodes: int, path: Path, fault: Fault, number: int) -> Endi
         for severity in ("fail", "warn")
     }
     of["warn"] = tuple(one for one in of["warn"] if one not in guessed)
-    return Ending(ended, of["fail"], of["warn"], reason, bool(links), named, others)
+    return Ending(ended, of["fail"], of["warn"], reason, bool(links), named, others and not fault.is_of_all)
 
 
 def is_bound(one: Requirement) -> bool:
@@ -236,9 +226,10 @@ class Row:
 
 
 def summary(names: Sequence[str]) -> str:
-    """``throughput_per_gpu (8), matmul_tflops``: metrics with the number of their requirements, and the probes."""
-    probes = Counter(name if "send-recv" in name or "all-" in name else name.partition("[")[0] for name in names)
-    return ", ".join(name if count == 1 else f"{name} ({count})" for name, count in probes.most_common(4))
+    """``throughput_per_gpu (8), node_check[pcie]``: metrics with the number of their requirements, or the only one."""
+    found = Counter(name.partition("[")[0] for name in names)
+    one = {name.partition("[")[0]: name for name in names}
+    return ", ".join(one[metric] if n == 1 else f"{metric} ({n})" for metric, n in found.most_common(4))
 
 
 def why_not(row: Row, file: ThresholdsFile) -> str:
@@ -293,7 +284,7 @@ def has_nvlinks(sku: str, file: ThresholdsFile) -> bool:
 
 def lines(rows: Sequence[Row], file: ThresholdsFile) -> Iterator[str]:
     """A table for each SKU."""
-    header = ("fault", "nodes", "outcome", "by", "named", "why it is not rejected")
+    header = ("half speed, or all at 90 %", "nodes", "outcome", "by", "named", "why it is not rejected")
     for sku in dict.fromkeys(row.sku for row in rows):
         yield from ("", f"### {sku}", "", f"| {' | '.join(header)} |", "| --- " * len(header) + "|")
         yield from (f"| {' | '.join(row.cells(file))} |" for row in rows if row.sku == sku)
