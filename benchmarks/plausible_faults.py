@@ -195,6 +195,18 @@ class Row:
         """Runs that ended so."""
         return sum(one.outcome == outcome for one in self.endings)
 
+    @property
+    def seen(self) -> str:
+        """In a word: rejected, kept from being accepted, only warned of, or not seen; as in most of the runs."""
+        runs = len(self.endings)
+        if 2 * self.count("rejected") >= runs:
+            return "rejected" if self.count("rejected") == runs else f"rejected in {self.count('rejected')} of {runs}"
+        if 2 * sum(one.has_slow_link for one in self.endings) >= runs:
+            return "not accepted, named"
+        if 2 * self.count("incomplete") >= runs:
+            return "not accepted"
+        return "warns" if 2 * sum(bool(one.warned) for one in self.endings) >= runs else "**not seen**"
+
     def cells(self, file: ThresholdsFile) -> list[str]:
         """Of a line of the table."""
         runs = len(self.endings)
@@ -282,8 +294,18 @@ def has_nvlinks(sku: str, file: ThresholdsFile) -> bool:
     return bool(node and node.nvlinks)
 
 
+def overview(rows: Sequence[Row]) -> Iterator[str]:
+    """A table of all SKUs: what each fault comes to, in a word."""
+    skus = list(dict.fromkeys(row.sku for row in rows))
+    yield from (f"| half speed, or all at 90 % | nodes | {' | '.join(skus)} |", "| --- " * (len(skus) + 2) + "|")
+    for name, nodes in dict.fromkeys((row.fault.name, row.nodes) for row in rows if row.fault.texts):
+        seen = {row.sku: row.seen for row in rows if (row.fault.name, row.nodes) == (name, nodes)}
+        yield f"| {name} | {nodes} | {' | '.join(seen.get(sku, '–') for sku in skus)} |"
+
+
 def lines(rows: Sequence[Row], file: ThresholdsFile) -> Iterator[str]:
-    """A table for each SKU."""
+    """A table of all SKUs, then one for each."""
+    yield from overview(rows)
     header = ("half speed, or all at 90 %", "nodes", "outcome", "by", "named", "why it is not rejected")
     for sku in dict.fromkeys(row.sku for row in rows):
         yield from ("", f"### {sku}", "", f"| {' | '.join(header)} |", "| --- " * len(header) + "|")

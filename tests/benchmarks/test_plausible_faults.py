@@ -22,7 +22,10 @@ def test_what_is_rejected_is_named_and_what_is_not_has_a_reason(
     monkeypatch.setattr(sys, "argv", ["plausible_faults.py", *arguments])
     assert plausible.main() == 0
     lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    rows = {cells[0]: cells[1:] for cells in lines}
+    seen = {cells[0]: cells[2] for cells in lines if len(cells) == 3}
+    assert seen["a GPU's memory"] == "rejected"
+    assert seen["a GPU's host path"] == seen["all memories"] == "**not seen**"
+    rows = {cells[0]: cells[1:] for cells in lines if len(cells) > 3}
     assert rows["sound"][:4] == ["1", "accepted", "nothing", "–"]
     assert rows["a GPU's memory"][:4] == ["1", "rejected", "probe_uniformity[memory-copy]", "1/1"]
     assert rows["a GPU's host path"][:2] == ["1", "accepted"]
