@@ -25,7 +25,9 @@ from pytest_ddpscale.judge.run_outcome import (
 )
 from pytest_ddpscale.judge.slow_links import slow_links
 from pytest_ddpscale.judge.values import samples_of
+from pytest_ddpscale.judge.wrong_data import unasked_wrong_data
 from pytest_ddpscale.report.profile_text import problem_lines
+from pytest_ddpscale.run.counting import number_of
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.record_lines import Listener
@@ -115,6 +117,8 @@ class AcceptanceSession:
             lost=lost_hosts(source.measured_run.read_records()),
             slow_links=tuple(slow),
             allows_unmeasured=self.subject.settings.allow_incomplete,
+            wrong_data=unasked_wrong_data(evidence, self._probes_asked()),
+            not_selected_ratios=self._not_selected(verdicts)[1],
         )
         outcome, reason = conclude(run)
         if interrupted and outcome == "incomplete" and self.interruption:
@@ -129,8 +133,18 @@ class AcceptanceSession:
             self._altered(outcome, verdicts, coverage),
             self._uniform_loss(verdicts, evidence),
             acceptance_before(source.measured_run, self.history_file, self.sku, evidence, verdicts),
-            len(source.cases) - len(verdicts),
+            *self._not_selected(verdicts),
         )  # fmt: skip
+
+    def _probes_asked(self) -> set[str]:
+        cases = self.source.selected
+        return {case.probe.name for case in cases if isinstance(case, NodeCase) and case.probe is not None}
+
+    def _not_selected(self, verdicts: Sequence[Verdict]) -> tuple[int, int]:
+        """`Judgement.not_selected` and `Judgement.not_selected_ratios`."""
+        judged = {one.id for one in verdicts}
+        left_out = [case for case in self.source.cases if case.id not in judged]
+        return len(left_out), len(left_out) - number_of(left_out)
 
     def _uniform_loss(self, verdicts: Sequence[Verdict], evidence: Evidence) -> UniformLoss | None:
         by_id = {case.id: case for case in (*self.source.cases, *self.source.selected)}
@@ -153,10 +167,11 @@ class AcceptanceSession:
             reason: the judgement's reason.
         """
         verdicts = tuple(self._verdict_so_far(case, evidence, why) for case in self.source.selected)
+        not_selected, ratios = self._not_selected(verdicts)
         return Judgement(
             self.sku, "incomplete", reason, verdicts, self.source.notes(verdicts), self._basis(),
             extends=self.subject.extends, lowered=self.subject.lowered, altered=self.subject.altered,
-            not_selected=len(self.source.cases) - len(verdicts),
+            not_selected=not_selected, not_selected_ratios=ratios,
         )  # fmt: skip
 
     def _verdict_so_far(self, case: AnyCase, evidence: Evidence, why: str) -> Verdict:
