@@ -17,10 +17,8 @@ from pytest_ddpscale.thresholds.form import (
     Change,
     CheckRow,
     FileForm,
-    Removal,
     Row,
     SkuForm,
-    WaiverRow,
     WorkloadForm,
 )
 from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak, Strict
@@ -63,9 +61,7 @@ MAPPINGS: dict[str, tuple[type[Strict], str]] = {
     "Batch": (BatchForm, "`skus.NAME.batch.WORKLOAD`"),
     "Row": (Row, "a row under `skus.NAME.requirements` or `families.NAME`"),
     "Row of checks": (CheckRow, "a row of checks under `skus.NAME.requirements` or `families.NAME`"),
-    "Remove": (Removal, "`skus.NAME.remove`, in a file that extends another"),
     "Change": (Change, "`skus.NAME.change`, in a file that extends another"),
-    "Waiver": (WaiverRow, "`skus.NAME.waivers`"),
 }
 
 

@@ -21,7 +21,7 @@ from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import MOST_RANKS
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH
-from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak, Strict, Text
+from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak, Strict, Text, Words
 from pytest_ddpscale.thresholds.model import BeyondNode, Severity
 from pytest_ddpscale.thresholds.peer_limits import PeersForm
 
@@ -35,13 +35,15 @@ _NUMBER: dict[str, object] = {"type": "number", "minimum": 0}
 # Far beyond any real file, but small enough that comparing requirements with each other stays fast.
 MOST_REQUIREMENTS = 500
 MOST_SKUS = 200
-# Tags for pydantic of the two ways to write an entry, a value or a collection; no message shows them.
-WHOLE, PARTS = "[whole]", "[parts]"
+# Tags for pydantic of the ways to write an entry: a value or a collection, a row of checks or of values. No message
+# shows them.
+WHOLE, PARTS, OF_CHECKS, OF_VALUES = "[whole]", "[parts]", "[checks]", "[values]"
+TAGS = (WHOLE, PARTS, OF_CHECKS, OF_VALUES)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'margin'?``, or empty if no known name is similar."""
-    near = difflib.get_close_matches(name, list(known), n=1)
+def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """``; did you mean 'margin'?``, or empty if no known name is that similar."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=likeness)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
@@ -58,6 +60,17 @@ def _margin_pct(value: Any) -> Any:
     if matched is None:
         raise PydanticCustomError("per_cent", "per cent from 0 to 99, such as `5 %`")
     return float(matched[1])
+
+
+def _margin(value: Any) -> Any:
+    is_name = isinstance(value, str) and "%" not in value
+    if not is_name and not (isinstance(value, str) and _PER_CENT.fullmatch(value)):
+        raise PydanticCustomError("per_cent", "per cent from 0 to 99, such as `5 %`, or a name under `margins`")
+    return value
+
+
+def _off(value: Any) -> Any:
+    return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
 
 
 def _known_model(name: str) -> str:
@@ -149,7 +162,7 @@ class Row(Strict):
         "", description="Probes without training, such as `matmul-bf16`, `matmul-bf16-10240` or `all-reduce-32mib`."
     )
     published: str | None = Field(None, description="Source of the values: a name under `sources`.")
-    margin: str | None = Field(
+    margin: Annotated[str | None, BeforeValidator(lambda told: told if told is None else _margin(told))] = Field(
         None,
         description="Distance of the bounds below (or above) the published values, `5 %`, or a name under `margins`. "
         "Default: the metric's entry under `margins`.",
@@ -166,6 +179,11 @@ class Row(Strict):
             description="What a sound machine is thought to reach, one number or in the shape of the values; judges "
             "nothing, but tells the smallest fault that the row sees. Default: the published value."
         ),
+    ] = None
+    warn: Annotated[
+        Annotated[float | None, Tag(WHOLE)] | Annotated[Bounds, Tag(PARTS)],
+        _BY_SHAPE,
+        Field(description="A stricter bound beside the one that fails: a value that misses it is reported."),
     ] = None
     provisional: Text | None = Field(
         None, description="The values are bounds without a publication: why these values, or a name under `reasons`."
@@ -213,8 +231,12 @@ class Row(Strict):
             raise ValueError("`baseline: ddp` is about a single GPU, but none of these values needs one")
         if self.bound is not None:
             self._check_stated_bound()
-        if self.sound is not None and len(self.metrics) > 1:
-            raise ValueError("`sound` needs a row with one metric")
+        for key in ("sound", "warn"):
+            if getattr(self, key) is not None and len(self.metrics) > 1:
+                raise ValueError(f"`{key}` needs a row with one metric")
+        sizes = {size for values in self.metrics.values() for size in values}
+        if isinstance(self.warn, dict) and set(self.warn) != sizes:
+            raise ValueError("`warn` has other world sizes than the values; expected the same")
         return self
 
     @property
@@ -246,6 +268,10 @@ class Row(Strict):
     def bound_at(self, world_size: WorldSize) -> float | None:
         """The stated bound; None if the bound follows from a margin, or is the value itself."""
         return self.bound[world_size] if isinstance(self.bound, dict) else self.bound
+
+    def warn_at(self, world_size: WorldSize) -> float | None:
+        """The stricter bound that only warns; None without one."""
+        return self.warn[world_size] if isinstance(self.warn, dict) else self.warn
 
     def sound_at(self, world_size: WorldSize, subject: str) -> float | None:
         """What a sound machine is thought to reach; None if the row does not say it.
@@ -296,51 +322,73 @@ def _has_one_size(metric: Metric) -> bool:
     return metric.maximum_world_size == 1 or metric.subject == "node"
 
 
-class RowName(Strict):
-    """Selects rows: ``{busbw_gbps: [8, all], probe: …}``, ``{no_regression: any}``, ``{check: clock}``."""
+class Change(Strict):
+    """A change of rows below: ``{busbw_gbps: [8, all], probe: …, severity: off, who: …, why: …}``.
+
+    A row is named by its metric with world sizes, or `any`, and its workload or probe; or by `check`. With `until` the
+    change is a waiver: the rows still fail, and the run is accepted with waivers until that day.
+    """
 
     metric: str = Field(NODE_CHECK.name, description="A metric, as a key: its world sizes, `[8, all]`, or `any`.")
     world_sizes: list[_WorldSizeKey] = Field([], description="Empty for all.")
-    of: str = Field("", description="Workload of the selected rows.")
-    probe: str = Field("", description="Probe of the selected rows.")
-    check: str = Field("", description="The selected check, in place of a metric.")
-    placement: Placement = Field("packed", description="Placement of the selected rows.")
-    versus: str | None = Field(None, description="Reference of the selected `generation_ratio`.")
+    of: str = Field("", description="Workload of the changed rows.")
+    probe: str = Field("", description="Probe of the changed rows.")
+    check: str = Field("", description="The changed check, in place of a metric.")
+    placement: Placement = Field("packed", description="Placement of the changed rows.")
+    versus: str | None = Field(None, description="Reference of a changed `generation_ratio`.")
+    severity: Annotated[
+        Literal["off", "warn", "fail"] | None,
+        BeforeValidator(_off),
+        WithJsonSchema({"enum": ["off", "warn", "fail", False]}),
+    ] = Field(None, description="`fail` rejects the run; `warn` is only reported; `off` is not required.")
+    bound: Annotated[
+        Annotated[float | None, Tag(WHOLE)] | Annotated[Bounds, Tag(PARTS)],
+        _BY_SHAPE,
+        Field(description="Another bound, {1: 470, 8: 455} by world size."),
+    ] = None
+    until: date | None = Field(
+        None,
+        description="Makes it a waiver, with `severity: warn`: the last day on which it holds, such as 2026-12-31.",
+    )
+    who: Words = Field(description="The responsible person.")
+    why: Words = Field(description="The reason.")
 
     @model_validator(mode="before")
     @classmethod
     def _metric_is_a_key(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or "check" in data:
+        if not isinstance(data, dict):
+            return data
+        if "because" in data:
+            raise ValueError("`because` is written `why` in a change, beside `who`")
+        if "check" in data:
             return data
         told = with_metrics(data, [name for name in cls.model_fields if name not in ("metric", "world_sizes")])
         metrics = told.pop("metrics")
         if len(metrics) > 1:
             raise ValueError(f"has {', '.join(metrics)}; expected one metric")
         ((metric, sizes),) = metrics.items()
+        if isinstance(sizes, (float, dict)):
+            expected = "some, such as [8, all], or `any`, and a new bound under `bound`"
+            raise ValueError(f"{metric} names world sizes here, found {sizes!r:.40}; expected {expected}")  # noqa: TRY004
         if sizes == "any":
             return {**told, "metric": metric}
         if sizes == []:
             raise ValueError(f"{metric} has no world size; expected some, such as [8, all], or `any`")
         return {**told, "metric": metric, "world_sizes": sizes if isinstance(sizes, list) else [sizes]}
 
-
-class Removal(RowName):
-    """Rows that the site removes."""
-
-
-class Change(RowName):
-    """Rows whose severity the site changes."""
-
-    severity: Severity = Field(description="`fail` rejects the run; `warn` is only reported.")
-    because: Text = Field(description="Why the site changes the severity.")
-
-
-class WaiverRow(RowName):
-    """Rows whose failure a person accepts responsibility for."""
-
-    who: Text = Field(description="The responsible person.")
-    why: Text = Field(description="Why the failure is acceptable.")
-    until: date = Field(description="The last day on which the waiver holds, such as 2026-12-31.")
+    @model_validator(mode="after")
+    def _check(self) -> Change:
+        if self.until is not None and (self.severity != "warn" or self.bound is not None):
+            raise ValueError("`until` makes it a waiver; expected `severity: warn` and no `bound`")
+        if self.severity is None and self.bound is None:
+            raise ValueError("changes nothing; expected `severity` or `bound`")
+        if self.bound is not None and (self.check or self.severity == "off"):
+            raise ValueError(f"a {'check' if self.check else 'row that is off'} has no bound; expected no `bound`")
+        if isinstance(self.bound, dict) and set(self.bound) != set(self.world_sizes):
+            raise ValueError("`bound` has other world sizes than the metric; expected the same")
+        if self.bound is not None and len(self.world_sizes) != 1 and not isinstance(self.bound, dict):
+            raise ValueError("one `bound` for several world sizes; expected {2: …, 4: …} by world size")
+        return self
 
 
 class NamedMargin(Strict):
@@ -384,7 +432,7 @@ class WorkloadForm(Strict):
         description="Freezes the model and trains a classifier on its features, with two hidden layers of this width, "
         "or one linear layer if 0.",
     )  # fmt: skip
-    feature_weights: str | None = Field(
+    feature_weights: Annotated[str | None, AfterValidator(lambda told: told and _absolute(told))] = Field(
         None, description="Absolute path, on every node, of torchvision's state dict for frozen features."
     )
     data: Annotated[Annotated[Literal["synthetic"], Tag(WHOLE)] | Annotated[FolderForm, Tag(PARTS)], _BY_SHAPE] = Field(
@@ -419,6 +467,15 @@ OneBatch = Annotated[
 ]  # fmt: skip
 
 
+def _row_shape(row: Any) -> str:
+    return OF_CHECKS if isinstance(row, dict) and "check" in row else OF_VALUES
+
+
+AnyRow = Annotated[
+    Annotated[CheckRow, Tag(OF_CHECKS)] | Annotated[Row, Tag(OF_VALUES)], Discriminator(_row_shape)
+]  # fmt: skip
+
+
 class SkuForm(Strict):
     """One GPU model. In a file that extends another, only the differences."""
 
@@ -440,12 +497,13 @@ class SkuForm(Strict):
         description="World sizes larger than a node, given as a number: asked over several nodes, never measured, or "
         "no requirement.",
     )
-    requirements: list[CheckRow | Row] = Field(
+    requirements: list[AnyRow] = Field(
         [], max_length=MOST_REQUIREMENTS, description="Its requirements; a row replaces the same row of its families."
     )
-    remove: list[Removal] = Field([], description="Rows to remove, of families or of the file that this one extends.")
-    change: list[Change] = Field([], description="Other severities for such rows.")
-    waivers: list[WaiverRow] = Field([], description="Rows whose failure does not reject until a given day.")
+    change: list[Change] = Field(
+        [], max_length=MOST_REQUIREMENTS,
+        description="Other severities and bounds of rows of families or of the file below, and waivers.",
+    )  # fmt: skip
 
 
 class FileForm(Strict):
@@ -462,5 +520,5 @@ class FileForm(Strict):
         None, description="By how much a place may be slower than its peers; beyond, it is rejected and named."
     )
     workloads: dict[str, WorkloadForm] = Field({}, description="Training jobs, by name.")
-    families: dict[str, list[CheckRow | Row]] = Field({}, description="Rows that SKUs share.")
+    families: dict[str, list[AnyRow]] = Field({}, description="Rows that SKUs share.")
     skus: dict[str, SkuForm] = Field({}, max_length=MOST_SKUS, description="GPU models, by name.")

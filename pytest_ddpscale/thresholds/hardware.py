@@ -12,6 +12,7 @@ from pytest_ddpscale.plan.words import Precision
 # Drivers reserve memory, depending on the version: an 80 GB A100 reports 79.3 or 80 GiB, a 16 GB V100 as little as
 # 15.8. A wider band would mistake an 84 GB RTX PRO 6000D for the 96 GB RTX PRO 6000.
 MEMORY_TOLERANCE = 0.10
+FEWEST_LETTERS = 2
 
 
 def _readable(text: str) -> str:
@@ -21,8 +22,16 @@ def _readable(text: str) -> str:
     return text
 
 
+def _in_words(text: str) -> str:
+    if sum(map(str.isalpha, text)) < FEWEST_LETTERS:
+        raise ValueError(f"{text!r} says nothing; expected words")
+    return text
+
+
 # Text printed on terminals and in reports.
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), AfterValidator(_readable)]
+# Who signs, and why: no dash, no digit.
+Words = Annotated[Text, AfterValidator(_in_words)]
 
 
 class Strict(BaseModel):
@@ -42,7 +51,7 @@ class Detect(Strict):
     pci_device_ids: list[Annotated[str, Field(pattern=r"^[0-9a-f]{4}$")]] = Field(
         default=[], description="PCI device ids, four lower-case hexadecimal digits."
     )
-    memory_gib: float | None = Field(default=None, gt=0, description="Nominal device memory.")
+    memory_gib: float | None = Field(default=None, gt=0, le=10**4, description="Nominal device memory.")
 
     @property
     def memory_band_gib(self) -> tuple[float, float] | None:
@@ -65,12 +74,14 @@ class Detect(Strict):
 class Peak(Strict):
     """Data-sheet values of one GPU."""
 
-    fp16_tflops: float | None = Field(default=None, gt=0, description="Dense tensor-core fp16, TFLOPS.")
-    bf16_tflops: float | None = Field(default=None, gt=0, description="Dense tensor-core bf16, TFLOPS.")
-    fp32_tflops: float | None = Field(default=None, gt=0, description="Non-tensor fp32 (no TF32), TFLOPS.")
-    memory_bandwidth_gbps: float | None = Field(default=None, gt=0, description="Device memory, GB/s.")
+    fp16_tflops: float | None = Field(default=None, gt=0, le=10**5, description="Dense tensor-core fp16, TFLOPS.")
+    bf16_tflops: float | None = Field(default=None, gt=0, le=10**5, description="Dense tensor-core bf16, TFLOPS.")
+    fp32_tflops: float | None = Field(default=None, gt=0, le=10**5, description="Non-tensor fp32 (no TF32), TFLOPS.")
+    memory_bandwidth_gbps: float | None = Field(default=None, gt=0, le=10**5, description="Device memory, GB/s.")
     link: Text | None = Field(default=None, description="GPU to GPU, for example NVLink3.")
-    link_bandwidth_gbps: float | None = Field(default=None, gt=0, description="GPU to GPU, one direction, GB/s.")
+    link_bandwidth_gbps: float | None = Field(
+        default=None, gt=0, le=10**5, description="GPU to GPU, one direction, GB/s."
+    )
     published: str | None = Field(default=None, description="Source of the values: a name under `sources`.")
 
     def tflops(self, precision: Precision) -> float | None:
@@ -86,9 +97,13 @@ class Node(Strict):
 
     gpus: int | None = Field(default=None, ge=1, le=64, description="Minimum number of GPUs of this SKU in a node.")
     pcie_generation: int | None = Field(default=None, ge=1, le=9, description="Maximum of GPU and slot together.")
-    pcie_width: int | None = Field(default=None, ge=1, le=32, description="PCIe lanes of each GPU.")
+    pcie_width: Literal[1, 2, 4, 8, 12, 16, 32] | None = Field(default=None, description="PCIe lanes of each GPU.")
     nvlinks: int | None = Field(default=None, ge=0, le=64, description="NVLinks of each GPU; 0 for none.")
     ecc: bool | None = Field(default=None, description="Whether ECC must be on.")
-    free_disk_gib: float = Field(default=1.0, gt=0, description="Required free space where the run is written, GiB.")
-    clock_skew_s: float = Field(default=1.0, gt=0, description="Largest difference between clocks of nodes, seconds.")
+    free_disk_gib: float = Field(
+        default=1.0, gt=0, le=10**6, description="Required free space where the run is written, GiB."
+    )
+    clock_skew_s: float = Field(
+        default=1.0, gt=0, le=3600, description="Largest difference between clocks of nodes, seconds."
+    )
     published: str | None = Field(default=None, description="Source of the values: a name under `sources`.")

@@ -27,7 +27,7 @@ class Overlay:
         command: that writes it, such as ``calibrate``.
         below: the file that it extends.
         sku: canonical name of the SKU that it changes.
-        section: the SKU's `batch`, `requirements` and `waivers`, as in a thresholds file.
+        section: the SKU's `batch`, `requirements` and `change`, as in a thresholds file.
         sources: text of each source that its rows name.
     """
 

@@ -1,9 +1,10 @@
-"""A SKU's requirements row by row, for `ddpscale thresholds show`, and as JSON. Pure."""
+"""`ddpscale thresholds show`: a SKU's requirements row by row, as text for a terminal of 100 columns and as JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,10 +13,21 @@ from pytest_ddpscale.plan.layout import WorldSize
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
-from pytest_ddpscale.thresholds.changes import BoundChange, all_changes
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.thresholds.changes import BoundChange, all_changes, bound_text
 from pytest_ddpscale.thresholds.form import did_you_mean
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, Sku
+from pytest_ddpscale.thresholds.site_file import site_example, site_row
+from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
+
+WIDTH = 100
+LONGEST_SUBJECT = 30
+_SHORT_DIGEST = 12
+_ABSENT = "–"
+_PROVISIONAL = (
+    "Provisional: no value is published for this SKU. The bound is an estimate and cannot accept a cluster alone."
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,7 @@ class ListedSku:
     Attributes:
         name, aliases, description: of the SKU.
         published: number of requirements with a published value, or that follow from arithmetic.
+        site: number of those whose value is the site's own.
         provisional: number of other requirements.
         checks: number of node checks.
     """
@@ -74,6 +87,7 @@ class ListedSku:
     aliases: tuple[str, ...]
     description: str
     published: int
+    site: int
     provisional: int
     checks: int
 
@@ -86,14 +100,9 @@ def listed_skus(file: ThresholdsFile) -> list[ListedSku]:
 def _listed(name: str, sku: Sku) -> ListedSku:
     numbers = [one for one in sku.requirements if not one.check]
     provisional = sum(one.provisional for one in numbers)
-    return ListedSku(
-        name,
-        sku.aliases,
-        _one_line(sku.description),
-        len(numbers) - provisional,
-        provisional,
-        len(sku.requirements) - len(numbers),
-    )
+    site = sum(one.source.is_site and not one.provisional for one in numbers)
+    published, checks = len(numbers) - provisional - site, len(sku.requirements) - len(numbers)
+    return ListedSku(name, sku.aliases, _one_line(sku.description), published, site, provisional, checks)
 
 
 def asked_of(file: ThresholdsFile, sku: str, metric: str | None = None) -> Asked:
@@ -112,8 +121,8 @@ def asked_of(file: ThresholdsFile, sku: str, metric: str | None = None) -> Asked
     name = file.sku_name(sku)
     metrics = _metrics(metric)
     changes = _changes(file, name)
-    changed = {_identity(one.now): one for one in changes if one.now is not None}
-    rows = (AskedRow(one, changed.get(_identity(one))) for one in file.thresholds.skus[name].requirements)
+    changed = {one.now.key(): one for one in changes if one.now is not None}
+    rows = (AskedRow(one, changed.get(one.key())) for one in file.thresholds.skus[name].requirements)
     places = {one: place for place, one in enumerate(metrics)}
     mine = sorted((row for row in rows if row.requirement.metric in places), key=lambda row: places[_metric_of(row)])
     gone = tuple(one.was for one in changes if one.now is None and one.was and one.was.metric in places)
@@ -122,10 +131,6 @@ def asked_of(file: ThresholdsFile, sku: str, metric: str | None = None) -> Asked
 
 def _metric_of(row: AskedRow) -> str:
     return row.requirement.metric
-
-
-def _identity(one: Requirement) -> tuple[object, ...]:
-    return (*one.key(), one.severity)
 
 
 def _changes(file: ThresholdsFile, sku: str) -> tuple[BoundChange, ...]:
@@ -239,12 +244,15 @@ def _requirement_json(one: Requirement, sku: Sku) -> dict[str, Any]:
         "placement": one.placement,
         "versus": one.versus,
         "one_gpu": one.one_gpu if one.times_one_gpu else None,
-        "published": one.source.measured,
+        "published": None if one.source.is_site else one.source.measured,
+        "site_value": one.source.measured if one.source.is_site else None,
+        "is_site": one.source.is_site,
         "margin_pct": one.source.margin_pct,
         "bound": one.bound,
         "bound_is": one.definition.bound_key,
         "sound": one.sound_value,
         "smallest_fault": one.smallest_fault,
+        "warn": one.warn,
         "severity": one.severity,
         "provisional": one.provisional,
         "source": one.source.reference,
@@ -258,6 +266,193 @@ def _strict(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=asdict)
 
 
-def is_of_checks(metrics: Iterable[str]) -> bool:
-    """Whether these are only node checks, which have no numbers."""
-    return set(metrics) == {NODE_CHECK.name}
+def asked_lines(asked: Asked, verbose: bool = False) -> Iterator[str]:
+    """Requirements of a SKU, grouped by metric; with `verbose` the full source of each row, and its line."""
+    sku = asked.sku
+    also = f" (also {', '.join(sku.aliases)})" if sku.aliases else ""
+    yield from _wrapped(f"{asked.name}{also}: {sku.description}")
+    yield from file_lines(asked.file)
+    yield from _wrapped(_counts(asked))
+    if not asked.rows:
+        known = dict.fromkeys(one.metric for one in sku.requirements)
+        yield from _wrapped(f"No requirement on {', '.join(asked.metrics)}. Metrics with one: {', '.join(known)}.")
+        return
+    for metric in asked.metrics:
+        rows = asked.rows_of(metric)
+        if rows:
+            yield ""
+            yield from _wrapped(_heading(metric), "", "  ")
+            yield from _table(rows, verbose)
+    if asked.removed:
+        yield ""
+        yield "Not required here, but in the file that this one extends:"
+        yield from (f"  {one}: {bound_text(one)}" for one in asked.removed)
+    if verbose:
+        yield from _workload_lines(asked)
+    else:
+        yield ""
+        yield "-v adds the full source and the line of each row; see also --format=json."
+    yield from _ending(asked)
+
+
+def listed_lines(file: ThresholdsFile) -> Iterator[str]:
+    """The SKUs of a file, each in one line."""
+    yield from file_lines(file)
+    yield ""
+    skus = listed_skus(file)
+    has_own = any(one.site for one in skus)
+    head = ("SKU", "also", "published", *["site's"] * has_own, "provisional", "checks", "description")
+    rows = [
+        (one.name, ", ".join(one.aliases), str(one.published), *[str(one.site)] * has_own, str(one.provisional),
+         str(one.checks), one.description)
+        for one in skus
+    ]  # fmt: skip
+    yield from _columns([head, *rows])
+    yield ""
+    yield "Requirements of one: ddpscale thresholds show --gpu-sku NAME"
+
+
+def file_lines(file: ThresholdsFile) -> Iterator[str]:
+    """The file and those that it extends, with short digests."""
+    yield f"thresholds: {file.path} (sha256 {file.sha256[:_SHORT_DIGEST]}…)"
+    yield from (f"  extending {path} (sha256 {digest[:_SHORT_DIGEST]}…)" for path, digest in file.extended)
+
+
+def _counts(asked: Asked) -> str:
+    numbers = [row.requirement for row in asked.rows if not row.requirement.check]
+    provisional = sum(one.provisional for one in numbers)
+    rejecting = sum(row.requirement.severity == "fail" for row in asked.rows)
+    changed = sum(row.change is not None for row in asked.rows) + len(asked.removed)
+    told = f"{len(numbers)} requirements, {provisional} of them provisional"
+    if len(asked.rows) > len(numbers):
+        told += f", and {len(asked.rows) - len(numbers)} node checks"
+    told += f"; {rejecting} reject, {len(asked.rows) - rejecting} only warn"
+    return f"{told}. This file changes {changed} (marked *)." if changed else f"{told}."
+
+
+def _heading(metric: str) -> str:
+    definition = METRICS[metric]
+    if metric == NODE_CHECK.name:
+        return f"{metric}: {definition.meaning}"
+    better = "less" if definition.upper_bound else "more"
+    return f"{metric} ({unit_of(definition)}, {better} is better): {definition.meaning}"
+
+
+def _table(rows: Sequence[AskedRow], verbose: bool) -> Iterator[str]:
+    of_checks = all(row.requirement.check for row in rows)
+    cells_of: Callable[[AskedRow], tuple[str, ...]] = _check_cells if of_checks else _number_cells
+    value = "value" if any(row.requirement.source.is_site for row in rows) else "published"
+    head = (" ", "check", "") if of_checks else (" ", "of", "GPUs", value, "margin", "bound", "")
+    body = [cells_of(row) for row in rows]
+    if verbose:
+        title, *lines = _columns([head, *body])
+        yield title
+        for row, line, following in zip(rows, lines, [*rows[1:], None], strict=True):
+            yield line
+            if following is None or not _have_one_source(row, following):
+                yield from _details(row)
+        return
+    told = [(*cells, _reason(row.requirement)) for cells, row in zip(body, rows, strict=True)]
+    title, *lines = _columns([(*head, "source"), *told])
+    yield title
+    for row, line in zip(rows, lines, strict=True):
+        yield line
+        if row.change is not None:
+            yield f"      {_was(row)}"
+
+
+def _have_one_source(one: AskedRow, other: AskedRow) -> bool:
+    """Whether two rows have the same details, so that they are printed once."""
+    if one.change or other.change:
+        return False
+    first, second = one.requirement, other.requirement
+    return (first.where, source_text(first)) == (second.where, source_text(second))
+
+
+def _reason(one: Requirement) -> str:
+    """Its source, without ``provisional: ``, which has its own column."""
+    return source_text(one).removeprefix("provisional: ")
+
+
+def _was(row: AskedRow) -> str:
+    return f"was: {bound_text(row.change.was if row.change else None)}"
+
+
+def _check_cells(row: AskedRow) -> tuple[str, ...]:
+    return (_mark(row), row.requirement.check, row.requirement.severity)
+
+
+def _number_cells(row: AskedRow) -> tuple[str, ...]:
+    one = row.requirement
+    measured, site = one.source.measured, "site's " if one.source.is_site else ""
+    value = f"{site}{measured:g}" if measured is not None else "provisional" if one.provisional else _ABSENT
+    sign = "≤" if one.definition.upper_bound else "≥"
+    subject = _shortened(subject_text(one), LONGEST_SUBJECT)
+    margin = margin_text(one) or (_ABSENT if measured is None else "stated")
+    severity = one.severity if one.warn is None else f"{one.severity}, warn {sign} {one.warn:g}"
+    return (_mark(row), subject, ranks_text(one), value, margin, f"{sign} {one.bound:g}", severity)
+
+
+def _mark(row: AskedRow) -> str:
+    return "*" if row.change else " "
+
+
+def _details(row: AskedRow) -> Iterator[str]:
+    one = row.requirement
+    yield f"      {one.where}"
+    if row.change is not None:
+        yield f"      {_was(row)}"
+    yield from _wrapped(source_text(one), "      ", "      ")
+
+
+def _workload_lines(asked: Asked) -> Iterator[str]:
+    used = dict.fromkeys(row.requirement.workload for row in asked.rows if row.requirement.workload)
+    if used:
+        yield ""
+        yield "Workloads:"
+        yield from (f"  {_workload_text(asked.sku.workloads[name])}" for name in used)
+
+
+def _workload_text(one: Workload) -> str:
+    shared = f", {one.global_batch_size} in all for strong scaling" if one.global_batch_size else ""
+    family = one.family
+    what = f"{family.trained}, {one.precision}, {one.batch_size} {family.samples} of {family.sample_text} per GPU"
+    return f"{one.name}: {what}{shared}"
+
+
+def _ending(asked: Asked) -> Iterator[str]:
+    if any(row.requirement.provisional and not row.requirement.check for row in asked.rows):
+        yield from _wrapped(_PROVISIONAL)
+    example = _example(asked)
+    if example is None:
+        return
+    if asked.file.path != packaged(THRESHOLDS):
+        yield f"To change one, write its row under `skus: {asked.name}: requirements:` of {asked.file.path}:"
+        yield f"  - {site_row(example)}"
+    else:
+        yield f"To change one: ddpscale init --gpu-sku {asked.name} DIR, and in DIR/thresholds.yaml:"
+        yield from (f"  {line}" for line in site_example(asked.name, example))
+    yield "Then: ddpscale thresholds check FILE"
+
+
+def _example(asked: Asked) -> Requirement | None:
+    """The row that a site would most likely replace: one without a published value."""
+    rows = (row.requirement for row in asked.rows if not row.requirement.check)
+    numbers = [one for one in rows if one.definition.only_bound is None and one.versus is None]
+    return next((one for one in numbers if one.provisional), numbers[0] if numbers else None)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of at most WIDTH columns; the last cell is shortened."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    for row in rows:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
+        yield f"{line}  {_shortened(row[-1], WIDTH - len(line) - 2)}".rstrip()
+
+
+def _shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: max(width - 1, 0)].rstrip()}…"
+
+
+def _wrapped(text: str, first: str = "", further: str = "  ") -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=further, break_on_hyphens=False)

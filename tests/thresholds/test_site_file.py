@@ -13,21 +13,16 @@ import yaml
 from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.thresholds.changes import all_changes
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
-from pytest_ddpscale.thresholds.schema import json_schema_text
-from pytest_ddpscale.thresholds.site_file import site_example, site_file, site_row
-from tests.builders.clusters import WHOLE_RUNS_ONLY, thresholds
+from pytest_ddpscale.thresholds.site_file import json_schema_text, site_example, site_file, site_row
+from tests.builders.clusters import thresholds
 from tests.rows import rows
-
-SKUS = [name for name, sku in thresholds().thresholds.skus.items() if sku.detect.device != "none"]
-
-
-def text_for(sku: str) -> str:
-    return site_file(sku, thresholds().thresholds.skus[sku] if sku else None)
 
 
 def used(text: str) -> str:
     """With every example in use."""
-    return re.sub(r"^( *)# (- |site:)", r"\1\2", text, flags=re.MULTILINE)
+    return re.sub(
+        r"^( *)# ( *(?:- |site:|SKU:|a100-sxm4-80gb:|requirements:|change:))", r"\1\2", text, flags=re.MULTILINE
+    )
 
 
 def load(directory: Path, text: str) -> ThresholdsFile:
@@ -38,9 +33,9 @@ def load(directory: Path, text: str) -> ThresholdsFile:
     return file
 
 
-@rows("sku", ["", *SKUS])
+@rows("sku", ["", "a100-sxm4-80gb"])
 def test_it_is_small_and_valid_and_changes_nothing(sku: str, tmp_path: Path) -> None:
-    text = text_for(sku)
+    text = site_file(sku)
     assert len(text.splitlines()) <= 40
     assert max(map(len, text.splitlines())) <= 120
     file = load(tmp_path, text)
@@ -48,15 +43,14 @@ def test_it_is_small_and_valid_and_changes_nothing(sku: str, tmp_path: Path) -> 
     assert file.thresholds.skus == thresholds().thresholds.skus
 
 
-@rows("sku", [sku for sku in SKUS if sku not in WHOLE_RUNS_ONLY])  # of which there is one row
-def test_its_examples_replace_remove_and_change_one_row_each(sku: str, tmp_path: Path) -> None:
-    (change,) = all_changes(load(tmp_path, used(text_for(sku))))
-    assert change.sku == sku
+def test_its_examples_replace_change_and_waive(tmp_path: Path) -> None:
+    (change,) = all_changes(load(tmp_path, used(site_file("a100-sxm4-80gb"))))
+    assert change.sku == "a100-sxm4-80gb"
     assert change.idle == ()
-    assert len(change.bounds) == 3
-    kinds = {kind for one in change.bounds for kind in one.kinds}
-    assert {"removed", "severity"} <= kinds
-    assert "added" not in kinds
+    metrics = {one.either.metric for one in change.bounds}
+    assert metrics == {"weak_scaling_efficiency", "device_utilization"}
+    assert all("matmul-bf16" in part and "waiver by NAME until" in part for part in change.parts)
+    assert change.parts
 
 
 @rows("sku", ["b200", "cpu", "a100-sxm4-80gb"])
@@ -69,17 +63,19 @@ def test_an_example_row_gives_the_bound_that_there_is(sku: str, tmp_path: Path) 
     assert "published: site" in site_row(was)
 
 
-@rows("text", [text_for(""), text_for("b200"), used(text_for("b200"))])
+@rows("text", [site_file(""), site_file("b200"), used(site_file("a100-sxm4-80gb"))])
 def test_editors_take_it(text: str) -> None:
     """The schema, which says so to an editor, takes sections that have only comments."""
     jsonschema.validate(_named(yaml.safe_load(text)), json.loads(json_schema_text()))
 
 
 def _named(data: object) -> object:
-    """With keys as JSON has them: text."""
+    """As JSON has it: keys are text, and so are days."""
     if isinstance(data, dict):
         return {str(key): _named(value) for key, value in data.items()}
-    return [_named(one) for one in data] if isinstance(data, list) else data
+    if isinstance(data, list):
+        return [_named(one) for one in data]
+    return data if isinstance(data, (str, int, float)) or data is None else str(data)
 
 
 def test_a_file_that_extends_none_has_no_empty_sections(tmp_path: Path) -> None:
