@@ -15,6 +15,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.columns import columns_of
+from pytest_ddpscale.run.counting import number_of
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, gangs_by_number
@@ -64,7 +65,7 @@ def conclude_all(
     verdicts, cases, evidence = _judge_all(run, cluster, confidence)
     coverage = coverage_of(evidence, cases, verdicts, {}, run.plan.layout.ranks_per_node)
     found = tuple(verdicts.values())
-    facts = RunFacts(found, len(found), coverage=coverage, slow_links=tuple(slow_links(evidence)))
+    facts = RunFacts(found, number_of(found), coverage=coverage, slow_links=tuple(slow_links(evidence)))
     return *conclude(facts), found
 
 

@@ -12,6 +12,7 @@ from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns
 from pytest_ddpscale.compare.step_percentiles import PERCENTS_COMPARED, StepPercentiles
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import text
+from pytest_ddpscale.run.counting import counted_groups
 
 EARLIER_HEADER = ("REQUIREMENT", "EARLIER", "NOW", "NOW ÷ EARLIER", "INTERVAL", "RESULT")
 _HEADERS = {
@@ -196,11 +197,11 @@ def _steps_row(one: StepPercentiles) -> tuple[str, ...]:
 
 
 def counts_line(requirements: Sequence[ComparedRequirement], where: str) -> str:
-    """How many requirements are worse, better, or neither."""
-    told = [one for one in requirements if one.change]
-    worse = sum(one.is_worse for one in told)
-    better = sum(one.difference != "no difference shown" and not one.is_worse for one in told)
-    same = len(told) - worse - better
+    """How many requirements are worse, better, or neither; those with the same evidence count once, as the worst."""
+    told = counted_groups(one for one in requirements if one.change)
+    worse = sum(any(one.is_worse for one in group) for group in told)
+    same = sum(all(one.difference == "no difference shown" for one in group) for group in told)
+    better = len(told) - worse - same
     return f"Of {len(told)} requirements {worse} are worse {where}, {better} better, {same} show no difference."
 
 

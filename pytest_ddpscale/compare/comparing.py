@@ -44,6 +44,7 @@ class ComparedRequirement:
         why_not: why it was not compared; empty if it was.
         is_lost: whether the first run has a value but the second has none to compare with it.
         earlier_runs: number of earlier runs in the mean `a` when comparing with a history; 0 for a single run.
+        counts_with: id of the requirement that it is counted with (`run.counting`); empty for itself.
     """
 
     id: str
@@ -67,6 +68,7 @@ class ComparedRequirement:
     why_not: str = ""
     is_lost: bool = False
     earlier_runs: int = 0
+    counts_with: str = ""
 
     def is_worse_by(self, share: float) -> bool:
         """Whether the near end of the interval is worse by more than `share` of the first value, or in points.
@@ -154,6 +156,7 @@ class _AskedOfBoth(NamedTuple):
     unit: str
     why_not: str = ""
     has_value: bool = True
+    counts_with: str = ""
 
 
 def requirements_of(run: ComparedRun) -> dict[str, Verdict]:
@@ -176,7 +179,7 @@ def _of_requirements(a: ComparedRun, b: ComparedRun) -> Iterator[_AskedOfBoth]:
             why_not = _why_other_work(verdict, other, *asked)
             yield _AskedOfBoth(
                 identity, METRICS[verdict.metric], verdict.workload, verdict.world_size, *asked,
-                (verdict.value, other.value), verdict.unit, why_not, _has_value(verdict),
+                (verdict.value, other.value), verdict.unit, why_not, _has_value(verdict), other.counts_with,
             )  # fmt: skip
 
 
@@ -241,7 +244,7 @@ def _compared(asked: _AskedOfBoth, confidence: float) -> ComparedRequirement:
     blank = ComparedRequirement(
         asked.id, metric.name, asked.workload, asked.world_size, asked.unit, value_a=asked.values[0],
         value_b=asked.values[1], is_ratio=is_ratio, why_not=asked.why_not,
-        is_lost=bool(asked.why_not) and asked.has_value,
+        is_lost=bool(asked.why_not) and asked.has_value, counts_with=asked.counts_with,
     )  # fmt: skip
     if asked.why_not:
         return blank

@@ -8,6 +8,7 @@ from datetime import date
 
 from pytest_ddpscale.judge.covering import is_between_nodes
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
+from pytest_ddpscale.run.counting import counted_groups, groups_within, number_of, worst_of
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import (
@@ -30,7 +31,8 @@ class RunFacts:
 
     Attributes:
         verdicts: on all selected requirements.
-        required: number of requirements of the SKU; fewer verdicts make a partial run.
+        required: number of requirements of the SKU, as they are counted (`run.counting`): with fewer than that judged
+            the run is partial.
         interrupted: the session ended before every selected item was judged.
         coverage: of the machine.
         spoiled: test items that were skipped, or failed for a reason other than their verdict.
@@ -75,29 +77,32 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, str]:
 
 
 def _by_verdicts(run: RunFacts) -> tuple[RunOutcome, str]:
-    verdicts = run.verdicts
+    """Each verdict decides by itself; only the numbers in the reason count the same evidence once."""
+    verdicts, once = run.verdicts, _counted_once(run.verdicts)
     blocking = [v for v in verdicts if v.blocks()]
     failed = [v for v in blocking if v.outcome == "failed"]
     if failed:
-        return "rejected", f"{len(failed)} of {len(verdicts)} requirements failed: {_names(failed)}"
+        return "rejected", f"{_number(failed, verdicts)} of {len(once)} requirements failed: {_names(failed, verdicts)}"
     broken = [v for v in blocking if v.outcome in ("error", "not_measured")]
     if broken:
-        return "incomplete", f"{len(broken)} of {len(verdicts)} requirements were not measured: {_names(broken)}"
+        number = f"{_number(broken, verdicts)} of {len(once)}"
+        return "incomplete", f"{number} requirements were not measured: {_names(broken, verdicts)}"
     if blocking:
-        return "incomplete", f"{len(blocking)} of {len(verdicts)} requirements are inconclusive: {_names(blocking)}"
+        number = f"{_number(blocking, verdicts)} of {len(once)}"
+        return "incomplete", f"{number} requirements are inconclusive: {_names(blocking, verdicts)}"
     if run.interrupted:
-        return "incomplete", f"interrupted after {len(verdicts)} of {run.required} requirements"
+        return "incomplete", f"interrupted after {len(once)} of {run.required} requirements"
     if not verdicts:
         return "incomplete", "no requirement was judged"
-    passed, waived = [v for v in verdicts if v.passed], [v for v in verdicts if v.is_waived]
-    warned = len(verdicts) - len(passed) - len(waived)
+    passed, waived = [v for v in once if v.passed], [v for v in once if v.is_waived]
+    warned = len(once) - len(passed) - len(waived)
     count = f"{len(passed)} of {run.required} requirements {'met' if waived else 'passed'}"
     count += f", {len(waived)} waived" if waived else ""
     count += f", {warned} warned" if warned else ""
-    if not passed:
+    if not any(v.passed for v in verdicts):
         return "incomplete", f"{count}: there is nothing to accept"
-    if len(verdicts) < run.required:
-        return "partial", f"{count}; {run.required - len(verdicts)} not selected"
+    if len(once) < run.required:
+        return "partial", f"{count}; {run.required - len(once)} not selected"
     # If studies ran on different hosts, these are separate machines with nothing to measure between them.
     coverage = Coverage() if run.not_one_machine else run.coverage
     if not rests_on_published(verdicts, coverage):
@@ -105,7 +110,7 @@ def _by_verdicts(run: RunFacts) -> tuple[RunOutcome, str]:
             f"{count}, but none with a published bound covers all devices: provisional bounds warn, they do not "
             "accept. Put measured numbers with their source into the thresholds file (`ddpscale calibrate`)"
         )
-    accepted: RunOutcome = "accepted_with_waivers" if waived else "accepted"
+    accepted: RunOutcome = "accepted_with_waivers" if any(v.is_waived for v in verdicts) else "accepted"
     if not coverage.is_on_several_nodes:
         return accepted, count
     # Requirements between nodes have to be measured over all of them, and met.
@@ -113,12 +118,13 @@ def _by_verdicts(run: RunFacts) -> tuple[RunOutcome, str]:
     uncalibrated = [v for v in between if v.outcome == "failed" and v.provisional]
     if uncalibrated:
         return "incomplete", (
-            f"{count}, but between nodes a provisional bound is missed: {_names(uncalibrated)}. "
+            f"{count}, but between nodes a provisional bound is missed: {_names(uncalibrated, verdicts)}. "
             "Find the fault, or calibrate the bound: put the value of a healthy cluster into the thresholds file"
         )
     undecided = [v for v in between if v.outcome == "inconclusive" and v.provisional]
     if undecided:
-        return "incomplete", f"{count}, but between nodes {len(undecided)} are inconclusive: {_names(undecided)}"
+        some = _number(undecided, verdicts)
+        return "incomplete", f"{count}, but between nodes {some} are inconclusive: {_names(undecided, verdicts)}"
     over_all = [v for v in between if v.passed and v.id in coverage.over_all_nodes]
     kept = [v for v in over_all if METRICS[v.metric].tells_speed]
     if not kept:
@@ -193,13 +199,22 @@ def other_blockers(run: RunFacts) -> tuple[Blocker, ...]:
         return found
     if run.allows_unmeasured:
         measured = [v for v in run.verdicts if v.outcome != "not_measured"]
-        run = replace(run, verdicts=measured, required=run.required - (len(run.verdicts) - len(measured)))
+        dropped = number_of(run.verdicts) - number_of(measured)
+        run = replace(run, verdicts=measured, required=run.required - dropped)
     outcome, reason = conclude(run)
     return () if outcome in (*ACCEPTING, "partial") else (Blocker("run", "acceptance", reason),)
 
 
-def _names(verdicts: Sequence[Verdict]) -> str:
-    return first_few([verdict.id for verdict in verdicts])
+def _counted_once(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    return [worst_of(group) for group in counted_groups(verdicts)]
+
+
+def _number(some: Sequence[Verdict], verdicts: Sequence[Verdict]) -> int:
+    return len(groups_within(some, verdicts))
+
+
+def _names(some: Sequence[Verdict], verdicts: Sequence[Verdict]) -> str:
+    return first_few([group[0].id for group in groups_within(some, verdicts)])
 
 
 def with_waiver(verdict: Verdict, case: AnyCase, evidence: Evidence, day: date) -> Verdict:

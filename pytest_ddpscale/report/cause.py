@@ -1,7 +1,8 @@
 """Causes that keep a machine from being accepted, each once, and the headline of every report.
 
 A device explains a failure only if the verdict is certain of that device, or of its node where a slow rank makes the
-metric worse or both computed wrong data. Each remaining failure is a cause of its own.
+metric worse or both computed wrong data. Each remaining failure is a cause of its own. What explains a requirement
+explains those with the same evidence (`run/counting.py`), and they count once.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from pytest_ddpscale.plan.metric_catalogue import MATMUL_TFLOPS, METRICS, RANK_UNIFORMITY
 from pytest_ddpscale.plan.operation import operation
 from pytest_ddpscale.report import text
-from pytest_ddpscale.report.unmet import explained_text
+from pytest_ddpscale.report.ratio_text import ratio_lines
+from pytest_ddpscale.report.unmet import explained_text, number_of_blockers
+from pytest_ddpscale.run.counting import counted_as, groups_within, worst_of
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Blocker, Culprit, Judgement, Verdict
 from pytest_ddpscale.util.listing import first_few
 
@@ -51,16 +54,17 @@ def causes(judgement: Judgement) -> tuple[Cause, ...]:
     explain most.
     """
     blocking = [verdict for verdict in judgement.verdicts if judgement.is_blocked_by(verdict)]
-    missing = missing_gpus(judgement)
+    missing, as_ = missing_gpus(judgement), counted_as(judgement.verdicts)
     named = [*_of_devices(blocking, missing), *_of_missing_gpus(missing, blocking)]
+    named = [_with_same_evidence(one, blocking, as_) for one in named]
     explained = frozenset[str]().union(*(cause.explains for cause in named))
     left = [verdict for verdict in blocking if verdict.id not in explained]
     unnamed = [*_of_other_blockers(judgement.other_blockers), *_of_nobody(left, judgement)]
     failed = {verdict.id for verdict in blocking if verdict.outcome == "failed"}
     errors = {verdict.id for verdict in blocking if verdict.outcome == "error"}  # why others have no data
     in_order = [
-        *sorted(named, key=_weight),
-        *sorted(unnamed, key=lambda one: (errors.isdisjoint(one.explains), _weight(one))),
+        *sorted(named, key=lambda one: _weight(one, as_)),
+        *sorted(unnamed, key=lambda one: (errors.isdisjoint(one.explains), _weight(one, as_))),
     ]
     return tuple(sorted(in_order, key=lambda one: (failed.isdisjoint(one.explains), _SEVERITIES.index(one.severity))))
 
@@ -70,19 +74,34 @@ def warnings(judgement: Judgement) -> tuple[Cause, ...]:
     missed = [one for one in judgement.verdicts if one.outcome == "failed" and not one.is_waived]
     found = _of_devices([one for one in missed if not judgement.is_blocked_by(one)], {})
     told = {_who(culprit) for cause in causes(judgement) for culprit in cause.culprits if culprit.is_certain}
-    return tuple(sorted((one for one in found if told.isdisjoint(map(_who, one.culprits))), key=_weight))
+    as_ = counted_as(judgement.verdicts)
+    left = [one for one in found if told.isdisjoint(map(_who, one.culprits))]
+    return tuple(sorted(left, key=lambda one: _weight(one, as_)))
 
 
-def warning_text(cause: Cause) -> str:
+def warning_text(cause: Cause, judgement: Judgement) -> str:
     """``warning: GPU 3 (GPU-4f1c…) on node7 is 1.20× slower … (3 requirements that only warn)``."""
-    count = text.count_text(len(cause.explains), "requirement that only warns", "requirements that only warn")
+    number = _explained(cause, counted_as(judgement.verdicts))
+    count = text.count_text(number, "requirement that only warns", "requirements that only warn")
     return f"warning: {cause.sentence} ({count})"
 
 
-def _weight(cause: Cause) -> tuple[int, int, float]:
-    """Sort key: severity, then how much a cause explains, then slowdown."""
+def _weight(cause: Cause, as_: Mapping[str, str]) -> tuple[int, int, float]:
+    """Sort key: severity, then how much a cause explains, then slowdown; `as_` as from `counted_as`."""
     slowdown = max((one.slowdown or 0.0 for one in cause.culprits), default=0.0)
-    return _SEVERITIES.index(cause.severity), -len(cause.explains), -slowdown
+    return _SEVERITIES.index(cause.severity), -_explained(cause, as_), -slowdown
+
+
+def _explained(cause: Cause, as_: Mapping[str, str]) -> int:
+    """How many blockers a cause explains, those with the same evidence counted once."""
+    return len({as_.get(name, name) for name in cause.explains})
+
+
+def _with_same_evidence(cause: Cause, blocking: Iterable[Verdict], as_: Mapping[str, str]) -> Cause:
+    """The cause, which also explains what counts together with what it explains."""
+    explained = {as_.get(name, name) for name in cause.explains}
+    more = {verdict.id for verdict in blocking if as_[verdict.id] in explained}
+    return replace(cause, explains=cause.explains | more)
 
 
 def headline(judgement: Judgement, others: Literal["above", "below"] = "below") -> str:
@@ -95,20 +114,26 @@ def headline(judgement: Judgement, others: Literal["above", "below"] = "below") 
     if not found or judgement.accepts or judgement.outcome == "partial":
         # The reason of a partial run has the number already.
         left_out = _left_out(judgement) if judgement.outcome != "partial" else []
-        return "; ".join([text.outcome_text(judgement), *left_out, *map(warning_text, warnings(judgement)[:1])])
-    counts = [explained_text(found[0].explains, judgement, only_worst=True)] if len(judgement.blockers) > 1 else []
+        return "; ".join([text.outcome_text(judgement), *left_out, *_first_warning(judgement)])
+    is_any_left = number_of_blockers(judgement) > 1
+    counts = [explained_text(found[0].explains, judgement, only_worst=True)] if is_any_left else []
     counts += [f"{text.count_text(len(found) - 1, 'more cause')} {others}"] if len(found) > 1 else []
     parts = [found[0].sentence + (f" ({'; '.join(counts)})" if counts else "")]
     if not any(cause.culprits for cause in found):
-        parts += map(warning_text, warnings(judgement)[:1])
+        parts += _first_warning(judgement)
     parts += [*_left_out(judgement), *text.changes_by_site(judgement)]
     return f"{text.outcome_word(judgement.outcome)}: {'; '.join(parts)}"
 
 
+def _first_warning(judgement: Judgement) -> list[str]:
+    return [warning_text(one, judgement) for one in warnings(judgement)[:1]]
+
+
 def _left_out(judgement: Judgement) -> list[str]:
     """``35 of 90 requirements not selected``, so that nobody takes a selection for the whole; or nothing."""
-    of = len(judgement.verdicts) + judgement.not_selected
-    return [f"{judgement.not_selected} of {of} requirements not selected"] if judgement.not_selected else []
+    left_out = judgement.number_not_selected
+    of = len(judgement.counted) + left_out
+    return [f"{left_out} of {of} requirements not selected"] if left_out else []
 
 
 def _of_devices(blocking: Sequence[Verdict], missing: Mapping[str, Sequence[Culprit]]) -> list[Cause]:
@@ -282,16 +307,21 @@ def _of_other_blockers(blockers: Iterable[Blocker]) -> Iterator[Cause]:
 
 def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]:
     """Failures without a certain culprit; similar ones are merged into one cause."""
-    uniform = [verdict for verdict in verdicts if verdict.is_uniform_loss]
+    groups = groups_within(verdicts, judgement.verdicts)
+    uniform = [one for group in groups if (one := next((v for v in group if v.is_uniform_loss), None))]
     same = {verdict.id for verdict in verdicts if uniform and _shows_same_loss(verdict)}
     same |= {verdict.id for verdict in uniform}
     others: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
-    for verdict in verdicts:
-        if verdict.id not in same:
-            is_measured = verdict.outcome in ("failed", "inconclusive")
-            others[verdict.outcome, _subject(verdict) if is_measured else verdict.reason].append(verdict)
+    for group in groups:
+        names = {verdict.id for verdict in group}
+        if names & same:
+            same |= names
+            continue
+        worst = worst_of(group, allows_unmeasured=judgement.allows_unmeasured)
+        is_measured = worst.outcome in ("failed", "inconclusive")
+        others[worst.outcome, _subject(worst) if is_measured else worst.reason] += group
     found = [_uniform_loss(uniform, frozenset(same), judgement)] if uniform else []
-    return found + [_of_alike(alike) for alike in others.values()]
+    return found + [_of_alike(alike, judgement) for alike in others.values()]
 
 
 def _subject(verdict: Verdict) -> str:
@@ -316,6 +346,10 @@ def _shows_same_loss(verdict: Verdict) -> bool:
 def _uniform_loss(verdicts: Sequence[Verdict], explains: frozenset[str], judgement: Judgement) -> Cause:
     losses = [1 - v.value / v.published for v in verdicts if v.value is not None and v.published]
     loss, reference = text.number_text(statistics.median(losses), "fraction"), "the reference throughput"
+    if len({verdict.workload for verdict in verdicts}) == 1:
+        as_, ratios = counted_as(judgement.verdicts), ratio_lines(judgement.verdicts)
+        said = dict.fromkeys(ratio for verdict in verdicts for ratio in ratios.get(as_[verdict.id], ()))
+        reference += f" ({', '.join(said)})" if said else ""
     uniformity = [one for one in judgement.verdicts if one.metric == RANK_UNIFORMITY.name]
     compared = [one.outcome for one in uniformity]
     is_any_slow = any(one.slowdown and one.is_certain for v in judgement.verdicts for one in v.culprits)
@@ -329,16 +363,22 @@ def _uniform_loss(verdicts: Sequence[Verdict], explains: frozenset[str], judgeme
     return Cause(f"{loss} below {reference}; whether all GPUs are alike {known}", explains)
 
 
-def _of_alike(verdicts: Sequence[Verdict]) -> Cause:
-    """The cause of verdicts that share an outcome and a subject, or a reason why they were not measured."""
-    names, first = first_few([text.one_line(verdict.id) for verdict in verdicts], 2), verdicts[0]
+def _of_alike(verdicts: Sequence[Verdict], judgement: Judgement) -> Cause:
+    """The cause of verdicts that share an outcome and a subject, or a reason why they were not measured.
+
+    Of those with the same evidence only the worst needs to share them.
+    """
+    groups = groups_within(verdicts, judgement.verdicts)
+    of_each = [worst_of(group, allows_unmeasured=judgement.allows_unmeasured) for group in groups]
+    names, first = first_few([text.one_line(verdict.id) for verdict in of_each], 2), of_each[0]
     severity: Severity = "other"
     suspects = tuple({_who(culprit): culprit for verdict in verdicts for culprit in verdict.culprits}.values())
     if first.outcome == "failed":
-        worst = min(verdicts, key=lambda verdict: verdict.margin or 0.0)
+        worst = min(of_each, key=lambda verdict: verdict.margin or 0.0)
         sentence = f"{text.one_line(worst.id)} is {text.point_text(worst)}, bound {text.bound_text(worst)}"
+        sentence += "".join(f" ({ratio})" for ratio in ratio_lines(judgement.verdicts).get(worst.id, ()))
         sentence += f", but {despite}" if (despite := text.despite_text(worst)) else ""
-        sentence += f" ({len(verdicts) - 1} more like it)" if verdicts[1:] else ""
+        sentence += f" ({len(groups) - 1} more like it)" if groups[1:] else ""
         # A verdict can name suspects without being certain: a link that is often slow, or two ranks that disagree.
         whom = first_few([text.culprit_name(one) for one in suspects], 2)
         sentence += f"; look at {whom}: not certain to be the cause of it" if whom else "; no device is named for it"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.launches_text import DOUBTFUL, interval_mark
+from pytest_ddpscale.run.counting import counted_groups
 from pytest_ddpscale.run.verdicts import Judgement, UniformLoss, Verdict
 
 # False failures of a requirement exactly on its bound, relative to 1 - confidence, if successive rounds correlate by
@@ -22,7 +23,8 @@ _LEAST_CHANCE = 1e-9
 def certainty_lines(judgement: Judgement) -> Iterator[str]:
     """Sentences for the report; none for a run that neither trained nor probed."""
     measured = [one for one in judgement.verdicts if one.interval is not None]
-    members = [one for one in judgement.verdicts if one.may_reject_by_chance]
+    groups = [[one for one in group if one.may_reject_by_chance] for group in counted_groups(judgement.verdicts)]
+    members = [group[0] for group in groups if group]  # the same measurement errs once
     if any(map(interval_mark, measured)):
         yield f"Accepted or rejected by mistake: {DOUBTFUL}."
     elif measured and members:
@@ -61,11 +63,11 @@ def uniform_loss_text(judgement: Judgement) -> str:
     if loss is not None:
         return _limited(loss)
     shown = [one for one in judgement.verdicts if one.shows_uniform_loss]
-    if lost := sum(one.is_uniform_loss for one in shown):
+    if lost := sum(any(one.is_uniform_loss for one in group) for group in counted_groups(judgement.verdicts)):
         fail = text.count_text(lost, "requirement on throughput fails", "requirements on throughput fail")
         return f"All devices alike slow: {fail} for which no device is named."
     trained = [one for one in judgement.verdicts if METRICS[one.metric].subject == "workload" and one.value is not None]
-    if trained and not shown:
+    if trained and not shown and not judgement.unseen_loss:  # which says the same
         against = "this run has no reference throughput to compare with"
         return f"All devices alike slow: {against}, so a loss of any size could stay hidden."
     return ""

@@ -9,7 +9,7 @@ import base64
 import hashlib
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -32,6 +32,7 @@ from pytest_ddpscale.report.launches_text import interval_mark, launch_sd_text, 
 from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S
 from pytest_ddpscale.report.node_table import node_table
 from pytest_ddpscale.report.not_tested_text import not_tested_lines
+from pytest_ddpscale.report.ratio_text import ratio_lines
 from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.report.software_text import software_line, software_versions
 from pytest_ddpscale.report.svg_figures import figures
@@ -96,6 +97,7 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
         last_acceptance=last_acceptance_lines(judgement),
         nodes=node_table(judgement, run),
         verdicts=sorted(judgement.verdicts, key=_worst_first),
+        ratios=ratio_lines(judgement.verdicts),
         sources=sources,
         headings=headings(evidence.plan),
         breakdown=breakdown_of(evidence),
@@ -120,8 +122,9 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
 
 def _headline_so_far(judgement: Judgement) -> str:
     """``MEASURING: 3 of 29 requirements passed so far, 1 failed``; unmeasured requirements are not failures yet."""
-    passed, failed = sum(one.passed for one in judgement.verdicts), len(_failed(judgement))
-    said = f"{passed} of {text.count_text(len(judgement.verdicts), 'requirement')} passed so far"
+    counted, failing = judgement.counted, _failed(judgement)
+    passed, failed = sum(one.passed for one in counted), sum(one.id in failing for one in counted)
+    said = f"{passed} of {text.count_text(len(counted), 'requirement')} passed so far"
     return f"MEASURING: {said}{f', {failed} failed' if failed else ''}"
 
 
@@ -169,9 +172,9 @@ def _harmless(content: object) -> object:
     return text.one_line(content) if isinstance(content, str) and not isinstance(content, Markup) else content
 
 
-def _remarks(verdict: Verdict) -> list[str]:
-    """Why it did not pass, or passed below its bound, its culprits, what it was compared with, and launches."""
-    said: list[str] = []
+def _remarks(verdict: Verdict, ratios: Mapping[str, Sequence[str]]) -> list[str]:
+    """Its ratios, why it did not pass, or passed below its bound, its culprits, what it was compared with, launches."""
+    said = [*ratios.get(verdict.id, ())]
     if not verdict.passed:
         said += [text.reason_text(verdict), *text.details_of(verdict)[1:], *_named(verdict)]
         said.append(chance_text(verdict))

@@ -20,6 +20,7 @@ from pytest_ddpscale.report import cause, coverage_text, profile_text, text
 from pytest_ddpscale.report.certainty_text import certainty_lines
 from pytest_ddpscale.report.launches_text import interval_mark
 from pytest_ddpscale.report.not_tested_text import not_tested_lines
+from pytest_ddpscale.report.ratio_text import ratio_lines
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.report.unmet import counts_text, explained_text
 from pytest_ddpscale.run.evidence import Evidence
@@ -151,6 +152,7 @@ def render_markdown(
         summary=_summary(judgement, run),
         tested=coverage_text.summary(judgement.coverage) if judgement.coverage else [],
         not_tested=not_tested_lines(judgement),
+        ratios=ratio_lines(judgement.verdicts),
         not_passed=sorted((one for one in judgement.verdicts if not one.passed), key=text.only_warns),
         errors=_errors(judgement)[:_MOST_CAUSES],
         facts=_facts(judgement, run),

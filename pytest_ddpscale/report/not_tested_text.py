@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from pytest_ddpscale.report import text
+from pytest_ddpscale.run.counting import counted_groups
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.listing import first_few
 
@@ -16,9 +17,9 @@ _NOT_SAID = (
 
 
 def not_tested_lines(judgement: Judgement) -> list[str]:
-    """One line for each reason and each kind of untested device, then what no run tests."""
-    missing = [one for one in judgement.verdicts if one.outcome == "not_measured"]
-    reasons = Counter(text.reason_text(one) for one in missing)
+    """What no bound of the run shows, one line for each reason and each kind of untested device, what no run tests."""
+    missing = [[one for one in group if one.outcome == "not_measured"] for group in counted_groups(judgement.verdicts)]
+    reasons = Counter(text.reason_text(group[0]) for group in missing if group)
     said = [f"{text.count_text(count, 'requirement')}: {reason}" for reason, count in reasons.most_common(10)]
     coverage = judgement.coverage
     if coverage is not None and coverage.idle_gpus:
@@ -26,4 +27,4 @@ def not_tested_lines(judgement: Judgement) -> list[str]:
         said.append(f"GPUs not tested: {first_few(idle, 5, count=len(coverage.idle_gpus))}")
     if coverage is not None and coverage.nodes_absent:
         said.append(f"Nodes not tested: {first_few(coverage.nodes_absent, 5)}")
-    return [*said, *_NOT_SAID]
+    return [*filter(None, [judgement.unseen_loss]), *said, *_NOT_SAID]

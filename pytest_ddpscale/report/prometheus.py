@@ -13,6 +13,7 @@ from datetime import datetime
 
 from pytest_ddpscale.plan.workload import FAMILIES
 from pytest_ddpscale.report import text
+from pytest_ddpscale.run.counting import counted_groups
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, RunOutcome, Verdict, VerdictOutcome
 
@@ -51,6 +52,12 @@ def _lines(judgement: Judgement, run: RunRecord) -> Iterator[str]:
     yield from _family(
         "ddpscale_run_simulated", "1 if the run simulated a machine and measured none.", [(sku, float(simulated))]
     )
+    counts = Counter(verdict.outcome for verdict in judgement.counted)
+    yield from _family(
+        "ddpscale_requirements",
+        "Requirements of the run by outcome; a generation ratio counts with its throughput, as the worse of both.",
+        [({**sku, "outcome": outcome}, float(counts[outcome])) for outcome in VERDICT_OUTCOMES],
+    )
     yield from _family(
         "ddpscale_requirement_outcome",
         "1 for the outcome of the requirement, 0 for all others; waived failures are failed.",
@@ -64,7 +71,8 @@ def _lines(judgement: Judgement, run: RunRecord) -> Iterator[str]:
     if simulated:  # there is no machine to blame or to date
         return
     yield from _family(
-        "ddpscale_culprit_failures", "Requirements that block acceptance and name this culprit.",
+        "ddpscale_culprit_failures",
+        "Requirements that block acceptance and name this culprit; a generation ratio counts with its throughput.",
         _culprits(judgement),
     )  # fmt: skip
     yield from _timestamps(judgement, run)
@@ -131,9 +139,9 @@ def _timestamps(judgement: Judgement, run: RunRecord) -> Iterator[str]:
 
 def _culprits(judgement: Judgement) -> Samples:
     counts: Counter[tuple[tuple[str, str], ...]] = Counter()
-    for verdict in judgement.verdicts:
-        if judgement.is_blocked_by(verdict):
-            counts.update({tuple(_culprit_labels(culprit).items()) for culprit in verdict.culprits})
+    for group in counted_groups(judgement.verdicts):
+        blocking = filter(judgement.is_blocked_by, group)
+        counts.update({tuple(_culprit_labels(culprit).items()) for one in blocking for culprit in one.culprits})
     return [(dict(labels), float(number)) for labels, number in sorted(counts.items())]
 
 

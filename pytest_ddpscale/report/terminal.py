@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.cause import causes, headline, warning_text, warnings
 from pytest_ddpscale.report.certainty_text import uniform_loss_text
 from pytest_ddpscale.report.launches_text import launches_sentence
+from pytest_ddpscale.report.ratio_text import ratio_lines
 from pytest_ddpscale.report.requirement_table import Line, requirement_table
 from pytest_ddpscale.report.text import Style
 from pytest_ddpscale.report.unmet import counts_text
+from pytest_ddpscale.run.counting import counted_groups, groups_within, worst_of
 from pytest_ddpscale.run.run_json import WATERMARK
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 
@@ -35,12 +37,14 @@ def brief_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
     columns = max(columns, _LEAST_COLUMNS)
     lines: list[Line] = [(headline(judgement), _outcome_style(judgement))]
     lines += _other_causes(judgement, columns)
-    blocking = sorted(
-        filter(judgement.is_blocked_by, judgement.verdicts),
-        key=lambda one: (one.outcome != "failed", one.margin or 0.0),
-    )
-    shown = blocking[:_MOST_ROWS]
-    lines += requirement_table(shown, columns, lambda one: _despite(one, columns), is_brief=True) if shown else []
+    groups = groups_within(filter(judgement.is_blocked_by, judgement.verdicts), judgement.verdicts)
+    worst = (worst_of(group, allows_unmeasured=judgement.allows_unmeasured) for group in groups)
+    blocking = sorted(worst, key=lambda one: (one.outcome != "failed", one.margin or 0.0))
+    shown, ratios = blocking[:_MOST_ROWS], ratio_lines(judgement.verdicts)
+    if shown:
+        lines += requirement_table(
+            shown, columns, lambda one: [*_ratios(one, ratios, columns), *_despite(one, columns)], is_brief=True
+        )
     if not judgement.accepts:
         counted = f"{counts_text(judgement)} (all: -v)"
         lines += [(line, "") for line in _wrapped(counted, columns, "", "  ")]
@@ -64,7 +68,8 @@ def _remarks(judgement: Judgement) -> Iterator[Line]:
     if uniform_loss_text(judgement):
         yield uniform_loss_text(judgement), ""
     own = (note for verdict in judgement.verdicts for note in verdict.notes)
-    for note in dict.fromkeys((*judgement.notes, *_shared_notes(judgement.verdicts), *own)):
+    unseen = filter(None, [judgement.unseen_loss])
+    for note in dict.fromkeys((*unseen, *judgement.notes, *_shared_notes(judgement.verdicts), *own)):
         yield f"note: {text.one_line(note)}", ""
 
 
@@ -102,9 +107,11 @@ def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
     columns = max(columns, _LEAST_COLUMNS)
     lines: list[Line] = []
     if judgement.verdicts:
-        shared_notes = _shared_notes(judgement.verdicts)
+        shared_notes, ratios = _shared_notes(judgement.verdicts), ratio_lines(judgement.verdicts)
         lines += requirement_table(
-            judgement.verdicts, columns, lambda verdict: _explanation(verdict, columns, shared_notes)
+            judgement.verdicts,
+            columns,
+            lambda one: [*_ratios(one, ratios, columns), *_explanation(one, columns, shared_notes)],
         )
         lines.append(("", ""))
     if any(map(text.is_provisional, judgement.verdicts)):
@@ -114,7 +121,9 @@ def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
     if about_launches:
         lines += [(line, "") for line in _wrapped(about_launches, columns, "", "  ")]
     lines += [(line, "") for said in _limits_legend(judgement.verdicts) for line in _wrapped(said, columns, "", "  ")]
-    shared = [f"{note} ({count} requirements)" for note, count in _shared_notes(judgement.verdicts).items()]
+    shared = [
+        f"{note} ({text.count_text(count, 'requirement')})" for note, count in _shared_notes(judgement.verdicts).items()
+    ]
     for note in (*shared, *judgement.notes):
         lines += [(line, "") for line in _wrapped(f"note: {text.one_line(note)}", columns, "", "  ")]
     lines += [(line, "") for line in _wrapped(uniform_loss_text(judgement), columns, "", "  ")]
@@ -157,7 +166,7 @@ def _warned(judgement: Judgement) -> Iterator[str]:
     told = headline(judgement)
     for one in found[:_MOST_CAUSES]:
         if one.sentence not in told:
-            yield warning_text(one)
+            yield warning_text(one, judgement)
 
 
 def _waived(judgement: Judgement) -> Iterator[str]:
@@ -169,7 +178,8 @@ def _waived(judgement: Judgement) -> Iterator[str]:
 def _shared_notes(verdicts: Sequence[Verdict]) -> dict[str, int]:
     """Notes that several requirements share, with their number; they are printed once, below the table."""
     counts = Counter(note for verdict in verdicts for note in verdict.notes)
-    return {note: count for note, count in counts.items() if count > 1}
+    of_groups = Counter(note for group in counted_groups(verdicts) for note in {n for one in group for n in one.notes})
+    return {note: of_groups[note] for note, count in counts.items() if count > 1}
 
 
 def _explanation(verdict: Verdict, columns: int, shared: Collection[str]) -> Iterator[Line]:
@@ -191,6 +201,12 @@ def _explanation(verdict: Verdict, columns: int, shared: Collection[str]) -> Ite
     for note in verdict.notes:
         if note not in shared:
             yield from _indented(f"note: {text.one_line(note)}", columns)
+
+
+def _ratios(verdict: Verdict, ratios: Mapping[str, Sequence[str]], columns: int) -> Iterator[Line]:
+    """The ratios that are counted with a throughput, below its row."""
+    for said in ratios.get(verdict.id, ()):
+        yield from _indented(said, columns)
 
 
 def _despite(verdict: Verdict, columns: int) -> list[Line]:

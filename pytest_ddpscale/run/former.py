@@ -302,6 +302,7 @@ def _arm(probe: Any) -> Any:
 def judgement_without_former(data: dict[str, Any]) -> None:
     """Drop from the content of a verdicts.json what nothing reads any more, and name its notes as they are now."""
     data.pop("family_confidence", None)
+    data.setdefault("not_selected_ratios", 0)
     coverage = data.get("coverage")
     nodes = coverage.get("nodes") if isinstance(coverage, dict) else None
     for node in nodes if isinstance(nodes, list) else []:
@@ -317,6 +318,7 @@ def judgement_without_former(data: dict[str, Any]) -> None:
     for verdict in verdicts if isinstance(verdicts, list) else []:
         if isinstance(verdict, dict):
             verdict.pop("precision", None)
+            verdict.setdefault("counts_with", "")  # every requirement was counted by itself
             culprits = verdict.get("culprits")
             for culprit in culprits if isinstance(culprits, list) else []:
                 if isinstance(culprit, dict) and "local_rank" not in culprit:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pytest_ddpscale.plan.arm import OneGpu, Placement
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.workload import FAMILIES
+from pytest_ddpscale.run.counting import counted_groups, worst_of
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.former import judgement_without_former
 from pytest_ddpscale.run.records import RankPlace
@@ -32,6 +33,7 @@ Flag = Literal[
 WRONG_DATA: Literal["wrong-data"] = "wrong-data"
 THIS_LAUNCH_ONLY: Literal["this-launch-only"] = "this-launch-only"
 PARTLY_KNOWN: Literal["partly-known"] = "partly-known"
+CALIBRATE = "calibrate (`ddpscale calibrate`)"  # how the remark on a loss that no bound sees ends
 _OF_THROUGHPUT = (THROUGHPUT_PER_GPU.name, GENERATION_RATIO.name)
 VERDICTS_SCHEMA_VERSION: Literal[5] = 5
 
@@ -186,6 +188,8 @@ class Verdict:
         margin: distance of the value from the bound, relative to the bound; positive on the good side.
         correlation: of successive rounds, -1 … 1; None if unknown.
         against_slowest: weak scaling against the slowest GPU, if the spread of its GPUs was looked at; else None.
+        counts_with: id of the requirement that it is counted with, because it is the same measurement over a constant
+            of the thresholds file (`run.counting`); empty for all others. It decides by itself all the same.
     """
 
     id: str
@@ -217,6 +221,7 @@ class Verdict:
     place: str = ""
     unit: str = ""
     against_slowest: AgainstSlowest | None = None
+    counts_with: str = ""
     margin: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -394,6 +399,7 @@ class Judgement:
             a reference passed, or if any shows such a loss.
         last_acceptance: of the same nodes; None if the history has none.
         not_selected: number of the SKU's requirements that no selected test item judges.
+        not_selected_ratios: how many of these are counted with another one that is not selected either.
         blockers: all reasons against acceptance, which items, reports and the exit code show as failures. Those on
             requirements are added here; the caller passes the others.
     """
@@ -414,6 +420,7 @@ class Judgement:
     uniform_loss: UniformLoss | None = None
     last_acceptance: LastAcceptance | None = None
     not_selected: int = 0
+    not_selected_ratios: int = 0
     schema_version: Literal[5] = VERDICTS_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
@@ -425,6 +432,26 @@ class Judgement:
     def accepts(self) -> bool:
         """Whether the machine is accepted, with waivers or without."""
         return self.outcome in ACCEPTING
+
+    @property
+    def counted(self) -> list[Verdict]:
+        """The verdicts as they are counted: of those with the same evidence the worst."""
+        return [worst_of(group, allows_unmeasured=self.allows_unmeasured) for group in counted_groups(self.verdicts)]
+
+    @property
+    def unseen_loss(self) -> str:
+        """The note on a loss of training speed that no bound rejects (`judge.unseen_loss`); empty without one."""
+        return next((note for note in self.notes if note.endswith(CALIBRATE)), "")
+
+    @property
+    def other_notes(self) -> tuple[str, ...]:
+        """The run's notes without that one, which reports show elsewhere."""
+        return tuple(note for note in self.notes if not note.endswith(CALIBRATE))
+
+    @property
+    def number_not_selected(self) -> int:
+        """How many requirements were not selected, those with the same evidence counted once."""
+        return self.not_selected - self.not_selected_ratios
 
     @property
     def notes_of_judging(self) -> dict[str, str]:

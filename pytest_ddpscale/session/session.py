@@ -26,6 +26,7 @@ from pytest_ddpscale.judge.run_outcome import (
 from pytest_ddpscale.judge.slow_links import slow_links
 from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.report.profile_text import problem_lines
+from pytest_ddpscale.run.counting import number_of
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.record_lines import Listener
@@ -105,7 +106,7 @@ class AcceptanceSession:
         coverage, slow = self._coverage(evidence), slow_links(evidence)
         run = RunFacts(
             verdicts,
-            len(source.cases),
+            number_of(verdicts) + number_of(self._not_selected(verdicts)),
             interrupted=interrupted,
             coverage=coverage,
             spoiled=spoiled,
@@ -128,8 +129,17 @@ class AcceptanceSession:
             self._altered(outcome, verdicts, coverage),
             self._uniform_loss(verdicts, evidence),
             acceptance_before(source.measured_run, self.history_file, self.sku, evidence, verdicts),
-            len(source.cases) - len(verdicts),
+            *self._numbers_not_selected(verdicts),
         )  # fmt: skip
+
+    def _not_selected(self, verdicts: Sequence[Verdict]) -> list[AnyCase]:
+        judged = {one.id for one in verdicts}
+        return [case for case in self.source.cases if case.id not in judged]
+
+    def _numbers_not_selected(self, verdicts: Sequence[Verdict]) -> tuple[int, int]:
+        """`Judgement.not_selected` and `Judgement.not_selected_ratios`."""
+        left_out = self._not_selected(verdicts)
+        return len(left_out), len(left_out) - number_of(left_out)
 
     def _uniform_loss(self, verdicts: Sequence[Verdict], evidence: Evidence) -> UniformLoss | None:
         by_id = {case.id: case for case in (*self.source.cases, *self.source.selected)}
@@ -152,10 +162,11 @@ class AcceptanceSession:
             reason: the judgement's reason.
         """
         verdicts = tuple(self._verdict_so_far(case, evidence, why) for case in self.source.selected)
+        not_selected, ratios = self._numbers_not_selected(verdicts)
         return Judgement(
             self.sku, "incomplete", reason, verdicts, self.source.notes(verdicts), self._basis(),
             extends=self.subject.extends, lowered=self.subject.lowered, altered=self.subject.altered,
-            not_selected=len(self.source.cases) - len(verdicts),
+            not_selected=not_selected, not_selected_ratios=ratios,
         )  # fmt: skip
 
     def _verdict_so_far(self, case: AnyCase, evidence: Evidence, why: str) -> Verdict:

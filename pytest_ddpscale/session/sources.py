@@ -32,7 +32,7 @@ from pytest_ddpscale.session.again import command_again
 from pytest_ddpscale.session.references import refuse_itself, with_measured_references
 from pytest_ddpscale.settings import Settings
 from pytest_ddpscale.thresholds.cases import AnyCase, cases_for, device_type, training_cases
-from pytest_ddpscale.thresholds.changes import altered_parts, own_bounds, weaker_bounds
+from pytest_ddpscale.thresholds.changes import altered_parts, own_bounds, own_values, weaker_bounds
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement
 
@@ -100,6 +100,14 @@ class Subject:
         """Ids of the cases whose published bounds are not in the files that the thresholds file extends."""
         own = own_bounds(self.thresholds, self.sku)
         return {case.id for case in cases if case.requirement.key() in own}
+
+    def unseen_loss(self, required: Sequence[AnyCase], selected: Sequence[AnyCase]) -> str:
+        """Which loss of speed no bound of a run rejects, whatever it measures; empty if that needs no remark."""
+        from pytest_ddpscale.judge.unseen_loss import remark_on_unseen_loss
+
+        own = own_values(self.thresholds, self.sku)
+        names = {case.id for case in required if case.requirement.key() in own}
+        return remark_on_unseen_loss(self.device_type, required, selected, names)
 
     def cases(self, layout: Layout, *, rehearses: bool = False) -> list[AnyCase]:
         """All requirements of the SKU for that number of nodes and GPUs; `rehearses` if they judge a simulated run."""
@@ -328,7 +336,8 @@ class EvidenceSource(ABC):
         of_run = (*left_out, *binding_notes(records), *record.resumption_notes())
         of_lock = (self._lock.note,) if self._lock and self._lock.note else ()
         not_asked = [f"{one.where}: {one.found}" for one in self.subject.thresholds.warnings.get(self.subject.sku, ())]
-        return (*of_devices, *of_run, *of_lock, *not_asked)
+        unseen = filter(None, [self.subject.unseen_loss(self.cases, self.selected)])
+        return (*unseen, *of_devices, *of_run, *of_lock, *not_asked)
 
     @contextmanager
     def _writing(self, run: RunDirectory) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # Share of a link's data-sheet bandwidth that NCCL's all-reduce of large messages reaches: 8x A100 with NVLink3 (300
 # GB/s in one direction) show 230 to 240 GB/s of bus bandwidth in nccl-tests.
@@ -39,6 +40,16 @@ class Topology:
         return -(-world_size // self.gpus_per_node)
 
 
+class LinkShares(NamedTuple):
+    """Shares of bandwidth (0 … 1) left on the slowest links that a group of ranks uses, inside and between nodes."""
+
+    inside: float = 1.0
+    between: float = 1.0
+
+
+WHOLE = LinkShares()
+
+
 def ring_s(size_bytes: float, ranks: int, link: Link) -> float:
     """Ring all-reduce: 2(n−1) messages of one n-th each.
 
@@ -61,13 +72,12 @@ def tree_s(size_bytes: float, ranks: int, link: Link) -> float:
     return 2 * math.ceil(math.log2(ranks)) * link.latency_s + 2 * size_bytes / link.bytes_per_s
 
 
-def all_reduce_s(size_bytes: float, world_size: int, nodes: int, topology: Topology, link_share: float = 1.0) -> float:
+def all_reduce_s(size_bytes: float, world_size: int, nodes: int, topology: Topology, left: LinkShares = WHOLE) -> float:
     """Reduce-scatter in each node, all-reduce of each GPU's part between nodes, all-gather in each node.
 
-    Ranks are spread evenly over the nodes, and each has all the data. `link_share` (0 … 1) is the share of bandwidth
-    left on the slowest node's links, for which all ranks wait.
+    Ranks are spread evenly over the nodes, and each has all the data. All ranks wait for the slowest links.
     """
-    inside, between = topology.inside.slowed(link_share), topology.between.slowed(link_share)
+    inside, between = topology.inside.slowed(left.inside), topology.between.slowed(left.between)
     local = -(-world_size // nodes)
     part = size_bytes / local
     return ring_s(size_bytes, local, inside) + min(ring_s(part, nodes, between), tree_s(part, nodes, between))

@@ -57,13 +57,26 @@ FORMS: dict[str, _Form] = {
     "slow-link": _Form(
         ("NODE", "SHARE"), "slow-link:0:0.5", "its links keep a SHARE (above 0, to 1) of their bandwidth", (1e-6, 1.0)
     ),
+    "slow-gpu-link": _Form(
+        ("RANK|all", "SHARE"), "slow-gpu-link:3:0.5",
+        "its links to the GPUs of its node keep a SHARE (above 0, to 1) of their bandwidth", (1e-6, 1.0),
+    ),
+    "slow-port": _Form(
+        ("RANK|all", "SHARE"), "slow-port:3:0.5",
+        "its port to other nodes keeps a SHARE (above 0, to 1) of its bandwidth", (1e-6, 1.0),
+    ),
+    "slow-pair": _Form(
+        ("RANK", "RANK", "SHARE"), "slow-pair:3:4:0.5",
+        "messages between these two GPUs of a node keep a SHARE (above 0, to 1) of their bandwidth; collectives take "
+        "other ways", (1e-6, 1.0),
+    ),
     "lossy-link": _Form(
         ("NODE", "SHARE"), "lossy-link:0:0.05",
         "packets are lost, so a SHARE (above 0, to 1) of its messages to other nodes takes 0.2 s longer", (1e-6, 1.0),
     ),
     "slow-probe": _Form(
-        ("RANK", "PROBE", "SHARE"), "slow-probe:3:memory-copy:0.7", "it reaches a SHARE (above 0, to 1) in that probe",
-        (1e-6, 1.0),
+        ("RANK|all", "PROBE", "SHARE"), "slow-probe:3:memory-copy:0.7",
+        "it reaches a SHARE (above 0, to 1) in that probe", (1e-6, 1.0),
     ),
     "throttle": _Form(
         ("NODE", "FACTOR"), "throttle:0:1.2", "its GPUs slow down by FACTOR (1 to 1000) as they heat up", (1.0, 1000.0)
@@ -109,7 +122,8 @@ class InjectedFault:
     Attributes:
         kind: a key of `FORMS`.
         place: rank or node; None for all ranks.
-        what: for ``bad-gpu`` one of `GPU_FAULTS`, for ``slow-probe`` the probe's name.
+        what: for ``bad-gpu`` one of `GPU_FAULTS`, for ``slow-probe`` the probe's name, for ``slow-pair`` the other
+            rank.
         size: factor on the time, share of the bandwidth, per cent, or the first round in which a ``missing-rank`` is
             missing; 1 if the kind has no size.
         rounds: first round of every study with the fault, for ``step``; in one of how many it is, for ``at-times``.
@@ -129,7 +143,7 @@ class InjectedFault:
         return self.kind + place + what + size + (f":{self.rounds}" if self.kind in _IN_ROUNDS else "")
 
     def ranks(self, layout: Layout) -> range:
-        """The affected ranks; empty if it affects all."""
+        """The affected ranks, of a pair the first; empty if it affects all."""
         if self.place is None:
             return range(0)
         width = layout.ranks_per_node if self.kind in NODE_FAULTS else 1
@@ -155,19 +169,42 @@ class Faults:
         """Share of its normal pace that each affected rank reaches in a probe."""
         return self._factors(lambda fault: _probe_share(fault, probe))
 
+    def common_probe_share(self, probe: Arm) -> float:
+        """Share of their normal pace that all ranks reach in a probe."""
+        return math.prod((_probe_share(fault, probe) for fault in self.faults if fault.place is None), start=1.0)
+
     def drift(self, when: Moment) -> float:
         """Factor on the time of all ranks."""
         return math.prod(1 + fault.size / 100 * when.done for fault in self.faults if fault.kind == "drift")
 
     @property
-    def link_shares(self) -> dict[int, float]:
-        """Share of bandwidth left on the links of affected nodes, by node; of several faults the worst counts."""
-        return {node: min(shares) for node, shares in self._sizes_by_node("slow-link").items()}
+    def inside_shares(self) -> dict[int, float]:
+        """Share of bandwidth left on links to GPUs of the same node, by rank; of several faults the worst counts."""
+        return self._least("slow-link", "slow-gpu-link")
+
+    @property
+    def between_shares(self) -> dict[int, float]:
+        """Share of bandwidth left on links to other nodes, by rank; of several faults the worst counts."""
+        return self._least("slow-link", "slow-port")
+
+    @property
+    def pair_shares(self) -> dict[tuple[int, int], float]:
+        """Share of bandwidth left between two GPUs, by their ranks."""
+        pairs = [fault for fault in self.faults if fault.kind == "slow-pair"]
+        return {(pair.place or 0, int(pair.what)): pair.size for pair in pairs}
 
     @property
     def lossy_shares(self) -> dict[int, float]:
         """Share of the messages to other nodes that lose packets, by node; of several faults the worst counts."""
         return {node: max(shares) for node, shares in self._sizes_by_node("lossy-link").items()}
+
+    def _least(self, *kinds: str) -> dict[int, float]:
+        found: dict[int, float] = {}
+        for fault in self.faults:
+            ranks = range(self.layout.world_size) if fault.place is None else fault.ranks(self.layout)
+            for rank in ranks if fault.kind in kinds else ():
+                found[rank] = min(fault.size, found.get(rank, 1.0))
+        return found
 
     def _sizes_by_node(self, kind: str) -> dict[int, list[float]]:
         found = defaultdict[int, list[float]](list)
@@ -248,7 +285,14 @@ def parse_fault(text: str, layout: Layout, where: str = "--fault") -> InjectedFa
     if fault.place is not None and not 0 <= fault.place < most:
         there_are = f"there is only {what} 0" if most == 1 else f"there are {most} {what}s"
         raise OptionError(where, f"found {text!r}, but {there_are}", f"a {what} from 0 to {most - 1}")
+    if kind == "slow-pair" and not _are_on_a_node(fault, layout):
+        raise OptionError(where, f"found {text!r}", "two ranks of one node")
     return fault
+
+
+def _are_on_a_node(pair: InjectedFault, layout: Layout) -> bool:
+    one, other = pair.place or 0, int(pair.what)
+    return one != other and other >= 0 and one // layout.ranks_per_node == other // layout.ranks_per_node
 
 
 def parse_faults(texts: Sequence[str], layout: Layout) -> Faults:
@@ -262,7 +306,7 @@ def _fault(kind: str, form: _Form, parts: Sequence[str]) -> InjectedFault:
         raise ValueError(parts)
     strikes_all = kind == "drift" or (kind in COMMON_FAULTS and parts[0] == ALL)
     place = None if strikes_all else int(parts[0])
-    what = parts[1] if kind in ("bad-gpu", "slow-probe") else ""
+    what = parts[1] if kind in ("bad-gpu", "slow-probe") else str(int(parts[1])) if kind == "slow-pair" else ""
     if (kind == "bad-gpu" and what not in GPU_FAULTS) or (kind == "slow-probe" and operation_of(what) is None):
         raise ValueError(what)
     number = int if kind == "missing-rank" else float

@@ -19,6 +19,7 @@ from pytest_ddpscale.run.block import Block, joined_checksums
 from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.records import RoundEnd, SeededSteps, StudyStart, WorkloadFlops
 from pytest_ddpscale.run.strict_json import column
+from pytest_ddpscale.simulate.allreduce import LinkShares
 from pytest_ddpscale.simulate.faults import Faults, Moment
 from pytest_ddpscale.simulate.models import FORWARD_SHARE, model_of
 from pytest_ddpscale.simulate.performance import FloatArray, Performance, StepTime
@@ -47,6 +48,8 @@ class SimulatedRun:
         self._step_times: dict[tuple[str, Arm], StepTime] = {}
         self._differences: dict[tuple[str, int], FloatArray] = {}
         self._noise: dict[tuple[str, str], FloatArray] = {}  # of one study only: a million GPUs need much memory
+        self._inside_left = self.of_ranks(faults.inside_shares)
+        self._between_left = self.of_ranks(faults.between_shares)
         self._rounds_done = 0
         self._rounds_in_run = sum(study.rounds for study in plan.studies) + (plan.probes.rounds if plan.probes else 0)
 
@@ -165,23 +168,27 @@ class SimulatedRun:
         jitter = noise.step_sd * normal((*groups.shape, steps))
         slowest_s = (computed_s[..., None] * (1 + jitter)).max(axis=1)
         nodes = len(set((groups[0] // self.plan.layout.ranks_per_node).tolist()))
-        exposed_s, shares = np.empty_like(slowest_s), self.link_share(groups)
-        for share in set(shares.tolist()):
-            slow = shares == share
-            exposed = self.performance.exposed_s(study.workload, arm.world_size, nodes, slowest_s[slow], share)
+        exposed_s, left = np.empty_like(slowest_s), self.links_left(groups)
+        for of_group in set(map(tuple, left.tolist())):
+            slow, shares = (left == of_group).all(axis=1), LinkShares(*of_group)
+            exposed = self.performance.exposed_s(study.workload, arm.world_size, nodes, slowest_s[slow], shares)
             exposed_s[slow] = exposed
         messages = self.performance.messages_per_step(study.workload)
         slowest_s = slowest_s + exposed_s + self.resent_s(groups, messages, steps)
         step_s: FloatArray = slowest_s[:, None, :] * (1 + noise.rank_sd * normal((*groups.shape, 1)))
         return step_s
 
-    def link_share(self, groups: IntArray) -> FloatArray:
-        """Share of bandwidth left on the slowest links that each group of ranks (a row) uses."""
-        shares = np.ones(self.plan.layout.nodes)
-        for node, share in self.faults.link_shares.items():
-            shares[node] = share
-        least: FloatArray = shares[groups // self.plan.layout.ranks_per_node].min(axis=1)
-        return least
+    def links_left(self, groups: IntArray) -> FloatArray:
+        """`LinkShares` of each group of ranks (a row), (groups, 2); those in one node use no link between nodes."""
+        found: FloatArray = np.stack([self._inside_left[groups].min(axis=1), self._between_left[groups].min(axis=1)], 1)
+        found[~self.span_nodes(groups), 1] = 1.0
+        return found
+
+    def span_nodes(self, groups: IntArray) -> NDArray[np.bool_]:
+        """Whether each group of ranks (a row) is on several nodes."""
+        nodes = groups // self.plan.layout.ranks_per_node
+        found: NDArray[np.bool_] = nodes.min(axis=1) < nodes.max(axis=1)
+        return found
 
     def resent_s(self, groups: IntArray, messages: int, count: int) -> FloatArray:
         """Seconds that each group of ranks (a row) waits for lost packets, `count` times over so many messages each.
@@ -192,8 +199,7 @@ class SimulatedRun:
         shares = self.faults.lossy_shares
         if not shares:
             return found
-        nodes = groups // self.plan.layout.ranks_per_node
-        spans_nodes = nodes.min(axis=1) < nodes.max(axis=1)
+        nodes, spans_nodes = groups // self.plan.layout.ranks_per_node, self.span_nodes(groups)
         arrives = np.ones(len(groups))
         for node, share in shares.items():
             arrives *= np.where(spans_nodes & (nodes == node).any(axis=1), 1 - share, 1.0)

@@ -14,7 +14,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.simulate.allreduce import Topology, all_reduce_s
+from pytest_ddpscale.simulate.allreduce import WHOLE, LinkShares, Topology, all_reduce_s
 from pytest_ddpscale.simulate.models import BACKWARD_SHARE, FORWARD_SHARE, UNWAITED, model_of
 from pytest_ddpscale.simulate.round_noise import RoundNoise
 from pytest_ddpscale.simulate.sound_machine import DDP_OVERHEAD, Expectation
@@ -114,16 +114,15 @@ class Performance:
         return StepTime(computation_s, busy_share, busy_share * expected.utilization_of(arm.world_size))
 
     def exposed_s(
-        self, workload: Workload, world_size: int, nodes: int, computation_s: FloatArray, link_share: float = 1.0
+        self, workload: Workload, world_size: int, nodes: int, computation_s: FloatArray, left: LinkShares = WHOLE
     ) -> FloatArray:
         """Communication that the backward pass does not hide, in seconds, of the shape of `computation_s`.
 
         All buckets but the last can be sent during the backward pass. The step waits for the part of them that exceeds
-        it, and for the last bucket. `computation_s` is that of steps on the slowest rank, `link_share` (0 … 1) the
-        share of bandwidth left on the slowest node's links.
+        it, and for the last bucket. `computation_s` is that of steps on the slowest rank.
         """
         gradient_bytes = model_of(workload).gradient_bytes
-        early_s, last_s = _travelling_s(gradient_bytes, world_size, nodes, self.topology, link_share)
+        early_s, last_s = _travelling_s(gradient_bytes, world_size, nodes, self.topology, left)
         return np.maximum(0.0, early_s - BACKWARD_SHARE * computation_s) + last_s
 
     def messages_per_step(self, workload: Workload) -> int:
@@ -168,12 +167,10 @@ class Performance:
 
 @lru_cache(maxsize=256)
 def _travelling_s(
-    gradient_bytes: int, world_size: int, nodes: int, topology: Topology, link_share: float
+    gradient_bytes: int, world_size: int, nodes: int, topology: Topology, left: LinkShares
 ) -> tuple[float, float]:
     """Seconds to all-reduce all buckets but the last, and the last."""
-    *early_s, last_s = (
-        all_reduce_s(size, world_size, nodes, topology, link_share) for size in _buckets(gradient_bytes)
-    )
+    *early_s, last_s = (all_reduce_s(size, world_size, nodes, topology, left) for size in _buckets(gradient_bytes))
     return sum(early_s), last_s
 
 

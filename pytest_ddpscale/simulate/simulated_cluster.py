@@ -186,7 +186,9 @@ def open_cluster(thresholds: ThresholdsFile, options: ClusterOptions) -> Simulat
     performance = Performance(
         device_type=kind,
         topology=_topology(sku, options),
-        expectations={workload.name: expectation_of(workload, name, thresholds) for workload in workloads},
+        expectations={
+            workload.name: expectation_of(workload, name, thresholds, options.gpus_per_node) for workload in workloads
+        },
         noise=Noise(
             ROUND_SD[kind] if options.round_noise is None else options.round_noise,
             correlation=options.correlation,

@@ -47,7 +47,7 @@ def _probed(run: SimulatedRun, study: ProbeStudy, probe: Arm, reached: float, wh
     sound_s = work * unit_factor(probe) / reached
     iterations = max(1, int(study.block_s / sound_s))
     noise, normal = run.performance.noise, run.chance.standard_normal
-    own_s = sound_s * iterations * run.faults.drift(when) / _shares(run, probe, groups, when)
+    own_s = sound_s * iterations * run.faults.drift(when) / _shares(run, probe, groups, when, reached)
     group_s = own_s * run.noise_of_round(study, probe.name, len(groups), when)
     group_s = group_s + run.resent_s(groups, iterations, 1)[:, 0]
     seconds = group_s[:, None] * (1 + noise.rank_sd * normal(groups.shape))
@@ -96,16 +96,32 @@ def _groups_in_turns(layout: Layout, probe: Arm) -> tuple[IntArray, IntArray]:
     return np.concatenate(turns), np.repeat(np.arange(len(turns)), list(map(len, turns)))
 
 
-def _shares(run: SimulatedRun, probe: Arm, groups: IntArray, when: Moment) -> FloatArray:
+def _shares(run: SimulatedRun, probe: Arm, groups: IntArray, when: Moment, reached: float) -> FloatArray:
     """Share of a sound group's pace that each group of ranks reaches, by its slowest rank and its links."""
-    factors, others = dict(run.faults.probe_shares(probe)), 1.0
+    own, others = dict(run.faults.probe_shares(probe)), run.faults.common_probe_share(probe)
     if probe.operation.kind == "matmul":
-        others = 1 / run.faults.common_slowdown(when)
+        others /= run.faults.common_slowdown(when)
         for rank, factor in run.faults.slowdowns(when).items():
-            factors[rank] = factors.get(rank, 1.0) * others / factor
+            own[rank] = own.get(rank, 1.0) / factor
+    factors = {rank: others * share for rank, share in own.items()}
     differences = run.differences(COMPUTING if probe.operation.kind == "matmul" else probe.kind)
     found: FloatArray = (run.of_ranks(factors, others) / differences)[groups].min(axis=1)
-    return found if probe.operation.is_single_device else found * run.link_share(groups)
+    return found if probe.operation.is_single_device else found * _link_shares(run, probe, groups, reached)
+
+
+def _link_shares(run: SimulatedRun, probe: Arm, groups: IntArray, reached: float) -> FloatArray:
+    """Share of a sound group's bandwidth, `reached` in GB/s, that its links leave it.
+
+    Links inside a node slow a collective of several nodes only if less is left of them than its ring needs.
+    """
+    inside, between = run.links_left(groups).T
+    room = max(1.0, run.performance.topology.inside.bytes_per_s / GIGA / reached)
+    is_pairs = probe.operation.kind == "send-recv"
+    of_several_nodes = between if is_pairs else np.minimum(between, room * inside)
+    left: FloatArray = np.where(run.span_nodes(groups), of_several_nodes, inside)
+    for pair, share in run.faults.pair_shares.items() if is_pairs else ():
+        left = left * np.where(np.isin(groups, pair).all(axis=1), share, 1.0)
+    return left
 
 
 def search_pairs(run: SimulatedRun, study: PairStudy) -> Generator[Block, None, EndReason]:
@@ -139,7 +155,7 @@ def _paired(run: SimulatedRun, study: PairStudy, pairs: tuple[NodePair, ...], nu
     sound_s = all_reduce_s(study.message_bytes, 2, 2, run.performance.topology)
     # Each round pairs other nodes, so their noise is not correlated.
     seconds = sound_s * np.exp(run.performance.noise.of_rounds.series(run.chance, 1, len(ranks))[:, 0])
-    gbps = np.round(study.message_bytes / seconds / GIGA * run.link_share(ranks), 6)
+    gbps = np.round(study.message_bytes / seconds / GIGA * run.links_left(ranks)[:, 1], 6)
     began_s = run.clock_s
     run.clock_s += study.iterations * sound_s + OVERHEAD_PER_BLOCK_S
     there = ~np.isin(ranks, list(run.faults.missing(number))).any(axis=1)

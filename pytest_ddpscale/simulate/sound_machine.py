@@ -39,7 +39,7 @@ class Expectation:
 
     Attributes:
         samples_per_s: of one GPU alone.
-        efficiency: published efficiencies relative to that, by scaling and world size.
+        efficiency: published efficiencies relative to that, or those of a sound machine, by scaling and world size.
         utilization: of the least busy GPU, by world size.
         memory_at: peak memory of a rank in bytes, and its per-GPU batch; None if unknown.
         power_w: of a GPU while it trains, whether it computes or waits; None if unknown.
@@ -78,8 +78,8 @@ class Expectation:
         return round(state + (held - state) * batch_size / at_batch)
 
 
-def expectation_of(workload: Workload, sku_name: str, file: ThresholdsFile) -> Expectation:
-    """Expectation of a workload from a SKU's requirements: published figures, or values derived from bounds.
+def expectation_of(workload: Workload, sku_name: str, file: ThresholdsFile, ranks_per_node: int = 8) -> Expectation:
+    """Expectation of a workload from a SKU's requirements: what a sound machine reaches, or values derived from bounds.
 
     Raises:
         OptionError: no requirement gives the speed of a GPU.
@@ -93,14 +93,14 @@ def expectation_of(workload: Workload, sku_name: str, file: ThresholdsFile) -> E
             str(file.path), f"{sku_name} has neither throughput_per_gpu nor generation_ratio of {workload.name}",
             "a requirement with the speed of a GPU", "Add one, or leave the workload out with --workloads.",
         )  # fmt: skip
-    efficiency = {metric.scaling: _published(lines, metric) for metric in _EFFICIENCIES}
+    efficiency = {metric.scaling: _published(lines, metric, ranks_per_node) for metric in _EFFICIENCIES}
     energy = next((line for line in lines if line.definition is IMAGES_PER_JOULE), None)
     peak = next((line for line in lines if line.definition is PEAK_MEMORY_GIB), None)
     return Expectation(
         samples_per_s=samples_per_s,
         inferred_samples_per_s=inferred,
         efficiency=efficiency,
-        utilization={k: min(u, 1.0) for k, u in _published(lines, DEVICE_UTILIZATION).items()},
+        utilization={k: min(u, 1.0) for k, u in _published(lines, DEVICE_UTILIZATION, ranks_per_node).items()},
         memory_at=(expected_value(peak) * 2**30, workload.batch_size) if peak else None,
         power_w=samples_per_s * efficiency["weak"].get(_ranks(energy), 1.0) / expected_value(energy)
         if energy
@@ -125,19 +125,26 @@ def _alone_to_one_gpu(line: Requirement) -> float:
 
 
 def expected_value(line: Requirement) -> float:
-    """Value of a sound machine. If the bound equals the published figure, a sound machine has to be better."""
+    """Value of a sound machine: what the row says, or the published figure.
+
+    If that is the bound, or nothing is said or published, a sound machine has to be better than the bound.
+    """
+    if line.sound is not None:
+        return line.sound
     if line.source.measured is not None and line.source.measured != line.bound:
         return line.source.measured
     return line.bound / (1 + MARGIN) if line.definition.upper_bound else line.bound * (1 + MARGIN)
 
 
-def _published(lines: Sequence[Requirement], metric: Metric) -> dict[int, float]:
-    # A world size in words, such as `all`, does not give the number of ranks of the figure.
-    return {
-        line.world_size: line.source.measured / _alone_to_one_gpu(line)
-        for line in lines
-        if line.definition is metric and isinstance(line.world_size, int) and line.source.measured is not None
-    }
+def _published(lines: Sequence[Requirement], metric: Metric, ranks_per_node: int) -> dict[int, float]:
+    """Values of a sound machine, published or said in a row, by number of ranks."""
+    found: dict[int, float] = {}
+    for line in lines:
+        # Words do not give the number of ranks of a publication; a row says of any node what a sound one reaches.
+        size = ranks_per_node if line.world_size == "node" and line.sound is not None else line.world_size
+        if line.definition is metric and isinstance(size, int) and line.sound_value is not None:
+            found[size] = line.sound_value / _alone_to_one_gpu(line)
+    return found
 
 
 def _ranks(line: Requirement) -> int:

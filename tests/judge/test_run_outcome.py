@@ -336,6 +336,27 @@ def test_each_of_several_workloads_is_judged_at_a_share_of_the_level() -> None:
     assert found.fraction == pytest.approx(0.1)
 
 
+@given(
+    st.lists(st.tuples(*[st.sampled_from(("passed", "failed", *UNDECIDED))] * 2, st.booleans(), st.booleans())),
+    st.integers(0, 2), st.booleans(),
+)  # fmt: skip
+def test_counting_the_same_evidence_once_decides_nothing(
+    pairs: list[tuple[VerdictOutcome, VerdictOutcome, bool, bool]], left_out: int, allows: bool
+) -> None:
+    """Pairs of a throughput and its ratio, which fails or only warns, provisional or not."""
+    apart: list[Verdict] = []
+    for number, (first, second, only_warns, provisional) in enumerate(pairs):
+        of_ratio = verdict(second, "warn" if only_warns else "fail", f"ratio {number}", provisional=provisional)
+        apart += [verdict(first, name=str(number), provisional=provisional), of_ratio]
+    together = [
+        one if number % 2 == 0 else replace(one, counts_with=apart[number - 1].id) for number, one in enumerate(apart)
+    ]
+    as_before = RunFacts(apart, len(apart) + left_out, allows_unmeasured=allows)
+    once = RunFacts(together, len(pairs) + left_out, allows_unmeasured=allows)
+    assert conclude(once)[0] == conclude(as_before)[0]
+    assert [one.kind for one in other_blockers(once)] == [one.kind for one in other_blockers(as_before)]
+
+
 def test_of_a_workload_the_most_gpus_count_and_throughput_before_a_ratio() -> None:
     ratio = replace(throughput("a", 99.0, 64), id="ratio", metric="generation_ratio")
     found = loss_of(throughput("a", 99.0, 1), ratio, throughput("a", 95.0, 8))

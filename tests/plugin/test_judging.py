@@ -43,11 +43,12 @@ VERDICT_KEYS = {
     "rounds", "reason", "provisional", "source", "notes", "culprits", "unit", "margin", "flags", "placement",
     "against_slowest",
     "compared", "waiver", "launches", "launch_sd", "published", "p_value", "correlation", "one_gpu",
-    "place",
+    "place", "counts_with",
 }  # fmt: skip
 JUDGEMENT_KEYS = {
     "schema_version", "sku", "outcome", "reason", "notes", "basis", "coverage", "verdicts", "allows_unmeasured",
     "simulated", "blockers", "extends", "lowered", "altered", "uniform_loss", "last_acceptance", "not_selected",
+    "not_selected_ratios",
 }  # fmt: skip
 VIEWS = {
     "verdicts.json", "report.md", "report.html", "junit.xml", "pytest-report.json", "plots", "metrics.prom",

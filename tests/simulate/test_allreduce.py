@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.simulate.allreduce import Link, Topology, all_reduce_s, ring_s, tree_s
+from pytest_ddpscale.simulate.allreduce import Link, LinkShares, Topology, all_reduce_s, ring_s, tree_s
 from tests.builders.clusters import NIC, NVLINK, TOPOLOGY
 
 SIZES = st.floats(1.0, 1e10)
@@ -45,7 +45,7 @@ def test_among_very_many_nodes_a_tree_beats_the_ring() -> None:
 def test_slow_links_and_more_data_never_help(size: float, ranks: int, share: float) -> None:
     nodes = TOPOLOGY.nodes(ranks)
     sound = all_reduce_s(size, ranks, nodes, TOPOLOGY)
-    assert all_reduce_s(size, ranks, nodes, TOPOLOGY, share) >= sound
+    assert all_reduce_s(size, ranks, nodes, TOPOLOGY, LinkShares(share, share)) >= sound
     assert all_reduce_s(2 * size, ranks, nodes, TOPOLOGY) >= sound
 
 

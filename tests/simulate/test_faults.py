@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.simulate.faults import FORMS, NODE_FAULTS, Moment, fault_help, parse_fault
 from tests.builders.clusters import faults, layout_of
 
@@ -56,7 +57,14 @@ def test_what_is_no_fault_is_refused_with_what_was_expected() -> None:
         ("corrupt-rank:3:1", "corrupt-rank:RANK"),
         ("bad-gpu:3", "bad-gpu:RANK:ecc|lanes|nvlink|clock"),
         ("bad-gpu:3:heat", "for example bad-gpu:3:ecc"),
-        ("slow-probe:3:0.5", "slow-probe:RANK:PROBE:SHARE"),
+        ("slow-gpu-link:3:0", "SHARE (above 0, to 1)"),
+        ("slow-port:8:0.5", "a rank from 0 to 7"),
+        ("slow-pair:3:0.5", "slow-pair:RANK:RANK:SHARE"),
+        ("slow-pair:3:x:0.5", "for example slow-pair:3:4:0.5"),
+        ("slow-pair:3:3:0.5", "two ranks of one node"),
+        ("slow-pair:3:8:0.5", "two ranks of one node"),
+        ("slow-pair:3:-1:0.5", "two ranks of one node"),
+        ("slow-probe:3:0.5", "slow-probe:RANK|all:PROBE:SHARE"),
         ("slow-probe:3:copy:0.5", "for example slow-probe:3:memory-copy:0.7"),
         ("slow-probe:3:memory-copy:2", "SHARE (above 0, to 1)"),
     ]:
@@ -120,12 +128,26 @@ def test_drift_grows_over_the_whole_run_and_strikes_all() -> None:
 
 def test_of_two_slow_links_of_a_node_the_slower_counts() -> None:
     wrong = faults("slow-link:1:0.25", "slow-link:1:0.5", gpus=16)
-    assert wrong.link_shares == {1: 0.25}
+    assert wrong.inside_shares == wrong.between_shares == dict.fromkeys(range(8, 16), 0.25)
+
+
+def test_links_of_one_gpu_are_those_inside_its_node_or_its_port_to_others() -> None:
+    links, port = faults("slow-gpu-link:3:0.5"), faults("slow-port:3:0.5")
+    assert (links.inside_shares, links.between_shares) == ({3: 0.5}, {})
+    assert (port.inside_shares, port.between_shares) == ({}, {3: 0.5})
+    assert faults("slow-port:all:0.9", "slow-port:3:0.5").between_shares == {**dict.fromkeys(range(8), 0.9), 3: 0.5}
+    assert faults("slow-pair:3:4:0.5").pair_shares == {(3, 4): 0.5}
+
+
+def test_a_probe_may_be_slow_on_all_alike() -> None:
+    wrong, copy = faults("slow-probe:all:memory-copy:0.9", "slow-probe:3:memory-copy:0.5"), Arm("memory-copy")
+    assert (wrong.common_probe_share(copy), wrong.probe_shares(copy)) == (0.9, {3: 0.5})
+    assert wrong.common_probe_share(Arm("host-to-device")) == 1.0
 
 
 def test_of_two_lossy_links_of_a_node_the_worse_counts() -> None:
     wrong = faults("lossy-link:1:0.25", "lossy-link:1:0.5", gpus=16)
-    assert (wrong.lossy_shares, wrong.link_shares) == ({1: 0.5}, {})
+    assert (wrong.lossy_shares, wrong.inside_shares) == ({1: 0.5}, {})
 
 
 def test_a_rank_is_missing_from_its_round_on() -> None:
@@ -142,7 +164,7 @@ def test_a_rank_that_is_slow_at_times_is_in_one_of_so_many_rounds() -> None:
 
 def test_a_sound_cluster_has_nothing_wrong() -> None:
     sound = faults()
-    assert (sound.slowdowns(END), sound.drift(END), sound.link_shares) == ({}, 1.0, {})
+    assert (sound.slowdowns(END), sound.drift(END), sound.inside_shares) == ({}, 1.0, {})
     assert not sound.missing(9)
     assert not sound.corrupt
 
@@ -152,7 +174,7 @@ def test_a_fault_strikes_its_rank_or_its_whole_node(rank: int, kind: str) -> Non
     place = rank // 8 if kind in NODE_FAULTS else rank
     size = {
         "slow-gpu": ":2", "ramp": ":2", "step": ":2:8", "at-times": ":2:4", "throttle": ":2", "slow-link": ":0.5",
-        "lossy-link": ":0.05",
+        "lossy-link": ":0.05", "slow-gpu-link": ":0.5", "slow-port": ":0.5", "slow-pair": f":{rank ^ 1}:0.5",
         "bad-gpu": ":ecc", "slow-probe": ":matmul-fp16:0.5",
     }.get(kind, "")  # fmt: skip
     fault = parse_fault("drift:2" if kind == "drift" else f"{kind}:{place}{size}", layout_of(16))

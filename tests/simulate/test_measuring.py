@@ -182,6 +182,16 @@ def test_a_slow_link_slows_only_arms_that_use_it() -> None:
     assert mean_step_s(faulty["ddp@16"][0][0]) > 2 * mean_step_s(sound["ddp@16"][0][0])
 
 
+def test_a_slow_port_or_link_of_one_gpu_slows_only_arms_that_use_it() -> None:
+    eight, sixteen = Arm("ddp", 8, 512), Arm("ddp", 16, 512)
+    study = Study("weak", BOTH.workload, (eight, sixteen), 1, 0.0, 0.0)
+    sound = {name: mean_step_s(rounds[0][0]) for name, rounds in measured(QUIET, study).items()}
+    for fault, slowed in (("slow-port:9:0.001", {"ddp@16"}), ("slow-gpu-link:3:0.001", {"ddp@8", "ddp@16"})):
+        found = {name: mean_step_s(rounds[0][0]) for name, rounds in measured(QUIET, study, fault).items()}
+        assert {name for name in sound if found[name] > 2 * sound[name]} == slowed
+    assert measured(QUIET, study, "slow-pair:3:4:0.001") == measured(QUIET, study)
+
+
 def test_lost_packets_delay_only_messages_between_nodes() -> None:
     eight, sixteen = Arm("ddp", 8, 512), Arm("ddp", 16, 512)
     study = Study("weak", BOTH.workload, (eight, sixteen), 5, 0.0, 0.0)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.arm import Arm, ArmKind
 from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.simulate.allreduce import LinkShares
 from pytest_ddpscale.simulate.performance import (
     BUCKET_BYTES,
     FIRST_BUCKET_BYTES,
@@ -33,7 +34,9 @@ def computation_s(kind: ArmKind, world_size: int, batch_size: int = 512) -> floa
 
 def exposed_s(world_size: int, computation_s: float, link_share: float = 1.0) -> float:
     nodes = PERFORMANCE.topology.nodes(world_size)
-    return float(PERFORMANCE.exposed_s(WORKLOAD, world_size, nodes, np.array(computation_s), link_share))
+    return float(
+        PERFORMANCE.exposed_s(WORKLOAD, world_size, nodes, np.array(computation_s), LinkShares(link_share, 1.0))
+    )
 
 
 def test_a_gpu_alone_is_a_little_faster_than_published_under_ddp() -> None:

@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, open_cluster
 from pytest_ddpscale.simulate.sound_machine import DDP_OVERHEAD, Expectation, expectation_of
+from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, Source
 from tests.builders.clusters import RESNET, thresholds
 
@@ -24,6 +27,15 @@ def expected(sku: str, name: str = RESNET) -> Expectation:
     return expectation_of(workload(sku, name), sku, thresholds())
 
 
+def said_to_be(sku: str, **sound: float | None) -> ThresholdsFile:
+    """The packaged file, where rows of that SKU say what a sound machine reaches, or do not, by metric."""
+    file = thresholds()
+    lines = file.thresholds.skus[sku].requirements
+    rows = tuple(replace(one, sound=sound[one.metric]) if one.metric in sound else one for one in lines)
+    changed = replace(file.thresholds.skus[sku], requirements=rows)
+    return replace(file, thresholds=replace(file.thresholds, skus={**file.thresholds.skus, sku: changed}))
+
+
 def test_published_figures_are_taken_as_they_are_and_what_is_of_ddp_on_one_gpu_as_that() -> None:
     a100, wrapped = expected(A100), 1 + DDP_OVERHEAD
     assert a100.samples_per_s == pytest.approx(1189.5 * wrapped)
@@ -36,15 +48,30 @@ def test_a_bound_nobody_measured_is_kept_with_a_margin() -> None:
     bounds = [r for r in thresholds().thresholds.skus[B200].requirements if r.workload == RESNET]
     throughput = next(r for r in bounds if r.metric == "throughput_per_gpu" and r.world_size == 1)
     assert throughput.source.measured is None
-    assert expected(B200).samples_per_s == pytest.approx(1.05 * throughput.bound)
-    assert expected(B200).efficiency["weak"] == {}
-    assert expected(B200).published_size("weak", 8) is None
+    silent = said_to_be(B200, throughput_per_gpu=None, weak_scaling_efficiency=None)
+    found = expectation_of(workload(B200), B200, silent)
+    assert found.samples_per_s == pytest.approx(1.05 * throughput.bound)
+    assert found.efficiency["weak"] == {}
+    assert found.published_size("weak", 8) is None
+
+
+def test_what_a_row_says_of_a_sound_machine_comes_before_its_bound_and_what_is_published() -> None:
+    file = said_to_be(B200, throughput_per_gpu=9999.0, memory_bandwidth_gbps=7777.0, weak_scaling_efficiency=0.999)
+    found = expectation_of(workload(B200), B200, file)
+    assert found.samples_per_s == 9999.0
+    assert found.efficiency["weak"] == {2: 0.999, 4: 0.999, 8: 0.999}
+    copy = Arm("memory-copy")
+    assert open_cluster(file, ClusterOptions(B200, 8)).probe_values([copy])[copy] == 7777.0
+    published = said_to_be(A100, throughput_per_gpu=9000.0)
+    assert expectation_of(workload(A100), A100, published).samples_per_s == pytest.approx(9000.0 * (1 + DDP_OVERHEAD))
 
 
 def test_a_ratio_to_another_sku_is_a_speed_too() -> None:
     ratio = next(r for r in thresholds().thresholds.skus[RTX].requirements if r.workload == "resnet50-nchw-fp16")
     reference, _ = thresholds().thresholds.reference_throughput(ratio)
-    assert expected(RTX, "resnet50-nchw-fp16").samples_per_s == pytest.approx(1.05 * ratio.bound * reference)
+    silent = said_to_be(RTX, generation_ratio=None)
+    found = expectation_of(workload(RTX, "resnet50-nchw-fp16"), RTX, silent)
+    assert found.samples_per_s == pytest.approx(1.05 * ratio.bound * reference)
 
 
 def test_how_fast_it_infers_is_a_speed_too() -> None:

@@ -1,0 +1,67 @@
+"""The remark on a common loss that no bound sees: once in each report, and it decides nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.plugin.site import REQUIREMENTS, Site, outcome_line, output_of, thresholds_text
+
+THROUGHPUT = "test_throughput_per_gpu[resnet152-fp16-1gpu]"
+ROW = "{throughput_per_gpu: {1: 1130}, of: resnet152-fp16, published: paper, margin: 0 %, sound: 2000}"
+LEAD = "no published training speed of this GPU: a loss of all devices alike "
+UP_TO_44 = f"{LEAD}up to 44 % is not seen in training; "
+WHATEVER = f"{LEAD}is not rejected in training, whatever its size; "
+HEADING = "What was not tested, and what a pass does not cover"
+
+
+def asked(site: Site, row: str) -> None:
+    rows = [line for item, line in REQUIREMENTS.items() if "throughput" not in item and "generation" not in item]
+    site.write("thresholds.yaml", thresholds_text([*rows, row]))
+    site.measured()
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (ROW, UP_TO_44),
+        ("{throughput_per_gpu: {1: 1130}, of: resnet152-fp16, provisional: an estimate}", WHATEVER),
+    ],
+    ids=["another GPU's speed", "an estimate"],
+)
+def test_it_is_said_once_in_each_report_and_decides_nothing(site: Site, row: str, said: str) -> None:
+    asked(site, row)
+    result = site.judge("-v")
+    assert outcome_line(result).startswith("ACCEPTED: 7 of 7 requirements passed")
+    said += "calibrate (`ddpscale calibrate`)"
+    assert " ".join(output_of(result).split()).count(f"note: {said}") == 1
+    assert site.verdicts()["notes"].count(said) == 1
+    run = site.path / "measured"
+    pages = ((run / "report.html").read_text("utf-8"), (run / "report.md").read_text("utf-8").replace("\\`", "`"))
+    for page in pages:
+        _, _, after = page.partition(HEADING)
+        assert page.count(said) == after.count(said) == 1, "where it stands what a pass does not cover"
+    first_page = pages[0].partition("</section>")[0]
+    assert said in first_page
+    brief = site.judge(run="measured")
+    assert " ".join(output_of(brief).split()).count(f"note: {said}") == 1
+
+
+def test_nothing_is_said_twice_of_a_run_without_a_reference(site: Site) -> None:
+    asked(site, "{throughput_per_gpu: {1: 1130}, of: resnet152-fp16, provisional: an estimate}")
+    assert "All devices alike slow" not in output_of(site.judge())
+
+
+def test_a_speed_of_the_gpu_itself_needs_no_remark(site: Site) -> None:
+    asked(site, ROW.replace(", sound: 2000", ""))
+    site.judge()
+    assert not any("calibrate" in note for note in site.verdicts()["notes"])
+
+
+def test_a_site_with_a_bound_of_its_own_needs_no_remark(site: Site) -> None:
+    asked(site, ROW)
+    own = "{throughput_per_gpu: {1: 1180}, of: resnet152-fp16, published: our-runs, margin: 4 %}"
+    head = "schema_version: 2\nextends: thresholds.yaml\nsources: {our-runs: our 40 nodes}\n"
+    site.write("own.yaml", f"{head}skus:\n  tested-gpu:\n    requirements: [{own}]\n")
+    result = site.judge("--thresholds=own.yaml")
+    assert outcome_line(result).startswith("ACCEPTED: ")
+    assert not any("calibrate" in note for note in site.verdicts()["notes"])
