@@ -432,8 +432,8 @@ class WorkloadForm(Strict):
         description="Freezes the model and trains a classifier on its features, with two hidden layers of this width, "
         "or one linear layer if 0.",
     )  # fmt: skip
-    feature_weights: Annotated[str | None, AfterValidator(lambda told: told and _absolute(told))] = Field(
-        None, description="Absolute path, on every node, of torchvision's state dict for frozen features."
+    feature_weights: Annotated[str | None, AfterValidator(lambda told: told if told is None else _absolute(told))] = (
+        Field(None, description="Absolute path, on every node, of torchvision's state dict for frozen features.")
     )
     data: Annotated[Annotated[Literal["synthetic"], Tag(WHOLE)] | Annotated[FolderForm, Tag(PARTS)], _BY_SHAPE] = Field(
         "synthetic", description="Images generated on the device, or {folder: …, workers: …} to read a folder."
