@@ -13,7 +13,7 @@ from pytest_ddpscale.calibrate.trusted_runs import SOFTWARE, TrustedRun
 from pytest_ddpscale.thresholds.compiling import RUN_PREFIX, is_changed
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement
-from pytest_ddpscale.thresholds.overlay import Overlay
+from pytest_ddpscale.thresholds.site_file import Overlay
 from pytest_ddpscale.util.listing import first_few
 
 _LONGEST_LIST = 2500  # characters; a thresholds file takes texts of 4000

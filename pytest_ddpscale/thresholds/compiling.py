@@ -23,6 +23,7 @@ from pytest_ddpscale.thresholds.form import (
     Row,
     SkuForm,
     WorkloadForm,
+    at_size,
 )
 from pytest_ddpscale.thresholds.model import Requirement, RequirementKey, Sku, Source, check_of_nodes
 from pytest_ddpscale.thresholds.peer_limits import PeersForm, limits_of, requirements_by_peers
@@ -212,7 +213,7 @@ class Compiler:
             versus_run=versus_run,
             one_gpu=row.baseline if times_one_gpu else "alone",
             sound=row.sound_at(value.world_size, value.subject),
-            warn=row.warn_at(value.world_size),
+            warn=at_size(row.warn, value.world_size),
         )
 
     def _source(self, row: Row, value: _Value, mark: Mark) -> Source:
@@ -355,7 +356,7 @@ def _lastingly(one: Requirement, change: Change, mark: Mark) -> Requirement | No
         return None
     severity = change.severity or one.severity
     now = replace(one, severity=severity, where=mark.where, warn=None if severity == "warn" else one.warn)
-    bound = change.bound[one.world_size] if isinstance(change.bound, dict) else change.bound
+    bound = at_size(change.bound, one.world_size)
     if bound is None:
         return now
     reasoning = f"{change.why} ({change.who})"

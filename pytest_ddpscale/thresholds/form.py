@@ -63,7 +63,7 @@ def _margin_pct(value: Any) -> Any:
 
 
 def _margin(value: Any) -> Any:
-    is_name = isinstance(value, str) and "%" not in value
+    is_name = value is None or (isinstance(value, str) and "%" not in value)
     if not is_name and not (isinstance(value, str) and _PER_CENT.fullmatch(value)):
         raise PydanticCustomError("per_cent", "per cent from 0 to 99, such as `5 %`, or a name under `margins`")
     return value
@@ -122,6 +122,7 @@ Values = Annotated[
     _by_world_size({"anyOf": [_NUMBER, {"type": "object", "minProperties": 1, "additionalProperties": _NUMBER}]}),
 ]
 Bounds = Annotated[dict[_WorldSizeKey, _Number], Field(min_length=1), _by_world_size(_NUMBER)]
+_OneOrBySize = Annotated[Annotated[float | None, Tag(WHOLE)] | Annotated[Bounds, Tag(PARTS)], _BY_SHAPE]
 PerCent = Annotated[
     float, BeforeValidator(_margin_pct), WithJsonSchema({"type": "string", "pattern": f"^{_PER_CENT.pattern}$"})
 ]
@@ -162,29 +163,19 @@ class Row(Strict):
         "", description="Probes without training, such as `matmul-bf16`, `matmul-bf16-10240` or `all-reduce-32mib`."
     )
     published: str | None = Field(None, description="Source of the values: a name under `sources`.")
-    margin: Annotated[str | None, BeforeValidator(lambda told: told if told is None else _margin(told))] = Field(
+    margin: Annotated[str | None, BeforeValidator(_margin)] = Field(
         None,
         description="Distance of the bounds below (or above) the published values, `5 %`, or a name under `margins`. "
         "Default: the metric's entry under `margins`.",
     )
-    bound: Annotated[
-        Annotated[float | None, Tag(WHOLE)] | Annotated[Bounds, Tag(PARTS)],
-        _BY_SHAPE,
-        Field(description="The bound itself, in place of a margin."),
-    ] = None
-    sound: Annotated[
-        Annotated[float | None, Tag(WHOLE)] | Annotated[Values, Tag(PARTS)],
-        _BY_SHAPE,
-        Field(
-            description="What a sound machine is thought to reach, one number or in the shape of the values; judges "
-            "nothing, but tells the smallest fault that the row sees. Default: the published value."
-        ),
-    ] = None
-    warn: Annotated[
-        Annotated[float | None, Tag(WHOLE)] | Annotated[Bounds, Tag(PARTS)],
-        _BY_SHAPE,
-        Field(description="A stricter bound beside the one that fails: a value that misses it is reported."),
-    ] = None
+    bound: _OneOrBySize = Field(None, description="The bound itself, in place of a margin.")
+    sound: Annotated[Annotated[float | None, Tag(WHOLE)] | Annotated[Values, Tag(PARTS)], _BY_SHAPE] = Field(
+        None, description="What a sound machine is thought to reach, one number or in the shape of the values; judges "
+        "nothing, but tells the smallest fault that the row sees. Default: the published value.",
+    )  # fmt: skip
+    warn: _OneOrBySize = Field(
+        None, description="A stricter bound beside the one that fails: a value that misses it is reported."
+    )
     provisional: Text | None = Field(
         None, description="The values are bounds without a publication: why these values, or a name under `reasons`."
     )
@@ -267,11 +258,7 @@ class Row(Strict):
 
     def bound_at(self, world_size: WorldSize) -> float | None:
         """The stated bound; None if the bound follows from a margin, or is the value itself."""
-        return self.bound[world_size] if isinstance(self.bound, dict) else self.bound
-
-    def warn_at(self, world_size: WorldSize) -> float | None:
-        """The stricter bound that only warns; None without one."""
-        return self.warn[world_size] if isinstance(self.warn, dict) else self.warn
+        return at_size(self.bound, world_size)
 
     def sound_at(self, world_size: WorldSize, subject: str) -> float | None:
         """What a sound machine is thought to reach; None if the row does not say it.
@@ -289,6 +276,11 @@ class Row(Strict):
                 f"`sound` has none of {subject or 'nodes'} at world size {world_size}; expected {expected}"
             )
         return number
+
+
+def at_size(told: float | dict[WorldSize, float] | None, world_size: WorldSize) -> float | None:
+    """The number of a world size, of one number for all or of one for each."""
+    return told[world_size] if isinstance(told, dict) else told
 
 
 def with_metrics(data: Any, others: Collection[str]) -> Any:
@@ -341,11 +333,7 @@ class Change(Strict):
         BeforeValidator(_off),
         WithJsonSchema({"enum": ["off", "warn", "fail", False]}),
     ] = Field(None, description="`fail` rejects the run; `warn` is only reported; `off` is not required.")
-    bound: Annotated[
-        Annotated[float | None, Tag(WHOLE)] | Annotated[Bounds, Tag(PARTS)],
-        _BY_SHAPE,
-        Field(description="Another bound, {1: 470, 8: 455} by world size."),
-    ] = None
+    bound: _OneOrBySize = Field(None, description="Another bound, {1: 470, 8: 455} by world size.")
     until: date | None = Field(
         None,
         description="Makes it a waiver, with `severity: warn`: the last day on which it holds, such as 2026-12-31.",
@@ -432,8 +420,8 @@ class WorkloadForm(Strict):
         description="Freezes the model and trains a classifier on its features, with two hidden layers of this width, "
         "or one linear layer if 0.",
     )  # fmt: skip
-    feature_weights: Annotated[str | None, AfterValidator(lambda told: told if told is None else _absolute(told))] = (
-        Field(None, description="Absolute path, on every node, of torchvision's state dict for frozen features.")
+    feature_weights: Annotated[str, AfterValidator(_absolute)] | None = Field(
+        None, description="Absolute path, on every node, of torchvision's state dict for frozen features."
     )
     data: Annotated[Annotated[Literal["synthetic"], Tag(WHOLE)] | Annotated[FolderForm, Tag(PARTS)], _BY_SHAPE] = Field(
         "synthetic", description="Images generated on the device, or {folder: …, workers: …} to read a folder."

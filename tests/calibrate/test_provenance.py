@@ -17,7 +17,7 @@ from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement
-from pytest_ddpscale.thresholds.overlay import write_overlay
+from pytest_ddpscale.thresholds.site_file import write_overlay
 from pytest_ddpscale.thresholds.waiver import today
 from tests.builders.clusters import thresholds
 from tests.builders.trusted import SKU, WORKLOAD, launches, nodes

@@ -11,7 +11,7 @@ import yaml
 from pytest_ddpscale.errors import OptionError, ThresholdsError
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement
-from pytest_ddpscale.thresholds.overlay import Overlay, refuse_unwritable, write_overlay
+from pytest_ddpscale.thresholds.site_file import Overlay, refuse_unwritable, write_overlay
 from pytest_ddpscale.util.packaged import packaged
 from tests.builders.clusters import thresholds as packaged_thresholds
 
