@@ -110,8 +110,9 @@ def _check(arguments: argparse.Namespace) -> None:
         print(problem, file=sys.stderr)
     if file.problems:
         raise file.problems[0]
-    for warning in dict.fromkeys(str(one) for found in file.warnings.values() for one in found):
-        print(f"ddpscale: warning: {warning}", file=sys.stderr)
+    for kind, told in (("warning", file.warnings), ("remark", file.remarks)):
+        for one in dict.fromkeys(str(one) for found in told.values() for one in found):
+            print(f"ddpscale: {kind}: {one}", file=sys.stderr)
     for one in listed_skus(file):
         site = f", {one.site:3} with the site's" if one.site else ""
         numbers = f"{one.published:3} with a published source{site}, {one.provisional:3} provisional"

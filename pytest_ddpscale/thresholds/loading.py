@@ -38,7 +38,8 @@ class ThresholdsFile:
         thresholds: its valid SKUs.
         broken: errors of the other SKUs, by name.
         unused: errors of entries that no SKU may need.
-        warnings: rows of valid SKUs that are skipped, and remarks on others, by SKU.
+        warnings: rows of valid SKUs that are skipped, by SKU.
+        remarks: rows of valid SKUs that are odd, and may be meant, by SKU.
         below: the file that it extends; None if it extends none with SKUs.
     """
 
@@ -47,6 +48,7 @@ class ThresholdsFile:
     broken: Mapping[str, tuple[ThresholdsError, ...]]
     unused: tuple[ThresholdsError, ...] = ()
     warnings: Mapping[str, tuple[ThresholdsError, ...]] = field(default_factory=dict)
+    remarks: Mapping[str, tuple[ThresholdsError, ...]] = field(default_factory=dict)
     below: ThresholdsFile | None = None
 
     @property
@@ -246,6 +248,7 @@ def _with_references(file: ThresholdsFile) -> ThresholdsFile:
     """The file with ratios to invalid SKUs marked as missing, ratios to removed SKUs skipped, and remarks."""
     skus = {name: sku for name, sku in file.thresholds.skus.items() if name not in file.broken}
     warnings: dict[str, tuple[ThresholdsError, ...]] = {}
+    told: dict[str, tuple[ThresholdsError, ...]] = {}
     for name, sku in skus.items():
         kept: list[Requirement] = []
         for one in sku.requirements:
@@ -260,10 +263,9 @@ def _with_references(file: ThresholdsFile) -> ThresholdsFile:
                 warning = ThresholdsError(one.where, found, "", "Add that SKU, or remove the row.")
                 warnings[name] = (*warnings.get(name, ()), warning)
         skus[name] = replace(sku, requirements=tuple(kept))
-        told = tuple(ThresholdsError(one.where, sentence) for one, sentence in remarks(skus[name]))
-        if told:
-            warnings[name] = (*warnings.get(name, ()), *told)
-    return replace(file, thresholds=Thresholds(skus), warnings=warnings)
+        told[name] = tuple(ThresholdsError(one.where, sentence) for one, sentence in remarks(skus[name]))
+    found_odd = {name: odd for name, odd in told.items() if odd}
+    return replace(file, thresholds=Thresholds(skus), warnings=warnings, remarks=found_odd)
 
 
 def _problem(file: ThresholdsFile, sku: str, at: tuple[str | int, ...] | Requirement, sentence: str) -> ThresholdsError:

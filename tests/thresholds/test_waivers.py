@@ -143,7 +143,7 @@ def test_a_nearer_file_has_the_last_word(tmp_path: Path) -> None:
 def test_a_waiver_that_holds_for_long_is_remarked_on(days: int, remarked: bool, tmp_path: Path) -> None:
     file = site(tmp_path, f"{{check: nvlink, {BY}, until: {today() + timedelta(days=days)}}}")
     assert file.problems == ()
-    said = [str(one) for one in file.warnings.get("tested", ())]
+    said = [str(one) for one in file.remarks.get("tested", ())]
     assert any(f"node_check of nvlink at world size 1 holds for {days} days" in one for one in said) == remarked
 
 
