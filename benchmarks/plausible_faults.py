@@ -5,8 +5,8 @@
 
 One device at half speed (a GPU's computing, its memory, its path to the host, the link of a pair, its links in its
 node, a port to other nodes), and all devices alike at 90 %. A run measures, stops and concludes as a session does; a
-sound machine reaches what thresholds.yaml says or publishes, its GPUs compute at paces that differ by 1 %, and rounds
-vary by 0.3 %. Two faults that a node reports are beside them: fewer PCIe lanes and an NVLink that is down. Markdown.
+sound machine reaches what thresholds.yaml says or publishes, its GPUs differ by 1 %, and rounds by 0.3 %. Two faults
+that a node reports are beside them: fewer PCIe lanes and an NVLink that is down. Prints Markdown.
 
 * outcome: of the runs. "rejected" and "incomplete" are seen; a fault that is accepted is not.
 * by: what failed and can reject in most of the runs, else what kept the run from being accepted, else what only warned.
@@ -27,9 +27,8 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from reporting import argument_parser, keep, positive_int
-from simulated_session import conclude_all
+from simulated_session import conclude_with_links
 from smallest_faults import SKUS, is_between_nodes
 
 from pytest_ddpscale.plan.layout import Layout
@@ -38,7 +37,7 @@ from pytest_ddpscale.simulate.faults import LANES_LEFT, parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.simulated_nodes import host_name
-from pytest_ddpscale.simulate.spread import COMPUTING, NodeSpread
+from pytest_ddpscale.simulate.spread import NodeSpread
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.thresholds.peer_limits import FEWEST_PLACES
@@ -89,7 +88,7 @@ def _both_ways(rank: str, share: float) -> tuple[str, str]:
 BANDWIDTHS = ("busbw_gbps", "pair_bandwidth_gbps")
 FAULTS = (
     Fault("sound", (), 1.0, ()),
-    Fault("a GPU computes", (f"slow-gpu:{{rank}}:{1 / HALF}",), HALF, SPEED, peers="computing"),
+    Fault("a GPU's computing", (f"slow-gpu:{{rank}}:{1 / HALF}",), HALF, SPEED, peers="computing"),
     Fault("a GPU's memory", (f"slow-probe:{{rank}}:memory-copy:{HALF}",), HALF, ("memory_bandwidth_gbps",),
           peers="memory"),
     Fault("a GPU's host path", _both_ways("{rank}", HALF), HALF, ("host_bandwidth_gbps",), peers="host",
@@ -101,8 +100,8 @@ FAULTS = (
     Fault("a GPU's links in its node", (f"slow-gpu-link:{{rank}}:{HALF}",), HALF, BANDWIDTHS, peers="pairs",
           needs=FEWEST_PLACES),
     Fault("a port to other nodes", (f"slow-port:{{rank}}:{HALF}",), HALF, BANDWIDTHS, crosses=True),
-    Fault("all compute", (f"slow-gpu:all:{1 / ALIKE:.4f}",), ALIKE, SPEED),
-    Fault("all memory", (f"slow-probe:all:memory-copy:{ALIKE}",), ALIKE, ("memory_bandwidth_gbps",)),
+    Fault("all computing", (f"slow-gpu:all:{1 / ALIKE:.4f}",), ALIKE, SPEED),
+    Fault("all memories", (f"slow-probe:all:memory-copy:{ALIKE}",), ALIKE, ("memory_bandwidth_gbps",)),
     Fault("all host paths", _both_ways("all", ALIKE), ALIKE, ("host_bandwidth_gbps",)),
     Fault("all links in nodes", (f"slow-gpu-link:all:{ALIKE}",), ALIKE, BANDWIDTHS),
     Fault("all ports to other nodes", (f"slow-port:all:{ALIKE}",), ALIKE, BANDWIDTHS, crosses=True),
@@ -110,22 +109,19 @@ FAULTS = (
 
 
 @dataclass(frozen=True)
-class ComputingSpread(NodeSpread):
-    """Differences in computing only: the sound value of links and memories is that of the slowest already."""
-
-    def factors(self, what: str, layout: Layout, launch: int) -> NDArray[np.float64]:
-        """As `NodeSpread.factors`."""
-        return super().factors(what, layout, launch) if what == COMPUTING else np.ones(layout.world_size)
-
-
-@dataclass(frozen=True)
 class Ending:
-    """How a run ended: accepted, rejected or incomplete, by which requirements, and whether the place was named."""
+    """How a run ended: accepted, rejected or incomplete, by which requirements, and whether the place was named.
+
+    Attributes:
+        warned: without those whose sound value is not known: the simulator then takes 5 % more than the bound.
+        has_slow_link: whether the search among nodes names a node or link.
+    """
 
     outcome: str
     failed: tuple[str, ...]
     warned: tuple[str, ...]
     reason: str
+    has_slow_link: bool
     is_named: bool
     names_others: bool
 
@@ -136,7 +132,7 @@ def _cluster(sku: str, nodes: int, path: Path) -> SimulatedCluster:
         sku,
         gpus=nodes * PER_NODE,
         round_noise=0.003,
-        spread=ComputingSpread(gpu_sd=GPU_SD),
+        spread=NodeSpread(gpu_sd=GPU_SD),
         nic_gbps=PORTS.get(sku, 25.0),
     )
     return open_cluster(load_thresholds(path), options)
@@ -157,25 +153,33 @@ def measure(sku: str, nodes: int, path: Path, fault: Fault, number: int) -> Endi
         text.format(rank=one, other=one + 1) for text in fault.texts for one in ranks[: None if "{" in text else 1]
     ]
     run = SimulatedRun(plan, cluster.performance.of_cluster(seed), parse_faults(texts, layout), seed)
-    outcome, reason, verdicts = conclude_all(run, cluster, CONFIDENCE)
+    outcome, reason, verdicts, links = conclude_with_links(run, cluster, CONFIDENCE)
     ended = "accepted" if outcome in ACCEPTING else "rejected" if outcome == "rejected" else "incomplete"
     ended = AS_SOUND if UNCALIBRATED in reason else ended
-    named, others = _named(verdicts, reason, rank, layout)
+    named, others = _named(verdicts, rank, layout)
+    named = named or any(host_name(rank // PER_NODE) in hosts for hosts in links.values())
+    guessed = {case.id for case in cluster.cases if case.requirement.sound_value is None and is_bound(case.requirement)}
     of = {
         severity: tuple(v.id for v in verdicts if v.outcome == "failed" and v.severity == severity)
         for severity in ("fail", "warn")
     }
-    return Ending(ended, of["fail"], of["warn"], reason, named, others)
+    of["warn"] = tuple(one for one in of["warn"] if one not in guessed)
+    return Ending(ended, of["fail"], of["warn"], reason, bool(links), named, others and not fault.is_of_all)
 
 
-def _named(verdicts: Sequence[Verdict], reason: str, rank: int, layout: Layout) -> tuple[bool, bool]:
-    """Whether the place is among the culprits or slow nodes, and whether a healthy one certainly is."""
+def is_bound(one: Requirement) -> bool:
+    """Whether it bounds a value that a sound machine reaches, in place of a comparison with peers."""
+    return not (one.definition.compares_places or one.definition.compares_ranks)
+
+
+def _named(verdicts: Sequence[Verdict], rank: int, layout: Layout) -> tuple[bool, bool]:
+    """Whether the place is among the culprits, and whether a healthy one certainly is."""
     host, index = host_name(rank // layout.ranks_per_node), rank % layout.ranks_per_node
     blamed = {c for v in verdicts if not v.passed for c in v.culprits}
     mine = any(host in (c.host, c.peer_host) and c.gpu_index in (None, index) for c in blamed)
     mine = mine or any(c.host == host and index in (c.gpu_index, c.peer_gpu_index) for c in blamed)
     healthy = any(c.is_certain and (c.host != host or c.gpu_index not in (None, index)) for c in blamed)
-    return mine or bool(re.search(rf"\b{host}\b", reason)), healthy
+    return mine, healthy
 
 
 @dataclass(frozen=True)
@@ -190,6 +194,18 @@ class Row:
     def count(self, outcome: str) -> int:
         """Runs that ended so."""
         return sum(one.outcome == outcome for one in self.endings)
+
+    @property
+    def seen(self) -> str:
+        """In a word: rejected, kept from being accepted, only warned of, or not seen; as in most of the runs."""
+        runs = len(self.endings)
+        if 2 * self.count("rejected") >= runs:
+            return "rejected" if self.count("rejected") == runs else f"rejected in {self.count('rejected')} of {runs}"
+        if 2 * sum(one.has_slow_link for one in self.endings) >= runs:
+            return "not accepted, named"
+        if 2 * self.count("incomplete") >= runs:
+            return "not accepted"
+        return "warns" if 2 * sum(bool(one.warned) for one in self.endings) >= runs else "**not seen**"
 
     def cells(self, file: ThresholdsFile) -> list[str]:
         """Of a line of the table."""
@@ -212,6 +228,8 @@ class Row:
         most = [name for name, count in rejecting.items() if 2 * count >= len(self.endings)]
         if most:
             return summary(most)
+        if 2 * sum(one.has_slow_link for one in self.endings) >= len(self.endings):
+            return "the search among nodes"
         if self.count("incomplete"):
             reason = next(one.reason for one in self.endings if one.outcome == "incomplete")
             return re.split(r" \(|\. ", reason.rpartition(", but ")[2])[0]
@@ -220,9 +238,10 @@ class Row:
 
 
 def summary(names: Sequence[str]) -> str:
-    """``throughput_per_gpu (8), matmul_tflops``: metrics with the number of their requirements, and the probes."""
-    probes = Counter(name if "send-recv" in name or "all-" in name else name.partition("[")[0] for name in names)
-    return ", ".join(name if count == 1 else f"{name} ({count})" for name, count in probes.most_common(4))
+    """``throughput_per_gpu (8), node_check[pcie]``: metrics with the number of their requirements, or the only one."""
+    found = Counter(name.partition("[")[0] for name in names)
+    one = {name.partition("[")[0]: name for name in names}
+    return ", ".join(one[metric] if n == 1 else f"{metric} ({n})" for metric, n in found.most_common(4))
 
 
 def why_not(row: Row, file: ThresholdsFile) -> str:
@@ -239,8 +258,10 @@ def why_not(row: Row, file: ThresholdsFile) -> str:
             said.append(
                 f"{_name(nearest)} {does} from {100 * (nearest.smallest_fault or 0):.3g} %{_needed(nearest, fault)}"
             )
-        elif severity == "fail":
-            said.append("no row can reject")
+        elif not any(one.severity == severity for one in lines):
+            said += ["no row can reject"] if severity == "fail" else []
+        else:
+            said.append(f"what a sound machine reaches is not known of the row that {does}")
     return "; ".join(said)
 
 
@@ -273,9 +294,19 @@ def has_nvlinks(sku: str, file: ThresholdsFile) -> bool:
     return bool(node and node.nvlinks)
 
 
+def overview(rows: Sequence[Row]) -> Iterator[str]:
+    """A table of all SKUs: what each fault comes to, in a word."""
+    skus = list(dict.fromkeys(row.sku for row in rows))
+    yield from (f"| half speed, or all at 90 % | nodes | {' | '.join(skus)} |", "| --- " * (len(skus) + 2) + "|")
+    for name, nodes in dict.fromkeys((row.fault.name, row.nodes) for row in rows if row.fault.texts):
+        seen = {row.sku: row.seen for row in rows if (row.fault.name, row.nodes) == (name, nodes)}
+        yield f"| {name} | {nodes} | {' | '.join(seen.get(sku, '–') for sku in skus)} |"
+
+
 def lines(rows: Sequence[Row], file: ThresholdsFile) -> Iterator[str]:
-    """A table for each SKU."""
-    header = ("fault", "nodes", "outcome", "by", "named", "why it is not rejected")
+    """A table of all SKUs, then one for each."""
+    yield from overview(rows)
+    header = ("half speed, or all at 90 %", "nodes", "outcome", "by", "named", "why it is not rejected")
     for sku in dict.fromkeys(row.sku for row in rows):
         yield from ("", f"### {sku}", "", f"| {' | '.join(header)} |", "| --- " * len(header) + "|")
         yield from (f"| {' | '.join(row.cells(file))} |" for row in rows if row.sku == sku)

@@ -15,7 +15,6 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.columns import columns_of
-from pytest_ddpscale.run.counting import number_of
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, gangs_by_number
@@ -62,11 +61,19 @@ def conclude_all(
     run: SimulatedRun, cluster: SimulatedCluster, confidence: float
 ) -> tuple[RunOutcome, str, tuple[Verdict, ...]]:
     """The outcome of such a session as if it had measured a machine, its reason, and the verdicts of `decide_all`."""
+    outcome, reason, verdicts, _ = conclude_with_links(run, cluster, confidence)
+    return outcome, reason, verdicts
+
+
+def conclude_with_links(
+    run: SimulatedRun, cluster: SimulatedCluster, confidence: float
+) -> tuple[RunOutcome, str, tuple[Verdict, ...], dict[str, set[str]]]:
+    """As `conclude_all`, and the nodes and links that the search among nodes names: see `slow_links`."""
     verdicts, cases, evidence = _judge_all(run, cluster, confidence)
     coverage = coverage_of(evidence, cases, verdicts, {}, run.plan.layout.ranks_per_node)
-    found = tuple(verdicts.values())
-    facts = RunFacts(found, number_of(found), coverage=coverage, slow_links=tuple(slow_links(evidence)))
-    return *conclude(facts), found
+    found, links = tuple(verdicts.values()), slow_links(evidence)
+    facts = RunFacts(found, len(found), coverage=coverage, slow_links=tuple(links))
+    return *conclude(facts), found, links
 
 
 def _judge_all(

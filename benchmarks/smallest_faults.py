@@ -3,16 +3,18 @@
     python benchmarks/smallest_faults.py
     python benchmarks/smallest_faults.py h100 b200 --thresholds site.yaml --with-others
 
-A line is a row of the file in a group of metrics; what it says of several names or world sizes is a range. The smallest
-fault is 1 - bound / sound value, where less is better bound / sound value - 1: a device that has lost that much is on
-the bound, and a run decides what differs by its interval, about 1 %. A sound value is `sound` of the row, else what is
-published; without either no fault is known. Peers see what differs from its peers, whatever is published.
+The first table has the nearest row of each group of metrics, the others each row of the file in a group; what a row
+says of several names or world sizes is a range. The smallest fault is 1 - bound / sound value, where less is better
+bound / sound value - 1: a device that has lost that much is on the bound, and a run decides what differs by its
+interval, about 1 %. A sound value is `sound` of the row, else what is published; without either no fault is known.
+Peers see what differs from its peers, whatever is published.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -156,6 +158,29 @@ def markdown(name: str, sku: Sku, *, with_others: bool) -> Iterator[str]:
         before = line[0]
 
 
+def summary(skus: Mapping[str, Sku]) -> Iterator[str]:
+    """A table of the nearest rows: a line for each group, a column for each SKU."""
+    yield from ("", f"| what | {' | '.join(skus)} |", "| --- " * (len(skus) + 1) + "|")
+    for group in GROUPS:
+        if group != OTHER:
+            nearest = [_nearest([one for one in sku.requirements if group_of(one) == group]) for sku in skus.values()]
+            yield f"| {group} | {' | '.join(nearest)} |"
+
+
+def _nearest(lines: Sequence[Requirement]) -> str:
+    """``rejects 5 %``, and what only warns if that is nearer or nothing rejects."""
+    told, before = list[str](), math.inf
+    for severity, does in (("fail", "rejects"), ("warn", "warns")):
+        mine = [one.smallest_fault for one in lines if one.severity == severity]
+        nearest = min((fault for fault in mine if fault is not None), default=None)
+        if nearest is not None and nearest < before - 0.005:
+            told.append(f"{does} {_range([100 * nearest], digits=2)} %")
+            before = nearest
+        elif mine and not told:
+            told.append(f"{does}, not known")
+    return ", ".join(told) or "–"
+
+
 def main() -> int:
     """Run the script. Returns its exit code: 1 if a row that can reject has no sound value."""
     parser = argument_parser(__doc__)
@@ -172,6 +197,7 @@ def main() -> int:
         skus = {name: file.thresholds.skus[name] for name in map(file.sku_name, arguments.skus)}
     except BadInput as error:
         parser.error(str(error))
+    print("\n".join(summary(skus)))
     for name, sku in skus.items():
         print("\n".join(markdown(name, sku, with_others=arguments.with_others)))
     blind = [one for sku in skus.values() for one in sku.requirements if is_blind(one)]

@@ -8,7 +8,7 @@ from datetime import date
 
 from pytest_ddpscale.judge.covering import is_between_nodes
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
-from pytest_ddpscale.run.counting import counted_groups, groups_within, number_of, worst_of
+from pytest_ddpscale.run.counting import counted_groups, groups_within, worst_of
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import (
@@ -31,15 +31,16 @@ class RunFacts:
 
     Attributes:
         verdicts: on all selected requirements.
-        required: number of requirements of the SKU, as they are counted (`run.counting`): with fewer than that judged
-            the run is partial.
+        required: number of requirements of the SKU; fewer verdicts make a partial run.
         interrupted: the session ended before every selected item was judged.
         coverage: of the machine.
         spoiled: test items that were skipped, or failed for a reason other than their verdict.
         not_one_machine: why the studies were not all measured on the same devices; empty if they were.
         silent: description of each GPU that does not answer and was not measured.
         slow_links: descriptions of nodes and links that certainly communicate slowly.
+        wrong_data: descriptions of probes with wrong results on which no verdict is (`judge.wrong_data`).
         allows_unmeasured: whether requirements may stay unmeasured.
+        not_selected_ratios: how many requirements without a verdict are counted with another one of them.
     """
 
     verdicts: Sequence[Verdict]
@@ -52,6 +53,8 @@ class RunFacts:
     silent: Sequence[str] = ()
     slow_links: Sequence[str] = ()
     allows_unmeasured: bool = False
+    wrong_data: Sequence[str] = ()
+    not_selected_ratios: int = 0
 
 
 def conclude(run: RunFacts) -> tuple[RunOutcome, str]:
@@ -78,7 +81,9 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, str]:
 
 def _by_verdicts(run: RunFacts) -> tuple[RunOutcome, str]:
     """Each verdict decides by itself; only the numbers in the reason count the same evidence once."""
-    verdicts, once = run.verdicts, _counted_once(run.verdicts)
+    verdicts, once = run.verdicts, [worst_of(group) for group in counted_groups(run.verdicts)]
+    left_out = run.required - len(verdicts) - run.not_selected_ratios
+    required = len(once) + left_out
     blocking = [v for v in verdicts if v.blocks()]
     failed = [v for v in blocking if v.outcome == "failed"]
     if failed:
@@ -91,18 +96,18 @@ def _by_verdicts(run: RunFacts) -> tuple[RunOutcome, str]:
         number = f"{_number(blocking, verdicts)} of {len(once)}"
         return "incomplete", f"{number} requirements are inconclusive: {_names(blocking, verdicts)}"
     if run.interrupted:
-        return "incomplete", f"interrupted after {len(once)} of {run.required} requirements"
+        return "incomplete", f"interrupted after {len(once)} of {required} requirements"
     if not verdicts:
         return "incomplete", "no requirement was judged"
     passed, waived = [v for v in once if v.passed], [v for v in once if v.is_waived]
     warned = len(once) - len(passed) - len(waived)
-    count = f"{len(passed)} of {run.required} requirements {'met' if waived else 'passed'}"
+    count = f"{len(passed)} of {required} requirements {'met' if waived else 'passed'}"
     count += f", {len(waived)} waived" if waived else ""
     count += f", {warned} warned" if warned else ""
     if not any(v.passed for v in verdicts):
         return "incomplete", f"{count}: there is nothing to accept"
-    if len(once) < run.required:
-        return "partial", f"{count}; {run.required - len(once)} not selected"
+    if len(verdicts) < run.required:
+        return "partial", f"{count}; {left_out} not selected"
     # If studies ran on different hosts, these are separate machines with nothing to measure between them.
     coverage = Coverage() if run.not_one_machine else run.coverage
     if not rests_on_published(verdicts, coverage):
@@ -137,6 +142,8 @@ def _by_verdicts(run: RunFacts) -> tuple[RunOutcome, str]:
 
 def _in_the_way(run: RunFacts, reason: str) -> Iterator[str]:
     """Why a run with good verdicts is incomplete, the most important reason first."""
+    if run.wrong_data:
+        yield f"{reason}, but {run.wrong_data[0]}, on which no requirement is judged"
     if run.is_simulated:
         yield f"simulated: no machine was measured ({reason})"
     if run.silent:
@@ -199,14 +206,9 @@ def other_blockers(run: RunFacts) -> tuple[Blocker, ...]:
         return found
     if run.allows_unmeasured:
         measured = [v for v in run.verdicts if v.outcome != "not_measured"]
-        dropped = number_of(run.verdicts) - number_of(measured)
-        run = replace(run, verdicts=measured, required=run.required - dropped)
+        run = replace(run, verdicts=measured, required=run.required - (len(run.verdicts) - len(measured)))
     outcome, reason = conclude(run)
     return () if outcome in (*ACCEPTING, "partial") else (Blocker("run", "acceptance", reason),)
-
-
-def _counted_once(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    return [worst_of(group) for group in counted_groups(verdicts)]
 
 
 def _number(some: Sequence[Verdict], verdicts: Sequence[Verdict]) -> int:

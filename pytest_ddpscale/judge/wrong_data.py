@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from pytest_ddpscale.judge.probe_culprits import link_culprit, shared_end
 from pytest_ddpscale.judge.probes import Place, place_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.columns import ArmColumns
+from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import RankPlace
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Verdict, gpu_culprit
 from pytest_ddpscale.util.listing import first_few
@@ -71,6 +72,26 @@ def with_wrong_data(verdict: Verdict, probe: Arm, probed: ArmColumns) -> Verdict
         reason += f"; also: {verdict.reason}"
     flags = (*verdict.flags, WRONG_DATA)
     return replace(verdict, outcome="failed", reason=reason, culprits=(*culprits, *others), flags=flags)
+
+
+def unasked_wrong_data(evidence: Evidence, asked: Collection[str]) -> list[str]:
+    """Probes with wrong results on which the run judges nothing, one sentence each: the result counts all the same.
+
+    A run measures such probes for the load that node checks need, or was measured with another thresholds file.
+
+    Args:
+        evidence: of the run.
+        asked: names of the probes that its requirements are about, at each world size (`Arm.name`).
+    """
+    found = []
+    for probed in evidence.probes:
+        if probed.arm not in asked and probed.wrong.any():
+            rows, columns = np.nonzero(probed.wrong)
+            places = dict.fromkeys(probed.ranks.who(int(column))[1] for column in columns)
+            names = first_few([f"{one.number} of {one.host}" for one in places])
+            rounds = f"{len(set(rows.tolist()))} of {len(probed.numbers)} rounds"
+            found.append(f"wrong data in the probe {probed.arm}, as seen by {names} ({rounds})")
+    return found
 
 
 def _of_witnesses(

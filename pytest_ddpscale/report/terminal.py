@@ -43,7 +43,7 @@ def brief_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
     shown, ratios = blocking[:_MOST_ROWS], ratio_lines(judgement.verdicts)
     if shown:
         lines += requirement_table(
-            shown, columns, lambda one: [*_ratios(one, ratios, columns), *_despite(one, columns)], is_brief=True
+            shown, columns, lambda one: [*_ratios(one, ratios, columns), *_despite(one, columns)][:2], is_brief=True
         )
     if not judgement.accepts:
         counted = f"{counts_text(judgement)} (all: -v)"

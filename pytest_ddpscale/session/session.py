@@ -25,6 +25,7 @@ from pytest_ddpscale.judge.run_outcome import (
 )
 from pytest_ddpscale.judge.slow_links import slow_links
 from pytest_ddpscale.judge.values import samples_of
+from pytest_ddpscale.judge.wrong_data import unasked_wrong_data
 from pytest_ddpscale.report.profile_text import problem_lines
 from pytest_ddpscale.run.counting import number_of
 from pytest_ddpscale.run.coverage import Coverage
@@ -106,7 +107,7 @@ class AcceptanceSession:
         coverage, slow = self._coverage(evidence), slow_links(evidence)
         run = RunFacts(
             verdicts,
-            number_of(verdicts) + number_of(self._not_selected(verdicts)),
+            len(source.cases),
             interrupted=interrupted,
             coverage=coverage,
             spoiled=spoiled,
@@ -115,6 +116,8 @@ class AcceptanceSession:
             silent=source.machine.silent,
             slow_links=tuple(slow),
             allows_unmeasured=self.subject.settings.allow_incomplete,
+            wrong_data=unasked_wrong_data(evidence, self._probes_asked()),
+            not_selected_ratios=self._not_selected(verdicts)[1],
         )
         outcome, reason = conclude(run)
         if interrupted and outcome == "incomplete" and self.interruption:
@@ -129,16 +132,17 @@ class AcceptanceSession:
             self._altered(outcome, verdicts, coverage),
             self._uniform_loss(verdicts, evidence),
             acceptance_before(source.measured_run, self.history_file, self.sku, evidence, verdicts),
-            *self._numbers_not_selected(verdicts),
+            *self._not_selected(verdicts),
         )  # fmt: skip
 
-    def _not_selected(self, verdicts: Sequence[Verdict]) -> list[AnyCase]:
-        judged = {one.id for one in verdicts}
-        return [case for case in self.source.cases if case.id not in judged]
+    def _probes_asked(self) -> set[str]:
+        cases = self.source.selected
+        return {case.probe.name for case in cases if isinstance(case, NodeCase) and case.probe is not None}
 
-    def _numbers_not_selected(self, verdicts: Sequence[Verdict]) -> tuple[int, int]:
+    def _not_selected(self, verdicts: Sequence[Verdict]) -> tuple[int, int]:
         """`Judgement.not_selected` and `Judgement.not_selected_ratios`."""
-        left_out = self._not_selected(verdicts)
+        judged = {one.id for one in verdicts}
+        left_out = [case for case in self.source.cases if case.id not in judged]
         return len(left_out), len(left_out) - number_of(left_out)
 
     def _uniform_loss(self, verdicts: Sequence[Verdict], evidence: Evidence) -> UniformLoss | None:
@@ -162,7 +166,7 @@ class AcceptanceSession:
             reason: the judgement's reason.
         """
         verdicts = tuple(self._verdict_so_far(case, evidence, why) for case in self.source.selected)
-        not_selected, ratios = self._numbers_not_selected(verdicts)
+        not_selected, ratios = self._not_selected(verdicts)
         return Judgement(
             self.sku, "incomplete", reason, verdicts, self.source.notes(verdicts), self._basis(),
             extends=self.subject.extends, lowered=self.subject.lowered, altered=self.subject.altered,

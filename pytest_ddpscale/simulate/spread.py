@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.operation import operation_of
 
 COMPUTING = "computing"  # shared by training and matrix products
 
@@ -19,7 +20,8 @@ class NodeSpread:
 
     Attributes:
         node_sd: between nodes, the same in all launches.
-        gpu_sd: between GPUs of a node, the same in all launches.
+        gpu_sd: between GPUs of a node, the same in all launches. Not in what they do together: the bandwidth that a
+            sound node reaches is that of its slowest GPU already.
         launch_sd: of each node between launches.
         seed: of the cluster; the same seed gives the same nodes and GPUs.
     """
@@ -44,9 +46,14 @@ class NodeSpread:
         # Drawn node by node, so that a node's values do not depend on the number of nodes.
         shape = layout.nodes, layout.ranks_per_node
         lasting = same.standard_normal((layout.nodes, layout.ranks_per_node + 1))
-        logs = self.node_sd * lasting[:, :1] + self.gpu_sd * lasting[:, 1:]
+        logs = self.node_sd * lasting[:, :1] + (0.0 if _is_shared(what) else self.gpu_sd) * lasting[:, 1:]
         logs = logs + self.launch_sd * this.standard_normal((layout.nodes, 1))
         return np.exp(logs.reshape(shape)).ravel()
+
+
+def _is_shared(what: str) -> bool:
+    probe = operation_of(what)
+    return probe is not None and not probe.is_single_device
 
 
 ALIKE = NodeSpread()

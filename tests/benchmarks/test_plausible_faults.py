@@ -18,16 +18,19 @@ FAULTS = {fault.name: fault for fault in plausible.FAULTS}
 def test_what_is_rejected_is_named_and_what_is_not_has_a_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--skus", "b200", "--nodes", "1", "--runs", "1", "--match", "^sound|memory$|host path$"]
+    arguments = ["--skus", "b200", "--nodes", "1", "--runs", "1", "--match", "^sound|memor|host path$"]
     monkeypatch.setattr(sys, "argv", ["plausible_faults.py", *arguments])
     assert plausible.main() == 0
     lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    rows = {cells[0]: cells[1:] for cells in lines}
+    seen = {cells[0]: cells[2] for cells in lines if len(cells) == 3}
+    assert seen["a GPU's memory"] == "rejected"
+    assert seen["a GPU's host path"] == seen["all memories"] == "**not seen**"
+    rows = {cells[0]: cells[1:] for cells in lines if len(cells) > 3}
     assert rows["sound"][:4] == ["1", "accepted", "nothing", "–"]
-    assert rows["a GPU's memory"][:4] == ["1", "rejected", "probe_uniformity", "1/1"]
+    assert rows["a GPU's memory"][:4] == ["1", "rejected", "probe_uniformity[memory-copy]", "1/1"]
     assert rows["a GPU's host path"][:2] == ["1", "accepted"]
     assert rows["a GPU's host path"][4].startswith("too few peers (4 nodes needed); no row can reject; host_bandwidth")
-    assert rows["all memory"][:4] == ["1", "accepted", "nothing", "–"]
+    assert rows["all memories"][:4] == ["1", "accepted", "nothing", "–"]
 
 
 def test_a_reason_has_the_nearest_bound_and_the_one_that_would_see_it() -> None:
@@ -39,7 +42,7 @@ def test_a_reason_has_the_nearest_bound_and_the_one_that_would_see_it() -> None:
     between = FAULTS["all ports to other nodes"]
     asked = [one for one in file.thresholds.skus["b200"].requirements if plausible.is_asked(one, between, Layout(4, 8))]
     assert {one.world_size for one in asked} == {"2 nodes", "4 nodes", "all"}
-    row = plausible.Row("b200", 1, FAULTS["all memory"], ())
+    row = plausible.Row("b200", 1, FAULTS["all memories"], ())
     (copy,) = [one for one in file.thresholds.skus["b200"].requirements if one.metric == "memory_bandwidth_gbps"]
     assert copy.sound is not None
     said = f"memory_bandwidth_gbps[memory-copy] warns from {100 * (1 - copy.bound / copy.sound):.3g} % "

@@ -59,11 +59,13 @@ def test_sound_nodes_give_bounds_that_they_keep(found: Calibration, sound: list[
     assert found.excluded == ()
     assert found.nodes == tuple(host_name(node) for node in range(NODES))
     throughput = of(found, THROUGHPUT)
-    assert throughput.value == pytest.approx(787.5, rel=0.01)
+    assert throughput.value == pytest.approx(CASES[THROUGHPUT].requirement.sound_value, rel=0.01)
     assert throughput.node_sd == pytest.approx(0.003, abs=0.003)
     assert throughput.nodes == NODES
     assert throughput.launches == 3
-    assert {"matmul_tflops[matmul-fp16]", "busbw_gbps[all-reduce-32mib-node]"} <= {one.name for one in found.calibrated}
+    assert {"matmul_tflops[matmul-fp16-10240]", "busbw_gbps[all-reduce-32mib-node]"} <= {
+        one.name for one in found.calibrated
+    }
     for one in found.calibrated:
         upper = one.requirement.definition.upper_bound
         sign = 1 if upper else -1

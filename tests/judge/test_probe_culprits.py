@@ -10,6 +10,7 @@ from itertools import combinations, product
 import pytest
 
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.wrong_data import unasked_wrong_data
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.verdicts import Verdict
 from tests.builders.measurements import ProbeMeasurement
@@ -189,6 +190,16 @@ def test_whose_data_is_wrong_fails_however_fast_it_is_and_is_named(
     verdict = judge(probe_case(probe, BOUND), probe_evidence(plan, measured), CONFIDENCE)
     assert (verdict.outcome, named(verdict)) == ("failed" if expected else "passed", expected)
     assert verdict.culprits == () or verdict.culprits[0].evidence.startswith(evidence)
+
+
+def test_wrong_data_counts_although_no_requirement_asks_for_the_probe() -> None:
+    plan = probe_plan(MATMUL)
+    measured = [replace(one, is_correct=one.rank != 3) for one in measure_probe(plan, MATMUL, steady(GOOD), 8)]
+    evidence = probe_evidence(plan, measured)
+    assert unasked_wrong_data(evidence, {MATMUL.name}) == [], "its verdict says so"
+    (said,) = unasked_wrong_data(evidence, {SEND_RECV.name})
+    assert said.startswith(f"wrong data in the probe {MATMUL.name}, as seen by ")
+    assert said.endswith("3 of n0 (8 of 8 rounds)")
 
 
 def test_wrong_data_counts_although_the_study_broke_and_who_is_slow_besides_is_named_once() -> None:

@@ -111,6 +111,9 @@ def test_what_was_not_tested_keeps_the_rest_from_being_accepted() -> None:
     silent = RunFacts([PASSED], 1, silent=("GPU 1: GPU is lost",))
     assert conclude(silent) == ("incomplete", "GPU 1: GPU is lost (1 of 1 requirements passed)")
     assert conclude(replace(silent, verdicts=[FAILED]))[0] == "rejected"
+    unasked = RunFacts([PASSED], 1, wrong_data=("wrong data in the probe matmul-bf16",))
+    assert conclude(unasked)[0] == "incomplete"
+    assert "wrong data in the probe matmul-bf16, on which no requirement is judged" in conclude(unasked)[1]
     waived = RunFacts([PASSED, WAIVED], 2)
     absent = replace(waived, coverage=Coverage((NodeCoverage("n0", (), left_out="disk: full"),)))
     for run in (absent, replace(waived, is_simulated=True)):
@@ -352,7 +355,7 @@ def test_counting_the_same_evidence_once_decides_nothing(
         one if number % 2 == 0 else replace(one, counts_with=apart[number - 1].id) for number, one in enumerate(apart)
     ]
     as_before = RunFacts(apart, len(apart) + left_out, allows_unmeasured=allows)
-    once = RunFacts(together, len(pairs) + left_out, allows_unmeasured=allows)
+    once = RunFacts(together, len(together) + left_out, allows_unmeasured=allows)
     assert conclude(once)[0] == conclude(as_before)[0]
     assert [one.kind for one in other_blockers(once)] == [one.kind for one in other_blockers(as_before)]
 

@@ -29,6 +29,14 @@ def test_each_part_has_the_spread_that_was_asked_for() -> None:
     assert gpus.mean(axis=1).std() == pytest.approx(0.01 / np.sqrt(8), rel=0.1)
 
 
+def test_gpus_of_a_node_do_not_differ_in_what_they_do_together() -> None:
+    spread = NodeSpread(node_sd=0.01, gpu_sd=0.01)
+    links, copies = logs(spread, what="all-reduce-32mib"), logs(spread, what="memory-copy")
+    assert (links == links[:, :1]).all()
+    assert links.std() == pytest.approx(0.01, rel=0.05)
+    assert copies.std() == pytest.approx(0.01 * np.sqrt(2), rel=0.05)
+
+
 def test_launches_differ_and_nodes_last() -> None:
     spread = NodeSpread(node_sd=0.01, launch_sd=0.002, seed=7)
     first, second = logs(spread, launch=1), logs(spread, launch=2)
