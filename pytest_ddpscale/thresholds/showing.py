@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.layout import WorldSize
-from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.workload import Workload
@@ -94,15 +92,15 @@ class ListedSku:
 
 def listed_skus(file: ThresholdsFile) -> list[ListedSku]:
     """The SKUs of a file."""
-    return [_listed(name, sku) for name, sku in file.thresholds.skus.items()]
-
-
-def _listed(name: str, sku: Sku) -> ListedSku:
-    numbers = [one for one in sku.requirements if not one.check]
-    provisional = sum(one.provisional for one in numbers)
-    site = sum(one.source.is_site and not one.provisional for one in numbers)
-    published, checks = len(numbers) - provisional - site, len(sku.requirements) - len(numbers)
-    return ListedSku(name, sku.aliases, _one_line(sku.description), published, site, provisional, checks)
+    found: list[ListedSku] = []
+    for name, sku in file.thresholds.skus.items():
+        numbers = [one for one in sku.requirements if not one.check]
+        provisional = sum(one.provisional for one in numbers)
+        site = sum(one.source.is_site and not one.provisional for one in numbers)
+        published, checks = len(numbers) - provisional - site, len(sku.requirements) - len(numbers)
+        text = " ".join(sku.description.split())
+        found.append(ListedSku(name, sku.aliases, text, published, site, provisional, checks))
+    return found
 
 
 def asked_of(file: ThresholdsFile, sku: str, metric: str | None = None) -> Asked:
@@ -120,21 +118,12 @@ def asked_of(file: ThresholdsFile, sku: str, metric: str | None = None) -> Asked
     """
     name = file.sku_name(sku)
     metrics = _metrics(metric)
-    changes = _changes(file, name)
+    changes = next((one.bounds for one in all_changes(file) if one.sku == name), ())
     changed = {one.now.key(): one for one in changes if one.now is not None}
-    rows = (AskedRow(one, changed.get(one.key())) for one in file.thresholds.skus[name].requirements)
-    places = {one: place for place, one in enumerate(metrics)}
-    mine = sorted((row for row in rows if row.requirement.metric in places), key=lambda row: places[_metric_of(row)])
-    gone = tuple(one.was for one in changes if one.now is None and one.was and one.was.metric in places)
+    rows = [AskedRow(one, changed.get(one.key())) for one in file.thresholds.skus[name].requirements]
+    mine = [row for one in metrics for row in rows if row.requirement.metric == one]
+    gone = tuple(one.was for one in changes if one.now is None and one.was and one.was.metric in metrics)
     return Asked(file, name, metrics, tuple(mine), gone)
-
-
-def _metric_of(row: AskedRow) -> str:
-    return row.requirement.metric
-
-
-def _changes(file: ThresholdsFile, sku: str) -> tuple[BoundChange, ...]:
-    return next((one.bounds for one in all_changes(file) if one.sku == sku), ())
 
 
 def _metrics(asked: str | None) -> tuple[str, ...]:
@@ -150,58 +139,27 @@ def _metrics(asked: str | None) -> tuple[str, ...]:
     return found
 
 
-def unit_of(metric: Metric) -> str:
-    """The metric's unit in words."""
-    return {"x": "factor"}.get(metric.unit, metric.unit_of())
-
-
-def ranks_text(requirement: Requirement) -> str:
-    """``8``, ``node``, ``2 nodes``, ``all``; ``8 spread`` if ranks are dealt to all nodes in turn."""
-    size: WorldSize = requirement.world_size
-    return f"{size} spread" if requirement.placement == "spread" else str(size)
-
-
-def subject_text(requirement: Requirement) -> str:
-    """Its subject, and what it is compared with."""
-    versus = f" vs {requirement.versus}" if requirement.versus else ""
-    if requirement.one_gpu == "ddp":
-        versus += ", ddp@1" if requirement.world_size == 1 else " vs ddp@1"
-    return f"{requirement.subject or 'each node'}{versus}"
-
-
-def margin_text(requirement: Requirement) -> str:
-    """``− 5 %`` or ``+ 5 %`` relative to the published value; empty if the bound is stated or nothing was published."""
-    margin = requirement.source.margin_pct
-    return "" if margin is None else f"{'+' if requirement.definition.upper_bound else '−'} {margin:g} %"
-
-
 def source_text(requirement: Requirement) -> str:
     """Its source, or why it is provisional, in one line."""
     source = requirement.source
     if requirement.check:
         return NODE_CHECKS[requirement.check].meaning
     told = (f"provisional: {source.reasoning}",) if requirement.provisional else (source.reference, source.reasoning)
-    return _one_line("; ".join(part for part in (*told, requirement.one_gpu_text) if part))
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return " ".join("; ".join(part for part in (*told, requirement.one_gpu_text) if part).split())
 
 
 def asked_json(asked: Asked) -> str:
     """One JSON object: units, files with their digests, workloads, requirements, and removed ones."""
-    used = dict.fromkeys(_metric_of(row) for row in asked.rows)
-    workloads = dict.fromkeys(row.requirement.workload for row in asked.rows if row.requirement.workload)
-    sku = asked.sku
+    sku, requirements = asked.sku, [row.requirement for row in asked.rows]
     return _strict(
         {
             "sku": asked.name,
             "aliases": list(sku.aliases),
             "description": sku.description,
-            **files_json(asked.file),
+            **_files_json(asked.file),
             "metrics": list(asked.metrics),
-            "units": {name: METRICS[name].unit_of() for name in used},
-            "workloads": {name: sku.workloads[name].settings for name in workloads},
+            "units": {one.metric: one.definition.unit_of() for one in requirements},
+            "workloads": {one.workload: sku.workloads[one.workload].settings for one in requirements if one.workload},
             "requirements": [_row_json(row, sku) for row in asked.rows],
             "removed": [_requirement_json(one, sku) for one in asked.removed],
         }
@@ -210,11 +168,10 @@ def asked_json(asked: Asked) -> str:
 
 def listed_json(file: ThresholdsFile) -> str:
     """One JSON object: files with their digests, and SKUs."""
-    return _strict({**files_json(file), "skus": [asdict(one) for one in listed_skus(file)]})
+    return _strict({**_files_json(file), "skus": [asdict(one) for one in listed_skus(file)]})
 
 
-def files_json(file: ThresholdsFile) -> dict[str, Any]:
-    """Path and digest of a file, and of those that it extends, the nearest first."""
+def _files_json(file: ThresholdsFile) -> dict[str, Any]:
     return {
         "thresholds": {"path": str(file.path), "sha256": file.sha256},
         "extends": [{"path": path, "sha256": sha256} for path, sha256 in file.extended],
@@ -223,12 +180,11 @@ def files_json(file: ThresholdsFile) -> dict[str, Any]:
 
 def _row_json(row: AskedRow, sku: Sku) -> dict[str, Any]:
     change = row.change
-    was = _requirement_json(change.was, sku) if change is not None and change.was is not None else None
     return {
         **_requirement_json(row.requirement, sku),
         "changed": None if change is None else list(change.kinds),
         "weaker": None if change is None else change.is_weaker,
-        "was": was,
+        "was": _requirement_json(change.was, sku) if change is not None and change.was is not None else None,
     }
 
 
@@ -287,11 +243,12 @@ def asked_lines(asked: Asked, verbose: bool = False) -> Iterator[str]:
         yield ""
         yield "Not required here, but in the file that this one extends:"
         yield from (f"  {one}: {bound_text(one)}" for one in asked.removed)
+    used = {row.requirement.workload: None for row in asked.rows if row.requirement.workload}
     if verbose:
-        yield from _workload_lines(asked)
+        yield from ("", "Workloads:") if used else ()
+        yield from (f"  {_workload_text(sku.workloads[name])}" for name in used)
     else:
-        yield ""
-        yield "-v adds the full source and the line of each row; see also --format=json."
+        yield from ("", "-v adds the full source and the line of each row; see also --format=json.")
     yield from _ending(asked)
 
 
@@ -332,85 +289,54 @@ def _counts(asked: Asked) -> str:
 
 def _heading(metric: str) -> str:
     definition = METRICS[metric]
-    if metric == NODE_CHECK.name:
-        return f"{metric}: {definition.meaning}"
-    better = "less" if definition.upper_bound else "more"
-    return f"{metric} ({unit_of(definition)}, {better} is better): {definition.meaning}"
+    unit = {"x": "factor"}.get(definition.unit, definition.unit_of())
+    better = f" ({unit}, {'less' if definition.upper_bound else 'more'} is better)"
+    return f"{metric}{'' if metric == NODE_CHECK.name else better}: {definition.meaning}"
 
 
 def _table(rows: Sequence[AskedRow], verbose: bool) -> Iterator[str]:
-    of_checks = all(row.requirement.check for row in rows)
-    cells_of: Callable[[AskedRow], tuple[str, ...]] = _check_cells if of_checks else _number_cells
     value = "value" if any(row.requirement.source.is_site for row in rows) else "published"
+    of_checks = all(row.requirement.check for row in rows)
     head = (" ", "check", "") if of_checks else (" ", "of", "GPUs", value, "margin", "bound", "")
-    body = [cells_of(row) for row in rows]
-    if verbose:
-        title, *lines = _columns([head, *body])
-        yield title
-        for row, line, following in zip(rows, lines, [*rows[1:], None], strict=True):
-            yield line
-            if following is None or not _have_one_source(row, following):
-                yield from _details(row)
-        return
-    told = [(*cells, _reason(row.requirement)) for cells, row in zip(body, rows, strict=True)]
-    title, *lines = _columns([(*head, "source"), *told])
+    told = [(head, "source"), *((_cells(row), source_text(row.requirement)) for row in rows)]
+    title, *lines = _columns(
+        [cells if verbose else (*cells, text.removeprefix("provisional: ")) for cells, text in told]
+    )
     yield title
-    for row, line in zip(rows, lines, strict=True):
+    for row, line, following in zip(rows, lines, [*rows[1:], None], strict=True):
         yield line
+        # Rows with the same source and line have these printed once.
+        is_last = following is None or row.change or following.change or _details(row) != _details(following)
+        if verbose and is_last:
+            yield f"      {row.requirement.where}"
         if row.change is not None:
-            yield f"      {_was(row)}"
+            yield f"      was: {bound_text(row.change.was)}"
+        if verbose and is_last:
+            yield from _wrapped(source_text(row.requirement), "      ", "      ")
 
 
-def _have_one_source(one: AskedRow, other: AskedRow) -> bool:
-    """Whether two rows have the same details, so that they are printed once."""
-    if one.change or other.change:
-        return False
-    first, second = one.requirement, other.requirement
-    return (first.where, source_text(first)) == (second.where, source_text(second))
+def _details(row: AskedRow) -> tuple[str, str]:
+    return row.requirement.where, source_text(row.requirement)
 
 
-def _reason(one: Requirement) -> str:
-    """Its source, without ``provisional: ``, which has its own column."""
-    return source_text(one).removeprefix("provisional: ")
-
-
-def _was(row: AskedRow) -> str:
-    return f"was: {bound_text(row.change.was if row.change else None)}"
-
-
-def _check_cells(row: AskedRow) -> tuple[str, ...]:
-    return (_mark(row), row.requirement.check, row.requirement.severity)
-
-
-def _number_cells(row: AskedRow) -> tuple[str, ...]:
-    one = row.requirement
+def _cells(row: AskedRow) -> tuple[str, ...]:
+    one, mark = row.requirement, "*" if row.change else " "
+    if one.check:
+        return mark, one.check, one.severity
     measured, site = one.source.measured, "site's " if one.source.is_site else ""
     value = f"{site}{measured:g}" if measured is not None else "provisional" if one.provisional else _ABSENT
-    sign = "≤" if one.definition.upper_bound else "≥"
-    subject = _shortened(subject_text(one), LONGEST_SUBJECT)
-    margin = margin_text(one) or (_ABSENT if measured is None else "stated")
+    is_upper, margin = one.definition.upper_bound, one.source.margin_pct
+    less = (
+        f"{'+' if is_upper else '−'} {margin:g} %" if margin is not None else _ABSENT if measured is None else "stated"
+    )
+    sign = "≤" if is_upper else "≥"
     severity = one.severity if one.warn is None else f"{one.severity}, warn {sign} {one.warn:g}"
-    return (_mark(row), subject, ranks_text(one), value, margin, f"{sign} {one.bound:g}", severity)
-
-
-def _mark(row: AskedRow) -> str:
-    return "*" if row.change else " "
-
-
-def _details(row: AskedRow) -> Iterator[str]:
-    one = row.requirement
-    yield f"      {one.where}"
-    if row.change is not None:
-        yield f"      {_was(row)}"
-    yield from _wrapped(source_text(one), "      ", "      ")
-
-
-def _workload_lines(asked: Asked) -> Iterator[str]:
-    used = dict.fromkeys(row.requirement.workload for row in asked.rows if row.requirement.workload)
-    if used:
-        yield ""
-        yield "Workloads:"
-        yield from (f"  {_workload_text(asked.sku.workloads[name])}" for name in used)
+    versus = f" vs {one.versus}" if one.versus else ""
+    if one.one_gpu == "ddp":
+        versus += ", ddp@1" if one.world_size == 1 else " vs ddp@1"
+    subject = _shortened(f"{one.subject or 'each node'}{versus}", LONGEST_SUBJECT)
+    ranks = f"{one.world_size}{' spread' if one.placement == 'spread' else ''}"
+    return mark, subject, ranks, value, less, f"{sign} {one.bound:g}", severity
 
 
 def _workload_text(one: Workload) -> str:
@@ -421,25 +347,21 @@ def _workload_text(one: Workload) -> str:
 
 
 def _ending(asked: Asked) -> Iterator[str]:
-    if any(row.requirement.provisional and not row.requirement.check for row in asked.rows):
+    numbers = [row.requirement for row in asked.rows if not row.requirement.check]
+    if any(one.provisional for one in numbers):
         yield from _wrapped(_PROVISIONAL)
-    example = _example(asked)
+    # A site most likely replaces a row without a published value.
+    numbers = [one for one in numbers if one.definition.only_bound is None and one.versus is None]
+    example = next((one for one in numbers if one.provisional), numbers[0] if numbers else None)
     if example is None:
         return
-    if asked.file.path != packaged(THRESHOLDS):
-        yield f"To change one, write its row under `skus: {asked.name}: requirements:` of {asked.file.path}:"
-        yield f"  - {site_row(example)}"
-    else:
+    if asked.file.path == packaged(THRESHOLDS):
         yield f"To change one: ddpscale init --gpu-sku {asked.name} DIR, and in DIR/thresholds.yaml:"
         yield from (f"  {line}" for line in site_example(asked.name, example))
+    else:
+        yield f"To change one, write its row under `skus: {asked.name}: requirements:` of {asked.file.path}:"
+        yield f"  - {site_row(example)}"
     yield "Then: ddpscale thresholds check FILE"
-
-
-def _example(asked: Asked) -> Requirement | None:
-    """The row that a site would most likely replace: one without a published value."""
-    rows = (row.requirement for row in asked.rows if not row.requirement.check)
-    numbers = [one for one in rows if one.definition.only_bound is None and one.versus is None]
-    return next((one for one in numbers if one.provisional), numbers[0] if numbers else None)
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
