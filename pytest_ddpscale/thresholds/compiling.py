@@ -116,6 +116,8 @@ class Compiler:
                 if key in rows:
                     raise PartError(by.error(f"{one} is required by two of the SKU's families"))
                 rows[key] = one
+            if len(rows) > MOST_REQUIREMENTS:
+                raise PartError(by.error(f"these are more than {MOST_REQUIREMENTS} requirements"))
         requirements = list(zip(form.requirements, _marks(data, "requirements"), strict=True))
         changes = list(zip(form.change, _marks(data, "change"), strict=True))
         for i, (section, mark) in enumerate(sections):

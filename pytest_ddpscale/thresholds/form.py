@@ -35,6 +35,7 @@ _NUMBER: dict[str, object] = {"type": "number", "minimum": 0}
 # Far beyond any real file, but small enough that comparing requirements with each other stays fast.
 MOST_REQUIREMENTS = 500
 MOST_SKUS = 200
+_MOST_COMPARED = 300  # names for a hint; each takes a tenth of a millisecond
 # Tags for pydantic of the ways to write an entry: a value or a collection, a row of checks or of values. No message
 # shows them.
 WHOLE, PARTS, OF_CHECKS, OF_VALUES = "[whole]", "[parts]", "[checks]", "[values]"
@@ -43,7 +44,7 @@ TAGS = (WHOLE, PARTS, OF_CHECKS, OF_VALUES)
 
 def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
     """``; did you mean 'margin'?``, or empty if no known name is that similar."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=likeness)
+    near = difflib.get_close_matches(name, list(known)[:_MOST_COMPARED], n=1, cutoff=likeness)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

@@ -134,7 +134,9 @@ class Layer:
 
 def _key(data: Any, part: Any) -> Any:
     """The key or index of a container that a part of a path names, such as the number 8 for ``8`` as text."""
-    return next((one for one in data if str(one) == str(part)), part) if isinstance(data, MarkedMapping) else part
+    if not isinstance(data, MarkedMapping) or part in data:
+        return part
+    return next((one for one in data if str(one) == str(part)), part)
 
 
 def has(data: Any, loc: Iterable[Any]) -> bool:
