@@ -13,15 +13,13 @@ from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.settings import OPTIONS, Option
 from pytest_ddpscale.thresholds.form import (
-    BatchForm,
     Change,
     CheckRow,
     FileForm,
     Row,
     SkuForm,
-    WorkloadForm,
 )
-from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak, Strict
+from pytest_ddpscale.thresholds.parts import BatchForm, Detect, Node, Peak, Strict, WorkloadForm
 
 DOCS = Path(__file__).parents[1] / "docs"
 _METRICS_HEAD = """\

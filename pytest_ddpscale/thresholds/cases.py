@@ -17,9 +17,9 @@ from pytest_ddpscale.plan.planner import Pace, Question, build_plan, load_probes
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.thresholds.hardware import Node
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import NO_LIMITS, PeerLimits, Requirement, Sku
+from pytest_ddpscale.thresholds.parts import Node
 from pytest_ddpscale.thresholds.peer_limits import has_peers
 
 

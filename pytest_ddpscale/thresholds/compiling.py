@@ -16,16 +16,15 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
 from pytest_ddpscale.plan.workload import Data, ImageFolderData, Workload
 from pytest_ddpscale.thresholds.form import (
     MOST_REQUIREMENTS,
-    BatchForm,
     Change,
     CheckRow,
     NamedMargin,
     Row,
     SkuForm,
-    WorkloadForm,
     at_size,
 )
 from pytest_ddpscale.thresholds.model import Requirement, RequirementKey, Sku, Source, check_of_nodes
+from pytest_ddpscale.thresholds.parts import BatchForm, WorkloadForm
 from pytest_ddpscale.thresholds.peer_limits import PeersForm, limits_of, requirements_by_peers
 from pytest_ddpscale.thresholds.reading import Layer, Mark, MarkedList, MarkedMapping, placed, shown
 from pytest_ddpscale.thresholds.validating import MOST_PROBLEMS, Names, PartError, validated

@@ -11,8 +11,8 @@ from pytest_ddpscale.plan.metric_catalogue import STRONG_SCALING_SPEEDUP
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.operation import operation
 from pytest_ddpscale.plan.workload import Workload, incomparable_fields
-from pytest_ddpscale.thresholds.form import did_you_mean
 from pytest_ddpscale.thresholds.model import Requirement, Sku, Thresholds
+from pytest_ddpscale.thresholds.parts import did_you_mean
 from pytest_ddpscale.thresholds.waiver import LONG_DAYS, today, why_it_stands
 
 # Names begin with a letter or digit, so they cannot look like a path or an option.

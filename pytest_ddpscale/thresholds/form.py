@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from datetime import date
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from pytest_ddpscale.plan.arm import OneGpu, Placement
-from pytest_ddpscale.plan.image_family import MOST_HIDDEN, TORCHVISION_MODELS, ImageFamily, MemoryFormat
 from pytest_ddpscale.plan.layout import WorldSize
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import MOST_RANKS
-from pytest_ddpscale.plan.words import Precision
-from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH
-from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak, Strict, Text, Words
 from pytest_ddpscale.thresholds.model import BeyondNode, Severity
+from pytest_ddpscale.thresholds.parts import (
+    BY_SHAPE,
+    PARTS,
+    WHOLE,
+    Detect,
+    Node,
+    OneBatch,
+    Peak,
+    Strict,
+    Text,
+    Words,
+    WorkloadForm,
+    did_you_mean,
+)
 from pytest_ddpscale.thresholds.peer_limits import PeersForm
 
 SCHEMA_VERSION = 2
@@ -35,17 +43,9 @@ _NUMBER: dict[str, object] = {"type": "number", "minimum": 0}
 # Far beyond any real file, but small enough that comparing requirements with each other stays fast.
 MOST_REQUIREMENTS = 500
 MOST_SKUS = 200
-_MOST_COMPARED = 300  # names for a hint; each takes a tenth of a millisecond
-# Tags for pydantic of the ways to write an entry: a value or a collection, a row of checks or of values. No message
-# shows them.
-WHOLE, PARTS, OF_CHECKS, OF_VALUES = "[whole]", "[parts]", "[checks]", "[values]"
+# Tags for pydantic of a row of checks and one of values; no message shows them.
+OF_CHECKS, OF_VALUES = "[checks]", "[values]"
 TAGS = (WHOLE, PARTS, OF_CHECKS, OF_VALUES)
-
-
-def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
-    """``; did you mean 'margin'?``, or empty if no known name is that similar."""
-    near = difflib.get_close_matches(name, list(known)[:_MOST_COMPARED], n=1, cutoff=likeness)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _known_world_size(value: Any) -> Any:
@@ -74,19 +74,6 @@ def _off(value: Any) -> Any:
     return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
 
 
-def _known_model(name: str) -> str:
-    if name not in TORCHVISION_MODELS:
-        near = did_you_mean(name, sorted(TORCHVISION_MODELS)) or "; expected a classification model of it"
-        raise ValueError(f"torchvision has no model {name!r}{near}")
-    return name
-
-
-def _absolute(path: str) -> str:
-    if not PurePath(path).is_absolute():
-        raise ValueError(f"{path!r} is not an absolute path; ranks may start in any directory")
-    return path
-
-
 def _known_checks(checks: dict[str, Severity]) -> dict[str, Severity]:
     for name in checks:
         if name not in NODE_CHECKS:
@@ -102,19 +89,14 @@ def _by_world_size(of_each: dict[str, object]) -> WithJsonSchema:
     )
 
 
-def _shape(value: Any) -> str:
-    return WHOLE if isinstance(value, (str, int, float)) or value is None else PARTS
-
-
-_BY_SHAPE = Discriminator(_shape)
 _WorldSizeKey = Annotated[WorldSize, BeforeValidator(_known_world_size)]
 _Number = Annotated[float, Field(ge=0)]
 _OneOrEach = Annotated[
-    Annotated[_Number, Tag(WHOLE)] | Annotated[dict[str, _Number], Field(min_length=1), Tag(PARTS)], _BY_SHAPE
+    Annotated[_Number, Tag(WHOLE)] | Annotated[dict[str, _Number], Field(min_length=1), Tag(PARTS)], BY_SHAPE
 ]
 _Names = Annotated[
     Annotated[str, Tag(WHOLE)] | Annotated[list[str], Field(min_length=1, max_length=MOST_REQUIREMENTS), Tag(PARTS)],
-    _BY_SHAPE,
+    BY_SHAPE,
 ]
 # Per world size, one number for all workloads or probes, or one for each by name.
 Values = Annotated[
@@ -123,7 +105,7 @@ Values = Annotated[
     _by_world_size({"anyOf": [_NUMBER, {"type": "object", "minProperties": 1, "additionalProperties": _NUMBER}]}),
 ]
 Bounds = Annotated[dict[_WorldSizeKey, _Number], Field(min_length=1), _by_world_size(_NUMBER)]
-_OneOrBySize = Annotated[Annotated[float | None, Tag(WHOLE)] | Annotated[Bounds, Tag(PARTS)], _BY_SHAPE]
+_OneOrBySize = Annotated[Annotated[float | None, Tag(WHOLE)] | Annotated[Bounds, Tag(PARTS)], BY_SHAPE]
 PerCent = Annotated[
     float, BeforeValidator(_margin_pct), WithJsonSchema({"type": "string", "pattern": f"^{_PER_CENT.pattern}$"})
 ]
@@ -170,7 +152,7 @@ class Row(Strict):
         "Default: the metric's entry under `margins`.",
     )
     bound: _OneOrBySize = Field(None, description="The bound itself, in place of a margin.")
-    sound: Annotated[Annotated[float | None, Tag(WHOLE)] | Annotated[Values, Tag(PARTS)], _BY_SHAPE] = Field(
+    sound: Annotated[Annotated[float | None, Tag(WHOLE)] | Annotated[Values, Tag(PARTS)], BY_SHAPE] = Field(
         None, description="What a sound machine is thought to reach, one number or in the shape of the values; judges "
         "nothing, but tells the smallest fault that the row sees. Default: the published value.",
     )  # fmt: skip
@@ -392,68 +374,7 @@ class NamedMargin(Strict):
         return with_metrics(data, ["because"])
 
 
-Margin = Annotated[Annotated[PerCent, Tag(WHOLE)] | Annotated[NamedMargin, Tag(PARTS)], _BY_SHAPE]
-
-
-class FolderForm(Strict):
-    """Training images that ranks read from a folder."""
-
-    folder: Annotated[str, AfterValidator(_absolute)] = Field(
-        description="Absolute path, the same on every node, with train/CLASS/IMAGE, as `ddpscale make-dataset` writes."
-    )
-    workers: int = Field(4, ge=0, le=MOST_LOADER_WORKERS, description="Processes of each rank that read and decode.")
-    prefetch: int = Field(2, ge=1, le=MOST_PREFETCH, description="Batches that each worker prefetches.")
-    pin_memory: bool = Field(True, description="Whether batches go through pinned memory on their way to a GPU.")
-
-
-class WorkloadForm(Strict):
-    """A training job, the same on each SKU; its batch size is the SKU's `batch`."""
-
-    model: Annotated[str, AfterValidator(_known_model)] = Field(description="A torchvision classification model.")
-    precision: Precision = Field(description="Precision of computation; `fp16` and `bf16` use autocast.")
-    image_size: int = Field(224, ge=1, le=10**4, description="Height and width of an image, in pixels.")
-    memory_format: MemoryFormat = Field("channels_last", description="Memory format of images and weights.")
-    compile: bool = Field(False, description="Whether torch.compile is applied.")
-    cudnn_benchmark: bool = Field(True, description="Whether cuDNN may benchmark and choose the fastest algorithm.")
-    num_classes: int = Field(1000, ge=1, le=10**6, description="Size of the classification head.")
-    classifier_hidden: int | None = Field(
-        None, ge=0, le=MOST_HIDDEN,
-        description="Freezes the model and trains a classifier on its features, with two hidden layers of this width, "
-        "or one linear layer if 0.",
-    )  # fmt: skip
-    feature_weights: Annotated[str, AfterValidator(_absolute)] | None = Field(
-        None, description="Absolute path, on every node, of torchvision's state dict for frozen features."
-    )
-    data: Annotated[Annotated[Literal["synthetic"], Tag(WHOLE)] | Annotated[FolderForm, Tag(PARTS)], _BY_SHAPE] = Field(
-        "synthetic", description="Images generated on the device, or {folder: …, workers: …} to read a folder."
-    )
-
-    @property
-    def family(self) -> ImageFamily:
-        """The options that only the family of its model has."""
-        return ImageFamily(
-            self.model, self.image_size, self.memory_format, self.num_classes, self.cudnn_benchmark,
-            self.classifier_hidden, self.feature_weights,
-        )  # fmt: skip
-
-    @model_validator(mode="after")
-    def _can_be_trained(self) -> WorkloadForm:
-        _ = self.family  # refuses models that cannot be frozen
-        return self
-
-
-class BatchForm(Strict):
-    """Batch sizes of a workload on a SKU."""
-
-    per_gpu: int = Field(ge=1, le=10**6, description="Images per GPU, constant in weak scaling.")
-    in_all: int | None = Field(
-        None, alias="global", ge=1, le=10**8, description="Global batch that strong scaling divides among the GPUs."
-    )
-
-
-OneBatch = Annotated[
-    Annotated[int, Field(ge=1, le=10**6), Tag(WHOLE)] | Annotated[BatchForm, Tag(PARTS)], _BY_SHAPE
-]  # fmt: skip
+Margin = Annotated[Annotated[PerCent, Tag(WHOLE)] | Annotated[NamedMargin, Tag(PARTS)], BY_SHAPE]
 
 
 def _row_shape(row: Any) -> str:

@@ -14,7 +14,7 @@ from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.operation import operation
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak
+from pytest_ddpscale.thresholds.parts import Detect, Node, Peak
 from pytest_ddpscale.thresholds.waiver import Waiver
 
 Severity = Literal["fail", "warn"]

@@ -13,9 +13,9 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.changes import BoundChange, all_changes, bound_text
-from pytest_ddpscale.thresholds.form import did_you_mean
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, Sku
+from pytest_ddpscale.thresholds.parts import did_you_mean
 from pytest_ddpscale.thresholds.site_file import site_example, site_row
 from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 

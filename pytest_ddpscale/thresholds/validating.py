@@ -20,10 +20,8 @@ from pytest_ddpscale.thresholds.form import (
     Margin,
     PerCent,
     SkuForm,
-    WorkloadForm,
-    did_you_mean,
 )
-from pytest_ddpscale.thresholds.hardware import Text
+from pytest_ddpscale.thresholds.parts import Text, WorkloadForm, did_you_mean
 from pytest_ddpscale.thresholds.reading import Layer, Mark, dotted, placed, shown, what_next
 
 _UNKNOWN = "extra_forbidden"

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
 from pytest_ddpscale.thresholds.form import ROW_METRICS
-from pytest_ddpscale.thresholds.hardware import Detect
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement, Source
+from pytest_ddpscale.thresholds.parts import Detect
 from tests.rows import rows
 from tests.thresholds.conftest import (
     BATCH_LINE,

@@ -1,18 +1,35 @@
-"""A SKU's hardware: how to recognise it, its data-sheet values, and the expected node."""
+"""Parts of a thresholds file as written: a device, its data sheet and its node; a workload and its batch."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import difflib
+from collections.abc import Iterable
+from pathlib import PurePath
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
 
 from pytest_ddpscale.plan.hardware import why_no_name_pattern
+from pytest_ddpscale.plan.image_family import MOST_HIDDEN, TORCHVISION_MODELS, ImageFamily, MemoryFormat
 from pytest_ddpscale.plan.words import Precision
+from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH
 
 # Drivers reserve memory, depending on the version: an 80 GB A100 reports 79.3 or 80 GiB, a 16 GB V100 as little as
 # 15.8. A wider band would mistake an 84 GB RTX PRO 6000D for the 96 GB RTX PRO 6000.
 MEMORY_TOLERANCE = 0.10
 FEWEST_LETTERS = 2
+_MOST_COMPARED = 300  # names for a hint; each takes a tenth of a millisecond
+# Tags for pydantic of the two ways to write an entry, a value or a collection; no message shows them.
+WHOLE, PARTS = "[whole]", "[parts]"
 
 
 def _readable(text: str) -> str:
@@ -39,6 +56,19 @@ class Strict(BaseModel):
 
     # NaN compares as false with every bound, so it would pass each check.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """``; did you mean 'margin'?``, or empty if no known name is that similar."""
+    near = difflib.get_close_matches(name, list(known)[:_MOST_COMPARED], n=1, cutoff=likeness)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _shape(value: Any) -> str:
+    return WHOLE if isinstance(value, (str, int, float)) or value is None else PARTS
+
+
+BY_SHAPE = Discriminator(_shape)
 
 
 class Detect(Strict):
@@ -107,3 +137,77 @@ class Node(Strict):
         default=1.0, gt=0, le=3600, description="Largest difference between clocks of nodes, seconds."
     )
     published: str | None = Field(default=None, description="Source of the values: a name under `sources`.")
+
+
+def _known_model(name: str) -> str:
+    if name not in TORCHVISION_MODELS:
+        near = did_you_mean(name, sorted(TORCHVISION_MODELS)) or "; expected a classification model of it"
+        raise ValueError(f"torchvision has no model {name!r}{near}")
+    return name
+
+
+def _absolute(path: str) -> str:
+    if not PurePath(path).is_absolute():
+        raise ValueError(f"{path!r} is not an absolute path; ranks may start in any directory")
+    return path
+
+
+class FolderForm(Strict):
+    """Training images that ranks read from a folder."""
+
+    folder: Annotated[str, AfterValidator(_absolute)] = Field(
+        description="Absolute path, the same on every node, with train/CLASS/IMAGE, as `ddpscale make-dataset` writes."
+    )
+    workers: int = Field(4, ge=0, le=MOST_LOADER_WORKERS, description="Processes of each rank that read and decode.")
+    prefetch: int = Field(2, ge=1, le=MOST_PREFETCH, description="Batches that each worker prefetches.")
+    pin_memory: bool = Field(True, description="Whether batches go through pinned memory on their way to a GPU.")
+
+
+class WorkloadForm(Strict):
+    """A training job, the same on each SKU; its batch size is the SKU's `batch`."""
+
+    model: Annotated[str, AfterValidator(_known_model)] = Field(description="A torchvision classification model.")
+    precision: Precision = Field(description="Precision of computation; `fp16` and `bf16` use autocast.")
+    image_size: int = Field(224, ge=1, le=10**4, description="Height and width of an image, in pixels.")
+    memory_format: MemoryFormat = Field("channels_last", description="Memory format of images and weights.")
+    compile: bool = Field(False, description="Whether torch.compile is applied.")
+    cudnn_benchmark: bool = Field(True, description="Whether cuDNN may benchmark and choose the fastest algorithm.")
+    num_classes: int = Field(1000, ge=1, le=10**6, description="Size of the classification head.")
+    classifier_hidden: int | None = Field(
+        None, ge=0, le=MOST_HIDDEN,
+        description="Freezes the model and trains a classifier on its features, with two hidden layers of this width, "
+        "or one linear layer if 0.",
+    )  # fmt: skip
+    feature_weights: Annotated[str, AfterValidator(_absolute)] | None = Field(
+        None, description="Absolute path, on every node, of torchvision's state dict for frozen features."
+    )
+    data: Annotated[Annotated[Literal["synthetic"], Tag(WHOLE)] | Annotated[FolderForm, Tag(PARTS)], BY_SHAPE] = Field(
+        "synthetic", description="Images generated on the device, or {folder: …, workers: …} to read a folder."
+    )
+
+    @property
+    def family(self) -> ImageFamily:
+        """The options that only the family of its model has."""
+        return ImageFamily(
+            self.model, self.image_size, self.memory_format, self.num_classes, self.cudnn_benchmark,
+            self.classifier_hidden, self.feature_weights,
+        )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _can_be_trained(self) -> WorkloadForm:
+        _ = self.family  # refuses models that cannot be frozen
+        return self
+
+
+class BatchForm(Strict):
+    """Batch sizes of a workload on a SKU."""
+
+    per_gpu: int = Field(ge=1, le=10**6, description="Images per GPU, constant in weak scaling.")
+    in_all: int | None = Field(
+        None, alias="global", ge=1, le=10**8, description="Global batch that strong scaling divides among the GPUs."
+    )
+
+
+OneBatch = Annotated[
+    Annotated[int, Field(ge=1, le=10**6), Tag(WHOLE)] | Annotated[BatchForm, Tag(PARTS)], BY_SHAPE
+]  # fmt: skip
