@@ -120,8 +120,8 @@ def test_reporting_what_was_never_judged_and_cannot_be_is_refused(tmp_path: Path
 
 def test_verdicts_that_lie_in_another_directory_are_reported_with_their_culprits(tmp_path: Path) -> None:
     run, judged = tmp_path / "run", tmp_path / "run" / "judged-1"
-    assert ddpscale("simulate", "--gpu-sku=b200", "--gpus=8", "--fault=slow-gpu:3:1.2", "--out", run).returncode == 0
-    judging = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--ddp-judge={run}", "--gpu-sku=b200"]
+    assert ddpscale("simulate", "--gpu-sku=a100", "--gpus=8", "--fault=slow-gpu:3:1.2", "--out", run).returncode == 0
+    judging = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--ddp-judge={run}", "--gpu-sku=a100"]
     for directory in (run, judged):
         subprocess.run([*judging, "-k", "throughput_per_gpu"], cwd=tmp_path, timeout=120, check=False)
         assert (directory / "verdicts.json").is_file()

@@ -13,7 +13,6 @@ from pytest_ddpscale.judge.run_outcome import RunFacts, conclude, other_blockers
 from pytest_ddpscale.judge.slow_links import slow_links
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.counting import number_of
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.strict_json import read_as
@@ -69,7 +68,7 @@ def concluded(
     verdicts = {case.id: judge(case, evidence, CONFIDENCE) for case in cases}
     coverage = coverage_of(evidence, cases, verdicts, left_out or {}, gpus)
     found = tuple(verdicts.values())
-    run = RunFacts(found, number_of(found), coverage=coverage, slow_links=tuple(slow_links(evidence)))
+    run = RunFacts(found, len(found), coverage=coverage, slow_links=tuple(slow_links(evidence)))
     outcome, reason = conclude(run)
     return Judged(outcome, reason, coverage, found)
 

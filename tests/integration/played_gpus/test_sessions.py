@@ -91,7 +91,9 @@ def test_a_healthy_node_is_accepted_by_every_check_and_measurement(healthy: Ende
     assert asked < {one["id"] for one in healthy.verdicts["verdicts"]}
     # Played GPUs compute on a CPU that others use as well: that a rank is slow, or at times, is true there.
     noisy = ("slow at times", "look at rank")
-    assert [note for note in healthy.verdicts["notes"] if not note.startswith(noisy)] == []
+    wide, *others = [note for note in healthy.verdicts["notes"] if not note.startswith(noisy)]
+    assert wide.startswith("no bound close to the published training speed"), "a CPU has to pass"
+    assert others == []
     assert "ACCEPTED: 21 of 21 requirements passed" in healthy.terminal
 
 
