@@ -111,8 +111,8 @@ def _check(arguments: argparse.Namespace) -> None:
     if file.problems:
         raise file.problems[0]
     for kind, told in (("warning", file.warnings), ("remark", file.remarks)):
-        for one in dict.fromkeys(str(one) for found in told.values() for one in found):
-            print(f"ddpscale: {kind}: {one}", file=sys.stderr)
+        for text in dict.fromkeys(str(one) for found in told.values() for one in found):
+            print(f"ddpscale: {kind}: {text}", file=sys.stderr)
     for one in listed_skus(file):
         site = f", {one.site:3} with the site's" if one.site else ""
         numbers = f"{one.published:3} with a published source{site}, {one.provisional:3} provisional"
