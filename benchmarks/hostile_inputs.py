@@ -235,9 +235,15 @@ def _rows() -> Iterator[Case]:
             CHECK,
             text,
             prepare=_make_pipe,
-            says=r"thresholds\.yaml|/dev/zero|pipe|/\.|directory",
+            says=r"thresholds\.yaml:2: extends",
         )
-    for section in ("", "cpu: {}", "cpu: {description: ours}", "cpu: {remove: [{no_regression: any}]}"):
+    for section in (
+        "",
+        "cpu: {}",
+        "cpu: {description: ours}",
+        "cpu: {requirements: null}",
+        "cpu: {change: [{no_regression: any, severity: off, who: A. Name, why: too noisy here}]}",
+    ):
         yield Case(
             "extension",
             f"sound: {section}",
@@ -245,10 +251,164 @@ def _rows() -> Iterator[Case]:
             f"schema_version: 2\nextends: packaged\nskus: {{{section}}}\n",
             sound=True,
         )
-    for section in ("cpu: 3", "cpu: {remove: 3}", "cpu: {remove: [{}]}", "cpu: {remove: [{no_regression: 8}]}", "cpu: {change: [{check: ecc}]}",
-                    "cpu: {remove: [{busbw_gbps: [], probe: all-reduce-1mib}]}", "cpu: {batch: 3}", "cpu: {checks: [gpus]}", "new: {}",
-                    "cpu: {requirements: null}", "cpu: {detect: null}"):  # fmt: skip
+    for section in ("cpu: 3", "cpu: {remove: 3}", "cpu: {remove: [{no_regression: any}]}", "cpu: {waivers: []}", "cpu: {change: 3}",
+                    "cpu: {change: [{}]}", "cpu: {change: [{check: ecc}]}", "cpu: {batch: 3}", "cpu: {checks: [gpus]}", "new: {}",
+                    "cpu: {detect: null}"):  # fmt: skip
         yield Case("extension", section, CHECK, f"schema_version: 2\nextends: packaged\nskus: {{{section}}}\n")
+
+
+def _changes() -> Iterator[Case]:
+    """Changes that a site may not make, or does not say well."""
+    gpu, signed = "resnet152-fp16", "who: A. Name, why: fans are ordered"
+    row, check = f"{{device_utilization: [8], of: {gpu}", "{check: nvlink"
+    rows = (
+        f"{row}}}", f"{row}, severity: warn}}", f"{row}, severity: warn, who: A. Name}}", f"{row}, severity: warn, why: it is so}}",
+        f"{row}, severity: info, {signed}}}", f"{row}, severity: on, {signed}}}", f"{row}, {signed}}}", f"{row}, because: so, {signed}}}",
+        f"{row}, severity: warn, who: '-', why: it is so}}", f"{row}, severity: warn, who: '', why: it is so}}", f"{row}, severity: warn, who: 3, why: it is so}}",
+        f"{row}, severity: warn, who: A. Name, why: '...'}}", f"{row}, severity: warn, who: A. Name, why: 4711}}", f"{row}, severity: warn, who: A. Name, why: '?'}}",
+        f"{row}, bound: many, {signed}}}", f"{row}, bound: -1, {signed}}}", f"{row}, bound: 95, {signed}}}", f"{row}, bound: .nan, {signed}}}",
+        f"{row}, bound: {{4: 0.9}}, {signed}}}", f"{row}, bound: {{}}, {signed}}}", f"{row}, bound: 0.9, severity: off, {signed}}}",
+        f"{row}, until: 2099-01-01, {signed}}}", f"{row}, severity: warn, until: 2099-01-01, {signed}}}", f"{row}, severity: warn, until: 9999-12-31, {signed}}}",
+        f"{row}, severity: warn, until: soon, {signed}}}", f"{row}, severity: warn, until: '2026-12-31', {signed}}}", f"{row}, severity: warn, until: 2026-13-01, {signed}}}",
+        f"{row}, severity: off, until: 2026-12-31, {signed}}}", f"{row}, severity: warn, bound: 0.5, until: 2026-12-31, {signed}}}",
+        f"{row}, severity: off, {signed}, x: 1}}", f"{{device_utilization: {{8: 0.9}}, of: {gpu}, {signed}}}", f"{{device_utilization: 0.9, of: {gpu}, {signed}}}",
+        f"{{device_utilization: [], of: {gpu}, severity: off, {signed}}}", f"{{device_utilization: [999], of: {gpu}, severity: off, {signed}}}",
+        f"{{device_utilization: [8], of: nothing, severity: off, {signed}}}", f"{{device_utilisation: [8], of: {gpu}, severity: off, {signed}}}",
+        f"{{device_utilization: [8], severity: off, {signed}}}", f"{{severity: off, {signed}}}", "3", "[]", "off", "null", "{}",
+        f"{check}, severity: warn}}", f"{check}, bound: 1, {signed}}}", f"{{check: ram, severity: off, {signed}}}", f"{{check: [nvlink], severity: off, {signed}}}",
+        f"{row}, severity: off, {signed}}}, {row}, severity: warn, {signed}}}", f"{row}, severity: fail, {signed}}}, {row}, severity: warn, {signed}}}",
+        *(f"{{check: {name}, severity: {severity}, {signed}}}" for name in ("gpus", "ecc", "ecc_under_load", "transport") for severity in ("off", "warn")),
+        *(f"{{check: {name}, severity: warn, until: 2026-12-31, {signed}}}" for name in ("gpus", "ecc", "ecc_under_load", "transport")),
+        *(f"{{replica_agreement: any, of: {gpu}, severity: {severity}, {signed}}}" for severity in ("off", "warn")),
+        *(f"{{weak_scaling_efficiency: {size}, of: resnet50-fp16, severity: off, {signed}}}" for size in ("all", "[2 nodes]", "any")),
+    )  # fmt: skip
+    head = "schema_version: 2\nextends: packaged\nskus:\n  a100-sxm4-80gb:\n"
+    for number, text in enumerate(rows):
+        yield Case("change", f"{number}: {text[:60]}", CHECK, f"{head}    change: [{text}]\n")
+    for name, text in {"checks": "checks: {ecc: warn}", "a row of checks": "requirements: [{check: ecc, severity: warn}]", "no families": "families: []",
+                       "an agreement that warns": f"requirements: [{{replica_agreement: {{node: 1}}, of: {gpu}, because: so, severity: warn}}]"}.items():  # fmt: skip
+        yield Case("change", f"by {name}", CHECK, f"{head}    {text}\n")
+    for text in (f"{check}, severity: warn, {signed}}}", f"{check}, severity: off, {signed}}}", f"{row}, bound: 0.9, {signed}}}",
+                 f"{{check: clock, severity: off, {signed}}}", f"{{check: versions, severity: warn, {signed}}}"):  # fmt: skip
+        yield Case("change", f"sound: {text[:60]}", CHECK, f"{head}    change: [{text}]\n", sound=True)
+
+
+def _nonsense() -> Iterator[Case]:
+    """Well-formed files that no person means."""
+    for keys in (
+        "1: 5000, true: 50",
+        "1: 5000, 1.0: 50",
+        "1: 5000, +1: 50",
+        "true: 5000, 1: 50",
+        "1: 5000, 1: 50",
+        "1.0: 5000, 1: 50",
+    ):
+        yield Case(
+            "nonsense",
+            f"keys {keys}",
+            CHECK,
+            _changed("{1: 5000}", f"{{{keys}}}"),
+            says=r"thresholds\.yaml:\d+: key .* is given twice",
+        )
+    peak = "    peak: {memory_bandwidth_gbps: 2000, link_bandwidth_gbps: 300, fp16_tflops: 300, bf16_tflops: 300}\n"
+    floors = (
+        "memory_bandwidth_gbps: 2001, probe: memory-copy", "memory_bandwidth_gbps: 90000, probe: memory-copy", "matmul_tflops: 301, probe: matmul-fp16",
+        "matmul_tflops: 900, probe: matmul-bf16-10240", "busbw_gbps: {8: 526}, probe: all-reduce-8gib", "busbw_gbps: {2: 301}, probe: all-reduce-8gib",
+        "busbw_gbps: {4: 451}, probe: all-gather-1gib", "busbw_gbps: {node: 601}, probe: all-reduce-8gib", "busbw_gbps: {all: 601}, probe: all-reduce-8gib",
+        "pair_bandwidth_gbps: {2: 301}, probe: send-recv-256mib", "model_flops_utilization: {8: 1.01}, of: r", "weak_scaling_efficiency: {2: 1.11}, of: r",
+        "strong_scaling_efficiency: {2: 1.11}, of: r", "strong_scaling_speedup: {2: 2.21}, of: r", "device_utilization: {8: 1.01}, of: r",
+    )  # fmt: skip
+    for floor in floors:
+        row = f"      - {{{floor}, provisional: a guess}}\n"
+        text = _changed("    batch: {r: {per_gpu", f"{peak}    batch: {{r: {{per_gpu").replace(
+            "  cpu:\n", f"{row}  cpu:\n"
+        )
+        yield Case("nonsense", f"a floor, {floor}", CHECK, text)
+    for floor in ("memory_bandwidth_gbps: 2000, probe: memory-copy", "busbw_gbps: {8: 482}, probe: all-reduce-8gib"):
+        row = f"      - {{{floor}, provisional: a guess}}\n"
+        text = _changed("    batch: {r: {per_gpu", f"{peak}    batch: {{r: {{per_gpu").replace(
+            "  cpu:\n", f"{row}  cpu:\n"
+        )
+        yield Case("nonsense", f"sound: {floor}", CHECK, text, sound=True)
+    ratio = "generation_ratio: {1: 2}, of: r, versus: %s, provisional: a guess"
+    for versus in ("gpu", "alias", "nobody-at-all-but: 3", "cpu"):
+        row = f"      - {{{ratio % versus}}}\n"
+        yield Case("nonsense", f"a ratio to {versus}", CHECK, _changed("  cpu:\n", f"{row}  cpu:\n"))
+    for model, size in (("vit_b_16", 63), ("vit_b_16", 225), ("vit_l_32", 48), ("vit_h_14", 224 + 1), ("vit_b_32", 31)):
+        yield Case(
+            "nonsense",
+            f"{model} of {size} px",
+            CHECK,
+            _changed(
+                "r: {model: resnet18, precision: fp16", f"r: {{model: {model}, image_size: {size}, precision: fp16"
+            ),
+        )
+    for weights in ("weights.pt", "./w.pt", "../w.pt", "''", "~/w.pt"):
+        yield Case(
+            "nonsense",
+            f"weights {weights}",
+            CHECK,
+            _changed("precision: fp16}", f"precision: fp16, classifier_hidden: 8, feature_weights: {weights}}}"),
+        )
+    for node in ("free_disk_gib: 1.0e+300", "free_disk_gib: 0", "clock_skew_s: 1.0e+300", "clock_skew_s: -1", "pcie_width: 7", "pcie_width: 0", "pcie_width: 64", "pcie_generation: 99",
+                 "nvlinks: 1000", "nvlinks: -1", "gpus: 0", "gpus: 9999", "ecc: 1", "ecc: maybe", "published: nobody", "ram_gib: 3"):  # fmt: skip
+        yield Case(
+            "nonsense",
+            f"node {node}",
+            CHECK,
+            _changed("    batch: {r: {per_gpu", f"    node: {{{node}}}\n    batch: {{r: {{per_gpu"),
+        )
+    for part in (
+        "fp16_tflops: 1.0e+300",
+        "memory_bandwidth_gbps: 0",
+        "link_bandwidth_gbps: -3",
+        "fp8_tflops: 3",
+        "link: 3",
+        "published: nobody",
+    ):
+        yield Case(
+            "nonsense",
+            f"peak {part}",
+            CHECK,
+            _changed("    batch: {r: {per_gpu", f"    peak: {{{part}}}\n    batch: {{r: {{per_gpu"),
+        )
+    for pattern in ("^.*$", "^.+$", "^$", "^[^x]*$", "^\\w*.*$", "^(.*|GPU)$", "^.?.*$"):
+        yield Case("nonsense", f"any device: {pattern}", CHECK, _changed("'^GPU$'", f"'{pattern}'"))
+    for memory in ("1.0e+300", "0", "-80", "many", "[80]"):
+        yield Case("nonsense", f"memory {memory}", CHECK, _changed("memory_gib: 80", f"memory_gib: {memory}"))
+    for margin in ("51 %", "99 %", "100 %", "200 %", "-5 %", "5", "0.05", "5 per cent", "%", "'5'"):
+        yield Case(
+            "nonsense",
+            f"margin {margin}",
+            CHECK,
+            _changed("bound: 0.9, because: rounded down well", f"margin: {margin}"),
+        )
+    for name in ("throughput_per_gp", "throughputs_per_gpu", "weak_scaling_eficiency"):
+        yield Case("nonsense", f"margins of {name}", CHECK, _changed("margins: {", f"margins: {{{name}: 5 %, "))
+    for value in (
+        "200 %",
+        "0.05",
+        "5",
+        "wide",
+        "{}",
+        "{busbw_gbps: 5 %}",
+        "{because: so}",
+        "{busbw_gbps: 5, because: so}",
+    ):
+        yield Case("nonsense", f"named margin {value}", CHECK, _changed("margins: {", f"margins: {{named: {value}, "))
+    for warn in ("0.9", "0.8", "95", "many", "{4: 0.95}", ".nan", "-1"):
+        yield Case("nonsense", f"warn {warn}", CHECK, _changed("bound: 0.9", f"bound: 0.9, warn: {warn}"))
+    for limit in ("5", "0.05", "0.5 %", "2000 %", "on", "[5 %]", "'-5 %'"):
+        yield Case(
+            "nonsense", f"peers {limit}", CHECK, _changed("families:\n", f"peers: {{computing: {limit}}}\nfamilies:\n")
+        )
+    yield Case("nonsense", "unknown peers", CHECK, _changed("families:\n", "peers: {gpus: 5 %}\nfamilies:\n"))
+    yield Case(
+        "nonsense", "sound: a wide margin that says why", CHECK, _changed("bound: 0.9,", "margin: 60 %,"), sound=True
+    )
+    yield Case(
+        "nonsense", "sound: a warning beside", CHECK, _changed("bound: 0.9", "bound: 0.9, warn: 0.93"), sound=True
+    )
 
 
 def _texts() -> Iterator[Case]:
@@ -400,7 +560,7 @@ def _write_run(folder: Path, files: dict[str, str]) -> None:
 
 def cases() -> list[Case]:
     """All cases, always the same and in the same order."""
-    families = (_files, _values, _rows, _texts, _options, _environments, _run_directories)
+    families = (_files, _values, _rows, _changes, _nonsense, _texts, _options, _environments, _run_directories)
     return [case for family in families for case in family()]
 
 
@@ -485,6 +645,7 @@ def main() -> int:
     parser = argument_parser(__doc__)
     parser.add_argument("--every", type=positive_int, default=1, metavar="N", help="only every Nth case of each family")
     parser.add_argument("--first", type=int, default=0, metavar="K", help="begin with case K of each, from 0 up")
+    parser.add_argument("--files", action="store_true", help="only thresholds files, by `ddpscale thresholds check`")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table here, too")
     options = parser.parse_args()
     with contextlib.redirect_stdout(io.StringIO()):
@@ -500,7 +661,7 @@ def main() -> int:
         # What the same command takes that has nothing to complain about.
         commands = (("--markers",), CHECK)
         startups = [outcome_of(Case("", "", one, sound=True), Path(folder) / one[0])[2] for one in commands]
-        for number, case in enumerate(cases()):
+        for number, case in enumerate(case for case in cases() if case.arguments == CHECK or not options.files):
             seen[case.family] += 1
             if (seen[case.family] - 1) % options.every != options.first:
                 continue

@@ -13,17 +13,13 @@ from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.settings import OPTIONS, Option
 from pytest_ddpscale.thresholds.form import (
-    BatchForm,
     Change,
     CheckRow,
     FileForm,
-    Removal,
     Row,
     SkuForm,
-    WaiverRow,
-    WorkloadForm,
 )
-from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak, Strict
+from pytest_ddpscale.thresholds.parts import BatchForm, Detect, Node, Peak, Strict, WorkloadForm
 
 DOCS = Path(__file__).parents[1] / "docs"
 _METRICS_HEAD = """\
@@ -65,9 +61,7 @@ MAPPINGS: dict[str, tuple[type[Strict], str]] = {
     "Batch": (BatchForm, "`skus.NAME.batch.WORKLOAD`"),
     "Row": (Row, "a row under `skus.NAME.requirements` or `families.NAME`"),
     "Row of checks": (CheckRow, "a row of checks under `skus.NAME.requirements` or `families.NAME`"),
-    "Remove": (Removal, "`skus.NAME.remove`, in a file that extends another"),
     "Change": (Change, "`skus.NAME.change`, in a file that extends another"),
-    "Waiver": (WaiverRow, "`skus.NAME.waivers`"),
 }
 
 

@@ -42,7 +42,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "torch": {"worker"},
     "torchvision": {"worker"},
     "pydantic": {"thresholds"},
-    "yaml": {"thresholds"},
+    "yaml": {"thresholds", "suites"},
     "jinja2": {"report"},
     "matplotlib": {"report"},
     "PIL": {"datasets", "worker"},

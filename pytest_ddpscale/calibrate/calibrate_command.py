@@ -57,7 +57,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.calibrate.trusted_runs import read_trusted_run, refuse_unlike_runs
     from pytest_ddpscale.run.strict_json import strict_json
     from pytest_ddpscale.thresholds.loading import load_thresholds
-    from pytest_ddpscale.thresholds.overlay import refuse_unwritable, write_overlay
+    from pytest_ddpscale.thresholds.site_file import refuse_unwritable, write_overlay
 
     rate = _share("--false-reject-rate", arguments.false_reject_rate, _LARGEST_RATE)
     most_excluded = _share("--max-excluded", arguments.max_excluded, 0.5)

@@ -10,10 +10,10 @@ from typing import Any
 from pytest_ddpscale import __version__
 from pytest_ddpscale.calibrate.calibration import CalibratedRequirement, Calibration
 from pytest_ddpscale.calibrate.trusted_runs import SOFTWARE, TrustedRun
-from pytest_ddpscale.thresholds.compiling import RUN_PREFIX, is_selected
+from pytest_ddpscale.thresholds.compiling import RUN_PREFIX, is_changed
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement
-from pytest_ddpscale.thresholds.overlay import Overlay
+from pytest_ddpscale.thresholds.site_file import Overlay
 from pytest_ddpscale.util.listing import first_few
 
 _LONGEST_LIST = 2500  # characters; a thresholds file takes texts of 4000
@@ -101,7 +101,7 @@ def _listed(names: Sequence[str]) -> str:
 def overlay_of(calibration: Calibration, provenance: Provenance, file: ThresholdsFile) -> Overlay:
     """The overlay of a thresholds file: a row for each metric, subject and margin.
 
-    A new row would end the file's own `change` and `waivers` of the row that it replaces, so it repeats them.
+    A new row would end the file's own `change` of the row that it replaces, so it keeps the severity and the waiver.
     """
     rows: dict[tuple[object, ...], dict[str, Any]] = {}
     waivers: list[dict[str, Any]] = []
@@ -110,20 +110,22 @@ def overlay_of(calibration: Calibration, provenance: Provenance, file: Threshold
         name = _name(requirement)
         row = {**name, **_bounds(one, provenance.name)}
         # A provisional row only warned because it was not measured, which it now is. Others warn for their own reasons.
-        is_changed = is_selected(requirement, file.layers[-1], calibration.sku, "change")
-        if requirement.severity == "warn" and (is_changed or not requirement.provisional):
+        nearest = file.layers[-1]
+        only_warns = is_changed(requirement, nearest, calibration.sku, waived=False) or not requirement.provisional
+        if requirement.severity == "warn" and only_warns:
             row["severity"] = "warn"
         alike = tuple(row.items())
         values = rows.setdefault((requirement.metric, *alike), {requirement.metric: {}, **row})[requirement.metric]
         values[requirement.world_size] = one.value
         waiver = requirement.waiver
-        if waiver is not None and is_selected(requirement, file.layers[-1], calibration.sku, "waivers"):
+        if waiver is not None and is_changed(requirement, nearest, calibration.sku, waived=True):
             reference = {"versus": requirement.versus} if requirement.versus else {}
             waived = {requirement.metric: [requirement.world_size], **name, **reference}
-            waivers.append({**waived, "who": waiver.who, "why": waiver.why, "until": waiver.until})
+            signed = {"who": waiver.who, "why": waiver.why}
+            waivers.append({**waived, "severity": "warn", "until": waiver.until, **signed})
     section: dict[str, Any] = {"requirements": list(rows.values())}
     if waivers:
-        section["waivers"] = waivers
+        section["change"] = waivers
     return Overlay("calibrate", file, calibration.sku, section, {provenance.name: source_text(calibration, provenance)})
 
 

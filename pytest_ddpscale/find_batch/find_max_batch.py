@@ -95,7 +95,7 @@ def add_find_max_batch(commands: Commands, gpus_here: GpusHere) -> None:
 
 def _find_max_batch(arguments: argparse.Namespace, gpus_here: GpusHere) -> int:
     """Try batches of each workload. Returns the exit code. Raises DdpscaleError."""
-    from pytest_ddpscale.thresholds.overlay import refuse_unwritable
+    from pytest_ddpscale.thresholds.site_file import refuse_unwritable
 
     options = _options(arguments)
     node = _node(arguments, gpus_here)
@@ -290,7 +290,7 @@ def _write_json(file: Path | None, node: TrialNode, options: BatchOptions, found
 
 def _write_overlay(file: Path, node: TrialNode, found: Sequence[FoundBatch]) -> None:
     """Write the batches that fit into a new thresholds file. Raises ThresholdsError, OSError."""
-    from pytest_ddpscale.thresholds.overlay import Overlay, write_overlay
+    from pytest_ddpscale.thresholds.site_file import Overlay, write_overlay
 
     batches = {one.name: {"per_gpu": one.largest} for one in found if one.largest is not None}
     if not batches:

@@ -29,6 +29,7 @@ def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
     """The verdict ``not_measured`` on a requirement, with the fields of its line in thresholds.yaml."""
     requirement, source = case.requirement, case.requirement.source
     told = (
+        "the site's bound" if source.is_site else "",
         "" if source.measured is None else f"measured {source.measured:g}",
         "" if source.margin_pct is None else f"margin {source.margin_pct:g} %",
         source.reference, source.reasoning, requirement.one_gpu_text,

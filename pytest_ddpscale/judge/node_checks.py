@@ -21,8 +21,7 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.gpu_name import gpu_number
 from pytest_ddpscale.run.survey_record import STUDY_ID, Survey
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Verdict
-from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
-from pytest_ddpscale.thresholds.node_expectation import node_expectation
+from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, node_expectation
 
 _FIND: Mapping[str, Check] = {
     "gpus": gpu_checks.gpus,

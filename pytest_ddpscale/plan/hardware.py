@@ -13,6 +13,8 @@ LONGEST_PATTERN = 120
 # groups there are at most 97**2 * 2**10 of them, which take less than a second.
 MOST_REPEATS = 2
 MOST_CHOICES = 10
+# No driver gives such names: a pattern that matches one tells no model from another.
+_OF_NO_DEVICE = ("", "no such device 0", "NO SUCH DEVICE", "§")
 # An escaped character or a class, whose characters are not operators.
 _ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _CAPABILITY = re.compile(r"(\d+)\.(\d+)")
@@ -47,6 +49,8 @@ def why_no_name_pattern(pattern: str) -> str:
             re.compile(pattern)
     except (re.error, OverflowError, RecursionError, Warning) as error:
         return f"is not a regular expression: {error}"
+    if any(re.fullmatch(pattern, name) for name in _OF_NO_DEVICE):
+        return "matches any device; expected the model's name, as the driver gives it"
     return ""
 
 

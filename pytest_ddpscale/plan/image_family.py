@@ -76,6 +76,12 @@ class ImageFamily:
 
     def __post_init__(self) -> None:
         refuse_beyond(self, _MOST)
+        patch = int(self.model.rpartition("_")[2]) if self.model.startswith("vit_") else 1
+        if self.image_size % patch:
+            raise ValueError(
+                f"image_size is {self.image_size}, which {self.model} cannot cut into patches of {patch} pixels; "
+                f"expected a multiple of {patch}"
+            )
         if self.classifier_hidden is not None:
             if self.model not in FEATURES:
                 raise ValueError(

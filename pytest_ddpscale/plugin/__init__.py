@@ -172,6 +172,10 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     # Rows of this SKU that are skipped, and problems elsewhere in the file.
     not_asked = thresholds.warnings.get(source.subject.sku, ())
     by += [f"warning: {problem}" for problem in (*not_asked, *thresholds.problems)]
+    odd = thresholds.remarks.get(source.subject.sku, ())
+    if odd:
+        more = f" ({len(odd) - 1} more: ddpscale thresholds check {thresholds.path})" if odd[1:] else ""
+        by.append(f"remark: {odd[0]}{more}")
     if source.plan_to_measure is None:
         return by
     isolate, samples_per_s = source.subject.settings.is_isolated, source.expected_samples_per_s

@@ -30,8 +30,7 @@ from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.session.again import command_again
 from pytest_ddpscale.session.sources import EvidenceSource, Machine, Subject
 from pytest_ddpscale.settings import LEAVE_OUT, MEASURE, Settings
-from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
-from pytest_ddpscale.thresholds.planned_cases import plan_of_cases
+from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, plan_of_cases
 from pytest_ddpscale.thresholds.waiver import today
 
 if TYPE_CHECKING:

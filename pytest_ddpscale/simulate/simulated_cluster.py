@@ -20,11 +20,18 @@ from pytest_ddpscale.simulate.models import UNWAITED
 from pytest_ddpscale.simulate.performance import Noise, Performance
 from pytest_ddpscale.simulate.sound_machine import expectation_of, expected_value
 from pytest_ddpscale.simulate.spread import ALIKE, NodeSpread
-from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, cases_for, device_type, training_cases
+from pytest_ddpscale.thresholds.cases import (
+    AnyCase,
+    Case,
+    NodeCase,
+    cases_for,
+    device_type,
+    node_expectation,
+    plan_of_cases,
+    training_cases,
+)
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Sku
-from pytest_ddpscale.thresholds.node_expectation import node_expectation
-from pytest_ddpscale.thresholds.planned_cases import plan_of_cases
 
 MOST_GPUS = 1_000_000
 # Beyond this many GPUs, blocks have the fewest steps, runs the fewest rounds, and GPUs no telemetry; otherwise files

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pytest_ddpscale.errors import SkuError
 from pytest_ddpscale.plan.hardware import is_named
 from pytest_ddpscale.sku.detection import Gpu
-from pytest_ddpscale.thresholds.hardware import MEMORY_TOLERANCE, Detect
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Thresholds
+from pytest_ddpscale.thresholds.parts import MEMORY_TOLERANCE, Detect
 
 AUTO = "auto"
 _NO_GPU = "there is no driver, or CUDA_VISIBLE_DEVICES hides them all"

@@ -30,7 +30,7 @@ def add_bound_options(parser: argparse.ArgumentParser) -> None:
 
 def bounded(runs: Sequence[TrainingRun], arguments: argparse.Namespace, sku: str) -> list[TrainingRun]:
     """Runs with their bounds; an option overrides a row. Raises BadInput."""
-    from pytest_ddpscale.thresholds.whole_run_bounds import PACKAGED, read_whole_run_bounds
+    from pytest_ddpscale.suites.whole_run_bounds import PACKAGED, read_whole_run_bounds
 
     rows = read_whole_run_bounds(arguments.bounds or PACKAGED)
     time, accuracy = arguments.at_most_time_to_train, arguments.at_least_accuracy

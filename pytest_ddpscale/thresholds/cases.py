@@ -1,19 +1,25 @@
-"""Cases, one per requirement of a SKU: the requirement, its workload or probe, and the name of its test item."""
+"""Cases, one per requirement of a SKU: the requirement, its workload or probe, and the name of its test item.
+
+Also what follows from cases and SKU: the plan of the measurements, and the expected state of every node.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
-from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeExpectation
+from pytest_ddpscale.plan.planner import Pace, Question, build_plan, load_probes
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import NO_LIMITS, PeerLimits, Requirement, Sku
+from pytest_ddpscale.thresholds.parts import Node
 from pytest_ddpscale.thresholds.peer_limits import has_peers
 
 
@@ -149,10 +155,12 @@ def cases_for(file: ThresholdsFile, sku_name: str, layout: Layout) -> list[AnyCa
         if not has_peers(requirement, ranks, layout):
             continue
         missing = requirement.missing or _why_missing(sku, requirement, layout)
-        if requirement.definition.subject == "workload":
-            found.append(replace(_training_case(file, sku, requirement, ranks), missing=missing))
-        else:
-            found.append(replace(_node_case(sku, requirement, ranks), missing=missing))
+        warning = requirement.warning()
+        for one in (requirement,) if warning is None else (requirement, warning):
+            of_training = one.definition.subject == "workload"
+            case = _training_case(file, sku, one, ranks) if of_training else _node_case(sku, one, ranks)
+            name = case.name if warning is None else f"{case.name}-{one.severity}"
+            found.append(replace(case, missing=missing, name=name))
     return [_counted(case, found) if isinstance(case, Case) and case.requirement.versus else case for case in found]
 
 
@@ -265,5 +273,64 @@ def _name(sku: Sku, requirement: Requirement) -> str:
         name += "-spread"
     if requirement.versus:
         name += f"-vs-{requirement.versus}"
-    twins = [other for other in sku.requirements if other.key() == requirement.key()]
-    return f"{name}-{requirement.severity}" if len(twins) > 1 else name
+    return name
+
+
+def plan_of_cases(empty: Plan, cases: Sequence[AnyCase], pace: Pace, more: Sequence[Question] = ()) -> Plan:
+    """Fill an empty plan with the measurements that the cases need, and with further questions."""
+    others = [case for case in cases if isinstance(case, NodeCase)]
+    asked = [case.probe for case in others if case.probe is not None]
+    checks = [case.requirement.check for case in others if case.requirement.check]
+    questions = [*(case.question for case in training_cases(cases)), *more]
+    empty = replace(empty, survey=bool(checks))
+    plan = build_plan(empty, questions, pace, asked)
+    if not _lacks_load(plan, checks):
+        return plan
+    return build_plan(empty, questions, pace, [*asked, *load_probes(empty.device_type, empty.ranks_per_node or 1)])
+
+
+def _lacks_load(plan: Plan, checks: Sequence[str]) -> bool:
+    """Whether checks under load need more than the plan measures: every rank has to compute or communicate."""
+    read = {NODE_CHECKS[name].reads for name in checks}
+    layout, probes = plan.layout, plan.probes.arms if plan.probes else ()
+    arms = [arm for study in plan.studies for arm in study.arms]
+    probed = [ranks for probe in probes for ranks in layout.groups_of_round(probe)]
+    trained = [ranks for arm in arms if arm.kind == "ddp" for ranks in layout.groups(arm)]
+    working = {rank for ranks in probed for rank in ranks}.union(layout.ranks(arms))
+    talking = {rank for ranks in (*probed, *trained) if len(ranks) > 1 for rank in ranks}
+    needs_load = "telemetry" in read and len(working) < layout.world_size
+    return needs_load or ("transport" in read and len(talking) < layout.world_size)
+
+
+def node_expectation(sku: Sku, plan: Plan) -> NodeExpectation:
+    """The expected state of every node.
+
+    Args:
+        sku: the SKU to judge by.
+        plan: the measured plan, which gives GPUs per node and precisions.
+    """
+    node = sku.node
+    defaults = Node.model_fields
+    return NodeExpectation(
+        device_type=plan.device_type,
+        name_pattern=sku.detect.name,
+        pci_device_ids=tuple(sku.detect.pci_device_ids),
+        memory_gib=sku.detect.memory_band_gib,
+        gpus_per_node=plan.layout.ranks_per_node,
+        gpus_installed=max(node.gpus or 0 if node else 0, plan.gpus_asked or 0) or None,
+        pcie_generation=node.pcie_generation if node else None,
+        pcie_width=node.pcie_width if node else None,
+        nvlinks=node.nvlinks if node else None,
+        ecc=node.ecc if node else None,
+        free_disk_gib=node.free_disk_gib if node else defaults["free_disk_gib"].default,
+        clock_skew_s=node.clock_skew_s if node else defaults["clock_skew_s"].default,
+        precisions=_precisions(plan),
+        crosses_nodes=not all(map(plan.fits_nodes, plan.study_ids)),
+    )
+
+
+def _precisions(plan: Plan) -> frozenset[Precision]:
+    of_workloads: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
+    probed = {probe.operation.precision for probe in plan.probes.arms} if plan.probes else set()
+    trained = {study.workload.precision for study in plan.studies}
+    return frozenset(precision for precision in of_workloads if precision in probed | trained)

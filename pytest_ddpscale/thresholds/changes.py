@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.thresholds.loading import ThresholdsFile, extended_file, files_below
+from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, RequirementKey, Sku
 
-Kind = Literal["raised", "lowered", "added", "removed", "severity", "standing", "baseline"]
+Kind = Literal["raised", "lowered", "added", "removed", "severity", "standing", "baseline", "warning"]
 # Parts of a SKU besides requirements that change how it is found, measured or judged.
 _OTHER_PARTS = ("aliases", "detect", "peak", "node", "beyond_node")
 _COUNTED: dict[Kind, tuple[str, str]] = {
@@ -23,6 +23,7 @@ _COUNTED: dict[Kind, tuple[str, str]] = {
     "severity": ("severity changed", "severities changed"),
     "standing": ("published or provisional now", "published or provisional now"),
     "baseline": ("one-GPU baseline changed", "one-GPU baselines changed"),
+    "warning": ("warn bound changed", "warn bounds changed"),
 }
 
 
@@ -54,6 +55,8 @@ class BoundChange:
             found.append("standing")
         if self.was.one_gpu != self.now.one_gpu:
             found.append("baseline")
+        if self.was.warn != self.now.warn:
+            found.append("warning")
         return tuple(found)
 
     @property
@@ -110,26 +113,12 @@ def bound_text(one: Requirement | None) -> str:
     bound = "must pass" if one.check else f"{sign} {one.bound:g}"
     provisional = ", provisional" if one.provisional and not one.check else ""
     one_gpu = ", of ddp@1" if one.one_gpu == "ddp" else ""
-    return f"{bound}{one_gpu}{provisional}{', only warns' if one.severity == 'warn' else ''}"
-
-
-def changes_of(file: ThresholdsFile, sku: str) -> tuple[BoundChange, ...]:
-    """A file's changes of a SKU's requirements; empty if it extends no other, or the SKU is new.
-
-    Raises:
-        ThresholdsError: the file below cannot be read.
-    """
-    below = extended_file(file)
-    before = below.thresholds.skus.get(sku) if below else None
-    return tuple(_changes(before, file.thresholds.skus[sku])) if before else ()
+    warns = ", only warns" if one.severity == "warn" else "" if one.warn is None else f", warns at {one.warn:g}"
+    return f"{bound}{one_gpu}{provisional}{warns}"
 
 
 def weaker_bounds(file: ThresholdsFile, sku: str) -> tuple[BoundChange, ...]:
-    """Requirements that are weaker than in one of the files that a file extends, each once.
-
-    Raises:
-        ThresholdsError: one of them cannot be read.
-    """
+    """Requirements that are weaker than in one of the files that a file extends, each once."""
     found: dict[str, BoundChange] = {}
     for _, before in _with_sku_below(file, sku):
         for change in _changes(before, file.thresholds.skus[sku]):
@@ -139,11 +128,7 @@ def weaker_bounds(file: ThresholdsFile, sku: str) -> tuple[BoundChange, ...]:
 
 
 def altered_parts(file: ThresholdsFile, sku: str) -> tuple[str, ...]:
-    """Descriptions of other parts of a SKU that differ from one of the files it extends and may affect verdicts.
-
-    Raises:
-        ThresholdsError: one of them cannot be read.
-    """
+    """Descriptions of other parts of a SKU that differ from one of the files it extends and may affect verdicts."""
     found: dict[str, None] = {}
     for below, before in _with_sku_below(file, sku):
         found |= dict.fromkeys(_altering_parts(before, file.thresholds.skus[sku]))
@@ -153,28 +138,20 @@ def altered_parts(file: ThresholdsFile, sku: str) -> tuple[str, ...]:
 
 def _with_sku_below(file: ThresholdsFile, sku: str) -> list[tuple[ThresholdsFile, Sku]]:
     """Files that a file extends and that have the SKU, each with its version of it."""
-    found = [(below, below.thresholds.skus.get(sku)) for below in files_below(file)]
+    found = [(below, below.thresholds.skus.get(sku)) for below in reversed(list(file.all_below))]
     return [(below, before) for below, before in found if before]
 
 
 def own_bounds(file: ThresholdsFile, sku: str) -> frozenset[RequirementKey]:
-    """Requirements that can justify acceptance in this file but not in all files it extends; empty without such files.
-
-    Raises:
-        ThresholdsError: one of them cannot be read.
-    """
+    """Requirements that can justify acceptance in this file but not in all files it extends; empty without one."""
     found = _accepting(file.thresholds.skus[sku])
-    known = [below.thresholds.skus.get(sku) for below in files_below(file)]
+    known = [below.thresholds.skus.get(sku) for below in file.all_below]
     return found - found.intersection(*(_accepting(one) if one else frozenset() for one in known))
 
 
 def own_values(file: ThresholdsFile, sku: str) -> frozenset[RequirementKey]:
-    """Requirements that reject by a published value that no file below has; empty if the file extends no other.
-
-    Raises:
-        ThresholdsError: one of the files below cannot be read.
-    """
-    below = [one.thresholds.skus.get(sku) for one in files_below(file)]
+    """Requirements that reject by a published value that no file below has; empty if the file extends no other."""
+    below = [one.thresholds.skus.get(sku) for one in file.all_below]
     known = {value for one in below if one for value in _published(one)}
     return frozenset(key for key, _ in _published(file.thresholds.skus[sku]) - known) if below else frozenset()
 
@@ -189,12 +166,8 @@ def _accepting(sku: Sku) -> frozenset[RequirementKey]:
 
 
 def all_changes(file: ThresholdsFile) -> list[SkuChange]:
-    """A file's changes of each SKU, including rows without effect; empty if it extends no other.
-
-    Raises:
-        ThresholdsError: the file below cannot be read.
-    """
-    below = extended_file(file)
+    """A file's changes of each SKU, including rows without effect; empty if it extends no other."""
+    below = file.below
     if below is None:
         return [SkuChange(name, is_new=True) for name in file.thresholds.skus if file.extended]
     found: list[SkuChange] = []
@@ -212,17 +185,11 @@ def all_changes(file: ThresholdsFile) -> list[SkuChange]:
 
 
 def _changes(before: Sku, after: Sku) -> Iterator[BoundChange]:
-    was, now = _by_key(before.requirements), _by_key(after.requirements)
+    was, now = ({one.key(): one for one in sku.requirements} for sku in (before, after))
     for key in {**was, **now}:
-        old, new = was.get(key, []), now.get(key, [])
-        for severity in ("fail", "warn"):
-            pair = _with(old, severity), _with(new, severity)
-            if len(old) < 2 and len(new) < 2:  # one before and one after, of any severity
-                pair = (old[0] if old else None), (new[0] if new else None)
-                if severity == "warn":
-                    continue
-            if _judged(pair[0]) != _judged(pair[1]):
-                yield BoundChange(*pair)
+        pair = was.get(key), now.get(key)
+        if _judged(pair[0]) != _judged(pair[1]):
+            yield BoundChange(*pair)
 
 
 def _idle(file: ThresholdsFile, before: Sku, after: Sku) -> Iterator[Requirement]:
@@ -282,16 +249,5 @@ def _workload_change(name: str, was: Workload | None, now: Workload | None) -> I
         yield f"what {name} trains ({told})"
 
 
-def _by_key(requirements: Sequence[Requirement]) -> dict[object, list[Requirement]]:
-    found: dict[object, list[Requirement]] = {}
-    for one in requirements:
-        found.setdefault(one.key(), []).append(one)
-    return found
-
-
-def _with(requirements: Sequence[Requirement], severity: str) -> Requirement | None:
-    return next((one for one in requirements if one.severity == severity), None)
-
-
 def _judged(one: Requirement | None) -> tuple[object, ...] | None:
-    return None if one is None else (one.bound, one.severity, one.provisional)
+    return None if one is None else (one.bound, one.severity, one.provisional, one.warn)

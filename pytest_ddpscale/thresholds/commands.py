@@ -37,7 +37,7 @@ def add_show(actions: Commands, usual: str | None) -> None:
     add("--thresholds", type=Path, metavar="FILE", default=usual and Path(usual),
         help=f"thresholds file; default: {THRESHOLDS} here, else the packaged one")  # fmt: skip
     add("--metric", metavar="NAME", help="only metrics whose names contain this, such as weak_scaling; default: all")
-    add("--format", choices=("text", "json", "markdown"), default="text", help="default: %(default)s")
+    add("--format", choices=("text", "json"), default="text", help="default: %(default)s")
     add("-v", "--verbose", action="store_true", help="text: add each row's line in its file and its full source")
     command.set_defaults(run=_show)
 
@@ -58,16 +58,14 @@ def warn_of_problems(file: ThresholdsFile) -> None:
 
 def _init(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.thresholds.loading import load_thresholds
-    from pytest_ddpscale.thresholds.schema import json_schema_text
-    from pytest_ddpscale.thresholds.site_file import site_file
+    from pytest_ddpscale.thresholds.site_file import json_schema_text, site_file
 
     directory: Path = arguments.directory
-    name, sku = "", None
+    name = ""
     if arguments.gpu_sku is not None:
         thresholds = load_thresholds(packaged(THRESHOLDS))
         name = thresholds.sku_name(arguments.gpu_sku)
-        sku = thresholds.thresholds.skus[name]
-        if sku.detect.device == "none":
+        if thresholds.thresholds.skus[name].detect.device == "none":
             raise SkuError(f"--gpu-sku={name}", "is a published reference, not something to measure", "another SKU")
     present = [one for one in (*SITE_FOLDERS, THRESHOLDS, SCHEMA) if (directory / one).exists()]
     if present:
@@ -77,7 +75,7 @@ def _init(arguments: argparse.Namespace) -> None:
     for folder in SITE_FOLDERS:
         shutil.copytree(packaged(folder), directory / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (directory / SCHEMA).write_text(json_schema_text(), encoding="utf-8")
-    (directory / THRESHOLDS).write_text(site_file(name, sku), encoding="utf-8")
+    (directory / THRESHOLDS).write_text(site_file(name), encoding="utf-8")
     print(f"Copied {', '.join((*SITE_FOLDERS, SCHEMA))} to {directory}.")
     print(f"Wrote {directory / THRESHOLDS}, which extends {packaged(THRESHOLDS)}: edit it for your site.")
     option = f" --gpu-sku {name}" if name else ""
@@ -86,36 +84,21 @@ def _init(arguments: argparse.Namespace) -> None:
 
 def _show(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.thresholds.loading import load_thresholds
+    from pytest_ddpscale.thresholds.showing import asked_json, asked_lines, asked_of, listed_json, listed_lines
 
     file = load_thresholds(arguments.thresholds or usual_thresholds())
-    if arguments.gpu_sku is None:
-        if arguments.metric is not None:
-            raise OptionError("--metric", "found no --gpu-sku", "the SKU to show")
-        lines = _list_lines(file, arguments.format)
+    is_json = arguments.format == "json"
+    lines: Iterable[str]
+    if arguments.gpu_sku is not None:
+        asked = asked_of(file, arguments.gpu_sku, arguments.metric)
+        lines = [asked_json(asked)] if is_json else asked_lines(asked, arguments.verbose)
+    elif arguments.metric is not None:
+        raise OptionError("--metric", "found no --gpu-sku", "the SKU to show")
     else:
-        lines = _asked_lines(file, arguments)
+        lines = [listed_json(file)] if is_json else listed_lines(file)
     warn_of_problems(file)
     for line in lines:
         print(line)
-
-
-def _list_lines(file: ThresholdsFile, form: str) -> Iterable[str]:
-    from pytest_ddpscale.thresholds.asked_text import listed_lines, listed_markdown
-    from pytest_ddpscale.thresholds.showing import listed_json
-
-    if form == "json":
-        return [listed_json(file)]
-    return listed_markdown(file) if form == "markdown" else listed_lines(file)
-
-
-def _asked_lines(file: ThresholdsFile, arguments: argparse.Namespace) -> Iterable[str]:
-    from pytest_ddpscale.thresholds.asked_text import asked_lines, asked_markdown
-    from pytest_ddpscale.thresholds.showing import asked_json, asked_of
-
-    asked = asked_of(file, arguments.gpu_sku, arguments.metric)
-    if arguments.format == "json":
-        return [asked_json(asked)]
-    return asked_markdown(asked) if arguments.format == "markdown" else asked_lines(asked, arguments.verbose)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -127,11 +110,14 @@ def _check(arguments: argparse.Namespace) -> None:
         print(problem, file=sys.stderr)
     if file.problems:
         raise file.problems[0]
-    for warning in (one for found in file.warnings.values() for one in found):
-        print(f"ddpscale: warning: {warning}", file=sys.stderr)
+    for kind, told in (("warning", file.warnings), ("remark", file.remarks)):
+        for text in dict.fromkeys(str(one) for found in told.values() for one in found):
+            print(f"ddpscale: {kind}: {text}", file=sys.stderr)
     for one in listed_skus(file):
-        numbers = f"{one.published:3} with a published source, {one.provisional:3} provisional"
-        print(f"{one.name:24} {one.checks:3} checks, {one.published + one.provisional:3} requirements, {numbers}")
+        site = f", {one.site:3} with the site's" if one.site else ""
+        numbers = f"{one.published:3} with a published source{site}, {one.provisional:3} provisional"
+        total = one.published + one.site + one.provisional
+        print(f"{one.name:24} {one.checks:3} checks, {total:3} requirements, {numbers}")
     for line in _change_lines(file):
         print(line)
     print(f"{arguments.file}: valid, {len(file.thresholds.skus)} SKUs")
@@ -163,6 +149,6 @@ def _sku_lines(change: SkuChange) -> Iterator[str]:
 
 
 def _print_schema(_: argparse.Namespace) -> None:
-    from pytest_ddpscale.thresholds.schema import json_schema_text
+    from pytest_ddpscale.thresholds.site_file import json_schema_text
 
     print(json_schema_text(), end="")

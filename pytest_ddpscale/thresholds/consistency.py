@@ -1,27 +1,39 @@
-"""Contradictions within and between SKUs whose parts are well-formed."""
+"""What is well-formed and yet nonsense: contradictions, bounds that hardware cannot reach, and remarks on odd ones."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 from pytest_ddpscale.plan.metric import measured_arm
+from pytest_ddpscale.plan.metric_catalogue import STRONG_SCALING_SPEEDUP
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
+from pytest_ddpscale.plan.operation import operation
 from pytest_ddpscale.plan.workload import Workload, incomparable_fields
-from pytest_ddpscale.thresholds.form import did_you_mean
 from pytest_ddpscale.thresholds.model import Requirement, Sku, Thresholds
+from pytest_ddpscale.thresholds.parts import did_you_mean
+from pytest_ddpscale.thresholds.waiver import LONG_DAYS, today, why_it_stands
 
 # Names begin with a letter or digit, so they cannot look like a path or an option.
 LONGEST_NAME = 64
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._+-]{{0,{LONGEST_NAME - 1}}}")
+# A floor below this part of what a sound machine reaches finds only what stands still.
+_LEAST_OF_SOUND = 0.1
 # A place below the SKU or the requirement at fault, and a sentence.
-Found = Iterator[tuple[tuple[str | int, ...] | Requirement, str]]
+Found: TypeAlias = Iterator[tuple[tuple[str | int, ...] | Requirement, str]]
 
 
 def contradictions(name: str, sku: Sku) -> Found:
     """Contradictions between parts of a SKU."""
-    for find in (_odd_names, _loose_warnings, _meaningless_checks, _unmeasurable):
-        yield from find(name, sku)
+    yield from _odd_names(name, sku)
+    on_cpu = [check for check, one in NODE_CHECKS.items() if one.on_cpu]
+    for one in sku.requirements:
+        if sku.detect.device == "cpu" and one.check and one.check not in on_cpu:
+            yield one, f"check {one.check!r} does not apply without a GPU; expected some of {', '.join(on_cpu)}"
+        why = _why_unmeasurable(sku, one) or _why_unreachable(sku, one)
+        if why:
+            yield one, why
 
 
 def clashing_names(skus: Mapping[str, Sku]) -> Iterator[tuple[str, int, str]]:
@@ -35,17 +47,20 @@ def clashing_names(skus: Mapping[str, Sku]) -> Iterator[tuple[str, int, str]]:
             owner[alias.casefold()] = name
 
 
-def why_incomparable(skus: Mapping[str, Sku], sku: Sku, requirement: Requirement) -> str:
+def why_incomparable(skus: Mapping[str, Sku], name: str, requirement: Requirement) -> str:
     """Why a requirement cannot be compared with its reference SKU; empty if it can, or if that SKU does not exist.
 
     Args:
         skus: valid SKUs.
-        sku: the SKU of the requirement.
+        name: the SKU of the requirement.
         requirement: a requirement on any metric.
     """
+    sku = skus[name]
+    if requirement.versus is not None and requirement.versus in (name, *sku.aliases):
+        return f"versus {requirement.versus}: a ratio of a SKU to itself says nothing; expected another SKU"
     reference = None if requirement.versus_run else skus.get(requirement.versus or "")
     if reference is None:
-        owner = next((name for name, one in skus.items() if requirement.versus in one.aliases), None)
+        owner = next((other for other, one in skus.items() if requirement.versus in one.aliases), None)
         return f"versus {requirement.versus!r} is an alias; expected {owner!r}" if owner else ""
     workload, theirs = sku.workloads[requirement.workload], reference.workloads.get(requirement.workload)
     if theirs is None:
@@ -61,6 +76,64 @@ def why_incomparable(skus: Mapping[str, Sku], sku: Sku, requirement: Requirement
     return ""
 
 
+def why_more_than_changed(before: Sku, after: Sku) -> Found:
+    """Requirements that no site may remove or let only warn, and that a file does, however it is written."""
+    now = {one.key(): one for one in after.requirements}
+    for was in before.requirements:
+        why, one = why_it_stands(was), now.get(was.key())
+        if why and one is None:
+            yield (), f"{was} is required by the file below and not here; it has to stand: {why}"
+        elif why and one is not None and (was.severity, one.severity) == ("fail", "warn"):
+            yield one, f"{was} fails in the file below and only warns here; it has to stand: {why}"
+
+
+def remarks(sku: Sku) -> Iterator[tuple[Requirement, str]]:
+    """What is odd about a site's requirements, and may be meant. Those of the packaged file have their own tests."""
+    for one in sku.requirements:
+        yield from ((one, sentence) for sentence in _of_waiver(one))
+        if one.source.is_site and not one.check:
+            told = _of_distance(one), _of_floor(sku, one), _of_link(sku, one)
+            yield from ((one, sentence) for sentence in told if sentence)
+
+
+def _of_waiver(one: Requirement) -> Iterator[str]:
+    days = 0 if one.waiver is None else (one.waiver.until - today()).days
+    if days > LONG_DAYS:
+        yield f"{one.waiver} of {one} holds for {days} days; a fault that stays longer than {LONG_DAYS} is no exception"
+
+
+def _of_distance(one: Requirement) -> str:
+    published, upper = one.source.measured, one.definition.upper_bound
+    if published is None or one.bound == published or (one.bound > published) == upper:
+        return ""
+    return f"the bound {one.bound:g} of {one} is stricter than its published {published:g}"
+
+
+def _of_floor(sku: Sku, one: Requirement) -> str:
+    """Of a floor that hardly any machine misses; the bounds of a CPU are no judgement of its speed."""
+    ranks, sound = one.world_size, one.sound_value
+    if sku.detect.device != "cuda" or one.definition.upper_bound or one.definition.only_bound is not None:
+        return ""
+    if one.metric == STRONG_SCALING_SPEEDUP.name and one.bound <= 1:
+        return f"{one} passes from {one.bound:g}x, no faster than one GPU, so it hardly ever fails"
+    shares_baseline = one.definition.unit == "fraction" and one.definition.baseline == "alone"
+    if shares_baseline and isinstance(ranks, int) and one.bound <= 1 / ranks:
+        return f"{one} passes from {one.bound:g}, no faster than one GPU, so it hardly ever fails"
+    if not sound or one.bound >= sound * _LEAST_OF_SOUND:
+        return ""
+    return f"the bound {one.bound:g} of {one} is far below the {sound:g} of a sound machine, so it hardly ever fails"
+
+
+def _of_link(sku: Sku, one: Requirement) -> str:
+    link = sku.peak.link_bandwidth_gbps if sku.peak else None
+    if link is None or one.metric not in _OF_LINKS or one.bound <= link:
+        return ""
+    return (
+        f"the bound {one.bound:g} of {one} is above the {link:g} GB/s of a link, which only an all-reduce through a "
+        "switch exceeds"
+    )
+
+
 def _odd_names(name: str, sku: Sku) -> Found:
     """Find names that are unsuitable for directories, tests and command lines."""
     aliases: list[tuple[tuple[str | int, ...], str]] = [(("aliases", i), one) for i, one in enumerate(sku.aliases)]
@@ -73,33 +146,6 @@ def _odd_names(name: str, sku: Sku) -> Found:
             )
         if one.casefold() == "auto" and "batch" not in at:
             yield at, "'auto' cannot name a SKU, because --gpu-sku=auto detects the SKU"
-
-
-def _loose_warnings(_: str, sku: Sku) -> Found:
-    fails = {one.key(): one for one in sku.requirements if one.severity == "fail"}
-    for warn in sku.requirements:
-        fail = fails.get(warn.key())
-        if warn.severity == "warn" and fail is not None and _warns_later(warn.bound, fail.bound, fail):
-            yield warn, f"{warn}: the warn bound is not stricter than the fail bound, so it never warns"
-
-
-def _warns_later(warn: float, fail: float, requirement: Requirement) -> bool:
-    return warn >= fail if requirement.definition.upper_bound else warn <= fail
-
-
-def _meaningless_checks(_: str, sku: Sku) -> Found:
-    """Find GPU checks of a CPU SKU, which no run could pass."""
-    on_cpu = [name for name, check in NODE_CHECKS.items() if check.on_cpu]
-    for one in sku.requirements if sku.detect.device == "cpu" else ():
-        if one.check and one.check not in on_cpu:
-            yield one, f"check {one.check!r} does not apply without a GPU; expected some of {', '.join(on_cpu)}"
-
-
-def _unmeasurable(_: str, sku: Sku) -> Found:
-    for requirement in sku.requirements:
-        why = _why_unmeasurable(sku, requirement)
-        if why:
-            yield requirement, why
 
 
 def _why_unmeasurable(sku: Sku, requirement: Requirement) -> str:
@@ -123,3 +169,34 @@ def _why_without_peak(sku: Sku, requirement: Requirement, workload: Workload) ->
     tf32 = ", the peak of the plain fp32 units, because TF32 is not used" if workload.precision == "fp32" else ""
     key = f"{workload.precision}_tflops"
     return f"{requirement.metric} of {workload.name} needs `{key}: NUMBER` under this SKU's `peak`{tf32}"
+
+
+_OF_LINKS = ("busbw_gbps", "pair_bandwidth_gbps")
+
+
+def _why_unreachable(sku: Sku, one: Requirement) -> str:
+    """Why hardware with the SKU's data-sheet values cannot reach a floor; empty if it can, or if none are known."""
+    peak = sku.peak
+    if peak is None or not one.probe or one.definition.upper_bound:
+        return ""
+    found = operation(one.probe)
+    if one.metric == "memory_bandwidth_gbps":
+        return _above(one, peak.memory_bandwidth_gbps, "the memory's peak")
+    if one.metric == "matmul_tflops" and found.precision is not None and found.precision != "fp8":
+        return _above(one, peak.tflops(found.precision), f"the peak in {found.precision}")
+    if one.metric == "pair_bandwidth_gbps":
+        return _above(one, peak.link_bandwidth_gbps, "the link's bandwidth")
+    link = peak.link_bandwidth_gbps
+    if one.metric != "busbw_gbps" or link is None:
+        return ""
+    # A switch that reduces (NVLS) takes each byte once: algorithm bandwidth up to the link's, bus bandwidth 2(n-1)/n.
+    ranks = one.world_size if isinstance(one.world_size, int) else sku.node.gpus if sku.node and sku.node.gpus else None
+    factor = 2.0 if ranks is None or (isinstance(one.world_size, str) and one.world_size != "node") else 2 - 2 / ranks
+    return _above(one, factor * link, f"{factor:g} times the {link:g} GB/s of a link (2(n−1)/n)")
+
+
+def _above(one: Requirement, limit: float | None, what: str) -> str:
+    if limit is None or one.bound <= limit:
+        return ""
+    unit = one.definition.unit_of()
+    return f"the bound {one.bound:g} of {one} cannot be reached: {what} is {limit:g} {unit}; expected at most that"

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from datetime import date
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from pytest_ddpscale.plan.arm import OneGpu, Placement
-from pytest_ddpscale.plan.image_family import MOST_HIDDEN, TORCHVISION_MODELS, ImageFamily, MemoryFormat
 from pytest_ddpscale.plan.layout import WorldSize
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import MOST_RANKS
-from pytest_ddpscale.plan.words import Precision
-from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH
-from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak, Strict, Text
 from pytest_ddpscale.thresholds.model import BeyondNode, Severity
+from pytest_ddpscale.thresholds.parts import (
+    BY_SHAPE,
+    PARTS,
+    WHOLE,
+    Detect,
+    Node,
+    OneBatch,
+    Peak,
+    Strict,
+    Text,
+    Words,
+    WorkloadForm,
+    did_you_mean,
+)
 from pytest_ddpscale.thresholds.peer_limits import PeersForm
 
 SCHEMA_VERSION = 2
@@ -35,14 +43,9 @@ _NUMBER: dict[str, object] = {"type": "number", "minimum": 0}
 # Far beyond any real file, but small enough that comparing requirements with each other stays fast.
 MOST_REQUIREMENTS = 500
 MOST_SKUS = 200
-# Tags for pydantic of the two ways to write an entry, a value or a collection; no message shows them.
-WHOLE, PARTS = "[whole]", "[parts]"
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'margin'?``, or empty if no known name is similar."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+# Tags for pydantic of a row of checks and one of values; no message shows them.
+OF_CHECKS, OF_VALUES = "[checks]", "[values]"
+TAGS = (WHOLE, PARTS, OF_CHECKS, OF_VALUES)
 
 
 def _known_world_size(value: Any) -> Any:
@@ -60,17 +63,15 @@ def _margin_pct(value: Any) -> Any:
     return float(matched[1])
 
 
-def _known_model(name: str) -> str:
-    if name not in TORCHVISION_MODELS:
-        near = did_you_mean(name, sorted(TORCHVISION_MODELS)) or "; expected a classification model of it"
-        raise ValueError(f"torchvision has no model {name!r}{near}")
-    return name
+def _margin(value: Any) -> Any:
+    is_name = value is None or (isinstance(value, str) and "%" not in value)
+    if not is_name and not (isinstance(value, str) and _PER_CENT.fullmatch(value)):
+        raise PydanticCustomError("per_cent", "per cent from 0 to 99, such as `5 %`, or a name under `margins`")
+    return value
 
 
-def _absolute(path: str) -> str:
-    if not PurePath(path).is_absolute():
-        raise ValueError(f"{path!r} is not an absolute path; ranks may start in any directory")
-    return path
+def _off(value: Any) -> Any:
+    return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
 
 
 def _known_checks(checks: dict[str, Severity]) -> dict[str, Severity]:
@@ -88,19 +89,14 @@ def _by_world_size(of_each: dict[str, object]) -> WithJsonSchema:
     )
 
 
-def _shape(value: Any) -> str:
-    return WHOLE if isinstance(value, (str, int, float)) or value is None else PARTS
-
-
-_BY_SHAPE = Discriminator(_shape)
 _WorldSizeKey = Annotated[WorldSize, BeforeValidator(_known_world_size)]
 _Number = Annotated[float, Field(ge=0)]
 _OneOrEach = Annotated[
-    Annotated[_Number, Tag(WHOLE)] | Annotated[dict[str, _Number], Field(min_length=1), Tag(PARTS)], _BY_SHAPE
+    Annotated[_Number, Tag(WHOLE)] | Annotated[dict[str, _Number], Field(min_length=1), Tag(PARTS)], BY_SHAPE
 ]
 _Names = Annotated[
     Annotated[str, Tag(WHOLE)] | Annotated[list[str], Field(min_length=1, max_length=MOST_REQUIREMENTS), Tag(PARTS)],
-    _BY_SHAPE,
+    BY_SHAPE,
 ]
 # Per world size, one number for all workloads or probes, or one for each by name.
 Values = Annotated[
@@ -109,6 +105,7 @@ Values = Annotated[
     _by_world_size({"anyOf": [_NUMBER, {"type": "object", "minProperties": 1, "additionalProperties": _NUMBER}]}),
 ]
 Bounds = Annotated[dict[_WorldSizeKey, _Number], Field(min_length=1), _by_world_size(_NUMBER)]
+_OneOrBySize = Annotated[Annotated[float | None, Tag(WHOLE)] | Annotated[Bounds, Tag(PARTS)], BY_SHAPE]
 PerCent = Annotated[
     float, BeforeValidator(_margin_pct), WithJsonSchema({"type": "string", "pattern": f"^{_PER_CENT.pattern}$"})
 ]
@@ -149,24 +146,19 @@ class Row(Strict):
         "", description="Probes without training, such as `matmul-bf16`, `matmul-bf16-10240` or `all-reduce-32mib`."
     )
     published: str | None = Field(None, description="Source of the values: a name under `sources`.")
-    margin: str | None = Field(
+    margin: Annotated[str | None, BeforeValidator(_margin)] = Field(
         None,
         description="Distance of the bounds below (or above) the published values, `5 %`, or a name under `margins`. "
         "Default: the metric's entry under `margins`.",
     )
-    bound: Annotated[
-        Annotated[float | None, Tag(WHOLE)] | Annotated[Bounds, Tag(PARTS)],
-        _BY_SHAPE,
-        Field(description="The bound itself, in place of a margin."),
-    ] = None
-    sound: Annotated[
-        Annotated[float | None, Tag(WHOLE)] | Annotated[Values, Tag(PARTS)],
-        _BY_SHAPE,
-        Field(
-            description="What a sound machine is thought to reach, one number or in the shape of the values; judges "
-            "nothing, but tells the smallest fault that the row sees. Default: the published value."
-        ),
-    ] = None
+    bound: _OneOrBySize = Field(None, description="The bound itself, in place of a margin.")
+    sound: Annotated[Annotated[float | None, Tag(WHOLE)] | Annotated[Values, Tag(PARTS)], BY_SHAPE] = Field(
+        None, description="What a sound machine is thought to reach, one number or in the shape of the values; judges "
+        "nothing, but tells the smallest fault that the row sees. Default: the published value.",
+    )  # fmt: skip
+    warn: _OneOrBySize = Field(
+        None, description="A stricter bound beside the one that fails: a value that misses it is reported."
+    )
     provisional: Text | None = Field(
         None, description="The values are bounds without a publication: why these values, or a name under `reasons`."
     )
@@ -213,8 +205,12 @@ class Row(Strict):
             raise ValueError("`baseline: ddp` is about a single GPU, but none of these values needs one")
         if self.bound is not None:
             self._check_stated_bound()
-        if self.sound is not None and len(self.metrics) > 1:
-            raise ValueError("`sound` needs a row with one metric")
+        for key in ("sound", "warn"):
+            if getattr(self, key) is not None and len(self.metrics) > 1:
+                raise ValueError(f"`{key}` needs a row with one metric")
+        sizes = {size for values in self.metrics.values() for size in values}
+        if isinstance(self.warn, dict) and set(self.warn) != sizes:
+            raise ValueError("`warn` has other world sizes than the values; expected the same")
         return self
 
     @property
@@ -245,7 +241,7 @@ class Row(Strict):
 
     def bound_at(self, world_size: WorldSize) -> float | None:
         """The stated bound; None if the bound follows from a margin, or is the value itself."""
-        return self.bound[world_size] if isinstance(self.bound, dict) else self.bound
+        return at_size(self.bound, world_size)
 
     def sound_at(self, world_size: WorldSize, subject: str) -> float | None:
         """What a sound machine is thought to reach; None if the row does not say it.
@@ -263,6 +259,11 @@ class Row(Strict):
                 f"`sound` has none of {subject or 'nodes'} at world size {world_size}; expected {expected}"
             )
         return number
+
+
+def at_size(told: float | dict[WorldSize, float] | None, world_size: WorldSize) -> float | None:
+    """The number of a world size, of one number for all or of one for each."""
+    return told[world_size] if isinstance(told, dict) else told
 
 
 def with_metrics(data: Any, others: Collection[str]) -> Any:
@@ -296,51 +297,69 @@ def _has_one_size(metric: Metric) -> bool:
     return metric.maximum_world_size == 1 or metric.subject == "node"
 
 
-class RowName(Strict):
-    """Selects rows: ``{busbw_gbps: [8, all], probe: …}``, ``{no_regression: any}``, ``{check: clock}``."""
+class Change(Strict):
+    """A change of rows below: ``{busbw_gbps: [8, all], probe: …, severity: off, who: …, why: …}``.
+
+    A row is named by its metric with world sizes, or `any`, and its workload or probe; or by `check`. With `until` the
+    change is a waiver: the rows still fail, and the run is accepted with waivers until that day.
+    """
 
     metric: str = Field(NODE_CHECK.name, description="A metric, as a key: its world sizes, `[8, all]`, or `any`.")
     world_sizes: list[_WorldSizeKey] = Field([], description="Empty for all.")
-    of: str = Field("", description="Workload of the selected rows.")
-    probe: str = Field("", description="Probe of the selected rows.")
-    check: str = Field("", description="The selected check, in place of a metric.")
-    placement: Placement = Field("packed", description="Placement of the selected rows.")
-    versus: str | None = Field(None, description="Reference of the selected `generation_ratio`.")
+    of: str = Field("", description="Workload of the changed rows.")
+    probe: str = Field("", description="Probe of the changed rows.")
+    check: str = Field("", description="The changed check, in place of a metric.")
+    placement: Placement = Field("packed", description="Placement of the changed rows.")
+    versus: str | None = Field(None, description="Reference of a changed `generation_ratio`.")
+    severity: Annotated[
+        Literal["off", "warn", "fail"] | None,
+        BeforeValidator(_off),
+        WithJsonSchema({"enum": ["off", "warn", "fail", False]}),
+    ] = Field(None, description="`fail` rejects the run; `warn` is only reported; `off` is not required.")
+    bound: _OneOrBySize = Field(None, description="Another bound, {1: 470, 8: 455} by world size.")
+    until: date | None = Field(
+        None,
+        description="Makes it a waiver, with `severity: warn`: the last day on which it holds, such as 2026-12-31.",
+    )
+    who: Words = Field(description="The responsible person.")
+    why: Words = Field(description="The reason.")
 
     @model_validator(mode="before")
     @classmethod
     def _metric_is_a_key(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or "check" in data:
+        if not isinstance(data, dict):
+            return data
+        if "because" in data:
+            raise ValueError("`because` is written `why` in a change, beside `who`")
+        if "check" in data:
             return data
         told = with_metrics(data, [name for name in cls.model_fields if name not in ("metric", "world_sizes")])
         metrics = told.pop("metrics")
         if len(metrics) > 1:
             raise ValueError(f"has {', '.join(metrics)}; expected one metric")
         ((metric, sizes),) = metrics.items()
+        if isinstance(sizes, (float, dict)):
+            expected = "some, such as [8, all], or `any`, and a new bound under `bound`"
+            raise ValueError(f"{metric} names world sizes here, found {sizes!r:.40}; expected {expected}")  # noqa: TRY004
         if sizes == "any":
             return {**told, "metric": metric}
         if sizes == []:
             raise ValueError(f"{metric} has no world size; expected some, such as [8, all], or `any`")
         return {**told, "metric": metric, "world_sizes": sizes if isinstance(sizes, list) else [sizes]}
 
-
-class Removal(RowName):
-    """Rows that the site removes."""
-
-
-class Change(RowName):
-    """Rows whose severity the site changes."""
-
-    severity: Severity = Field(description="`fail` rejects the run; `warn` is only reported.")
-    because: Text = Field(description="Why the site changes the severity.")
-
-
-class WaiverRow(RowName):
-    """Rows whose failure a person accepts responsibility for."""
-
-    who: Text = Field(description="The responsible person.")
-    why: Text = Field(description="Why the failure is acceptable.")
-    until: date = Field(description="The last day on which the waiver holds, such as 2026-12-31.")
+    @model_validator(mode="after")
+    def _check(self) -> Change:
+        if self.until is not None and (self.severity != "warn" or self.bound is not None):
+            raise ValueError("`until` makes it a waiver; expected `severity: warn` and no `bound`")
+        if self.severity is None and self.bound is None:
+            raise ValueError("changes nothing; expected `severity` or `bound`")
+        if self.bound is not None and (self.check or self.severity == "off"):
+            raise ValueError(f"a {'check' if self.check else 'row that is off'} has no bound; expected no `bound`")
+        if isinstance(self.bound, dict) and set(self.bound) != set(self.world_sizes):
+            raise ValueError("`bound` has other world sizes than the metric; expected the same")
+        if self.bound is not None and len(self.world_sizes) != 1 and not isinstance(self.bound, dict):
+            raise ValueError("one `bound` for several world sizes; expected {2: …, 4: …} by world size")
+        return self
 
 
 class NamedMargin(Strict):
@@ -355,67 +374,15 @@ class NamedMargin(Strict):
         return with_metrics(data, ["because"])
 
 
-Margin = Annotated[Annotated[PerCent, Tag(WHOLE)] | Annotated[NamedMargin, Tag(PARTS)], _BY_SHAPE]
+Margin = Annotated[Annotated[PerCent, Tag(WHOLE)] | Annotated[NamedMargin, Tag(PARTS)], BY_SHAPE]
 
 
-class FolderForm(Strict):
-    """Training images that ranks read from a folder."""
-
-    folder: Annotated[str, AfterValidator(_absolute)] = Field(
-        description="Absolute path, the same on every node, with train/CLASS/IMAGE, as `ddpscale make-dataset` writes."
-    )
-    workers: int = Field(4, ge=0, le=MOST_LOADER_WORKERS, description="Processes of each rank that read and decode.")
-    prefetch: int = Field(2, ge=1, le=MOST_PREFETCH, description="Batches that each worker prefetches.")
-    pin_memory: bool = Field(True, description="Whether batches go through pinned memory on their way to a GPU.")
+def _row_shape(row: Any) -> str:
+    return OF_CHECKS if isinstance(row, dict) and "check" in row else OF_VALUES
 
 
-class WorkloadForm(Strict):
-    """A training job, the same on each SKU; its batch size is the SKU's `batch`."""
-
-    model: Annotated[str, AfterValidator(_known_model)] = Field(description="A torchvision classification model.")
-    precision: Precision = Field(description="Precision of computation; `fp16` and `bf16` use autocast.")
-    image_size: int = Field(224, ge=1, le=10**4, description="Height and width of an image, in pixels.")
-    memory_format: MemoryFormat = Field("channels_last", description="Memory format of images and weights.")
-    compile: bool = Field(False, description="Whether torch.compile is applied.")
-    cudnn_benchmark: bool = Field(True, description="Whether cuDNN may benchmark and choose the fastest algorithm.")
-    num_classes: int = Field(1000, ge=1, le=10**6, description="Size of the classification head.")
-    classifier_hidden: int | None = Field(
-        None, ge=0, le=MOST_HIDDEN,
-        description="Freezes the model and trains a classifier on its features, with two hidden layers of this width, "
-        "or one linear layer if 0.",
-    )  # fmt: skip
-    feature_weights: str | None = Field(
-        None, description="Absolute path, on every node, of torchvision's state dict for frozen features."
-    )
-    data: Annotated[Annotated[Literal["synthetic"], Tag(WHOLE)] | Annotated[FolderForm, Tag(PARTS)], _BY_SHAPE] = Field(
-        "synthetic", description="Images generated on the device, or {folder: …, workers: …} to read a folder."
-    )
-
-    @property
-    def family(self) -> ImageFamily:
-        """The options that only the family of its model has."""
-        return ImageFamily(
-            self.model, self.image_size, self.memory_format, self.num_classes, self.cudnn_benchmark,
-            self.classifier_hidden, self.feature_weights,
-        )  # fmt: skip
-
-    @model_validator(mode="after")
-    def _can_be_trained(self) -> WorkloadForm:
-        _ = self.family  # refuses models that cannot be frozen
-        return self
-
-
-class BatchForm(Strict):
-    """Batch sizes of a workload on a SKU."""
-
-    per_gpu: int = Field(ge=1, le=10**6, description="Images per GPU, constant in weak scaling.")
-    in_all: int | None = Field(
-        None, alias="global", ge=1, le=10**8, description="Global batch that strong scaling divides among the GPUs."
-    )
-
-
-OneBatch = Annotated[
-    Annotated[int, Field(ge=1, le=10**6), Tag(WHOLE)] | Annotated[BatchForm, Tag(PARTS)], _BY_SHAPE
+AnyRow = Annotated[
+    Annotated[CheckRow, Tag(OF_CHECKS)] | Annotated[Row, Tag(OF_VALUES)], Discriminator(_row_shape)
 ]  # fmt: skip
 
 
@@ -440,12 +407,13 @@ class SkuForm(Strict):
         description="World sizes larger than a node, given as a number: asked over several nodes, never measured, or "
         "no requirement.",
     )
-    requirements: list[CheckRow | Row] = Field(
+    requirements: list[AnyRow] = Field(
         [], max_length=MOST_REQUIREMENTS, description="Its requirements; a row replaces the same row of its families."
     )
-    remove: list[Removal] = Field([], description="Rows to remove, of families or of the file that this one extends.")
-    change: list[Change] = Field([], description="Other severities for such rows.")
-    waivers: list[WaiverRow] = Field([], description="Rows whose failure does not reject until a given day.")
+    change: list[Change] = Field(
+        [], max_length=MOST_REQUIREMENTS,
+        description="Other severities and bounds of rows of families or of the file below, and waivers.",
+    )  # fmt: skip
 
 
 class FileForm(Strict):
@@ -462,5 +430,5 @@ class FileForm(Strict):
         None, description="By how much a place may be slower than its peers; beyond, it is rejected and named."
     )
     workloads: dict[str, WorkloadForm] = Field({}, description="Training jobs, by name.")
-    families: dict[str, list[CheckRow | Row]] = Field({}, description="Rows that SKUs share.")
+    families: dict[str, list[AnyRow]] = Field({}, description="Rows that SKUs share.")
     skus: dict[str, SkuForm] = Field({}, max_length=MOST_SKUS, description="GPU models, by name.")

@@ -9,14 +9,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_ddpscale.errors import SkuError, ThresholdsError
-from pytest_ddpscale.thresholds.compiling import compiled_sku, problems_of
-from pytest_ddpscale.thresholds.consistency import clashing_names, contradictions, why_incomparable
-from pytest_ddpscale.thresholds.form import MOST_SKUS, SCHEMA_VERSION, FileForm, did_you_mean
-from pytest_ddpscale.thresholds.layer import Layer, YamlPath, dotted, read_layer, shown, what_next
+from pytest_ddpscale.thresholds.compiling import Compiler
+from pytest_ddpscale.thresholds.consistency import (
+    clashing_names,
+    contradictions,
+    remarks,
+    why_incomparable,
+    why_more_than_changed,
+)
+from pytest_ddpscale.thresholds.form import MOST_SKUS, SCHEMA_VERSION, FileForm
 from pytest_ddpscale.thresholds.model import Requirement, Sku, Thresholds
-from pytest_ddpscale.thresholds.names import names_of
+from pytest_ddpscale.thresholds.parts import did_you_mean
+from pytest_ddpscale.thresholds.reading import Layer, dotted, has, placed, read_layer, shown, what_next
 from pytest_ddpscale.thresholds.validating import PartError
-from pytest_ddpscale.util.packaged import packaged
+from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 
 DEEPEST_EXTENSION = 4
 _NUMBER = re.compile("[a-z]*[0-9]+[a-z]*")  # with the letters around it, which tell a B200 from a GB200
@@ -34,6 +40,8 @@ class ThresholdsFile:
         broken: errors of the other SKUs, by name.
         unused: errors of entries that no SKU may need.
         warnings: rows of valid SKUs that are skipped, by SKU.
+        remarks: rows of valid SKUs that are odd, and may be meant, by SKU.
+        below: the file that it extends; None if it extends none with SKUs.
     """
 
     layers: tuple[Layer, ...]
@@ -41,6 +49,8 @@ class ThresholdsFile:
     broken: Mapping[str, tuple[ThresholdsError, ...]]
     unused: tuple[ThresholdsError, ...] = ()
     warnings: Mapping[str, tuple[ThresholdsError, ...]] = field(default_factory=dict)
+    remarks: Mapping[str, tuple[ThresholdsError, ...]] = field(default_factory=dict)
+    below: ThresholdsFile | None = None
 
     @property
     def path(self) -> Path:
@@ -63,6 +73,13 @@ class ThresholdsFile:
         return tuple((str(layer.path), layer.sha256) for layer in reversed(self.layers[:-1]))
 
     @property
+    def all_below(self) -> Iterator[ThresholdsFile]:
+        """Every file with SKUs that it extends, directly or not, the nearest first."""
+        if self.below is not None:
+            yield self.below
+            yield from self.below.all_below
+
+    @property
     def problems(self) -> tuple[ThresholdsError, ...]:
         """All errors, each once."""
         found = (*self.unused, *(one for wrong in self.broken.values() for one in wrong))
@@ -70,8 +87,8 @@ class ThresholdsFile:
 
     def where(self, *at: str | int) -> str:
         """``file:line`` of an entry in the nearest file that has it, or of the closest entry above it."""
-        having = next((layer for layer in reversed(self.layers) if layer.has(at)), self.layers[-1])
-        return having.where(at)
+        layer = next((one for one in reversed(self.layers) if has(one.data, at)), self.layers[-1])
+        return placed(layer.data, at, layer.mark).where
 
     def sku_name(self, asked: str, where: str = "--gpu-sku") -> str:
         """The canonical name of the requested SKU.
@@ -132,43 +149,72 @@ def load_thresholds(path: Path) -> ThresholdsFile:
     return _compiled(_layers(path))
 
 
-def extended_file(file: ThresholdsFile) -> ThresholdsFile | None:
-    """The file that a file extends; None if it extends none with SKUs. Raises ThresholdsError."""
-    return _compiled(file.layers[:-1]) if _has_skus(file.layers[:-1]) else None
+def _layers(path: Path) -> tuple[Layer, ...]:
+    """The files that a file extends, then itself."""
+    layers = [read_layer(path)]
+    _check_top(layers[0])
+    while "extends" in layers[0].data:
+        target, mark = layers[0].data["extends"], layers[0].data.marks["extends"]
+        if len(layers) > DEEPEST_EXTENSION:
+            found = f"more than {DEEPEST_EXTENSION} files that extend each other"
+            raise ThresholdsError(mark.where, found, "fewer", what_next(path))
+        if not isinstance(target, str) or not target.strip():
+            found = f"extends is {shown(target)}"
+            raise ThresholdsError(mark.where, found, "`packaged` or a path", what_next(mark.path))
+        below = read_layer(packaged(THRESHOLDS) if target == PACKAGED else mark.path.parent / target, mark)
+        if any(below.path.samefile(layer.path) for layer in layers):
+            found = f"extends {shown(target)}, which extends this file"
+            raise ThresholdsError(mark.where, found, "no circle", what_next(path))
+        layers.insert(0, below)
+        _check_top(below)
+    return tuple(layers)
 
 
-def files_below(file: ThresholdsFile) -> Iterator[ThresholdsFile]:
-    """Every file with SKUs that a file extends, directly or not, the farthest first. Raises ThresholdsError."""
-    below = (file.layers[:end] for end in range(1, len(file.layers)))
-    return (_compiled(layers) for layers in below if _has_skus(layers))
-
-
-def _has_skus(layers: Sequence[Layer]) -> bool:
-    return any(layer.section("skus") for layer in layers)
+def _check_top(layer: Layer) -> None:
+    """Refuse errors that affect all SKUs: another form, an unknown key, a duplicate key."""
+    for at, error in layer.odd:
+        if len(at) <= 1:
+            raise error
+    version = layer.data.get("schema_version")
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        found = "schema_version is missing" if version is None else f"schema_version is {shown(version)}"
+        raise ThresholdsError(
+            placed(layer.data, ("schema_version",), layer.mark).where, found, f"{SCHEMA_VERSION}",
+            f"Use the current form, for example from `ddpscale init`. {what_next(layer.path)}",
+        )  # fmt: skip
+    for key, mark in layer.data.marks.items():
+        if key not in FileForm.model_fields:
+            near = did_you_mean(str(key), FileForm.model_fields)
+            raise ThresholdsError(mark.where, f"unknown key {key}{near}", "", f"Correct it. {what_next(layer.path)}")
 
 
 def _compiled(layers: tuple[Layer, ...]) -> ThresholdsFile:
-    path, names = layers[-1].path, names_of(layers)
+    path = layers[-1].path
+    compiler = Compiler(layers)
     wanted = list(dict.fromkeys(name for layer in layers for name in layer.section("skus")))
     if not wanted or len(wanted) > MOST_SKUS:
-        found = f"{len(wanted)} SKUs under `skus`"
-        raise ThresholdsError(layers[-1].where(("skus",)), found, f"1 to {MOST_SKUS}", what_next(path))
+        where = placed(layers[-1].data, ("skus",), layers[-1].mark).where
+        raise ThresholdsError(where, f"{len(wanted)} SKUs under `skus`", f"1 to {MOST_SKUS}", what_next(path))
     broken: dict[str, tuple[ThresholdsError, ...]] = {}
     skus: dict[str, Sku] = {}
     for name in wanted:
         try:
-            skus[name] = compiled_sku(name, layers, names)
+            skus[name] = compiler.sku(name)
         except PartError as error:
             broken[name] = error.problems
+    below = _compiled(layers[:-1]) if any(layer.section("skus") for layer in layers[:-1]) else None
+    file = ThresholdsFile(layers, Thresholds(skus), broken, tuple(compiler.problems()), below=below)
     for name, twin in _differing_in_case(wanted).items():
         found = f"skus.{name}: differs from {twin} only in case"
-        places = (layer.where(("skus", one)) for layer in reversed(layers) for one in (name, twin)
-                  if layer.has(("skus", one)))  # fmt: skip
-        broken[name] = (ThresholdsError(next(places), found, "one of them", f"Rename one. {what_next(path)}"),)
+        place = next(file.where("skus", one) for layer in reversed(layers) for one in (name, twin)
+                     if one in layer.section("skus"))  # fmt: skip
+        broken[name] = (ThresholdsError(place, found, "one of them", f"Rename one. {what_next(path)}"),)
         skus.pop(name, None)
     for name in broken:
-        broken[name] = _meant_by_alias(name, skus, layers) or broken[name]
-    file = ThresholdsFile(layers, Thresholds(skus), broken, tuple(problems_of(names)))
+        owner = next((sku for sku, entry in skus.items() if name in entry.aliases), None)
+        if owner is not None:
+            found = f"skus.{name}: {name} is an alias of {owner}"
+            broken[name] = (ThresholdsError(file.where("skus", name), found, f"`{owner}:`", "Write that name."),)
     return _without_contradictions(file)
 
 
@@ -180,35 +226,30 @@ def _differing_in_case(names: Sequence[str]) -> dict[str, str]:
     return {one: next(other for other in same if other != one) for same in found.values() if same[1:] for one in same}
 
 
-def _meant_by_alias(name: str, skus: Mapping[str, Sku], layers: Sequence[Layer]) -> tuple[ThresholdsError, ...]:
-    """An error that suggests the canonical name, if a section is named by an alias of another SKU."""
-    owner = next((sku for sku, entry in skus.items() if name in entry.aliases), None)
-    if owner is None:
-        return ()
-    where = layers[-1].where(("skus", name))
-    return (ThresholdsError(where, f"skus.{name}: {name} is an alias of {owner}", f"`{owner}:`", "Write that name."),)
-
-
 def _without_contradictions(file: ThresholdsFile) -> ThresholdsFile:
     """The file with contradictory SKUs moved to the broken ones."""
     found: dict[str, list[ThresholdsError]] = {}
     skus = file.thresholds.skus
     for name, sku in skus.items():
         found[name] = [_problem(file, name, at, sentence) for at, sentence in contradictions(name, sku)]
+        before = file.below.thresholds.skus.get(name) if file.below else None
+        for at, sentence in why_more_than_changed(before, sku) if before else ():
+            found[name].append(_problem(file, name, at, sentence))
     for name, alias, sentence in clashing_names(skus):
         found[name].append(_problem(file, name, ("aliases", alias), sentence))
     sound = {name: sku for name, sku in skus.items() if not found[name]}
     for name, sku in sound.items():
-        reasons = ((one, why_incomparable(sound, sku, one)) for one in sku.requirements)
+        reasons = ((one, why_incomparable(sound, name, one)) for one in sku.requirements)
         found[name] += [_problem(file, name, one, reason) for one, reason in reasons if reason]
     broken = {**file.broken, **{name: tuple(wrong) for name, wrong in found.items() if wrong}}
     return _with_references(replace(file, broken=broken))
 
 
 def _with_references(file: ThresholdsFile) -> ThresholdsFile:
-    """The file with ratios to invalid SKUs marked as missing, and ratios to removed SKUs skipped with a warning."""
+    """The file with ratios to invalid SKUs marked as missing, ratios to removed SKUs skipped, and remarks."""
     skus = {name: sku for name, sku in file.thresholds.skus.items() if name not in file.broken}
     warnings: dict[str, tuple[ThresholdsError, ...]] = {}
+    told: dict[str, tuple[ThresholdsError, ...]] = {}
     for name, sku in skus.items():
         kept: list[Requirement] = []
         for one in sku.requirements:
@@ -223,61 +264,12 @@ def _with_references(file: ThresholdsFile) -> ThresholdsFile:
                 warning = ThresholdsError(one.where, found, "", "Add that SKU, or remove the row.")
                 warnings[name] = (*warnings.get(name, ()), warning)
         skus[name] = replace(sku, requirements=tuple(kept))
-    return replace(file, thresholds=Thresholds(skus), warnings=warnings)
+        told[name] = tuple(ThresholdsError(one.where, sentence) for one, sentence in remarks(skus[name]))
+    found_odd = {name: odd for name, odd in told.items() if odd}
+    return replace(file, thresholds=Thresholds(skus), warnings=warnings, remarks=found_odd)
 
 
 def _problem(file: ThresholdsFile, sku: str, at: tuple[str | int, ...] | Requirement, sentence: str) -> ThresholdsError:
-    path: YamlPath = ("skus", sku, *(() if isinstance(at, Requirement) else at))
+    path = ("skus", sku, *(() if isinstance(at, Requirement) else at))
     where = at.where if isinstance(at, Requirement) else file.where(*path)
     return ThresholdsError(where, f"{dotted(path)}: {sentence}", "", what_next(file.path))
-
-
-def _layers(path: Path) -> tuple[Layer, ...]:
-    """The files that a file extends, then itself."""
-    layers = [read_layer(path)]
-    _check_top(layers[0])
-    while "extends" in layers[0].data:
-        if len(layers) > DEEPEST_EXTENSION:
-            found = f"more than {DEEPEST_EXTENSION} files that extend each other"
-            raise ThresholdsError(layers[0].where(("extends",)), found, "fewer", what_next(path))
-        below = _extended(layers[0])
-        if any(below.path.samefile(layer.path) for layer in layers):
-            found = f"extends {shown(layers[0].data['extends'])}, which extends this file"
-            raise ThresholdsError(layers[0].where(("extends",)), found, "no circle", what_next(path))
-        layers.insert(0, below)
-        _check_top(below)
-    return tuple(layers)
-
-
-def _extended(layer: Layer) -> Layer:
-    """The file that one extends."""
-    target, where = layer.data["extends"], layer.where(("extends",))
-    if not isinstance(target, str) or not target.strip():
-        raise ThresholdsError(where, f"extends is {shown(target)}", "`packaged` or a path", what_next(layer.path))
-    path = packaged("thresholds.yaml") if target == PACKAGED else layer.path.parent / target
-    try:
-        path.stat()
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        found = f"extends {shown(target)}: {path} cannot be read ({error})"
-        raise ThresholdsError(where, found, "`packaged` or the path of a file", what_next(layer.path)) from None
-    return read_layer(path)
-
-
-def _check_top(layer: Layer) -> None:
-    """Refuse errors that affect all SKUs: another form, an unknown key, a duplicate key."""
-    for at, error in layer.odd:
-        if len(at) <= 1:
-            raise error
-    version = layer.data.get("schema_version")
-    if version != SCHEMA_VERSION or isinstance(version, bool):
-        found = "schema_version is missing" if version is None else f"schema_version is {shown(version)}"
-        raise ThresholdsError(
-            layer.where(("schema_version",)), found, f"{SCHEMA_VERSION}",
-            f"Use the current form, for example from `ddpscale init`. {what_next(layer.path)}",
-        )  # fmt: skip
-    for key in layer.data:
-        if key not in FileForm.model_fields:
-            near = did_you_mean(str(key), FileForm.model_fields)
-            raise ThresholdsError(
-                layer.where((str(key),)), f"unknown key {key}{near}", "", f"Correct it. {what_next(layer.path)}"
-            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pytest_ddpscale.plan.arm import Arm, OneGpu, Placement
@@ -14,7 +14,7 @@ from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.operation import operation
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.thresholds.hardware import Detect, Node, Peak
+from pytest_ddpscale.thresholds.parts import Detect, Node, Peak
 from pytest_ddpscale.thresholds.waiver import Waiver
 
 Severity = Literal["fail", "warn"]
@@ -35,12 +35,14 @@ class Source:
         margin_pct: distance of the bound from it, in per cent of it; None if the bound is stated.
         reference: who published it, and for what.
         reasoning: why this number, or this distance from the published value.
+        is_site: whether a site set the bound: its row is not in the packaged file.
     """
 
     measured: float | None = None
     margin_pct: float | None = None
     reference: str | None = None
     reasoning: str | None = None
+    is_site: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Requirement:
         waiver: a waiver of its failure, or None.
         one_gpu: how the source trained the single GPU of the value or of its baseline; ``alone`` in all other cases.
         sound: what a sound machine is thought to reach, where that is not the published value; judges nothing.
+        warn: a stricter bound, which a value that misses it only warns of; None without one.
 
     Raises:
         ValueError: it does not fit its metric, or its bound is meaningless.
@@ -85,6 +88,7 @@ class Requirement:
     waiver: Waiver | None = None
     one_gpu: OneGpu = "alone"
     sound: float | None = None
+    warn: float | None = None
 
     def __post_init__(self) -> None:
         self._check_subject()
@@ -97,6 +101,15 @@ class Requirement:
         self._check_sound()
         if self.placement == "spread" and self.world_size == 1:
             raise ValueError("placement spread is not defined for world size 1; expected at least 2")
+        if self.warn is not None:
+            self._check_warning(self.warn)
+
+    def _check_warning(self, warn: float) -> None:
+        if self.severity == "warn":
+            raise ValueError("it only warns; expected no `warn` beside its bound")
+        if warn == self.bound or not self._passes(warn):
+            raise ValueError(f"{self}: the warn bound is not stricter than the fail bound, so it never warns")
+        self.warning()  # refuses a bound that is meaningless
 
     def _check_subject(self) -> None:
         wanted = self.definition.subject
@@ -172,6 +185,12 @@ class Requirement:
                 f"{self.metric}; expected at {side} {self.bound:g}"
             )
 
+    def warning(self) -> Requirement | None:
+        """The requirement of its stricter bound, which only warns; None without one."""
+        if self.warn is None:
+            return None
+        return replace(self, bound=self.warn, severity="warn", waiver=None, warn=None)
+
     def _passes(self, value: float) -> bool:
         return value <= self.bound if self.definition.upper_bound else value >= self.bound
 
@@ -216,7 +235,7 @@ class Requirement:
         return self.workload or self.probe or self.check
 
     def key(self) -> RequirementKey:
-        """Identifies the measured value; two requirements may share it and differ in bound and severity."""
+        """Identifies the measured value; a SKU has one requirement for each."""
         return (self.metric, self.subject, self.world_size, self.placement, self.versus)
 
     def __str__(self) -> str:

@@ -17,8 +17,8 @@ from pydantic_core import PydanticCustomError
 from pytest_ddpscale.plan.layout import Layout, WorldSize
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY, PROBE_UNIFORMITY, RANK_UNIFORMITY
 from pytest_ddpscale.plan.operation import KINDS, operation
-from pytest_ddpscale.thresholds.hardware import Strict
 from pytest_ddpscale.thresholds.model import PeerLimits, Requirement, Source
+from pytest_ddpscale.thresholds.parts import Strict
 
 _PER_CENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]+)?) ?%")
 _LEAST_PCT = 1.0  # noise and ordinary differences reach less

@@ -1,98 +1,64 @@
-"""Writes a site's own thresholds.yaml: differences from the packaged file, with examples from a SKU's real rows."""
+"""Writes a site's files: its first thresholds.yaml, from a template, the JSON schema for editors, and overlays.
+
+An overlay extends another file and changes one SKU of it. No existing file is ever changed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from pytest_ddpscale.plan.metric_catalogue import (
-    DEVICE_UTILIZATION,
-    EXPOSED_COMMUNICATION,
-    PEAK_MEMORY_GIB,
-    RANK_UNIFORMITY,
-    STRONG_SCALING_EFFICIENCY,
-    THROUGHPUT_PER_GPU,
-    WEAK_SCALING_EFFICIENCY,
-)
-from pytest_ddpscale.thresholds.changes import bound_text
-from pytest_ddpscale.thresholds.model import Requirement, Sku
+import yaml
 
-_HEAD = """\
+from pytest_ddpscale import __version__
+from pytest_ddpscale.errors import OptionError, ThresholdsError
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.thresholds.form import ROW_METRICS, SCHEMA_VERSION, FileForm
+from pytest_ddpscale.thresholds.loading import DEEPEST_EXTENSION, PACKAGED, ThresholdsFile, first_of, load_thresholds
+from pytest_ddpscale.thresholds.model import Requirement
+from pytest_ddpscale.thresholds.reading import ROW_LISTS, SECTIONS
+from pytest_ddpscale.util.packaged import packaged
+
+_SOURCE = "site: 'who measured it, when, on which nodes, with which driver, NCCL and torch'"
+_TEMPLATE = f"""\
 # yaml-language-server: $schema=thresholds.schema.json
 #
 # Thresholds of this site: only the differences from those shipped with pytest-ddpscale.
-# {shows}
+# `ddpscale thresholds show --gpu-sku SKU` prints the requirements of a GPU model, one row each.
 # `ddpscale thresholds check thresholds.yaml` shows what this file changes.
-# To use an example, uncomment it and the source that it names.
+# To use an example, uncomment it, and name a row that `show` prints.
 schema_version: 2
 extends: packaged
 
 sources:
-  # {source}
+  # {_SOURCE}
+
+skus:
+  # SKU:
+  #   requirements:  # a row replaces the one below of the same metric, name and number of GPUs
+  #     - {{weak_scaling_efficiency: {{node: 0.98}}, of: resnet152-fp16, published: site, margin: 2 %}}
+  #   change:  # rows with another severity or bound; `off`: not required here
+  #     - {{device_utilization: any, of: resnet152-fp16, severity: warn, who: NAME, why: 'why at this site'}}
+  #     # a waiver: the row fails, and the run is accepted with waivers until that day
+  #     - {{matmul_tflops: any, probe: matmul-bf16, severity: warn, until: 2027-03-01, who: NAME, why: 'ticket 4711'}}
 """
-_SOURCE = "site: 'who measured it, when, on which nodes, with which driver, NCCL and torch'"
-# Metrics for the examples, in order of preference: those that a site is likely to measure itself first.
-_REPLACED = (WEAK_SCALING_EFFICIENCY.name, THROUGHPUT_PER_GPU.name)
-_REMOVED = (STRONG_SCALING_EFFICIENCY.name, RANK_UNIFORMITY.name)
-_CHANGED = (DEVICE_UTILIZATION.name, PEAK_MEMORY_GIB.name, EXPOSED_COMMUNICATION.name)
-_WHOLE_NODE = ("node", 8)
 _USUAL_MARGIN_PCT = 2.0
 _DIGITS = 4
+_NUMBER = {"type": "number", "minimum": 0}
+_WIDTH = 120  # of overlays
 
 
-def site_file(sku: str, of: Sku | None) -> str:
-    """The text of a thresholds.yaml that extends the packaged one and initially changes nothing.
+def site_file(sku: str) -> str:
+    """The text of a thresholds.yaml that extends the packaged one and changes nothing yet.
 
     Args:
-        sku: name of the SKU for the examples; empty for none.
-        of: that SKU, or None.
+        sku: name of the SKU in the examples; empty for none.
     """
-    if of is None:
-        shows = "`ddpscale thresholds show` lists the SKUs; with --gpu-sku NAME it prints a SKU's requirements."
-        lines = ["skus:", "  # `ddpscale init --gpu-sku NAME DIR` writes examples of a SKU's rows here."]
-    else:
-        shows = f"`ddpscale thresholds show --gpu-sku {sku}` prints its requirements."
-        lines = ["skus:", f"  {sku}:", *_examples(of)]
-    return _HEAD.format(shows=shows, source=_SOURCE) + "\n" + "\n".join(lines) + "\n"
-
-
-def _examples(sku: Sku) -> list[str]:
-    numbers = [one for one in sku.requirements if not one.check and one.definition.only_bound is None]
-    provisional = [one for one in numbers if one.provisional]
-    replaced = _first(provisional, _REPLACED) or _first(numbers, _REPLACED)
-    removed = _first([one for one in numbers if one is not replaced], _REMOVED)
-    changed = _first([one for one in numbers if one not in (replaced, removed)], _CHANGED)
-    return [
-        "    requirements:  # a row replaces the packaged one of the same metric, name and number of GPUs",
-        *(_replacing(replaced) if replaced else ()),
-        "    remove:  # rows that this site does not require",
-        *([f"      # - {{{_name(removed)}}}"] if removed else ()),
-        "    change:  # rows with another severity",
-        *(_changing(changed) if changed else ()),
-    ]
-
-
-def _replacing(one: Requirement) -> list[str]:
-    return [
-        f"      # now {bound_text(one)}; replaced by a value measured here (this one gives about the same bound):",
-        f"      # - {site_row(one)}",
-    ]
-
-
-def _changing(one: Requirement) -> list[str]:
-    other = "fail" if one.severity == "warn" else "warn"
-    return [
-        f"      # now {bound_text(one)}",
-        f"      # - {{{_name(one)}, severity: {other}, because: 'why at this site'}}",
-    ]
-
-
-def _first(requirements: Sequence[Requirement], metrics: Iterable[str]) -> Requirement | None:
-    """A requirement on the first of the metrics that has one, preferably on a whole node."""
-    for metric in metrics:
-        found = [one for one in requirements if one.metric == metric]
-        if found:
-            return next((one for one in found if one.world_size in _WHOLE_NODE), found[0])
-    return None
+    return _TEMPLATE.replace("SKU", sku) if sku else _TEMPLATE
 
 
 def site_row(one: Requirement) -> str:
@@ -100,7 +66,10 @@ def site_row(one: Requirement) -> str:
     margin = one.source.margin_pct or _USUAL_MARGIN_PCT
     sign = 1 if one.definition.upper_bound else -1
     value = float(f"{one.bound / (1 + sign * margin / 100):.{_DIGITS}g}")
-    about = _about(one) + (", baseline: ddp" if one.one_gpu == "ddp" else "")
+    told = {"of": one.workload, "probe": one.probe, "versus": one.versus or ""}
+    about = "".join(f", {key}: {value}" for key, value in told.items() if value)
+    about += ", placement: spread" if one.placement == "spread" else ""
+    about += ", baseline: ddp" if one.one_gpu == "ddp" else ""
     return f"{{{one.metric}: {{{one.world_size}: {value:g}}}{about}, published: site, margin: {margin:g} %}}"
 
 
@@ -117,13 +86,110 @@ def site_example(sku: str, one: Requirement) -> list[str]:
     ]
 
 
-def _name(one: Requirement) -> str:
-    """The requirement's name for `remove` and `change`."""
-    return f"{one.metric}: [{one.world_size}]{_about(one)}"
+def json_schema_text() -> str:
+    """The JSON schema of thresholds.yaml, for completion and checks in editors."""
+    schema = FileForm.model_json_schema(mode="validation")
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "pytest-ddpscale thresholds"
+    forms = schema["$defs"]
+    values = forms["Row"]["properties"]["metrics"]["additionalProperties"]
+    forms["Values"] = {"anyOf": [values, _NUMBER]}
+    forms["PerCent"] = forms["NamedMargin"]["properties"]["metrics"]["additionalProperties"]
+    _name_metrics(forms["Row"], "metrics", {"$ref": "#/$defs/Values"})
+    _name_metrics(forms["NamedMargin"], "metrics", {"$ref": "#/$defs/PerCent"})
+    sizes = forms["Change"]["properties"].pop("world_sizes")
+    forms["WorldSizes"] = {"anyOf": [sizes, sizes["items"], {"const": "any"}]}
+    _name_metrics(forms["Change"], "metric", {"$ref": "#/$defs/WorldSizes"})
+    del forms["SkuForm"]["required"]  # a file that extends another has only the differences
+    _allow_empty([schema["properties"][name] for name in SECTIONS])
+    _allow_empty([forms["SkuForm"], *(forms["SkuForm"]["properties"][name] for name in ROW_LISTS)])
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
-def _about(one: Requirement) -> str:
-    """The keys that identify a row besides its metric."""
-    told = {"of": one.workload, "probe": one.probe, "versus": one.versus or ""}
-    placed = ", placement: spread" if one.placement == "spread" else ""
-    return "".join(f", {key}: {value}" for key, value in told.items() if value) + placed
+def _allow_empty(sections: Iterable[dict[str, Any]]) -> None:
+    """Allow sections with only comments, as in a file that extends another."""
+    for section in sections:
+        section["type"] = [section["type"], "null"]
+
+
+def _name_metrics(form: dict[str, Any], key: str, values: dict[str, Any]) -> None:
+    """Replace the key that stands for all metrics by one key per metric, as written in files."""
+    others = {name: one for name, one in form["properties"].items() if name != key}
+    named = {name: {**values, "description": METRICS[name].meaning} for name in ROW_METRICS}
+    form["properties"] = {**named, **others}
+    form["required"] = [name for name in form.get("required", []) if name != key]
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """What a file changes in the file that it extends.
+
+    Attributes:
+        command: that writes it, such as ``calibrate``.
+        below: the file that it extends.
+        sku: canonical name of the SKU that it changes.
+        section: the SKU's `batch`, `requirements` and `change`, as in a thresholds file.
+        sources: text of each source that its rows name.
+    """
+
+    command: str
+    below: ThresholdsFile
+    sku: str
+    section: Mapping[str, Any]
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def text(self, folder: Path) -> str:
+        """The whole file, for a folder."""
+        content: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "extends": _extends(self.below.path, folder)}
+        if self.sources:
+            content["sources"] = dict(self.sources)
+        content["skus"] = {self.sku: dict(self.section)}
+        # Leaves such as `{per_gpu: 40}` are written on one line.
+        dumped = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=_WIDTH, default_flow_style=None)
+        return f"# Written by ddpscale {__version__} {self.command}.\n{dumped}"
+
+
+def _extends(below: Path, folder: Path) -> str:
+    if below.samefile(packaged("thresholds.yaml")):
+        return PACKAGED
+    path = os.path.relpath(below.resolve(), folder.resolve())
+    return f"./{path}" if path == PACKAGED else path
+
+
+def refuse_unwritable(option: str, file: Path, below: ThresholdsFile) -> None:
+    """Refuse a file that exists or cannot be written, or would be one too many that extend each other.
+
+    Raises:
+        OptionError: the message names the option.
+    """
+    if os.path.lexists(file):
+        hint = f"It is never changed. A new file may extend it: --thresholds={file} {option} NEW.yaml."
+        raise OptionError(option, f"found {file}, which exists", "a new file", hint)
+    if not os.access(file.parent, os.W_OK):
+        raise OptionError(option, f"found {file}, whose folder cannot be written", "a writable folder")
+    if len(below.layers) > DEEPEST_EXTENSION:
+        found = f"{below.path} already extends {DEEPEST_EXTENSION} files"
+        raise OptionError(option, found, "fewer", "Name an earlier one of them with --thresholds.")
+
+
+def write_overlay(file: Path, overlay: Overlay) -> str:
+    """Write an overlay into a new file, at once and only if it is valid. Returns its text.
+
+    Raises:
+        ThresholdsError: the SKU would be invalid.
+        OSError: the file exists, or cannot be written.
+    """
+    text = overlay.text(file.parent)
+    new = file.with_name(f".{file.name}.{os.getpid()}.new")
+    new.write_text(text, encoding="utf-8", newline="")
+    try:
+        wrong = load_thresholds(new).broken.get(overlay.sku)
+        if wrong:
+            error = first_of(wrong)
+            place, found = (one.replace(str(new), str(file)) for one in (error.where, error.found))
+            raise ThresholdsError(place, f"{found}; the file was not written", error.expected)
+        file.open("x").close()  # fails if the file exists by now
+        new.replace(file)
+    finally:
+        new.unlink(missing_ok=True)
+    return text

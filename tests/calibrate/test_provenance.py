@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import date
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,8 @@ from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement
-from pytest_ddpscale.thresholds.overlay import write_overlay
+from pytest_ddpscale.thresholds.site_file import write_overlay
+from pytest_ddpscale.thresholds.waiver import today
 from tests.builders.clusters import thresholds
 from tests.builders.trusted import SKU, WORKLOAD, launches, nodes
 
@@ -87,13 +88,16 @@ def test_what_the_sites_file_changes_and_waives_holds_for_the_new_rows(
 ) -> None:  # fmt: skip
     """As it would if the rows were replaced in the site's own file."""
     site, new, edited = (tmp_path / f"{name}.yaml" for name in ("site", "new", "edited"))
-    waived = {"throughput_per_gpu": "any", "of": WORKLOAD, "who": "Ada", "why": "fans", "until": date(2999, 1, 1)}
+    waived = {"throughput_per_gpu": "any", "of": WORKLOAD, "severity": "warn", "who": "Ada", "why": "fans",
+              "until": today() + timedelta(30)}  # fmt: skip
     section = {
         "requirements": [
             {"throughput_per_gpu": {1: 700}, "of": WORKLOAD, "provisional": "our guess", "severity": "fail"}
         ],
-        "change": [{"memory_bandwidth_gbps": [1], "probe": "memory-copy", "severity": "warn", "because": "slow"}],
-        "waivers": [waived],
+        "change": [
+            {"memory_bandwidth_gbps": [1], "probe": "memory-copy", "severity": "warn", "who": "Ada", "why": "slow"},
+            waived,
+        ],
     }  # fmt: skip
     content = {"schema_version": 2, "extends": "packaged", "skus": {SKU: section}}
     site.write_text(yaml.safe_dump(content))
@@ -105,7 +109,7 @@ def test_what_the_sites_file_changes_and_waives_holds_for_the_new_rows(
     unchanged = [{key: value for key, value in row.items() if "memory_bandwidth_gbps" not in row or key != "severity"}
                  for row in rows]  # fmt: skip
     assert unchanged != rows
-    assert overlay.section["waivers"] == [{**waived, "throughput_per_gpu": [1]}]
+    assert overlay.section["change"] == [{**waived, "throughput_per_gpu": [1]}]
     in_place = {"sources": dict(overlay.sources), "skus": {SKU: {**section, "requirements": unchanged}}}
     edited.write_text(yaml.safe_dump({**content, **in_place}))
 

@@ -15,8 +15,8 @@ from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, surveys_of
 from pytest_ddpscale.run.telemetry import telemetry_columns_of
 from pytest_ddpscale.run.transport_record import transports_of
+from pytest_ddpscale.thresholds.cases import node_expectation
 from pytest_ddpscale.thresholds.model import Sku
-from pytest_ddpscale.thresholds.node_expectation import node_expectation
 from tests.builders.nodes_checked import NOT_CHECKED
 from tests.integration.gpu_run import GpuRun, TorchGpu
 

@@ -14,8 +14,8 @@ from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
-from pytest_ddpscale.thresholds.hardware import Detect
 from pytest_ddpscale.thresholds.model import Requirement, Sku, Source
+from pytest_ddpscale.thresholds.parts import Detect
 from tests.builders.measurements import ProbeMeasurement
 from tests.builders.probes import probe_columns_of
 

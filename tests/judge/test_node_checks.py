@@ -22,8 +22,8 @@ from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
-from pytest_ddpscale.thresholds.hardware import Detect, Node
 from pytest_ddpscale.thresholds.model import Severity, Sku, check_of_nodes
+from pytest_ddpscale.thresholds.parts import Detect, Node
 from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.measurements import ProbeMeasurement
 from tests.builders.nodes_checked import (

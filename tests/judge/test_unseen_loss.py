@@ -94,7 +94,7 @@ def test_bounds_of_the_sites_own_need_none(tmp_path: Path, sku: str, margin: str
         f"requirements: [{{weak_scaling_efficiency: {{8: 0.99}}, of: {TRAINED}, published: our-runs, margin: 2 %}}]",
         "requirements: [{matmul_tflops: 1500, probe: matmul-bf16, published: our-runs, margin: 4 %}]",
         f"requirements: [{OWN}4 %, severity: warn}}]",
-        "change: [{node_check: clock, severity: fail, because: x}]".replace("node_check", "check"),
+        "change: [{check: clock, severity: fail, who: A. Name, why: it has to}]",
     ],
     ids=["efficiency", "probe", "only warns", "a check"],
 )
@@ -106,7 +106,7 @@ def test_what_a_site_says_of_anything_else_changes_nothing(tmp_path: Path, exten
 
 def test_a_provisional_speed_that_rejects_sees_what_it_is_said_to_see(tmp_path: Path) -> None:
     """It is no publication, so the remark stays, but it rejects from the loss on that its row states."""
-    change = "{throughput_per_gpu: 1, of: resnet152-fp16, severity: fail, because: x}"
+    change = "{throughput_per_gpu: 1, of: resnet152-fp16, severity: fail, who: A. Name, why: it has to}"
     found = remark(subject(tmp_path, "rtx-pro-6000-server", f"change: [{change}]"))
     assert "a loss of all devices alike up to 19 % is not seen in training" in found
     unknown = remark(subject(tmp_path, "a100-sxm4-40gb", f"change: [{change}]"))

@@ -179,9 +179,10 @@ def test_a_waiver_of_one_waives_nothing_of_the_other(
     measured: Site, waived: str, failing: tuple[tuple[str, str], ...], outcome: str, said: str
 ) -> None:
     asked(measured, *failing)
-    row = f"{{{waived}, of: resnet152-fp16, who: A. Name, why: known, until: {today() + timedelta(1)}}}"
+    until = today() + timedelta(1)
+    row = f"{{{waived}, of: resnet152-fp16, severity: warn, until: {until}, who: A. Name, why: known}}"
     measured.write(
-        "own.yaml", f"schema_version: 2\nextends: thresholds.yaml\nskus:\n  tested-gpu:\n    waivers: [{row}]\n"
+        "own.yaml", f"schema_version: 2\nextends: thresholds.yaml\nskus:\n  tested-gpu:\n    change: [{row}]\n"
     )
     measured.judge("--thresholds=own.yaml")
     judged = judgement_of(measured)

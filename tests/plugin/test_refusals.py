@@ -87,7 +87,7 @@ def overlay(line: str, *others: str) -> Arrange:
         "  tested-gpu:",
         *(f"    {one}" for one in others),
     ]
-    return with_file("own.yaml", "\n".join([*text, f"    waivers: [{{{line}, who: A. Name, why: a fan}}]"]) + "\n")
+    return with_file("own.yaml", "\n".join([*text, f"    change: [{{{line}, who: A. Name, why: a fan}}]"]) + "\n")
 
 
 def begun(**changes: Any) -> Arrange:
@@ -152,13 +152,13 @@ REFUSED: dict[str, tuple[Arrange, str, tuple[str, ...]]] = {
         as_it_is, "--gpu-sku=tested --thresholds=acceptance",
         ("ERROR: acceptance: cannot be read", "expected a YAML file", "Check --thresholds."),
     ),
-    "a waiver without an end": (
-        overlay("weak_scaling_efficiency: 8, of: resnet152-fp16"), f"{JUDGE} --thresholds=own.yaml",
-        ("own.yaml:5: skus.tested-gpu.waivers[0].until is missing",),
+    "a waiver that is none": (
+        overlay("weak_scaling_efficiency: 8, of: resnet152-fp16, until: 2099-01-01"), f"{JUDGE} --thresholds=own.yaml",
+        ("own.yaml:5: skus.tested-gpu.change[0]: `until` makes it a waiver; expected `severity: warn` and no `bound`",),
     ),
     "a waiver of what is between nodes": (
         overlay(
-            "throughput_per_gpu: all, of: resnet152-fp16, until: 2099-01-01",
+            "throughput_per_gpu: all, of: resnet152-fp16, severity: warn, until: 2099-01-01",
             "requirements: "
             "[{throughput_per_gpu: {all: 5}, of: resnet152-fp16, published: paper, bound: 1, because: x}]",
         ),

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pytest_ddpscale.errors import SkuError
 from pytest_ddpscale.sku.detection import Gpu
 from pytest_ddpscale.sku.matching import matching_skus, resolve_sku
-from pytest_ddpscale.thresholds.hardware import Detect
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.model import Sku, Thresholds
+from pytest_ddpscale.thresholds.parts import Detect
 from tests.nvml_stand_in.machine import V100 as PLAYED_V100
 from tests.nvml_stand_in.machine import PlayedMachine
 from tests.rows import rows

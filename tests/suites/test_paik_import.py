@@ -17,8 +17,8 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunDevice
 from pytest_ddpscale.suites.paik_import import import_paik
-from pytest_ddpscale.thresholds.hardware import Detect
 from pytest_ddpscale.thresholds.model import Sku, Thresholds
+from pytest_ddpscale.thresholds.parts import Detect
 from tests.builders.measurements import measurements_in
 from tests.builders.workloads import with_settings
 from tests.rows import rows

@@ -20,10 +20,9 @@ skus:
       - {peak_memory_gib: {8: 60}, of: resnet152-fp16, published: site, margin: 0 %}
       - {throughput_per_gpu: {4: 1150}, of: resnet152-fp16, published: site, margin: 5 %}
       - {throughput_per_gpu: {1: 2220}, of: resnet50-fp16, provisional: 'as it is below'}
-    remove:
-      - {strong_scaling_efficiency: [8], of: vit-b-16-fp16}
     change:
-      - {device_utilization: [8], of: resnet152-fp16, severity: warn, because: 'busy hosts'}
+      - {strong_scaling_efficiency: [8], of: vit-b-16-fp16, severity: off, who: A. Name, why: 'busy hosts'}
+      - {device_utilization: [8], of: resnet152-fp16, severity: warn, who: A. Name, why: 'busy hosts'}
 """
 
 

@@ -49,7 +49,7 @@ def test_a_row_that_changes_nothing_is_idle(change: SkuChange) -> None:
 
 
 def test_a_severity_that_it_has_already_is_idle(tmp_path: Path) -> None:
-    told = "{device_utilization: [8], of: resnet152-fp16, severity: fail, because: 'so'}"
+    told = "{device_utilization: [8], of: resnet152-fp16, severity: fail, who: A. Name, why: it is so}"
     (found,) = all_changes(site(tmp_path, f"skus: {{{A100}: {{change: [{told}]}}}}\n"))
     assert found.bounds == ()
     assert [one.metric for one in found.idle] == ["device_utilization"]
@@ -82,7 +82,10 @@ def test_what_is_trained_and_expected_is_told_besides(tmp_path: Path) -> None:
 
 def test_a_check_that_only_warns_is_weaker(tmp_path: Path) -> None:
     (found,) = all_changes(
-        site(tmp_path, f"skus: {{{A100}: {{change: [{{check: ecc, severity: warn, because: so}}]}}}}\n")
+        site(
+            tmp_path,
+            f"skus: {{{A100}: {{change: [{{check: nvlink, severity: warn, who: A. Name, why: it is so}}]}}}}\n",
+        )
     )
     (bound,) = found.bounds
     assert bound.is_weaker

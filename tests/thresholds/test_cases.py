@@ -72,16 +72,18 @@ def test_a_case_knows_what_one_gpu_alone_has_to_reach_if_anything_says_so(shippe
 
 def test_of_two_bounds_for_one_gpu_alone_the_floor_is_the_lower(load: Load) -> None:
     floor = VALID.splitlines()[13]
-    warning = changed("published: paper", "published: paper, margin: 2 %, severity: warn", floor)
-    text = VALID.replace(floor, f"{warning}\n{floor}")
+    text = VALID.replace(floor, changed("published: paper", "published: paper, warn: 98", floor))
     assert {case.floor_samples_per_s for case in training_cases(cases_for(load(text), "old", ONE_NODE))} == {95.0}
     assert {case.floor_samples_per_s for case in training_cases(cases_for(load(VALID), "new", ONE_NODE))} == {None}
 
 
 def test_a_warning_beside_a_failure_is_told_apart_by_its_severity(load: Load) -> None:
-    warning = WEAK.replace("bound: 0.95", "bound: 0.96, severity: warn")
-    cases = cases_for(load(VALID.replace(WEAK, f"{WEAK}\n{warning}")), "new", ONE_NODE)
+    cases = cases_for(
+        load(VALID.replace(WEAK, WEAK.replace("bound: 0.95", "bound: 0.95, warn: 0.96"))), "new", ONE_NODE
+    )
     assert [case.name for case in cases] == ["r-8gpu-fail", "r-8gpu-warn", "r-1gpu-vs-old"]
+    bounds = [(case.requirement.severity, case.requirement.bound) for case in cases[:2]]
+    assert bounds == [("fail", 0.95), ("warn", 0.96)]
 
 
 def test_on_cpu_it_is_ranks_that_are_counted(load: Load) -> None:

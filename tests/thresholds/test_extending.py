@@ -15,7 +15,9 @@ from tests.rows import rows
 from tests.thresholds.conftest import VALID, first_problem
 
 HEAD = "schema_version: 2\nextends: base.yaml\n"
-BASE = VALID.replace("skus:\n", "families:\n  f:\n    - {check: [ecc, clock], severity: fail}\nskus:\n").replace(
+BY = "who: A. Name, why: our switch is old"
+OFF = f"severity: off, {BY}"
+BASE = VALID.replace("skus:\n", "families:\n  f:\n    - {check: [ecc, clock, disk], severity: fail}\nskus:\n").replace(
     "    detect: {name: '^New$'}\n",
     "    detect: {name: '^New$', memory_gib: 80}\n    families: [f]\n    peak: {fp16_tflops: 100}\n"
     "    node: {nvlinks: 4}\n",
@@ -77,7 +79,7 @@ def test_parts_of_a_sku_are_merged_and_all_else_is_the_nearest_files(extend: Ext
     assert new.node is not None
     assert (new.description, new.detect.name, new.detect.memory_gib) == ("ours", "^New$", 40)
     assert (new.peak.fp16_tflops, new.peak.bf16_tflops, new.node.nvlinks) == (100, 90, 8)
-    assert (new.checks, new.workloads["r"].batch_size) == ({"clock": "warn", "ecc": "fail"}, 32)
+    assert (new.checks, new.workloads["r"].batch_size) == ({"clock": "warn", "ecc": "fail", "disk": "fail"}, 32)
     assert new.beyond_node == "asked"
     assert bounds(new) == {("weak_scaling_efficiency", 8): 0.95, ("generation_ratio", 1): 2}
 
@@ -85,7 +87,7 @@ def test_parts_of_a_sku_are_merged_and_all_else_is_the_nearest_files(extend: Ext
 def test_rows_replace_those_of_the_file_below_and_say_their_own_line(extend: Extend, path: Path) -> None:
     file = extend(
         "    requirements:\n      - {weak_scaling_efficiency: {4: 0.97, 8: 0.96}, of: r, provisional: our own nodes}\n"
-        "      - {check: ecc, severity: warn}\n"
+        "      - {check: clock, severity: warn}\n"
     )
     assert file.problems == ()
     new = file.thresholds.skus["new"]
@@ -95,20 +97,57 @@ def test_rows_replace_those_of_the_file_below_and_say_their_own_line(extend: Ext
     wheres = {one.metric: one.where for one in new.requirements}
     assert wheres["weak_scaling_efficiency"] == f"{path}:6"
     assert wheres["generation_ratio"].startswith(f"{path.parent / 'base.yaml'}:")
-    assert new.checks == {"ecc": "warn", "clock": "fail"}
+    assert new.checks == {"ecc": "fail", "clock": "warn", "disk": "fail"}
 
 
 def test_rows_are_removed_or_taken_as_less(extend: Extend) -> None:
     file = extend(
-        "    remove:\n      - {generation_ratio: 1, of: r, versus: old}\n      - {check: ecc}\n"
-        "    change:\n      - {weak_scaling_efficiency: any, of: r, severity: warn, because: our switch is old}\n"
-        "      - {check: clock, severity: warn, because: no time server}\n"
+        "    change:\n      - {generation_ratio: 1, of: r, versus: old, severity: off, who: A. Name, why: no old}\n"
+        "      - {check: disk, severity: off, who: A. Name, why: no local disk}\n"
+        "      - {weak_scaling_efficiency: any, of: r, severity: warn, who: A. Name, why: our switch is old}\n"
+        "      - {check: clock, severity: warn, who: A. Name, why: no time server}\n"
     )
     assert file.problems == ()
     new = file.thresholds.skus["new"]
     assert {(one.metric, one.check): one.severity for one in new.requirements} == {
-        ("node_check", "clock"): "warn", ("weak_scaling_efficiency", ""): "warn",
+        ("node_check", "ecc"): "fail", ("node_check", "clock"): "warn", ("weak_scaling_efficiency", ""): "warn",
     }  # fmt: skip
+
+
+def test_a_new_bound_keeps_its_published_value_and_says_who_set_it(extend: Extend, path: Path) -> None:
+    row = f"{{weak_scaling_efficiency: [8], of: r, bound: {{8: 0.9}}, {BY}}}"
+    one, _ = [one for one in extend(f"    change: [{row}]\n").thresholds.skus["new"].requirements if not one.check]
+    assert (one.bound, one.severity, one.where) == (0.9, "fail", f"{path}:5")
+    assert (one.source.measured, one.source.reasoning) == (0.97, "our switch is old (A. Name)")
+
+
+# Each way to write that a requirement is off, or only warns.
+@rows(
+    ("section", "complaint"),
+    [
+        (
+            f"    change: [{{check: ecc, {OFF}}}]\n",
+            "node_check of ecc at world size 1 cannot be turned off: memory err",
+        ),
+        (f"    change: [{{check: ecc, severity: warn, {BY}}}]\n", "cannot be made to warn only: memory errors corrupt"),
+        ("    checks: {ecc: warn}\n", "fails in the file below and only warns here; it has to stand: memory errors"),
+        ("    requirements: [{check: ecc, severity: warn}]\n", "fails in the file below and only warns here"),
+        ("    families: []\n", "ecc at world size 1 is required by the file below and not here; it has to stand"),
+    ],
+)
+def test_what_no_site_may_weaken_stands_however_it_is_written(section: str, complaint: str, extend: Extend) -> None:
+    file = extend(section)
+    assert "new" in file.broken
+    assert complaint in str(file.problems[0])
+
+
+def test_a_site_may_tighten_what_stands_and_drop_the_rest(extend: Extend, path: Path) -> None:
+    (path.parent / "base.yaml").write_text(BASE.replace("severity: fail}", "severity: warn}"))
+    file = extend(
+        "    checks: {ecc: fail}\n    change: [{check: clock, severity: fail, who: A. Name, why: it has to}]\n"
+    )
+    assert file.problems == ()
+    assert file.thresholds.skus["new"].checks == {"ecc": "fail", "clock": "fail", "disk": "warn"}
 
 
 def test_only_the_world_sizes_that_are_named_go(extend: Extend, path: Path) -> None:
@@ -116,10 +155,9 @@ def test_only_the_world_sizes_that_are_named_go(extend: Extend, path: Path) -> N
         "{8: 0.97}, of: r, published: paper, bound: 0.95", "{4: 0.9, 8: 0.8}, of: r, published: paper, margin: 0 %"
     )
     (path.parent / "base.yaml").write_text(base)
-    assert bounds(extend("    remove: [{weak_scaling_efficiency: 4, of: r}]\n").thresholds.skus["new"]).keys() == {
-        ("weak_scaling_efficiency", 8), ("generation_ratio", 1),
-    }  # fmt: skip
-    gone = extend("    remove: [{weak_scaling_efficiency: [4, 8], of: r}]\n").thresholds.skus["new"]
+    left = extend(f"    change: [{{weak_scaling_efficiency: 4, of: r, {OFF}}}]\n").thresholds.skus["new"]
+    assert bounds(left).keys() == {("weak_scaling_efficiency", 8), ("generation_ratio", 1)}
+    gone = extend(f"    change: [{{weak_scaling_efficiency: [4, 8], of: r, {OFF}}}]\n").thresholds.skus["new"]
     assert bounds(gone).keys() == {("generation_ratio", 1)}
 
 
@@ -132,18 +170,33 @@ def test_names_of_the_nearest_file_hold_for_rows_below(path: Path) -> None:
 @rows(
     ("section", "line", "complaint"),
     [
-        ("    remove: [{weak_scaling_efficiency: 4, of: r}]\n", 5,
+        ("    change: [{weak_scaling_efficiency: 4, of: r, OFF}]\n", 5,
          "there is no weak_scaling_efficiency of r at world size 4 to change; expected at world size 8"),
-        ("    remove: [{weak_scaling_efficiency: {8: 0.97}, of: r}]\n", 5, "expected a whole number from 1 to"),
-        ("    remove: [{weak_scaling_efficiency: [], of: r}]\n", 5, "has no world size; expected some, such as [8, al"),
-        ("    remove: [{weak_scaling_efficiency: 8, of: q}]\n", 5, "there is no weak_scaling_efficiency of q at world"),
-        ("    remove: [{weak_scaling_eficiency: 8, of: r}]\n", 5, "did you mean 'weak_scaling_efficiency'?"),
-        ("    remove: [{busbw_gbps: 8, no_regression: any}]\n", 5, "has busbw_gbps, no_regression; expected one me"),
-        ("    remove: [{check: gpus}]\n", 5, "there is no node_check of gpus to change; expected one of generation_ra"),
-        ("    remove: [{check: ecc, severity: warn}]\n", 5, "unknown key skus.new.remove[0].severity"),
-        ("    remove: all\n", 5, "skus.new.remove: it is 'all'; expected a list"),
-        ("    change: [{check: ecc, severity: warn}]\n", 5, "skus.new.change[0].because is missing"),
-        ("    change: [{check: ecc, because: we can}]\n", 5, "skus.new.change[0].severity is missing"),
+        ("    change: [{weak_scaling_efficiency: {8: 0.97}, of: r, OFF}]\n", 5, "names world sizes here, found {8: 0."),
+        ("    change: [{weak_scaling_efficiency: 0.97, of: r, OFF}]\n", 5, "and a new bound under `bound`"),
+        ("    change: [{weak_scaling_efficiency: [], of: r, OFF}]\n", 5, "has no world size; expected some, such as ["),
+        ("    change: [{weak_scaling_efficiency: [x], of: r, OFF}]\n", 5, "expected a whole number from 1 to"),
+        ("    change: [{weak_scaling_efficiency: 8, of: q, OFF}]\n", 5, "there is no weak_scaling_efficiency of q at"),
+        ("    change: [{weak_scaling_eficiency: 8, of: r, OFF}]\n", 5, "did you mean 'weak_scaling_efficiency'?"),
+        ("    change: [{busbw_gbps: 8, no_regression: any, OFF}]\n", 5, "has busbw_gbps, no_regression; expected one"),
+        ("    change: [{check: gpus, OFF}]\n", 5, "there is no node_check of gpus to change; expected one of generati"),
+        ("    change: all\n", 5, "skus.new.change: it is 'all'; expected a list"),
+        ("    change: [{check: clock, severity: warn, why: we can}]\n", 5, "skus.new.change[0].who is missing"),
+        ("    change: [{check: clock, severity: warn, who: A. Name}]\n", 5, "skus.new.change[0].why is missing"),
+        ("    change: [{check: clock, severity: warn, who: '-', why: we can}]\n", 5, "'-' says nothing; expected word"),
+        ("    change: [{check: clock, severity: warn, who: A. Name, why: '4711'}]\n", 5, "'4711' says nothing; expect"),
+        ("    change: [{check: clock, severity: warn, because: so}]\n", 5, "`because` is written `why` in a change"),
+        ("    change: [{check: clock, BY}]\n", 5, "changes nothing; expected `severity` or `bound`"),
+        ("    change: [{check: clock, bound: 1, BY}]\n", 5, "a check has no bound; expected no `bound`"),
+        ("    change: [{check: clock, severity: info, BY}]\n", 5, "severity is 'info'; expected 'off', 'warn' or 'fai"),
+        ("    change: [{weak_scaling_efficiency: 8, of: r, bound: 0.9, OFF}]\n", 5, "a row that is off has no bound"),
+        ("    change: [{weak_scaling_efficiency: any, of: r, bound: 0.9, BY}]\n", 5, "one `bound` for several world s"),
+        ("    change: [{weak_scaling_efficiency: 8, of: r, bound: {4: 0.9}, BY}]\n", 5, "`bound` has other world size"),
+        ("    change: [{weak_scaling_efficiency: 8, of: r, bound: 90, BY}]\n", 5, "looks like per cent"),
+        ("    change: [{check: clock, OFF}, {check: clock, severity: warn, BY}]\n", 5, "there is no node_check of clo"),
+        ("    change: [{check: clock, severity: warn, BY}, {check: clock, severity: fail, BY}]\n", 5, "is changed twi"),
+        ("    remove: [{check: clock}]\n", 5, "skus.new.remove is replaced by `change`; expected `change: [{METRIC: S"),
+        ("    waivers: [{check: clock}]\n", 5, "skus.new.waivers is replaced by `change`; expected `change: [{METRIC:"),
         ("    detect: {memory_gib: many}\n", 5, "skus.new.detect.memory_gib is 'many'; expected number"),
         ("    requirements: [{colour: red}]\n", 5, "skus.new.requirements[0]: unknown key 'colour'"),
         ("    checks: {eccc: warn}\n", 5, "there is no check 'eccc'; did you mean 'ecc'?"),
@@ -155,7 +208,7 @@ def test_names_of_the_nearest_file_hold_for_rows_below(path: Path) -> None:
 def test_a_mistake_is_told_with_the_line_of_the_file_that_has_it(
     section: str, line: int, complaint: str, extend: Extend, path: Path
 ) -> None:
-    file = extend(section)
+    file = extend(section.replace("OFF", OFF).replace("BY", BY))
     assert (list(file.thresholds.skus), list(file.broken)) == (["old"], ["new"])
     (error, *_) = file.problems
     assert error.where == f"{path}:{line}"
@@ -177,7 +230,7 @@ def test_a_new_sku_may_share_what_the_file_below_names(path: Path) -> None:
     )
     file = load_thresholds(path)
     assert file.problems == ()
-    assert file.thresholds.skus["mine"].checks == {"ecc": "fail", "clock": "fail"}
+    assert file.thresholds.skus["mine"].checks == {"ecc": "fail", "clock": "fail", "disk": "fail"}
     assert file.thresholds.skus["mine"].requirements[-1].bound == 47.5
 
 
@@ -216,10 +269,15 @@ def test_a_chain_has_an_end(path: Path) -> None:
 @rows(
     ("extends", "complaint"),
     [
-        ("packged", r"site.yaml:2: extends 'packged': .*cannot be read .*; expected `packaged` or the path of a file"),
+        (
+            "packged",
+            r"site.yaml:2: extends .*packged, which cannot be read .*; expected `packaged` or the path of a YAML file",
+        ),
         ("''", r"site.yaml:2: extends is ''; expected `packaged` or a path"),
         ("[a]", r"site.yaml:2: extends is \['a'\]; expected `packaged` or a path"),
-        ('"a\\0b"', "cannot be read"),
+        ('"a\\0b"', "site.yaml:2: .*cannot be read"),
+        ("/dev/zero", "site.yaml:2: extends /dev/zero, which is a device or a pipe; expected `packaged` or the path"),
+        (".", r"site.yaml:2: extends .*, which cannot be read \(it is a directory\)"),
     ],
 )
 def test_what_cannot_be_extended_is_told(extends: str, complaint: str, path: Path) -> None:

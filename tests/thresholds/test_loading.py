@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.errors import SkuError, ThresholdsError
 from pytest_ddpscale.thresholds.cases import cases_for
-from pytest_ddpscale.thresholds.layer import dotted
 from pytest_ddpscale.thresholds.loading import load_thresholds
+from pytest_ddpscale.thresholds.reading import dotted
 from tests.rows import rows
 from tests.thresholds.conftest import (
     BATCH_LINE,

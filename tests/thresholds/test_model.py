@@ -11,16 +11,15 @@ from pydantic import ValidationError
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
 from pytest_ddpscale.thresholds.form import ROW_METRICS
-from pytest_ddpscale.thresholds.hardware import Detect
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement, Source
+from pytest_ddpscale.thresholds.parts import Detect
 from tests.rows import rows
 from tests.thresholds.conftest import (
     BATCH_LINE,
     DETECT,
     RATIO_LINE,
     VALID,
-    WEAK,
     WEAK_LINE,
     Load,
     Refusal,
@@ -161,25 +160,33 @@ def test_a_generation_ratio_is_taken_against_what_the_reference_published(load: 
     assert batches == [4, 16], "a batch of its own does not forbid a ratio"
 
 
-def test_a_warn_bound_may_be_tighter_than_the_fail_bound(load: Load) -> None:
-    tighter = changed("bound: 0.95", "bound: 0.96, severity: warn", WEAK)
-    requirements = load(VALID.replace(WEAK, f"{WEAK}\n{tighter}")).thresholds.skus["new"].requirements
-    assert [(r.severity, r.bound) for r in requirements[:2]] == [("fail", 0.95), ("warn", 0.96)]
+def test_a_warn_bound_stands_beside_the_fail_bound(load: Load) -> None:
+    one, _ = load(weak_changed("bound: 0.95", "bound: 0.95, warn: 0.96")).thresholds.skus["new"].requirements
+    warning = one.warning()
+    assert warning is not None
+    assert (one.severity, one.bound, warning.severity, warning.bound) == ("fail", 0.95, "warn", 0.96)
 
 
-@rows("looser", ["0.95", "0.9"])
-def test_a_warn_bound_no_tighter_than_the_fail_bound_is_refused(looser: str, refusal: Refusal) -> None:
-    warn = changed("bound: 0.95", f"bound: {looser}, severity: warn", WEAK)
-    line, message = refusal(VALID.replace(WEAK, f"{WEAK}\n{warn}"))
-    assert line == WEAK_LINE + 1
-    assert "weak_scaling_efficiency of r at world size 8: the warn bound is not stricter than the fail bound" in message
+@rows(
+    ("more", "complaint"),
+    [
+        ("warn: 0.95", "weak_scaling_efficiency of r at world size 8: the warn bound is not stricter than the fail bo"),
+        ("warn: 0.9", "the warn bound is not stricter than the fail bound, so it never warns"),
+        ("warn: 0.96, severity: warn", "it only warns; expected no `warn` beside its bound"),
+        ("warn: 96", "bound 96 for weak_scaling_efficiency looks like per cent"),
+        ("warn: {4: 0.96}", "`warn` has other world sizes than the values; expected the same"),
+    ],
+)
+def test_a_warn_bound_that_never_warns_is_refused(more: str, complaint: str, refusal: Refusal) -> None:
+    line, message = refusal(weak_changed("bound: 0.95", f"bound: 0.95, {more}"))
+    assert complaint in message
+    assert line == WEAK_LINE
 
 
 def test_a_looser_upper_warn_bound_is_refused_as_well(refusal: Refusal) -> None:
     memory = VALID.splitlines()[14]
-    warn = changed("published: paper", "published: paper, margin: 8 %, severity: warn", memory)
-    line, message = refusal(VALID.replace(memory, f"{memory}\n{warn}"))
-    assert line == 16
+    line, message = refusal(changed(memory, changed("published: paper", "published: paper, warn: 13", memory)))
+    assert line == 15
     assert "the warn bound is not stricter than the fail bound" in message
 
 

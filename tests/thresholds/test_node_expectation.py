@@ -12,9 +12,9 @@ from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.thresholds.hardware import Detect, Node
+from pytest_ddpscale.thresholds.cases import node_expectation
 from pytest_ddpscale.thresholds.model import Sku
-from pytest_ddpscale.thresholds.node_expectation import node_expectation
+from pytest_ddpscale.thresholds.parts import Detect, Node
 from tests.builders.clusters import thresholds as packaged_thresholds
 from tests.rows import rows
 

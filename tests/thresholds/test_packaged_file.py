@@ -14,7 +14,7 @@ from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.thresholds.cases import cases_for
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement, Sku
-from pytest_ddpscale.thresholds.schema import json_schema_text
+from pytest_ddpscale.thresholds.site_file import json_schema_text
 from tests.builders.clusters import WHOLE_RUNS_ONLY
 from tests.builders.clusters import thresholds as packaged_thresholds
 from tests.rows import rows
@@ -384,8 +384,11 @@ def test_the_file_is_valid_by_the_schema_that_its_first_line_names() -> None:
     assert [error.message for error in validator.iter_errors(document)] == []
     document["skus"] = {"b200": document["skus"]["b200"] | {"requirements": [{"publisht": "me"}]}}
     assert {error.path[1] for error in validator.iter_errors(document)} == {"b200"}
-    overlay = "{schema_version: 2, extends: packaged, skus: {b200: {remove: [{no_regression: any}], change: [" \
-              "{busbw_gbps: [8, all], probe: all-reduce-8gib, severity: warn, because: slow}]}}}"  # fmt: skip
+    signed = "who: A. Name, why: it is slow"
+    overlay = (
+        f"{{schema_version: 2, extends: packaged, skus: {{b200: {{change: [{{no_regression: any, severity: off, "
+        f"{signed}}}, {{busbw_gbps: [8, node], probe: all-reduce-8gib, bound: {{8: 3, node: 4}}, {signed}}}]}}}}}}"
+    )
     assert [error.message for error in validator.iter_errors(as_json(overlay))] == []
 
 

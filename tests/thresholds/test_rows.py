@@ -149,8 +149,9 @@ PROBE = "busbw_gbps: {8: 100}, probe: all-reduce-1mib"
         (f"{PROBE}, published: papr", "there is no 'papr' under `sources`; did you mean 'paper'?"),
         (f"{PROBE}, published: xyz", "there is no 'xyz' under `sources`; expected one of paper"),
         (f"{PROBE}, published: paper, margin: lose", "there is no 'lose' under `margins`; did you mean 'loose'?"),
-        (f"{PROBE}, published: paper, margin: 100 %", "there is no '100 %' under `margins`"),
-        (f"{PROBE}, published: paper, margin: 5", "margin is 5; expected string"),
+        (f"{PROBE}, published: paper, margin: 100 %", "margin is '100 %'; expected per cent from 0 to 99, such as `5"),
+        (f"{PROBE}, published: paper, margin: 51 %", "a margin of 51 %, above 50 %, needs `because: 'why so wide'`"),
+        (f"{PROBE}, published: paper, margin: 5", "margin is 5; expected per cent from 0 to 99"),
         (f"{PROBE}, provisional: fw", "there is no 'fw' under `reasons`; did you mean 'few'?"),
         (f"{PROBE}, published: paper, because: fews", "there is no 'fews' under `reasons`; did you mean 'few'?"),
         ("throughput_per_gpu: {1: 100}, of: q, published: paper", "no `batch` for the workload 'q'; it has r"),
@@ -231,7 +232,7 @@ def test_other_words_that_are_misspelt_are_told(old: str, new: str, complaint: s
         (WEAK.replace("8: 0.97", ", ".join(f"{n}: 1" for n in range(2, 600))).replace("bound: 0.95", "margin: 5 %"),
          "it is more than 500 requirements"),
         ("\n".join(f"      - {{busbw_gbps: {{{n}: 1}}, probe: all-reduce-1mib, provisional: few}}" for n in range(520)),
-         "more than 500 items"),
+         "expected List should have at most 500 items"),
     ],
 )  # fmt: skip
 def test_more_requirements_than_any_sku_has_are_refused(text: str, complaint: str, refusal: Refusal) -> None:

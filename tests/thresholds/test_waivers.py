@@ -1,8 +1,8 @@
-"""Waivers as a site writes them: who, why, until when, and of what there are none."""
+"""Waivers, changes with an end, as a site writes them: who, why, until when, and of what there are none."""
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.thresholds.changes import all_changes
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement
-from pytest_ddpscale.thresholds.waiver import Waiver
+from pytest_ddpscale.thresholds.waiver import Waiver, today
 from pytest_ddpscale.util.packaged import packaged
 from tests.rows import rows
 
@@ -30,11 +30,12 @@ skus:
       - {throughput_per_gpu: {1: 500, node: 490, 2 nodes: 480, all: 470}, of: resnet, published: paper}
       - {weak_scaling_efficiency: {4: 0.98}, of: resnet, placement: spread, published: paper}
       - {replica_agreement: {node: 1}, of: resnet, because: DDP keeps replicas equal}
-      - {throughput_per_gpu: {2: 500}, of: resnet, published: paper, bound: 480, because: made up}
-      - {throughput_per_gpu: {2: 500}, of: resnet, published: paper, bound: 490, because: made up, severity: warn}
+      - {throughput_per_gpu: {2: 500}, of: resnet, published: paper, bound: 480, warn: 490, because: made up}
 """
-BY = "who: A. Name, why: a fan is ordered"
-UNTIL = f"{BY}, until: 2026-12-31"
+SIGNED = "who: A. Name, why: a fan is ordered"
+BY = f"severity: warn, {SIGNED}"
+END = today() + timedelta(days=30)
+UNTIL = f"{BY}, until: {END}"
 
 
 def site(
@@ -43,7 +44,7 @@ def site(
     """A file with waivers that extends another."""
     (folder / "base.yaml").write_text(BASE, encoding="utf-8")
     lines = [f"      - {row}" for row in rows]
-    text = [f"schema_version: 2\nextends: {extends}\nskus:\n  tested:\n    waivers:", *lines, more]
+    text = [f"schema_version: 2\nextends: {extends}\nskus:\n  tested:\n    change:", *lines, more]
     (folder / name).write_text("\n".join(text) + "\n", encoding="utf-8")
     return load_thresholds(folder / name)
 
@@ -57,7 +58,7 @@ def test_a_waiver_stands_at_the_rows_that_it_names(tmp_path: Path) -> None:
     node, alone = f"{{throughput_per_gpu: [1, node], of: resnet, {UNTIL}}}", f"{{check: nvlink, {UNTIL}}}"
     found = waived(site(tmp_path, node, alone))
     assert [(one.subject, one.world_size) for one in found] == [("nvlink", 1), ("resnet", 1), ("resnet", "node")]
-    assert {one.waiver for one in found} == {Waiver("A. Name", "a fan is ordered", date(2026, 12, 31))}
+    assert {one.waiver for one in found} == {Waiver("A. Name", "a fan is ordered", END)}
 
 
 def test_of_two_bounds_on_one_thing_it_is_for_the_one_that_rejects(tmp_path: Path) -> None:
@@ -67,26 +68,35 @@ def test_of_two_bounds_on_one_thing_it_is_for_the_one_that_rejects(tmp_path: Pat
 
 def test_check_names_each_waiver_with_its_end(tmp_path: Path) -> None:
     (change,) = all_changes(site(tmp_path, f"{{check: nvlink, {UNTIL}}}"))
-    assert str(change).endswith("node_check of nvlink at world size 1 (waiver by A. Name until 2026-12-31)")
+    assert str(change).endswith(f"node_check of nvlink at world size 1 (waiver by A. Name until {END})")
 
 
 @rows(
     ("row", "found"),
     [
-        (f"{{check: nvlink, {BY}}}", "until is missing"),
-        ("{check: nvlink, why: a fan is ordered, until: 2026-12-31}", "who is missing"),
-        ("{check: nvlink, who: A. Name, until: 2026-12-31}", "why is missing"),
-        ("{check: nvlink, who: ' ', why: a fan is ordered, until: 2026-12-31}", "who is ' '"),
+        (f"{{check: nvlink, severity: warn, why: a fan is ordered, until: {END}}}", ".who is missing"),
+        (f"{{check: nvlink, severity: warn, who: A. Name, until: {END}}}", ".why is missing"),
+        (f"{{check: nvlink, severity: warn, who: ' ', why: a fan is ordered, until: {END}}}", ".who is ' '"),
+        (f"{{check: nvlink, severity: warn, who: '-', why: a fan is ordered, until: {END}}}", "'-' says nothing"),
+        (f"{{check: nvlink, severity: warn, who: A. Name, why: '...', until: {END}}}", "'...' says nothing"),
+        (f"{{check: nvlink, {SIGNED}, until: {END}}}", "expected `severity: warn` and no `bound`"),
+        (f"{{check: nvlink, severity: off, {SIGNED}, until: {END}}}", "expected `severity: warn` and no `bound`"),
+        (f"{{throughput_per_gpu: 1, of: resnet, bound: 1, {UNTIL}}}", "expected `severity: warn` and no `bound`"),
         (f"{{check: nvlink, {BY}, until: never}}", "until is 'never'; expected a day such as 2026-12-31"),
         (f"{{check: nvlink, {BY}, until: '2026-12-31'}}", "expected a day such as 2026-12-31, without quotes"),
         (f"{{check: nvlink, {BY}, until: 2026-12-31 12:00:00}}", "expected a day such as"),
+        (
+            f"{{check: nvlink, {BY}, until: {today() + timedelta(days=401)}}}",
+            "is more than 400 days away; expected an earl",
+        ),
+        (f"{{check: nvlink, {BY}, until: 9999-12-31}}", "is more than 400 days away"),
     ],
 )
 def test_a_waiver_without_a_name_a_reason_or_an_end_breaks_its_sku(tmp_path: Path, row: str, found: str) -> None:
     with pytest.raises(ThresholdsError) as caught:
         waived(site(tmp_path, row))
     assert found in str(caught.value)
-    assert str(caught.value).startswith(f"{tmp_path / 'site.yaml'}:6: skus.tested.waivers[0]")
+    assert str(caught.value).startswith(f"{tmp_path / 'site.yaml'}:6: skus.tested.change[0]")
 
 
 @rows(
@@ -122,9 +132,19 @@ def test_nothing_is_waived_twice_in_one_file(tmp_path: Path) -> None:
 def test_a_nearer_file_has_the_last_word(tmp_path: Path) -> None:
     site(tmp_path, f"{{throughput_per_gpu: [1, node], of: resnet, {UNTIL}}}")
     anew = "    requirements: [{throughput_per_gpu: {1: 500}, of: resnet, published: paper}]"
-    later = "{throughput_per_gpu: node, of: resnet, who: B. Name, why: still ordered, until: 2027-01-31}"
+    later = (
+        "{throughput_per_gpu: node, of: resnet, severity: warn, who: B. Name, why: still ordered, until: " + f"{END}}}"
+    )
     [found] = waived(site(tmp_path, later, more=anew, extends="site.yaml", name="nearer.yaml"))
-    assert (found.world_size, found.waiver) == ("node", Waiver("B. Name", "still ordered", date(2027, 1, 31)))
+    assert (found.world_size, found.waiver) == ("node", Waiver("B. Name", "still ordered", END))
+
+
+@rows(("days", "remarked"), [(90, False), (91, True), (400, True), (-1, False)])
+def test_a_waiver_that_holds_for_long_is_remarked_on(days: int, remarked: bool, tmp_path: Path) -> None:
+    file = site(tmp_path, f"{{check: nvlink, {BY}, until: {today() + timedelta(days=days)}}}")
+    assert file.problems == ()
+    said = [str(one) for one in file.remarks.get("tested", ())]
+    assert any(f"node_check of nvlink at world size 1 holds for {days} days" in one for one in said) == remarked
 
 
 def test_the_how_to_shows_waivers_that_are_valid(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.errors import ThresholdsError
-from pytest_ddpscale.thresholds.composing import ExactLoader
+from pytest_ddpscale.thresholds.reading import ExactLoader
 from pytest_ddpscale.util.packaged import packaged
 from tests.thresholds.conftest import LINES
 
 if not yaml.__with_libyaml__:
     pytest.skip("PyYAML was built without libyaml", allow_module_level=True)
-from pytest_ddpscale.thresholds.composing import FastLoader
+from pytest_ddpscale.thresholds.reading import FastLoader
 
 PATH = Path("thresholds.yaml")
 PACKAGED = packaged("thresholds.yaml").read_text(encoding="utf-8")

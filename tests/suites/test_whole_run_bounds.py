@@ -11,8 +11,8 @@ from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.suites.whole_run_bounds import WholeRunBound, read_whole_run_bounds
 from pytest_ddpscale.thresholds.loading import load_thresholds
-from pytest_ddpscale.thresholds.whole_run_bounds import WholeRunBound, read_whole_run_bounds
 from pytest_ddpscale.util.packaged import usual_thresholds
 from tests.builders.workloads import with_settings
 from tests.rows import rows

@@ -1,0 +1,213 @@
+"""Parts of a thresholds file as written: a device, its data sheet and its node; a workload and its batch."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import PurePath
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
+
+from pytest_ddpscale.plan.hardware import why_no_name_pattern
+from pytest_ddpscale.plan.image_family import MOST_HIDDEN, TORCHVISION_MODELS, ImageFamily, MemoryFormat
+from pytest_ddpscale.plan.words import Precision
+from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH
+
+# Drivers reserve memory, depending on the version: an 80 GB A100 reports 79.3 or 80 GiB, a 16 GB V100 as little as
+# 15.8. A wider band would mistake an 84 GB RTX PRO 6000D for the 96 GB RTX PRO 6000.
+MEMORY_TOLERANCE = 0.10
+FEWEST_LETTERS = 2
+_MOST_COMPARED = 300  # names for a hint; each takes a tenth of a millisecond
+# Tags for pydantic of the two ways to write an entry, a value or a collection; no message shows them.
+WHOLE, PARTS = "[whole]", "[parts]"
+
+
+def _readable(text: str) -> str:
+    odd = next((c for c in text if not c.isprintable() and c != "\n"), None)
+    if odd is not None:
+        raise ValueError(f"contains the control character {odd!r}; expected plain text")
+    return text
+
+
+def _in_words(text: str) -> str:
+    if sum(map(str.isalpha, text)) < FEWEST_LETTERS:
+        raise ValueError(f"{text!r} says nothing; expected words")
+    return text
+
+
+# Text printed on terminals and in reports.
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), AfterValidator(_readable)]
+# Who signs, and why: no dash, no digit.
+Words = Annotated[Text, AfterValidator(_in_words)]
+
+
+class Strict(BaseModel):
+    """A mapping of thresholds.yaml that allows only known keys."""
+
+    # NaN compares as false with every bound, so it would pass each check.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """``; did you mean 'margin'?``, or empty if no known name is that similar."""
+    near = difflib.get_close_matches(name, list(known)[:_MOST_COMPARED], n=1, cutoff=likeness)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _shape(value: Any) -> str:
+    return WHOLE if isinstance(value, (str, int, float)) or value is None else PARTS
+
+
+BY_SHAPE = Discriminator(_shape)
+
+
+class Detect(Strict):
+    """How to recognise a device; all given keys must match."""
+
+    device: Literal["cuda", "cpu", "none"] = Field(
+        default="cuda", description="`none` is a published reference that no machine is measured as."
+    )
+    name: str | None = Field(default=None, description="Anchored regular expression for NVML's name.")
+    pci_device_ids: list[Annotated[str, Field(pattern=r"^[0-9a-f]{4}$")]] = Field(
+        default=[], description="PCI device ids, four lower-case hexadecimal digits."
+    )
+    memory_gib: float | None = Field(default=None, gt=0, le=10**4, description="Nominal device memory.")
+
+    @property
+    def memory_band_gib(self) -> tuple[float, float] | None:
+        """Smallest and largest memory that a driver may report, in GiB; None for any."""
+        if self.memory_gib is None:
+            return None
+        return self.memory_gib * (1 - MEMORY_TOLERANCE), self.memory_gib * (1 + MEMORY_TOLERANCE)
+
+    @model_validator(mode="after")
+    def _check(self) -> Detect:
+        if self.device == "cuda" and self.name is None:
+            raise ValueError("a GPU needs `name: '^…$'`")
+        if self.name is not None:
+            why_not = why_no_name_pattern(self.name)
+            if why_not:
+                raise ValueError(f"name {self.name!r} {why_not}")
+        return self
+
+
+class Peak(Strict):
+    """Data-sheet values of one GPU."""
+
+    fp16_tflops: float | None = Field(default=None, gt=0, le=10**5, description="Dense tensor-core fp16, TFLOPS.")
+    bf16_tflops: float | None = Field(default=None, gt=0, le=10**5, description="Dense tensor-core bf16, TFLOPS.")
+    fp32_tflops: float | None = Field(default=None, gt=0, le=10**5, description="Non-tensor fp32 (no TF32), TFLOPS.")
+    memory_bandwidth_gbps: float | None = Field(default=None, gt=0, le=10**5, description="Device memory, GB/s.")
+    link: Text | None = Field(default=None, description="GPU to GPU, for example NVLink3.")
+    link_bandwidth_gbps: float | None = Field(
+        default=None, gt=0, le=10**5, description="GPU to GPU, one direction, GB/s."
+    )
+    published: str | None = Field(default=None, description="Source of the values: a name under `sources`.")
+
+    def tflops(self, precision: Precision) -> float | None:
+        """Dense peak in a workload's precision, in TFLOPS; None if unknown.
+
+        For fp32 it is the peak of the plain units; TF32 has fewer digits and is not a precision of workloads.
+        """
+        return {"fp16": self.fp16_tflops, "bf16": self.bf16_tflops, "fp32": self.fp32_tflops}[precision]
+
+
+class Node(Strict):
+    """Expected state of a node with this SKU."""
+
+    gpus: int | None = Field(default=None, ge=1, le=64, description="Minimum number of GPUs of this SKU in a node.")
+    pcie_generation: int | None = Field(default=None, ge=1, le=9, description="Maximum of GPU and slot together.")
+    pcie_width: Literal[1, 2, 4, 8, 12, 16, 32] | None = Field(default=None, description="PCIe lanes of each GPU.")
+    nvlinks: int | None = Field(default=None, ge=0, le=64, description="NVLinks of each GPU; 0 for none.")
+    ecc: bool | None = Field(default=None, description="Whether ECC must be on.")
+    free_disk_gib: float = Field(
+        default=1.0, gt=0, le=10**6, description="Required free space where the run is written, GiB."
+    )
+    clock_skew_s: float = Field(
+        default=1.0, gt=0, le=3600, description="Largest difference between clocks of nodes, seconds."
+    )
+    published: str | None = Field(default=None, description="Source of the values: a name under `sources`.")
+
+
+def _known_model(name: str) -> str:
+    if name not in TORCHVISION_MODELS:
+        near = did_you_mean(name, sorted(TORCHVISION_MODELS)) or "; expected a classification model of it"
+        raise ValueError(f"torchvision has no model {name!r}{near}")
+    return name
+
+
+def _absolute(path: str) -> str:
+    if not PurePath(path).is_absolute():
+        raise ValueError(f"{path!r} is not an absolute path; ranks may start in any directory")
+    return path
+
+
+class FolderForm(Strict):
+    """Training images that ranks read from a folder."""
+
+    folder: Annotated[str, AfterValidator(_absolute)] = Field(
+        description="Absolute path, the same on every node, with train/CLASS/IMAGE, as `ddpscale make-dataset` writes."
+    )
+    workers: int = Field(4, ge=0, le=MOST_LOADER_WORKERS, description="Processes of each rank that read and decode.")
+    prefetch: int = Field(2, ge=1, le=MOST_PREFETCH, description="Batches that each worker prefetches.")
+    pin_memory: bool = Field(True, description="Whether batches go through pinned memory on their way to a GPU.")
+
+
+class WorkloadForm(Strict):
+    """A training job, the same on each SKU; its batch size is the SKU's `batch`."""
+
+    model: Annotated[str, AfterValidator(_known_model)] = Field(description="A torchvision classification model.")
+    precision: Precision = Field(description="Precision of computation; `fp16` and `bf16` use autocast.")
+    image_size: int = Field(224, ge=1, le=10**4, description="Height and width of an image, in pixels.")
+    memory_format: MemoryFormat = Field("channels_last", description="Memory format of images and weights.")
+    compile: bool = Field(False, description="Whether torch.compile is applied.")
+    cudnn_benchmark: bool = Field(True, description="Whether cuDNN may benchmark and choose the fastest algorithm.")
+    num_classes: int = Field(1000, ge=1, le=10**6, description="Size of the classification head.")
+    classifier_hidden: int | None = Field(
+        None, ge=0, le=MOST_HIDDEN,
+        description="Freezes the model and trains a classifier on its features, with two hidden layers of this width, "
+        "or one linear layer if 0.",
+    )  # fmt: skip
+    feature_weights: Annotated[str, AfterValidator(_absolute)] | None = Field(
+        None, description="Absolute path, on every node, of torchvision's state dict for frozen features."
+    )
+    data: Annotated[Annotated[Literal["synthetic"], Tag(WHOLE)] | Annotated[FolderForm, Tag(PARTS)], BY_SHAPE] = Field(
+        "synthetic", description="Images generated on the device, or {folder: …, workers: …} to read a folder."
+    )
+
+    @property
+    def family(self) -> ImageFamily:
+        """The options that only the family of its model has."""
+        return ImageFamily(
+            self.model, self.image_size, self.memory_format, self.num_classes, self.cudnn_benchmark,
+            self.classifier_hidden, self.feature_weights,
+        )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _can_be_trained(self) -> WorkloadForm:
+        _ = self.family  # refuses models that cannot be frozen
+        return self
+
+
+class BatchForm(Strict):
+    """Batch sizes of a workload on a SKU."""
+
+    per_gpu: int = Field(ge=1, le=10**6, description="Images per GPU, constant in weak scaling.")
+    in_all: int | None = Field(
+        None, alias="global", ge=1, le=10**8, description="Global batch that strong scaling divides among the GPUs."
+    )
+
+
+OneBatch = Annotated[
+    Annotated[int, Field(ge=1, le=10**6), Tag(WHOLE)] | Annotated[BatchForm, Tag(PARTS)], BY_SHAPE
+]  # fmt: skip
