@@ -13,6 +13,7 @@ from pytest_ddpscale.compare.step_percentiles import PERCENTS_COMPARED, StepPerc
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import text
 from pytest_ddpscale.run.counting import counted_groups
+from pytest_ddpscale.util import tables
 
 EARLIER_HEADER = ("REQUIREMENT", "EARLIER", "NOW", "NOW ÷ EARLIER", "INTERVAL", "RESULT")
 _HEADERS = {
@@ -206,8 +207,5 @@ def counts_line(requirements: Sequence[ComparedRequirement], where: str) -> str:
 
 
 def table_lines_of(rows: Sequence[Sequence[str]], indent: str = "") -> Iterator[str]:
-    """Rows as lines, with left-aligned columns as wide as their widest cell."""
-    rows = [[text.one_line(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    """Rows as lines, the first with the titles."""
+    return (f"{indent}{line}" for line in tables.text_lines(tables.table(rows[0], rows[1:])))

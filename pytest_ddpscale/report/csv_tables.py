@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Sequence
-
-from pytest_ddpscale.report import text
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
-
-Cell = str | int | float | bool | None
+from pytest_ddpscale.util.tables import Cell, csv_text
 
 REQUIREMENT_COLUMNS = (
     "id", "metric", "workload", "world_size", "severity", "outcome", "blocks", "value", "low", "high", "unit",
@@ -19,14 +13,11 @@ CULPRIT_COLUMNS = (
     "requirement", "outcome", "kind", "host", "gpu_index", "gpu_uuid", "peer_host", "peer_gpu_index", "peer_gpu_uuid",
     "is_certain", "evidence", "local_rank", "pci_bus_id", "peer_local_rank", "peer_pci_bus_id",
 )  # fmt: skip
-# A spreadsheet takes a cell that begins with one of these for a formula, also after white space.
-_FORMULA_STARTS = ("=", "+", "-", "@", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}",
-                   "\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")  # fmt: skip
 
 
 def render_requirements(judgement: Judgement) -> str:
     """A row for each requirement; numbers unrounded, in the unit of their row."""
-    return _table(REQUIREMENT_COLUMNS, (_requirement(judgement, verdict) for verdict in judgement.verdicts))
+    return csv_text(REQUIREMENT_COLUMNS, (_requirement(judgement, verdict) for verdict in judgement.verdicts))
 
 
 def render_culprits(judgement: Judgement) -> str:
@@ -38,7 +29,7 @@ def render_culprits(judgement: Judgement) -> str:
         for verdict in judgement.verdicts
         for one in verdict.culprits
     )  # fmt: skip
-    return _table(CULPRIT_COLUMNS, rows)
+    return csv_text(CULPRIT_COLUMNS, rows)
 
 
 def _requirement(judgement: Judgement, one: Verdict) -> tuple[Cell, ...]:
@@ -49,21 +40,3 @@ def _requirement(judgement: Judgement, one: Verdict) -> tuple[Cell, ...]:
         one.value, low, high, one.unit, kind, bound, one.margin, one.confidence, one.rounds, one.launches,
         one.provisional, one.waiver.who if one.waiver else None, one.reason, one.source,
     )  # fmt: skip
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_cell(cell) for cell in row] for row in rows)
-    return written.getvalue()
-
-
-def _cell(cell: Cell) -> Cell:
-    """Prefix text that looks like a formula with an apostrophe, which keeps it text. Numbers stay numbers."""
-    if isinstance(cell, bool):
-        return str(cell).lower()
-    if not isinstance(cell, str):
-        return cell
-    line = text.one_line(cell)
-    return f"'{line}" if line.startswith(_FORMULA_STARTS) else line

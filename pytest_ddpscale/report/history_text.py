@@ -13,12 +13,14 @@ from pytest_ddpscale.history.reading import HostRun
 from pytest_ddpscale.report import text
 from pytest_ddpscale.run.gpu_name import short_gpu_name
 from pytest_ddpscale.run.strict_json import strict_json
+from pytest_ddpscale.util.tables import table, text_lines
 
 TSV_HEADER = (
     "sku", "host", "at", "metric", "subject", "world_size", "arm", "gpu_index", "gpu_uuid", "value", "unit",
     "batch_size", "past_ratio", "past_spread", "past_runs", "past_standing",
     "peers_ratio", "peers_spread", "peers_hosts", "peers_standing",
 )  # fmt: skip
+
 _NONE = "-"
 _RUNS_SHOWN = 5
 
@@ -30,7 +32,7 @@ def overview_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:
         (node.host, node.sku, str(len(node.runs)), node.last.started_at, _outcome(node.last), _worst(node))
         for node in nodes
     ]
-    yield from _table([header, *rows])
+    yield from text_lines(table(header, rows))
 
 
 def node_lines(node: NodeHistory) -> Iterator[str]:
@@ -60,7 +62,7 @@ def node_lines(node: NodeHistory) -> Iterator[str]:
         (*_named(d.value), f"{d.value.value:.4g} {d.value.unit}", _beside(d.past, "run"), _beside(d.peers, "node"))
         for d in inorder
     ]
-    yield from _table([("VALUE", "PLACE", "NOW", "OWN PAST", "PEERS"), *rows])
+    yield from text_lines(table(("VALUE", "PLACE", "NOW", "OWN PAST", "PEERS"), rows))
 
 
 def tsv_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:
@@ -132,11 +134,3 @@ def _tsv(one: ValueComparison | None) -> tuple[object, ...]:
     if one is None:
         return (None,) * 4
     return f"{one.ratio:.6f}", f"{one.reference.spread:.6f}", one.reference.number, one.standing
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows as lines, with columns as wide as their widest cell."""
-    rows = [[text.one_line(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

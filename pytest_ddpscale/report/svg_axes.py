@@ -123,16 +123,3 @@ def svg(key: str, title: str, description: str, width: float, height: float, bod
         f'<title id="{key}-title">{escape(one_line(title))}</title>'
         f'<desc id="{key}-desc">{escape(one_line(description))}</desc>{body}</svg>'
     )
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """An HTML table of texts; the first column names the row."""
-    head = "".join(f'<th scope="col">{escape(one_line(heading))}</th>' for heading in headings)
-    lines = (
-        f'<tr><th scope="row">{escape(one_line(first))}</th>'
-        + "".join(f"<td>{escape(one_line(cell))}</td>" for cell in rest)
-        + "</tr>"
-        for first, *rest in rows
-    )
-    content = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-    return f'<div class="table" style="overflow-x:auto" tabindex="0">{content}</div>'

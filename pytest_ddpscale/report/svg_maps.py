@@ -21,6 +21,7 @@ from pytest_ddpscale.report.text import number_text, one_line, shorten
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.util.tables import html, table
 
 MOST_NODES = 64
 MOST_ROWS = 50
@@ -76,10 +77,8 @@ def slowest_table(values: GpuValues) -> str:
     if len({host for host, _ in values}) <= MOST_NODES:
         return ""
     worst = sorted(values.items(), key=lambda one: -one[1])[:MOST_ROWS]
-    return svg_axes.table(
-        ("Node", "GPU", "Relative step time"),
-        [(host, gpu.removeprefix("GPU ").removeprefix("of "), number_text(x, "x")) for (host, gpu), x in worst],
-    )
+    rows = [(host, gpu.removeprefix("GPU ").removeprefix("of "), number_text(x, "x")) for (host, gpu), x in worst]
+    return html(table(("Node", "GPU", "Relative step time"), rows))
 
 
 def pair_bandwidths(evidence: Evidence) -> PairValues:
@@ -151,7 +150,7 @@ def slowest_pairs_table(values: PairValues) -> str:
     if len({host for hosts in values for host in hosts}) <= MOST_NODES:
         return ""
     worst = sorted(values.items(), key=lambda one: one[1])[:MOST_ROWS]
-    return svg_axes.table(("Node", "Node", "GB/s"), [(*hosts, number_text(gbps, "GB/s")) for hosts, gbps in worst])
+    return html(table(("Node", "Node", "GB/s"), [(*hosts, number_text(gbps, "GB/s")) for hosts, gbps in worst]))
 
 
 def _binned(unordered: Collection[str]) -> tuple[dict[str, int], list[str]]:

@@ -21,6 +21,7 @@ from pytest_ddpscale.report.scaling_curves import (
 from pytest_ddpscale.report.svg_axes import SERIES_COLOURS, AxisScale, cross, label, line, marker, number
 from pytest_ddpscale.report.text import ABSENT, number_text
 from pytest_ddpscale.run.verdicts import Judgement
+from pytest_ddpscale.util.tables import html, table
 
 WIDTH, _PLOT_HEIGHT = 480.0, 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM, _KEY_HEIGHT = 52.0, 14.0, 30.0, 44.0, 19.0
@@ -169,7 +170,7 @@ def weak_table(plan: Plan, sku: str, throughputs: Sequence[ScalingCurve], effici
             f"{number_text(of_many[size] / 100, WEAK_SCALING_EFFICIENCY.unit)} on {size}" if size else ABSENT,
         ))  # fmt: skip
     headings = ("SKU", "Workload", "Batch per GPU", "1 GPU", "Efficiency on 8 GPUs")
-    return svg_axes.table(headings, rows) if rows else ""
+    return html(table(headings, rows)) if rows else ""
 
 
 def generation_table(judgement: Judgement) -> str:
@@ -182,4 +183,4 @@ def generation_table(judgement: Judgement) -> str:
             row = (verdict.workload, str(verdict.world_size), judgement.sku, speeds[0], both.reference, speeds[1])
             rows.append((*row, number_text(verdict.value, "x")))
     headings = ("Workload", "GPUs", "SKU", "per GPU here", "Reference", "per GPU there", "Ratio")
-    return svg_axes.table(headings, rows) if rows else ""
+    return html(table(headings, rows)) if rows else ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import unicodedata
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 from typing import Literal
@@ -26,6 +25,7 @@ from pytest_ddpscale.run.verdicts import (
     Verdict,
 )
 from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.printable import one_line as one_line  # reports take it from here
 
 Style = Literal["", "header", "passed", "failed", "warned", "undecided"]
 
@@ -45,26 +45,6 @@ _REASONS = {
     "not_measured": "there is no measurement",
     "error": "the measurement ended in an error",
 }
-
-
-def one_line(text: str) -> str:
-    """Text from any source as one harmless line.
-
-    White space becomes single spaces. Control and format characters, which move a cursor or change the direction of
-    text, are dropped; characters that encodings or XML parsers reject become U+FFFD.
-    """
-    if text.isascii() and text.isprintable():
-        return " ".join(text.split())
-    harmless = []
-    for character in text:
-        category = unicodedata.category(character)
-        if category in {"Cs", "Cn"}:
-            harmless.append("\N{REPLACEMENT CHARACTER}")
-        elif character.isspace():
-            harmless.append(" ")
-        elif category not in {"Cc", "Cf"}:
-            harmless.append(character)
-    return " ".join("".join(harmless).split())
 
 
 def shorten(text: str, width: int) -> str:

@@ -11,11 +11,13 @@ from collections.abc import Iterator, Sequence
 from markupsafe import Markup, escape
 
 from pytest_ddpscale.report.html_page import page_template, printable
-from pytest_ddpscale.report.text import headline_of, one_line
+from pytest_ddpscale.report.text import headline_of
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import SITE, TICKET, RunRecord
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteTable
 from pytest_ddpscale.util.atomic_writing import write_atomically
+from pytest_ddpscale.util.tables import is_wider_than, markdown, markdown_lines, table
+from pytest_ddpscale.util.tables import text_lines as table_lines
 
 SUITE_SCHEMA_VERSION = 1
 
@@ -60,8 +62,8 @@ def text_lines(report: SuiteReport, columns: int = sys.maxsize) -> Iterator[str]
         yield from ("", section.title, "-" * len(section.title))
         for paragraph in section.paragraphs:
             yield from wrapped(paragraph)
-        for table in section.tables:
-            yield from ("", *([table.title] if table.title else []), *_aligned(table, columns))
+        for one in section.tables:
+            yield from ("", *([one.title] if one.title else []), *_aligned(one, columns))
         for listing in section.listings:
             yield from ("", *listing.splitlines())
     for failure in report.failures:
@@ -70,57 +72,39 @@ def text_lines(report: SuiteReport, columns: int = sys.maxsize) -> Iterator[str]
         yield from wrapped(f"not measured: {headline_of(problem)}")  # report.md has the details of an error
 
 
-def _aligned(table: SuiteTable, columns: int) -> Iterator[str]:
+def _aligned(said: SuiteTable, columns: int) -> Iterator[str]:
     """A table with the first column left-aligned and the others right; if it is too wide, one line for each cell."""
-    rows = [table.columns, *table.rows]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(table.columns))]
-    if sum(widths) + 2 * (len(widths) - 1) > columns:
-        for name, *cells in table.rows:
-            yield name
-            named = zip(table.columns[1:], cells, strict=True)
-            yield from (f"  {said}: {cell}" for said, cell in named if cell.strip("—"))
+    told = table(said.columns, said.rows, of_numbers=True)
+    if not is_wider_than(told, columns):
+        yield from table_lines(told)
         return
-    for row in rows:
-        first, *rest = (
-            cell.ljust(width) if at == 0 else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  ".join([first, *rest]).rstrip()
+    for name, *cells in said.rows:
+        yield name
+        named = zip(said.columns[1:], cells, strict=True)
+        yield from (f"  {title}: {cell}" for title, cell in named if cell.strip("—"))
 
 
 def markdown_of(suite: str, report: SuiteReport, record: RunRecord) -> str:
     """A suite's report.md, for a ticket."""
     lines = [
-        f"# {_cell(report.headline)}",
+        f"# {markdown(report.headline)}",
         "",
-        *(f"- {_cell(name)}: {_cell(said)}" for name, said in _facts(suite, record)),
+        *(f"- {markdown(name)}: {markdown(said)}" for name, said in _facts(suite, record)),
     ]
     for section in report.sections:
-        lines += ["", f"## {_cell(section.title)}"]
+        lines += ["", f"## {markdown(section.title)}"]
         for paragraph in section.paragraphs:
-            lines += ["", _cell(paragraph)]
-        for table in section.tables:
-            lines += ["", *([f"{_cell(table.title)}:", ""] if table.title else []), *_markdown_table(table)]
+            lines += ["", markdown(paragraph)]
+        for one in section.tables:
+            lines += ["", *([f"{markdown(one.title)}:", ""] if one.title else [])]
+            lines += markdown_lines(table(one.columns, one.rows, of_numbers=True))
         for listing in section.listings:
             lines += ["", "```text", listing.replace("```", "'''").rstrip("\n"), "```"]
     if report.failures:
-        lines += ["", "## Not as required", "", *(f"- {_cell(failure)}" for failure in report.failures)]
+        lines += ["", "## Not as required", "", *(f"- {markdown(failure)}" for failure in report.failures)]
     if report.problems:
-        lines += ["", "## Not measured", "", *(f"- {_cell(problem)}" for problem in report.problems)]
+        lines += ["", "## Not measured", "", *(f"- {markdown(problem)}" for problem in report.problems)]
     return "\n".join(lines) + "\n"
-
-
-def _markdown_table(table: SuiteTable) -> Iterator[str]:
-    for row in (table.columns, ["---", *(["---:"] * (len(table.columns) - 1))], *table.rows):
-        yield "| " + " | ".join(cell if set(cell) <= {"-", ":"} else _cell(cell) for cell in row) + " |"
-
-
-def _cell(content: str) -> str:
-    """Text as one line, escaped for Markdown."""
-    escaped = one_line(content).replace("\\", "\\\\")
-    for mark in "|<>`*_[]":
-        escaped = escaped.replace(mark, f"\\{mark}")
-    return escaped
 
 
 def html_of(suite: str, report: SuiteReport, record: RunRecord) -> str:

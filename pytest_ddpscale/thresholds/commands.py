@@ -103,7 +103,7 @@ def _show(arguments: argparse.Namespace) -> None:
 
 def _check(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.thresholds.loading import load_thresholds
-    from pytest_ddpscale.thresholds.showing import listed_skus
+    from pytest_ddpscale.thresholds.showing import counted_lines
 
     file = load_thresholds(arguments.file)
     for problem in file.problems[1:]:
@@ -113,12 +113,7 @@ def _check(arguments: argparse.Namespace) -> None:
     for kind, told in (("warning", file.warnings), ("remark", file.remarks)):
         for text in dict.fromkeys(str(one) for found in told.values() for one in found):
             print(f"ddpscale: {kind}: {text}", file=sys.stderr)
-    for one in listed_skus(file):
-        site = f", {one.site:3} with the site's" if one.site else ""
-        numbers = f"{one.published:3} with a published source{site}, {one.provisional:3} provisional"
-        total = one.published + one.site + one.provisional
-        print(f"{one.name:24} {one.checks:3} checks, {total:3} requirements, {numbers}")
-    for line in _change_lines(file):
+    for line in (*counted_lines(file), *_change_lines(file)):
         print(line)
     print(f"{arguments.file}: valid, {len(file.thresholds.skus)} SKUs")
 

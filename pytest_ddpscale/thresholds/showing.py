@@ -18,6 +18,7 @@ from pytest_ddpscale.thresholds.model import Requirement, Sku
 from pytest_ddpscale.thresholds.parts import did_you_mean
 from pytest_ddpscale.thresholds.site_file import site_example, site_row
 from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
+from pytest_ddpscale.util.tables import Column, Table, shortened, table, text_lines
 
 WIDTH = 100
 LONGEST_SUBJECT = 30
@@ -258,15 +259,26 @@ def listed_lines(file: ThresholdsFile) -> Iterator[str]:
     yield ""
     skus = listed_skus(file)
     has_own = any(one.site for one in skus)
-    head = ("SKU", "also", "published", *["site's"] * has_own, "provisional", "checks", "description")
+    head = ("SKU", "also", "published", *["site's"] * has_own, "provisional", "checks")
     rows = [
         (one.name, ", ".join(one.aliases), str(one.published), *[str(one.site)] * has_own, str(one.provisional),
          str(one.checks), one.description)
         for one in skus
     ]  # fmt: skip
-    yield from _columns([head, *rows])
+    yield from text_lines(_table_of(head, "description", rows), WIDTH)
     yield ""
     yield "Requirements of one: ddpscale thresholds show --gpu-sku NAME"
+
+
+def counted_lines(file: ThresholdsFile) -> Iterator[str]:
+    """The SKUs of a file: how many checks and requirements each has, and where their values are from."""
+    head = ("SKU", "checks", "requirements", "published", "site's", "provisional")
+    rows = [
+        (one.name, *map(str, (one.checks, one.published + one.site + one.provisional, one.published, one.site,
+                              one.provisional)))
+        for one in listed_skus(file)
+    ]  # fmt: skip
+    yield from text_lines(table(head, rows, of_numbers=True))
 
 
 def file_lines(file: ThresholdsFile) -> Iterator[str]:
@@ -298,10 +310,9 @@ def _table(rows: Sequence[AskedRow], verbose: bool) -> Iterator[str]:
     value = "value" if any(row.requirement.source.is_site for row in rows) else "published"
     of_checks = all(row.requirement.check for row in rows)
     head = (" ", "check", "") if of_checks else (" ", "of", "GPUs", value, "margin", "bound", "")
-    told = [(head, "source"), *((_cells(row), source_text(row.requirement)) for row in rows)]
-    title, *lines = _columns(
-        [cells if verbose else (*cells, text.removeprefix("provisional: ")) for cells, text in told]
-    )
+    told = [(*_cells(row), source_text(row.requirement).removeprefix("provisional: ")) for row in rows]
+    shown = table(head, [cells[:-1] for cells in told]) if verbose else _table_of(head, "source", told)
+    title, *lines = text_lines(shown, WIDTH)
     yield title
     for row, line, following in zip(rows, lines, [*rows[1:], None], strict=True):
         yield line
@@ -313,6 +324,11 @@ def _table(rows: Sequence[AskedRow], verbose: bool) -> Iterator[str]:
             yield f"      was: {bound_text(row.change.was)}"
         if verbose and is_last:
             yield from _wrapped(source_text(row.requirement), "      ", "      ")
+
+
+def _table_of(titles: Sequence[str], last: str, rows: Sequence[Sequence[str]]) -> Table:
+    """A table whose last column may shrink."""
+    return Table([*map(Column, titles), Column(last, may_shrink=True)], rows)
 
 
 def _details(row: AskedRow) -> tuple[str, str]:
@@ -334,7 +350,7 @@ def _cells(row: AskedRow) -> tuple[str, ...]:
     versus = f" vs {one.versus}" if one.versus else ""
     if one.one_gpu == "ddp":
         versus += ", ddp@1" if one.world_size == 1 else " vs ddp@1"
-    subject = _shortened(f"{one.subject or 'each node'}{versus}", LONGEST_SUBJECT)
+    subject = shortened(f"{one.subject or 'each node'}{versus}", LONGEST_SUBJECT)
     ranks = f"{one.world_size}{' spread' if one.placement == 'spread' else ''}"
     return mark, subject, ranks, value, less, f"{sign} {one.bound:g}", severity
 
@@ -362,18 +378,6 @@ def _ending(asked: Asked) -> Iterator[str]:
         yield f"To change one, write its row under `skus: {asked.name}: requirements:` of {asked.file.path}:"
         yield f"  - {site_row(example)}"
     yield "Then: ddpscale thresholds check FILE"
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines of at most WIDTH columns; the last cell is shortened."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    for row in rows:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
-        yield f"{line}  {_shortened(row[-1], WIDTH - len(line) - 2)}".rstrip()
-
-
-def _shortened(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: max(width - 1, 0)].rstrip()}…"
 
 
 def _wrapped(text: str, first: str = "", further: str = "  ") -> list[str]:

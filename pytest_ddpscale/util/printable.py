@@ -29,6 +29,26 @@ def printable(text: str, *, has_lines: bool = False) -> str:
     return "".join(one if one in kept or _may_stay(one) else _escaped(one) for one in text)
 
 
+def one_line(text: str) -> str:
+    """Text from any source as one harmless line.
+
+    White space becomes single spaces. Control and format characters, which move a cursor or change the direction of
+    text, are dropped; characters that encodings or XML parsers reject become U+FFFD.
+    """
+    if text.isascii() and text.isprintable():
+        return " ".join(text.split())
+    harmless = []
+    for character in text:
+        category = unicodedata.category(character)
+        if category in {"Cs", "Cn"}:
+            harmless.append("\N{REPLACEMENT CHARACTER}")
+        elif character.isspace():
+            harmless.append(" ")
+        elif category not in {"Cc", "Cf"}:
+            harmless.append(character)
+    return " ".join("".join(harmless).split())
+
+
 def printable_json(data: Any, key: str = "") -> Any:
     """JSON with all of its texts and keys `printable`.
 
