@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import io
+import json
 import os
 import re
 import runpy
@@ -23,6 +24,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from reporting import argument_parser, keep, positive_int, table
@@ -93,6 +95,7 @@ class Case:
 
 CHECK = ("thresholds", "check", "thresholds.yaml")
 PLAN = ("--collect-only", "-q", "-p", "no:cacheprovider", "test_it.py")
+JUDGE = ("-q", "-p", "no:cacheprovider", "test_it.py")
 
 
 def _changed(old: str, new: str) -> str:
@@ -520,6 +523,33 @@ def _run_directories() -> Iterator[Case]:
         for flag in ("--ddp-judge", "--ddp-resume"):
             yield Case("run directory", f"{flag}, {name}", ("-q", "-p", "no:cacheprovider", "test_it.py", f"{flag}=run"),
                        prepare=lambda folder, files=files: _write_run(folder, files), says="run")  # type: ignore[misc] # fmt: skip
+    finished = {"schema_version": 2, "sku": "cpu", "status": "finished", "started_at": "2026-01-31T12:00:00+00:00"}
+    for file in ("run.json", "plan.json", "measurements.jsonl"):
+        for kind in ("/dev/zero", "pipe"):
+            yield Case("run directory", f"{file} is {kind}", (*JUDGE, "--ddp-judge=run"), says=f"run/{file}",
+                       prepare=partial(_write_irregular, json.dumps(finished), file, kind))  # fmt: skip
+    for moment in ("9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59+00:00"):
+        files = {"run.json": json.dumps(finished | {"started_at": moment})}
+        yield Case("run directory", f"started at {moment}", (*JUDGE, "--ddp-judge=run"),
+                   prepare=partial(_write_run, files=files), says="years 1970 to 2200")  # fmt: skip
+    for path in ("/dev/zero", "pipe", ".", "nowhere"):
+        asked = (*JUDGE, "--gpu-sku=cpu", "--ddp-launcher=exec", "--ddp-exec=true {host}", f"--ddp-hosts=@{path}")
+        yield Case("option", f"--ddp-hosts=@{path}", asked, prepare=_make_pipe, says="--ddp-hosts")
+
+
+def _write_irregular(run_json: str, file: str, kind: str, folder: Path) -> None:
+    """A run directory in which one file is a pipe or a link to a device."""
+    from pytest_ddpscale.plan.study import Plan
+    from pytest_ddpscale.run.strict_json import strict_json
+
+    plan = strict_json(Plan("cpu", "cpu", ()))
+    _write_run(folder, {"run.json": run_json, "plan.json": plan, "measurements.jsonl": ""})
+    path = folder / "run" / file
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(kind)
 
 
 def _write_run(folder: Path, files: dict[str, str]) -> None:

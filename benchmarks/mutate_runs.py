@@ -2,14 +2,17 @@
 
     python benchmarks/mutate_runs.py [--run DIR …] [--every N] [--json FILE]
 
-Without ``--run`` two simulated runs with faults are changed; a real run can be added. Each mutant is judged in this
-process: a refusal has to be one of our messages, never a traceback or a hang, and no requirement may newly pass.
+Without ``--run`` two simulated runs with faults and a sound one are changed; a real run can be added. Each mutant is
+judged in this process: a refusal has to be one of our messages, never a traceback or a hang. No requirement may newly
+pass, and none whose evidence a mutant takes away, or makes impossible, may go on passing.
 """
 
 from __future__ import annotations
 
+import base64
 import collections
 import json
+import os
 import random
 import shutil
 import signal
@@ -18,15 +21,18 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.errors import BadInput
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.run.block import STEP_BYTES
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.verdicts import Judgement
+from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.session import open as session_open
 from pytest_ddpscale.session.unjudged import judgement_of
 from pytest_ddpscale.simulate.faults import parse_faults
@@ -38,7 +44,7 @@ from pytest_ddpscale.util.packaged import packaged
 
 OUTCOMES = ("refused", "no better", "wrong pass", "traceback", "hang")
 HANG_S = 60
-SIMULATED_FAULTS = (("slow-gpu:3:1.3", "corrupt-rank:5"), ("missing-rank:3:2",))
+SIMULATED_FAULTS = (("slow-gpu:3:1.3", "corrupt-rank:5"), ("missing-rank:3:2",), ())
 FILES = ("run.json", "plan.json", "measurements.jsonl", "telemetry.jsonl")
 WRONG_VALUES = (
     "null", "true", "-1", "0", "1e308", "-1e300", "1e999", "NaN", "Infinity", "1" + "0" * 60, '"x"', "[]", "{}",
@@ -48,12 +54,22 @@ WRONG_VALUES = (
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one file: the family it belongs to, which it is, and the file's new content."""
+    """One change of one file.
+
+    Attributes:
+        family: to which it belongs.
+        name: which it is.
+        content: of the file; what to make in its place if it is no longer one.
+        gone: whether the evidence of a requirement is gone or impossible, so that it must not pass.
+        spoils: whether the run as a whole must not be accepted.
+    """
 
     family: str
     name: str
     file: str
-    content: bytes
+    content: bytes | Callable[[Path], None]
+    gone: Callable[[Verdict], bool] = lambda verdict: False
+    spoils: bool = False
 
 
 def mutants(run: Path) -> Iterator[Mutant]:
@@ -68,6 +84,13 @@ def mutants(run: Path) -> Iterator[Mutant]:
         if file.endswith(".jsonl"):
             yield from _lines(file, content.splitlines(keepends=True), chance)
             yield from _blocks(file, content.splitlines(keepends=True), chance)
+        if file == "measurements.jsonl":
+            yield from _gone(file, content.splitlines(keepends=True))
+            yield from _impossible(file, content.splitlines(keepends=True))
+        yield from _no_files(file)
+    if (run / "telemetry.jsonl").exists():
+        of_load = lambda verdict: "_under_load]" in verdict.id  # noqa: E731
+        yield Mutant("gone", "telemetry.jsonl", "telemetry.jsonl", b"", of_load)
 
 
 def _damaged(file: str, content: bytes) -> Iterator[Mutant]:
@@ -133,6 +156,157 @@ def _blocks(file: str, lines: list[bytes], chance: random.Random) -> Iterator[Mu
         yield Mutant("left out", f"a rank of line {place + 1}", file, _with(lines, {place: _without_last_rank(one)}))
 
 
+def _gone(file: str, lines: list[bytes]) -> Iterator[Mutant]:
+    """All lines of a kind, a study or an arm, and their arms in the ends of rounds, are missing."""
+    said = [json.loads(line) for line in lines]
+
+    def without(name: str, is_gone: Callable[[Any], bool], gone: Callable[[Verdict], bool]) -> Mutant:
+        kept = [line for line, one in zip(lines, said, strict=True) if not is_gone(one)]
+        return Mutant("gone", name, file, b"".join(kept), gone)
+
+    checks = ("gpus", "ecc", "versions", "clock", "disk", "kernels", "pcie", "nvlink", "throttling", "processes", "mig")
+    yield without("survey", lambda one: one["kind"] == "survey", lambda v: v.id in {f"node_check[{c}]" for c in checks})
+    yield without("transport", lambda one: one["kind"] == "transport", lambda v: v.id == "node_check[transport]")
+    yield without("seeded steps", lambda one: one["kind"] == "seeded_step", lambda v: v.metric == "replica_agreement")
+    studies = dict.fromkeys(one["study"] for one in said if one["kind"] == "timed")
+    for study in studies:
+        yield without(f"all of {study}", partial(_is_of, study), partial(_needs, study, ""))
+        yield without(f"end of {study}", partial(_ends, study), partial(_needs, study, ""))
+        arms = dict.fromkeys(one["arm"] for one in said if one["kind"] == "timed" and one["study"] == study)
+        for arm in arms:
+            gone = partial(_needs, study, arm)
+            yield without(f"{arm} of {study}", partial(_is_of_arm, study, arm), gone)
+            left = [_left_out(one, study, arm) for one in said]
+            content = b"".join(json.dumps(one).encode() + b"\n" for one in left if one is not None)
+            yield Mutant("gone", f"{arm} of {study}, also where its rounds end", file, content, gone)
+
+
+def _is_of(study: str, one: Any) -> bool:
+    return bool(one["kind"] == "timed" and one["study"] == study)
+
+
+def _is_of_arm(study: str, arm: str, one: Any) -> bool:
+    return _is_of(study, one) and one["arm"] == arm
+
+
+def _ends(study: str, one: Any) -> bool:
+    return bool(one["kind"] == "study_end" and one["study"] == study)
+
+
+def _left_out(one: Any, study: str, arm: str) -> Any:
+    """A record without an arm; None if it is of that arm."""
+    if _is_of_arm(study, arm, one):
+        return None
+    if one["kind"] == "round_end" and one["study"] == study:
+        return one | {"arms": [name for name in one["arms"] if name != arm]}
+    return one
+
+
+def _needs(study: str, arm: str, verdict: Verdict) -> bool:
+    """Whether a verdict rests on an arm of a study, or on the study if none is named."""
+    metric, kind = METRICS[verdict.metric], arm.partition("@")[0]
+    if study == "probes":
+        is_probe = metric.subject == "probe"
+        return is_probe and (not arm or verdict.id.partition("[")[2].rstrip("]").rpartition("-")[0] == kind
+                             or verdict.id.endswith(f"[{kind}]"))  # fmt: skip
+    scaling, _, workload = study.partition("/")
+    if metric.subject != "workload" or (metric.scaling, verdict.workload) != (scaling, workload):
+        return False
+    return not arm or (arm == f"{metric.measured}@{verdict.world_size}" and not metric.reads_own_pace)
+
+
+def _impossible(file: str, lines: list[bytes]) -> Iterator[Mutant]:
+    """What no machine does, or no run: beyond any hardware, in two gangs, on a host that is lost."""
+    said = [json.loads(line) for line in lines]
+
+    def changed(name: str, change: Callable[[Any], Any], gone: Callable[[Verdict], bool], *, spoils: bool) -> Mutant:
+        content = b"".join(json.dumps(change(one)).encode() + b"\n" for one in said)
+        return Mutant("impossible", name, file, content, gone, spoils)
+
+    nothing = lambda verdict: False  # noqa: E731
+    trained = dict.fromkeys(one["study"] for one in said if one["kind"] == "timed" and "/" in one["study"])
+    for study in trained:
+        everything = partial(_rests_on_pace, study)
+        yield changed(f"{study} a million times faster", partial(_faster, study, "", 1e6), everything, spoils=True)
+        for arm in ("ddp@2", "ddp@8"):
+            ratio = partial(_is_ratio, study, arm)
+            yield changed(f"{arm} of {study} 8 times faster", partial(_faster, study, arm, 8.0), ratio, spoils=False)
+    hosts = next((one["hosts"] for one in said if one["kind"] == "gang"), ["n1"])
+    for host in (hosts[0], "another"):
+        lost = {"kind": "lost", "hosts": [host], "message": "silent for 30 s"}
+        content = b"".join([*lines, json.dumps(lost).encode() + b"\n"])
+        yield Mutant("impossible", f"{host} is lost at the end", file, content, nothing, spoils=True)
+    for versions in ({}, {"torch": "1.0"}):
+        gang = next(one for one in said if one["kind"] == "gang")
+        other = gang | {"gang": 7} | ({"versions": versions} if versions else {})
+        content = b"".join(
+            json.dumps(one | {"gang": 7} if one["kind"] == "timed" and one["round"] % 2 else one).encode() + b"\n"
+            for one in [gang, other, *(one for one in said if one is not gang)]
+        )
+        yield Mutant(
+            "impossible", f"half of the rounds by another gang, {versions}", file, content, nothing, spoils=True
+        )
+    split = {"kind": "gang", "versions": [{"torch": str(n)} for n in range(len(hosts))]}
+    yield changed("each rank with its own torch", lambda one: one | split if one["kind"] == "gang" else one, nothing,
+                  spoils=True)  # fmt: skip
+    agreement = lambda verdict: verdict.metric == "replica_agreement"  # noqa: E731
+    for sums in (None, "a+b"):
+        unrepeated = {"repeats": False} | ({"checksums": sums} if sums else {})
+        yield changed(f"no rank repeats its seeded step, {sums}",
+                      partial(_seeded, unrepeated), agreement, spoils=True)  # fmt: skip
+    for host in ("\0", "", "\x1b[2J", "a\nACCEPTED", "\u202e", "n" * 10_000):
+        renamed = partial(_renamed, hosts[0], host)
+        yield changed(f"a host named {host[:9]!r}", renamed, nothing, spoils=False)
+
+
+def _faster(study: str, arm: str, times: float, one: Any) -> Any:
+    """A block, if it is of the arm, in a fraction of its time."""
+    if not (_is_of(study, one) and arm in ("", one["arm"])):
+        return one
+    readings, series = dict(one.get("readings", {})), dict(one.get("series", {}))
+    for name in ("forward_s", "step_stdev_s"):
+        if name in readings:
+            readings[name] = _divided(readings[name], times)
+    for name, text in series.items():
+        steps = np.frombuffer(base64.b64decode(text), f"<f{STEP_BYTES}") / np.float32(times)
+        series[name] = base64.b64encode(steps.astype(f"<f{STEP_BYTES}").tobytes()).decode()
+    return one | {"seconds": _divided(one["seconds"], times), "readings": readings, "series": series}
+
+
+def _divided(value: Any, by: float) -> Any:
+    if isinstance(value, list):
+        return [_divided(one, by) for one in value]
+    return value / by if value is not None else None
+
+
+def _rests_on_pace(study: str, verdict: Verdict) -> bool:
+    return _needs(study, "", verdict) and METRICS[verdict.metric].is_rate
+
+
+def _is_ratio(study: str, arm: str, verdict: Verdict) -> bool:
+    metric = METRICS[verdict.metric]
+    is_ratio = metric.baseline is not None and (metric.is_rate or metric.unit == "fraction")
+    return is_ratio and not metric.reads_folder and _needs(study, arm, verdict)
+
+
+def _seeded(changes: dict[str, Any], one: Any) -> Any:
+    return one | changes if one["kind"] == "seeded_step" else one
+
+
+def _renamed(before: str, after: str, one: Any) -> Any:
+    return json.loads(json.dumps(one).replace(json.dumps(before), json.dumps(after)))
+
+
+def _no_files(file: str) -> Iterator[Mutant]:
+    """Pipes, devices, folders and links to nothing in the place of a file."""
+    kinds: dict[str, Callable[[Path], None]] = {
+        "a pipe": os.mkfifo, "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"), "a folder": Path.mkdir,
+        "a link to itself": lambda path: path.symlink_to(path.name),
+    }  # fmt: skip
+    for name, make in kinds.items():
+        yield Mutant("no file", f"{file} is {name}", file, make, spoils=file != "telemetry.jsonl")
+
+
 def _without_last_rank(block: dict[str, Any]) -> dict[str, Any]:
     columns = {key: value[:-1] for key, value in block.items() if isinstance(value, list)}
     readings = {
@@ -158,7 +332,7 @@ def judged(run: Path) -> Judgement:
     return judgement_of(RunDirectory(run))
 
 
-def outcome_of(run: Path, before: Judgement) -> tuple[str, str]:
+def outcome_of(run: Path, before: Judgement, mutant: Mutant | None = None) -> tuple[str, str]:
     """One of `OUTCOMES`, and the message."""
     signal.signal(signal.SIGALRM, _hangs)
     signal.alarm(HANG_S)
@@ -172,7 +346,8 @@ def outcome_of(run: Path, before: Judgement) -> tuple[str, str]:
         return "traceback", traceback.format_exc()
     finally:
         signal.alarm(0)
-    return ("wrong pass", better) if (better := _better(before, found)) else ("no better", found.outcome)
+    wrong = _better(before, found) or (_still_good(mutant, found) if mutant is not None else "")
+    return ("wrong pass", wrong) if wrong else ("no better", found.outcome)
 
 
 def _better(before: Judgement, found: Judgement) -> str:
@@ -181,6 +356,14 @@ def _better(before: Judgement, found: Judgement) -> str:
     if found.outcome == "accepted" != before.outcome:
         anew.append("the run")
     return ", ".join(anew)
+
+
+def _still_good(mutant: Mutant, found: Judgement) -> str:
+    """What passes although its evidence is gone; empty if nothing does."""
+    passed = [verdict.id for verdict in found.verdicts if verdict.passed and mutant.gone(verdict)]
+    if mutant.spoils and found.outcome in ("accepted", "accepted_with_waivers", "partial"):
+        passed.append("the run")
+    return ", ".join(passed)
 
 
 def _hangs(*_: object) -> None:
@@ -231,10 +414,16 @@ def tried(run: Path, folder: Path, is_wanted: Callable[[int], bool]) -> Iterator
     for number, mutant in enumerate(mutants(run)):
         if not is_wanted(number):
             continue
-        untouched = (folder / mutant.file).read_bytes()
-        (folder / mutant.file).write_bytes(mutant.content)
-        yield mutant, *outcome_of(folder, before)
-        (folder / mutant.file).write_bytes(untouched)
+        path = folder / mutant.file
+        untouched = path.read_bytes()
+        if isinstance(mutant.content, bytes):
+            path.write_bytes(mutant.content)
+        else:
+            path.unlink()
+            mutant.content(path)
+        yield mutant, *outcome_of(folder, before, mutant)
+        path.rmdir() if path.is_dir() else path.unlink()
+        path.write_bytes(untouched)
     shutil.rmtree(folder)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import statistics
 import uuid
 from collections.abc import Iterable, Sequence
@@ -173,6 +174,7 @@ def _task(plan: Plan, gang_id: str, limits: Limits) -> Task:
         timeout_s=limits.timeout_s,
         startup_timeout_s=limits.startup_timeout_s,
         tries_memory=True,
+        secret=secrets.token_hex(),
     )
     return Task(
         gang_id=gang_id, nodes=1, ranks_per_node=plan.layout.ranks_per_node, assignment=assignment,

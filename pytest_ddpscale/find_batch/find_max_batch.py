@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.find_batch.batch_search import MULTIPLE
 from pytest_ddpscale.settings import AUTO, count_up_to, read_value
+from pytest_ddpscale.util.owned_folder import owned_folder
 from pytest_ddpscale.util.packaged import usual_thresholds
 
 if TYPE_CHECKING:
@@ -236,12 +236,12 @@ def _search(
 
     def fits(batch: int) -> bool:
         plan = trial_plan(empty, questions, batch, options.steps)
-        trials.append(try_batch(plan, launch, bounds, Path(logs, f"gang-{len(trials)}.log")))
+        trials.append(try_batch(plan, launch, bounds, logs / f"gang-{len(trials)}.log"))
         _print(row(trials[-1]))
         keep(FoundBatch(workload.name, first, None, tuple(trials)))
         return trials[-1].fits
 
-    with tempfile.TemporaryDirectory(prefix="ddpscale-batch-") as logs, interrupted_by_termination():
+    with owned_folder("batch") as logs, interrupted_by_termination():
         largest = largest_fitting(fits, options.least, options.most)
     _print(*conclusion(first, largest, trials, options.least, options.most))
     return FoundBatch(workload.name, first, largest, tuple(trials))

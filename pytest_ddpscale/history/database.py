@@ -15,6 +15,7 @@ from pathlib import Path
 from pytest_ddpscale.errors import HistoryError
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_opening import RUNS_FOLDER
+from pytest_ddpscale.util.regular_file import refuse_irregular
 
 DEFAULT_HISTORY = RUNS_FOLDER / "history.sqlite"
 SCHEMA_VERSION = 2
@@ -66,6 +67,7 @@ def writing(file: Path) -> Iterator[sqlite3.Connection]:
         file.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             file.open("xb").close()  # with the umask's permissions: SQLite itself never lets a group write
+        refuse_irregular(file)
     except OSError as error:
         raise _unwritable(file, error.strerror or str(error)) from None
     with _in_words(file), closing(_connect(file, "rwc")) as connection:
@@ -89,6 +91,10 @@ def reading(file: Path) -> Iterator[sqlite3.Connection]:
             str(file), "does not exist", "a history file",
             "Name it with --history or DDPSCALE_HISTORY, or create one: `ddpscale history --add RUN_DIR`.",
         )  # fmt: skip
+    try:
+        refuse_irregular(file)
+    except OSError as error:
+        raise _unwritable(file, error.strerror or str(error)) from None
     # Not read-only, because a killed writer's transaction has to be rolled back first. Without write permission SQLite
     # only reads.
     with _in_words(file), closing(_connect(file, "rw")) as connection:

@@ -6,7 +6,6 @@ import hashlib
 import sqlite3
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import astuple
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +19,7 @@ from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.record_lines import AnyRecord, line_of
 from pytest_ddpscale.run.records import GangRecord, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.run_json import RunRecord, in_utc
 from pytest_ddpscale.run.strict_json import each, strict_json
 from pytest_ddpscale.run.verdicts import Judgement, Verdict, read_judgement
 
@@ -145,10 +144,9 @@ def _identity(sku: str, started_at: str, record: RunRecord, records: Sequence[An
 
 def _judged_at(judgement: Judgement, started_at: str) -> str:
     try:
-        moment = datetime.fromisoformat(judgement.basis["judged_at"])
+        return in_utc(judgement.basis["judged_at"]).isoformat(timespec="seconds")
     except (KeyError, ValueError):
         return started_at
-    return moment.astimezone(timezone.utc).isoformat(timespec="seconds") if moment.tzinfo else started_at
 
 
 def versions_by_host(record: RunRecord, records: Sequence[AnyRecord], evidence: Evidence) -> dict[str, dict[str, str]]:

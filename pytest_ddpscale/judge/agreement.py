@@ -31,7 +31,7 @@ def with_agreement(verdict: Verdict, study: Study, evidence: Evidence) -> Verdic
     """
     odd = evidence.once(("disagreements", study.id), lambda: disagreements(study, evidence))
     if not odd:
-        return verdict
+        return _without_own_results(verdict, study, evidence)
     first = [f"rank {rank} on {culprit.host}" for rank, culprit in list(odd.items())[:3]]
     reason = f"{', '.join(first)}{' and others' if len(odd) > 3 else ''}: results differ from those of other ranks"
     culprits, flags = tuple(odd.values()), (*verdict.flags, WRONG_DATA)
@@ -43,6 +43,28 @@ def with_agreement(verdict: Verdict, study: Study, evidence: Evidence) -> Verdic
         return verdict
     reason = f"{reason} (see {REPLICA_AGREEMENT.name}); speed does not count"
     return replace(verdict, outcome="error", reason=reason, culprits=culprits)
+
+
+def _without_own_results(verdict: Verdict, study: Study, evidence: Evidence) -> Verdict:
+    """Agreement, which is undecided if most ranks could not repeat the seeded step, unless another study compared them.
+
+    DDP averages what a rank computes wrong, so equal parameters alone do not show that each rank computes right.
+    """
+    steps = evidence.seeded_steps.get(study.id, ())
+    if verdict.outcome != "passed" or not METRICS[verdict.metric].compares_results or not steps:
+        return verdict
+    if evidence.is_repeatable(study.id):
+        return verdict
+    unrepeated = sum(not step.repeats for step in steps)
+    reason = f"{unrepeated} of {len(steps)} ranks got another result when they repeated the seeded step of {study.id}"
+    alone = {(step.host, step.device) for step in steps}
+    if alone <= evidence.compared_alone():
+        note = (
+            f"{reason}: the model has no deterministic kernels; what each rank computes was compared in other studies"
+        )
+        return replace(verdict, notes=(*verdict.notes, note))
+    reason += ", and no other study compared what each rank computes by itself"
+    return replace(verdict, outcome="inconclusive", reason=reason)
 
 
 def disagreements(study: Study, evidence: Evidence) -> dict[int, Culprit]:

@@ -15,10 +15,16 @@ import numpy as np
 from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.devices import POWER_UNKNOWN, with_stalled_devices
 from pytest_ddpscale.judge.probes import Place
-from pytest_ddpscale.judge.rounds import ArmRounds, Groups
+from pytest_ddpscale.judge.rounds import TERA, ArmRounds, Groups
 from pytest_ddpscale.judge.stragglers import node_culprit
 from pytest_ddpscale.judge.values import Values
-from pytest_ddpscale.plan.metric_catalogue import COMMUNICATION_TIME, EXPOSED_COMMUNICATION
+from pytest_ddpscale.plan.metric import MOST_EFFICIENCY
+from pytest_ddpscale.plan.metric_catalogue import (
+    COMMUNICATION_TIME,
+    EXPOSED_COMMUNICATION,
+    MATMUL_TFLOPS,
+    THROUGHPUT_PER_GPU,
+)
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.transport_record import WHAT_IT_MAY_COST, WITHOUT_OVERLAP
@@ -32,6 +38,18 @@ HOST_BOUND_UTILIZATION = 0.90
 MOST_SKIPPED_STEPS = 0.05
 # Clocks and data sheets are a few per cent off; a value further above the peak cannot be right.
 MOST_OF_PEAK = 1.05
+# 3 × 3 convolutions by the algorithms of Lavin & Gray (CVPR 2016), which fp32 uses, take down to a quarter of the
+# multiplications that the counter counts.
+MOST_OF_FP32_PEAK = 4.0
+# On a CPU efficiencies above 1 and costs below 0 occur, because parts of a batch fit caches and other programs disturb;
+# twice the ideal, or half of the time saved, is more than that explains.
+MOST_EFFICIENCY_ON_CPU, LEAST_COST_ON_CPU = 2.0, -0.5
+# Per core, in FLOP/s: matrix units with 2,048 bf16 operations a cycle reach 8 · 10¹² at 4 GHz. A node of unknown size
+# has no more than 512 cores.
+MOST_FLOPS_OF_CORE, MOST_CORES = 1e13, 512
+_SHARE_OF_FORWARD = (
+    1 / 3
+)  # of the FLOPs of a training step: the backward pass has two products for each of the forward's
 _OF_COMMUNICATION = (EXPOSED_COMMUNICATION.name, COMMUNICATION_TIME.name)
 
 
@@ -114,9 +132,12 @@ def missing_rounds(asked: Asked) -> Caveat | None:
 
 def plausibility(asked: Asked) -> Caveat | None:
     """The value is not credible, such as a utilization or efficiency far above 1: of all launches, or of this one."""
-    if asked.evidence.plan.device_type != "cuda" or not isinstance(asked.case, Case):
+    if not isinstance(asked.case, Case):
         return None
     (least, most), value_of = asked.case.requirement.definition.credible_at(asked.case.world_size), asked.value_of
+    if asked.evidence.plan.device_type == "cpu":
+        is_cost = asked.case.requirement.definition.unit == "fraction" and np.isfinite(least)
+        least, most = LEAST_COST_ON_CPU if is_cost else -np.inf, most * MOST_EFFICIENCY_ON_CPU / MOST_EFFICIENCY
 
     def apply(verdict: Verdict, place: int) -> Verdict:
         told = [verdict.value]
@@ -135,17 +156,74 @@ def plausibility(asked: Asked) -> Caveat | None:
 
 def beyond_the_peak(asked: Asked) -> Caveat | None:
     """The value of a probe exceeds the peak of the hardware: the measurement must be wrong."""
-    peak = asked.case.peak if isinstance(asked.case, NodeCase) else None
-    if peak is None:
+    if not isinstance(asked.case, NodeCase):
         return None
+    most, of_what = _most_of_probe(asked.case, asked.evidence)
 
     def apply(verdict: Verdict, _: int) -> Verdict:
-        if verdict.value is None or verdict.value <= MOST_OF_PEAK * peak:
+        if verdict.value is None or verdict.value <= most:
             return verdict
-        reason = f"implausible: {verdict.value:.4g} {verdict.unit} is more than the {peak:.4g} of the data sheet"
-        return _doubted(verdict, reason, "implausible")
+        return _doubted(
+            verdict, f"implausible: {verdict.value:.4g} {verdict.unit} is more than {of_what}", "implausible"
+        )
 
-    return Caveat(~(asked.value_of <= MOST_OF_PEAK * peak), apply)
+    return Caveat(~(asked.value_of <= most), apply)
+
+
+def _most_of_probe(case: NodeCase, evidence: Evidence) -> tuple[float, str]:
+    """The largest value of a probe that hardware can reach, and whose it is, in words."""
+    if case.peak is not None:
+        return MOST_OF_PEAK * case.peak, f"the {case.peak:.4g} of the data sheet"
+    most = case.requirement.definition.range_at(case.world_size)[1]
+    if case.requirement.definition is MATMUL_TFLOPS and evidence.plan.device_type == "cpu":
+        cores = _cores(evidence)
+        return MOST_FLOPS_OF_CORE * cores / TERA, f"{cores} CPU cores can compute"
+    return most, f"any hardware reaches ({most:g})"
+
+
+def impossible_pace(asked: Asked) -> Caveat | None:
+    """A rank computed faster in some round than its hardware can: that block, or its clock, is wrong."""
+    case, evidence = asked.case, asked.evidence
+    if not isinstance(case, Case):
+        return None
+    row = {place: number for number, place in enumerate(asked.values.places)}
+    why = [""] * len(row)
+    for one in asked.groups:
+        for rounds in one.arms:
+            arm = rounds.measured
+            flops = evidence.flops_per_sample.get(arm.study)
+            most, of_what = _most_samples_per_s(case, evidence, flops, is_trained=not arm.arm.startswith("infer"))
+            paces = np.zeros(len(one.places))
+            np.maximum.at(paces, arm.node, np.max(np.where(arm.present, arm.per_second, 0.0), axis=1, initial=0.0))
+            for number in np.flatnonzero(paces > most).tolist():
+                place, pace = row[one.places[number]], f"{paces[number]:.4g} {evidence.plan.samples}/s"
+                why[place] = f"implausible: {pace} of a rank in {arm.arm} are more than {of_what}"
+
+    def apply(verdict: Verdict, place: int) -> Verdict:
+        is_decided = verdict.outcome in ("passed", "failed")
+        return _doubted(verdict, why[place], "implausible") if why[place] and is_decided else verdict
+
+    return Caveat(np.array([bool(one) for one in why], np.bool_), apply) if any(why) else None
+
+
+def _most_samples_per_s(
+    case: Case, evidence: Evidence, flops_per_sample: float | None, *, is_trained: bool
+) -> tuple[float, str]:
+    """The most samples that a rank can process each second, and whose limit that is, in words."""
+    if flops_per_sample is None or (case.peak_tflops is None and evidence.plan.device_type == "cuda"):
+        most = THROUGHPUT_PER_GPU.range_at(1)[1]
+        return most, f"any hardware reaches ({most:g})"
+    flops = flops_per_sample * (1.0 if is_trained else _SHARE_OF_FORWARD)
+    if case.peak_tflops is None:
+        cores = _cores(evidence)
+        return MOST_FLOPS_OF_CORE * cores / flops, f"{cores} CPU cores can compute"
+    most = case.peak_tflops * (MOST_OF_FP32_PEAK if case.workload.precision == "fp32" else MOST_OF_PEAK)
+    return most * TERA / flops, f"a peak of {case.peak_tflops:.4g} TFLOPS allows"
+
+
+def _cores(evidence: Evidence) -> int:
+    """CPU cores of the largest node."""
+    return max((survey.cores or MOST_CORES for survey in evidence.surveys.values()), default=MOST_CORES)
 
 
 def host_bound(asked: Asked) -> Caveat | None:
@@ -241,11 +319,11 @@ def backend_without_overlap(asked: Asked) -> Caveat | None:
 Rule: TypeAlias = Callable[[Asked], Caveat | None]
 # In the order in which they are applied.
 CAVEATS: Sequence[Rule] = (
-    missing_rounds, plausibility, beyond_the_peak, host_bound, stalled_devices, skipped_steps, slow_node,
-    backend_without_overlap,
+    missing_rounds, plausibility, beyond_the_peak, impossible_pace, host_bound, stalled_devices, skipped_steps,
+    slow_node, backend_without_overlap,
 )  # fmt: skip
 # Those that concern the number itself.
-ON_NUMBERS: Sequence[Rule] = (plausibility, beyond_the_peak, host_bound, skipped_steps)
+ON_NUMBERS: Sequence[Rule] = (plausibility, beyond_the_peak, impossible_pace, host_bound, skipped_steps)
 
 
 def caveats_on(asked: Asked, rules: Sequence[Rule] = CAVEATS) -> list[Caveat]:

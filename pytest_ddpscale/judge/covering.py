@@ -188,6 +188,8 @@ class _Blocks:
             self._take(block, probed.ranks)
             if world_size == 1:
                 self._never_came(probed, range(self._layout.world_size))
+                if probed.arm not in evidence.unsupported:  # else it may have run out of memory
+                    self._miss(probed)
         self._miss_probes(evidence)
         self.places: dict[str, list[_Place]] = defaultdict(list)
         for place in self.devices:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 
@@ -24,6 +24,8 @@ from pytest_ddpscale.thresholds.cases import AnyCase
 from pytest_ddpscale.thresholds.waiver import Waiver, why_never_waived
 from pytest_ddpscale.util.listing import first_few
 
+_NEWLINE = "\n"
+
 
 @dataclass(frozen=True)
 class RunFacts:
@@ -37,6 +39,7 @@ class RunFacts:
         spoiled: test items that were skipped, or failed for a reason other than their verdict.
         not_one_machine: why the studies were not all measured on the same devices; empty if they were.
         silent: description of each GPU that does not answer and was not measured.
+        lost: why hosts were lost that did not take part again, by host.
         slow_links: descriptions of nodes and links that certainly communicate slowly.
         wrong_data: descriptions of probes with wrong results on which no verdict is (`judge.wrong_data`).
         allows_unmeasured: whether requirements may stay unmeasured.
@@ -51,6 +54,7 @@ class RunFacts:
     not_one_machine: str = ""
     is_simulated: bool = False
     silent: Sequence[str] = ()
+    lost: Mapping[str, str] = field(default_factory=dict)
     slow_links: Sequence[str] = ()
     allows_unmeasured: bool = False
     wrong_data: Sequence[str] = ()
@@ -150,6 +154,8 @@ def _in_the_way(run: RunFacts, reason: str) -> Iterator[str]:
         yield f"{run.silent[0]} ({reason})"
     if run.not_one_machine:
         yield run.not_one_machine
+    for host, why in run.lost.items():
+        yield f"{host} was lost while measuring: {why.partition(_NEWLINE)[0]} ({reason})"
     if run.spoiled:
         names = ", ".join(one.name for one in run.spoiled)
         yield f"{len(run.spoiled)} test items were skipped or failed otherwise: {names}"

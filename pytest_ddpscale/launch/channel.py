@@ -19,6 +19,7 @@ from typing import IO
 from pytest_ddpscale.launch.launcher import AgentProcess
 from pytest_ddpscale.node.protocol import STAY_EVERY_S, FileBytes, Joining, News, Order, Stay, decode_news, encode_order
 from pytest_ddpscale.util.masking import masked_text
+from pytest_ddpscale.util.printable import printable
 
 _LAST_LINES = 40
 _OWN_LINES = 500
@@ -265,7 +266,7 @@ class Channel:
         text = line.decode("utf-8", errors="replace")
         masked = masked_text(text)
         with self._lock:
-            kept = masked.rstrip("\n")[:_MOST_CHARACTERS]
+            kept = printable(masked.rstrip("\n")[:_MOST_CHARACTERS])
             self._lines.append(kept)
             carrier.lines.append(kept)
             if self._voices and masked.startswith(self._voices):

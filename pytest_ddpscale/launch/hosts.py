@@ -15,6 +15,7 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher
 from pytest_ddpscale.settings import MOST_NODES
+from pytest_ddpscale.util.regular_file import read_regular
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # no leading hyphen, which would look like an option
 _BETWEEN_HOSTS = re.compile(r",(?![^\[]*\])")
@@ -23,6 +24,7 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _MPICH = re.compile(r"(.*):(\d+)")
 _SLOTS = re.compile(r"slots=(\d+)")
 _NO_PACKAGE = re.compile(r"No module named '?pytest_ddpscale")
+MOST_HOSTFILE_BYTES = 2**22  # 500 bytes for each of the most nodes
 _NO_PROGRAM = (126, 127)  # exit codes of shells and compatible programs
 
 
@@ -100,7 +102,7 @@ def read_hostfile(path: Path) -> tuple[tuple[str, ...], int | None]:
         OptionError: the file cannot be read, a line has no valid host, or hosts have different numbers of slots.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_regular(path, MOST_HOSTFILE_BYTES).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise OptionError("--ddp-hosts", f"{path} cannot be read ({reason})", "a file with one host per line") from None

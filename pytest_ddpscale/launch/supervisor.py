@@ -6,6 +6,7 @@ Each of a plan's launches has its own gang, even without failures.
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import threading
 import time
@@ -256,6 +257,7 @@ class Supervisor:
             profile_steps=settings.profile_steps or 0,
             nvtx=settings.nvtx,
             launched_unix_s=time.time(),
+            secret=secrets.token_hex(),
         )
         task = Task(
             gang_id=launch.gang_id,

@@ -61,6 +61,7 @@ from pytest_ddpscale.run.rank_folder import (
     open_records,
 )
 from pytest_ddpscale.util.orphans import die_with_parent
+from pytest_ddpscale.util.owned_folder import owned_folder, remove_orphans
 
 POLL_S = 0.3
 GRACE_S = 5.0  # between asking ranks to end and killing them; ranks write their stacks in this time
@@ -363,16 +364,14 @@ def _available(descriptor: int) -> bytes:
 @contextlib.contextmanager
 def _own_folders() -> Iterator[Path]:
     """A folder in memory for data exchanged by ranks and agent, with a link to one on disk for logs."""
-    folder = Path(tempfile.mkdtemp(prefix="ddpscale-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None))
-    logs = Path(tempfile.mkdtemp(prefix="ddpscale-logs-"))
-    try:
-        (folder / LOGS).symlink_to(logs)
+    in_memory = _IN_MEMORY if _IN_MEMORY.is_dir() else Path(tempfile.gettempdir())
+    remove_orphans([in_memory, Path(tempfile.gettempdir())])  # of agents that were killed here
+    with owned_folder("ranks", in_memory) as folder, owned_folder("logs") as owned:
+        logs = owned / LOGS  # without the file that tells the owner, which is no log
         for whose in ("gang", "run"):
-            (logs / whose).mkdir()
+            (logs / whose).mkdir(parents=True)
+        (folder / LOGS).symlink_to(logs)
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(logs, ignore_errors=True)
 
 
 def _copy(logs: Sequence[Path], folder: Path) -> None:

@@ -11,7 +11,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 
@@ -38,7 +37,7 @@ from pytest_ddpscale.report.software_text import software_line, software_version
 from pytest_ddpscale.report.svg_figures import figures
 from pytest_ddpscale.report.unmet import counts_text, explained_text
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.run_json import OPERATOR, WATERMARK, Resumed, RunRecord
+from pytest_ddpscale.run.run_json import OPERATOR, WATERMARK, Resumed, RunRecord, in_utc
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.listing import first_few
@@ -252,7 +251,7 @@ def _when(run: RunRecord, *, has_gpus: bool) -> str:
     began = run.began
     if not run.finished_at:
         return f"{began:%Y-%m-%d %H:%M} UTC"
-    ended = datetime.fromisoformat(run.finished_at).astimezone(timezone.utc)
+    ended = in_utc(run.finished_at)
     minutes, gpus = (ended - began).total_seconds() / 60, sum(len(host.devices) for host in run.hosts)
     took = f", {minutes:.1f} min" + (f", {minutes * gpus / 60:.1f} GPU-hours" if gpus and has_gpus else "")
     # A simulated or resumed run did not measure from its beginning to its end.
@@ -262,7 +261,7 @@ def _when(run: RunRecord, *, has_gpus: bool) -> str:
 
 def _resumed_text(resumed: Resumed) -> str:
     """``2026-03-01 11:00 UTC by Bob; the session before was interrupted; measured again: weak/resnet50``."""
-    at = datetime.fromisoformat(resumed.at).astimezone(timezone.utc)
+    at = in_utc(resumed.at)
     who = f" by {resumed.noted[OPERATOR]}" if OPERATOR in resumed.noted else ""
     again = f"; measured again: {first_few(list(resumed.measured_anew))}" if resumed.measured_anew else ""
     before = _ENDINGS.get(resumed.status_before, resumed.status_before)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote
@@ -24,7 +23,7 @@ from pytest_ddpscale.report.ratio_text import ratio_lines
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.report.unmet import counts_text, explained_text
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.run_json import OPERATOR, SITE, TICKET, WATERMARK, RunDevice, RunRecord
+from pytest_ddpscale.run.run_json import OPERATOR, SITE, TICKET, WATERMARK, RunDevice, RunRecord, in_utc
 from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -241,7 +240,7 @@ def _summary(judgement: Judgement, run: RunRecord) -> str:
 
 def _time(stamp: str | None) -> str:
     """``2026-03-01T10:00:00+00:00`` as ``2026-03-01 10:00 UTC``."""
-    return f"{datetime.fromisoformat(stamp).astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC" if stamp else ""
+    return f"{in_utc(stamp):%Y-%m-%d %H:%M} UTC" if stamp else ""
 
 
 def _devices(run: RunRecord) -> str:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from datetime import datetime
 
 from pytest_ddpscale.plan.workload import FAMILIES
 from pytest_ddpscale.report import text
 from pytest_ddpscale.run.counting import counted_groups
-from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.run_json import RunRecord, in_utc
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, RunOutcome, Verdict, VerdictOutcome
 
 Labels = dict[str, str]
@@ -110,7 +109,7 @@ def _timestamps(judgement: Judgement, run: RunRecord) -> Iterator[str]:
     """When each device was last measured; nothing for an unfinished run or a node that was left out."""
     if run.finished_at is None:
         return
-    verdict_s = datetime.fromisoformat(run.finished_at).timestamp()
+    verdict_s = in_utc(run.finished_at).timestamp()
     of_run = {"sku": judgement.sku, "outcome": judgement.outcome}
     hosts = [host for host in run.hosts if host.host not in run.left_out]
     yield from _family(

@@ -10,7 +10,6 @@ from pytest_ddpscale.report.cause import headline
 from pytest_ddpscale.report.text import ABSENT, one_line
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord
-from pytest_ddpscale.run.strict_json import parse_strict_json
 from pytest_ddpscale.run.verdicts import read_judgement
 
 _HEADINGS = ("run", "began, UTC", "SKU", "nodes", "GPUs", "outcome")
@@ -55,7 +54,7 @@ def _measured_on(record: RunRecord) -> tuple[str, str, str]:
 
 def _said(run: RunDirectory, record: RunRecord) -> str:
     if run.suite_json.exists():
-        said = parse_strict_json(run.suite_json.read_text(encoding="utf-8"))
+        said = run.read_suite()
         return one_line(f"suite {said.get('suite')}: {said.get('headline') or record.status}")
     if run.verdicts_json.exists():
         return headline(read_judgement(run.verdicts_json))

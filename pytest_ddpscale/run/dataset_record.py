@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_ddpscale.run.strict_json import Positive, Record, decode
+from pytest_ddpscale.util.regular_file import read_regular
 
 DATASET_FILE = "dataset.json"
 
@@ -37,7 +38,7 @@ def read_dataset_record(folder: Path) -> DatasetRecord | None:
         OSError: it cannot be read.
     """
     try:
-        line = (folder / DATASET_FILE).read_bytes()
+        line = read_regular(folder / DATASET_FILE)
     except FileNotFoundError:
         return None
     return decode(msgspec.json.Decoder(DatasetRecord), line)

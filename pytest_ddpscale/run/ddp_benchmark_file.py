@@ -20,6 +20,8 @@ from msgspec import Meta, Struct
 from pytest_ddpscale.errors import ResultFileError
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.strict_json import parse_strict_json
+from pytest_ddpscale.util.printable import printable_json
+from pytest_ddpscale.util.regular_file import read_regular
 
 SOURCE = "pytorch/pytorch, benchmarks/distributed/ddp"
 FILE_NAME = "pytorch-ddp.json"  # in the run directory of a suite
@@ -146,7 +148,7 @@ def size_name(gpus: int, gpus_per_machine: int) -> str:
 def read_ddp_benchmark(path: Path) -> DdpBenchmarkFile:
     """Read a report. Raises ResultFileError if it is invalid or contradicts itself."""
     try:
-        return ddp_benchmark_of(parse_strict_json(path.read_bytes()), str(path))
+        return ddp_benchmark_of(printable_json(parse_strict_json(read_regular(path))), str(path))
     except (OSError, ValueError) as error:  # a msgspec.ValidationError is a ValueError, and so is broken UTF-8
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ResultFileError(

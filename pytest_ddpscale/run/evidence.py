@@ -138,6 +138,19 @@ class Evidence:
         """
         return self.once(("seeded", study_id), lambda: self._seeded_checksums(study_id))
 
+    def is_repeatable(self, study_id: str) -> bool:
+        """Whether most ranks repeated the seeded step of a study, so that their results can be compared."""
+        steps = self.seeded_steps.get(study_id, ())
+        return 2 * sum(step.repeats for step in steps) > len(steps)
+
+    def compared_alone(self) -> set[tuple[str, str]]:
+        """Host and device of ranks whose own results some study compared, as most of its ranks repeated them."""
+        return self.once("compared alone", self._compared_alone)
+
+    def _compared_alone(self) -> set[tuple[str, str]]:
+        studies = (steps for study, steps in self.seeded_steps.items() if self.is_repeatable(study))
+        return {(step.host, step.device) for steps in studies for step in steps}
+
     @cached_property
     def _kept(self) -> dict[Hashable, Any]:
         return {}
@@ -151,7 +164,7 @@ class Evidence:
 
     def _seeded_checksums(self, study_id: str) -> dict[int, str]:
         steps = self.seeded_steps.get(study_id, ())
-        if 2 * sum(step.repeats for step in steps) <= len(steps):
+        if not self.is_repeatable(study_id):
             return dict.fromkeys((step.rank for step in steps), "not repeatable")
         return {step.rank: step.checksum for step in steps}
 

@@ -51,6 +51,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             kernel kills them first if memory runs out.
         profile_steps: number of steps of each arm to profile after the timed rounds; 0 for none.
         nvtx: whether steps and their parts are NVTX ranges.
+        secret: known to the ranks of this gang alone, who find and sign their messages by it.
         launched_unix_s: when the supervisor began to start the gang, by its clock.
         deadline_unix_s: no round starts after it; None for no limit.
     """
@@ -66,6 +67,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     profile_steps: int = 0
     nvtx: bool = False
     launched_unix_s: float = 0.0
+    secret: str = ""
 
 
 class WantedArms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say", tag="wanted"):

@@ -11,8 +11,9 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from pytest_ddpscale.errors import RunDirectoryError, WritingError
 from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
@@ -23,10 +24,14 @@ from pytest_ddpscale.run.run_json import RUN_SCHEMA_VERSION, RunRecord
 from pytest_ddpscale.run.strict_json import parse_strict_json, read_as, strict_json
 from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.util.atomic_writing import write_atomically
+from pytest_ddpscale.util.printable import printable_json
+from pytest_ddpscale.util.regular_file import open_regular, read_regular, refuse_irregular, size_text
 
 T = TypeVar("T")
 LOCK_NAME = "run.lock"  # lock file against other writers, see run_opening.py
 MEASUREMENTS, TELEMETRY, PROFILES = "measurements.jsonl", "telemetry.jsonl", "profiles.jsonl"
+# A block of 8,192 ranks with 1,000 steps each has 42 MiB.
+MOST_LINE_BYTES = 2**27
 AnyLine = AnyRecord | TelemetryBlock | ArmProfile
 
 
@@ -121,7 +126,7 @@ class RunDirectory:
             RunDirectoryError: there is none, it is broken, or a newer version wrote it.
         """
         run = RunDirectory(path)
-        if not run.run_json.is_file():
+        if not run.run_json.exists():
             raise RunDirectoryError(
                 str(path), "has no run.json", "a run directory", "Name the directory that --ddp-run-dir created."
             )
@@ -147,6 +152,13 @@ class RunDirectory:
     def read_plan(self) -> Plan:
         """The content of plan.json. Raises RunDirectoryError."""
         return read_file(self.plan_json, Plan, PLAN_SCHEMA_VERSION, plan_without_former, oldest=5)
+
+    def read_suite(self) -> dict[str, Any]:
+        """The content of suite.json. Raises RunDirectoryError."""
+        said = _read_json(self.suite_json)
+        if not isinstance(said, dict):
+            raise broken_file(self.suite_json, "is not a suite.json: it is no object")
+        return said
 
     def read_records(self) -> list[AnyRecord]:
         """All records of measurements.jsonl, in order, without a torn last line; cached until the file changes.
@@ -179,10 +191,17 @@ class RunDirectory:
         """Digest of measurements.jsonl, which ties verdicts to their measurements."""
         digest = hashlib.sha256()
         if self.measurements_jsonl.exists():
-            with self.measurements_jsonl.open("rb") as file:
+            with self._opened(self.measurements_jsonl) as file:
                 while piece := file.read(2**20):
                     digest.update(piece)
         return digest.hexdigest()
+
+    @staticmethod
+    def _opened(path: Path) -> IO[bytes]:
+        try:
+            return open_regular(path)
+        except OSError as error:
+            raise unreadable(path, error) from None
 
     def cut_torn_line(self) -> None:
         """Remove incomplete last lines left by a kill, before further records are appended. No rank may be writing.
@@ -231,7 +250,7 @@ class RunDirectory:
                 continue
             superseded: list[bytes] = []
             kept: list[bytes] = []
-            with (self.path / name).open("rb") as lines:  # keep lines as written; the last one may be incomplete
+            with open_regular(self.path / name) as lines:  # keep lines as written; the last one may be incomplete
                 firsts = (record for record in read() if not isinstance(record, FurtherTurn))
                 for record, line in zip(firsts, lines, strict=False):
                     (superseded if is_superseded(record) else kept).append(line)
@@ -282,6 +301,7 @@ def _cut_torn_line(path: Path) -> None:
     """Cut a file after its last complete line. Raises OSError."""
     if not path.exists():
         return
+    refuse_irregular(path)
     with path.open("r+b") as file:
         content = file.read()
         file.truncate(content.rfind(b"\n") + 1)
@@ -301,16 +321,20 @@ def _records(path: Path, read: Callable[[bytes], list[T]]) -> Iterator[T]:
     if not path.exists():
         return
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n"):  # torn by a kill
-                    return
+        with open_regular(path) as file:
+            for number in count(1):
+                line = file.readline(MOST_LINE_BYTES)
+                if not line.endswith(b"\n"):
+                    if len(line) == MOST_LINE_BYTES:
+                        found = f"line {number} is longer than {size_text(MOST_LINE_BYTES)}, more than any record has"
+                        raise broken_file(path, found)
+                    return  # the end, or torn by a kill
                 try:
                     yield from read(line)
                 except ValueError as error:
                     raise broken_file(path, f"line {number} is not a record: {error}") from None
     except OSError as error:
-        raise broken_file(path, f"cannot be read ({error.strerror})") from None
+        raise unreadable(path, error) from None
 
 
 def read_file(
@@ -323,10 +347,7 @@ def read_file(
     Raises:
         RunDirectoryError: the file is missing or broken, or a newer or older version wrote it.
     """
-    try:
-        data = parse_strict_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise broken_file(path, f"cannot be read ({error})") from None
+    data = _read_json(path)
     version = data.get("schema_version") if isinstance(data, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
         raise broken_file(path, f"is not a {path.name}: it has no schema_version")
@@ -345,11 +366,26 @@ def read_file(
         raise broken_file(path, f"has invalid content ({error})") from None
 
 
+def _read_json(path: Path) -> Any:
+    """The JSON of a file, its texts `printable`. Raises RunDirectoryError."""
+    try:
+        return printable_json(parse_strict_json(read_regular(path)))
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (ValueError, RecursionError) as error:
+        raise broken_file(path, f"cannot be read ({error})") from None
+
+
 def not_writable(path: Path, error: OSError) -> RunDirectoryError:
     """The error for a directory in which no run can begin."""
     return RunDirectoryError(
         str(path), f"cannot be written ({error.strerror or error})", "a writable directory", "Name another one."
     )
+
+
+def unreadable(path: Path, error: OSError) -> RunDirectoryError:
+    """The error for a file that cannot be read, or is not a regular one."""
+    return broken_file(path, f"cannot be read ({error.strerror or error})")
 
 
 def broken_file(path: Path, found: str) -> RunDirectoryError:

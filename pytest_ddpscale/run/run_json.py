@@ -16,8 +16,28 @@ WATERMARK = "SIMULATED: no machine was measured"  # on every report of a simulat
 Ending = Literal["finished", "interrupted"]
 OPERATOR = "operator"  # key of the note that names the person responsible for a session
 JUDGED_NOTE = "note_"  # in the basis of verdicts, before the keys of a judging session's notes
+_FIRST_YEAR, _LAST_YEAR = 1970, 2200
 SITE, TICKET = "site", "ticket"  # keys of notes that reports show even if they are missing
 SIMULATED_DEVICE = "SIM-"  # prefix of simulated devices, instead of GPU-
+
+
+def in_utc(moment: str) -> datetime:
+    """A time of a run, ISO 8601 with its offset from UTC, in UTC.
+
+    Raises:
+        ValueError: it is none, has no offset, or is not in the years 1970 to 2200: a clock that lost its time starts in
+            1970.
+    """
+    found = datetime.fromisoformat(moment)
+    if found.tzinfo is None:
+        raise ValueError(f"{moment} has no UTC offset")
+    try:
+        found = found.astimezone(timezone.utc)
+    except OverflowError:
+        raise ValueError(f"{moment} is outside of the years {_FIRST_YEAR} to {_LAST_YEAR}") from None
+    if not _FIRST_YEAR <= found.year <= _LAST_YEAR:
+        raise ValueError(f"{moment} is outside of the years {_FIRST_YEAR} to {_LAST_YEAR}")
+    return found
 
 
 class RunDevice(Record, frozen=True, kw_only=False):
@@ -138,9 +158,8 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
     noted: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for moment in filter(None, (self.started_at, self.finished_at)):
-            if datetime.fromisoformat(moment).tzinfo is None:
-                raise ValueError(f"{moment} has no UTC offset")
+        for moment in filter(None, (self.started_at, self.finished_at, *(one.at for one in self.resumed))):
+            in_utc(moment)
 
     @property
     def command_again(self) -> tuple[str, ...]:
@@ -150,7 +169,7 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
     @property
     def began(self) -> datetime:
         """`started_at`, in UTC."""
-        return datetime.fromisoformat(self.started_at).astimezone(timezone.utc)
+        return in_utc(self.started_at)
 
     @property
     def operators(self) -> tuple[str, ...]:

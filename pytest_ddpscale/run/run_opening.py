@@ -52,8 +52,8 @@ class RunLock:
         """
         path = directory / LOCK_NAME
         while True:
-            try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:  # not through a link, because the file is emptied
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
             except OSError as error:
                 raise not_writable(directory, error) from None
             note = _lock(descriptor, directory)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from pytest_ddpscale import __version__
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import EndReason, GangRecord, SeededSteps, StudyEnd, WarmUp, gangs_by_number
+from pytest_ddpscale.run.records import EndReason, GangRecord, Lost, SeededSteps, StudyEnd, WarmUp, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import (
     OPERATOR,
@@ -169,6 +169,18 @@ def gangs_of(records: Sequence[AnyRecord]) -> dict[str, GangRecord]:
     return {record.study: gangs[record.gang] for record in measured}
 
 
+def lost_hosts(records: Iterable[AnyRecord]) -> dict[str, str]:
+    """Why hosts were lost, by host, unless they took part again later: were surveyed, or in a gang."""
+    lost: dict[str, str] = {}
+    for record in records:
+        if isinstance(record, Lost):
+            lost |= dict.fromkeys(record.hosts, record.message)
+        elif isinstance(record, GangRecord | Survey):
+            for host in {record.host} if isinstance(record, Survey) else set(record.hosts):
+                lost.pop(host, None)
+    return lost
+
+
 def why_not_one_machine(records: Sequence[AnyRecord]) -> str:
     """Why the studies of a run were not measured on one machine; empty if they were.
 
@@ -199,9 +211,32 @@ def why_not_one_machine(records: Sequence[AnyRecord]) -> str:
                     f"{other} with {name} {others_versions.get(name)}"
                 )
     surveyed = {record.host for record in records if isinstance(record, Survey)}
+    for _, gang in gangs:
+        if why := _why_not_one_software(gang, by_host=bool(surveyed)):
+            return why
     unseen = {host for _, gang in gangs for host in gang.hosts} - surveyed
     if surveyed and unseen:
         return f"measured on {_names(unseen)}, but the surveyed nodes are {_names(surveyed)}"
+    return ""
+
+
+def _why_not_one_software(gang: GangRecord, *, by_host: bool) -> str:
+    """Why ranks of a gang have not the same software; empty if they have.
+
+    `by_host` compares ranks of one host only: hosts are compared by their surveys, with the node check `versions`.
+    """
+    if not isinstance(gang.versions, tuple):  # shared by all
+        return ""
+    first: dict[str, int] = {}
+    for rank, versions in enumerate(gang.versions):
+        other = first.setdefault(gang.hosts[rank] if by_host else "", rank)
+        for name in _VERSIONS:
+            found, expected = versions.get(name), gang.versions[other].get(name)
+            if found != expected:
+                return (
+                    f"ranks were measured with different software: rank {other} on {gang.hosts[other]} with {name} "
+                    f"{expected}, rank {rank} on {gang.hosts[rank]} with {name} {found}"
+                )
     return ""
 
 

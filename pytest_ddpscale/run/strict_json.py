@@ -14,10 +14,12 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import msgspec
 from msgspec import Meta
 
+from pytest_ddpscale.util.printable import printable_line
+
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
 Seconds = Annotated[float, Meta(gt=0, le=1e7)]
-UnixSeconds = Annotated[float, Meta(ge=0, le=1e11)]
+UnixSeconds = Annotated[float, Meta(ge=0, le=7.3e9)]  # until the year 2201; a larger one is of a broken clock or file
 T = TypeVar("T")
 
 
@@ -115,9 +117,13 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def decode(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
-    """Decode a line that only a program writes. Raises ValueError if it is malformed or not of the decoder's type."""
+    """Decode a line that only a program writes, its texts `printable`.
+
+    Raises:
+        ValueError: it is malformed or not of the decoder's type.
+    """
     try:
-        return decoder.decode(line)
+        return decoder.decode(printable_line(line))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import field
 
-from pytest_ddpscale.run.strict_json import Record, decode
+from pytest_ddpscale.run.strict_json import Record, UnixSeconds, decode
 
 STUDY_ID = "survey"
 # nvml.h, nvmlComputeMode_t, in its order; the names are nvidia-smi's.
@@ -151,7 +151,7 @@ class Survey(Record, frozen=True, tag_field="kind", tag="survey"):
     """
 
     host: str
-    unix_s: float
+    unix_s: UnixSeconds
     problem: str = ""
     has_driver: bool = False
     driver_problem: str = ""

@@ -27,6 +27,7 @@ from pytest_ddpscale.run.readings import FORWARD_S, STEP_S, WAITED_S
 from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
 from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, WorkloadFlops, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
+from pytest_ddpscale.run.strict_json import each
 from pytest_ddpscale.util.listing import first_few
 
 # Steps follow each other without a gap and are timed by the same clock as their block: only rounding may differ.
@@ -125,8 +126,8 @@ def refuse_contradictions(run: RunDirectory, recorded: Recorded) -> None:
         RunDirectoryError: the message has the line.
     """
     everywhere = (_said_twice, _unplanned, _impossible_steps, _copied_rounds, _arms_that_come_back, _left_out)
-    gangs = (_other_devices, _shared_gpus, _shared_launches, _other_places, _other_hosts)
-    measured = (*gangs, _out_of_turn, _other_ranks, _wrong_probes, _no_steps)
+    gangs = (_other_devices, _shared_gpus, _shared_launches, _several_gangs, _other_places, _other_hosts)
+    measured = (*gangs, _out_of_turn, _other_ranks, _wrong_probes, _no_steps, _wrong_repetitions)
     checks: tuple[_Check, ...] = everywhere if recorded.is_imported else (*everywhere, *measured)
     for check in checks:
         for line, found, expected, remedy in check(recorded):
@@ -216,6 +217,33 @@ def _shared_launches(recorded: Recorded) -> Iterator[Contradiction]:
         if first != launch:
             found = f"has {one.study}, of launch {launch}, measured by gang {one.gang}, which measured launch {first}"
             yield Contradiction(line, found)
+
+
+def _several_gangs(recorded: Recorded) -> Iterator[Contradiction]:
+    """One gang measures all rounds of a study, because others may have other software, devices or memory placement.
+
+    A study whose gang ended is measured from its first round again, by `--ddp-resume`, or not at all.
+    """
+    gangs: dict[str, int] = {}
+    for line, one in recorded.numbered:
+        if recorded.is_simulated or not isinstance(one, Block | SeededSteps):
+            continue
+        first = gangs.setdefault(one.study, one.gang)
+        if first != one.gang:
+            yield Contradiction(line, f"has {one.study} measured by gang {one.gang}, as well as by gang {first}")
+
+
+def _wrong_repetitions(recorded: Recorded) -> Iterator[Contradiction]:
+    """A rank that repeated its seeded step has one result, and one that could not has two, joined by ``+``."""
+    for line, one in recorded.numbered:
+        if not isinstance(one, SeededSteps):
+            continue
+        of_ranks = each(one.checksums, len(one.ranks)), each(one.repeats, len(one.ranks))
+        for rank, checksum, repeats in zip(one.ranks, *of_ranks, strict=True):
+            if repeats == ("+" in checksum):
+                said = "repeated" if repeats else "did not repeat"
+                found = f"says that rank {rank} {said} the seeded step of {one.study}, with the result {checksum!r}"
+                yield Contradiction(line, found)
 
 
 def _arms_that_come_back(recorded: Recorded) -> Iterator[Contradiction]:

@@ -32,7 +32,7 @@ from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.record_lines import Listener
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_record import now_iso, why_not_one_machine
+from pytest_ddpscale.run.run_record import lost_hosts, now_iso, why_not_one_machine
 from pytest_ddpscale.run.verdicts import ACCEPTING, Blocker, Judgement, RunOutcome, UniformLoss, Verdict
 from pytest_ddpscale.session.interim import Interim
 from pytest_ddpscale.session.live_page import LivePage
@@ -114,6 +114,7 @@ class AcceptanceSession:
             not_one_machine=why_not_one_machine(source.measured_run.read_records()),
             is_simulated=source.is_simulated,
             silent=source.machine.silent,
+            lost=lost_hosts(source.measured_run.read_records()),
             slow_links=tuple(slow),
             allows_unmeasured=self.subject.settings.allow_incomplete,
             wrong_data=unasked_wrong_data(evidence, self._probes_asked()),

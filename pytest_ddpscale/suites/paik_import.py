@@ -31,6 +31,7 @@ from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.run_record import hosts_of, now_iso
 from pytest_ddpscale.run.strict_json import column, decode
 from pytest_ddpscale.thresholds.model import Thresholds
+from pytest_ddpscale.util.regular_file import read_regular
 
 TOOL = "willgpaik/pytorch-ddp-scaling-benchmark"
 UNKNOWN_HOST = "imported"
@@ -40,7 +41,8 @@ _NOTES = (
     "every step was followed by a synchronize, and throughput is batch over mean step time",
     "host names and GPU UUIDs are unknown: the source records none",
 )
-_ANSI_CODE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+# As `json` writes it.
+_ANSI_CODE = re.compile(rb"\\u001b\[[0-9;?]*[ -/]*[@-~]")
 
 # Beyond any existing machine, and small enough to avoid overflow.
 _Positive = Annotated[float, Meta(ge=1e-9, le=1e15)]
@@ -194,7 +196,7 @@ def _read_files(directory: Path) -> list[PaikResult]:
     files = []
     for path in paths:
         try:
-            files.append(replace(decode(_DECODER, path.read_bytes()), path=str(path)))
+            files.append(replace(decode(_DECODER, _ANSI_CODE.sub(b"", read_regular(path))), path=str(path)))
         except (OSError, ValueError) as error:
             raise ResultFileError(
                 str(path), f"is not a valid result ({error})", f"a result file of {TOOL}",
@@ -365,5 +367,5 @@ def _run(
         ),
         versions=versions,
         notes=(*_NOTES, *notes, *several),
-        nccl_topology=None if topology is None else _ANSI_CODE.sub("", topology),
+        nccl_topology=topology,
     )

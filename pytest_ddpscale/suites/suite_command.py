@@ -101,11 +101,10 @@ def report_suite(run: RunDirectory) -> int:
     """Make a suite's reports again from its run directory. Returns the exit code. Raises BadInput, OSError."""
     from pytest_ddpscale.run.evidence import read_evidence
     from pytest_ddpscale.run.run_directory import broken_file
-    from pytest_ddpscale.run.strict_json import parse_strict_json
     from pytest_ddpscale.suites.suite import MeasuredSuite
 
-    said = parse_strict_json(run.suite_json.read_text(encoding="utf-8"))
-    name = said.get("suite") if isinstance(said, dict) else None
+    said = run.read_suite()
+    name = said.get("suite")
     known = measuring_commands()
     if not isinstance(name, str) or name not in known:
         raise broken_file(run.suite_json, f"suite {name!r}; expected one of {', '.join(known)}")

@@ -11,6 +11,8 @@ from typing import IO, cast
 import numpy as np
 import numpy.typing as npt
 
+from pytest_ddpscale.util.regular_file import open_regular
+
 _BYTES = 0x08  # unsigned byte, the only value type in MNIST
 # Images, labels.
 TRAIN_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
@@ -42,7 +44,8 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    return cast("IO[bytes]", gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+    file = open_regular(path)
+    return cast("IO[bytes]", gzip.open(file)) if path.suffix == ".gz" else file
 
 
 def _shape(file: IO[bytes], path: Path) -> tuple[int, ...]:

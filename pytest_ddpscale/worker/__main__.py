@@ -110,7 +110,7 @@ def run(folder: Path, progress: RankProgress) -> None:
     if assignment.tries_memory:
         be_ended_first()
     timeout = timedelta(seconds=assignment.timeout_s)
-    control = connect(timedelta(seconds=assignment.startup_timeout_s))
+    control = connect(timedelta(seconds=assignment.startup_timeout_s), assignment.secret)
     progress.rank = control.rank
     progress.phase = "joining the gang"
     on_host = int(os.environ["LOCAL_WORLD_SIZE"])

@@ -1,7 +1,13 @@
-"""The control plane: torch's TCPStore instead of collectives, so waiting ranks leave their device idle."""
+"""The control plane: torch's TCPStore instead of collectives, so waiting ranks leave their device idle.
+
+Any process that reaches the store's port may use it, and a local one always does. So the ranks' keys have a prefix that
+only they know, and their messages are signed, because the store lists its keys to whoever asks. The secret for both
+comes with the assignment, through the agents.
+"""
 
 from __future__ import annotations
 
+import hmac
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +33,7 @@ HOST_VARIABLE = "DDPSCALE_HOST"
 # all keys in one request the store's server parses the long request again with each packet.
 KEYS_AT_ONCE = 256
 MOST_NAMED = 8
+_SIGNATURE_DIGITS = 32  # 128 bits
 T = TypeVar("T")
 
 
@@ -39,27 +46,33 @@ class Control:
 
     Args:
         nodes: number of nodes, with equally many ranks each.
+        secret: of the gang.
     """
 
-    def __init__(self, store: Store, rank: int, local_rank: int, world_size: int, nodes: int = 1) -> None:
-        self.store = store
+    def __init__(
+        self, store: Store, rank: int, local_rank: int, world_size: int, nodes: int = 1, secret: str = ""
+    ) -> None:
+        self.store = PrefixStore(_signature(secret, "prefix", b""), store) if secret else store
+        self._secret = secret
         self.rank = rank
         self.local_rank = local_rank
         self.world_size = world_size
         self.layout = Layout(nodes, world_size // nodes)
-        self._messages = PrefixStore("control", store)
+        self._messages = PrefixStore("control", self.store)
 
     def say(self, key: str, data: Any) -> None:
         """Publish a record, or anything else that is JSON, under a key."""
-        self._messages.set(key, line_of(data).decode() if isinstance(data, Record) else strict_json(data))
+        message = line_of(data) if isinstance(data, Record) else strict_json(data).encode()
+        self._messages.set(key, _signature(self._secret, key, message) + message.decode())
 
     def hear(self, key: str) -> Any:
         """Wait for a key and return its JSON.
 
         Raises:
+            ValueError: another process than a rank of this gang set it.
             torch.distributed.DistStoreError: it was not set within the store's timeout.
         """
-        return parse_strict_json(self._messages.get(key).decode("utf-8"))
+        return parse_strict_json(self._signed(key, self._messages.get(key)))
 
     def wait_for(self, key: str) -> None:
         """Wait until a key is set. Takes one round trip, while `hear` takes two to return the value.
@@ -73,7 +86,7 @@ class Control:
         """Wait for all keys and return their values, in order.
 
         Raises:
-            ValueError: a value is not of type `kind`.
+            ValueError: a value is not of type `kind`, or another process than a rank of this gang set it.
             torch.distributed.DistStoreError: some were not set within the store's timeout; the message names them.
         """
         decoder = msgspec.json.Decoder(kind)
@@ -81,9 +94,10 @@ class Control:
         for first in range(0, len(keys), KEYS_AT_ONCE):
             some = list(keys[first : first + KEYS_AT_ONCE])
             try:
-                found += [decode(decoder, data) for data in self._messages.multi_get(some)]
+                values = self._messages.multi_get(some)
             except DistStoreError as error:
                 raise DistStoreError(self._silence(keys)) from error
+            found += [decode(decoder, self._signed(key, value)) for key, value in zip(some, values, strict=True)]
         return found
 
     def decided(self, key: str, by_rank_0: Callable[[], Any]) -> Any:
@@ -95,6 +109,16 @@ class Control:
     def forget(self, key: str) -> None:
         """Remove a key, so the store does not grow with the rounds."""
         self._messages.delete_key(key)
+
+    def _signed(self, key: str, value: bytes) -> bytes:
+        """The message in a value. Raises ValueError if it is not signed with the gang's secret."""
+        signature, message = value[:_SIGNATURE_DIGITS], value[_SIGNATURE_DIGITS:]
+        if not hmac.compare_digest(signature, _signature(self._secret, key, message).encode()):
+            raise ValueError(
+                f"{key} in the ranks' store was not written by a rank of this gang: another process on its network "
+                "wrote it; find that process, and measure again"
+            )
+        return message
 
     def _silence(self, keys: Sequence[str]) -> str:
         missing = [key for key in keys if not self._messages.check([key])]
@@ -113,6 +137,11 @@ class Control:
             self._messages.wait(["all left"])
 
 
+def _signature(secret: str, key: str, message: bytes) -> str:
+    """HMAC (RFC 2104) of a message under a key, hexadecimal."""
+    return hmac.digest(secret.encode(), key.encode() + b"\0" + message, "sha256").hex()[:_SIGNATURE_DIGITS]
+
+
 def rank_of(environ: Mapping[str, str]) -> int:
     """This process's global rank, from its node's index in the allocation; -1 without an agent."""
     try:
@@ -126,10 +155,10 @@ def host_name() -> str:
     return os.environ.get(HOST_VARIABLE) or socket.gethostname()
 
 
-def connect(timeout: timedelta) -> Control:
+def connect(timeout: timedelta, secret: str = "") -> Control:
     """Join the gang's store, which rank 0 hosts at the address from the agents.
 
-    It listens on that address only; a socket opened by torch would listen on all interfaces.
+    It listens on that address only; a socket opened by torch would listen on all interfaces. `secret` is the gang's.
 
     Raises:
         RuntimeError: not started by torchrun and an agent, or rank 0 cannot listen there.
@@ -151,7 +180,7 @@ def connect(timeout: timedelta) -> Control:
         # The other server is slower with thousands of ranks; libuv's accepts an open socket since torch 2.8.
         use_libuv=torch.__version__ >= "2.8",  # TorchVersion compares as a version
     )
-    return Control(store, rank, local_rank, nodes * per_node, nodes)
+    return Control(store, rank, local_rank, nodes * per_node, nodes, secret)
 
 
 def _listen(address: str, port: int) -> int:

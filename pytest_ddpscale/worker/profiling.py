@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.rank_folder import LOGS, MOST_TRACE_BYTES, TRACES
+from pytest_ddpscale.util.owned_folder import owned_folder
 from pytest_ddpscale.worker import trace_analysis
 from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.rank_context import RankContext, arm_order
@@ -100,13 +100,13 @@ class StudyProfile:
     def run(self) -> None:
         """Run the steps, one of each arm per pass, so drift affects all arms equally."""
         context, study = self._context, self._study
-        with tempfile.TemporaryDirectory(prefix="ddpscale-traces-") as folder:
+        with owned_folder("traces") as folder:
             for number in range(-1, context.profile_steps):  # the first pass warms up the profiler and is thrown away
                 key = f"{study.id}/profile/{number}"
                 if context.control.decided(f"{key}/late", lambda: context.is_out_of_time):
                     break
                 for arm in arm_order(self._profiled, self._seed, f"{study.id}/profile", number):
-                    self._step(arm, number, f"{key}/{arm.name}", Path(folder))
+                    self._step(arm, number, f"{key}/{arm.name}", folder)
             context.progress.phase = "reading the profile"
             if context.control.rank == 0:
                 for arm in self._profiled:

@@ -110,7 +110,7 @@ def make_case(
         f"{workload.name}-{world_size}gpu",
         "thresholds.yaml:7",
         reference_samples_per_s=REFERENCE_SAMPLES_PER_S if definition.takes_versus else None,
-        peak_tflops=PEAK_TFLOPS,
+        peak_tflops=PEAK_TFLOPS if definition.takes_peak else None,
         peers=PeerLimits(computing=0.05),
     )
 

@@ -360,3 +360,31 @@ class TestOtherRequirements:
         ]
         evidence = evidence_of_plan(plan, measurements)
         assert [judge(case, evidence, CONFIDENCE).outcome for case in (weak, strong)] == ["error", "passed"]
+
+
+class TestRepetitions:
+    """Equal parameters do not show that each rank computes right, because DDP averages what they compute."""
+
+    def judge_unrepeated(self, *, in_all: bool) -> Verdict:
+        cases = [make_case("replica_agreement", 1.0), make_case("weak_scaling_efficiency", 0.5)]
+        strong = make_case("strong_scaling_speedup", 0.5)
+        plan = plan_of([*cases, strong])
+        evidence = evidence_of_plan(plan, [one for study in plan.studies for one in measure(study, FEWEST_ROUNDS)])
+        weak = next(study.id for study in plan.studies if study.scaling == "weak")
+        unrepeated = {
+            study: [replace(step, repeats=False, checksum="a+b") for step in steps]
+            if in_all or study == weak
+            else steps
+            for study, steps in evidence.seeded_steps.items()
+        }
+        return judge(cases[0], replace(evidence, seeded_steps=unrepeated), CONFIDENCE)
+
+    def test_that_failed_on_most_ranks_leave_agreement_undecided(self) -> None:
+        verdict = self.judge_unrepeated(in_all=True)
+        assert verdict.outcome == "inconclusive"
+        assert verdict.reason.startswith("2 of 2 ranks got another result when they repeated the seeded step of weak/r")
+
+    def test_that_succeeded_in_another_study_are_enough(self) -> None:
+        verdict = self.judge_unrepeated(in_all=False)
+        assert verdict.passed
+        assert any("what each rank computes was compared in other studies" in note for note in verdict.notes)

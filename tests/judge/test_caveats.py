@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,9 +12,18 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.transport_record import Transport
 from pytest_ddpscale.run.verdicts import Verdict
-from tests.builders.judged import CONFIDENCE, judge_values, make_case, make_evidence, make_measurements
+from tests.builders.judged import (
+    CONFIDENCE,
+    WORKLOAD,
+    at_pace,
+    judge_values,
+    make_case,
+    make_evidence,
+    make_measurements,
+)
 from tests.rows import rows
 
 GOOD = (0.98, 0.981, 0.979, 0.98, 0.98, 0.981, 0.979, 0.98, 0.98, 0.981)
@@ -84,6 +95,72 @@ class TestPlausibility:
         case = make_case("device_utilization", 0.9)
         busy = [replace(m, utilization=1.02) for m in make_measurements(case, GOOD)]
         assert judge(case, make_evidence(case, busy, device_type), CONFIDENCE).outcome == outcome
+
+    @rows("metric", ["weak_scaling_efficiency", "strong_scaling_efficiency", "strong_scaling_speedup"])
+    @rows(("times", "outcome"), [(1.1, "passed"), (1.9, "passed"), (2.1, "inconclusive"), (6.08, "inconclusive")])
+    def test_of_a_cpu_ends_at_twice_the_ideal(self, metric: str, times: float, outcome: str) -> None:
+        ideal = 2.0 if metric == "strong_scaling_speedup" else 1.0
+        verdict = judge_values(metric, 0.9, [ideal * times * value for value in GOOD], "cpu")
+        assert verdict.outcome == ("passed" if ideal * times * GOOD[0] <= 2 * ideal else outcome)
+        if outcome == "inconclusive":
+            assert verdict.reason.startswith(
+                f"implausible: {verdict.value:.3g} is more than {2 * ideal:g}; the measure"
+            )
+
+    @rows("metric", ["exposed_communication", "ddp_overhead"])
+    @rows(("cost", "outcome"), [(-0.3, "passed"), (-0.6, "inconclusive")])
+    def test_of_a_cpu_ends_where_a_cost_saves_half_of_the_time(self, metric: str, cost: float, outcome: str) -> None:
+        assert judge_values(metric, 0.2, [cost + 0.001 * (n % 3) for n in range(10)], "cpu").outcome == outcome
+
+    def test_of_gpus_lets_1_1_pass(self) -> None:
+        assert judge_values("weak_scaling_efficiency", 0.9, [1.1 - 0.001 * (n % 3) for n in range(10)]).passed
+
+
+class TestImpossiblePace:
+    """Where each block is too fast by as much, no ratio shows it."""
+
+    FLOPS = 1e9  # of an image
+
+    def judge_pace(
+        self, metric: str, images_per_s: float, device_type: DeviceType = "cuda", cores: int | None = None, **keys: Any
+    ) -> Verdict:
+        case = replace(make_case(metric, 0.5), **keys)
+        found = [
+            at_pace(one, images_per_s * GOOD[(one.round + (one.arm == "alone")) % len(GOOD)])
+            for one in make_measurements(case, GOOD)
+        ]
+        evidence = replace(make_evidence(case, found, device_type), surveys={"n": Survey("n", 1.0, cores=cores)})
+        flops = dict.fromkeys(evidence.flops_per_sample, self.FLOPS)
+        return judge(case, replace(evidence, flops_per_sample=flops), CONFIDENCE)
+
+    @rows("metric", ["throughput_per_gpu", "weak_scaling_efficiency", "strong_scaling_speedup"])
+    @rows(("precision", "times", "outcome"), [
+        ("bf16", 1.0, "passed"), ("bf16", 1.2, "inconclusive"), ("fp32", 3.5, "passed"), ("fp32", 4.5, "inconclusive"),
+    ])  # fmt: skip
+    def test_of_a_gpu_is_beyond_its_peak(self, metric: str, precision: Any, times: float, outcome: str) -> None:
+        workload = replace(WORKLOAD, precision=precision)
+        verdict = self.judge_pace(metric, times * 989e12 / self.FLOPS, peak_tflops=989.0, workload=workload)
+        assert verdict.outcome == outcome
+        if outcome == "inconclusive":
+            expected = r"implausible: .* images/s of a rank in \S+ are more than a peak of 989 TFLOPS allows"
+            assert re.match(expected, verdict.reason)
+            assert "implausible" in verdict.flags
+
+    @rows(("device_type", "images_per_s", "outcome"), [
+        ("cuda", 0.9e6, "passed"), ("cuda", 40e6, "inconclusive"), ("cpu", 19_000, "passed"), ("cpu", 21_000, "passed"),
+        ("cpu", 40e6, "inconclusive"),
+    ])  # fmt: skip
+    def test_without_a_peak_is_beyond_all_hardware(
+        self, device_type: DeviceType, images_per_s: float, outcome: str
+    ) -> None:
+        cores = 4 if device_type == "cpu" else None
+        verdict = self.judge_pace("throughput_per_gpu", images_per_s, device_type, cores)
+        assert verdict.outcome == outcome
+
+    def test_names_the_cores(self) -> None:
+        verdict = self.judge_pace("throughput_per_gpu", 21_000, "cpu", 2)
+        assert verdict.outcome == "inconclusive"
+        assert verdict.reason.endswith("images/s of a rank in ddp@2 are more than 2 CPU cores can compute")
 
 
 class TestHostBound:

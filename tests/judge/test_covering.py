@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from pytest_ddpscale.judge.covering import coverage_of
+from pytest_ddpscale.judge.covering import coverage_of, lost_places
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.run_outcome import RunFacts, conclude, other_blockers
 from pytest_ddpscale.judge.slow_links import slow_links
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.coverage import Coverage
@@ -21,8 +22,9 @@ from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.json_types import as_json
 from tests.builders.judged import ALONE_SAMPLES_PER_S, CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
-from tests.builders.probes import Pair, pair_columns_of, with_columns
+from tests.builders.probes import Pair, pair_columns_of, probe_columns_of, with_columns
 from tests.judge.nodes import Slowness, equal, measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
+from tests.judge.probed import measure_probe, probe_plan, steady
 from tests.rows import rows
 
 # Two GPUs a node; what all devices of a node keep, and what two nodes keep together.
@@ -329,3 +331,24 @@ def test_it_comes_back_from_verdicts_json(nodes: int) -> None:
     data = as_json(judgement)
     assert read_as(Judgement, data) == judgement
     assert data["coverage"]["paths"] == ([[0, 1, FAST, 1]] if nodes == 2 else [])
+
+
+@rows(
+    ("probe", "from_round", "unsupported", "lost"),
+    [
+        ("matmul-bf16", 3, {}, {2: 5}),
+        ("matmul-bf16", 7, {}, {}),  # one round may have been cut short
+        ("matmul-bf16", 3, {"matmul-bf16": "n0: out of memory"}, {}),
+        ("send-recv-256mib@4", 3, {}, {}),  # who of a pair is missing is unknown
+    ],
+)
+def test_a_gpu_that_stops_while_probes_go_on_is_lost_before_anything_is_trained(
+    probe: str, from_round: int, unsupported: dict[str, str], lost: dict[int, int]
+) -> None:
+    """As in a run that is killed then."""
+    kind, _, ranks = probe.partition("@")
+    arm = Arm(kind, int(ranks or 1))
+    plan = probe_plan(arm, ranks_per_node=4)
+    measured = [one for one in measure_probe(plan, arm, steady(100.0), 8) if one.rank != 2 or one.round < from_round]
+    evidence = replace(Evidence(plan, probe_columns_of(measured), {}), unsupported=unsupported)
+    assert {place.local_rank: rounds for place, rounds in lost_places(evidence).items()} == lost

@@ -396,3 +396,11 @@ def test_what_did_not_pass_or_was_not_published_says_nothing(verdict: Verdict) -
 def test_too_few_rounds_for_the_higher_confidence_say_nothing() -> None:
     without = replace(throughput("a", 94.0), interval=None, outcome="inconclusive")
     assert uniform_loss([throughput("a", 94.0)], 0.95, lambda *_: without) is None
+
+
+@pytest.mark.parametrize("message", ["n2 was silent for 30 s", "n2 was silent for 30 s\nrank 3: timed block"])
+def test_a_host_that_was_lost_at_the_end_is_in_the_way(message: str) -> None:
+    outcome, why = conclude(RunFacts([PASSED], 1, lost={"n2": message}))
+    assert (outcome, why) == (
+        "incomplete", "n2 was lost while measuring: n2 was silent for 30 s (1 of 1 requirements passed)"
+    )  # fmt: skip

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -189,3 +191,17 @@ def test_a_command_that_names_no_host_is_refused(command: str) -> None:
 )  # fmt: skip
 def test_why_an_agent_did_not_come_up_is_one_sentence(code: int, lines: list[str], expected: str) -> None:
     assert SshLauncher(settings(), {}).why_not_up("n2", code, lines) == expected
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a character device", "a directory"])
+def test_a_host_file_that_is_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = Path("/dev/zero") if kind == "a character device" else tmp_path / "hosts"
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a directory":
+        path.mkdir()
+    expected = rf"^--ddp-hosts: {path} cannot be read \({kind}, not a regular file\); expected a file with one host"
+    began_s = time.monotonic()
+    with pytest.raises(OptionError, match=expected):
+        read_hostfile(path)
+    assert time.monotonic() - began_s < 2.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -133,6 +134,14 @@ class TestLaunches:
             f"studies ['{study.id}'] {number}" for number, study in enumerate(self.PLAN.studies)
         ]  # fmt: skip
         assert [end.reason for end in ends_of(run.read_records()).values()] == ["rounds"] * 3
+
+    def test_have_a_secret_each(self, run: RunDirectory) -> None:
+        """By which their ranks know each other's messages."""
+        tells = [sys.executable, "-c", f"{AGENTS}\nup(); order(); print(TASK['assignment']['secret'])"]
+        Supervisor(Starting(tells, tells, tells).launch, run, Limits(inactivity_s=60.0)).measure(self.PLAN)
+        told = {log.read_text().splitlines()[-1] for log in run.logs.glob("gang-*.log")}
+        assert len(told) == 3
+        assert all(re.fullmatch("[0-9a-f]{64}", secret) for secret in told)
 
     def test_for_which_there_is_no_time_are_not_started(self, run: RunDirectory) -> None:
         launcher = Starting(*map(self.measures, (1, 2, 3)))

@@ -277,15 +277,20 @@ def test_other_plugins_may_be_off_or_write_reports_of_their_own(site: Site, argu
 
 def test_a_hostile_name_breaks_no_view(site: Site) -> None:
     run = site.measured()
-    hostile = json.dumps("node|<script>\x1b[31m`#\u202e")[1:-1]
+    hostile = json.dumps("node|<script>\x1b[31m`#\u202e\nACCEPTED\r\x9b\0")[1:-1]
     for file in (run.measurements_jsonl, run.run_json):
         text = file.read_text(encoding="utf-8")
         file.write_text(text.replace('"node7"', f'"{hostile}"'), encoding="utf-8")
     site.write("thresholds.yaml", ONE_FAILS)
-    result = site.judge()
+    result = site.judge("-rA")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert_no_crash(result)
-    assert "\x1b[31m`" not in output_of(result)
+    shown = output_of(result)
+    assert r"node|<script>\x1b[31m`#\u202e\nACCEPTED\r\x9b\x00" in shown
+    assert {character for character in shown if not character.isprintable()} <= {"\n"}
+    assert not any(line.startswith("ACCEPTED") for line in shown.splitlines())
+    markdown = (run.path / "report.md").read_text(encoding="utf-8")
+    assert {character for character in markdown if not character.isprintable()} <= {"\n"}
     ElementTree.parse(run.path / "junit.xml")
 
 

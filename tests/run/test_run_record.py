@@ -16,7 +16,7 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import EndReason, GangRecord, SeededSteps, StudyEnd, WarmUp
+from pytest_ddpscale.run.records import EndReason, GangRecord, Lost, SeededSteps, StudyEnd, WarmUp
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import Resumed, RunDevice, Startup, ThresholdsUsed
 from pytest_ddpscale.run.run_record import (
@@ -24,6 +24,7 @@ from pytest_ddpscale.run.run_record import (
     ended,
     finish_run,
     gangs_of,
+    lost_hosts,
     note_left_out,
     now_iso,
     resume_run,
@@ -340,3 +341,27 @@ def test_of_many_hosts_a_few_are_named() -> None:
     why = why_not_one_machine(launch(*many, measured=("weak/r",)) + launch(*many[1:], measured=("strong/r",)))
     assert "weak/r on node0000, node0001, node0002, node0003 and 496 more" in why
     assert len(why) < 300
+
+
+@rows(
+    ("surveyed", "hosts", "why"),
+    [
+        ("a", "aa", "rank 0 on a with torch 2.9.0, rank 1 on a with torch 2.10.0"),
+        ("", "ab", "rank 0 on a with torch 2.9.0, rank 1 on b with torch 2.10.0"),
+        ("ab", "ab", ""),  # the node check `versions` compares them
+    ],
+)
+def test_ranks_with_other_software_than_their_peers_are_named(surveyed: str, hosts: str, why: str) -> None:
+    versions = ({"torch": "2.9.0"}, {"torch": "2.10.0"})
+    who = gang(*[(host, rank) for rank, host in enumerate(hosts)], versions=versions)
+    block = Block(study="weak/r", arm="ddp@2", round=0, gang=0, ranks=(0, 1), count=1, work=1.0, began_unix_s=1.0,
+                  seconds=1.0)  # fmt: skip
+    found = why_not_one_machine([*(Survey(host, 1.0) for host in surveyed), who, block])
+    assert found == (why and f"ranks were measured with different software: {why}")
+
+
+def test_hosts_are_lost_until_they_take_part_again() -> None:
+    lost = Lost(hosts=("a", "b"), message="silent for 30 s")
+    assert lost_hosts([gang(("a", 0), ("b", 0)), lost]) == dict.fromkeys("ab", "silent for 30 s")
+    assert lost_hosts([lost, gang(("a", 0), number=1)]) == {"b": "silent for 30 s"}
+    assert lost_hosts([lost, Survey("b", 1.0), Survey("a", 1.0)]) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -191,6 +192,39 @@ class TestLaunches:
         evidence = read(tmp_path, lambda records: _with_launch(records, gang=1, slower=1.001), plan=TWO_LAUNCHES)
         assert evidence.errors == {}
         assert len(evidence.launches) == 2
+
+
+class TestSeveralGangs:
+    """A second gang may have other software or memory placement: rounds of both are not those of one measurement."""
+
+    @rows("kind", [Block, SeededSteps])
+    @rows("versions", [{}, {"torch": "2.6.0"}])
+    def test_do_not_measure_one_study(self, tmp_path: Path, kind: type[Any], versions: dict[str, str]) -> None:
+        def change(records: Records) -> Records:
+            moved = changed(kind, lambda one: one.study == STUDY.id, gang=1)(records)
+            return [records[0], altered(records[0], gang=1, versions=versions), *moved[1:]]
+
+        assert re.search(f"has {STUDY.id} measured by gang [01], as well as by gang [01]", refusal(tmp_path, change))
+
+    def test_may_measure_a_study_each(self, tmp_path: Path) -> None:
+        def change(records: Records) -> Records:
+            others = [altered(one, gang=1) if getattr(one, "study", "") == "pairs" and isinstance(one, Block) else one
+                      for one in records[1:]]  # fmt: skip
+            return [records[0], altered(records[0], gang=1), *others]
+
+        assert read(tmp_path, change).errors == {}
+
+
+class TestSeededSteps:
+    """Which ranks could not repeat their own step decides whom different results accuse."""
+
+    @rows(("repeats", "said"), [(False, "rank 0 did not repeat"), ((True, True, False, True), "rank 2 did not repeat")])
+    def test_that_did_not_repeat_have_two_results(self, tmp_path: Path, repeats: Any, said: str) -> None:
+        assert f"says that {said} the seeded step" in refusal(tmp_path, changed(SeededSteps, repeats=repeats))
+
+    def test_that_repeated_have_one(self, tmp_path: Path) -> None:
+        found = refusal(tmp_path, changed(SeededSteps, checksums="a+b"))
+        assert "says that rank 0 repeated the seeded step" in found
 
 
 class TestRounds:
@@ -441,11 +475,8 @@ class TestTelemetry:
 
         assert "which was not measured" in refusal(tmp_path, cut)
 
-    @rows("changes", [{"began_unix_s": 1.0}, {"gang": 1}])
-    def test_of_another_time_or_gang_is_refused(self, tmp_path: Path, changes: dict[str, Any]) -> None:
-        def moved(records: Records) -> Records:
-            return [records[0], altered(records[0], gang=1), *changed(Block, is_ddp, **changes)(records)[1:]]
-
+    def test_of_another_time_is_refused(self, tmp_path: Path) -> None:
+        moved = changed(Block, is_ddp, began_unix_s=1.0)
         assert "which was measured by other ranks or at another time" in refusal(tmp_path, moved)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -167,3 +169,72 @@ def test_a_worker_that_no_agent_started_says_so(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("DDPSCALE_NODES", raising=False)
     with pytest.raises(RuntimeError, match="started by torchrun, under an agent"):
         connect(timedelta(seconds=1))
+
+
+INTRUDER = """
+import sys
+from datetime import timedelta
+from torch.distributed import TCPStore
+port, attack = int(sys.argv[1]), sys.argv[2]
+store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=20))
+if attack == "guesses":
+    store.set("control/round", '["ddp@2"]')
+else:
+    (key,) = (key for key in store.list_keys() if key.endswith("control/round"))
+    known = store.get(key).decode()
+    store.set(key, {"forges": '["alone"]', "changes": known.replace("ddp@2", "alone"), "moves": known}[attack])
+    if attack == "moves":
+        store.set(key.replace("round", "other"), known)
+print("done", flush=True)
+"""
+
+
+class TestSecondProcess:
+    """Any local process can use the store; what it writes counts for nothing."""
+
+    def intrude(self, store: TCPStore, attack: str) -> None:
+        command = [sys.executable, "-c", INTRUDER, str(store.port), attack]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert said.stdout == "done\n", said.stderr
+
+    @pytest.fixture
+    def store(self) -> TCPStore:
+        return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=1))
+
+    @pytest.fixture
+    def gang(self, store: TCPStore) -> tuple[Control, Control]:
+        other = TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=1))
+        return Control(store, 0, 0, 2, secret="5e" * 32), Control(other, 1, 1, 2, secret="5e" * 32)
+
+    def test_that_guesses_a_key_is_not_heard(self, store: TCPStore, gang: tuple[Control, Control]) -> None:
+        self.intrude(store, "guesses")
+        with pytest.raises(DistStoreError):
+            gang[1].hear("round")
+        gang[0].say("round", ["ddp@2"])
+        assert gang[1].hear("round") == ["ddp@2"]
+
+    @pytest.mark.parametrize("attack", ["forges", "changes"])
+    def test_that_finds_a_key_is_refused(self, store: TCPStore, gang: tuple[Control, Control], attack: str) -> None:
+        gang[0].say("round", ["ddp@2"])
+        self.intrude(store, attack)
+        refused = "round in the ranks' store was not written by a rank of this gang"
+        with pytest.raises(ValueError, match=refused):
+            gang[1].hear("round")
+        with pytest.raises(ValueError, match=refused):
+            gang[1].hear_all(["round"], list)
+
+    def test_that_moves_a_message_to_another_key_is_refused(
+        self, store: TCPStore, gang: tuple[Control, Control]
+    ) -> None:
+        gang[0].say("round", ["ddp@2"])
+        self.intrude(store, "moves")
+        assert gang[1].hear("round") == ["ddp@2"]
+        with pytest.raises(ValueError, match="other in the ranks' store was not written by a rank of this gang"):
+            gang[1].hear("other")
+
+    def test_of_another_gang_is_refused(self, gang: tuple[Control, Control]) -> None:
+        """As one that has the port of a gang that has just ended."""
+        gang[0].say("round", ["ddp@2"])
+        stranger = Control(gang[1].store, 1, 1, 2)
+        with pytest.raises(ValueError, match="was not written by a rank of this gang"):
+            stranger.hear("round")

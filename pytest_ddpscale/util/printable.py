@@ -1,0 +1,71 @@
+"""Text of unknown origin, made harmless for a terminal and for reports.
+
+Escape sequences could hide or rewrite lines of a report, a line feed could add one, and marks of direction show text
+in another order than it has.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from typing import Any
+
+# Keys of texts that may have several lines: errors with their stacks, output of a command.
+SEVERAL_LINES = frozenset(
+    {"message", "reason", "reasons", "problem", "problems", "evidence", "notes", "topology", "nccl_topology", "lines",
+     "nccl", "driver_problem", "torch_problem", "unread", "numa_note", "numa_notes", "left_out"}
+)  # fmt: skip
+
+
+def printable(text: str, *, has_lines: bool = False) -> str:
+    """A text in which control characters, marks of direction and other invisible characters are escaped, ``\\x1b``.
+
+    Args:
+        has_lines: whether it may have several lines, and tabs; a carriage return is escaped.
+    """
+    if text.isprintable():
+        return text
+    kept = "\n\t" if has_lines else ""
+    return "".join(one if one in kept or _may_stay(one) else _escaped(one) for one in text)
+
+
+def printable_json(data: Any, key: str = "") -> Any:
+    """JSON with all of its texts and keys `printable`.
+
+    Args:
+        data: parsed.
+        key: of the entry that holds it, which tells whether a text may have several lines.
+    """
+    if isinstance(data, str):
+        return printable(data, has_lines=key in SEVERAL_LINES)
+    if isinstance(data, list):
+        return [printable_json(one, key) for one in data]
+    if isinstance(data, dict):
+        return {printable(name): printable_json(value, _key_of(name, key)) for name, value in data.items()}
+    return data
+
+
+def _key_of(name: str, outer: str) -> str:
+    """The key of an entry, or of the mapping that it is in: reasons by host or by reading."""
+    return outer if outer in SEVERAL_LINES else name
+
+
+def printable_line(line: bytes) -> bytes:
+    """A line of JSON with all of its texts and keys `printable`; unchanged if it is none."""
+    if b"\\" not in line and line.isascii():  # in JSON control characters are escaped
+        return line
+    try:
+        data = json.loads(line)
+        json.dumps(data, ensure_ascii=False).encode()  # half a pair of surrogates is an error, not a text to be shown
+        shown = printable_json(data)
+        return line if shown == data else json.dumps(shown).encode() + b"\n"
+    except (ValueError, RecursionError):  # told by whoever decodes it
+        return line
+
+
+def _may_stay(one: str) -> bool:
+    return one.isprintable() or unicodedata.category(one) == "Zs"  # spaces of any width
+
+
+def _escaped(one: str) -> str:
+    return one.encode("unicode_escape").decode("ascii")

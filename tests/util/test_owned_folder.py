@@ -1,0 +1,109 @@
+"""What a killed process leaves is removed by the next one; what a living one owns, or a user, never is."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.util.owned_folder import owned_folder, remove_orphans
+
+OWNER = """
+import sys
+from pathlib import Path
+from pytest_ddpscale.util.owned_folder import owned_folder
+with owned_folder("ranks", Path(sys.argv[1])) as folder:
+    (folder / "records").write_text("content")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+LOCK = ".ddpscale-owner"
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A process with a folder."""
+    command = [sys.executable, "-c", OWNER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process, Path(process.stdout.readline().strip())
+        process.kill()
+
+
+def test_a_folder_of_a_killed_process_is_removed(owner: tuple[subprocess.Popen[str], Path], tmp_path: Path) -> None:
+    process, folder = owner
+    process.kill()
+    process.wait()
+    assert (folder / "records").exists()
+    assert remove_orphans([tmp_path]) == [folder]
+    assert not folder.exists()
+
+
+def test_a_folder_of_a_living_process_stays(owner: tuple[subprocess.Popen[str], Path], tmp_path: Path) -> None:
+    _, folder = owner
+    assert remove_orphans([tmp_path]) == []
+    assert (folder / "records").exists()
+
+
+def test_a_folder_of_a_process_that_ends_is_gone(owner: tuple[subprocess.Popen[str], Path]) -> None:
+    process, folder = owner
+    process.communicate("")
+    assert not folder.exists()
+
+
+def test_folders_without_an_owner_of_ours_stay(tmp_path: Path) -> None:
+    """As a user's, or those of a version that locked none."""
+    for name in ("ddpscale-runs", "ddpscale-logs-x"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").touch()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / LOCK).touch()
+    (tmp_path / "ddpscale-file").touch()
+    assert remove_orphans([tmp_path, tmp_path / "none"]) == []
+    assert len([*tmp_path.rglob("*")]) == 7
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / LOCK).touch()
+    (tmp_path / "ddpscale-ranks-1").symlink_to("precious")
+    (tmp_path / "ddpscale-ranks-2").mkdir()
+    (tmp_path / "ddpscale-ranks-2" / LOCK).symlink_to(tmp_path / "precious" / LOCK)
+    assert remove_orphans([tmp_path]) == []
+    assert (tmp_path / "precious" / LOCK).exists()
+
+
+def test_a_pipe_in_the_place_of_the_lock_is_left(tmp_path: Path) -> None:
+    (tmp_path / "ddpscale-ranks-1").mkdir()
+    os.mkfifo(tmp_path / "ddpscale-ranks-1" / LOCK)
+    assert remove_orphans([tmp_path]) == []
+
+
+def test_another_users_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ddpscale-ranks-1").mkdir()
+    (tmp_path / "ddpscale-ranks-1" / LOCK).touch()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert remove_orphans([tmp_path]) == []
+
+
+def test_a_folder_that_is_taken_for_an_orphan_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = fcntl.flock
+    refused: list[int] = []
+
+    def busy_once(descriptor: int, operation: int) -> None:
+        if not refused:
+            refused.append(descriptor)
+            raise BlockingIOError
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", busy_once)
+    with owned_folder("ranks", tmp_path) as folder:
+        assert refused
+        assert (folder / LOCK).exists()
