@@ -232,9 +232,9 @@ def _without_contradictions(file: ThresholdsFile) -> ThresholdsFile:
     skus = file.thresholds.skus
     for name, sku in skus.items():
         found[name] = [_problem(file, name, at, sentence) for at, sentence in contradictions(name, sku)]
-        before = file.below.thresholds.skus.get(name) if file.below else None
-        for at, sentence in why_more_than_changed(before, sku) if before else ():
-            found[name].append(_problem(file, name, at, sentence))
+        below = (one.thresholds.skus.get(name) for one in file.all_below)
+        weakened = [one for before in below if before is not None for one in why_more_than_changed(before, sku)]
+        found[name] += [_problem(file, name, at, sentence) for at, sentence in dict.fromkeys(weakened)]
     for name, alias, sentence in clashing_names(skus):
         found[name].append(_problem(file, name, ("aliases", alias), sentence))
     sound = {name: sku for name, sku in skus.items() if not found[name]}

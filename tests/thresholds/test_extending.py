@@ -141,6 +141,15 @@ def test_what_no_site_may_weaken_stands_however_it_is_written(section: str, comp
     assert complaint in str(file.problems[0])
 
 
+def test_nor_does_a_broken_file_in_between_hide_it(extend: Extend, path: Path) -> None:
+    middle = path.parent / "middle.yaml"
+    middle.write_text(f"{HEAD}skus: {{new: {{detect: {{memory_gib: many}}}}}}\n")
+    path.write_text(
+        "schema_version: 2\nextends: middle.yaml\nskus: {new: {detect: {memory_gib: 80}, checks: {ecc: warn}}}\n"
+    )
+    assert "only warns here; it has to stand: memory errors" in str(load_thresholds(path).broken["new"][0])
+
+
 def test_a_site_may_tighten_what_stands_and_drop_the_rest(extend: Extend, path: Path) -> None:
     (path.parent / "base.yaml").write_text(BASE.replace("severity: fail}", "severity: warn}"))
     file = extend(
