@@ -266,7 +266,7 @@ class Channel:
         text = line.decode("utf-8", errors="replace")
         masked = masked_text(text)
         with self._lock:
-            kept = printable(masked.rstrip("\n")[:_MOST_CHARACTERS])
+            kept = printable(masked.rstrip("\r\n")[:_MOST_CHARACTERS])
             self._lines.append(kept)
             carrier.lines.append(kept)
             if self._voices and masked.startswith(self._voices):

@@ -21,11 +21,11 @@ def printable(text: str, *, has_lines: bool = False) -> str:
     """A text in which control characters, marks of direction and other invisible characters are escaped, ``\\x1b``.
 
     Args:
-        has_lines: whether it may have several lines, and tabs; a carriage return is escaped.
+        has_lines: whether it may have several lines, ended by ``\\n`` or ``\\r\\n``, and tabs.
     """
     if text.isprintable():
         return text
-    kept = "\n\t" if has_lines else ""
+    kept, text = ("\n\t", text.replace("\r\n", "\n")) if has_lines else ("", text)
     return "".join(one if one in kept or _may_stay(one) else _escaped(one) for one in text)
 
 

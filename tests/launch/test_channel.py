@@ -216,3 +216,13 @@ def test_an_output_that_a_survivor_holds_open_is_not_waited_for_for_long(open_ch
     assert time.monotonic() - began < 10
     assert len(channel.messages()) == 1
     os.kill(int(channel.other_lines[0]), signal.SIGTERM)
+
+
+def test_what_is_quoted_of_others_cannot_steer_a_terminal(open_channel: Open) -> None:
+    """ssh ends its lines as terminals do."""
+    channel = open_channel(r"err.write(b'refused.\r\n\x1b[2J50 %\r100 %\n')", hosts=("n1",))
+    channel.wait()
+    channel.close()
+    (ended,) = channel.ended
+    assert ended.lines == ("refused.", r"\x1b[2J50 %\r100 %")
+    assert channel.other_lines == [*ended.lines]

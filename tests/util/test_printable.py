@@ -33,7 +33,7 @@ def test_what_is_no_character_to_be_read_is_escaped(text: str, shown: str) -> No
 
 
 def test_only_what_has_lines_keeps_them() -> None:
-    assert printable("one\n\ttwo\r\x1b", has_lines=True) == "one\n\ttwo\\r\\x1b"
+    assert printable("one\r\n\ttwo\r\x1b", has_lines=True) == "one\n\ttwo\\r\\x1b"
 
 
 @given(TEXT)
