@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -76,7 +77,8 @@ class ImageFamily:
 
     def __post_init__(self) -> None:
         refuse_beyond(self, _MOST)
-        patch = int(self.model.rpartition("_")[2]) if self.model.startswith("vit_") else 1
+        patched = re.fullmatch(r"vit_[a-z]_([1-9][0-9]*)", self.model)
+        patch = int(patched[1]) if patched else 1
         if self.image_size % patch:
             raise ValueError(
                 f"image_size is {self.image_size}, which {self.model} cannot cut into patches of {patch} pixels; "

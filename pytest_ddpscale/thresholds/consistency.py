@@ -7,7 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 from pytest_ddpscale.plan.metric import measured_arm
-from pytest_ddpscale.plan.metric_catalogue import STRONG_SCALING_SPEEDUP
+from pytest_ddpscale.plan.metric_catalogue import (
+    BUSBW_GBPS,
+    MATMUL_TFLOPS,
+    MEMORY_BANDWIDTH_GBPS,
+    PAIR_BANDWIDTH_GBPS,
+    STRONG_SCALING_SPEEDUP,
+)
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.operation import operation
 from pytest_ddpscale.plan.workload import Workload, incomparable_fields
@@ -126,7 +132,7 @@ def _of_floor(sku: Sku, one: Requirement) -> str:
 
 def _of_link(sku: Sku, one: Requirement) -> str:
     link = sku.peak.link_bandwidth_gbps if sku.peak else None
-    if link is None or one.metric not in _OF_LINKS or one.bound <= link:
+    if link is None or one.definition not in _OF_LINKS or one.bound <= link:
         return ""
     return (
         f"the bound {one.bound:g} of {one} is above the {link:g} GB/s of a link, which only an all-reduce through a "
@@ -171,7 +177,7 @@ def _why_without_peak(sku: Sku, requirement: Requirement, workload: Workload) ->
     return f"{requirement.metric} of {workload.name} needs `{key}: NUMBER` under this SKU's `peak`{tf32}"
 
 
-_OF_LINKS = ("busbw_gbps", "pair_bandwidth_gbps")
+_OF_LINKS = (BUSBW_GBPS, PAIR_BANDWIDTH_GBPS)
 
 
 def _why_unreachable(sku: Sku, one: Requirement) -> str:
@@ -180,14 +186,14 @@ def _why_unreachable(sku: Sku, one: Requirement) -> str:
     if peak is None or not one.probe or one.definition.upper_bound:
         return ""
     found = operation(one.probe)
-    if one.metric == "memory_bandwidth_gbps":
+    if one.definition is MEMORY_BANDWIDTH_GBPS:
         return _above(one, peak.memory_bandwidth_gbps, "the memory's peak")
-    if one.metric == "matmul_tflops" and found.precision is not None and found.precision != "fp8":
+    if one.definition is MATMUL_TFLOPS and found.precision is not None and found.precision != "fp8":
         return _above(one, peak.tflops(found.precision), f"the peak in {found.precision}")
-    if one.metric == "pair_bandwidth_gbps":
+    if one.definition is PAIR_BANDWIDTH_GBPS:
         return _above(one, peak.link_bandwidth_gbps, "the link's bandwidth")
     link = peak.link_bandwidth_gbps
-    if one.metric != "busbw_gbps" or link is None:
+    if one.definition is not BUSBW_GBPS or link is None:
         return ""
     # A switch that reduces (NVLS) takes each byte once: algorithm bandwidth up to the link's, bus bandwidth 2(n-1)/n.
     ranks = one.world_size if isinstance(one.world_size, int) else sku.node.gpus if sku.node and sku.node.gpus else None
