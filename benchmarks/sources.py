@@ -57,6 +57,8 @@ def main() -> int:
     rows = [(name, *(str(found[one]) for one in COLUMNS)) for name, found in (*counts.items(), ("all", total))]
     print(table(("source", *COLUMNS), rows))
     kinds = Counter(kind for kind, _ in checks)
+    if options.copies is not None and (unread := sorted(unread_copies(listed, options.copies))):
+        print(f"not read: {options.copies} has no copy of {', '.join(unread)}")
     print("arithmetic:", ", ".join(f"{kinds[kind]} {kind}s" for kind in ("margin", "ratio", "formula")))
     print(*problems, f"{len(problems)} problems", sep="\n")
     keep(options.json, "sources", {"counts": counts, "arithmetic": kinds, "problems": problems})
@@ -90,6 +92,12 @@ def source_problems(
             except Wrong as wrong:
                 yield f"{one.where}: {what}: {wrong}; read {'; '.join(seen[:4]) or 'nothing'}{' …' * (len(seen) > 4)}"
     yield from (f"{one.where}: {' '.join(key)}: published, but not in the list" for key, one in left.items())
+
+
+def unread_copies(listed: Mapping[str, Any], copies: Path) -> set[str]:
+    """Repositories and commits of the list that a folder has no copy of."""
+    files = ((block["at"], path) for block in listed["sources"] for path in block.get("files", {}).values())
+    return {at for at, path in files if files_of(copies, at, path) is None}
 
 
 def last_digit(written: float) -> float:

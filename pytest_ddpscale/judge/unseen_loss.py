@@ -7,7 +7,7 @@ thresholds file alone, whatever was measured.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.words import DeviceType
@@ -17,27 +17,22 @@ from pytest_ddpscale.thresholds.cases import AnyCase, Case, training_cases
 LARGEST_UNREMARKED = 0.1
 
 
-def remark_on_unseen_loss(
-    device_type: DeviceType, required: Iterable[AnyCase], selected: Iterable[AnyCase], own: Collection[str]
-) -> str:
+def remark_on_unseen_loss(device_type: DeviceType, required: Iterable[AnyCase], selected: Iterable[AnyCase]) -> str:
     """The remark, in a sentence without a full stop.
 
     Args:
         device_type: of the SKU; the bounds of a CPU, which no site opens for training, need no remark.
         required: all requirements of the SKU on these nodes.
         selected: those that the run judges.
-        own: ids of those with values that the site published itself, in place of those of the file that it extends.
 
     Returns:
-        Empty if a published bound that rejects sees a common loss of `LARGEST_UNREMARKED` of the speed, if the site
-        has a bound of its own that rejects, and for a run that judges no training.
+        Empty if a published bound that rejects, packaged or the site's own, sees a common loss of `LARGEST_UNREMARKED`
+        of the speed, and for a run that judges no training.
     """
     if device_type == "cpu" or not any(map(_judges_training, training_cases(selected))):
         return ""
     speeds = [case for case in training_cases(required) if _is_rejecting_speed(case)]
     published = [case for case in speeds if not case.requirement.provisional]
-    if any(case.id in own for case in published):
-        return ""
     found = [case.requirement.smallest_fault for case in published]
     if any(fault is not None and round(fault, 6) <= LARGEST_UNREMARKED for fault in found):
         return ""

@@ -126,7 +126,8 @@ class AcceptanceSession:
         accused = {host for v in verdicts for c in v.culprits for host in (c.host, c.peer_host)}
         of_links = [f"communication is slow at {words}" for words, hosts in slow.items() if not hosts <= accused]
         unprofiled = [f"--ddp-profile: {line}" for line in problem_lines(evidence.profiles)]
-        notes = (*source.notes(verdicts), *of_links, *unprofiled)
+        wrong = [f"{one}, on which no requirement is judged" for one in run.wrong_data if one not in reason]
+        notes = (*wrong, *source.notes(verdicts), *of_links, *unprofiled)
         return Judgement(
             self.sku, outcome, reason, verdicts, notes, self._basis(), coverage, run.allows_unmeasured,
             run.is_simulated, other_blockers(run), self.subject.extends, self.subject.lowered,

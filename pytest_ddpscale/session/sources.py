@@ -32,9 +32,9 @@ from pytest_ddpscale.session.again import command_again
 from pytest_ddpscale.session.references import refuse_itself, with_measured_references
 from pytest_ddpscale.settings import Settings
 from pytest_ddpscale.thresholds.cases import AnyCase, cases_for, device_type, training_cases
-from pytest_ddpscale.thresholds.changes import altered_parts, own_bounds, own_values, weaker_bounds
+from pytest_ddpscale.thresholds.changes import altered_parts, own_bounds, weaker_bounds
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
-from pytest_ddpscale.thresholds.model import Requirement, RequirementKey
+from pytest_ddpscale.thresholds.model import Requirement
 
 if TYPE_CHECKING:
     from pytest_ddpscale.history.baseline import Baseline
@@ -101,16 +101,11 @@ class Subject:
         own = own_bounds(self.thresholds, self.sku)
         return {case.id for case in cases if case.requirement.key() in own}
 
-    @cached_property
-    def _own_values(self) -> frozenset[RequirementKey]:
-        return own_values(self.thresholds, self.sku)
-
     def unseen_loss(self, required: Sequence[AnyCase], selected: Sequence[AnyCase]) -> str:
         """Which loss of speed no bound of a run rejects, whatever it measures; empty if that needs no remark."""
         from pytest_ddpscale.judge.unseen_loss import remark_on_unseen_loss
 
-        names = {case.id for case in required if case.requirement.key() in self._own_values}
-        return remark_on_unseen_loss(self.device_type, required, selected, names)
+        return remark_on_unseen_loss(self.device_type, required, selected)
 
     def cases(self, layout: Layout, *, rehearses: bool = False) -> list[AnyCase]:
         """All requirements of the SKU for that number of nodes and GPUs; `rehearses` if they judge a simulated run."""

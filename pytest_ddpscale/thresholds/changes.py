@@ -149,18 +149,6 @@ def own_bounds(file: ThresholdsFile, sku: str) -> frozenset[RequirementKey]:
     return found - found.intersection(*(_accepting(one) if one else frozenset() for one in known))
 
 
-def own_values(file: ThresholdsFile, sku: str) -> frozenset[RequirementKey]:
-    """Requirements that reject by a published value that no file below has; empty if the file extends no other."""
-    below = [one.thresholds.skus.get(sku) for one in file.all_below]
-    known = {value for one in below if one for value in _published(one)}
-    return frozenset(key for key, _ in _published(file.thresholds.skus[sku]) - known) if below else frozenset()
-
-
-def _published(sku: Sku) -> set[tuple[RequirementKey, float]]:
-    rejecting = (one for one in sku.requirements if one.severity == "fail" and not one.provisional)
-    return {(one.key(), one.source.measured) for one in rejecting if one.source.measured is not None}
-
-
 def _accepting(sku: Sku) -> frozenset[RequirementKey]:
     return frozenset(one.key() for one in sku.requirements if one.severity == "fail" and not one.provisional)
 

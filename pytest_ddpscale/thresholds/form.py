@@ -211,6 +211,8 @@ class Row(Strict):
         sizes = {size for values in self.metrics.values() for size in values}
         if isinstance(self.warn, dict) and set(self.warn) != sizes:
             raise ValueError("`warn` has other world sizes than the values; expected the same")
+        if isinstance(self.sound, dict):
+            self._check_places_of_sound(self.sound)
         return self
 
     @property
@@ -226,6 +228,16 @@ class Row(Strict):
             raise ValueError("`bound` has other world sizes than the values; expected the same")
         if len(self.metrics) > 1 or (len(sizes) > 1 and not isinstance(self.bound, dict)):
             raise ValueError("one `bound` for several values; expected one metric, and {2: …, 4: …} by world size")
+
+    def _check_places_of_sound(self, sound: Values) -> None:
+        [values] = self.metrics.values()
+        for size, told in sound.items():
+            if size not in values:
+                raise ValueError(f"`sound` has world size {size}, of which the row has no value")
+            of_size = values[size]
+            names = of_size.keys() if isinstance(of_size, dict) else self.subjects
+            if isinstance(told, dict) and (others := told.keys() - names):
+                raise ValueError(f"`sound` has {', '.join(sorted(others))}, of which the row has no value")
 
     @property
     def subjects(self) -> list[str]:

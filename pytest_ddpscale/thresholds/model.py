@@ -184,6 +184,12 @@ class Requirement:
                 f"a sound machine is said to reach {self.sound:g}, and would miss the bound {self.bound:g} for "
                 f"{self.metric}; expected at {side} {self.bound:g}"
             )
+        _, most = self.definition.range_at(self.world_size if isinstance(self.world_size, int) else 1)
+        if self.sound > most:
+            raise ValueError(
+                f"a sound machine is said to reach {self.sound:g}, which is impossible for {self.metric}; expected at "
+                f"most {most:g}"
+            )
 
     def warning(self) -> Requirement | None:
         """The requirement of its stricter bound, which only warns; None without one."""

@@ -172,7 +172,8 @@ def test_a_clone_without_the_commit_is_no_copy(cited: Path) -> None:
     change(cited / "thresholds.yaml", commit[:7], "0123456")
     change(cited / "sources.yaml", commit, "0123456789012345678901234567890123456789")
     code, told, problems = checked_ours(cited)
-    assert (code, problems, told[-2].split()) == (0, [], ["all", "0", "0", "3"])
+    assert (code, problems, told[-3].split()) == (0, [], ["all", "0", "0", "3"])
+    assert told[-2].endswith("copies has no copy of someone/results@0123456789012345678901234567890123456789")
 
 
 @pytest.mark.parametrize(

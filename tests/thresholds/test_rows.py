@@ -267,6 +267,12 @@ def test_the_smallest_fault_that_a_row_sees_is_told_from_what_a_sound_machine_re
         ("step_time_p95: {8: 200}, of: r, provisional: few, sound: 201", "expected at most 200"),
         ("throughput_per_gpu: {1: 100, 8: 90}, of: r, provisional: few, sound: {1: 120}", "none of r at world size 8"),
         ("throughput_per_gpu: {1: 100}, peak_memory_gib: {8: 10}, of: r, provisional: few, sound: 120", "one metric"),
+        ("weak_scaling_efficiency: {8: 0.9}, of: r, provisional: few, sound: 98", "98, which is impossible for weak"),
+        ("throughput_per_gpu: {1: 100}, of: r, provisional: few, sound: {1: 120, 4: 90}", "has world size 4, of which"),
+        (
+            "matmul_tflops: 75, probe: matmul-fp16, provisional: few, sound: {1: {matmul-fp16: 80, matmul-bf16: 80}}",
+            "`sound` has matmul-bf16, of which the row has no value",
+        ),
     ],
 )
 def test_a_sound_value_has_to_pass_and_to_be_there_for_each_value(row: str, complaint: str, refusal: Refusal) -> None:
