@@ -11,7 +11,7 @@ from typing import IO, cast
 import numpy as np
 import numpy.typing as npt
 
-from pytest_ddpscale.util.regular_file import open_regular
+from pytest_ddpscale.util.regular_file import open_regular, refuse_irregular
 
 _BYTES = 0x08  # unsigned byte, the only value type in MNIST
 # Images, labels.
@@ -44,8 +44,10 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    file = open_regular(path)
-    return cast("IO[bytes]", gzip.open(file)) if path.suffix == ".gz" else file
+    if path.suffix != ".gz":
+        return open_regular(path)
+    refuse_irregular(path)
+    return cast("IO[bytes]", gzip.open(path))  # closes the file that it opens itself, and no other
 
 
 def _shape(file: IO[bytes], path: Path) -> tuple[int, ...]:
