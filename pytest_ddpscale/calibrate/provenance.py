@@ -31,7 +31,8 @@ class Provenance:
         gpus: UUIDs of each node's GPUs.
         first: when the first run started, ISO 8601 in UTC.
         last: when the last run started.
-        launches: names of the run directories.
+        runs: names of the run directories.
+        launches: number of their launches.
         software: known versions of the software that affects a GPU's speed.
         is_simulated: whether no machine was measured.
     """
@@ -41,7 +42,8 @@ class Provenance:
     gpus: Mapping[str, tuple[str, ...]]
     first: str
     last: str
-    launches: tuple[str, ...]
+    runs: tuple[str, ...]
+    launches: int
     software: Mapping[str, str]
     is_simulated: bool
 
@@ -62,6 +64,7 @@ def provenance_of(calibration: Calibration, runs: Sequence[TrustedRun]) -> Prove
         began[0],
         began[-1],
         tuple(run.name for run in runs),
+        sum(run.launches for run in runs),
         software,
         any(run.is_simulated for run in runs),
     )
@@ -72,8 +75,8 @@ def source_text(calibration: Calibration, provenance: Provenance) -> str:
     uuids = [uuid for node in provenance.nodes for uuid in provenance.gpus[node]]
     first, last = provenance.first[:10], provenance.last[:10]
     parts = [
-        f"{len(provenance.nodes)} nodes ({_listed(provenance.nodes)}) in {len(provenance.launches)} launches, "
-        + (first if first == last else f"{first} to {last}"),
+        f"{len(provenance.nodes)} nodes ({_listed(provenance.nodes)}) in {provenance.launches} launches"
+        f"{_of_runs(provenance)}, " + (first if first == last else f"{first} to {last}"),
         *(f"{name} {version}" for name, version in provenance.software.items()),
         f"{len(uuids)} GPUs: {_listed([_short(uuid) for uuid in uuids])}",
         f"ddpscale {__version__} calibrate, false rejects of a healthy node at most {calibration.rate:.3g}",
@@ -82,6 +85,12 @@ def source_text(calibration: Calibration, provenance: Provenance) -> str:
         parts.append(f"left out: {first_few([one.node for one in calibration.excluded], _NAMED)}")
     said = "; ".join(parts)
     return f"SIMULATED, no machine was measured: {said}" if provenance.is_simulated else said
+
+
+def _of_runs(provenance: Provenance) -> str:
+    """`` of 1 run`` where runs have several launches, else nothing."""
+    number = len(provenance.runs)
+    return f" of {number} run{'s' if number > 1 else ''}" if number != provenance.launches else ""
 
 
 def _short(uuid: str) -> str:
