@@ -117,14 +117,14 @@ def overlay_of(calibration: Calibration, provenance: Provenance, file: Threshold
     for one in calibration.calibrated:
         requirement = one.requirement
         name = _name(requirement)
-        row = {**name, **_bounds(one, provenance.name)}
+        row = {**name, **_bounds(one, provenance.name, calibration)}
         # A provisional row only warned because it was not measured, which it now is. Others warn for their own reasons.
         is_changed = is_selected(requirement, file.layers[-1], calibration.sku, "change")
         if requirement.severity == "warn" and (is_changed or not requirement.provisional):
             row["severity"] = "warn"
         alike = tuple(row.items())
         values = rows.setdefault((requirement.metric, *alike), {requirement.metric: {}, **row})[requirement.metric]
-        values[requirement.world_size] = one.value
+        values[requirement.world_size] = one.value if calibration.accepts_by(one) else float(f"{one.bound:.6g}")
         waiver = requirement.waiver
         if waiver is not None and is_selected(requirement, file.layers[-1], calibration.sku, "waivers"):
             reference = {"versus": requirement.versus} if requirement.versus else {}
@@ -148,6 +148,9 @@ def _name(requirement: Requirement) -> dict[str, Any]:
     return found
 
 
-def _bounds(one: CalibratedRequirement, source: str) -> dict[str, Any]:
+def _bounds(one: CalibratedRequirement, source: str, calibration: Calibration) -> dict[str, Any]:
     baseline = {} if one.requirement.one_gpu == "alone" else {"baseline": one.requirement.one_gpu}
-    return {**baseline, "published": source, "margin": f"{one.margin_pct:g} %"}
+    if calibration.accepts_by(one):
+        return {**baseline, "published": source, "margin": f"{one.margin_pct:g} %"}
+    why = f"{source}, which rejects but does not accept: other speeds have no bound yet"
+    return {**baseline, "provisional": why, "severity": "fail"}
