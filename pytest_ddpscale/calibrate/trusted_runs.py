@@ -138,7 +138,10 @@ def refuse_unlike_runs(runs: Sequence[TrustedRun], *, simulated_too: bool = Fals
         _refuse_several(name, said)
     hosts = {host for run in runs for host in run.hosts}
     if len(hosts) < FEWEST_NODES:
-        raise _unlike(f"the runs have {len(hosts)} nodes ({first_few(sorted(hosts))})", f"at least {FEWEST_NODES}")
+        raise _unlike(
+            f"the runs have {len(hosts)} node{'s' * (len(hosts) != 1)} ({first_few(sorted(hosts))})",
+            f"at least {FEWEST_NODES}",
+        )
 
 
 def _per_node(run: TrustedRun) -> str:
