@@ -62,7 +62,9 @@ class Foresight:
     launches: float
 
     def loss(self, nodes: int | None = None, launches: int | None = None) -> float:
-        """The smallest loss, as a fraction, that 19 of 20 nodes with it fail by; by default as calibrated.
+        """The smallest loss of speed, a fraction, that 19 of 20 nodes with it fail by; by default as calibrated.
+
+        A step that takes 1.25 times as long is a loss of 20 %.
 
         Args:
             nodes: of another calibration, at least 2.
@@ -73,7 +75,7 @@ class Foresight:
             spread = spread.with_design(nodes or self.nodes, launches or self.usual_launches)
         beyond = abs(spread.bound(self.chance, self.least_sd, upper=self.upper) - spread.mean) + 2 * self.reach
         beyond += _ONE_IN_TWENTY * math.hypot(spread.node_sd, spread.launch_sd)
-        return math.expm1(min(beyond, 700.0)) if self.upper else -math.expm1(-beyond)
+        return -math.expm1(-beyond)
 
     @property
     def usual_launches(self) -> int:

@@ -235,19 +235,12 @@ def test_more_nodes_find_smaller_losses_and_more_launches_hardly_help() -> None:
     assert group.fewest_nodes(0.001) is None
 
 
-def test_a_step_time_that_grows_is_a_loss() -> None:
-    spread = NextValue(0.0, 0.005, 0.001, 0.0051, 9, 0.0)
-    slower, faster = (
-        Foresight("x", TRAINING_SPEED, spread, 0.001, 0.003, 0.001, upper, 10, 3) for upper in (True, False)
-    )
-    assert (1 + slower.loss()) * (1 - faster.loss()) == pytest.approx(1)
-
-
 def test_the_loss_is_that_of_the_bound(found: Calibration) -> None:
     """`found_from_pct` is that of the written margin, rounded up to a tenth of a per cent, of a rounded value."""
     bounded = {one.name: one.found_from_pct for one in found.calibrated}
-    for one in found.foresight:
-        assert -0.05 < bounded[one.name] - 100 * one.loss() < 0.2
+    for one in found.foresight:  # a step takes longer by 1 / (1 - loss)
+        loss = 100 * (1 / (1 - one.loss()) - 1 if one.upper else one.loss())
+        assert -0.05 < bounded[one.name] - loss < 0.2
 
 
 def test_bounds_that_leave_a_speed_unseen_reject_but_do_not_accept(tmp_path: Path) -> None:
