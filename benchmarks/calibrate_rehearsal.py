@@ -103,7 +103,7 @@ def rehearse(seed: int, arguments: argparse.Namespace) -> ClusterResult:
     whole_plan = cluster.plan(seed=seed, short_blocks=True)
     runs = []
     for number in range(arguments.launches):
-        evidence = _evidence(cluster, SimulatedRun(plan, cluster.performance, faults, number))
+        evidence = evidence_of_run(cluster, SimulatedRun(plan, cluster.performance, faults, number))
         # It ended before its limit of rounds, since provisional bounds are soon decided.
         runs.append(_trusted(f"launch-{number}", replace(evidence, plan=whole_plan)))
     calibration = calibrate(file, SKU, runs, arguments.rate, MOST_EXCLUDED)
@@ -148,7 +148,7 @@ class _Fresh:
         """Outcomes after so many rounds, None for as many as a session takes at most."""
         plan = cluster.plan(rounds, seed=launch, short_blocks=True)
         faults = Faults(tuple(InjectedFault("slow-gpu", rank, size=SLOW) for rank in slow), plan.layout)
-        return self._judged(cluster, _evidence(cluster, SimulatedRun(plan, cluster.performance, faults, launch)))
+        return self._judged(cluster, evidence_of_run(cluster, SimulatedRun(plan, cluster.performance, faults, launch)))
 
     def _judged(self, cluster: SimulatedCluster, evidence: Evidence) -> dict[str, str]:
         """Outcome of each calibrated requirement, judged as a session does."""
@@ -191,7 +191,8 @@ def _slow(chance: random.Random, node: int, factor: float) -> list[InjectedFault
     return [InjectedFault("slow-gpu", rank, size=factor) for rank in ranks]
 
 
-def _evidence(cluster: SimulatedCluster, run: SimulatedRun) -> Evidence:
+def evidence_of_run(cluster: SimulatedCluster, run: SimulatedRun) -> Evidence:
+    """The evidence of a simulated run, as if it had been read from its directory."""
     found = list(records(run, cluster))
     blocks = (record for record in found if isinstance(record, Block))
     return evidence_of(run.plan, columns_of(blocks, gangs_by_number(found).values()), found)

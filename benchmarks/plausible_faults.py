@@ -49,7 +49,7 @@ HALF, ALIKE = 0.5, 0.9  # of a sound device's speed
 PORTS = {"a100-sxm4-80gb": 24.0, "h100": 46.0, "b200": 46.0}
 _RESOLVED = 0.01  # of a bound: what a run tells apart
 # A SKU without a rejecting published bound accepts nobody: no sign of a fault.
-UNCALIBRATED, AS_SOUND = "none with a published bound covers all devices", "incomplete as any of this SKU"
+UNCALIBRATED, AS_SOUND = "no published bound covers all devices", "incomplete as any of this SKU"
 SPEED = ("throughput_per_gpu", "generation_ratio", "model_flops_utilization", "step_time_p95", "matmul_tflops")
 
 

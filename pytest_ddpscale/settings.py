@@ -161,10 +161,9 @@ def number_of_launches(text: str) -> int:
     """Launches of a plan's studies: one, or enough for an interval."""
     from pytest_ddpscale.plan.study import MOST_LAUNCHES
 
-    launches = count_up_to(MOST_LAUNCHES)(text)
-    if launches == 2:
+    if not _is_count(text, MOST_LAUNCHES) or int(text) == 2:
         raise ValueError(f"1, or 3 to {MOST_LAUNCHES}: the means of two launches give ± 9 standard deviations")
-    return launches
+    return int(text)
 
 
 def number_of_profiled_steps(text: str) -> int:

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_ddpscale.calibrate.excluding import FEWEST_OTHERS, Deviation, ValueSet, deviating_nodes
+from pytest_ddpscale.calibrate.foresight import Foresight, group_of
 from pytest_ddpscale.calibrate.node_values import NodeValue, node_values, unfit_nodes, why_no_values
 from pytest_ddpscale.calibrate.random_effects import NextValue, next_value
 from pytest_ddpscale.calibrate.trusted_runs import FEWEST_LAUNCHES, FEWEST_NODES, TrustedRun
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.thresholds.cases import AnyCase, cases_for
+from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, cases_for
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.util.listing import first_few
@@ -107,6 +108,8 @@ class Calibration:
         calibrated: requirements with new bounds, in the order of the file.
         excluded: nodes that were left out.
         left: requirements that keep their bounds, by name, with the reason.
+        foresight: of requirements on speed whose spread is known, with a new bound or not.
+        unseen: names of measured requirements on speed that keep a provisional bound.
     """
 
     sku: str
@@ -115,6 +118,17 @@ class Calibration:
     calibrated: tuple[CalibratedRequirement, ...]
     excluded: tuple[ExcludedNode, ...]
     left: Mapping[str, str] = field(default_factory=dict)
+    foresight: tuple[Foresight, ...] = ()
+    unseen: tuple[str, ...] = ()
+
+    def accepts_by(self, one: CalibratedRequirement) -> bool:
+        """Whether the new bound may accept a machine, not only reject it.
+
+        Where the bound was provisional, and other speeds still have only provisional bounds, it may not: a node that
+        is slow in one of those would be accepted.
+        """
+        is_new = one.requirement.provisional and one.requirement.definition.carries_acceptance
+        return not (is_new and self.unseen)
 
 
 def calibrate(
@@ -160,16 +174,42 @@ def calibrate(
             spreads[case.id] = spread
         else:
             reasons[case.id] = spread if kept[case.id] else why_no_values(case, runs[0].evidence)
-    calibrated = []
+    calibrated: list[CalibratedRequirement] = []
+    foresight: list[Foresight] = []
     for case in cases:
         if case.id in spreads:
-            bounded = _bounded(case, spreads[case.id], kept[case.id], false_reject_rate / len(spreads))
+            chance = false_reject_rate / len(spreads)
+            bounded = _bounded(case, spreads[case.id], kept[case.id], chance)
             if isinstance(bounded, CalibratedRequirement):
                 calibrated.append(bounded)
             else:
                 reasons[case.id] = bounded
+            foresight += _foreseen(case, spreads[case.id], kept[case.id], chance)
     remaining = tuple(host for host in hosts if host not in gone)
-    return Calibration(sku, false_reject_rate, remaining, tuple(calibrated), tuple(excluded), reasons)
+    return Calibration(
+        sku, false_reject_rate, remaining, tuple(calibrated), tuple(excluded), reasons, tuple(foresight),
+        _unseen(cases, kept, calibrated),
+    )  # fmt: skip
+
+
+def _foreseen(case: AnyCase, spread: NextValue, kept: ByLaunch, chance: float) -> Iterator[Foresight]:
+    group = group_of(case)
+    if group is not None:
+        launches = sum(map(len, kept.values())) / len(kept)
+        least_sd, upper = _least_sd(case, spread.mean), case.requirement.definition.upper_bound
+        yield Foresight(case.id, group, spread, chance, _reach(kept), least_sd, upper, len(kept), launches)
+
+
+def _unseen(
+    cases: Sequence[AnyCase], measured: Mapping[str, ByLaunch], calibrated: Sequence[CalibratedRequirement]
+) -> tuple[str, ...]:
+    """Measured requirements on speed that keep a provisional bound, which only warns and may be far off."""
+    bounded = {one.name for one in calibrated}
+    return tuple(
+        case.id
+        for case in cases
+        if case.requirement.provisional and group_of(case) and measured[case.id] and case.id not in bounded
+    )
 
 
 def _answerable(cases: Sequence[AnyCase]) -> tuple[list[AnyCase], dict[str, str]]:
@@ -200,9 +240,10 @@ def _unfit(cases: Sequence[AnyCase], runs: Sequence[TrustedRun]) -> dict[str, st
 def _by_host(case: AnyCase, runs: Sequence[TrustedRun], unfit: Mapping[str, str]) -> dict[str, dict[str, NodeValue]]:
     found: dict[str, dict[str, NodeValue]] = {}
     for run in runs:
-        for host, value in node_values(case, run.evidence).items():
-            if host in run.gpus and host not in unfit:
-                found.setdefault(host, {})[run.name] = value
+        for launch, evidence in run.launches_of(case).items():
+            for host, value in node_values(case, evidence).items():
+                if host in run.gpus and host not in unfit:
+                    found.setdefault(host, {})[launch] = value
     return found
 
 
@@ -303,9 +344,22 @@ def _spread(case: AnyCase, kept: ByLaunch, past: Sequence[Sequence[float]]) -> N
     earlier = [[_transformed(case, value) for value in of_node] for of_node in past if len(of_node) > 1]
     repeated = sum(len(by_launch) >= FEWEST_LAUNCHES for by_launch in logs.values())
     if 2 * repeated < len(logs) and not earlier:
-        return f"only {repeated} of {len(logs)} nodes had {FEWEST_LAUNCHES} launches, too few for a launch deviation"
+        if isinstance(case, NodeCase):
+            return (
+                f"a run probes its nodes once, however many its launches: only {repeated} of {len(logs)} nodes had "
+                f"{FEWEST_LAUNCHES} runs, too few for a deviation between launches; add a run"
+            )
+        return (
+            f"only {repeated} of {len(logs)} nodes had {FEWEST_LAUNCHES} launches, too few for a deviation between "
+            "launches; add a run, or measure with --ddp-launches=3"
+        )
     deviations = [value - math.fsum(of_node) / len(of_node) for of_node in earlier for value in of_node]
     return next_value(logs, deviations, len(earlier))
+
+
+def _reach(kept: ByLaunch) -> float:
+    """Half a confidence interval of the judge, the median over nodes and launches."""
+    return statistics.median(one.reach for by_launch in kept.values() for one in by_launch.values())
 
 
 def _bounded(case: AnyCase, spread: NextValue, kept: ByLaunch, chance: float) -> CalibratedRequirement | str:
@@ -313,7 +367,7 @@ def _bounded(case: AnyCase, spread: NextValue, kept: ByLaunch, chance: float) ->
     requirement, definition = case.requirement, case.requirement.definition
     back = math.exp if _errs_by_factors(case) else float
     sign = 1 if definition.upper_bound else -1
-    reach = statistics.median(one.reach for by_launch in kept.values() for one in by_launch.values())
+    reach = _reach(kept)
     predicted = spread.bound(chance, _least_sd(case, spread.mean), upper=definition.upper_bound)
     exact = back(predicted + sign * reach)
     value = float(f"{back(spread.mean):.{_DIGITS}g}")

@@ -7,7 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from pytest_ddpscale.calibrate.calibration import CalibratedRequirement, Calibration
+from pytest_ddpscale.calibrate.foresight import MOST_NODES, GroupForesight, in_groups
 from pytest_ddpscale.calibrate.provenance import Provenance, source_text
+from pytest_ddpscale.plan.study import MOST_LAUNCHES
 from pytest_ddpscale.util.listing import first_few
 
 _HEADER = (
@@ -15,17 +17,15 @@ _HEADER = (
     "launches",
 )  # fmt: skip
 _NAMED = 3
+_NODES = (3, 5, 8, 10, 20)  # of other calibrations
+_LOSSES = (0.1, 0.05)
 
 
 def calibration_lines(calibration: Calibration, provenance: Provenance) -> Iterator[str]:
     """The table, nodes that were left out, and requirements that keep their bound."""
     yield f"{calibration.sku}: {source_text(calibration, provenance)}"
     yield ""
-    rows = [_HEADER, *map(_row, calibration.calibrated)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join([row[0].ljust(len(first)), *others]).rstrip()
+    yield from _aligned([_HEADER, *map(_row, calibration.calibrated)])
     yield ""
     yield f"A healthy node fails a run with these bounds with a chance of at most {calibration.rate:.3g}."
     if calibration.calibrated:
@@ -33,12 +33,62 @@ def calibration_lines(calibration: Calibration, provenance: Provenance) -> Itera
     weaker = [one.name for one in calibration.calibrated if one.is_weaker]
     if weaker:
         yield f"Weaker than published bounds: {first_few(weaker, _NAMED)}. Find out why before you use them."
+    yield from _foresight_lines(calibration)
     for one in calibration.excluded:
         yield f"Left out: {one.node}. {one.reason}"
     if not calibration.excluded:
         yield "No node was left out."
     for reason, names in _by_reason(calibration.left).items():
         yield f"Not calibrated: {first_few(names, _NAMED)}: {reason}"
+
+
+def _foresight_lines(calibration: Calibration) -> Iterator[str]:
+    """What these numbers of nodes and launches are worth, and what others would be, by the same variances."""
+    groups = list(in_groups(calibration.foresight))
+    if not groups:
+        return
+    bounded = {one.name for one in calibration.calibrated}
+    header = (
+        "smallest loss found", "bounds", "now", f"{MOST_LAUNCHES} launches", *(f"{n} nodes" for n in _NODES),
+        *(f"{loss:.0%} from" for loss in _LOSSES),
+    )  # fmt: skip
+    rows: list[tuple[str, ...]] = []
+    for group in groups:
+        has_bound = [one.name in bounded for one in group.members]
+        fewest = [group.fewest_nodes(loss) for loss in _LOSSES]
+        rows.append(
+            (
+                group.group,
+                f"{sum(has_bound)} of {len(has_bound)}",
+                f"{group.loss():.1%}",
+                f"{group.loss(launches=MOST_LAUNCHES):.1%}",
+                *(f"{group.loss(nodes):.1%}" for nodes in _NODES),
+                *("–" if nodes is None else f"{nodes} nodes" for nodes in fewest),
+            )
+        )
+    nodes, launches = len(calibration.nodes), max(one.usual_launches for group in groups for one in group.members)
+    yield ""
+    yield from _aligned([header, *rows])
+    yield (
+        f"Now: {nodes} nodes, {launches} launches; the other columns change one of the two, by the same variances. "
+        "Each loss is what the weakest bound of the group finds in 19 of 20 runs, whether it is written or not. "
+        f"–: not with {MOST_NODES} nodes."
+    )
+    unseen = calibration.unseen
+    if unseen and not all(map(calibration.accepts_by, calibration.calibrated)):
+        yield (
+            f"These bounds reject but do not accept: {first_few(unseen, _NAMED)} "
+            f"{'have' if len(unseen) > 1 else 'has'} none, so a node slow in that would be accepted. Add nodes or "
+            "launches."
+        )
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """A table with its first column to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join([row[0].ljust(len(first)), *others]).rstrip()
 
 
 def _row(one: CalibratedRequirement) -> tuple[str, ...]:
@@ -71,7 +121,20 @@ def calibration_json(calibration: Calibration, provenance: Provenance, rows: Seq
         "calibrated": [_one_json(one) for one in calibration.calibrated],
         "excluded": [asdict(one) for one in calibration.excluded],
         "not_calibrated": dict(calibration.left),
+        "smallest_losses": [_losses_json(group) for group in in_groups(calibration.foresight)],
         "requirements": _with_text_keys(rows),
+    }
+
+
+def _losses_json(group: GroupForesight) -> dict[str, Any]:
+    """Losses as fractions, by the number of nodes or launches; fewest nodes by the loss in per cent."""
+    return {
+        "group": group.group,
+        "requirements": [one.name for one in group.members],
+        "now": group.loss(),
+        "by_nodes": {str(nodes): group.loss(nodes) for nodes in _NODES},
+        "by_launches": {str(MOST_LAUNCHES): group.loss(launches=MOST_LAUNCHES)},
+        "fewest_nodes": {f"{100 * loss:g}": group.fewest_nodes(loss) for loss in _LOSSES},
     }
 
 

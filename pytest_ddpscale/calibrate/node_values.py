@@ -12,7 +12,7 @@ from pytest_ddpscale.judge.caveats import ON_NUMBERS, Asked, caveats_on
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.probes import probed_values
 from pytest_ddpscale.judge.rounds import WHOLE
-from pytest_ddpscale.judge.values import groups_of, launches_of, matching_study, why_no_study
+from pytest_ddpscale.judge.values import groups_of, matching_study, of_launch, why_no_study
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
@@ -37,7 +37,7 @@ class NodeValue:
 
 
 def node_values(case: AnyCase, evidence: Evidence) -> Mapping[str, NodeValue]:
-    """The judge's estimate by host: the mean over rounds, of logarithms if values err by factors.
+    """The judge's estimate by host in one launch: the mean over rounds, of logarithms if values err by factors.
 
     A node is left out if the judge would not use its number: rounds are missing or too few, the value is not credible,
     devices waited for their host, or loss scaling skipped steps.
@@ -76,7 +76,7 @@ def _of_training(case: Case, evidence: Evidence) -> dict[str, NodeValue]:
         return {}
     study, values = (
         matching_study(evidence.plan, case.question),
-        launches_of(case.question, evidence)[0] / case.constant,
+        of_launch(case.question, evidence) / case.constant,
     )
     if study is None or values.broken[0] is not None:
         return {}

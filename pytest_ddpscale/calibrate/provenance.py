@@ -31,7 +31,8 @@ class Provenance:
         gpus: UUIDs of each node's GPUs.
         first: when the first run started, ISO 8601 in UTC.
         last: when the last run started.
-        launches: names of the run directories.
+        runs: names of the run directories.
+        launches: number of their launches.
         software: known versions of the software that affects a GPU's speed.
         is_simulated: whether no machine was measured.
     """
@@ -41,7 +42,8 @@ class Provenance:
     gpus: Mapping[str, tuple[str, ...]]
     first: str
     last: str
-    launches: tuple[str, ...]
+    runs: tuple[str, ...]
+    launches: int
     software: Mapping[str, str]
     is_simulated: bool
 
@@ -62,6 +64,7 @@ def provenance_of(calibration: Calibration, runs: Sequence[TrustedRun]) -> Prove
         began[0],
         began[-1],
         tuple(run.name for run in runs),
+        sum(run.launches for run in runs),
         software,
         any(run.is_simulated for run in runs),
     )
@@ -72,8 +75,8 @@ def source_text(calibration: Calibration, provenance: Provenance) -> str:
     uuids = [uuid for node in provenance.nodes for uuid in provenance.gpus[node]]
     first, last = provenance.first[:10], provenance.last[:10]
     parts = [
-        f"{len(provenance.nodes)} nodes ({_listed(provenance.nodes)}) in {len(provenance.launches)} launches, "
-        + (first if first == last else f"{first} to {last}"),
+        f"{len(provenance.nodes)} nodes ({_listed(provenance.nodes)}) in {provenance.launches} launches"
+        f"{_of_runs(provenance)}, " + (first if first == last else f"{first} to {last}"),
         *(f"{name} {version}" for name, version in provenance.software.items()),
         f"{len(uuids)} GPUs: {_listed([_short(uuid) for uuid in uuids])}",
         f"ddpscale {__version__} calibrate, false rejects of a healthy node at most {calibration.rate:.3g}",
@@ -82,6 +85,12 @@ def source_text(calibration: Calibration, provenance: Provenance) -> str:
         parts.append(f"left out: {first_few([one.node for one in calibration.excluded], _NAMED)}")
     said = "; ".join(parts)
     return f"SIMULATED, no machine was measured: {said}" if provenance.is_simulated else said
+
+
+def _of_runs(provenance: Provenance) -> str:
+    """`` of 1 run`` where runs have several launches, else nothing."""
+    number = len(provenance.runs)
+    return f" of {number} run{'s' if number > 1 else ''}" if number != provenance.launches else ""
 
 
 def _short(uuid: str) -> str:
@@ -108,7 +117,7 @@ def overlay_of(calibration: Calibration, provenance: Provenance, file: Threshold
     for one in calibration.calibrated:
         requirement = one.requirement
         name = _name(requirement)
-        row = {**name, **_bounds(one, provenance.name)}
+        row = {**name, **_bounds(one, provenance.name, calibration)}
         # A provisional row only warned because it was not measured, which it now is. Others warn for their own reasons.
         nearest = file.layers[-1]
         only_warns = is_changed(requirement, nearest, calibration.sku, waived=False) or not requirement.provisional
@@ -116,7 +125,7 @@ def overlay_of(calibration: Calibration, provenance: Provenance, file: Threshold
             row["severity"] = "warn"
         alike = tuple(row.items())
         values = rows.setdefault((requirement.metric, *alike), {requirement.metric: {}, **row})[requirement.metric]
-        values[requirement.world_size] = one.value
+        values[requirement.world_size] = one.value if calibration.accepts_by(one) else float(f"{one.bound:.6g}")
         waiver = requirement.waiver
         if waiver is not None and is_changed(requirement, nearest, calibration.sku, waived=True):
             reference = {"versus": requirement.versus} if requirement.versus else {}
@@ -141,6 +150,9 @@ def _name(requirement: Requirement) -> dict[str, Any]:
     return found
 
 
-def _bounds(one: CalibratedRequirement, source: str) -> dict[str, Any]:
+def _bounds(one: CalibratedRequirement, source: str, calibration: Calibration) -> dict[str, Any]:
     baseline = {} if one.requirement.one_gpu == "alone" else {"baseline": one.requirement.one_gpu}
-    return {**baseline, "published": source, "margin": f"{one.margin_pct:g} %"}
+    if calibration.accepts_by(one):
+        return {**baseline, "published": source, "margin": f"{one.margin_pct:g} %"}
+    why = f"{source}, which rejects but does not accept: other speeds have no bound yet"
+    return {**baseline, "provisional": why, "severity": "fail"}

@@ -44,6 +44,7 @@ class RunFacts:
         wrong_data: descriptions of probes with wrong results on which no verdict is (`judge.wrong_data`).
         allows_unmeasured: whether requirements may stay unmeasured.
         not_selected_ratios: how many requirements without a verdict are counted with another one of them.
+        calibrate: command that computes bounds of the site from this run.
     """
 
     verdicts: Sequence[Verdict]
@@ -59,6 +60,7 @@ class RunFacts:
     allows_unmeasured: bool = False
     wrong_data: Sequence[str] = ()
     not_selected_ratios: int = 0
+    calibrate: str = "ddpscale calibrate RUN_DIR"
 
 
 def conclude(run: RunFacts) -> tuple[RunOutcome, str]:
@@ -116,8 +118,8 @@ def _by_verdicts(run: RunFacts) -> tuple[RunOutcome, str]:
     coverage = Coverage() if run.not_one_machine else run.coverage
     if not rests_on_published(verdicts, coverage):
         return "incomplete", (
-            f"{count}, but none with a published bound covers all devices: provisional bounds warn, they do not "
-            "accept. Put measured numbers with their source into the thresholds file (`ddpscale calibrate`)"
+            f"not decidable without site bounds: {run.calibrate} (no published bound covers all devices; calibration "
+            "takes runs of 3 trusted nodes or more, better 10)"
         )
     accepted: RunOutcome = "accepted_with_waivers" if any(v.is_waived for v in verdicts) else "accepted"
     if not coverage.is_on_several_nodes:

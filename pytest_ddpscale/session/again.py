@@ -1,7 +1,11 @@
-"""The command that repeats a session's measurement from any directory or machine that reaches its nodes."""
+"""Commands to type after a session: the same measurement again, from any directory or machine that reaches its nodes,
+and the calibration from its run.
+"""
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.launch.launcher import Cluster
@@ -29,3 +33,19 @@ def command_again(subject: Subject, machine: Machine) -> tuple[str, ...]:
         given["--ddp-gpus-per-node"] = str(per_node)
     command += [f"{flag}={value}" if value else flag for flag, value in given.items()]
     return tuple(masked_arguments([*command, *site.paths]))
+
+
+def calibrate_command(subject: Subject, run: Path, *, is_simulated: bool) -> str:
+    """The command that computes bounds from a run, to which others may be added, as one line for a shell.
+
+    Args:
+        subject: whose thresholds the new bounds extend.
+        run: directory of the measurements.
+        is_simulated: whether no machine was measured, which the command has to allow.
+    """
+    command = ["ddpscale", "calibrate", str(run)]
+    if subject.settings.thresholds is not None:
+        command.append(f"--thresholds={subject.settings.thresholds}")
+    if is_simulated:
+        command.append("--allow-simulated")
+    return shlex.join(command)

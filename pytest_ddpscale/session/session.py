@@ -34,6 +34,7 @@ from pytest_ddpscale.run.record_lines import Listener
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import lost_hosts, now_iso, why_not_one_machine
 from pytest_ddpscale.run.verdicts import ACCEPTING, Blocker, Judgement, RunOutcome, UniformLoss, Verdict
+from pytest_ddpscale.session.again import calibrate_command
 from pytest_ddpscale.session.interim import Interim
 from pytest_ddpscale.session.live_page import LivePage
 from pytest_ddpscale.session.past_runs import acceptance_before, baseline_of
@@ -119,6 +120,7 @@ class AcceptanceSession:
             allows_unmeasured=self.subject.settings.allow_incomplete,
             wrong_data=unasked_wrong_data(evidence, self._probes_asked()),
             not_selected_ratios=self._not_selected(verdicts)[1],
+            calibrate=calibrate_command(self.subject, source.measured_run.path, is_simulated=source.is_simulated),
         )
         outcome, reason = conclude(run)
         if interrupted and outcome == "incomplete" and self.interruption:

@@ -245,11 +245,15 @@ def _check_noise(options: ClusterOptions) -> None:
     for option, found, most, example in (
         ("--noise", options.round_noise, 0.2, "0.003"),
         ("--gpu-spread", options.spread.gpu_sd, 0.2, "0.01"),
+        ("--node-spread", options.spread.node_sd, 0.2, "0.005"),
+        ("--launch-spread", options.spread.launch_sd, 0.2, "0.002"),
         ("--correlation", options.correlation, 0.99, "0.5"),
         ("--hiccups", options.hiccups, 1.0, "0.05"),
     ):
         if found is not None and not 0 <= found <= most:
             raise OptionError(option, f"found {found:g}", f"a fraction from 0 to {most:g}, such as {example}")
+    if options.spread.seed < 0:
+        raise OptionError("--nodes-seed", f"found {options.spread.seed}", "a whole number from 0 up")
     if not -0.5 <= options.unwaited <= 0.1:
         expected = "a fraction from -0.5 to 0.1, such as 0.007, 0.7 points above the published efficiency"
         raise OptionError("--unwaited", f"found {options.unwaited:g}", expected)

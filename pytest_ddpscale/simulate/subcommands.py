@@ -70,6 +70,12 @@ def _add_cluster(command: argparse.ArgumentParser) -> None:
     add("--gpu-spread", type=float, default=0.0, metavar="SD",
         help="relative standard deviation between the GPUs of a node, the same with every --seed; default: "
         "%(default)g")  # fmt: skip
+    add("--node-spread", type=float, default=0.0, metavar="SD",
+        help="relative standard deviation between nodes, the same with every --seed; default: "
+        "%(default)g, alike")  # fmt: skip
+    add("--nodes-seed", type=int, default=0, metavar="S",
+        help="seed of what nodes and GPUs differ by: another one gives other nodes of the cluster; default: "
+        "%(default)s")  # fmt: skip
     add("--unwaited", type=float, default=UNWAITED, metavar="POINTS",
         help="efficiency above the published one if no GPU waited for a slower one, as a fraction; negative for more "
         "communication; default: %(default)g")  # fmt: skip
@@ -118,7 +124,7 @@ def _cluster(arguments: argparse.Namespace) -> SimulatedCluster:
         nic_gbps=arguments.nic_gbps,
         round_noise=arguments.noise,
         workloads=arguments.workloads,
-        spread=NodeSpread(gpu_sd=arguments.gpu_spread, launch_sd=arguments.launch_spread),
+        spread=NodeSpread(arguments.node_spread, arguments.gpu_spread, arguments.launch_spread, arguments.nodes_seed),
         correlation=arguments.correlation,
         hiccups=arguments.hiccups,
         unwaited=arguments.unwaited,

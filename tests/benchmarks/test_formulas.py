@@ -147,3 +147,15 @@ def test_outcomes_of_fresh_nodes_are_shares_of_all_clusters() -> None:
     shares = {(what, how): (share.count, share.runs) for what, how, share in rehearsal._fresh_shares(clusters)}
     assert shares["healthy", "rejected"] == (2, 8)
     assert shares["whole node 5 % slow", "rejected"] == (1, 2)
+
+
+def test_cells_of_few_nodes_are_added_up_by_what_is_slow() -> None:
+    sizes = benchmark("calibrate_sizes")
+    cells = [
+        sizes.Cell("b200", 0, 3, runs, 5, 0, {"healthy": {"accepted": 3, "incomplete": 1}, "memory 5 %": {}}, {})
+        for runs in sizes.RUNS
+    ]
+    found = sizes.shares(cells, "healthy")
+    assert {how: (share.count, share.runs) for how, share in found.items()} == {
+        "accepted": (9, 12), "rejected": (0, 12), "incomplete": (3, 12),
+    }  # fmt: skip

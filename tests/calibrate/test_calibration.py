@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,15 +16,22 @@ from pytest_ddpscale.calibrate.calibration import (
     calibrate,
     excluded_nodes,
 )
+from pytest_ddpscale.calibrate.calibration_text import calibration_lines
+from pytest_ddpscale.calibrate.foresight import TRAINING_SPEED, Foresight, in_groups
 from pytest_ddpscale.calibrate.node_values import NodeValue, node_values, unfit_nodes
+from pytest_ddpscale.calibrate.provenance import overlay_of, provenance_of
+from pytest_ddpscale.calibrate.random_effects import NextValue
 from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.simulate.simulated_nodes import host_name
+from pytest_ddpscale.simulate.spread import NodeSpread
 from pytest_ddpscale.thresholds.cases import cases_for
+from pytest_ddpscale.thresholds.loading import load_thresholds
+from pytest_ddpscale.thresholds.overlay import write_overlay
 from tests.builders.clusters import thresholds
-from tests.builders.trusted import PER_NODE, SKU, WORKLOAD, launches, nodes
+from tests.builders.trusted import PER_NODE, SKU, WORKLOAD, launch, launches, nodes
 
 NODES = 8
 THROUGHPUT = f"throughput_per_gpu[{WORKLOAD}-1gpu]"
@@ -192,3 +201,73 @@ def test_nodes_may_have_been_launched_in_other_runs(sound: list[TrustedRun], fou
     apart = calibrate(thresholds(), SKU, runs, 0.01, 0.25)
     assert apart.nodes == found.nodes
     assert (of(apart, THROUGHPUT).value, of(apart, THROUGHPUT).launches) == (of(found, THROUGHPUT).value, 3)
+
+
+def test_launches_of_one_run_count() -> None:
+    """One run of three launches gives the bounds on training that three runs give; probes it measures only once."""
+    cluster = nodes(NODES)
+    run = launch(1, cluster, launches=3)
+    found = calibrate(thresholds(), SKU, [run], 0.01, 0.25)
+    throughput = of(found, THROUGHPUT)
+    assert (throughput.nodes, throughput.launches) == (NODES, 3)
+    assert 0.0005 < throughput.launch_sd < 0.006
+    assert not [one.name for one in found.calibrated if one.requirement.definition.subject == "probe"]
+    assert "a run probes its nodes once" in found.left["memory_bandwidth_gbps[memory-copy]"]
+    again = calibrate(thresholds(), SKU, [run, launch(2, cluster)], 0.01, 0.25)
+    assert of(again, THROUGHPUT).launches == 4
+    assert of(again, "memory_bandwidth_gbps[memory-copy]").launches == 2
+
+
+def test_more_nodes_find_smaller_losses_and_more_launches_hardly_help() -> None:
+    """With three nodes, t is that of two degrees of freedom, however many launches they have."""
+    spread = NextValue(0.0, 0.005, 0.001, 0.0051, 2, 0.0)
+    few = Foresight("throughput", TRAINING_SPEED, spread.with_design(3, 3), 0.01 / 24, 0.003, 0.001, False, 3, 3)
+    assert few.spread.degrees == 2
+    assert few.loss() == pytest.approx(few.loss(3, 3))
+    assert 0.13 < few.loss() < 0.2
+    assert few.loss(launches=10) == pytest.approx(few.loss(), rel=0.1)
+    losses = [few.loss(nodes) for nodes in range(3, 30)]
+    assert losses == sorted(losses, reverse=True)
+    (group,) = in_groups([few])
+    fewest = group.fewest_nodes(0.05)
+    assert fewest is not None
+    assert few.loss(fewest) <= 0.05 < few.loss(fewest - 1)
+    assert group.fewest_nodes(0.001) is None
+
+
+def test_the_loss_is_that_of_the_bound(found: Calibration) -> None:
+    """`found_from_pct` is that of the written margin, rounded up to a tenth of a per cent, of a rounded value."""
+    bounded = {one.name: one.found_from_pct for one in found.calibrated}
+    for one in found.foresight:  # a step takes longer by 1 / (1 - loss)
+        loss = 100 * (1 / (1 - one.loss()) - 1 if one.upper else one.loss())
+        assert -0.05 < bounded[one.name] - loss < 0.2
+
+
+def test_bounds_that_leave_a_speed_unseen_reject_but_do_not_accept(tmp_path: Path) -> None:
+    """Three nodes that differ by 1 % bound the training speed of few requirements, and memory not at all."""
+    spread = NodeSpread(node_sd=0.01, gpu_sd=0.01, launch_sd=0.001, seed=4)
+    runs = launches(3, nodes(3, spread))
+    few = calibrate(thresholds(), SKU, runs, 0.01, 0.25)
+    assert few.calibrated
+    assert few.unseen
+    assert "margin of more than 10 %" in few.left[few.unseen[0]]
+    accepting = [one for one in few.calibrated if one.requirement.definition.carries_acceptance]
+    assert accepting
+    assert not any(map(few.accepts_by, accepting))
+    overlay = overlay_of(few, provenance_of(few, runs), thresholds())
+    write_overlay(tmp_path / "site.yaml", overlay)
+    written = load_thresholds(tmp_path / "site.yaml").thresholds.skus[SKU].requirements
+    for one in accepting:
+        row = next(row for row in written if row.key() == one.requirement.key())
+        assert (row.provisional, row.severity) == (True, "fail")
+        assert row.bound == pytest.approx(one.bound, rel=1e-5)
+    said = "\n".join(calibration_lines(few, provenance_of(few, runs)))
+    assert "These bounds reject but do not accept: " in said
+    assert re.search(r"^training speed +\d of \d ", said, re.MULTILINE)
+
+
+def test_bounds_on_every_speed_accept(found: Calibration, sound: list[TrustedRun]) -> None:
+    assert found.unseen == ()
+    assert all(map(found.accepts_by, found.calibrated))
+    said = "\n".join(calibration_lines(found, provenance_of(found, sound)))
+    assert "do not accept" not in said

@@ -81,7 +81,7 @@ SPREAD = make_case("throughput_per_gpu", 50.0, world_size=2, placement="spread")
 CLOSE = make_case("throughput_per_gpu", ALONE_SAMPLES_PER_S * 1.001, world_size=4, provisional=True)
 INFERENCE = [make_case("inference_throughput", 50.0, world_size=size) for size in (2, 4)]
 NOTHING_TOGETHER = "but none between nodes: no requirement on speed was met by all {} nodes together"
-NOT_ALL = "none with a published bound covers all devices"
+NOT_ALL = "no published bound covers all devices"
 # Requirements, nodes of two GPUs, what the run comes to, why, and which requirements are between nodes and over all.
 BETWEEN: dict[str, tuple[list[Case], int, str, str, list[Case], list[Case]]] = {
     "measured and kept": ([ON_EACH, TOGETHER], 2, "accepted", "2 of 2 requirements passed", [TOGETHER], [TOGETHER]),

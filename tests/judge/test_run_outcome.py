@@ -64,7 +64,7 @@ CONCLUDED: list[tuple[list[Verdict], int, RunOutcome, str]] = [
     ([WARNED], 8, "incomplete", ""),
     ([], 0, "incomplete", "no requirement was judged"),
     ([], 4, "incomplete", "no requirement was judged"),
-    ([UNPUBLISHED, UNPUBLISHED], 0, "incomplete", "2 of 2 requirements passed, but none with a published bound"),
+    ([UNPUBLISHED, UNPUBLISHED], 0, "incomplete", "not decidable without site bounds: ddpscale calibrate RUN_DIR ("),
     ([UNPUBLISHED], 1, "partial", ""),
     ([PASSED, UNPUBLISHED], 0, "accepted", ""),
     ([verdict("passed", "warn"), UNPUBLISHED], 0, "incomplete", ""),
@@ -77,7 +77,7 @@ CONCLUDED: list[tuple[list[Verdict], int, RunOutcome, str]] = [
     # What is waived carries no acceptance.
     ([WAIVED, UNPUBLISHED], 0, "incomplete", ""),
     ([WAIVED], 0, "incomplete", ""),
-    ([PASSED, SLOW_EIGHT], 0, "incomplete", "none with a published bound covers all devices"),
+    ([PASSED, SLOW_EIGHT], 0, "incomplete", "no published bound covers all devices"),
     ([PASSED, SLOW_EIGHT, SOUND_EIGHT], 0, "accepted", ""),
     # That replicas agree accepts no machine whose speed nobody has judged.
     ([AGREEMENT], 0, "incomplete", ""),

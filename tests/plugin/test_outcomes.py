@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from pytest_ddpscale.cli import main
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.report.unmet import counts_text
 from pytest_ddpscale.run.records import StudyEnd
@@ -192,7 +193,7 @@ SITUATIONS = {
         1, "incomplete", "INCOMPLETE: error: strong_scaling_speedup[vit-b-16-fp16-8gpu]: it broke", (broke,)
     ),
     "no bound is published": Situation(
-        1, "incomplete", "INCOMPLETE: 7 of 7 requirements passed, but none with a published bound",
+        1, "incomplete", "INCOMPLETE: not decidable without site bounds: ddpscale calibrate ",
         (asked(thresholds_text(PROVISIONAL)),),
     ),
     "a simulated cluster": Situation(1, "incomplete", "INCOMPLETE: ", (simulated,)),
@@ -302,7 +303,7 @@ SITUATIONS = {
          file("own.yaml", thresholds_text().replace("\n", "\nextends: names.yaml\n", 1))), OWN,
     ),
     "nothing below is sure": Situation(
-        1, "incomplete", "INCOMPLETE: 1 of 1 requirements passed, but none with a published bound", (UNSURE,), judged=1
+        1, "incomplete", "INCOMPLETE: not decidable without site bounds: ddpscale calibrate ", (UNSURE,), judged=1
     ),
     "bounds of the site alone": Situation(
         0, "accepted", "ACCEPTED: 2 of 2 requirements passed; changed by the site: the bounds that it is accepted by",
@@ -397,3 +398,22 @@ def test_the_headline_says_how_much_less_the_site_asks_for(site: Site) -> None:
     assert "| device_utilization of resnet152-fp16 at world size 8 | ≥ 95.0 % | not asked |" in first_page
     assert "| peak_memory_gib of resnet152-fp16 at world size 8 | ≤ 46.3 GiB | ≤ 46.3 GiB, only warns |" in first_page
     assert [one["now"] for one in site.verdicts()["lowered"]] == [0.97, None, 46.3]
+
+
+def test_a_run_without_bounds_names_the_command_that_computes_them(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is pasted as it stands, finds the run and the thresholds, and says which runs it takes beside this one."""
+    run = site.measured()
+    asked(thresholds_text(PROVISIONAL))(site, run)
+    line = outcome_line(site.judge())
+    begins = "INCOMPLETE: not decidable without site bounds: ddpscale calibrate "
+    assert line.startswith(begins)
+    command = split(line.removeprefix("INCOMPLETE: not decidable without site bounds: ").partition(" (")[0])
+    assert (site.path / command[2]).samefile(run.path)
+    monkeypatch.chdir(site.path)
+    capsys.readouterr()
+    assert main(command[1:]) == 4
+    assert "the runs have 1 node (" in capsys.readouterr().err
+    report = (run.path / "report.md").read_text(encoding="utf-8")
+    assert "not decidable without site bounds: ddpscale calibrate" in report

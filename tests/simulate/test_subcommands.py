@@ -11,6 +11,7 @@ import pytest
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.settings import number_of_launches
 
 SHORT = ("--rounds", str(FEWEST_ROUNDS))
 
@@ -47,6 +48,29 @@ def test_noise_that_is_asked_for_is_simulated_and_told(tmp_path: Path) -> None:
     told = {"round_sd": 0.004, "correlation": 0.5, "hiccup_share": 0.05, "hiccup_sds": 10.0}
     assert told.items() <= model["noise"].items()
     assert model["spread"]["gpu_sd"] == 0.01
+
+
+def test_nodes_that_differ_are_the_same_with_every_seed_of_the_noise(tmp_path: Path) -> None:
+    def slowest(out: str, *arguments: str) -> int:
+        """The rank that computes longest in the first round."""
+        asked = "--gpus", "16", "--node-spread", "0.05", "--gpu-spread", "0.02", *SHORT, *arguments
+        assert simulate(tmp_path / out, *asked) == 0
+        lines = map(json.loads, (tmp_path / out / "measurements.jsonl").read_text().splitlines())
+        block = next(one for one in lines if one.get("arm") == "matmul-fp16")
+        return max(zip(block["seconds"], block["ranks"], strict=True))[1]
+
+    first = slowest("one", "--seed", "1")
+    assert first == slowest("two", "--seed", "2")
+    assert {slowest(f"other-{seed}", "--nodes-seed", str(seed)) for seed in (1, 2, 3)} != {first}
+
+
+@pytest.mark.parametrize("number", ["0", "2", "11", "many"])
+def test_launches_are_as_many_as_a_run_takes(number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The words are those of --ddp-launches."""
+    assert simulate(tmp_path / "run", "--launches", number) == 4
+    with pytest.raises(ValueError, match="1, or 3 to 10") as refused:
+        number_of_launches(number)
+    assert f"--launches: found '{number}'; expected {refused.value}." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
