@@ -57,7 +57,8 @@ def test_nodes_that_differ_are_the_same_with_every_seed_of_the_noise(tmp_path: P
         assert simulate(tmp_path / out, *asked) == 0
         lines = map(json.loads, (tmp_path / out / "measurements.jsonl").read_text().splitlines())
         block = next(one for one in lines if one.get("arm") == "matmul-fp16")
-        return max(zip(block["seconds"], block["ranks"], strict=True))[1]
+        ranks: list[int] = block["ranks"]
+        return max(zip(block["seconds"], ranks, strict=True))[1]
 
     first = slowest("one", "--seed", "1")
     assert first == slowest("two", "--seed", "2")
