@@ -44,7 +44,7 @@ from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, Simulated
 from pytest_ddpscale.simulate.simulated_nodes import host_name
 from pytest_ddpscale.simulate.spread import NodeSpread
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
-from pytest_ddpscale.thresholds.overlay import write_overlay
+from pytest_ddpscale.thresholds.site_file import write_overlay
 
 SKUS, WORKLOAD = ("rtx-pro-6000-server", "b200", "a100-sxm4-80gb"), "resnet152-fp16"
 NODES, RUNS = (3, 4, 6, 8, 10, 12, 20), (1, 3, 5)

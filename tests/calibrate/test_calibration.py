@@ -29,7 +29,7 @@ from pytest_ddpscale.simulate.simulated_nodes import host_name
 from pytest_ddpscale.simulate.spread import NodeSpread
 from pytest_ddpscale.thresholds.cases import cases_for
 from pytest_ddpscale.thresholds.loading import load_thresholds
-from pytest_ddpscale.thresholds.overlay import write_overlay
+from pytest_ddpscale.thresholds.site_file import write_overlay
 from tests.builders.clusters import thresholds
 from tests.builders.trusted import PER_NODE, SKU, WORKLOAD, launch, launches, nodes
 
