@@ -21,7 +21,8 @@ from pytest_ddpscale.run.verdicts import (
     Verdict,
 )
 from pytest_ddpscale.thresholds.cases import AnyCase
-from pytest_ddpscale.thresholds.waiver import Waiver, why_never_waived
+from pytest_ddpscale.thresholds.model import why_never_waived
+from pytest_ddpscale.thresholds.waiver import Waiver
 from pytest_ddpscale.util.listing import first_few
 
 _NEWLINE = "\n"

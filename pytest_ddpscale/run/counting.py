@@ -8,10 +8,7 @@ requirements and causes count it together with the throughput.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
-
-if TYPE_CHECKING:
-    from pytest_ddpscale.run.verdicts import Verdict
+from typing import Protocol, TypeVar
 
 _WORST_FIRST = ("failed", "error", "not_measured", "inconclusive", "passed")
 
@@ -28,7 +25,23 @@ class Countable(Protocol):
         """Id of the requirement that it is counted with; empty if it is counted by itself."""
 
 
+class Judged(Countable, Protocol):
+    """A verdict."""
+
+    @property
+    def outcome(self) -> str:
+        """One of `_WORST_FIRST`."""
+
+    @property
+    def is_waived(self) -> bool:
+        """Whether its failure is accepted."""
+
+    def blocks(self, *, allows_unmeasured: bool = False) -> bool:
+        """Whether it prevents acceptance of the machine."""
+
+
 T = TypeVar("T", bound=Countable)
+J = TypeVar("J", bound=Judged)
 
 
 def counted_groups(requirements: Iterable[T]) -> list[list[T]]:
@@ -63,13 +76,13 @@ def counted_as(requirements: Iterable[Countable]) -> dict[str, str]:
     return {one.id: group[0].id for group in counted_groups(requirements) for one in group}
 
 
-def worst_of(group: Sequence[Verdict], *, allows_unmeasured: bool = False) -> Verdict:
+def worst_of(group: Sequence[J], *, allows_unmeasured: bool = False) -> J:
     """The verdict that a group counts as: one that blocks acceptance before a waived one, and both before others.
 
     So counting hides nothing: a group passed only if all of it passed.
     """
 
-    def badness(verdict: Verdict) -> tuple[bool, bool, int]:
+    def badness(verdict: J) -> tuple[bool, bool, int]:
         blocks = verdict.blocks(allows_unmeasured=allows_unmeasured)
         return not blocks, not verdict.is_waived, _WORST_FIRST.index(verdict.outcome)
 

@@ -23,12 +23,20 @@ from pytest_ddpscale.thresholds.form import (
     SkuForm,
     at_size,
 )
-from pytest_ddpscale.thresholds.model import Requirement, RequirementKey, Sku, Source, check_of_nodes
+from pytest_ddpscale.thresholds.model import (
+    Requirement,
+    RequirementKey,
+    Sku,
+    Source,
+    check_of_nodes,
+    why_it_stands,
+    why_never_waived,
+)
 from pytest_ddpscale.thresholds.parts import BatchForm, WorkloadForm
 from pytest_ddpscale.thresholds.peer_limits import PeersForm, limits_of, requirements_by_peers
 from pytest_ddpscale.thresholds.reading import Layer, Mark, MarkedList, MarkedMapping, placed, shown
 from pytest_ddpscale.thresholds.validating import MOST_PROBLEMS, Names, PartError, validated
-from pytest_ddpscale.thresholds.waiver import LONGEST_DAYS, Waiver, today, why_it_stands, why_never_waived
+from pytest_ddpscale.thresholds.waiver import LONGEST_DAYS, Waiver, today
 from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 
 Rows: TypeAlias = dict[RequirementKey, Requirement]

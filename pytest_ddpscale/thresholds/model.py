@@ -20,6 +20,13 @@ from pytest_ddpscale.thresholds.waiver import Waiver
 Severity = Literal["fail", "warn"]
 BeyondNode = Literal["asked", "missing", "dropped"]
 RequirementKey = tuple[str, str, WorldSize, Placement, str | None]
+_CORRUPT = "memory errors corrupt data"
+_CHECKS_THAT_STAND = {
+    "gpus": "GPUs that are missing or do not answer are not tested",
+    "ecc": _CORRUPT,
+    "ecc_under_load": _CORRUPT,
+    "transport": "it also covers links between nodes",
+}
 # A lower bound of 95 instead of 0.95 would fail every machine; 1.5 is impossible but unambiguous.
 LARGEST_FRACTION_BOUND = 2.0
 # An upper bound of 2 instead of 2 %, or of 1 instead of 1 %, would pass every machine.
@@ -247,6 +254,21 @@ class Requirement:
     def __str__(self) -> str:
         placed = ", spread" if self.placement == "spread" else ""
         return f"{self.metric} of {self.subject or 'nodes'} at world size {self.world_size}{placed}"
+
+
+def why_it_stands(requirement: Requirement) -> str:
+    """Why no site may waive a requirement, remove it or let it only warn; empty if one may."""
+    is_beyond_node = isinstance(requirement.world_size, str) and requirement.world_size != "node"
+    if is_beyond_node or requirement.placement == "spread":
+        return "it covers links between nodes"
+    if requirement.definition.compares_results:
+        return "ranks with different results compute wrong ones"
+    return _CHECKS_THAT_STAND.get(requirement.check, "")
+
+
+def why_never_waived(requirement: Requirement) -> str:
+    """Why a requirement can never be waived; empty if it can."""
+    return why_it_stands(requirement) or ("it only warns" if requirement.severity == "warn" else "")
 
 
 def check_of_nodes(name: str, severity: Severity, where: str = "") -> Requirement:
