@@ -368,8 +368,10 @@ def _lastingly(one: Requirement, change: Change, mark: Mark) -> Requirement | No
     bound = at_size(change.bound, one.world_size)
     if bound is None:
         return now
-    reasoning = f"{change.why} ({change.who})"
-    return replace(now, bound=bound, source=replace(one.source, margin_pct=None, reasoning=reasoning, is_site=True))
+    source = replace(one.source, margin_pct=None, reasoning=f"{change.why} ({change.who})", is_site=True)
+    # What a sound machine was thought to reach says nothing against a site that asks for more.
+    is_beyond = one.sound is not None and (bound < one.sound if one.definition.upper_bound else bound > one.sound)
+    return replace(now, bound=bound, source=source, sound=None if is_beyond else one.sound)
 
 
 def _selected(change: Change, rows: Rows, mark: Mark) -> list[RequirementKey]:

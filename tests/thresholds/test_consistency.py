@@ -128,3 +128,20 @@ def test_remarks_stop_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (
         f"ddpscale: remark: {path}:4: the bound 11 of throughput_per_gpu of resnet152-fp16 at world size 1 is" in said
     )
+
+
+@rows(("bound", "sound"), [(5000, 5130), (5500, None)])
+def test_a_site_may_ask_for_more_than_a_sound_machine_was_thought_to_reach(
+    bound: int, sound: float | None, tmp_path: Path
+) -> None:
+    site = tmp_path / "site.yaml"
+    change = (
+        f"throughput_per_gpu: [1], of: resnet50-nchw-fp16, bound: {{1: {bound}}}, who: A. Name, why: 'measured here'"
+    )
+    site.write_text(f"schema_version: 2\nextends: packaged\nskus: {{b200: {{change: [{{{change}}}]}}}}\n")
+    (one,) = [
+        one
+        for one in load_thresholds(site).thresholds.skus["b200"].requirements
+        if (one.metric, one.workload, one.world_size) == ("throughput_per_gpu", "resnet50-nchw-fp16", 1)
+    ]
+    assert (one.bound, one.sound) == (bound, sound)
