@@ -31,10 +31,12 @@ class Machine:
         self._write(self._commands / "id", f"echo {uid}")
         self._write(self._commands / "apt-get", f'echo "apt-get $@"; exit {exit_code}')
 
-    def run(self, failing: str = "") -> subprocess.CompletedProcess[str]:
-        """``.ci/run`` with tools, of which a command that starts like this one fails."""
+    def run(self, failing: str = "", failures: int = 99) -> subprocess.CompletedProcess[str]:
+        """``.ci/run`` with tools, of which a command that starts like this one fails so many times."""
         for name in ("pip", "pytest", "ruff", "mypy", "python"):
-            self._write(self._tools / name, f'echo "{name} $*"; [[ "{name} $*" != "{failing or "none"}"* ]]')
+            fails = f'[[ "{name} $*" == "{failing or "none"}"* ]]'
+            count = f'echo >> "{self._checkout}/failed"; (( $(grep -c "" "{self._checkout}/failed") > {failures} ))'
+            self._write(self._tools / name, f'echo "{name} $*"; if {fails}; then {count}; fi')
         return subprocess.run(
             [str(self._commands / "bash"), ".ci/run"], cwd=self._checkout, env={"PATH": str(self._commands)},
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
@@ -90,6 +92,16 @@ def test_all_that_checks_is_run_and_each_can_fail_it(machine: Machine, failing: 
         )
         assert any(line.startswith("python -m mkdocs build --strict") for line in lines)
         assert any(line.startswith("pytest --gpu-sku=cpu") for line in lines)
+
+
+def test_what_fails_beside_others_is_run_once_more_alone(machine: Machine) -> None:
+    machine.with_apt(uid=1000)
+    result = machine.run("pytest tests -m lab -n 4", failures=1)
+    alone = "pytest tests -m lab -n 4 --last-failed --last-failed-no-failures none -n 0 --maxfail 1"
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines.index(alone) > lines.index("pytest tests -m lab -n 4")
+    assert [line for line in lines if "--last-failed" in line and line.startswith("pytest")] == [alone]
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck: apt-get install shellcheck")
