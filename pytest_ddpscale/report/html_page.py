@@ -40,6 +40,7 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import OPERATOR, WATERMARK, Resumed, RunRecord, in_utc
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
+from pytest_ddpscale.util import tables
 from pytest_ddpscale.util.listing import first_few
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -152,6 +153,7 @@ def page_template(name: str) -> jinja2.Template:
     environment.globals.update(
         text=text,
         metrics=METRICS,
+        tables=tables,
         profile_text=profile_text,
         interval_mark=interval_mark,
         remarks=_remarks,
