@@ -8,6 +8,7 @@ from pytest_ddpscale.plan.estimate import UNKNOWN, estimate, pairs_seconds, prob
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.text import count_text
+from pytest_ddpscale.util.tables import table, text_lines
 
 
 def plan_lines(
@@ -48,8 +49,8 @@ def plan_lines(
         rows.append(
             (plan.pairs.id, pairs_seconds(plan.nodes), f"at least {count_text(rounds, 'round')} of pairs of nodes")
         )
-    width = max((len(name) for name, *_ in rows), default=0)
-    return [head, *(f"  {name:<{width}}  {seconds / 60:4.1f} min  {what}" for name, seconds, what in rows)]
+    cells = [(f"  {name}", f"{seconds / 60:4.1f} min", what) for name, seconds, what in rows]
+    return [head, *text_lines(table(("", "", ""), cells))]
 
 
 def shortened(lines: Sequence[str], most: int = 5) -> list[str]:
