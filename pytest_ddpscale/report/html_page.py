@@ -23,7 +23,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
     THROUGHPUT_PER_GPU,
     WEAK_SCALING_EFFICIENCY,
 )
-from pytest_ddpscale.report import cause, coverage_text, profile_text, text
+from pytest_ddpscale.report import cause, coverage_text, plan_text, profile_text, text
 from pytest_ddpscale.report.breakdown import breakdown_of, headings
 from pytest_ddpscale.report.certainty_text import certainty_lines, chance_text
 from pytest_ddpscale.report.last_acceptance_text import last_acceptance_lines
@@ -40,6 +40,7 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import OPERATOR, WATERMARK, Resumed, RunRecord, in_utc
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
+from pytest_ddpscale.util import tables
 from pytest_ddpscale.util.listing import first_few
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -152,6 +153,8 @@ def page_template(name: str) -> jinja2.Template:
     environment.globals.update(
         text=text,
         metrics=METRICS,
+        tables=tables,
+        plan_text=plan_text,
         profile_text=profile_text,
         interval_mark=interval_mark,
         remarks=_remarks,

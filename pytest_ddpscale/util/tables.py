@@ -46,9 +46,9 @@ class Table:
         return [column.title for column in self.columns]
 
 
-def table(titles: Iterable[str], rows: Iterable[Sequence[str]], *, of_numbers: bool = False) -> Table:
-    """A table; with `of_numbers`, all columns but the first are aligned to the right."""
-    columns = [Column(title, is_number=of_numbers and at > 0) for at, title in enumerate(titles)]
+def table(titles: Iterable[str], rows: Iterable[Sequence[str]], *, of_numbers: bool = False, names: int = 1) -> Table:
+    """A table; with `of_numbers`, all columns after the first `names` are aligned to the right."""
+    columns = [Column(title, is_number=of_numbers and at >= names) for at, title in enumerate(titles)]
     return Table(columns, [*rows])
 
 
@@ -99,12 +99,17 @@ def markdown(content: str) -> str:
     return escaped
 
 
-def html(table: Table) -> str:
-    """An HTML table that scrolls by itself where it is wider than the page."""
-    head = "".join(f'<th scope="col">{escape(one_line(title))}</th>' for title in table.titles)
-    body = "".join(map(_html_row, table.rows))
-    content = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="table" style="overflow-x:auto" tabindex="0">{content}</div>'
+def html(table: Table, caption: str = "") -> str:
+    """An HTML table that scrolls by itself where it is wider than the page; report.js sorts one with a caption."""
+    kinds = [' class="n"' if column.is_number else "" for column in table.columns]
+    titles = zip(kinds, table.titles, strict=True)
+    head = "".join(f'<th scope="col"{kind}>{escape(one_line(title))}</th>' for kind, title in titles)
+    body = "".join(_html_row(row, kinds) for row in table.rows)
+    named = escape(one_line(caption))
+    said, label = (f"<caption>{named}</caption>", f' role="region" aria-label="{named}"') if caption else ("", "")
+    content = f"{said}<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    sortable = ' class="sortable"' if caption else ""
+    return f'<div class="box" tabindex="0"{label}><table{sortable}>{content}</table></div>'
 
 
 def csv_text(titles: Iterable[str], rows: Iterable[Sequence[Cell]]) -> str:
@@ -130,9 +135,9 @@ def _markdown_row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _html_row(row: Sequence[str]) -> str:
-    first, *rest = (escape(one_line(cell)) for cell in row)
-    return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
+def _html_row(row: Sequence[str], kinds: Sequence[str]) -> str:
+    first, *rest = (f"{kind}>{escape(one_line(cell))}" for kind, cell in zip(kinds, row, strict=True))
+    return f'<tr><th scope="row"{first}</th>{"".join(f"<td{cell}</td>" for cell in rest)}</tr>'
 
 
 def _csv_cell(cell: Cell) -> Cell:

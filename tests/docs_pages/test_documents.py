@@ -29,6 +29,8 @@ READ = ("README.md", "CONTRIBUTING.md", "docs", "slurm", "acceptance", "pytest_d
 FLAG = re.compile(r"--(?:ddp-[a-z]+(?:-[a-z]+)*|gpu-sku|thresholds)(?![a-z-])")
 # A metric that a reader adds as the page says.
 INVENTED = "p99_step_time"
+# Its blocks of YAML are jobs.
+CI = DOCS / "how-to" / "ci.md"
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +72,32 @@ def test_a_mistake_in_a_command_is_found(parsers: Parsers, line: str, problem: s
 
 
 def test_every_block_of_thresholds_loads(tmp_path: Path) -> None:
-    found = [block for path in DOCUMENTS for block in blocks(path) if block.language == "yaml"]
+    found = [block for path in DOCUMENTS if path != CI for block in blocks(path) if block.language == "yaml"]
     assert len(found) > 5, "they were found"
     wrong = [(block.where, problems_of(block.text, tmp_path)) for block in found if INVENTED not in block.text]
     assert [(where, problems) for where, problems in wrong if problems] == []
+
+
+def test_jobs_for_ci_call_what_exists_and_keep_what_it_writes(parsers: Parsers) -> None:
+    found = [block for block in blocks(CI) if block.language == "yaml"]
+    assert len(found) == 2, "GitHub's and GitLab's"
+    for block in found:
+        job = yaml.safe_load(block.text)
+        commands = [one for line in _below(job, ("run", "script")) for one in commands_of(line, block.where)]
+        (folder,) = {word.partition("=")[2] for one in commands for word in one.arguments if "--ddp-run-dir=" in word}
+        assert [problem for one in commands if (problem := parsers.problem(one))] == []
+        assert _below(job, ("path", "paths")) == [folder], "artifacts"
+
+
+def _below(job: object, keys: tuple[str, ...]) -> list[str]:
+    """Texts that any of the keys has, at any depth."""
+    if isinstance(job, list):
+        return [text for one in job for text in _below(one, keys)]
+    if not isinstance(job, dict):
+        return []
+    below = [text for one in job.values() for text in _below(one, keys)]
+    values = [job[key] for key in keys if key in job]
+    return below + [text for value in values for text in (value if isinstance(value, list) else [value])]
 
 
 @pytest.mark.parametrize(

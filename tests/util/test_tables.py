@@ -50,8 +50,17 @@ def test_no_text_breaks_out_of_its_cell() -> None:
     row = list(markdown_lines(hostile))[-1]
     assert row.replace("\\|", "").count("|") == 3
     assert "\\<script\\>\\*x\\*" in row
+    assert html(hostile, HOSTILE).count("<script") == 0
     cells = [cell.text for cell in ElementTree.fromstring(html(hostile)).iter() if cell.tag in ("th", "td")]
     assert cells == ["x", "y", "a|b <script>*x*</script> [31m`c`", "1"]
+
+
+def test_an_html_table_with_a_caption_can_be_sorted_and_is_a_named_region() -> None:
+    box = ElementTree.fromstring(html(SPEEDS, 'Speeds, "GB/s"'))
+    assert box.attrib["aria-label"] == box.findtext("table/caption") == 'Speeds, "GB/s"'
+    assert [part.attrib.get("class") for part in box.iter() if part.tag != "div"].count("n") == 3, "a title, two cells"
+    assert box[0].attrib == {"class": "sortable"}
+    assert "class" not in ElementTree.fromstring(html(SPEEDS))[0].attrib
 
 
 def test_a_spreadsheet_reads_numbers_as_numbers_and_runs_no_formula() -> None:
