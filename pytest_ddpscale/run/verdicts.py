@@ -10,6 +10,7 @@ from typing import Literal
 from pytest_ddpscale.plan.arm import OneGpu, Placement
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.workload import FAMILIES
+from pytest_ddpscale.run.cause_kinds import CauseRecord
 from pytest_ddpscale.run.counting import counted_groups, worst_of
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.culprit import Culprit as Culprit  # most take it from here
@@ -318,6 +319,8 @@ class Judgement:
         last_acceptance: of the same nodes; None if the history has none.
         not_selected: number of the SKU's requirements that no selected test item judges.
         not_selected_ratios: how many of these are counted with another one that is not selected either.
+        unfinished: whether measuring was interrupted or killed, so that ``--ddp-resume`` can measure the rest.
+        causes: what explains the blockers, then what only warns, as reports tell it; only in verdicts.json.
         blockers: all reasons against acceptance, which items, reports and the exit code show as failures. Those on
             requirements are added here; the caller passes the others.
     """
@@ -339,6 +342,8 @@ class Judgement:
     last_acceptance: LastAcceptance | None = None
     not_selected: int = 0
     not_selected_ratios: int = 0
+    unfinished: bool = False
+    causes: tuple[CauseRecord, ...] = ()
     schema_version: Literal[5] = VERDICTS_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
