@@ -131,7 +131,7 @@ def test_the_cause_comes_first_and_all_fits_on_a_screen(
     result = site.judge(run=str(run))
     assert_no_crash(result)
     begins = next(number for number, line in enumerate(result.outlines) if "= ddpscale: " in line)
-    assert result.outlines[begins + 1].startswith(scenario.said)
+    assert " ".join(line.strip() for line in result.outlines[begins + 1 : begins + 6]).startswith(scenario.said)
     assert (WATERMARK in result.outlines) == scenario.is_simulated
     assert ("E       assert [1, 2, 3] == [1, 2]" in result.outlines) == bool(scenario.own_test), "its traceback stays"
     lines = [line.replace(str(tmp_path), "/home/hpc/site") for line in _without_tracebacks(result.outlines)]
