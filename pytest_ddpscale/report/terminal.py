@@ -73,9 +73,9 @@ def tested_line(judgement: Judgement, run: RunRecord | None) -> str:
 
 
 def _outcome_lines(judgement: Judgement, others: Literal["above", "below"], columns: int) -> list[Line]:
-    """``REJECTED: …`` in as many lines as it needs."""
-    style = _outcome_style(judgement)
-    return [(line, style) for line in _wrapped(headline(judgement, others), columns, "", "  ", most=None)]
+    """``REJECTED: …`` in as many lines as it needs, which nothing else is indented like."""
+    style, following = _outcome_style(judgement), " " * len("REJECTED: ")
+    return [(line, style) for line in _wrapped(headline(judgement, others), columns, "", following, most=None)]
 
 
 def _watermark(judgement: Judgement) -> list[Line]:
