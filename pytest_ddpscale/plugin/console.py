@@ -62,9 +62,10 @@ def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judg
     if not is_quiet:
         reporter.write_sep("=", f"ddpscale: {judgement.sku}", bold=True)
     lines_of = quiet_lines if is_quiet else table_lines if config.get_verbosity() > 0 else brief_lines
-    for line, style in lines_of(judgement, reporter._tw.fullwidth):
+    record = config.stash[TOLD].record
+    for line, style in lines_of(judgement, reporter._tw.fullwidth, record):
         reporter.write_line(line, **_COLOURS[style])
-    if not is_quiet and (line := tested_line(judgement, config.stash[TOLD].record)):
+    if not is_quiet and (line := tested_line(judgement, record)):
         reporter.write_line(line)
     run_directory = source_of(config).run
     if run_directory is not None and (run_directory.path / "report.html").exists():

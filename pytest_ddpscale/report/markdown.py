@@ -18,6 +18,7 @@ import jinja2
 from pytest_ddpscale.report import cause, coverage_text, profile_text, text
 from pytest_ddpscale.report.certainty_text import certainty_lines
 from pytest_ddpscale.report.launches_text import interval_mark
+from pytest_ddpscale.report.next_steps import next_steps
 from pytest_ddpscale.report.not_tested_text import not_tested_lines
 from pytest_ddpscale.report.ratio_text import ratio_lines
 from pytest_ddpscale.report.text import ABSENT
@@ -123,7 +124,7 @@ def _template() -> jinja2.Template:
         most_culprits=_MOST_CULPRITS,
         most_failures=_MOST_FAILURES,
         most_lowered=_MOST_LOWERED,
-        rerun_command=_rerun_command,
+        next_steps=next_steps,
         sentence=_sentence,
         warning_text=cause.warning_text,
     )
@@ -165,13 +166,6 @@ def render_markdown(
         device_type=evidence.plan.device_type if evidence else "",
     )
     return re.sub(r"\n{3,}", "\n\n", rendered)
-
-
-def _rerun_command(one: cause.Cause, judgement: Judgement, run: RunRecord) -> str:
-    """The command that measures the cause's clearest failure again; empty if the cause explains no requirement."""
-    explained = [verdict for verdict in judgement.verdicts if verdict.id in one.explains]
-    worst = min(explained, key=lambda verdict: (verdict.outcome != "failed", verdict.margin or 0.0), default=None)
-    return text.rerun_command(run.command_again, worst.id) if worst else ""
 
 
 def _cause_of(verdict: Verdict, shown: Sequence[cause.Cause]) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Literal
 
 from pytest_ddpscale.report import text
-from pytest_ddpscale.report.cause import causes, headline, warning_text, warnings
+from pytest_ddpscale.report.cause import headline, warning_text, warnings
+from pytest_ddpscale.report.cause_lines import cause_lines, screen_lines
 from pytest_ddpscale.report.certainty_text import uniform_loss_text
 from pytest_ddpscale.report.coverage_text import tested_text, took_text
 from pytest_ddpscale.report.launches_text import TOO_NARROW, interval_mark, launches_sentence
@@ -25,20 +25,21 @@ _LEAST_COLUMNS = 40
 _MOST_LINES_OF_A_REASON = 4
 _MOST_CULPRITS = 8
 _MOST_LOWERED = 5
-_MOST_CAUSES = 3
+_MOST_WARNINGS = 3
 _MOST_ROWS = 3
 _MOST_LINES = 20  # without -v
 _MOST_QUIET_LINES = 4  # with -q; pytest adds its marks and its counts, and the path of the report follows
 
 
-def brief_lines(judgement: Judgement, columns: int) -> list[Line]:
-    """The outcome with its cause, other causes, and the worst blocking requirements.
+def brief_lines(judgement: Judgement, columns: int, run: RunRecord | None = None) -> list[Line]:
+    """The outcome with its cause, what to do, other causes, and the worst blocking requirements.
 
-    At most 20 lines, as pairs like those of `table_lines`, which has all requirements. The first line begins with the
-    outcome's word, and all are at most `columns` wide.
+    At most 20 lines on the screen, as pairs like those of `table_lines`, which has all requirements. The first line
+    begins with the outcome's word, and only commands are wider than `columns`: they stay one line, to be copied.
+    Without `run`, the run's run.json, nothing is said about measuring again.
     """
     columns = max(columns, _LEAST_COLUMNS)
-    lines = [*_outcome_lines(judgement, "below", columns), *_other_causes(judgement, columns)]
+    lines = [*_outcome_lines(judgement, columns), *((line, "") for line in cause_lines(judgement, columns, run))]
     groups = groups_within(filter(judgement.is_blocked_by, judgement.verdicts), judgement.verdicts)
     worst = (worst_of(group, allows_unmeasured=judgement.allows_unmeasured) for group in groups)
     blocking = sorted(worst, key=lambda one: (one.outcome != "failed", one.margin or 0.0))
@@ -51,14 +52,18 @@ def brief_lines(judgement: Judgement, columns: int) -> list[Line]:
     if not judgement.accepts:
         lines += _plain([f"{counts_text(judgement)} (all: -v)"], columns)
     watermark = _watermark(judgement)
-    room = _MOST_LINES - len(lines) - len(watermark)
+    room = _MOST_LINES - _height(lines, columns) - len(watermark)
     return [*lines, *_as_fit(_remarks(judgement), room, columns), *watermark]
 
 
-def quiet_lines(judgement: Judgement, columns: int) -> list[Line]:
-    """The outcome with its cause, and the most important remarks that fit into 4 lines; pytest adds its own counts."""
+def quiet_lines(judgement: Judgement, columns: int, run: RunRecord | None = None) -> list[Line]:
+    """The outcome, and what fits into 4 lines: what to do or, if it accepts, remarks. pytest adds its own counts."""
     columns = max(columns, _LEAST_COLUMNS)
-    lines, watermark = _outcome_lines(judgement, "below", columns), _watermark(judgement)
+    lines, watermark = _outcome_lines(judgement, columns), _watermark(judgement)
+    for line in cause_lines(judgement, columns, run, 0):
+        if _height([*lines, (line, ""), *watermark], columns) > _MOST_QUIET_LINES:
+            break
+        lines.append((line, ""))
     room = _MOST_QUIET_LINES - len(lines) - len(watermark)
     return [*lines, *(_as_fit(_remarks(judgement), room, columns) if judgement.accepts else []), *watermark]
 
@@ -72,10 +77,14 @@ def tested_line(judgement: Judgement, run: RunRecord | None) -> str:
     return " · ".join(filter(None, (tested, took)))
 
 
-def _outcome_lines(judgement: Judgement, others: Literal["above", "below"], columns: int) -> list[Line]:
+def _outcome_lines(judgement: Judgement, columns: int) -> list[Line]:
     """``REJECTED: …`` in as many lines as it needs, which nothing else is indented like."""
     style, following = _outcome_style(judgement), " " * len("REJECTED: ")
-    return [(line, style) for line in _wrapped(headline(judgement, others), columns, "", following, most=None)]
+    return [(line, style) for line in _wrapped(headline(judgement), columns, "", following, most=None)]
+
+
+def _height(lines: Sequence[Line], columns: int) -> int:
+    return screen_lines([line for line, _ in lines], columns)
 
 
 def _watermark(judgement: Judgement) -> list[Line]:
@@ -84,15 +93,6 @@ def _watermark(judgement: Judgement) -> list[Line]:
 
 def _plain(said: Iterable[str], columns: int) -> list[Line]:
     return [(line, "") for one in said for line in _wrapped(one, columns, "", "  ")]
-
-
-def _other_causes(judgement: Judgement, columns: int) -> Iterator[Line]:
-    """The causes after the headline's, two lines each, and how many are left out."""
-    others = [] if judgement.accepts else [text.one_line(cause.sentence) for cause in causes(judgement)[1:]]
-    for said in others[:_MOST_CAUSES]:
-        yield from ((line, "") for line in _wrapped(f"also: {said}", columns, "  ", "    ")[:2])
-    if len(others) > _MOST_CAUSES:
-        yield f"  also: {len(others) - _MOST_CAUSES} more, see report.html", ""
 
 
 def _remarks(judgement: Judgement) -> Iterator[Line]:
@@ -130,10 +130,10 @@ _OUTCOME_STYLES: dict[str, Style] = {
 }
 
 
-def table_lines(judgement: Judgement, columns: int) -> list[Line]:
+def table_lines(judgement: Judgement, columns: int, run: RunRecord | None = None) -> list[Line]:
     """The judgement as a table `columns` characters wide, with an explanation under each row that did not pass.
 
-    The outcome comes last, and its first line begins with its word.
+    The outcome comes after it, with its causes; its first line begins with its word. Only commands are wider.
 
     Returns:
         Pairs of a line and its style: ``header``, ``passed``, ``failed``, ``warned``, ``undecided`` or none.
@@ -154,9 +154,8 @@ def table_lines(judgement: Judgement, columns: int) -> list[Line]:
     for one in (*_warned(judgement), *_lowered(judgement), *_waived(judgement)):
         lines += [(line, "warned") for line in _wrapped(one, columns, "", "  ")]
     lines += _plain([*_changed(judgement), *([counts_text(judgement)] if verdicts else [])], columns)
-    return [
-        *lines, *_watermark(judgement), *_other_causes(judgement, columns), *_outcome_lines(judgement, "above", columns)
-    ]  # fmt: skip
+    found = [(line, "") for line in cause_lines(judgement, columns, run, _MOST_LINES)]
+    return [*lines, *_watermark(judgement), *_outcome_lines(judgement, columns), *found]
 
 
 def _signs(verdicts: Sequence[Verdict]) -> list[str]:
@@ -195,7 +194,7 @@ def _warned(judgement: Judgement) -> Iterator[str]:
     """Devices that certainly miss a warning bound, once each, without the one that the headline already names."""
     found = warnings(judgement)
     told = headline(judgement)
-    for one in found[:_MOST_CAUSES]:
+    for one in found[:_MOST_WARNINGS]:
         if one.sentence not in told:
             yield warning_text(one, judgement)
 

@@ -42,7 +42,7 @@ def test_everything_fits_the_width_and_no_verdict_is_lost(columns: int) -> None:
         assert len(line) <= columns
         assert line == line.rstrip()
     outcome = next(number for number, (line, _) in enumerate(lines) if line.startswith("REJECTED: "))
-    assert " ".join(line.strip() for line, _ in lines[outcome:]) == headline(JUDGEMENT, "above")
+    assert " ".join(line.strip() for line, _ in lines[outcome:]).startswith(headline(JUDGEMENT))
     rows = [line for line, style in lines[:outcome] if style not in {"", "header"}]
     assert len(rows) == len(ALL)
     for word in WORDS:
@@ -93,7 +93,9 @@ def test_a_sign_has_a_legend_where_it_stands_and_nowhere_else(lines_of: Callable
 
 
 def test_quiet_says_the_outcome_first_and_no_more_than_fits() -> None:
-    assert " ".join(line.strip() for line, _ in quiet_lines(JUDGEMENT, 80)) == headline(JUDGEMENT)
+    assert " ".join(line.strip() for line, _ in quiet_lines(JUDGEMENT, 80)) == (
+        f"{headline(JUDGEMENT)} ISOLATE slow-communication: drain node9; check its NVLinks, PCIe and network ports"
+    )
     accepted = replace(ACCEPTED, uniform_loss=UniformLoss(0.021, 0.021, 0.95, "throughput_per_gpu[a]", 1))
     assert [line for line, _ in quiet_lines(replace(accepted, simulated=True), 80)] == [
         headline(accepted), "Throughput per GPU in this run: at least 97.9 % of the published one (95 %",
@@ -111,18 +113,18 @@ def test_names_that_would_look_alike_when_cut_are_written_out() -> None:
 
 def test_long_message_is_cut() -> None:
     long = replace(ERROR, reason="word " * 1000)
-    assert len(table_lines(judgement_with(long), 80)) < 16
+    assert len(table_lines(judgement_with(long), 80)) < 20
 
 
 @pytest.mark.parametrize(
     ("outcome", "style"),
     [("accepted", "passed"), ("rejected", "failed"), ("incomplete", "failed"), ("partial", "undecided")],
 )
-def test_outcome_is_the_last_line(outcome: RunOutcome, style: str) -> None:
+def test_only_causes_follow_the_outcome(outcome: RunOutcome, style: str) -> None:
     blockers = (Blocker("run", "acceptance", "because"),) if outcome in ("rejected", "incomplete") else ()
     judgement = replace(JUDGEMENT, outcome=outcome, reason="because", verdicts=(PASSED,), blockers=blockers)
-    last = table_lines(judgement, 80)[-1]
-    assert last == (f"{outcome.upper()}: because", style)
+    lines = table_lines(judgement, 80)
+    assert lines[-2 if blockers else -1] == (f"{outcome.upper()}: because", style)
 
 
 def test_two_requirements_of_one_identity_are_both_shown() -> None:
