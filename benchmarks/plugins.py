@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Stored run → its SKU and exit code.
 RUNS = {"recorded-cpu": ("cpu", 0), "recorded-a100-slow-gpu": ("a100-sxm4-80gb", 1)}
 QUICK = ("--ddp-rounds=8", "--ddp-block=0.02s", "-k", "throughput_per_gpu")
-OUTCOME = re.compile(r"(?m)^(?:ACCEPTED|REJECTED|INCOMPLETE|PARTIAL).*")
+OUTCOME = re.compile(r"(?m)^(?:ACCEPTED|REJECTED|INCOMPLETE|PARTIAL).*(?:\n {10}\S.*)*")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\r")
 LIMIT_S = 300
 
@@ -156,7 +156,7 @@ def differences(expected: Expected, found: Found, without: Found) -> list[str]:
     if headline is None or "report: run/report.html" not in found.said:
         wrong.append("no headline or no path of the report")
     elif (left_out := len(without.verdicts) - len(found.verdicts)) and not re.search(
-        rf"\b{left_out} (of \d+ requirements )?not selected", headline[0]
+        rf"\b{left_out} (of \d+ requirements )?not selected", re.sub(r"\s+", " ", headline[0])
     ):
         wrong.append("the headline does not say how many requirements were left out")
     return wrong

@@ -15,6 +15,7 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.gpu_name import gpu_number
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Flag, Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
+from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
 _HOW_TO_ACCEPT = "ddpscale history NODE --accept"
@@ -102,4 +103,4 @@ def _place(value: KeyValue) -> str:
 
 def _in_words(one: Compared) -> str:
     value = one.value
-    return f"{_place(value)}: {value.what} is {one.ratio:.1%} of its past"
+    return f"{_place(value)}: {value.what} is {percent(one.ratio, 1)} of its past"

@@ -21,6 +21,7 @@ from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, WRONG_DATA, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
+from pytest_ddpscale.util.digits import percent
 
 
 class LaunchDeviation(NamedTuple):
@@ -60,7 +61,7 @@ def with_launch_deviation(verdict: Verdict, case: Case, evidence: Evidence, base
         verdict.value * _farther(low / verdict.value, -reach),
         verdict.value * _farther(high / verdict.value, reach),
     )
-    note = f"with the deviation between {deviation.runs} earlier launches ({deviation.sd:.1%})"
+    note = f"with the deviation between {deviation.runs} earlier launches ({percent(deviation.sd, 1)})"
     widened = replace(
         verdict, interval=interval, launch_sd=deviation.sd, notes=(*verdict.notes, f"interval {note}"),
         flags=tuple(flag for flag in verdict.flags if flag != THIS_LAUNCH_ONLY),

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from pytest_ddpscale.judge.culprits import RankComparison
-from pytest_ddpscale.judge.devices import POWER_UNKNOWN, with_stalled_devices
+from pytest_ddpscale.judge.devices import with_stalled_devices
 from pytest_ddpscale.judge.probes import Place
 from pytest_ddpscale.judge.rounds import TERA, ArmRounds, Groups
 from pytest_ddpscale.judge.stragglers import node_culprit
@@ -28,8 +28,9 @@ from pytest_ddpscale.plan.metric_catalogue import (
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.transport_record import WHAT_IT_MAY_COST, WITHOUT_OVERLAP
-from pytest_ddpscale.run.verdicts import Flag, Verdict
+from pytest_ddpscale.run.verdicts import POWER_UNKNOWN, Flag, Verdict
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
+from pytest_ddpscale.util.digits import percent
 
 # Below this, a GPU under strong scaling waits for its host: published ResNet-152 rows show 58-74 %
 # there, while every row that scales shows 95 % and more (willgpaik/pytorch-ddp-scaling-benchmark).
@@ -238,8 +239,8 @@ def host_bound(asked: Asked) -> Caveat | None:
         if not busy[place] < HOST_BOUND_UTILIZATION:
             return verdict
         reason = (
-            f"host-bound: GPUs were {busy[place]:.0%} busy (below {HOST_BOUND_UTILIZATION:.0%}); a global batch "
-            f"of {case.workload.global_batch_size} is too small for {case.world_size} GPUs, so this result means "
+            f"host-bound: GPUs were {percent(busy[place])} busy (below {percent(HOST_BOUND_UTILIZATION)}); a global "
+            f"batch of {case.workload.global_batch_size} is too small for {case.world_size} GPUs, so this result means "
             "nothing"
         )
         return _doubted(verdict, reason, "host-bound")

@@ -19,6 +19,7 @@ from pytest_ddpscale.judge.probes import Place
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Verdict, VerdictOutcome
+from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
 # The first of these that any launch has stands for all. Launches share value and interval, so only caveats differ.
@@ -269,11 +270,13 @@ def with_failed_nodes(verdict: Verdict, nodes: Sequence[PlaceVerdict], planned: 
 
 
 def _evidence_on(node: PlaceVerdict, nodes: Sequence[PlaceVerdict]) -> str:
-    form = "{:.1%}" if node.verdict.unit == "fraction" else f"{{:.4g}} {node.verdict.unit}"
+    def written(value: float) -> str:
+        return percent(value, 1) if node.verdict.unit == "fraction" else f"{value:.4g} {node.verdict.unit}"
+
     others = [n.value for n in nodes if n is not node and n.value is not None]
-    value = "unknown" if node.value is None else form.format(node.value)
+    value = "unknown" if node.value is None else written(node.value)
     text = f"{node.verdict.metric} {value} on this node alone"
     if not others:
         return text
     whom = "the other node" if len(others) == 1 else f"the median of {len(others)} other nodes"
-    return f"{text}, {form.format(statistics.median(others))} is {whom}"
+    return f"{text}, {written(statistics.median(others))} is {whom}"

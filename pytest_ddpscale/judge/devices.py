@@ -22,7 +22,8 @@ from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.culprit import gpu_culprit
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.telemetry import TelemetryColumns
-from pytest_ddpscale.run.verdicts import Verdict
+from pytest_ddpscale.run.verdicts import LOW_UTILIZATION, POWER_UNKNOWN, Verdict
+from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
 # A healthy training shows a utilization above 0.95, and a GPU that waits inside a kernel shows 1.
@@ -45,7 +46,6 @@ SLOW_CLOCK = 0.5
 THROTTLE_FAULTS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 # Share of the rounds of an arm; an anomaly in fewer rounds may come from a neighbour's job.
 SHARE_OF_ROUNDS = 0.5
-POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
 _IN_WORDS = {
     "stalled": "busy at nearly idle power: it waits inside a kernel",
     "throttled": "held down by heat, power supply or board",
@@ -144,8 +144,8 @@ def _low_utilization(columns: Columns) -> Iterator[str]:
             host, rank = min(zip(ranks.hosts.tolist(), ranks.numbers.tolist(), strict=True))
             whose = f"{(busy < IDLE).sum()} of {len(busy)} devices" if len(busy) > 1 else "the device"
             yield (
-                f"low utilization: {study}, {arm}: {whose} below {IDLE:.0%}, least busy rank {rank} on {host} "
-                f"with {share:.0%}"
+                f"{LOW_UTILIZATION}{study}, {arm}: {whose} below {percent(IDLE)}, least busy rank {rank} on {host} "
+                f"with {percent(share)}"
             )
 
 
@@ -192,7 +192,7 @@ def _power(windows: TelemetryColumns) -> str:
     values = (windows.utilization, mean_power_w(windows), windows.sm_clock_mhz)
     known = [one[~np.isnan(one)].tolist() for one in values]
     busy, watts, clock_mhz = (statistics.median(one) if one else None for one in known)
-    parts = [] if busy is None else [f"{busy:.0%} busy"]
+    parts = [] if busy is None else [f"{percent(busy)} busy"]
     for value, limit, unit in ((watts, windows.power_limit_w[0], "W"), (clock_mhz, windows.sm_clock_max_mhz[0], "MHz")):
         if value is not None:
             parts.append(f"{value:.0f} {unit}" + (f" of {limit:.0f} {unit}" if limit > 0 else ""))

@@ -30,6 +30,7 @@ from pytest_ddpscale.judge.steadiness import (
 from pytest_ddpscale.plan.metric import Scale
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.column_record import IntArray
+from pytest_ddpscale.util.digits import percent
 
 SINGLE_SAMPLE_NOTE = (
     "one imported sample: the interval comes from the standard deviation of its steps, taken as independent"
@@ -139,7 +140,7 @@ class Estimated:
             return Found(value, None, too_few=f"{rounds} rounds are too few for a confidence of {self.confidence:g}")
         change, correlation, note = float(self.drifts[row]), float(self.correlations[row]), ""
         if not math.isnan(change):
-            text = f"{math.expm1(change):+.1%}" if self.scale == "factors" else f"{change:+.3g}"
+            text = percent(math.expm1(change), 1, signed=True) if self.scale == "factors" else f"{change:+.3g}"
             note = f"not steady: {text} from the first to the last third of {rounds} rounds"
             note += "; judged as if this continued"
         names = (one.name for one in fields(self) if one.name not in ("scale", "limit", "confidence"))

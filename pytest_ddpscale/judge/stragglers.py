@@ -53,6 +53,7 @@ from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
 from pytest_ddpscale.run.telemetry import TelemetryColumns
+from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
 WATCHED_SHARE = 0.6  # of the limit
@@ -290,7 +291,7 @@ def _straggler(
     is_slow, rounds = logs[there] > line, int(there.sum())
     slow_rounds = tuple(measured.numbers[there][is_slow].tolist())
     ratio_when_slow = float(np.exp(np.median(logs[there][is_slow]) - norm))
-    when, share = f"{len(slow_rounds)} of {rounds} rounds", f" ({len(slow_rounds) / rounds:.0%})"
+    when, share = f"{len(slow_rounds)} of {rounds} rounds", f" ({percent(len(slow_rounds) / rounds)})"
     since = rounds - len(slow_rounds)
     if _are_mostly(len(slow_rounds), rounds):
         share = ""

@@ -27,6 +27,7 @@ from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Verdict
 from pytest_ddpscale.thresholds.cases import Case
+from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
 _SLOW_SHARE = 0.9  # of the rounds, which reports call "all"
@@ -155,16 +156,16 @@ def verdict_on_places(
         others = [places[at] for at in np.flatnonzero(beyond).tolist() if at != worst]
         more = f" (so are {first_few(others)})" if others else ""
         left = missing or (compared.open & ~beyond).any()
-        reason = f"{whom}{more}, certainly more than {limit:.0%} slower"
+        reason = f"{whom}{more}, certainly more than {percent(limit)} slower"
         return replace(told, outcome="failed", reason=reason, flags=(PARTLY_KNOWN,) if left else ())
     if missing:
         return replace(blank, reason=missing)
     if (compared.within & is_enough).all():
         return replace(
-            told, outcome="passed", reason=f"each of {len(places)} {noun} is within {limit:.0%} of its peers"
+            told, outcome="passed", reason=f"each of {len(places)} {noun} is within {percent(limit)} of its peers"
         )
     undecided = [places[at] for at in np.flatnonzero(~(compared.within & is_enough)).tolist()]
-    reason = f"not certain to be within {limit:.0%} of their peers: {first_few(undecided)}; {whom}"
+    reason = f"not certain to be within {percent(limit)} of their peers: {first_few(undecided)}; {whom}"
     if int(compared.rounds.min()) < due:
         reason += f"; only {int(compared.rounds.min())} of {due} rounds are complete"
     return replace(told, outcome="inconclusive", reason=reason)
@@ -207,7 +208,7 @@ def _culprits(
         ratio, of_rank = float(compared.ratio[at]), relative[:, at][~np.isnan(relative[:, at])]
         times = int((of_rank > 1 + (ratio - 1) / 2).sum())
         peers, of = int(compared.peers[at]), int(compared.rounds[at])
-        when = f"{times} of {of} rounds" + ("" if times >= _SLOW_SHARE * of else f" ({times / of:.0%})")
+        when = f"{times} of {of} rounds" + ("" if times >= _SLOW_SHARE * of else f" ({percent(times / of)})")
         evidence = f"{ratio:.2f}× the median of {peers} peers in {when}"
         yield gpu_culprit(
             place, evidence, is_certain=is_certain, slowdown=ratio, peers=peers, slow_rounds=times, rounds=of

@@ -13,6 +13,7 @@ from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, THROUGHPUT_P
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.verdicts import CALIBRATE
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, training_cases
+from pytest_ddpscale.util.digits import percent
 
 LARGEST_UNREMARKED = 0.1
 # Newer software makes a GPU faster than it was published, but hardly by more.
@@ -40,7 +41,7 @@ def remark_on_unseen_loss(device_type: DeviceType, required: Iterable[AnyCase], 
         return ""
     faults = [one for case in speeds if (one := case.requirement.smallest_fault) is not None]
     if faults:
-        unseen = f"a loss of all devices alike up to {min(faults):.0%} is not seen in training".replace("%", " %")
+        unseen = f"a loss of all devices alike up to {percent(min(faults))} is not seen in training"
     elif speeds:
         unseen = "how large a loss of all devices alike has to be to be seen in training is not known"
     else:

@@ -176,6 +176,9 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     if odd:
         more = f" ({len(odd) - 1} more: ddpscale thresholds check {thresholds.path})" if odd[1:] else ""
         by.append(f"remark: {odd[0]}{more}")
+    is_quiet = config.get_verbosity() < 0
+    if is_quiet and not config.option.collectonly:
+        by = by[1:]
     if source.plan_to_measure is None:
         return by
     isolate, samples_per_s = source.subject.settings.is_isolated, source.expected_samples_per_s

@@ -134,7 +134,7 @@ def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool, stop
         evidence = source.measured_so_far() or acceptance.subject.evidence_of_nothing(source.plan)
     except BadInput as error:
         return [*closing, str(error)]
-    told.judgement = judgement
+    told.judgement, told.record = judgement, record
     problems = closing + write_reports(acceptance.run, judgement, record, evidence)
     told.forgotten = source.remember(judgement, acceptance.history_file)
     return problems

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_ddpscale.plugin.active import TOLD, source_of
 from pytest_ddpscale.report.progress import Progress, load_warning
-from pytest_ddpscale.report.terminal import brief_lines, table_lines
+from pytest_ddpscale.report.terminal import brief_lines, quiet_lines, table_lines, tested_line
 
 if TYPE_CHECKING:
     from pytest_ddpscale.run.record_lines import Listener
@@ -57,13 +57,17 @@ def progress_listener(config: pytest.Config) -> Listener:
 
 
 def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judgement: Judgement) -> None:
-    """Print the outcome with its cause, what blocks acceptance, and the report's path; with -v all requirements."""
-    reporter.write_sep("=", f"ddpscale: {judgement.sku}", bold=True)
-    lines_of = table_lines if config.get_verbosity() > 0 else brief_lines
-    source = source_of(config)
-    for line, style in lines_of(judgement, reporter._tw.fullwidth, source.measured_run.read_run()):
+    """Print the outcome with its cause and the report's path; unless -q, what blocks acceptance; with -v everything."""
+    is_quiet = config.get_verbosity() < 0
+    if not is_quiet:
+        reporter.write_sep("=", f"ddpscale: {judgement.sku}", bold=True)
+    lines_of = quiet_lines if is_quiet else table_lines if config.get_verbosity() > 0 else brief_lines
+    record = config.stash[TOLD].record
+    for line, style in lines_of(judgement, reporter._tw.fullwidth, record):
         reporter.write_line(line, **_COLOURS[style])
-    run_directory = source.run
+    if not is_quiet and (line := tested_line(judgement, record)):
+        reporter.write_line(line)
+    run_directory = source_of(config).run
     if run_directory is not None and (run_directory.path / "report.html").exists():
         reporter.write_line(f"report: {run_directory.path / 'report.html'}")
     for problem in config.stash[TOLD].problems:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from decimal import ROUND_FLOOR
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.launches_text import DOUBTFUL, interval_mark
 from pytest_ddpscale.run.counting import counted_groups
 from pytest_ddpscale.run.verdicts import Judgement, UniformLoss, Verdict
+from pytest_ddpscale.util.digits import digits
 
 # False failures of a requirement exactly on its bound, relative to 1 - confidence, if successive rounds correlate by
 # 0.5, the most that intervals allow for. With independent rounds it is 0.014 (benchmarks/family.py).
@@ -58,27 +60,30 @@ def _rejected_by_mistake(members: Sequence[Verdict], level: float) -> str:
 
 
 def uniform_loss_text(judgement: Judgement) -> str:
-    """How much slower all GPUs alike could be, in a sentence; empty if the run does not raise that question."""
+    """How fast all GPUs are at least, in a sentence; else why that is not known, or empty if nobody asks."""
     loss = judgement.uniform_loss
     if loss is not None:
-        return _limited(loss)
+        # Where no bound is close to the GPU's own speed, to be faster than published says little.
+        says_little = judgement.unseen_loss and not loss.largest
+        # Intervals that are too narrow have not that confidence.
+        return "" if says_little or any(map(interval_mark, judgement.verdicts)) else _at_least(loss)
     shown = [one for one in judgement.verdicts if one.shows_uniform_loss]
     if lost := sum(any(one.is_uniform_loss for one in group) for group in counted_groups(judgement.verdicts)):
         fail = text.count_text(lost, "requirement on throughput fails", "requirements on throughput fail")
         return f"All devices alike slow: {fail} for which no device is named."
     trained = [one for one in judgement.verdicts if METRICS[one.metric].subject == "workload" and one.value is not None]
     if trained and not shown and not judgement.unseen_loss:  # which says the same
-        against = "this run has no reference throughput to compare with"
+        against = "this run has no published throughput to compare with"
         return f"All devices alike slow: {against}, so a loss of any size could stay hidden."
     return ""
 
 
-def _limited(loss: UniformLoss) -> str:
-    found = f"up to {_percent(loss.fraction)} below the reference throughput cannot be excluded"
-    if loss.fraction == 0:
-        found = "no loss below the reference throughput"
-    others = f"; tightest of {loss.workloads} workloads, loosest {_percent(loss.largest)}" if loss.workloads > 1 else ""
-    return f"All devices alike slow: {found} ({_percent(loss.confidence)} confidence{others})."
+def _at_least(loss: UniformLoss) -> str:
+    """The lower limits of all compared workloads hold together, so that of the slowest holds for each."""
+    share = f"{digits(1 - loss.largest, 1, ROUND_FLOOR, power_of_ten=2)} % of " if loss.largest else ""
+    whose = f" for each of {loss.workloads} workloads" if loss.workloads > 1 else ""
+    confidence = f"{_percent(loss.confidence)} confidence"
+    return f"Throughput per GPU in this run: at least {share}the published one{whose} ({confidence})."
 
 
 def chance_text(verdict: Verdict) -> str:

@@ -8,6 +8,7 @@ from itertools import islice
 from pytest_ddpscale.report.text import ABSENT, count_text
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage
 from pytest_ddpscale.run.gpu_name import gpu_name
+from pytest_ddpscale.run.run_json import RunRecord, in_utc
 from pytest_ddpscale.util.listing import first_few
 
 MOST_NODES, MOST_PATHS = 64, 40
@@ -15,12 +16,25 @@ _MOST_NAMED = 5
 _IN_WORDS = {"survey": "survey", "probes": "probes", "training": "training", "pairs": "node pairs"}
 
 
+def tested_text(coverage: Coverage) -> str:
+    """``8 of 8 nodes, 64 of 64 GPUs``."""
+    tested, gpus = sum(1 for node in coverage.nodes if node.tested_by), len(coverage.gpus)
+    gpus_text = f", {gpus - len(coverage.idle_gpus)} of {count_text(gpus, 'GPU')}" if gpus else ""
+    return f"{tested} of {count_text(coverage.node_count, 'node')}{gpus_text}"
+
+
+def took_text(run: RunRecord) -> str:
+    """``14.6 min, 15.6 GPU-hours``; empty for a run that was not measured from its beginning to its end."""
+    if not run.finished_at or run.is_simulated() or run.is_imported or run.resumed:
+        return ""
+    minutes = (in_utc(run.finished_at) - run.began).total_seconds() / 60
+    gpus = sum(device.uuid != "cpu" for host in run.hosts for device in host.devices)
+    return f"{minutes:.1f} min" + (f", {minutes * gpus / 60:.1f} GPU-hours" if gpus else "")
+
+
 def summary(coverage: Coverage) -> list[str]:
     """Sentences about nodes, GPUs and paths."""
-    idle, gpus = len(coverage.idle_gpus), len(coverage.gpus)
-    tested = sum(1 for node in coverage.nodes if node.tested_by)
-    gpus_text = f", {gpus - idle} of {count_text(gpus, 'GPU')}" if gpus else ""
-    sentences = [f"Tested: {tested} of {count_text(coverage.node_count, 'node')}{gpus_text}."]
+    sentences = [f"Tested: {tested_text(coverage)}."]
     if not coverage.is_on_several_nodes:
         return sentences
     if coverage.unnamed_nodes:

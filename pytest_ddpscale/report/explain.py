@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pytest_ddpscale.report import text
 from pytest_ddpscale.run.verdicts import Verdict
+from pytest_ddpscale.util.digits import percent
 
 
 def explain(verdict: Verdict, where: str, rerun: str) -> str:
@@ -15,7 +16,7 @@ def explain(verdict: Verdict, where: str, rerun: str) -> str:
     if verdict.value is not None:
         lines.append(f"  value     {text.point_text(verdict)}")
     if text.limits_text(verdict) != text.ABSENT:
-        basis = f"{verdict.confidence:.0%} confidence, {text.basis_text(verdict)}"
+        basis = f"{percent(verdict.confidence)} confidence, {text.basis_text(verdict)}"
         lines.append(f"  limits    {text.limits_text(verdict)}  ({basis})")
     lines.append(f"  bound     {text.bound_text(verdict)}  (severity {verdict.severity}, {where})")
     if verdict.value is not None:

@@ -14,6 +14,7 @@ DOUBTFUL = (
     "on a CPU, launches differ about twice as much as rounds, so an interval from 16 rounds covers the true value in "
     "54 % of cases; more rounds do not help, --ddp-launches=3 does"
 )
+TOO_NARROW = f"{MARK} too narrow, from this launch only: launches differ by more, which --ddp-launches=3 includes"
 _UNKNOWN = "training values are from this launch only: their intervals do not include differences between launches"
 
 
@@ -28,7 +29,7 @@ def launches_sentence(verdicts: Sequence[Verdict]) -> str:
     if not trained:
         return ""
     if any(map(interval_mark, trained)):
-        return f"{MARK} this launch only: {DOUBTFUL}"
+        return TOO_NARROW
     count = max(one.launches for one in trained)
     if count == 1:
         return _UNKNOWN

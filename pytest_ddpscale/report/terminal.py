@@ -3,42 +3,43 @@
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.cause import headline, warning_text, warnings
 from pytest_ddpscale.report.cause_lines import cause_lines, screen_lines
 from pytest_ddpscale.report.certainty_text import uniform_loss_text
-from pytest_ddpscale.report.launches_text import launches_sentence
+from pytest_ddpscale.report.coverage_text import tested_text, took_text
+from pytest_ddpscale.report.launches_text import TOO_NARROW, interval_mark, launches_sentence
 from pytest_ddpscale.report.ratio_text import ratio_lines
 from pytest_ddpscale.report.requirement_table import Line, requirement_table
 from pytest_ddpscale.report.text import Style
 from pytest_ddpscale.report.unmet import counts_text, waived_groups
 from pytest_ddpscale.run.counting import counted_groups, groups_within, worst_of
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
-from pytest_ddpscale.run.verdicts import Judgement, Verdict
+from pytest_ddpscale.run.verdicts import Judgement, Verdict, is_routine
+from pytest_ddpscale.util.listing import first_few
 
 _INDENT = "    "
 _LEAST_COLUMNS = 40
 _MOST_LINES_OF_A_REASON = 4
 _MOST_CULPRITS = 8
 _MOST_LOWERED = 5
-_MOST_CAUSES = 3
+_MOST_WARNINGS = 3
 _MOST_ROWS = 3
 _MOST_LINES = 20  # without -v
+_MOST_QUIET_LINES = 4  # with -q; pytest adds its marks and its counts, and the path of the report follows
 
 
-def brief_lines(judgement: Judgement, columns: int, run: RunRecord | None = None) -> list[tuple[str, str]]:
-    """The outcome with its cause, other causes, and the worst blocking requirements.
+def brief_lines(judgement: Judgement, columns: int, run: RunRecord | None = None) -> list[Line]:
+    """The outcome with its cause, what to do, other causes, and the worst blocking requirements.
 
-    At most 20 lines on the screen, as pairs like those of `table_lines`, which has all requirements. Only the first
-    line, the outcome, and commands may be longer than `columns`: each stays one line, to be searched for or copied.
+    At most 20 lines on the screen, as pairs like those of `table_lines`, which has all requirements. The first line
+    begins with the outcome's word, and only commands are wider than `columns`: they stay one line, to be copied.
     Without `run`, the run's run.json, nothing is said about measuring again.
     """
     columns = max(columns, _LEAST_COLUMNS)
-    lines: list[Line] = [(headline(judgement), _outcome_style(judgement))]
-    lines += [(line, "") for line in cause_lines(judgement, columns, run)]
+    lines = [*_outcome_lines(judgement, columns), *((line, "") for line in cause_lines(judgement, columns, run))]
     groups = groups_within(filter(judgement.is_blocked_by, judgement.verdicts), judgement.verdicts)
     worst = (worst_of(group, allows_unmeasured=judgement.allows_unmeasured) for group in groups)
     blocking = sorted(worst, key=lambda one: (one.outcome != "failed", one.margin or 0.0))
@@ -47,23 +48,62 @@ def brief_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
         lines += requirement_table(
             shown, columns, lambda one: [*_ratios(one, ratios, columns), *_despite(one, columns)][:2], is_brief=True
         )
+        lines += _plain(_signs(shown), columns)
     if not judgement.accepts:
-        counted = f"{counts_text(judgement)} (all: -v)"
-        lines += [(line, "") for line in _wrapped(counted, columns, "", "  ")]
-    watermark: list[Line] = [(WATERMARK, "undecided")] if judgement.simulated else []
-    room = _MOST_LINES - screen_lines([line for line, _ in lines], columns) - len(watermark)
+        lines += _plain([f"{counts_text(judgement)} (all: -v)"], columns)
+    watermark = _watermark(judgement)
+    room = _MOST_LINES - _height(lines, columns) - len(watermark)
     return [*lines, *_as_fit(_remarks(judgement), room, columns), *watermark]
+
+
+def quiet_lines(judgement: Judgement, columns: int, run: RunRecord | None = None) -> list[Line]:
+    """The outcome, and what fits into 4 lines: what to do or, if it accepts, remarks. pytest adds its own counts."""
+    columns = max(columns, _LEAST_COLUMNS)
+    lines, watermark = _outcome_lines(judgement, columns), _watermark(judgement)
+    for line in cause_lines(judgement, columns, run, 0):
+        if _height([*lines, (line, ""), *watermark], columns) > _MOST_QUIET_LINES:
+            break
+        lines.append((line, ""))
+    room = _MOST_QUIET_LINES - len(lines) - len(watermark)
+    return [*lines, *(_as_fit(_remarks(judgement), room, columns) if judgement.accepts else []), *watermark]
+
+
+def tested_line(judgement: Judgement, run: RunRecord | None) -> str:
+    """``tested: 8 of 8 nodes, 64 of 64 GPUs, 28 of 28 node pairs · 14.6 min, 15.6 GPU-hours``, as far as known."""
+    coverage, took = judgement.coverage, took_text(run) if run is not None else ""
+    tested = f"tested: {tested_text(coverage)}" if coverage is not None else ""
+    if coverage is not None and coverage.is_on_several_nodes:
+        tested += f", {len(coverage.paths)} of {text.count_text(coverage.paths_there_are, 'node pair')}"
+    return " · ".join(filter(None, (tested, took)))
+
+
+def _outcome_lines(judgement: Judgement, columns: int) -> list[Line]:
+    """``REJECTED: …`` in as many lines as it needs, which nothing else is indented like."""
+    style, following = _outcome_style(judgement), " " * len("REJECTED: ")
+    return [(line, style) for line in _wrapped(headline(judgement), columns, "", following, most=None)]
+
+
+def _height(lines: Sequence[Line], columns: int) -> int:
+    return screen_lines([line for line, _ in lines], columns)
+
+
+def _watermark(judgement: Judgement) -> list[Line]:
+    return [(WATERMARK, "undecided")] if judgement.simulated else []
+
+
+def _plain(said: Iterable[str], columns: int) -> list[Line]:
+    return [(line, "") for one in said for line in _wrapped(one, columns, "", "  ")]
 
 
 def _remarks(judgement: Judgement) -> Iterator[Line]:
     """Remarks that qualify the outcome, the most important first."""
     yield from ((said, "warned") for said in (*_warned(judgement), *_waived(judgement), *_lowered(judgement)))
-    if uniform_loss_text(judgement):
-        yield uniform_loss_text(judgement), ""
-    own = (note for verdict in judgement.verdicts for note in verdict.notes)
+    if judgement.accepts and (loss := uniform_loss_text(judgement)):
+        yield loss, ""
     unseen = filter(None, [judgement.unseen_loss])
-    for note in dict.fromkeys((*unseen, *judgement.notes, *_shared_notes(judgement.verdicts), *own)):
-        yield f"note: {text.one_line(note)}", ""
+    told = [note for note in judgement.other_notes if not is_routine(note)]
+    told += [_noted(note, at) for note, at in _notes(judgement.verdicts).items() if not is_routine(note)]
+    yield from ((f"note: {text.one_line(note)}", "") for note in (*unseen, *told))
 
 
 def _as_fit(remarks: Iterable[Line], room: int, columns: int) -> list[Line]:
@@ -72,7 +112,8 @@ def _as_fit(remarks: Iterable[Line], room: int, columns: int) -> list[Line]:
     waiting = [[(line, style) for line in _wrapped(said, columns, "", "  ")] for said, style in remarks]
     while waiting and len(lines) + len(waiting[0]) + (len(waiting) > 1) <= room:
         lines += waiting.pop(0)
-    return [*lines, (f"{len(waiting)} more remarks (-v, or report.html)", "")] if waiting else lines
+    more = f"{text.count_text(len(waiting), 'more remark')} (-v, or report.html)"
+    return [*lines, (more, "")] if waiting and len(lines) < room else lines
 
 
 def _outcome_style(judgement: Judgement) -> Style:
@@ -89,46 +130,41 @@ _OUTCOME_STYLES: dict[str, Style] = {
 }
 
 
-def table_lines(judgement: Judgement, columns: int, run: RunRecord | None = None) -> list[tuple[str, str]]:
+def table_lines(judgement: Judgement, columns: int, run: RunRecord | None = None) -> list[Line]:
     """The judgement as a table `columns` characters wide, with an explanation under each row that did not pass.
 
-    Only the outcome and commands may be longer: each stays one line, so that it can be searched for or copied.
+    The outcome comes after it, with its causes; its first line begins with its word. Only commands are wider.
 
     Returns:
         Pairs of a line and its style: ``header``, ``passed``, ``failed``, ``warned``, ``undecided`` or none.
     """
     columns = max(columns, _LEAST_COLUMNS)
     lines: list[Line] = []
-    if judgement.verdicts:
-        shared_notes, ratios = _shared_notes(judgement.verdicts), ratio_lines(judgement.verdicts)
+    verdicts, shared = judgement.verdicts, {note: at for note, at in _notes(judgement.verdicts).items() if len(at) > 1}
+    if verdicts:
+        ratios = ratio_lines(verdicts)
         lines += requirement_table(
-            judgement.verdicts,
-            columns,
-            lambda one: [*_ratios(one, ratios, columns), *_explanation(one, columns, shared_notes)],
+            verdicts, columns, lambda one: [*_ratios(one, ratios, columns), *_explanation(one, columns, shared)]
         )
         lines.append(("", ""))
-    if any(map(text.is_provisional, judgement.verdicts)):
-        legend = "* provisional bound: no published figure stands behind it"
-        lines += [(line, "") for line in _wrapped(legend, columns, "", "  ")]
-    about_launches = launches_sentence(judgement.verdicts)
-    if about_launches:
-        lines += [(line, "") for line in _wrapped(about_launches, columns, "", "  ")]
-    lines += [(line, "") for said in _limits_legend(judgement.verdicts) for line in _wrapped(said, columns, "", "  ")]
-    shared = [
-        f"{note} ({text.count_text(count, 'requirement')})" for note, count in _shared_notes(judgement.verdicts).items()
-    ]
-    for note in (*shared, *judgement.notes):
-        lines += [(line, "") for line in _wrapped(f"note: {text.one_line(note)}", columns, "", "  ")]
-    lines += [(line, "") for line in _wrapped(uniform_loss_text(judgement), columns, "", "  ")]
-    for said in (*_warned(judgement), *_lowered(judgement), *_waived(judgement)):
-        lines += [(line, "warned") for line in _wrapped(said, columns, "", "  ")]
-    lines += [(line, "") for said in _changed(judgement) for line in _wrapped(said, columns, "", "  ")]
-    if judgement.verdicts:
-        lines += [(line, "") for line in _wrapped(counts_text(judgement), columns, "", "  ")]
-    if judgement.simulated:
-        lines.append((WATERMARK, "undecided"))
-    causes = [(line, "") for line in cause_lines(judgement, columns, run, _MOST_LINES)]
-    return [*lines, (headline(judgement), _outcome_style(judgement)), *causes]
+    said = [*dict.fromkeys((*_signs(verdicts), launches_sentence(verdicts))), *_limits_legend(verdicts)]
+    said += [f"note: {text.one_line(_noted(*one))}" for one in shared.items()]
+    said += [f"note: {text.one_line(note)}" for note in judgement.notes]
+    lines += _plain([*said, uniform_loss_text(judgement)], columns)
+    for one in (*_warned(judgement), *_lowered(judgement), *_waived(judgement)):
+        lines += [(line, "warned") for line in _wrapped(one, columns, "", "  ")]
+    lines += _plain([*_changed(judgement), *([counts_text(judgement)] if verdicts else [])], columns)
+    found = [(line, "") for line in cause_lines(judgement, columns, run, _MOST_LINES)]
+    return [*lines, *_watermark(judgement), *_outcome_lines(judgement, columns), *found]
+
+
+def _signs(verdicts: Sequence[Verdict]) -> list[str]:
+    """What the signs in these rows mean."""
+    marked = (
+        (text.is_provisional, "* provisional bound: no published figure stands behind it"),
+        (interval_mark, TOO_NARROW),
+    )
+    return [legend for is_marked, legend in marked if any(map(is_marked, verdicts))]
 
 
 def _limits_legend(verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -158,7 +194,7 @@ def _warned(judgement: Judgement) -> Iterator[str]:
     """Devices that certainly miss a warning bound, once each, without the one that the headline already names."""
     found = warnings(judgement)
     told = headline(judgement)
-    for one in found[:_MOST_CAUSES]:
+    for one in found[:_MOST_WARNINGS]:
         if one.sentence not in told:
             yield warning_text(one, judgement)
 
@@ -169,11 +205,17 @@ def _waived(judgement: Judgement) -> Iterator[str]:
         yield f"{' and '.join(told)} {'are' if group[1:] else 'is'} {text.waiver_text(group[0])}"
 
 
-def _shared_notes(verdicts: Sequence[Verdict]) -> dict[str, int]:
-    """Notes that several requirements share, with their number; they are printed once, below the table."""
-    counts = Counter(note for verdict in verdicts for note in verdict.notes)
-    of_groups = Counter(note for group in counted_groups(verdicts) for note in {n for one in group for n in one.notes})
-    return {note: of_groups[note] for note, count in counts.items() if count > 1}
+def _notes(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
+    """The notes on requirements, each with the ids of those that have it; of those that count once, the first."""
+    found: dict[str, list[str]] = {}
+    for group in counted_groups(verdicts):
+        for note in dict.fromkeys(note for one in group for note in one.notes):
+            found.setdefault(note, []).append(next(one.id for one in group if note in one.notes))
+    return found
+
+
+def _noted(note: str, of: Sequence[str]) -> str:
+    return f"{first_few(of, 2)}: {note}"
 
 
 def _explanation(verdict: Verdict, columns: int, shared: Collection[str]) -> Iterator[Line]:
@@ -217,13 +259,15 @@ def _indented(content: str, columns: int) -> Iterator[Line]:
 _LONGEST_PATH = 300
 
 
-def _wrapped(content: str, columns: int, first: str, following: str) -> list[str]:
+def _wrapped(
+    content: str, columns: int, first: str, following: str, most: int | None = _MOST_LINES_OF_A_REASON
+) -> list[str]:
     return textwrap.wrap(
         content,
         columns,
         initial_indent=first,
         subsequent_indent=following,
-        max_lines=_MOST_LINES_OF_A_REASON,
+        max_lines=most,
         placeholder=" …",
         break_on_hyphens=False,
         # Keep words whole so that paths can be copied; longer words are not paths.

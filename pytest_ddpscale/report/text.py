@@ -1,15 +1,11 @@
-"""Format of numbers and words, shared by all reports.
-
-Numbers are rounded as decimals, half to even, from the shortest text that represents the float, so that 0.9745 is
-always 97.4 %.
-"""
+"""Format of numbers and words, shared by all reports."""
 
 from __future__ import annotations
 
 import math
 import shlex
 from collections.abc import Sequence
-from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN
 from typing import Literal
 
 from pytest_ddpscale.plan.metric import Metric
@@ -24,6 +20,7 @@ from pytest_ddpscale.run.verdicts import (
     RunOutcome,
     Verdict,
 )
+from pytest_ddpscale.util.digits import decimal, digits
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.printable import one_line as one_line  # reports take it from here
 
@@ -188,7 +185,7 @@ def number_text(value: float, unit: str, decimals: int | None = None) -> str:
 
     A fraction is shown as per cent. Without `decimals`, their number depends on the unit.
     """
-    return _digits(value, unit, _default_decimals(value, unit) if decimals is None else decimals) + _suffix(unit)
+    return _digits(value, unit, _default_decimals(value, unit) if decimals is None else decimals) + suffix(unit)
 
 
 def value_text(verdict: Verdict) -> str:
@@ -199,7 +196,7 @@ def value_text(verdict: Verdict) -> str:
     if limits:
         short = limits.replace("at least", "≥").replace("at most", "≤")
         text += f" {limits}" if limits.startswith("±") else f" ({short})"
-    return text + _suffix(verdict.unit)
+    return text + suffix(verdict.unit)
 
 
 def point_text(verdict: Verdict) -> str:
@@ -215,10 +212,11 @@ def limits_text(verdict: Verdict, *, nearer_end: bool = False) -> str:
     outwards, so that they claim no more than the interval.
     """
     limits = _limits(verdict, nearer_end)
-    return limits + _suffix(verdict.unit) if limits else ABSENT
+    return limits + suffix(verdict.unit) if limits else ABSENT
 
 
-def _suffix(unit: str) -> str:
+def suffix(unit: str) -> str:
+    """`` img/s``, ``×``: how a number in this unit ends."""
     return _SUFFIX.get(unit, f" {unit}")
 
 
@@ -415,29 +413,18 @@ def _default_decimals(value: float, unit: str) -> int:
     return 1 if abs(value) >= 10 else 2
 
 
-def _shown(value: float, unit: str) -> Decimal:
-    exact = Decimal(repr(float(value)))
-    return exact.scaleb(2) if unit == "fraction" else exact
-
-
 def _places(value: float, unit: str) -> int:
     """Digits after the point needed to write `value` in full."""
     if not math.isfinite(value):
         return 0
-    exponent = _shown(value, unit).normalize().as_tuple().exponent
+    exponent = decimal(value, _power_of_ten(unit)).normalize().as_tuple().exponent
     assert isinstance(exponent, int)  # only NaN and infinities have a letter there
     return max(-exponent, 0)
 
 
 def _digits(value: float, unit: str, decimals: int, rounding: str = ROUND_HALF_EVEN) -> str:
-    if not math.isfinite(value):
-        return "not a number" if math.isnan(value) else f"{'−' if value < 0 else ''}∞"
-    text = f"{_rounded(_shown(value, unit), decimals, rounding):.{decimals}f}"
-    if not text.strip("-0."):
-        return text.lstrip("-")
-    return text.replace("-", "−")
+    return digits(value, decimals, rounding, power_of_ten=_power_of_ten(unit))
 
 
-def _rounded(number: Decimal, decimals: int, rounding: str) -> Decimal:
-    # A float may have more than 300 digits before the point.
-    return number.quantize(Decimal(1).scaleb(-decimals), rounding, Context(prec=400))
+def _power_of_ten(unit: str) -> int:
+    return 2 if unit == "fraction" else 0

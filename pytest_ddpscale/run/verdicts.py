@@ -35,6 +35,8 @@ WRONG_DATA: Literal["wrong-data"] = "wrong-data"
 THIS_LAUNCH_ONLY: Literal["this-launch-only"] = "this-launch-only"
 PARTLY_KNOWN: Literal["partly-known"] = "partly-known"
 CALIBRATE = "calibrate (`ddpscale calibrate`)"  # how the remark on a loss that no bound sees ends
+POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
+LOW_UTILIZATION, JUDGED_FROM = "low utilization: ", "judged from "
 _OF_THROUGHPUT = (THROUGHPUT_PER_GPU.name, GENERATION_RATIO.name)
 VERDICTS_SCHEMA_VERSION: Literal[5] = 5
 
@@ -220,6 +222,14 @@ class Verdict:
     def bound_value(self) -> float:
         """The bound's number."""
         return next(iter(self.bound.values()))
+
+
+def is_routine(note: str) -> bool:
+    """Whether a note stands on sound machines too, or repeats a reason; a terminal shows it only with ``-v``.
+
+    Places may be named before it (`judge.combining`).
+    """
+    return note.startswith((LOW_UTILIZATION, JUDGED_FROM)) or note.endswith(("host-bound", POWER_UNKNOWN))
 
 
 @dataclass(frozen=True)

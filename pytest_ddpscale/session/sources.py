@@ -27,7 +27,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, Ending, ThresholdsUsed
 from pytest_ddpscale.run.run_opening import RunLock, judging_directory
 from pytest_ddpscale.run.run_record import binding_notes
-from pytest_ddpscale.run.verdicts import Judgement, LoweredBound, Verdict
+from pytest_ddpscale.run.verdicts import JUDGED_FROM, Judgement, LoweredBound, Verdict
 from pytest_ddpscale.session.again import command_again
 from pytest_ddpscale.session.references import refuse_itself, with_measured_references
 from pytest_ddpscale.settings import Settings
@@ -382,4 +382,4 @@ class JudgeSource(EvidenceSource):
     def notes(self, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
         """Also the earlier run's notes, after a note that it is an earlier run."""
         kept = self.measured_run.read_run().notes
-        return (f"judged from {self.measured_run.path} without a new measurement", *kept, *super().notes(verdicts))
+        return (f"{JUDGED_FROM}{self.measured_run.path} without a new measurement", *kept, *super().notes(verdicts))

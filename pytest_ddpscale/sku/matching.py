@@ -12,6 +12,7 @@ from pytest_ddpscale.sku.detection import Gpu
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Thresholds
 from pytest_ddpscale.thresholds.parts import MEMORY_TOLERANCE, Detect
+from pytest_ddpscale.util.digits import percent
 
 AUTO = "auto"
 _NO_GPU = "there is no driver, or CUDA_VISIBLE_DEVICES hides them all"
@@ -79,7 +80,7 @@ def _compare(detect: Detect, gpu: Gpu) -> _Comparison:
         check("pci_device_ids", listed, f"PCI device id {gpu.pci_device_id}", contrast)
     if detect.memory_gib is not None:
         near = abs(gpu.memory_gib - detect.memory_gib) <= MEMORY_TOLERANCE * detect.memory_gib
-        contrast = f"is not within {MEMORY_TOLERANCE:.0%} of {detect.memory_gib:g} GiB"
+        contrast = f"is not within {percent(MEMORY_TOLERANCE)} of {detect.memory_gib:g} GiB"
         check("memory_gib", near, f"memory {gpu.memory_gib:.1f} GiB", contrast)
     return comparison
 

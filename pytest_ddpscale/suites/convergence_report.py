@@ -12,6 +12,7 @@ from pytest_ddpscale.run.training_record import RunRecords
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.suites.whole_run_report import differing_replicas, problem_of, samples_text
+from pytest_ddpscale.util.digits import percent
 
 _MOST_POINTS = 300  # of a drawn curve
 _RULES = {
@@ -117,7 +118,7 @@ def _table(complete: Sequence[RunRecords]) -> SuiteTable:
         )
         parameters = f"{one.end.trainable_parameters:,}" if one.end is not None else "–"
         rows.append((run.id, str(run.world_size), parameters, str(run.global_batch), f"{run.learning_rate:.4g}", *cells,
-                     f"{one.epochs[-1].accuracy:.1%}"))  # fmt: skip
+                     percent(one.epochs[-1].accuracy, 1)))  # fmt: skip
     return SuiteTable(columns, rows)
 
 

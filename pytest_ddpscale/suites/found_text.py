@@ -26,4 +26,4 @@ def found_value(found: Found | None) -> dict[str, Any] | None:
 
 
 def _text(value: float, form: str) -> str:
-    return form.format(value).replace("-", "−")
+    return form.format(value).replace("-", "−").replace("%", " %")

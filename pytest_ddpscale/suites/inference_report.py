@@ -21,6 +21,7 @@ from pytest_ddpscale.suites.inference_values import (
 from pytest_ddpscale.suites.ratio_text import interval_title
 from pytest_ddpscale.suites.suite import MeasuredSuite, incomplete_text
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
+from pytest_ddpscale.util.digits import percent
 
 _SHARING = (
     "Kept at once: throughput of a {device} while the others of its node work too, relative to the same {device} alone "
@@ -54,7 +55,7 @@ def _headline(evidence: Evidence, found: Sequence[InferredBatch], planned: int, 
     parts = [f"{best.samples_per_s.value:.4g} {evidence.plan.unit}/s per {device} ({together}, batch {fastest.batch})"]
     if fastest.kept is not None:
         is_loss = fastest.kept.interval is not None and fastest.kept.interval[1] < 1
-        parts.append(f"{fastest.kept.value:.1%} of one alone" if is_loss else "no loss at once shown")
+        parts.append(f"{percent(fastest.kept.value, 1)} of one alone" if is_loss else "no loss at once shown")
     parts += [saturation_text(where)] if where else []
     missing = [f"{planned - len(found)} of {planned} batches not measured"] if len(found) < planned else []
     missing += incomplete_text(sum(bool(one.problem) for one in found), planned, "batches")
@@ -85,8 +86,8 @@ def _throughput(
     said = [_SHARING.format(device=device)] if ranks > 1 else []
     if where is not None:
         said.append(
-            f"{saturation_text(where).capitalize()}. A batch is saturated if it reaches {SATURATED:.0%} of the highest "
-            "throughput measured. Batches are measured one after the other, not in one round."
+            f"{saturation_text(where).capitalize()}. A batch is saturated if it reaches {percent(SATURATED)} of the "
+            "highest throughput measured. Batches are measured one after the other, not in one round."
         )
     figure = throughput_figure(found, device, rate)
     return SuiteSection("Throughput", said, [SuiteTable(columns, rows)], figures=[figure])

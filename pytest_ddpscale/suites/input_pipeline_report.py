@@ -18,6 +18,7 @@ from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.suites.ratio_text import estimate_texts
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
+from pytest_ddpscale.util.digits import percent
 
 # Share of the throughput on synthetic data below which loading counts as the bottleneck.
 WORTH = 0.95
@@ -134,7 +135,7 @@ def _headline(study: Study, chosen: LoadedArm | None, answer: Answer) -> str:
 
 def _table(arms: Sequence[LoadedArm], measured: MeasuredSuite) -> SuiteSection:
     device = "GPU" if measured.evidence.plan.device_type == "cuda" else "rank"
-    interval = f"{measured.confidence:.0%} interval"
+    interval = f"{percent(measured.confidence)} interval"
     rate = f"{measured.evidence.plan.unit}/s"
     columns = ["Data", f"{rate} per {device}", interval, "Efficiency", interval, "Of the fastest", interval,
                "Waited s/step", "Of a step"]  # fmt: skip
@@ -153,7 +154,7 @@ def _row(one: LoadedArm) -> list[str]:
         row += estimate_texts(ratio) if ratio is not None else (ABSENT, ABSENT)
     if one.waited_s is None:
         return [*row, ABSENT, ABSENT]
-    return [*row, f"{one.waited_s:.4f}", f"{one.waited_s / one.step_s:.0%}"]
+    return [*row, f"{one.waited_s:.4f}", percent(one.waited_s / one.step_s)]
 
 
 def _advice(chosen: LoadedArm, answer: Answer, confidence: float) -> list[str]:
@@ -162,12 +163,12 @@ def _advice(chosen: LoadedArm, answer: Answer, confidence: float) -> list[str]:
         value, interval = estimate_texts(chosen.to_best)
         beside = f"It reaches {value} of the fastest ({interval})."
     meaning = {
-        "is": f"Training waits for its data: with {confidence:.0%} confidence each setting reaches less than "
-        f"{WORTH:.0%} of the throughput on synthetic data. More cores, smaller files, or decoding "
+        "is": f"Training waits for its data: with {percent(confidence)} confidence each setting reaches less than "
+        f"{percent(WORTH)} of the throughput on synthetic data. More cores, smaller files, or decoding "
         "on the GPU may help.",
-        "is not": f"Training does not wait for its data: with {confidence:.0%} confidence it reaches at least "
-        f"{WORTH:.0%} of the throughput on synthetic data.",
-        "may be": f"Whether loading costs more than {1 - WORTH:.0%} is undecided; more --ddp-rounds narrow the "
+        "is not": f"Training does not wait for its data: with {percent(confidence)} confidence it reaches at least "
+        f"{percent(WORTH)} of the throughput on synthetic data.",
+        "may be": f"Whether loading costs more than {percent(1 - WORTH)} is undecided; more --ddp-rounds narrow the "
         "intervals.",
     }
     return [

@@ -25,12 +25,13 @@ from pytest_ddpscale.suites.whole_run_tables import (
     result_table,
     time_table,
 )
+from pytest_ddpscale.util.digits import percent
 
 _PARTS = (
     "Complete time is the sum of disjoint spans on rank 0's clock: start-up (from the beginning of the launch to the "
     "first epoch), compilation, training, validation, and waiting for data (blocked in the loader's next()). "
     "Unexplained is the rest on the launching side's clock, from starting the gang to its report of the end; at most "
-    "{most:.0%} is allowed."
+    "{most} is allowed."
 )
 _EPOCHS = (
     "Throughput includes waiting for data, at the pace of the slowest rank; its mean leaves out the first epoch. "
@@ -114,8 +115,8 @@ def wrongs_of(one: RunRecords) -> list[str]:
     wrong = differing_replicas(one)
     if abs(one.unexplained) > MOST_UNEXPLAINED:
         wrong.append(
-            f"{one.unexplained:.1%} of the {one.outer_s:.4g} s since its launch are unexplained; at most "
-            f"{MOST_UNEXPLAINED:.0%} is allowed"
+            f"{percent(one.unexplained, 1)} of the {one.outer_s:.4g} s since its launch are unexplained; at most "
+            f"{percent(MOST_UNEXPLAINED)} is allowed"
         )
     return wrong
 
@@ -160,7 +161,7 @@ def verdict_text(one: RunVerdict) -> str:
 def _value_text(one: RunVerdict, value: float | None) -> str:
     if value is None:
         return ABSENT
-    return f"{value:.4g} s" if one.metric == TIME else f"{value:.2%}"
+    return f"{value:.4g} s" if one.metric == TIME else percent(value, 2)
 
 
 def _headline(runs: Sequence[RunRecords], complete: Sequence[RunRecords], series: Sequence[WholeRunSeries]) -> str:
@@ -211,17 +212,17 @@ def _time_parts(complete: Sequence[RunRecords]) -> SuiteSection:
     names = [name.removesuffix("_s").replace("_", "-") for name in SPANS]
     rows = [
         (one.run.id, f"{one.complete_s:.2f}", *(f"{one.spans_s[name]:.2f}" for name in SPANS), f"{one.outer_s:.2f}",
-         f"{one.unexplained:.2%}")
+         percent(one.unexplained, 2))
         for one in complete
     ]  # fmt: skip
     table = SuiteTable(("Run", "Complete s", *names, "outer clock", "unexplained"), rows)
-    return SuiteSection("Where the time went", [_PARTS.format(most=MOST_UNEXPLAINED)], [table])
+    return SuiteSection("Where the time went", [_PARTS.format(most=percent(MOST_UNEXPLAINED))], [table])
 
 
 def _epochs(complete: Sequence[RunRecords], unit: str) -> SuiteSection:
     rows = [
         (one.run.id, str(epoch.epoch + 1), f"{epoch.samples_per_s:.4g}", f"{epoch.loss_of_iterations.mean():.4g}",
-         f"{epoch.accuracy:.2%}", f"{epoch.validation_samples_per_s:.4g}")
+         percent(epoch.accuracy, 2), f"{epoch.validation_samples_per_s:.4g}")
         for one in complete
         for epoch in one.epochs
     ]  # fmt: skip
@@ -253,8 +254,8 @@ def _largest_part(complete: Sequence[RunRecords]) -> list[str]:
         part = max(others, key=lambda key: others[key])
         what = part.removesuffix("_s").replace("_", " ").replace("waiting", "waiting for data")
         said.append(
-            f"{name} on {one.run.world_size}: training takes {one.spans_s['training_s'] / one.complete_s:.0%} of the "
-            f"complete time; the largest other part is {what}, {others[part] / one.complete_s:.0%}."
+            f"{name} on {one.run.world_size}: training takes {percent(one.spans_s['training_s'] / one.complete_s)} of "
+            f"the complete time; the largest other part is {what}, {percent(others[part] / one.complete_s)}."
         )
     return said
 

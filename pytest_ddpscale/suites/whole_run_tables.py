@@ -22,6 +22,7 @@ from pytest_ddpscale.report.scaling_facts import (
 from pytest_ddpscale.report.svg_lines import LineAxes, LineCurve, bar_chart, line_chart
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.suites.suite_report import SuiteTable
+from pytest_ddpscale.util.digits import percent
 
 # A sweet spot saves at least this share of the time that the fastest size saves.
 MOST_OF_THE_SAVING = 0.8
@@ -127,7 +128,7 @@ def efficiency_table(series: WholeRunSeries) -> SuiteTable:
             str(one.gpus),
             f"{one.samples_per_s / one.efficiency:.4g}",
             f"{one.samples_per_s:.4g}",
-            f"{one.efficiency:.1%}",
+            percent(one.efficiency, 1),
         )
         for one in series.facts
     ]
@@ -139,7 +140,7 @@ def gain_table(series: WholeRunSeries) -> SuiteTable:
     """The chapter's tables 12.3 and 12.7: gain of each size over the one before, in per cent per doubling."""
     rows = [
         (f"{before.gpus}→{one.gpus}", f"{before.samples_per_s:.4g} → {one.samples_per_s:.4g}",
-         f"{one.more_samples_per_s or 0.0:+.4g}", f"{one.gain or 0.0:+.0%}")
+         f"{one.more_samples_per_s or 0.0:+.4g}", percent(one.gain or 0.0, signed=True))
         for before, one in zip(series.facts, series.facts[1:], strict=False)
     ]  # fmt: skip
     columns = (series.heading, f"Throughput {series.rate}", f"Marginal gain {series.rate}", "Gain per doubling")
@@ -151,11 +152,9 @@ def time_table(series: WholeRunSeries) -> SuiteTable:
     first, rows = series.facts[0].train_s, []
     for place, one in enumerate(series.facts):
         before = series.facts[place - 1].train_s
-        gains = (
-            (f"{one.train_s - before:+.3g} s ({one.train_s / before - 1:+.1%})", f"{one.train_s / first - 1:+.0%}")
-            if place
-            else (ABSENT, ABSENT)
-        )
+        gain, since_first = (percent(one.train_s / of - 1, 1, signed=True) for of in (before, first))
+        saved = f"{one.train_s - before:+.3g} s".replace("-", "−")
+        gains = (f"{saved} ({gain})", since_first) if place else (ABSENT, ABSENT)
         rows.append((str(one.gpus), f"{one.train_s:.4g}", *gains))
     columns = (series.heading, "Training time s", "Against the size before", f"Against {series.facts[0].gpus}")
     return SuiteTable(columns, rows, f"{series.name}: reduction of the complete time")
@@ -166,7 +165,7 @@ def compared_efficiency_table(all_series: Sequence[WholeRunSeries]) -> SuiteTabl
     by_name = {one.name: {fact.gpus: fact.efficiency for fact in one.facts} for one in all_series}
     sizes = sorted({size for efficiencies in by_name.values() for size in efficiencies})
     rows = [
-        (str(size), *(f"{found[size]:.1%}" if size in found else ABSENT for found in by_name.values()))
+        (str(size), *(percent(found[size], 1) if size in found else ABSENT for found in by_name.values()))
         for size in sizes
     ]
     return SuiteTable(
@@ -202,10 +201,10 @@ def conclusions(series: WholeRunSeries, deadline_s: float | None = None) -> Iter
     if first is last:
         return
     gain, shrinks = last.samples_per_s / first.samples_per_s, first.train_s / last.train_s
-    rate = f"grows {gain:.1f}x" if gain >= 1 else f"falls to {gain:.0%}"
+    rate = f"grows {gain:.1f}x" if gain >= 1 else f"falls to {percent(gain)}"
     time = f"shrinks {shrinks:.1f}x" if shrinks >= 1 else f"grows {1 / shrinks:.2f}x"
     yield f"{name}: from {first.gpus} to {series.counted(last.gpus)} throughput {rate}, complete time {time}."
-    least = f"{SATURATED_GAIN:.0%}"
+    least = percent(SATURATED_GAIN)
     if series.saturation is None:
         yield f"{name}: complete time does not saturate: every doubling saves {least} of it or more."
     else:
@@ -217,10 +216,10 @@ def conclusions(series: WholeRunSeries, deadline_s: float | None = None) -> Iter
         met = f"met from {series.counted(enough)} on" if enough else "met by no measured size"
         yield f"{name}: deadline of {deadline_s:g} s: {met}."
     if series.most_efficient is not None:
-        yield f"{name}: largest size of {GOOD_EFFICIENCY:.0%} efficiency: {series.counted(series.most_efficient)}."
+        yield f"{name}: largest size of {percent(GOOD_EFFICIENCY)} efficiency: {series.counted(series.most_efficient)}."
     yield (
-        f"{name}: sweet spot (at least {GOOD_EFFICIENCY:.0%} efficient, and {MOST_OF_THE_SAVING:.0%} of all the time "
-        f"that can be saved): {_sizes_text(series)}."
+        f"{name}: sweet spot (at least {percent(GOOD_EFFICIENCY)} efficient, and {percent(MOST_OF_THE_SAVING)} of all "
+        f"the time that can be saved): {_sizes_text(series)}."
     )
 
 
@@ -240,9 +239,10 @@ def bottleneck(all_series: Sequence[WholeRunSeries]) -> Iterator[str]:
         yield f"{small.name}, the smaller data set, is no less efficient than {large.name} on {small.counted(at)}."
         return
     yield (
-        f"{small.name}, the smaller data set, is bound by overhead on {small.counted(at)}{batches}: {shares[0]:.1%} "
-        f"efficient, {large.name} {shares[1]:.1%}. Of the complete time {_what_stays(small, at):.0%} does not shrink "
-        f"on {small.name} (Amdahl's law), {_what_stays(large, at):.0%} on {large.name}."
+        f"{small.name}, the smaller data set, is bound by overhead on {small.counted(at)}{batches}: "
+        f"{percent(shares[0], 1)} efficient, {large.name} {percent(shares[1], 1)}. Of the complete time "
+        f"{percent(_what_stays(small, at))} does not shrink "
+        f"on {small.name} (Amdahl's law), {percent(_what_stays(large, at))} on {large.name}."
     )
 
 

@@ -81,7 +81,7 @@ def test_a_gpu_that_fell_fails_and_is_named_without_being_certain(folder: Path) 
     assert (gpu.host, gpu.gpu_index, gpu.gpu_uuid) == ("n1", 1, "GPU-n1-1")
     assert not any(culprit.is_certain for culprit in verdict.culprits)
     assert [culprit.gpu_index for culprit in verdict.culprits if culprit.kind == "gpu"] == [1]
-    assert "GPU 1 on n1: throughput_per_gpu r (2 at once, batch 4) is 70.0% of its past" in verdict.reason
+    assert "GPU 1 on n1: throughput_per_gpu r (2 at once, batch 4) is 70.0 % of its past" in verdict.reason
     assert verdict.reason.startswith("fell below 0.95 of earlier runs: ")
 
 

@@ -51,7 +51,7 @@ def test_the_interval_is_wider_and_says_by_what(evidence: Evidence) -> None:
     for end in verdict.interval:
         assert abs(math.log(end / verdict.value)) == pytest.approx(2.5706 * reference.log_sd, rel=0.01)
     assert verdict.launch_sd == reference.log_sd
-    assert verdict.notes == ("interval with the deviation between 6 earlier launches (14.3%)",)
+    assert verdict.notes == ("interval with the deviation between 6 earlier launches (14.3 %)",)
     assert verdict.flags == (), "it is about more than this launch"
 
 
@@ -59,7 +59,7 @@ def test_a_bound_that_another_launch_might_miss_is_open(evidence: Evidence) -> N
     assert judge(NARROW, evidence, CONFIDENCE).passed
     verdict = widened(evidence, NARROW, RESTLESS)
     assert verdict.outcome == "inconclusive"
-    assert verdict.reason.endswith("between 6 earlier launches (14.3%); --ddp-launches=3 measures several")
+    assert verdict.reason.endswith("between 6 earlier launches (14.3 %); --ddp-launches=3 measures several")
 
 
 def test_wrong_data_fail_whatever_the_interval(evidence: Evidence) -> None:

@@ -175,7 +175,7 @@ class TestHostBound:
         verdict = self.judge_busy(metric, 0.6, "cuda", bound)
         assert verdict.outcome == "inconclusive"
         assert verdict.reason == (
-            "host-bound: GPUs were 60% busy (below 90%); a global batch of 8 is too small for 2 GPUs, "
+            "host-bound: GPUs were 60 % busy (below 90 %); a global batch of 8 is too small for 2 GPUs, "
             "so this result means nothing"
         )
         assert verdict.value == pytest.approx(0.9)

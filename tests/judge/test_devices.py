@@ -111,7 +111,7 @@ def test_several_flags_come_in_one_order() -> None:
 CASE = make_case("device_utilization", 0.9)
 ROUNDS = 8
 MEASURED = make_measurements(CASE, [0.99] * ROUNDS)
-STALLED_TEXT = "99% busy, 95 W of 700 W, 1900 MHz of 1980 MHz"
+STALLED_TEXT = "99 % busy, 95 W of 700 W, 1900 MHz of 1980 MHz"
 POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
 Change = Callable[[Telemetry], dict[str, Any]]
 
@@ -155,12 +155,12 @@ class TestLowUtilization:
 
     def test_is_told_although_no_requirement_is_about_it(self) -> None:
         assert self.of(0.9, 0.5) == [
-            "low utilization: weak/r, ddp@2: 1 of 2 devices below 80%, least busy rank 1 on node1 with 50%"
+            "low utilization: weak/r, ddp@2: 1 of 2 devices below 80 %, least busy rank 1 on node1 with 50 %"
         ]
 
     def test_is_that_of_the_least_busy_of_several(self) -> None:
         assert self.of(0.3, 0.5) == [
-            "low utilization: weak/r, ddp@2: 2 of 2 devices below 80%, least busy rank 0 on node0 with 30%"
+            "low utilization: weak/r, ddp@2: 2 of 2 devices below 80 %, least busy rank 0 on node0 with 30 %"
         ]
 
     def test_is_not_told_of_what_is_busy_or_could_not_be_read(self) -> None:
@@ -178,7 +178,7 @@ class TestLowUtilization:
     def test_of_one_device_alone_names_it(self) -> None:
         alone = [replace(one, arm="alone", utilization=0.5) for one in MEASURED if one.rank == 0]
         assert device_notes(make_evidence(CASE, alone)) == [
-            "low utilization: weak/r, alone: the device below 80%, least busy rank 0 on node0 with 50%"
+            "low utilization: weak/r, alone: the device below 80 %, least busy rank 0 on node0 with 50 %"
         ]
 
     def test_of_imported_values_is_theirs_who_published_them(self) -> None:
@@ -283,7 +283,7 @@ class TestPowerInWords:
     def test_a_slow_clock_is_its_own_flag(self) -> None:
         slow = {"sm_clock_mhz": spread(900.0)}
         assert self.notes(slow) == [
-            "slow_clock: weak/r, ddp@2: GPU 1 on node1 (99% busy, 600 W of 700 W, 900 MHz of 1980 MHz): "
+            "slow_clock: weak/r, ddp@2: GPU 1 on node1 (99 % busy, 600 W of 700 W, 900 MHz of 1980 MHz): "
             "busy at less than half of its clock"
         ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -209,10 +210,15 @@ def items_of(result: pytest.RunResult) -> list[str]:
 
 
 def outcome_line(result: pytest.RunResult) -> str:
-    """The line that says what the run comes to."""
-    words = ("ACCEPTED", "REJECTED", "INCOMPLETE", "PARTIAL")
-    (line,) = [line for line in result.outlines if line.startswith(words)]
-    return line
+    """The sentence that says what the run comes to."""
+    return outcome_in(result.stdout.str())
+
+
+def outcome_in(printed: str) -> str:
+    """The sentence that says what a run comes to, out of its lines in the output of pytest or of ddpscale."""
+    words = "(?:ACCEPTED|REJECTED|INCOMPLETE|PARTIAL)"
+    (said,) = re.findall(rf"^{words}.*(?:\n {{10}}\S.*)*", printed, re.MULTILINE)
+    return " ".join(line.strip() for line in said.splitlines())
 
 
 def assert_refused(result: pytest.RunResult, *parts: str) -> None:

@@ -11,7 +11,7 @@ from pytest_ddpscale.cli import main
 from pytest_ddpscale.report.unmet import counts_text
 from pytest_ddpscale.run.run_json import WATERMARK
 from pytest_ddpscale.run.verdicts import read_judgement
-from tests.plugin.site import Site, assert_no_crash
+from tests.plugin.site import Site, assert_no_crash, outcome_line
 
 MOST_LINES, COLUMNS = 40, 80
 WITHIN_A_NODE = """\
@@ -131,7 +131,8 @@ def test_the_cause_comes_first_and_all_fits_on_a_screen(
     result = site.judge(run=str(run))
     assert_no_crash(result)
     begins = next(number for number, line in enumerate(result.outlines) if "= ddpscale: " in line)
-    assert result.outlines[begins + 1].startswith(scenario.said)
+    assert result.outlines[begins + 1].startswith(scenario.said.partition(": ")[0])
+    assert outcome_line(result).startswith(scenario.said)
     assert (WATERMARK in result.outlines) == scenario.is_simulated
     assert ("E       assert [1, 2, 3] == [1, 2]" in result.outlines) == bool(scenario.own_test), "its traceback stays"
     lines = [line.replace(str(tmp_path), "/home/hpc/site") for line in _without_tracebacks(result.outlines)]

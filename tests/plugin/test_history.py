@@ -129,7 +129,7 @@ def test_a_node_that_was_faster_is_rejected(site: Site, history: Path, remembere
     assert site.run(*ON_CPU).ret == pytest.ExitCode.TESTS_FAILED
     outcome, reason = outcome_of(site, latest(site), "no_regression")
     assert outcome == "failed"
-    assert "CPU rank 0 on node1: throughput_per_gpu tiny (2 at once, batch 4) is 66.7% of its past" in reason
+    assert "CPU rank 0 on node1: throughput_per_gpu tiny (2 at once, batch 4) is 66.7 % of its past" in reason
     assert site.outcome(str(latest(site))) == "rejected"
     assert nights_in(history)[-1] == "rejected", "and no norm for later nights"
 

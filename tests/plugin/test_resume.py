@@ -11,7 +11,7 @@ import pytest
 
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import start_run
-from tests.plugin.site import Site, assert_no_crash, assert_refused, contents, output_of
+from tests.plugin.site import Site, assert_no_crash, assert_refused, contents, outcome_line, output_of
 from tests.rows import rows
 from tests.small_disk import small_disk
 
@@ -120,7 +120,7 @@ def test_an_interrupted_study_is_not_measured_and_says_what_finishes_it(
     }  # fmt: skip
     assert site.outcome("run") == "incomplete"
     reason = "interrupted: the job reached its time limit; --ddp-resume=run finishes it"
-    assert f"INCOMPLETE: not measured: strong_scaling_speedup[tiny-2rank]: {reason}" in output_of(result)
+    assert f"INCOMPLETE: not measured: strong_scaling_speedup[tiny-2rank]: {reason}" in outcome_line(result)
     assert site.judge(run="run").ret == pytest.ExitCode.TESTS_FAILED
     assert site.outcome("run/judged-1") == "incomplete"
 
@@ -190,7 +190,7 @@ def test_studies_of_different_hosts_are_never_accepted_together(
     result = site.run(*RESUME)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     why = f"studies were measured on different hosts: {LAST} on node2, {FIRST} on node1"
-    assert f"INCOMPLETE: {why}" in result.outlines
+    assert outcome_line(result) == f"INCOMPLETE: {why}"
     assert [host.host for host in run.read_run().hosts] == ["node1", "node2"]
     site.judge(run="run")
     assert site.verdicts("run/judged-1")["reason"] == why
@@ -215,8 +215,9 @@ def test_a_full_disk_is_refused_and_one_that_fills_up_while_measuring_costs_what
         found = (
             f"{full}/measurements.jsonl: cannot be written ({why}); expected a writable file system with space left."
         )
-        assert f"INCOMPLETE: error: strong_scaling_speedup[tiny-2rank]: {found}" in output
-        assert f"or repair the file system, then measure the rest with --ddp-resume={full}" in output
+        said = outcome_line(result)
+        assert said.startswith(f"INCOMPLETE: error: strong_scaling_speedup[tiny-2rank]: {found}")
+        assert f"or repair the file system, then measure the rest with --ddp-resume={full}" in said
         (table_line,) = [line for line in result.outlines if line.startswith("weak_scaling_efficiency[tiny-2rank]")]
         assert table_line.endswith("PASS"), "the verdicts are on the terminal at least"
         assert f"verdicts.json cannot be written ({why}). Earlier measurements are kept. " in output

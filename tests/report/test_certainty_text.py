@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.report.certainty_text import certainty_lines, chance_text, uniform_loss_text
-from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Judgement, UniformLoss
+from pytest_ddpscale.run.verdicts import CALIBRATE, THIS_LAUNCH_ONLY, Judgement, UniformLoss
 from tests.builders.judgements import FAILED, PASSED
 
 LOSS = UniformLoss(0.0028, 0.051, 0.95, "throughput_per_gpu[a]", 5)
@@ -22,6 +22,26 @@ def test_no_limit_is_claimed_beside_a_throughput_that_fails_and_nothing_said_of_
     assert list(certainty_lines(replace(ACCEPTED, verdicts=(checked,), uniform_loss=None))) == []
 
 
+@pytest.mark.parametrize(
+    ("largest", "workloads", "words"),
+    [
+        (0.0510001, 5, "at least 94.8 % of the published one for each of 5 workloads (95 % confidence)."),
+        (0.44, 1, "at least 56.0 % of the published one (95 % confidence)."),
+        (0.0, 1, "at least the published one (95 % confidence)."),
+    ],
+)
+def test_the_lower_limit_of_the_slowest_workload_is_told_rounded_down(
+    largest: float, workloads: int, words: str
+) -> None:
+    judgement = replace(ACCEPTED, uniform_loss=replace(LOSS, fraction=0.0, largest=largest, workloads=workloads))
+    assert uniform_loss_text(judgement) == f"Throughput per GPU in this run: {words}"
+
+
+def test_no_speed_is_claimed_by_a_bound_far_below_the_gpus_own() -> None:
+    judgement = replace(ACCEPTED, uniform_loss=replace(LOSS, largest=0.0), notes=(f"no published speed; {CALIBRATE}",))
+    assert uniform_loss_text(judgement) == ""
+
+
 def test_means_of_launches_fail_by_chance_more_often() -> None:
     """Student's t over them has 2.5 % on each side; a confidence sequence has far less."""
     several = tuple(replace(PASSED, id=str(number), launches=3) for number in range(30))
@@ -32,7 +52,7 @@ def test_means_of_launches_fail_by_chance_more_often() -> None:
 
 def test_where_launches_differ_more_than_rounds_no_other_chance_is_claimed() -> None:
     """Not 5 % in one sentence and 54 % in another."""
-    (said, _) = certainty_lines(replace(ACCEPTED, verdicts=(replace(PASSED, flags=(THIS_LAUNCH_ONLY,)),)))
+    (said,) = certainty_lines(replace(ACCEPTED, verdicts=(replace(PASSED, flags=(THIS_LAUNCH_ONLY,)),)))
     assert said.startswith("Accepted or rejected by mistake: on a CPU, launches differ")
     assert said.count(" %") == 1
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.report.terminal import brief_lines, table_lines
-from pytest_ddpscale.run.verdicts import Blocker, Judgement, RunOutcome, Verdict
+from pytest_ddpscale.report.cause import headline
+from pytest_ddpscale.report.requirement_table import Line
+from pytest_ddpscale.report.terminal import brief_lines, quiet_lines, table_lines
+from pytest_ddpscale.run.run_json import WATERMARK
+from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Blocker, Judgement, RunOutcome, UniformLoss, Verdict
 from tests.builders.judgements import (
+    ACCEPTED,
     ALL,
     ERROR,
+    FAILED,
     HOSTILE,
     INCONCLUSIVE,
     JUDGEMENT,
@@ -29,14 +35,15 @@ def _text(judgement: Judgement, columns: int) -> str:
 
 
 @pytest.mark.parametrize("columns", [40, 50, 64, 80, 100, 200])
-def test_everything_but_the_outcome_fits_the_width_and_no_verdict_is_lost(columns: int) -> None:
+def test_everything_fits_the_width_and_no_verdict_is_lost(columns: int) -> None:
     lines = table_lines(JUDGEMENT, columns)
     assert {style for _, style in lines} <= STYLES
-    others = [(line, style) for line, style in lines if not line.startswith("REJECTED")]
-    for line, _ in others:
+    for line, _ in lines:
         assert len(line) <= columns
         assert line == line.rstrip()
-    rows = [line for line, style in others if style not in {"", "header"}]
+    outcome = next(number for number, (line, _) in enumerate(lines) if line.startswith("REJECTED: "))
+    assert " ".join(line.strip() for line, _ in lines[outcome:]).startswith(headline(JUDGEMENT))
+    rows = [line for line, style in lines[:outcome] if style not in {"", "header"}]
     assert len(rows) == len(ALL)
     for word in WORDS:
         assert any(row.endswith(f"  {word}") for row in rows)
@@ -55,11 +62,45 @@ def test_from_80_columns_up_value_limit_bound_and_verdict_are_always_there(
 ) -> None:
     for lines_of in (table_lines, brief_lines):
         lines = [line for line, _ in lines_of(judgement_with(*verdicts), columns)]
-        assert all(len(line) <= columns for line in lines if not line.startswith("REJECTED"))
+        assert all(len(line) <= columns for line in lines)
         header = next(line.split() for line in lines if line.endswith("verdict"))
         assert [word for word in header if word not in ("requirement", "margin")] == [
             "value", "limit", "bound", "verdict",
         ]  # fmt: skip
+
+
+ROUTINE = ("low utilization: strong/r, ddp@8: the device below 80 %", "n1: power unknown: utilization could not be "
+           "cross-checked", "host-bound")  # fmt: skip
+
+
+def test_notes_name_their_requirement_and_those_on_sound_machines_need_verbose() -> None:
+    verdict = replace(PASSED, notes=(*ROUTINE, "power limit 300 W on node7"))
+    judgement = replace(judgement_with(verdict), outcome="accepted", notes=(ROUTINE[0], "the clock was set"))
+    brief = [line for line, _ in brief_lines(judgement, 200)]
+    assert [line for line in brief if "note: " in line] == [
+        "note: the clock was set", f"note: {PASSED.id}: power limit 300 W on node7",
+    ]  # fmt: skip
+    assert all(note in _text(judgement, 200) for note in (*ROUTINE, "the clock was set", "power limit 300 W on node7"))
+
+
+@pytest.mark.parametrize("lines_of", [brief_lines, table_lines])
+def test_a_sign_has_a_legend_where_it_stands_and_nowhere_else(lines_of: Callable[..., list[Line]]) -> None:
+    marked = replace(FAILED, provisional=True, flags=(THIS_LAUNCH_ONLY,))
+    for verdict, is_marked in ((FAILED, False), (marked, True)):
+        lines = [line for line, _ in lines_of(judgement_with(verdict), 200)]
+        for sign, legend in (("*", "* provisional bound: "), ("†", "† too narrow, from this launch only: ")):
+            assert any(line.startswith(legend) for line in lines) == any(sign in line for line in lines) == is_marked
+
+
+def test_quiet_says_the_outcome_first_and_no_more_than_fits() -> None:
+    assert " ".join(line.strip() for line, _ in quiet_lines(JUDGEMENT, 80)) == (
+        f"{headline(JUDGEMENT)} ISOLATE slow-communication: drain node9; check its NVLinks, PCIe and network ports"
+    )
+    accepted = replace(ACCEPTED, uniform_loss=UniformLoss(0.021, 0.021, 0.95, "throughput_per_gpu[a]", 1))
+    assert [line for line, _ in quiet_lines(replace(accepted, simulated=True), 80)] == [
+        headline(accepted), "Throughput per GPU in this run: at least 97.9 % of the published one (95 %",
+        "  confidence).", WATERMARK,
+    ]  # fmt: skip
 
 
 def test_names_that_would_look_alike_when_cut_are_written_out() -> None:
@@ -72,7 +113,7 @@ def test_names_that_would_look_alike_when_cut_are_written_out() -> None:
 
 def test_long_message_is_cut() -> None:
     long = replace(ERROR, reason="word " * 1000)
-    assert len(table_lines(judgement_with(long), 80)) < 12
+    assert len(table_lines(judgement_with(long), 80)) < 20
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ WIDE = Found(-0.25, (-0.5, math.inf))
 
 def test_cells_have_a_minus_sign_and_a_dash_for_what_there_is_not() -> None:
     assert found_cells(Found(1.0, (0.5, 12345.6))) == ("1", "0.5 … 1.235e+04")
-    assert found_cells(WIDE, "{:.0%}") == ("−25%", "−50% … inf%")
+    assert found_cells(WIDE, "{:.0%}") == ("−25 %", "−50 % … inf %")
     assert found_cells(Found(1.0, None)) == ("1", ABSENT)
     assert found_cells(None) == (ABSENT, ABSENT)
 

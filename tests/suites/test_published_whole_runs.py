@@ -98,12 +98,12 @@ def test_the_text_disagrees_with_its_own_tables_in_one_number() -> None:
 def test_the_tables_are_printed_as_in_the_chapter() -> None:
     micro, tiny = SERIES
     assert result_table(tiny, "").rows[-1] == ("32", "310", "6914", "53")
-    assert efficiency_table(micro).rows[4] == ("16", "3840", "3075", "80.1%")
-    assert gain_table(micro).rows[4] == ("16→32", "3075 → 5205", "+2130", "+69%")
-    assert gain_table(tiny).rows[0] == ("1→2", "242 → 475", "+233", "+96%")
-    assert time_table(micro).rows[1] == ("2", "439", "-117 s (-21.0%)", "-21%")
-    assert time_table(micro).rows[5] == ("32", "328", "-2 s (-0.6%)", "-41%")
-    assert compared_efficiency_table(SERIES).rows[4] == ("16", "80.1%", "92.9%")
+    assert efficiency_table(micro).rows[4] == ("16", "3840", "3075", "80.1 %")
+    assert gain_table(micro).rows[4] == ("16→32", "3075 → 5205", "+2130", "+69 %")
+    assert gain_table(tiny).rows[0] == ("1→2", "242 → 475", "+233", "+96 %")
+    assert time_table(micro).rows[1] == ("2", "439", "−117 s (−21.0 %)", "−21.0 %")
+    assert time_table(micro).rows[5] == ("32", "328", "−2 s (−0.6 %)", "−41.0 %")
+    assert compared_efficiency_table(SERIES).rows[4] == ("16", "80.1 %", "92.9 %")
 
 
 def test_it_is_concluded_what_the_chapter_concludes() -> None:
@@ -115,12 +115,12 @@ def test_it_is_concluded_what_the_chapter_concludes() -> None:
     assert tiny.most_efficient == 16, "a limited GPU allocation where efficiency matters"
     said = [*conclusions(micro), *conclusions(tiny, deadline_s=500)]
     assert "micro-224: from 1 to 32 GPUs throughput grows 21.7x, complete time shrinks 1.7x." in said
-    assert "micro-224: complete time saturates at 8 GPUs: the next doubling saves less than 5% of it." in said
+    assert "micro-224: complete time saturates at 8 GPUs: the next doubling saves less than 5 % of it." in said
     assert "tiny-224: deadline of 500 s: met from 16 GPUs on." in said
     assert any(line.startswith("tiny-224: sweet spot") and line.endswith("8 to 16 GPUs.") for line in said)
     assert list(bottleneck(SERIES)) == [
-        "micro-224, the smaller data set, is bound by overhead on 32 GPUs, in 3 iterations an epoch: 67.8% efficient, "
-        "tiny-224 89.3%. Of the complete time 58% does not shrink on micro-224 (Amdahl's law), 10% on tiny-224."
+        "micro-224, the smaller data set, is bound by overhead on 32 GPUs, in 3 iterations an epoch: 67.8 % efficient, "
+        "tiny-224 89.3 %. Of the complete time 58 % does not shrink on micro-224 (Amdahl's law), 10 % on tiny-224."
     ]
 
 

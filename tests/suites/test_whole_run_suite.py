@@ -71,7 +71,7 @@ def test_replicas_that_differ_and_unexplained_time_pass_nothing() -> None:
     for outer_s in (29.7, 28.0):
         outcomes, failures = verdicts_of(records_of(run, outer_s=outer_s), run)
         assert set(outcomes) == {"not_measured"}
-        assert "unexplained; at most 2% is allowed" in failures[0]
+        assert "unexplained; at most 2 % is allowed" in failures[0]
 
 
 def test_launches_make_an_interval_and_one_that_broke_spoils_it() -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.integration.played_gpus.played_session import HOST, EndedSession, begin_on_cuda
 from tests.nvml_stand_in.machine import A100, uuid_of
 from tests.played_cuda.machine import GPU_BOUND, PlayedCuda
+from tests.plugin.site import outcome_in
 
 pytestmark = pytest.mark.lab
 
@@ -57,9 +58,8 @@ def named(session: EndedSession) -> set[tuple[str, int | None, str | None]]:
 
 
 def headline(session: EndedSession) -> str:
-    """The line with the outcome."""
-    outcomes = ("ACCEPTED:", "REJECTED:", "INCOMPLETE:", "INCONCLUSIVE:")
-    return next(line for line in session.terminal.splitlines() if line.startswith(outcomes))
+    """The sentence with the outcome."""
+    return outcome_in(session.terminal)
 
 
 def test_a_gpu_that_hangs_in_a_collective_costs_what_was_not_measured_yet(ended: Session) -> None:

@@ -39,6 +39,7 @@ from tests.nvml_stand_in.gpus import (
 )
 from tests.nvml_stand_in.machine import A100, B200, PlayedMachine, at_work, node_of, uuid_of
 from tests.played_cuda.machine import GPU_BOUND, PlayedCuda
+from tests.plugin.site import outcome_in
 
 A_DAY_S = 86_400.0
 # The driver's samples come ten times a second, so that their edges are not those of a block.
@@ -94,7 +95,7 @@ def test_a_healthy_node_is_accepted_by_every_check_and_measurement(healthy: Ende
     wide, *others = [note for note in healthy.verdicts["notes"] if not note.startswith(noisy)]
     assert wide.startswith("no bound close to the published training speed"), "a CPU has to pass"
     assert others == []
-    assert "ACCEPTED: 21 of 21 requirements passed" in healthy.terminal
+    assert "ACCEPTED: 21 of 21 requirements passed" in outcome_in(healthy.terminal)
 
 
 def test_the_run_is_of_the_played_gpus_and_leaves_nothing_behind(healthy: EndedSession) -> None:
@@ -169,7 +170,8 @@ def test_a_node_that_goes_bad_at_work_is_rejected(going_bad: EndedSession) -> No
     assert going_bad.verdicts["outcome"] == "rejected"
     surveyed = {f"node_check[{name}]" for name, check in NODE_CHECKS.items() if check.reads == "survey"}
     assert {one["outcome"] for one in going_bad.verdicts["verdicts"] if one["id"] in surveyed} == {"passed"}
-    assert f"REJECTED: GPU 1 (GPU-00000001…) on {HOST}: 2 new uncorrectable memory errors" in going_bad.terminal
+    said = f"REJECTED: GPU 1 (GPU-00000001…) on {HOST}: 2 new uncorrectable memory errors"
+    assert said in outcome_in(going_bad.terminal)
     assert going_bad.left_behind == []
 
 
@@ -180,7 +182,7 @@ def test_a_node_that_goes_bad_at_work_is_rejected(going_bad: EndedSession) -> No
         ("ecc_under_load", "failed", GPUS[1:2], "2 new uncorrectable memory errors under load"),
         ("throttling_under_load", "failed", GPUS[0:1], "clocks are throttled: hw_slowdown, hw_thermal_slowdown"),
         ("transport", "failed", GPUS[0:2], "reaches GPUs of its own node through SHM/direct/direct"),
-        ("device_utilization", "inconclusive", GPUS[1:2], "100% busy, 215 W of 1000 W"),
+        ("device_utilization", "inconclusive", GPUS[1:2], "100 % busy, 215 W of 1000 W"),
     ],
 )
 def test_each_fault_at_work_names_its_gpu(
@@ -362,7 +364,7 @@ def half_visible(nvml_library_directory: Path, tmp_path_factory: pytest.TempPath
 def test_a_gpu_is_called_as_nvidia_smi_calls_it(half_visible: EndedSession, capsys: pytest.CaptureFixture[str]) -> None:
     assert half_visible.exit_code == 1
     named = f"GPU 3 (GPU-00000003…, local rank 1) on {HOST}"
-    assert f"REJECTED: {named}: 3 uncorrectable memory errors" in half_visible.terminal
+    assert f"REJECTED: {named}: 3 uncorrectable memory errors" in outcome_in(half_visible.terminal)
     assert f"blame     GPU 3 ({uuid_of(3)}, {ADDRESSES[3]}, local rank 1) on {HOST}" in half_visible.terminal
     assert half_visible.named("ecc") == {GPUS[3]}
     (host,) = half_visible.record["hosts"]
@@ -408,7 +410,7 @@ def test_a_gpu_whose_errors_end_its_ranks_in_two_gangs_is_rejected_and_drained(
 ) -> None:
     assert (failing.exit_code, failing.verdicts["outcome"]) == (1, "rejected"), failing.terminal
     assert failing.named("gpus") == failing.named("throughput_per_gpu") == {GPUS[3]}
-    headline = next(line for line in failing.terminal.splitlines() if line.startswith("REJECTED"))
+    headline = outcome_in(failing.terminal)
     assert headline.startswith(
         f"REJECTED: GPU 3 (GPU-00000003…, local rank 1) on {HOST}: CUDA error: unspecified launch failure ended its "
         "rank in 3 gangs"
