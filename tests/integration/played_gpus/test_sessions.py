@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
@@ -371,7 +372,9 @@ def test_a_gpu_is_called_as_nvidia_smi_calls_it(half_visible: EndedSession, caps
     assert [(one["index"], one["local_rank"], one["uuid"], one["pci_bus_id"]) for one in host["devices"]] == [
         (2, 0, uuid_of(2), ADDRESSES[2]), (3, 1, uuid_of(3), ADDRESSES[3]),
     ]  # fmt: skip
-    assert f'gpu="3",uuid="{uuid_of(3)}"' in (half_visible.run / "metrics.prom").read_text(encoding="utf-8")
+    metrics = text_string_to_metric_families((half_visible.run / "metrics.prom").read_text(encoding="utf-8"))
+    labels = [one.labels for family in metrics for one in family.samples if one.labels.get("gpu") == "3"]
+    assert {one["uuid"] for one in labels} == {uuid_of(3)}
     assert "GPU 1" not in half_visible.terminal
     assert main(["culprits", str(half_visible.run)]) == 0
     assert named in capsys.readouterr().out
