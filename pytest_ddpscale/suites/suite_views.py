@@ -112,7 +112,7 @@ def html_of(suite: str, report: SuiteReport, record: RunRecord) -> str:
     sections = [
         {
             "section": one,
-            "figures": [Markup(figure) for figure in one.figures],  # noqa: S704 (ours, escaped within)
+            "figures": [Markup(figure) for figure in one.figures if figure],  # noqa: S704 (ours, escaped within)
             "listings": [escape(printable(listing)) for listing in one.listings],
         }
         for one in report.sections
