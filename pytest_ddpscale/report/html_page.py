@@ -26,6 +26,8 @@ from pytest_ddpscale.plan.metric_catalogue import (
 from pytest_ddpscale.report import cause, coverage_text, plan_text, profile_text, text
 from pytest_ddpscale.report.breakdown import breakdown_of, headings
 from pytest_ddpscale.report.certainty_text import certainty_lines, chance_text
+from pytest_ddpscale.report.figures.figure import Figure
+from pytest_ddpscale.report.figures.of_run import figures
 from pytest_ddpscale.report.last_acceptance_text import last_acceptance_lines
 from pytest_ddpscale.report.launches_text import interval_mark, launch_sd_text, launches_sentence
 from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S
@@ -34,7 +36,6 @@ from pytest_ddpscale.report.not_tested_text import not_tested_lines
 from pytest_ddpscale.report.ratio_text import ratio_lines
 from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.report.software_text import software_line, software_versions
-from pytest_ddpscale.report.svg_figures import figures
 from pytest_ddpscale.report.unmet import counts_text, explained_text
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import OPERATOR, WATERMARK, Resumed, RunRecord, in_utc
@@ -70,8 +71,19 @@ class TopologyOfHosts:
     differs: bool
 
 
-def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goes_on: bool = False) -> str:
-    """The page of a run. While the run goes on, it contains `LIVE` and browsers reload it every `REFRESH_S` seconds."""
+def render_html(
+    judgement: Judgement, run: RunRecord, evidence: Evidence, drawn: Sequence[Figure] | None = None, *,
+    goes_on: bool = False,
+) -> str:  # fmt: skip
+    """The page of a run. While the run goes on, it contains `LIVE` and browsers reload it every `REFRESH_S` seconds.
+
+    Args:
+        judgement: of the run.
+        run: its run.json, as it was judged.
+        evidence: its measurements.
+        drawn: its figures; None to draw them.
+        goes_on: whether it is still measured.
+    """
     sources = _sources(judgement.verdicts)
     is_simulated = judgement.simulated or run.is_simulated()
     versions = software_versions(run, evidence.surveys.values())
@@ -104,7 +116,7 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
         scaling=[] if goes_on else scaling_tables(evidence, judgement.verdicts),
         profiles=evidence.profiles,
         exposed=profile_text.exposed_rows(evidence),
-        figures=figures(evidence, judgement, run),
+        figures=figures(evidence, judgement, run) if drawn is None else drawn,
         topologies=topologies(list(evidence.surveys.values())),
         command=shlex.join(run.argv),
         # An imported run was measured by another tool, so there is no command to repeat it.
