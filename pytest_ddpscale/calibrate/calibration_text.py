@@ -11,6 +11,7 @@ from pytest_ddpscale.calibrate.foresight import MOST_NODES, GroupForesight, in_g
 from pytest_ddpscale.calibrate.provenance import Provenance, source_text
 from pytest_ddpscale.plan.study import MOST_LAUNCHES
 from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.tables import table, text_lines
 
 _HEADER = (
     "requirement", "value", "node SD", "launch SD", "interval", "margin", "found from", "bound", "", "new", "nodes",
@@ -25,7 +26,7 @@ def calibration_lines(calibration: Calibration, provenance: Provenance) -> Itera
     """The table, nodes that were left out, and requirements that keep their bound."""
     yield f"{calibration.sku}: {source_text(calibration, provenance)}"
     yield ""
-    yield from _aligned([_HEADER, *map(_row, calibration.calibrated)])
+    yield from text_lines(table(_HEADER, map(_row, calibration.calibrated), of_numbers=True))
     yield ""
     yield f"A healthy node fails a run with these bounds with a chance of at most {calibration.rate:.3g}."
     if calibration.calibrated:
@@ -68,7 +69,7 @@ def _foresight_lines(calibration: Calibration) -> Iterator[str]:
         )
     nodes, launches = len(calibration.nodes), max(one.usual_launches for group in groups for one in group.members)
     yield ""
-    yield from _aligned([header, *rows])
+    yield from text_lines(table(header, rows, of_numbers=True))
     yield (
         f"Now: {nodes} nodes, {launches} launches; the other columns change one of the two, by the same variances. "
         "Each loss is what the weakest bound of the group finds in 19 of 20 runs, whether it is written or not. "
@@ -81,14 +82,6 @@ def _foresight_lines(calibration: Calibration) -> Iterator[str]:
             f"{'have' if len(unseen) > 1 else 'has'} none, so a node slow in that would be accepted. Add nodes or "
             "launches."
         )
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """A table with its first column to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join([row[0].ljust(len(first)), *others]).rstrip()
 
 
 def _row(one: CalibratedRequirement) -> tuple[str, ...]:

@@ -22,14 +22,14 @@ def render_requirements(judgement: Judgement) -> str:
 
 def render_culprits(judgement: Judgement) -> str:
     """A row for each culprit of each requirement."""
-    rows = (
-        (verdict.id, verdict.outcome, one.kind, one.host, one.gpu_index, one.gpu_uuid, one.peer_host,
-         one.peer_gpu_index, one.peer_gpu_uuid, one.is_certain, one.evidence, one.local_rank, one.pci_bus_id,
-         one.peer_local_rank, one.peer_pci_bus_id)
-        for verdict in judgement.verdicts
-        for one in verdict.culprits
-    )  # fmt: skip
-    return csv_text(CULPRIT_COLUMNS, rows)
+    return csv_text(
+        CULPRIT_COLUMNS,
+        (
+            (verdict.id, verdict.outcome, *(getattr(one, name) for name in CULPRIT_COLUMNS[2:]))
+            for verdict in judgement.verdicts
+            for one in verdict.culprits
+        ),
+    )
 
 
 def _requirement(judgement: Judgement, one: Verdict) -> tuple[Cell, ...]:

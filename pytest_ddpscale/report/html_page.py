@@ -17,7 +17,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report import cause, first_page, page_tables, profile_text, text
+from pytest_ddpscale.report import cause, first_page, page_tables, plan_text, profile_text, text
 from pytest_ddpscale.report.breakdown import breakdown_of, headings
 from pytest_ddpscale.report.certainty_text import certainty_lines
 from pytest_ddpscale.report.launches_text import launches_sentence
@@ -93,7 +93,6 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
         exposed=profile_text.exposed_rows(evidence),
         certainty=[*certainty_lines(judgement)],
         meanings=_meanings(judgement),
-        studies=page_tables.studies_table(evidence.plan) if evidence.plan.studies else "",
         startup=_startup(run),
         digests=first_page.digests(judgement, run),
         command=shlex.join(run.argv),
@@ -168,6 +167,7 @@ def page_template(name: str) -> jinja2.Template:
     environment.globals.update(
         text=text,
         tables=tables,
+        plan_text=plan_text,
         profile_text=profile_text,
         explained_text=explained_text,
         provisional_mark=PROVISIONAL,

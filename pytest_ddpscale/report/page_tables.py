@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 from markupsafe import Markup
 
-from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import coverage_text, text
 from pytest_ddpscale.report.node_table import NodeTable
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.listing import by_number
-from pytest_ddpscale.util.tables import Column, Table, html, table
+from pytest_ddpscale.util.tables import Table, html, table
 
 _MOST_HOSTS = _MOST_LOWERED = 64
 _OF_NODES = (
@@ -52,20 +51,6 @@ def coverage_tables(coverage: Coverage) -> Iterator[tuple[str, Markup]]:
     ):
         if found.rows:
             yield caption, _markup(*_first(found, caption, most))
-
-
-def studies_table(plan: Plan) -> Markup:
-    """What each study trains, in which arms, and for how long."""
-    titles = ("Study", "Trains", f"Arms ({plan.samples} per GPU)", "Rounds, at most", "Block", "Warm-up")
-    columns = [Column(title, is_number=at > 2) for at, title in enumerate(titles)]
-    rows = []
-    for study in plan.of_launch(1).studies:
-        work = study.workload
-        form = work.family.form_text.replace(" px", "² px")
-        parts = (work.family.model, work.precision, f"{form}{', torch.compile' if work.compile else ''}", work.data_text)
-        arms = ", ".join(f"{arm.name} (batch {arm.batch_size})" for arm in study.arms)
-        rows.append((study.id, ", ".join(parts), arms, str(study.rounds), f"{study.block_s:g} s", f"{study.warmup_s:g} s"))
-    return _markup(Table(columns, rows), "Studies")
 
 
 def hosts_table(run: RunRecord) -> Markup:

@@ -8,6 +8,7 @@ from pytest_ddpscale.plan.estimate import UNKNOWN, estimate, pairs_seconds, prob
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.text import count_text
+from pytest_ddpscale.util.tables import Column, Table, table, text_lines
 
 
 def plan_lines(
@@ -40,22 +41,39 @@ def plan_lines(
         names = ", ".join(probe.name for probe in plan.probes.arms)
         rows.append((plan.probes.id, probes_seconds(plan.probes), f"at most {plan.probes.rounds} rounds of {names}"))
     for study in once:
-        arms = ", ".join(f"{arm.name} (batch {arm.batch_size})" for arm in study.arms)
         seconds = plan.launches * usual_seconds(plan, study, samples_per_s)
-        rows.append((study.id, seconds, f"{_rounds_text(plan, study)} of {arms}"))
+        rows.append((study.id, seconds, f"{_rounds_text(plan, study)} of {_arms_text(study)}"))
     if plan.pairs is not None:
         rounds = len(first_rounds(plan.nodes))
         rows.append(
             (plan.pairs.id, pairs_seconds(plan.nodes), f"at least {count_text(rounds, 'round')} of pairs of nodes")
         )
-    width = max((len(name) for name, *_ in rows), default=0)
-    return [head, *(f"  {name:<{width}}  {seconds / 60:4.1f} min  {what}" for name, seconds, what in rows)]
+    cells = [(f"  {name}", f"{seconds / 60:4.1f} min", what) for name, seconds, what in rows]
+    return [head, *text_lines(table(("", "", ""), cells))]
 
 
 def shortened(lines: Sequence[str], most: int = 5) -> list[str]:
     """The first of `plan_lines` and the number of others, so that a run's output fits on a screen."""
     others = len(lines) - most
     return list(lines) if others <= 1 else [*lines[:most], f"  and {others} more (-v, or --collect-only)"]
+
+
+def study_table(plan: Plan) -> Table:
+    """What each study trains, in which arms, and for how long."""
+    titles = ("Study", "Trains", f"Arms ({plan.samples} per GPU)", "Rounds, at most", "Block", "Warm-up")
+    columns = [Column(title, is_number=at > 2) for at, title in enumerate(titles)]
+    rows = []
+    for study in plan.of_launch(1).studies:
+        work = study.workload
+        form = work.family.form_text.replace(" px", "² px")
+        trains = (work.family.model, work.precision, form, "torch.compile" if work.compile else "", work.data_text)
+        times = (str(study.rounds), f"{study.block_s:g} s", f"{study.warmup_s:g} s")
+        rows.append((study.id, ", ".join(filter(None, trains)), _arms_text(study), *times))
+    return Table(columns, rows)
+
+
+def _arms_text(study: Study) -> str:
+    return ", ".join(f"{arm.name} (batch {arm.batch_size})" for arm in study.arms)
 
 
 def _rounds_text(plan: Plan, study: Study) -> str:

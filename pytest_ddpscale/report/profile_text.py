@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,11 +17,14 @@ from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.tables import Column, Table, table
 
 PARTS = ("Study", "Arm", "Step", "Computes", "Waits for a collective", "Idle", "All-reduce", "of that hidden")
 EXPOSED = ("Study", "Arm", "Timed rounds", "Profiled steps", "of that waiting", "of that slower computing", "")
-BUCKETS = ("All-reduce", "MiB", "Begins at", "Takes", "Hidden")
-GAPS = ("Idle from", "For", "After", "Before")
+_REDUCED = "All-reduces of a step (gradient buckets), medians over the steps"
+_BUCKETS = ("All-reduce", "MiB", "Begins at", "Takes", "Hidden")
+_KERNELS = ("Name", "Calls a step", "A step", "Share")
+_GAPS = (Column("Idle from", is_number=True), Column("For", is_number=True), Column("After"), Column("Before"))
 _CONFIDENCE = 0.95
 _LONGEST_KERNEL, _LONGEST_NEIGHBOUR = 110, 60
 _MIB = 2**20
@@ -46,16 +48,6 @@ class ProfiledExposure:
     by_rounds: FloatArray
     by_profile: FloatArray
     waiting: FloatArray
-
-
-class ArmDetails(NamedTuple):
-    """Tables of one arm, rows of texts each."""
-
-    title: str
-    buckets: list[tuple[str, ...]]
-    kernels_title: str
-    kernels: list[tuple[str, ...]]
-    gaps: list[tuple[str, ...]]
 
 
 def part_rows(profiles: Sequence[ArmProfile]) -> list[tuple[str, ...]]:
@@ -151,33 +143,32 @@ def how_line(profiles: Sequence[ArmProfile], device_type: str) -> str:
     )
 
 
-def details(profiles: Sequence[ArmProfile], device_type: str) -> list[ArmDetails]:
-    """Buckets, kernels and gaps in the profile of each study's largest arm under DDP."""
-    return [
-        ArmDetails(
-            f"{one.study}, {one.arm}",
-            [
-                (
-                    str(number), f"{bucket.bytes / _MIB:.2f}" if bucket.bytes else ABSENT, _ms(bucket.begins_ms),
-                    _ms(bucket.took_ms), _share(bucket.hidden_ms, bucket.took_ms),
-                )
-                for number, bucket in enumerate(one.buckets, 1)
-            ],
-            "Longest kernels" if device_type == "cuda" else "Longest operators, self time",
-            [
-                (
-                    shorten(kernel.name, _LONGEST_KERNEL), f"{kernel.calls / len(one.step_ms):g}",
-                    _ms(kernel.ms_per_step), _share(kernel.ms_per_step, statistics.fmean(one.step_ms)),
-                )
-                for kernel in one.longest
-            ],
-            [
-                (_ms(gap.begins_ms), _ms(gap.lasts_ms), _kernel(gap.after), _kernel(gap.before))
-                for gap in one.gaps
-            ],
-        )
-        for one in largest_profiles(profiles)
-    ]  # fmt: skip
+def details(profiles: Sequence[ArmProfile], device_type: str) -> Iterator[tuple[str, list[tuple[str, Table]]]]:
+    """Title, and buckets, kernels and gaps with their captions, of each study's largest arm under DDP."""
+    longest = "Longest kernels" if device_type == "cuda" else "Longest operators, self time"
+    for one in largest_profiles(profiles):
+        step_ms = statistics.fmean(one.step_ms)
+        buckets = [
+            (
+                str(number), f"{bucket.bytes / _MIB:.2f}" if bucket.bytes else ABSENT, _ms(bucket.begins_ms),
+                _ms(bucket.took_ms), _share(bucket.hidden_ms, bucket.took_ms),
+            )
+            for number, bucket in enumerate(one.buckets, 1)
+        ]  # fmt: skip
+        kernels = [
+            (
+                shorten(kernel.name, _LONGEST_KERNEL), f"{kernel.calls / len(one.step_ms):g}", _ms(kernel.ms_per_step),
+                _share(kernel.ms_per_step, step_ms),
+            )
+            for kernel in one.longest
+        ]  # fmt: skip
+        gaps = [(_ms(gap.begins_ms), _ms(gap.lasts_ms), _kernel(gap.after), _kernel(gap.before)) for gap in one.gaps]
+        tables = [
+            (_REDUCED, table(_BUCKETS, buckets, of_numbers=True)),
+            (longest, table(_KERNELS, kernels, of_numbers=True)),
+            ("Longest idle times of the step of median duration", Table(_GAPS, gaps)),
+        ]
+        yield f"{one.study}, {one.arm}", tables
 
 
 def largest_profiles(profiles: Sequence[ArmProfile]) -> list[ArmProfile]:

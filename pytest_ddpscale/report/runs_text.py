@@ -11,8 +11,12 @@ from pytest_ddpscale.report.text import ABSENT, one_line
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import read_judgement
+from pytest_ddpscale.util.tables import Column, Table, text_lines
 
-_HEADINGS = ("run", "began, UTC", "SKU", "nodes", "GPUs", "outcome")
+_COLUMNS = (
+    Column("run"), Column("began, UTC"), Column("SKU"), Column("nodes", is_number=True),
+    Column("GPUs", is_number=True), Column("outcome"),
+)  # fmt: skip
 
 
 def run_lines(folder: Path, columns: int) -> list[str]:
@@ -28,8 +32,8 @@ def run_lines(folder: Path, columns: int) -> list[str]:
             str(folder), "holds no run", "a folder of run directories",
             "Name one, or measure: `pytest --gpu-sku=SKU` makes a run in ddpscale-runs.",
         )  # fmt: skip
-    rows = [_HEADINGS, *(row for _, row in found)]
-    return [line[:columns] if columns else line for line in _aligned(rows)]
+    lines = text_lines(Table(_COLUMNS, [row for _, row in found]))
+    return [line[:columns] if columns else line for line in lines]
 
 
 def _directories(folder: Path) -> list[Path]:
@@ -59,15 +63,3 @@ def _said(run: RunDirectory, record: RunRecord) -> str:
     if run.verdicts_json.exists():
         return headline(read_judgement(run.verdicts_json))
     return f"{record.status}, not judged"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines of aligned columns, with numbers to the right."""
-    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEADINGS))]
-    numbers = (_HEADINGS.index("nodes"), _HEADINGS.index("GPUs"))
-    return [
-        "  ".join(
-            cell.rjust(widths[at]) if at in numbers else cell.ljust(widths[at]) for at, cell in enumerate(row)
-        ).rstrip()
-        for row in rows
-    ]

@@ -130,12 +130,13 @@ def _series(directory: Path) -> tuple[list[ScalingSeries], bool]:
 def _scaling_lines(
     series: ScalingSeries, facts: Sequence[ScalingFact], spots: SweetSpots, job: TrainingJob
 ) -> Iterator[str]:
+    from pytest_ddpscale.util.tables import table, text_lines
+
     yield f"{series.study}: {job.images:.4g} images and {job.fixed_s:g} s fixed"
-    rows = [("GPUs", *_headings(series), "GPU cost", "energy cost"), *map(_cells, facts)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    yield from (f"  {line}" for line in _relative_to(series, "GPU"))
-    yield from ("  " + "  ".join(map(str.rjust, row, widths)).rstrip() for row in rows)
-    yield from (f"  {line}" for line in (*series.notes, *_spot_lines(spots, "GPU")))
+    titles = "GPUs", *_headings(series), "GPU cost", "energy cost"
+    sizes = text_lines(table(titles, map(_cells, facts), of_numbers=True, names=0))
+    said = *_relative_to(series, "GPU"), *sizes, *series.notes, *_spot_lines(spots, "GPU")
+    yield from (f"  {line}" for line in said)
 
 
 def _cells(fact: ScalingFact) -> tuple[str, ...]:

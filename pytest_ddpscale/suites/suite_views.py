@@ -16,7 +16,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import SITE, TICKET, RunRecord
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteTable
 from pytest_ddpscale.util.atomic_writing import write_atomically
-from pytest_ddpscale.util.tables import is_wider_than, markdown, markdown_lines, table
+from pytest_ddpscale.util.tables import Table, html, is_wider_than, markdown, markdown_lines, table
 from pytest_ddpscale.util.tables import text_lines as table_lines
 
 SUITE_SCHEMA_VERSION = 1
@@ -74,7 +74,7 @@ def text_lines(report: SuiteReport, columns: int = sys.maxsize) -> Iterator[str]
 
 def _aligned(said: SuiteTable, columns: int) -> Iterator[str]:
     """A table with the first column left-aligned and the others right; if it is too wide, one line for each cell."""
-    told = table(said.columns, said.rows, of_numbers=True)
+    told = _table(said)
     if not is_wider_than(told, columns):
         yield from table_lines(told)
         return
@@ -82,6 +82,10 @@ def _aligned(said: SuiteTable, columns: int) -> Iterator[str]:
         yield name
         named = zip(said.columns[1:], cells, strict=True)
         yield from (f"  {title}: {cell}" for title, cell in named if cell.strip("—"))
+
+
+def _table(said: SuiteTable) -> Table:
+    return table(said.columns, said.rows, of_numbers=True)
 
 
 def markdown_of(suite: str, report: SuiteReport, record: RunRecord) -> str:
@@ -97,7 +101,7 @@ def markdown_of(suite: str, report: SuiteReport, record: RunRecord) -> str:
             lines += ["", markdown(paragraph)]
         for one in section.tables:
             lines += ["", *([f"{markdown(one.title)}:", ""] if one.title else [])]
-            lines += markdown_lines(table(one.columns, one.rows, of_numbers=True))
+            lines += markdown_lines(_table(one))
         for listing in section.listings:
             lines += ["", "```text", listing.replace("```", "'''").rstrip("\n"), "```"]
     if report.failures:
@@ -113,6 +117,10 @@ def html_of(suite: str, report: SuiteReport, record: RunRecord) -> str:
         {
             "section": one,
             "figures": [Markup(figure) for figure in one.figures],  # noqa: S704 (ours, escaped within)
+            "tables": [
+                Markup(html(_table(told), told.title or one.title))  # noqa: S704 (escaped within)
+                for told in one.tables
+            ],
             "listings": [escape(printable(listing)) for listing in one.listings],
         }
         for one in report.sections

@@ -60,9 +60,9 @@ class Table:
         return [column.title for column in self.columns]
 
 
-def table(titles: Iterable[str], rows: Iterable[Sequence[str]], *, of_numbers: bool = False) -> Table:
-    """A table; with `of_numbers`, all columns but the first are aligned to the right."""
-    columns = [Column(title, is_number=of_numbers and at > 0) for at, title in enumerate(titles)]
+def table(titles: Iterable[str], rows: Iterable[Sequence[str]], *, of_numbers: bool = False, names: int = 1) -> Table:
+    """A table; with `of_numbers`, all columns after the first `names` are aligned to the right."""
+    columns = [Column(title, is_number=of_numbers and at >= names) for at, title in enumerate(titles)]
     return Table(columns, [*rows])
 
 
