@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,13 @@ from pytest_ddpscale.plan.metric_catalogue import (
     WEAK_SCALING_EFFICIENCY,
 )
 from pytest_ddpscale.report import coverage_text, text
+from pytest_ddpscale.report.cause import Cause
 from pytest_ddpscale.report.last_acceptance_text import last_acceptance_lines
+from pytest_ddpscale.report.next_steps import next_steps
 from pytest_ddpscale.report.software_text import software_line
 from pytest_ddpscale.report.text import Style
+from pytest_ddpscale.report.unmet import counts_text
+from pytest_ddpscale.run.cause_kinds import NextStep
 from pytest_ddpscale.run.run_json import OPERATOR, SITE, TICKET, Resumed, RunRecord, in_utc
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.listing import by_number, first_few
@@ -40,6 +45,22 @@ class KeyNumber:
     def style(self) -> Style:
         """Style of the verdict."""
         return _STYLES.get(self.word, "undecided")
+
+
+def told_causes(found: Sequence[Cause], judgement: Judgement, run: RunRecord) -> list[tuple[Cause, list[NextStep]]]:
+    """Causes with what to do about them; a command that was told before is not repeated."""
+    told, commands = [], set[str]()
+    for one in found:
+        steps = [step for step in next_steps(one, judgement, run) if not step.command or step.command not in commands]
+        commands |= {step.command for step in steps}
+        told.append((one, steps))
+    return told
+
+
+def command_again(judgement: Judgement, run: RunRecord) -> str:
+    """The command that measures everything again; empty where there is none, or where the rest is to be measured."""
+    has_none = run.is_imported or judgement.simulated or run.is_simulated() or judgement.unfinished
+    return "" if has_none else shlex.join(map(text.one_line, run.command_again))
 
 
 def key_numbers(judgement: Judgement) -> list[KeyNumber]:
@@ -67,10 +88,11 @@ def _worst_of(metric: Metric, verdicts: Sequence[Verdict], judgement: Judgement)
         verdicts,
         key=lambda one: (not judgement.is_blocked_by(one), one.value is not None, one.passed, one.margin or 0.0),
     )
-    value, subject = text.value_text(worst), text.short_name(worst)
+    value, limits = text.point_text(worst), text.limits_text(worst)
+    subject = text.short_name(worst) + (f", {limits}" if limits != text.ABSENT else "")
     if metric is THROUGHPUT_PER_GPU and worst.published and worst.value is not None:
-        subject = f"{subject}: {value}"
-        value = f"{text.number_text(worst.value / worst.published, 'fraction')} of the published value"
+        subject = f"{value}, {subject}"
+        value = f"{text.number_text(worst.value / worst.published, 'fraction')} of published"
     provisional = ", provisional" if text.is_provisional(worst) else ""
     return KeyNumber(metric.title, value, subject, text.bound_text(worst) + provisional, text.verdict_word(worst))
 
@@ -81,32 +103,34 @@ def _nodes_at_fault(judgement: Judgement) -> KeyNumber:
     if coverage is None or not coverage.node_count:
         return KeyNumber(title, text.ABSENT, "no node is known", "none", "NOT MEASURED")
     blocking = [one for one in judgement.verdicts if judgement.is_blocked_by(one)]
-    suspected = _hosts(blocking, is_certain=False)
-    for word, verdicts in (
-        ("FAIL", blocking),
-        ("WAIVED", judgement.waived),
-        ("WARN", [one for one in judgement.verdicts if text.only_warns(one)]),
-    ):
-        if named := _hosts(verdicts, is_certain=True):
-            others = f"{len(suspected - named)} more suspected" if suspected - named else ""
-            shown = first_few(sorted(named, key=by_number), 3)
-            return KeyNumber(title, f"{len(named)} of {coverage.node_count}", "; ".join(filter(None, [shown, others])), "none", word)
-        if suspected:
-            break
-    untested = sum(not node.tested_by for node in coverage.nodes) + coverage.unnamed_nodes
-    if suspected:
-        subject, word = f"{len(suspected)} suspected: {first_few(sorted(suspected, key=by_number), 3)}", "INCONCLUSIVE"
+    warned = [one for one in judgement.verdicts if text.only_warns(one)]
+    failing, suspected = _hosts(blocking), _hosts(blocking, is_certain=False)
+    named, untested = failing, sum(not node.tested_by for node in coverage.nodes) + coverage.unnamed_nodes
+    if failing:
+        word, why = "FAIL", ""
+    elif suspected:
+        word, why = "INCONCLUSIVE", f"{len(suspected)} suspected: {_first(suspected)}"
     elif untested:
-        subject, word = f"{text.count_text(untested, 'node')} not tested", "NOT MEASURED"
+        word, why = "NOT MEASURED", f"{text.count_text(untested, 'node')} not tested"
     elif blocking or judgement.outcome == "rejected":
-        subject, word = "what failed names no node", "INCONCLUSIVE"
+        word, why = "INCONCLUSIVE", "what failed names no node"
     else:
-        subject, word = "", "PASS"
-    return KeyNumber(title, f"0 of {coverage.node_count}", subject, "none", word)
+        named = _hosts(judgement.waived) or _hosts(warned)
+        word, why = ("WAIVED" if _hosts(judgement.waived) else "WARN") if named else "PASS", ""
+    return KeyNumber(title, f"{len(named)} of {coverage.node_count}", why or _first(named), "none", word)
 
 
-def _hosts(verdicts: Iterable[Verdict], *, is_certain: bool) -> set[str]:
+def _first(hosts: Iterable[str]) -> str:
+    return first_few(sorted(hosts, key=by_number), 3)
+
+
+def _hosts(verdicts: Iterable[Verdict], *, is_certain: bool = True) -> set[str]:
     return {one.host for verdict in verdicts for one in verdict.culprits if one.is_certain == is_certain}
+
+
+def judged_text(judgement: Judgement) -> str:
+    """``Judged for b200: 16 of 93 requirements not met (14 failed, 2 undecided), 53 passed, 24 only warn.``"""
+    return f"Judged for {judgement.sku}: {counts_text(judgement)}."
 
 
 def facts(judgement: Judgement, run: RunRecord, versions: dict[str, str], *, has_gpus: bool) -> list[tuple[str, str]]:
@@ -179,14 +203,17 @@ def why_nobody_signs(*, is_simulated: bool, goes_on: bool = False) -> str:
 
 def _when(run: RunRecord, *, has_gpus: bool) -> str:
     began = run.began
+    if run.is_imported:
+        return f"{began:%Y-%m-%d %H:%M} UTC, imported from {run.source or 'elsewhere'}"
     if not run.finished_at:
-        return f"{began:%Y-%m-%d %H:%M} UTC"
+        return f"{began:%Y-%m-%d %H:%M} UTC, {run.status}"
     ended = in_utc(run.finished_at)
     minutes, gpus = (ended - began).total_seconds() / 60, sum(len(host.devices) for host in run.hosts)
     took = f", {minutes:.1f} min" + (f", {minutes * gpus / 60:.1f} GPU-hours" if gpus and has_gpus else "")
     # A simulated or resumed run did not measure from its beginning to its end.
     is_one_measurement = not run.is_simulated() and not run.resumed
-    return f"{began:%Y-%m-%d %H:%M} to {ended:%Y-%m-%d %H:%M} UTC{took if is_one_measurement else ''}"
+    status = "" if run.status == "finished" else f", {run.status}"
+    return f"{began:%Y-%m-%d %H:%M} to {ended:%Y-%m-%d %H:%M} UTC{took if is_one_measurement else ''}{status}"
 
 
 def _resumed_text(resumed: Resumed) -> str:

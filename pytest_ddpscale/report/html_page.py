@@ -28,7 +28,7 @@ from pytest_ddpscale.report.requirement_groups import PROVISIONAL, requirement_p
 from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.report.software_text import software_versions
 from pytest_ddpscale.report.svg_figures import figures
-from pytest_ddpscale.report.unmet import counts_text, explained_text
+from pytest_ddpscale.report.unmet import explained_text
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.survey_record import Survey
@@ -66,9 +66,9 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
         contents=_contents(judgement, has_figures=bool(drawn)),
         watermark=WATERMARK if is_simulated else "",
         headline=_headline_so_far(judgement) if goes_on else cause.headline(judgement),
-        counts=counts_text(judgement),
-        causes=[(one, ()) for one in causes],
-        again=None,
+        judged=first_page.judged_text(judgement),
+        causes=first_page.told_causes(causes, judgement, run),
+        again="" if goes_on else first_page.command_again(judgement, run),
         warnings=[cause.warning_text(one, judgement) for one in cause.warnings(judgement)],
         key_numbers=first_page.key_numbers(judgement),
         facts=first_page.facts(judgement, run, versions, has_gpus=has_gpus),
