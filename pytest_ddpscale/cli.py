@@ -193,7 +193,7 @@ def _report(arguments: argparse.Namespace) -> int:
         return report_suite(run)
     judgement = judgement_of(run, judged)
     lines_of = table_lines if arguments.verbose else brief_lines
-    for line, _ in lines_of(judgement, shutil.get_terminal_size((100, 24)).columns):
+    for line, _ in lines_of(judgement, shutil.get_terminal_size((100, 24)).columns, run.read_run()):
         print(line)
     if judged.verdicts_json.exists():
         for problem in write_reports(judged, judgement, run.read_run(), read_evidence(run)):

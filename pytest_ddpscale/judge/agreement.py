@@ -18,9 +18,10 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, REPLICA_AGREEMENT
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
+from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import RankPlace
-from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Verdict, gpu_culprit
+from pytest_ddpscale.run.verdicts import WRONG_DATA, Verdict
 
 
 def with_agreement(verdict: Verdict, study: Study, evidence: Evidence) -> Verdict:

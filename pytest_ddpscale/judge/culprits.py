@@ -29,8 +29,9 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import Culprit, Verdict, gpu_culprit
+from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.util.listing import first_few
 

@@ -19,9 +19,10 @@ from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.culprit import gpu_culprit
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.telemetry import TelemetryColumns
-from pytest_ddpscale.run.verdicts import Verdict, gpu_culprit
+from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.util.listing import first_few
 
 # A healthy training shows a utilization above 0.95, and a GPU that waits inside a kernel shows 1.

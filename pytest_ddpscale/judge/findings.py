@@ -14,12 +14,12 @@ from pytest_ddpscale.judge.gpu_errors import GpuError
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.column_record import BoolArray, IntArray
 from pytest_ddpscale.run.columns import ArmColumns
+from pytest_ddpscale.run.culprit import device_identity
 from pytest_ddpscale.run.gpu_name import gpu_name
 from pytest_ddpscale.run.records import RankPlace
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryColumns
 from pytest_ddpscale.run.transport_record import Transport
-from pytest_ddpscale.run.verdicts import device_identity
 
 Gpu = tuple[str, str]  # host and UUID
 # A condition in fewer of an arm's windows may be a fluke.

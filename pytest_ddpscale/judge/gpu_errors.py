@@ -14,10 +14,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
 from pytest_ddpscale.run.records import RankPlace
-from pytest_ddpscale.run.verdicts import Culprit, Verdict, gpu_culprit
+from pytest_ddpscale.run.verdicts import Verdict
 
 GANGS_FOR_CERTAIN, GANGS_FOR_CERTAIN_OF_TWO = 2, 3
 

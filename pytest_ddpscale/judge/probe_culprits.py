@@ -26,9 +26,10 @@ from typing import TypeAlias
 from pytest_ddpscale.judge.combining import PlaceVerdict
 from pytest_ddpscale.judge.probes import Place
 from pytest_ddpscale.judge.slow_links import with_slow_node_pairs
+from pytest_ddpscale.run.culprit import Culprit, gpu_culprit, link_of
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import RankPlace
-from pytest_ddpscale.run.verdicts import Culprit, Verdict, gpu_culprit, link_of
+from pytest_ddpscale.run.verdicts import Verdict
 
 End: TypeAlias = RankPlace
 

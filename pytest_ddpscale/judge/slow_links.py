@@ -26,10 +26,11 @@ from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, Stan
 from pytest_ddpscale.plan.stalls import are_stalled
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.columns import ArmColumns
+from pytest_ddpscale.run.culprit import Culprit, gpu_culprit, link_of
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.records import RankPlace
-from pytest_ddpscale.run.verdicts import Culprit, Verdict, gpu_culprit, link_of
+from pytest_ddpscale.run.verdicts import Verdict
 
 _PARTNERS_SHOWN = 3
 

@@ -51,8 +51,8 @@ from pytest_ddpscale.judge.peers import (
 )
 from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
+from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
 from pytest_ddpscale.run.telemetry import TelemetryColumns
-from pytest_ddpscale.run.verdicts import Culprit, gpu_culprit
 from pytest_ddpscale.util.listing import first_few
 
 WATCHED_SHARE = 0.6  # of the limit

@@ -23,8 +23,9 @@ from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
+from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Verdict, gpu_culprit
+from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.util.listing import first_few
 

@@ -13,9 +13,10 @@ from pytest_ddpscale.judge.probe_culprits import link_culprit, shared_end
 from pytest_ddpscale.judge.probes import Place, place_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.columns import ArmColumns
+from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import RankPlace
-from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Verdict, gpu_culprit
+from pytest_ddpscale.run.verdicts import WRONG_DATA, Verdict
 from pytest_ddpscale.util.listing import first_few
 
 

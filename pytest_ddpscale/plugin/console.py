@@ -60,9 +60,10 @@ def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judg
     """Print the outcome with its cause, what blocks acceptance, and the report's path; with -v all requirements."""
     reporter.write_sep("=", f"ddpscale: {judgement.sku}", bold=True)
     lines_of = table_lines if config.get_verbosity() > 0 else brief_lines
-    for line, style in lines_of(judgement, reporter._tw.fullwidth):
+    source = source_of(config)
+    for line, style in lines_of(judgement, reporter._tw.fullwidth, source.measured_run.read_run()):
         reporter.write_line(line, **_COLOURS[style])
-    run_directory = source_of(config).run
+    run_directory = source.run
     if run_directory is not None and (run_directory.path / "report.html").exists():
         reporter.write_line(f"report: {run_directory.path / 'report.html'}")
     for problem in config.stash[TOLD].problems:

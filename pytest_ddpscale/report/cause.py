@@ -11,23 +11,20 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
-from pytest_ddpscale.plan.metric_catalogue import MATMUL_TFLOPS, METRICS, RANK_UNIFORMITY
-from pytest_ddpscale.plan.operation import operation
+from pytest_ddpscale.plan.metric_catalogue import METRICS, RANK_UNIFORMITY
 from pytest_ddpscale.report import text
+from pytest_ddpscale.report.cause_ids import category_of, id_of_device, id_of_verdict, subject_of
 from pytest_ddpscale.report.ratio_text import ratio_lines
 from pytest_ddpscale.report.unmet import explained_text, number_of_blockers
+from pytest_ddpscale.run.cause_kinds import CAUSES, Category, CauseId, Severity
 from pytest_ddpscale.run.counting import counted_as, groups_within, worst_of
-from pytest_ddpscale.run.verdicts import WRONG_DATA, Blocker, Culprit, Judgement, Verdict
+from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Judgement, Verdict
 from pytest_ddpscale.util.listing import first_few
 
 _Who = tuple[Any, ...]  # kind, host and GPU, those of the other end
 _Found = list[tuple[Culprit, Verdict]]
-Severity = Literal["wrong data", "memory errors", "lost", "link", "slow", "other"]
-_SEVERITIES: tuple[Severity, ...] = get_args(Severity)
-_CHECKS_OF_LINKS = ("pcie", "pcie_under_load", "nvlink", "transport")
-_WITHIN_A_DEVICE = ("matmul", "memory-copy")  # kinds of probes; all others use links
 
 
 @dataclass(frozen=True)
@@ -35,16 +32,23 @@ class Cause:
     """One thing that explains some of the blockers.
 
     Attributes:
+        id: a key of `CAUSES`.
         sentence: who or what, in numbers, without a full stop.
         explains: names of the blockers that it explains.
         culprits: the devices named for it, the most certain first; empty if no device is to blame.
-        severity: what it means for users of the machine, the worst first.
+        category: ``ISOLATE``, ``CHECK``, or ``MONITOR`` if it only warns.
     """
 
+    id: CauseId
     sentence: str
     explains: frozenset[str]
     culprits: tuple[Culprit, ...] = ()
-    severity: Severity = "other"
+    category: Category = "CHECK"
+
+    @property
+    def severity(self) -> Severity:
+        """1, the worst, to 6."""
+        return CAUSES[self.id].severity
 
 
 def causes(judgement: Judgement) -> tuple[Cause, ...]:
@@ -59,14 +63,20 @@ def causes(judgement: Judgement) -> tuple[Cause, ...]:
     named = [_with_same_evidence(one, blocking, as_) for one in named]
     explained = frozenset[str]().union(*(cause.explains for cause in named))
     left = [verdict for verdict in blocking if verdict.id not in explained]
-    unnamed = [*_of_other_blockers(judgement.other_blockers), *_of_nobody(left, judgement)]
+    unnamed = [*_of_other_blockers(judgement), *_of_nobody(left, judgement)]
     failed = {verdict.id for verdict in blocking if verdict.outcome == "failed"}
     errors = {verdict.id for verdict in blocking if verdict.outcome == "error"}  # why others have no data
     in_order = [
         *sorted(named, key=lambda one: _weight(one, as_)),
         *sorted(unnamed, key=lambda one: (errors.isdisjoint(one.explains), _weight(one, as_))),
     ]
-    return tuple(sorted(in_order, key=lambda one: (failed.isdisjoint(one.explains), _SEVERITIES.index(one.severity))))
+    in_order = sorted(in_order, key=lambda one: (failed.isdisjoint(one.explains), one.severity))
+    return tuple(_with_category(one, judgement) for one in in_order)
+
+
+def _with_category(one: Cause, judgement: Judgement) -> Cause:
+    explained = [verdict for verdict in judgement.verdicts if verdict.id in one.explains]
+    return replace(one, category=category_of(one.id, one.culprits, explained, judgement))
 
 
 def warnings(judgement: Judgement) -> tuple[Cause, ...]:
@@ -75,7 +85,7 @@ def warnings(judgement: Judgement) -> tuple[Cause, ...]:
     found = _of_devices([one for one in missed if not judgement.is_blocked_by(one)], {})
     told = {_who(culprit) for cause in causes(judgement) for culprit in cause.culprits if culprit.is_certain}
     as_ = counted_as(judgement.verdicts)
-    left = [one for one in found if told.isdisjoint(map(_who, one.culprits))]
+    left = [replace(one, category="MONITOR") for one in found if told.isdisjoint(map(_who, one.culprits))]
     return tuple(sorted(left, key=lambda one: _weight(one, as_)))
 
 
@@ -89,7 +99,7 @@ def warning_text(cause: Cause, judgement: Judgement) -> str:
 def _weight(cause: Cause, as_: Mapping[str, str]) -> tuple[int, int, float]:
     """Sort key: severity, then how much a cause explains, then slowdown; `as_` as from `counted_as`."""
     slowdown = max((one.slowdown or 0.0 for one in cause.culprits), default=0.0)
-    return _SEVERITIES.index(cause.severity), -_explained(cause, as_), -slowdown
+    return cause.severity, -_explained(cause, as_), -slowdown
 
 
 def _explained(cause: Cause, as_: Mapping[str, str]) -> int:
@@ -104,11 +114,11 @@ def _with_same_evidence(cause: Cause, blocking: Iterable[Verdict], as_: Mapping[
     return replace(cause, explains=cause.explains | more)
 
 
-def headline(judgement: Judgement, others: Literal["above", "below"] = "below") -> str:
+def headline(judgement: Judgement) -> str:
     """``REJECTED: GPU 3 (GPU-4f1c…) on node7 is 1.20× slower … (21 of 22 failures; 1 more cause below)``.
 
-    `others` is where the report lists the other causes. If nothing blocks acceptance, the headline says how much is
-    met. If no cause names a device, it adds one that certainly misses a warning bound.
+    If nothing blocks acceptance, the headline says how much is met. If no cause names a device, it adds one that
+    certainly misses a warning bound.
     """
     found = causes(judgement)
     if not found or judgement.accepts or judgement.outcome == "partial":
@@ -117,7 +127,7 @@ def headline(judgement: Judgement, others: Literal["above", "below"] = "below") 
         return "; ".join([text.outcome_text(judgement), *left_out, *_first_warning(judgement)])
     is_any_left = number_of_blockers(judgement) > 1
     counts = [explained_text(found[0].explains, judgement, only_worst=True)] if is_any_left else []
-    counts += [f"{text.count_text(len(found) - 1, 'more cause')} {others}"] if len(found) > 1 else []
+    counts += [f"{text.count_text(len(found) - 1, 'more cause')} below"] if len(found) > 1 else []
     parts = [found[0].sentence + (f" ({'; '.join(counts)})" if counts else "")]
     if not any(cause.culprits for cause in found):
         parts += _first_warning(judgement)
@@ -226,7 +236,7 @@ def _of_missing_gpus(missing: Mapping[str, Sequence[Culprit]], blocking: Sequenc
         return []
     who = first_few([text.culprit_name(one) for one in suspects], 2)
     sentence = f"{who}: {suspects[0].evidence}"
-    return [Cause(sentence, frozenset(name for name, found in of_each.items() if found), suspects, "lost")]
+    return [Cause("lost-gpu", sentence, frozenset(name for name, found in of_each.items() if found), suspects)]
 
 
 def _explains(own: _Found, verdict: Verdict) -> bool:
@@ -247,14 +257,16 @@ def _ids(found: _Found) -> set[str]:
 
 def _of_device(found: _Found) -> Cause:
     """The cause for one device, or for a slow node together with its GPUs that are slower still."""
-    of_each: dict[_Who, list[tuple[Severity, Culprit]]] = defaultdict(list)
+    of_each: dict[_Who, list[tuple[CauseId, Culprit]]] = defaultdict(list)
     is_any_slow = any(culprit.slowdown is not None for culprit, _ in found)
     for culprit, verdict in found:
         # If a GPU explains its node's failures, name only the GPU.
         if culprit.kind != "node" or found[0][0].kind == "node":
-            of_each[_who(culprit)].append((_severity(culprit, verdict, is_any_slow), culprit))
-    told = [min(own, key=lambda one: _SEVERITIES.index(one[0]))[1] for own in of_each.values()]
-    first, severity = told[0], min((one[0] for own in of_each.values() for one in own), key=_SEVERITIES.index)
+            kind = id_of_device(culprit, verdict, is_any_slow=is_any_slow)
+            of_each[_who(culprit)].append((kind, culprit))
+    worst = [min(own, key=lambda one: CAUSES[one[0]].severity) for own in of_each.values()]
+    told = [culprit for _, culprit in worst]
+    first, kind = told[0], min((kind for kind, _ in worst), key=lambda kind: CAUSES[kind].severity)
     is_slow = first.slowdown is not None and not first.computed_wrong
     sentence = _slow_text(first) if is_slow else text.culprit_text(first)
     if first.computed_wrong:
@@ -262,25 +274,7 @@ def _of_device(found: _Found) -> Cause:
     if told[1:]:
         even = [f"{text.culprit_name(one)} even {one.slowdown:.2f}×" for one in told[1:]]
         sentence += f", {first_few(even, 2)}"
-    return Cause(sentence, frozenset(_ids(found)), tuple(told), severity)
-
-
-def _severity(culprit: Culprit, verdict: Verdict, is_any_slow: bool) -> Severity:
-    """What one finding on a device means; a slow one is not accused of its link for what its slowness costs."""
-    metric = METRICS[verdict.metric]
-    check = verdict.workload if metric.subject == "check" else ""
-    if culprit.computed_wrong:
-        return "wrong data"
-    if check in ("ecc", "ecc_under_load"):
-        return "memory errors"
-    if check == "gpus" or verdict.outcome == "error":  # a GPU that certainly ended its ranks
-        return "lost"
-    probes_links = metric.subject == "probe" and operation(verdict.workload).kind not in _WITHIN_A_DEVICE
-    if culprit.kind == "link" or check in _CHECKS_OF_LINKS or probes_links:
-        return "link"
-    if culprit.slowdown is not None:
-        return "slow"
-    return "link" if metric.slowed_by_one_rank and metric.communicates and not is_any_slow else "other"
+    return Cause(kind, sentence, frozenset(_ids(found)), tuple(told))
 
 
 def _slow_text(culprit: Culprit) -> str:
@@ -292,17 +286,21 @@ def _slow_text(culprit: Culprit) -> str:
     )
 
 
-def _of_other_blockers(blockers: Iterable[Blocker]) -> Iterator[Cause]:
+def _of_other_blockers(judgement: Judgement) -> Iterator[Cause]:
     tests: dict[str, list[str]] = defaultdict(list)
-    for one in blockers:
+    for one in judgement.other_blockers:
         if one.kind == "test":
             tests[one.reason].append(one.name)
         else:
-            yield Cause(text.headline_of(one.reason), frozenset({one.name}))
+            yield Cause(
+                "interrupted" if judgement.unfinished else "run-not-accepted",
+                text.headline_of(one.reason),
+                frozenset({one.name}),
+            )
     for reason, names in tests.items():
         shown = first_few([text.one_line(name) for name in names], 2)
         who = f"test {shown}" if len(names) == 1 else f"tests {shown}:"
-        yield Cause(f"{who} {text.headline_of(reason)}", frozenset(names))
+        yield Cause("test-failed", f"{who} {text.headline_of(reason)}", frozenset(names))
 
 
 def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]:
@@ -311,33 +309,25 @@ def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]
     uniform = [one for group in groups if (one := next((v for v in group if v.is_uniform_loss), None))]
     same = {verdict.id for verdict in verdicts if uniform and _shows_same_loss(verdict)}
     same |= {verdict.id for verdict in uniform}
-    others: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
+    others: dict[tuple[CauseId, str, str], list[Verdict]] = defaultdict(list)
     for group in groups:
         names = {verdict.id for verdict in group}
         if names & same:
             same |= names
             continue
         worst = worst_of(group, allows_unmeasured=judgement.allows_unmeasured)
+        kind = id_of_verdict(worst, is_unfinished=judgement.unfinished)
         is_measured = worst.outcome in ("failed", "inconclusive")
-        others[worst.outcome, _subject(worst) if is_measured else worst.reason] += group
+        same_reason = "" if kind == "interrupted" else subject_of(worst) if is_measured else worst.reason
+        others[kind, worst.outcome if same_reason else "", same_reason] += group
     found = [_uniform_loss(uniform, frozenset(same), judgement)] if uniform else []
-    return found + [_of_alike(alike, judgement) for alike in others.values()]
-
-
-def _subject(verdict: Verdict) -> str:
-    """Group under which failures are reported once although several metrics show them: computing or scaling."""
-    metric = METRICS[verdict.metric]
-    if WRONG_DATA in verdict.flags or not (metric.slowed_by_one_rank or metric is MATMUL_TFLOPS):
-        return metric.name
-    if metric.compares_ranks:
-        return metric.name
-    return "computing" if metric.baseline is None else "working together"
+    return found + [_of_alike(kind, alike, judgement) for (kind, *_), alike in others.items()]
 
 
 def _shows_same_loss(verdict: Verdict) -> bool:
     """Whether another requirement on computing speed is also worse than its reference and names no slow rank."""
     is_measured = verdict.outcome in ("failed", "inconclusive") and verdict.value is not None
-    if not is_measured or _subject(verdict) != "computing" or any(one.slowdown for one in verdict.culprits):
+    if not is_measured or subject_of(verdict) != "computing" or any(one.slowdown for one in verdict.culprits):
         return False
     reference = verdict.published or verdict.bound_value
     return (verdict.value or 0.0) > reference if "at_most" in verdict.bound else (verdict.value or 0.0) < reference
@@ -354,16 +344,16 @@ def _uniform_loss(verdicts: Sequence[Verdict], explains: frozenset[str], judgeme
     compared = [one.outcome for one in uniformity]
     is_any_slow = any(one.slowdown and one.is_certain for v in judgement.verdicts for one in v.culprits)
     if is_any_slow or "failed" in compared:
-        return Cause(f"{loss} below {reference}, which no single device explains", explains)
+        return Cause("uniform-loss", f"{loss} below {reference}, which no single device explains", explains)
     if compared and set(compared) == {"passed"}:
         limit = text.number_text(max(one.bound_value for one in uniformity) - 1, "fraction")
         alike = f"every GPU is within {limit} of its peers, so no device is named"
-        return Cause(f"{loss} below {reference}; {alike}", explains)
+        return Cause("uniform-loss", f"{loss} below {reference}; {alike}", explains)
     known = "is undecided" if {"passed", "inconclusive"} & set(compared) else "was not measured"
-    return Cause(f"{loss} below {reference}; whether all GPUs are alike {known}", explains)
+    return Cause("uniform-loss", f"{loss} below {reference}; whether all GPUs are alike {known}", explains)
 
 
-def _of_alike(verdicts: Sequence[Verdict], judgement: Judgement) -> Cause:
+def _of_alike(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) -> Cause:
     """The cause of verdicts that share an outcome and a subject, or a reason why they were not measured.
 
     Of those with the same evidence only the worst needs to share them.
@@ -371,9 +361,13 @@ def _of_alike(verdicts: Sequence[Verdict], judgement: Judgement) -> Cause:
     groups = groups_within(verdicts, judgement.verdicts)
     of_each = [worst_of(group, allows_unmeasured=judgement.allows_unmeasured) for group in groups]
     names, first = first_few([text.one_line(verdict.id) for verdict in of_each], 2), of_each[0]
-    severity: Severity = "other"
-    suspects = tuple({_who(culprit): culprit for verdict in verdicts for culprit in verdict.culprits}.values())
-    if first.outcome == "failed":
+    suspects = _suspects(verdicts, judgement)
+    if kind == "interrupted":
+        undecided = sum(one.outcome == "inconclusive" for one in of_each)
+        counts = [f"{text.count_text(len(of_each) - undecided, 'requirement')} not measured"]
+        counts += [f"{undecided} undecided"] if undecided else []
+        sentence = f"measuring was interrupted: {', '.join(counts)}"
+    elif first.outcome == "failed":
         worst = min(of_each, key=lambda verdict: verdict.margin or 0.0)
         sentence = f"{text.one_line(worst.id)} is {text.point_text(worst)}, bound {text.bound_text(worst)}"
         sentence += "".join(f" ({ratio})" for ratio in ratio_lines(judgement.verdicts).get(worst.id, ()))
@@ -385,12 +379,17 @@ def _of_alike(verdicts: Sequence[Verdict], judgement: Judgement) -> Cause:
         if METRICS[worst.metric].subject == "check":  # names nodes and GPUs, with what was found and expected
             sentence = f"{text.one_line(worst.id)}: {text.reason_text(worst)}"
         if WRONG_DATA in worst.flags:
-            sentence, severity = f"wrong data: {text.reason_text(worst)}", "wrong data"
+            sentence = f"wrong data: {text.reason_text(worst)}"
     else:
         sentence = f"{text.verdict_word(first).lower()}: {names}: {text.reason_text(first)}"
-        if first.outcome == "error" and suspects:  # GPUs whose own errors ended ranks
-            severity = "lost"
-    return Cause(sentence, frozenset(verdict.id for verdict in verdicts), suspects, severity)
+    return Cause(kind, sentence, frozenset(verdict.id for verdict in verdicts), suspects)
+
+
+def _suspects(verdicts: Sequence[Verdict], judgement: Judgement) -> tuple[Culprit, ...]:
+    """Whom they name, each once; not the only node, which is where anything has to be looked for."""
+    named = {_who(culprit): culprit for verdict in verdicts for culprit in verdict.culprits}
+    is_single = judgement.coverage is not None and judgement.coverage.node_count == 1
+    return tuple(one for one in named.values() if not (is_single and one.kind == "node" and not one.is_certain))
 
 
 def _who(culprit: Culprit) -> _Who:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from pytest_ddpscale.errors import WritingError
 from pytest_ddpscale.report.live_progress import LIVE
+from pytest_ddpscale.report.next_steps import cause_records
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import OPERATOR, RunRecord, ThresholdsUsed
@@ -33,7 +34,8 @@ def write_reports(
 
     record = _as_judged(record, judgement)
     plots: list[Path] = []
-    problems = [_attempt("verdicts.json", lambda: run.write_json(run.verdicts_json, judgement))]
+    recorded = replaced(judgement, causes=cause_records(judgement, record))
+    problems = [_attempt("verdicts.json", lambda: run.write_json(run.verdicts_json, recorded))]
     if is_final:
         from pytest_ddpscale.report import csv_tables, junit
         from pytest_ddpscale.report.plots import write_plots

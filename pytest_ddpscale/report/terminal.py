@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from pytest_ddpscale.report import text
-from pytest_ddpscale.report.cause import causes, headline, warning_text, warnings
+from pytest_ddpscale.report.cause import headline, warning_text, warnings
+from pytest_ddpscale.report.cause_lines import cause_lines, screen_lines
 from pytest_ddpscale.report.certainty_text import uniform_loss_text
 from pytest_ddpscale.report.launches_text import launches_sentence
 from pytest_ddpscale.report.ratio_text import ratio_lines
@@ -15,7 +16,7 @@ from pytest_ddpscale.report.requirement_table import Line, requirement_table
 from pytest_ddpscale.report.text import Style
 from pytest_ddpscale.report.unmet import counts_text
 from pytest_ddpscale.run.counting import counted_groups, groups_within, worst_of
-from pytest_ddpscale.run.run_json import WATERMARK
+from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 
 _INDENT = "    "
@@ -28,15 +29,16 @@ _MOST_ROWS = 3
 _MOST_LINES = 20  # without -v
 
 
-def brief_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
+def brief_lines(judgement: Judgement, columns: int, run: RunRecord | None = None) -> list[tuple[str, str]]:
     """The outcome with its cause, other causes, and the worst blocking requirements.
 
     At most 20 lines on the screen, as pairs like those of `table_lines`, which has all requirements. Only the first
-    line, the outcome, may be longer than `columns`: it stays one line, so that it can be searched for.
+    line, the outcome, and commands may be longer than `columns`: each stays one line, to be searched for or copied.
+    Without `run`, the run's run.json, nothing is said about measuring again.
     """
     columns = max(columns, _LEAST_COLUMNS)
     lines: list[Line] = [(headline(judgement), _outcome_style(judgement))]
-    lines += _other_causes(judgement, columns)
+    lines += [(line, "") for line in cause_lines(judgement, columns, run)]
     groups = groups_within(filter(judgement.is_blocked_by, judgement.verdicts), judgement.verdicts)
     worst = (worst_of(group, allows_unmeasured=judgement.allows_unmeasured) for group in groups)
     blocking = sorted(worst, key=lambda one: (one.outcome != "failed", one.margin or 0.0))
@@ -49,17 +51,8 @@ def brief_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
         counted = f"{counts_text(judgement)} (all: -v)"
         lines += [(line, "") for line in _wrapped(counted, columns, "", "  ")]
     watermark: list[Line] = [(WATERMARK, "undecided")] if judgement.simulated else []
-    room = _MOST_LINES - len(lines) - len(lines[0][0]) // columns - len(watermark)
+    room = _MOST_LINES - screen_lines([line for line, _ in lines], columns) - len(watermark)
     return [*lines, *_as_fit(_remarks(judgement), room, columns), *watermark]
-
-
-def _other_causes(judgement: Judgement, columns: int) -> Iterator[Line]:
-    """The causes after the headline's, two lines each, and how many are left out."""
-    others = [] if judgement.accepts else [text.one_line(cause.sentence) for cause in causes(judgement)[1:]]
-    for said in others[:_MOST_CAUSES]:
-        yield from ((line, "") for line in _wrapped(f"also: {said}", columns, "  ", "    ")[:2])
-    if len(others) > _MOST_CAUSES:
-        yield f"  also: {len(others) - _MOST_CAUSES} more, see report.html", ""
 
 
 def _remarks(judgement: Judgement) -> Iterator[Line]:
@@ -96,10 +89,10 @@ _OUTCOME_STYLES: dict[str, Style] = {
 }
 
 
-def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
+def table_lines(judgement: Judgement, columns: int, run: RunRecord | None = None) -> list[tuple[str, str]]:
     """The judgement as a table `columns` characters wide, with an explanation under each row that did not pass.
 
-    Only the last line, the outcome, may be longer: it stays one line, so that it can be searched for.
+    Only the outcome and commands may be longer: each stays one line, so that it can be searched for or copied.
 
     Returns:
         Pairs of a line and its style: ``header``, ``passed``, ``failed``, ``warned``, ``undecided`` or none.
@@ -134,7 +127,8 @@ def table_lines(judgement: Judgement, columns: int) -> list[tuple[str, str]]:
         lines += [(line, "") for line in _wrapped(counts_text(judgement), columns, "", "  ")]
     if judgement.simulated:
         lines.append((WATERMARK, "undecided"))
-    return [*lines, *_other_causes(judgement, columns), (headline(judgement, "above"), _outcome_style(judgement))]
+    causes = [(line, "") for line in cause_lines(judgement, columns, run, _MOST_LINES)]
+    return [*lines, (headline(judgement), _outcome_style(judgement)), *causes]
 
 
 def _limits_legend(verdicts: Sequence[Verdict]) -> Iterator[str]:

@@ -302,7 +302,8 @@ def _arm(probe: Any) -> Any:
 def judgement_without_former(data: dict[str, Any]) -> None:
     """Drop from the content of a verdicts.json what nothing reads any more, and name its notes as they are now."""
     data.pop("family_confidence", None)
-    data.setdefault("not_selected_ratios", 0)
+    for name, value in (("not_selected_ratios", 0), ("unfinished", False), ("causes", [])):
+        data.setdefault(name, value)
     coverage = data.get("coverage")
     nodes = coverage.get("nodes") if isinstance(coverage, dict) else None
     for node in nodes if isinstance(nodes, list) else []:

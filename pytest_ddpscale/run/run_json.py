@@ -187,6 +187,11 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
         """Whether the run was measured by another tool."""
         return self.status == "imported"
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it was interrupted or killed, or still goes on."""
+        return self.status in ("running", "interrupted")
+
     def is_simulated(self, devices: Iterable[str] = ()) -> bool:
         """Whether the run is simulated; any one mark of that is enough.
 

@@ -136,7 +136,7 @@ class AcceptanceSession:
             self._altered(outcome, verdicts, coverage),
             self._uniform_loss(verdicts, evidence),
             acceptance_before(source.measured_run, self.history_file, self.sku, evidence, verdicts),
-            *self._not_selected(verdicts),
+            *self._not_selected(verdicts), source.measured_run.read_run().is_unfinished,
         )  # fmt: skip
 
     def _probes_asked(self) -> set[str]:
@@ -174,7 +174,7 @@ class AcceptanceSession:
         return Judgement(
             self.sku, "incomplete", reason, verdicts, self.source.notes(verdicts), self._basis(),
             extends=self.subject.extends, lowered=self.subject.lowered, altered=self.subject.altered,
-            not_selected=not_selected, not_selected_ratios=ratios,
+            not_selected=not_selected, not_selected_ratios=ratios, unfinished=True,
         )  # fmt: skip
 
     def _verdict_so_far(self, case: AnyCase, evidence: Evidence, why: str) -> Verdict:
@@ -248,6 +248,7 @@ class AcceptanceSession:
             "thresholds_sha256": thresholds.sha256,
             "measurements_path": str(measured.measurements_jsonl),
             "measurements_sha256": measured.measurements_sha256(),
+            "verdicts_path": str((self.source.run or measured).verdicts_json),
             **self.source.judged_for(),
         }
 

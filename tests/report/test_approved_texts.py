@@ -41,7 +41,7 @@ JUDGEMENTS = {"every-outcome": JUDGEMENT, "untrained": untrained.JUDGEMENT, "lau
 
 def terminal(judgement: Judgement) -> Iterable[str]:
     """At the end of a session, with -v, and on a narrow terminal."""
-    for lines in (brief_lines(judgement, 100), table_lines(judgement, 160), table_lines(judgement, 80)):
+    for lines in (brief_lines(judgement, 100, RUN), table_lines(judgement, 160, RUN), table_lines(judgement, 80, RUN)):
         yield from (f"{style or '-':9} {line}" for line, style in lines)
         yield ""
 

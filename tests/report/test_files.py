@@ -39,7 +39,9 @@ def full_disk(*_: Any, **__: Any) -> None:
 
 def test_every_file_is_written(run: RunDirectory) -> None:
     assert write(run) == []
-    assert read_as(Judgement, json.loads(run.verdicts_json.read_text(encoding="utf-8"))) == JUDGEMENT
+    written = read_as(Judgement, json.loads(run.verdicts_json.read_text(encoding="utf-8")))
+    assert [(one.id, one.category) for one in written.causes][:2] == [("slow-communication", "ISOLATE")] * 2
+    assert replace(written, causes=()) == JUDGEMENT
     assert ET.parse(run.path / "junit.xml").getroot().tag.startswith("testsuite")
     assert "REJECTED" in (run.path / "report.md").read_text(encoding="utf-8").upper()
 

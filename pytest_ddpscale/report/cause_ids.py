@@ -1,0 +1,99 @@
+"""Which kind of cause (`run/cause_kinds.py`) a verdict or one of its culprits shows, from typed facts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pytest_ddpscale.plan.metric_catalogue import BUSBW_GBPS, MATMUL_TFLOPS, METRICS, PAIR_BANDWIDTH_GBPS
+from pytest_ddpscale.plan.operation import KINDS, operation_of
+from pytest_ddpscale.run.cause_kinds import CAUSES, OF_CHECK, Category, CauseId
+from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Judgement, Verdict, VerdictOutcome
+
+_LINK_OF_PROBE: Mapping[str, CauseId] = {
+    "host_bandwidth_gbps": "slow-host-link",
+    BUSBW_GBPS.name: "slow-communication",
+    PAIR_BANDWIDTH_GBPS.name: "slow-gpu-link",
+}  # all other probes use no link
+_OF_SUBJECT: Mapping[str, CauseId] = {"computing": "slow-computing", "scaling": "slow-scaling"}
+_UNMEASURED: Mapping[VerdictOutcome, CauseId] = {"error": "error-in-run", "not_measured": "not-measured"}
+
+
+def id_of_device(culprit: Culprit, verdict: Verdict, *, is_any_slow: bool) -> CauseId:
+    """What a finding on a device is; a slow one (`is_any_slow`) is not accused of its link for what slowness costs."""
+    metric = METRICS[verdict.metric]
+    if culprit.computed_wrong:
+        return "wrong-data"
+    if metric.subject == "check":
+        return OF_CHECK.get(verdict.workload, "requirement-not-met")
+    if verdict.outcome == "error":  # a GPU whose own error ended its ranks
+        return "gpu-error"
+    if culprit.kind == "link":
+        return "slow-gpu-link" if culprit.peer_host in (None, culprit.host) else "slow-node-link"
+    if link := _link_of(verdict):
+        return link
+    if metric.subject == "node":
+        return "regression"
+    if culprit.slowdown is not None or metric.subject == "probe":
+        return "slow-node" if culprit.kind == "node" else "slow-gpu"
+    communicates = metric.slowed_by_one_rank and metric.communicates and not is_any_slow
+    return "slow-communication" if communicates else "requirement-not-met"
+
+
+def id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
+    """What a verdict is that no device is certain to be the cause of; `is_unfinished` if its run was."""
+    metric = METRICS[verdict.metric]
+    if WRONG_DATA in verdict.flags:
+        return "wrong-data"
+    if verdict.outcome == "inconclusive":
+        if "host-bound" in verdict.flags:
+            return "host-bound"
+        if "implausible" in verdict.flags:
+            return "implausible-value"
+        return "interrupted" if is_unfinished else "undecided"
+    if verdict.outcome != "failed":
+        if verdict.outcome == "error" and verdict.culprits:
+            return "gpu-error"
+        return "interrupted" if is_unfinished and verdict.outcome == "not_measured" else _UNMEASURED[verdict.outcome]
+    if metric.subject == "check":
+        return OF_CHECK.get(verdict.workload, "requirement-not-met")
+    if metric.subject == "node":
+        return "regression"
+    if link := _link_of(verdict):
+        return link
+    if metric.compares_ranks or metric.compares_places:
+        return "slow-node" if metric.name == "node_uniformity" else "slow-gpu"
+    return _OF_SUBJECT.get(subject_of(verdict), "requirement-not-met")
+
+
+def subject_of(verdict: Verdict) -> str:
+    """Subject under which failures are reported once although several metrics show them."""
+    metric = METRICS[verdict.metric]
+    if WRONG_DATA in verdict.flags or not (metric.slowed_by_one_rank or metric is MATMUL_TFLOPS):
+        return metric.name
+    if metric.compares_ranks:
+        return metric.name
+    return "computing" if metric.baseline is None else "scaling"
+
+
+def category_of(
+    cause: CauseId, culprits: Sequence[Culprit], found: Sequence[Verdict], judgement: Judgement
+) -> Category:
+    """``ISOLATE`` only where `ddpscale culprits` drains a node for it; a suspect is never drained."""
+    named = {one.identity for one in culprits}
+    drained = any(
+        culprit.is_certain and culprit.kind != "link" and culprit.identity in named
+        for verdict in found
+        if verdict.outcome == "failed" and verdict.blocks()
+        for culprit in verdict.culprits
+    )
+    is_settled = judgement.outcome == "rejected" and not judgement.unfinished
+    return "ISOLATE" if is_settled and drained and CAUSES[cause].category == "ISOLATE" else "CHECK"
+
+
+def _link_of(verdict: Verdict) -> CauseId | Literal[""]:
+    """The link that a probe uses; empty for other requirements and for probes within a GPU."""
+    if METRICS[verdict.metric].subject != "probe":
+        return ""
+    used = operation_of(verdict.workload)
+    return _LINK_OF_PROBE.get(KINDS[used.kind].metric, "") if used else ""

@@ -1,0 +1,117 @@
+"""What reports say to do about a cause, and that it can be pasted."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from _pytest.mark.expression import Expression
+from msgspec import structs
+
+from pytest_ddpscale.plan.node_check import NODE_CHECKS
+from pytest_ddpscale.report.cause import causes, headline, warnings
+from pytest_ddpscale.report.next_steps import cause_records, next_steps
+from pytest_ddpscale.run.cause_kinds import OF_CHECK
+from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict
+from tests.builders.judgements import FAILED, NOT_MEASURED, RATIO, RUN, judgement_with
+
+GPU = Culprit("gpu", "node7", 3, "GPU-4f1c0b7a-77aa", "1.20× the median of 7 peers", slowdown=1.2, peers=7)
+AGAIN = structs.replace(RUN, again=("pytest", "--gpu-sku=b200", "--ddp-budget=10m", "acceptance"))
+PLACES = {"measurements_path": "my runs/one/measurements.jsonl", "verdicts_path": "my runs/one/judged-1/verdicts.json"}
+
+
+def failed(number: int = 1, *culprits: Culprit, **changes: object) -> tuple[Verdict, ...]:
+    names = [f"throughput_per_gpu[resnet152-fp16-{2**i}gpu]" for i in range(number)]
+    return tuple(replace(FAILED, id=name, culprits=culprits, **changes) for name in names)  # type: ignore[arg-type]
+
+
+def judged(*verdicts: Verdict, **changes: object) -> Judgement:
+    return replace(judgement_with(*verdicts), basis=PLACES, **changes)  # type: ignore[arg-type]
+
+
+def commands(judgement: Judgement, run: RunRecord | None = AGAIN) -> list[str]:
+    """The commands for the first cause."""
+    return [step.command for step in next_steps(causes(judgement)[0], judgement, run)]
+
+
+def test_every_check_is_of_a_cause() -> None:
+    assert list(OF_CHECK) == list(NODE_CHECKS)
+
+
+def test_who_is_certainly_at_fault_is_drained_and_then_measured_again() -> None:
+    found = judged(*failed(1, GPU))
+    first, then = next_steps(causes(found)[0], found, AGAIN)
+    assert first.action.startswith("drain node7; ")
+    assert shlex.split(first.command) == ["ddpscale", "culprits", "my runs/one/judged-1"]
+    assert shlex.split(then.command) == [*AGAIN.again, "-k", found.verdicts[0].id]
+
+
+@pytest.mark.parametrize("number", [1, 3, 4])
+def test_the_command_measures_all_that_the_cause_explains(number: int) -> None:
+    found = judged(*failed(number, GPU), replace(RATIO, outcome="failed", culprits=(GPU,), counts_with=FAILED.id))
+    (one,) = causes(found)
+    expression = Expression.compile(shlex.split(commands(found)[1])[-1])
+    assert len(one.explains) == number + 1
+    for name in one.explains:
+        assert expression.evaluate(partial(_is_in, name)), name
+
+
+def _is_in(name: str, word: str, /, **_: object) -> bool:
+    return word in name
+
+
+def test_a_suspect_is_looked_at_and_never_drained() -> None:
+    found = judged(*failed(1, replace(GPU, is_certain=False)))
+    (one,) = causes(found)
+    assert one.category == "CHECK"
+    assert next_steps(one, found, AGAIN)[0].action.startswith("look at node7: ")
+
+
+def test_nothing_is_drained_for_what_an_unfinished_or_incomplete_run_found() -> None:
+    for changes in ({"unfinished": True}, {"outcome": "incomplete"}):
+        assert causes(judged(*failed(1, GPU), **changes))[0].category == "CHECK"
+
+
+def test_a_warning_is_to_be_watched() -> None:
+    found = judged(*failed(1, GPU, severity="warn"), outcome="accepted")
+    (one,) = warnings(found)
+    assert (one.id, one.category, one.severity) == ("slow-gpu", "MONITOR", 5)
+    assert [record.category for record in cause_records(found, AGAIN)] == ["MONITOR"]
+
+
+def test_an_interrupted_run_is_resumed_as_it_was_selected() -> None:
+    many = [replace(NOT_MEASURED, id=f"one[{i}]", reason=f"interrupted in study {i}") for i in range(16)]
+    run = structs.replace(AGAIN, argv=("/bin/pytest", "-k", "one or two", "--ddp-world-sizes=1,2", "-v"))
+    found = judged(*many, outcome="incomplete", unfinished=True)
+    (one,) = causes(found)
+    assert (one.id, one.sentence) == ("interrupted", "measuring was interrupted: 16 requirements not measured")
+    (step,) = next_steps(one, found, run)
+    selected = ["-k", "one or two", "--ddp-world-sizes=1,2"]
+    assert shlex.split(step.command) == [*AGAIN.again, *selected, "--ddp-resume=my runs/one"]
+
+
+def test_what_is_undecided_is_measured_longer_and_without_a_budget() -> None:
+    undecided = replace(FAILED, outcome="inconclusive", culprits=(), rounds=32)
+    (longer,) = commands(judged(undecided, outcome="incomplete"))
+    assert shlex.split(longer) == ["pytest", "--gpu-sku=b200", "acceptance", "--ddp-rounds=64", "-k", FAILED.id]
+    (launches,) = commands(judged(replace(undecided, launches=3), outcome="incomplete"))
+    assert "--ddp-launches=6" in shlex.split(launches)
+
+
+def test_nothing_is_measured_again_of_a_run_that_this_program_did_not_measure() -> None:
+    found = judged(*failed(1, GPU))
+    imported, simulated = (structs.replace(AGAIN, status=status) for status in ("imported", "simulated"))
+    assert commands(found, imported) == commands(found, None) == [""]
+    assert commands(found, simulated) == ["ddpscale culprits --rehearse 'my runs/one/judged-1'"]
+
+
+def test_the_only_node_is_no_suspect() -> None:
+    node = Culprit("node", "vm", None, None, "3 of 8", is_certain=False)
+    weak = failed(1, node, metric="weak_scaling_efficiency", bound={"at_least": 0.96}, value=0.9, interval=None)
+    alone = Coverage((NodeCoverage("vm", (), "", ()),))
+    assert headline(judged(*weak, coverage=alone)).endswith("; no device is named for it")
+    assert "look at node vm" in headline(judged(*weak))
