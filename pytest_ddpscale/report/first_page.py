@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import (
@@ -49,11 +49,11 @@ class KeyNumber:
 
 def told_causes(found: Sequence[Cause], judgement: Judgement, run: RunRecord) -> list[tuple[Cause, list[NextStep]]]:
     """Causes with what to do about them; a command that was told before is not repeated."""
-    told, commands = [], set[str]()
+    told, seen = [], set[NextStep | str]()
     for one in found:
-        steps = [step for step in next_steps(one, judgement, run) if not step.command or step.command not in commands]
-        commands |= {step.command for step in steps}
-        told.append((one, steps))
+        new = [step for step in next_steps(one, judgement, run) if step not in seen]
+        told.append((one, [replace(step, command="") if step.command in seen else step for step in new]))
+        seen.update(new, (step.command for step in new))
     return told
 
 
@@ -101,7 +101,7 @@ def _nodes_at_fault(judgement: Judgement) -> KeyNumber:
     """Nodes that a failure certainly names, of all; it passes only if nothing blocks acceptance and all were tested."""
     title, coverage = "Nodes at fault", judgement.coverage
     if coverage is None or not coverage.node_count:
-        return KeyNumber(title, text.ABSENT, "no node is known", "none", "NOT MEASURED")
+        return KeyNumber(title, text.ABSENT, "no node is known", "0", "NOT MEASURED")
     blocking = [one for one in judgement.verdicts if judgement.is_blocked_by(one)]
     warned = [one for one in judgement.verdicts if text.only_warns(one)]
     failing, suspected = _hosts(blocking), _hosts(blocking, is_certain=False)
@@ -117,7 +117,7 @@ def _nodes_at_fault(judgement: Judgement) -> KeyNumber:
     else:
         named = _hosts(judgement.waived) or _hosts(warned)
         word, why = ("WAIVED" if _hosts(judgement.waived) else "WARN") if named else "PASS", ""
-    return KeyNumber(title, f"{len(named)} of {coverage.node_count}", why or _first(named), "none", word)
+    return KeyNumber(title, f"{len(named)} of {coverage.node_count}", why or _first(named), "0", word)
 
 
 def _first(hosts: Iterable[str]) -> str:

@@ -120,7 +120,8 @@ def render_markdown(
     is_simulated, profiles = judgement.simulated or run.is_simulated(), evidence.profiles if evidence else []
     versions = software_versions(run, evidence.surveys.values() if evidence else ())
     causes, ratios = cause.causes(judgement), ratio_lines(judgement.verdicts)
-    unmet = sorted((one for one in judgement.verdicts if not one.passed), key=text.only_warns)
+    unmet = [one for one in judgement.verdicts if judgement.is_blocked_by(one)]
+    warned = [one for one in judgement.verdicts if text.only_warns(one)]
     shown = causes[:_MOST_CAUSES]
     rendered = _template().render(
         judgement=judgement,
@@ -140,7 +141,7 @@ def render_markdown(
         signatures=first_page.signatures(judgement, run),
         not_signed=first_page.why_nobody_signs(is_simulated=is_simulated),
         unmet=Table(_UNMET, [_row(one, ratios, shown) for one in unmet[:_MOST_FAILURES]]),
-        hidden=unmet[_MOST_FAILURES:],
+        left_out=[(len(unmet[_MOST_FAILURES:]), ""), (len(warned), " did not pass and only warn")],
         by_spread=[verdict for verdict in judgement.verdicts if text.spread_text(verdict)],
         errors=_errors(judgement)[:_MOST_CAUSES],
         waived=[
