@@ -49,6 +49,8 @@ JUDGEMENT_KEYS = {
     "schema_version", "sku", "outcome", "reason", "notes", "basis", "coverage", "verdicts", "allows_unmeasured",
     "simulated", "blockers", "extends", "lowered", "altered", "uniform_loss", "last_acceptance", "not_selected",
     "not_selected_ratios",
+    "unfinished",
+    "causes",
 }  # fmt: skip
 VIEWS = {
     "verdicts.json", "report.md", "report.html", "junit.xml", "pytest-report.json", "plots", "metrics.prom",
@@ -409,4 +411,5 @@ def test_published_a100_results_give_the_published_figures(site: Site) -> None:
     assert verdicts["memory_spread[resnet152-fp16-8gpu]"]["value"] == 0
     assert site.outcome("a100") == "incomplete"
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert "note: single samples: intervals come from the step-time standard deviation" in output_of(result)
+    notes = site.verdicts("a100")["notes"]
+    assert "single samples: intervals come from the step-time standard deviation" in notes

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 from _pytest.mark.expression import Expression
@@ -13,12 +15,13 @@ from msgspec import structs
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.report.cause import causes, headline, warnings
 from pytest_ddpscale.report.next_steps import cause_records, next_steps
-from pytest_ddpscale.run.cause_kinds import OF_CHECK
+from pytest_ddpscale.run.cause_kinds import CAUSES, OF_CHECK
 from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict
 from tests.builders.judgements import FAILED, NOT_MEASURED, RATIO, RUN, judgement_with
 
+DOCS = Path(__file__).parents[2] / "docs"
 GPU = Culprit("gpu", "node7", 3, "GPU-4f1c0b7a-77aa", "1.20× the median of 7 peers", slowdown=1.2, peers=7)
 AGAIN = structs.replace(RUN, again=("pytest", "--gpu-sku=b200", "--ddp-budget=10m", "acceptance"))
 PLACES = {"measurements_path": "my runs/one/measurements.jsonl", "verdicts_path": "my runs/one/judged-1/verdicts.json"}
@@ -40,6 +43,13 @@ def commands(judgement: Judgement, run: RunRecord | None = AGAIN) -> list[str]:
 
 def test_every_check_is_of_a_cause() -> None:
     assert list(OF_CHECK) == list(NODE_CHECKS)
+
+
+def test_the_page_has_a_paragraph_for_each_id_and_the_glossary_is_short() -> None:
+    page, glossary = ((DOCS / name).read_text(encoding="utf-8") for name in ("how-to/rejected.md", "glossary.md"))
+    told = re.findall(r"^\*\*([a-z-]+)\*\* \(([1-6])", page, re.MULTILINE)
+    assert told == [(name, str(kind.severity)) for name, kind in CAUSES.items()]
+    assert len(re.findall("^[|] [a-zA-Z]", glossary, re.MULTILINE)) - 1 <= 30
 
 
 def test_who_is_certainly_at_fault_is_drained_and_then_measured_again() -> None:
