@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace as replaced
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_ddpscale.errors import WritingError
+from pytest_ddpscale.report.figures.figure import Figure
 from pytest_ddpscale.report.live_progress import LIVE
 from pytest_ddpscale.report.next_steps import cause_records
 from pytest_ddpscale.run.evidence import Evidence
@@ -32,13 +33,14 @@ def write_reports(
     """
     from pytest_ddpscale.report.markdown import render_markdown
 
-    record = _as_judged(record, judgement)
+    record, kept = _as_judged(record, judgement), _with_kept_traces(run, evidence)
     plots: list[Path] = []
+    drawn: list[Figure] = []
     recorded = replaced(judgement, causes=cause_records(judgement, record))
     problems = [_attempt("verdicts.json", lambda: run.write_json(run.verdicts_json, recorded))]
     if is_final:
         from pytest_ddpscale.report import csv_tables, junit
-        from pytest_ddpscale.report.plots import write_plots
+        from pytest_ddpscale.report.figures.of_run import figures, write_pngs
         from pytest_ddpscale.report.prometheus import render_prometheus
 
         views: dict[str, Callable[[], str]] = {
@@ -49,25 +51,29 @@ def write_reports(
         }
         for name, render in views.items():
             problems.append(_attempt(name, partial(_write, run.path / name, render)))
-        problems.append(_attempt("plots", lambda: plots.extend(write_plots(evidence, judgement, run.plots))))
+        drawn += figures(kept, judgement, record)
+        problems.append(_attempt("plots", lambda: plots.extend(write_pngs(drawn, run.plots))))
     names = [f"plots/{path.name}" for path in plots]
 
     def write_markdown() -> None:
-        kept = _with_kept_traces(run, evidence)
         write_atomically(run.path / "report.md", render_markdown(judgement, record, names, kept))
 
     problems.append(_attempt("report.md", write_markdown))
     if is_final:
-        problems.append(write_page(run, judgement, record, evidence))
+        problems.append(_write_page(run, judgement, record, kept, drawn))
     return [problem for problem in problems if problem]
 
 
 def write_page(run: RunDirectory, judgement: Judgement, record: RunRecord, evidence: Evidence) -> str:
     """Write report.html of a finished run. Returns one sentence if that failed, else an empty string."""
-    return _attempt(
-        "report.html",
-        partial(_write, run.path / "report.html", lambda: page_of(judgement, record, _with_kept_traces(run, evidence))),
-    )
+    return _write_page(run, judgement, record, _with_kept_traces(run, evidence))
+
+
+def _write_page(
+    run: RunDirectory, judgement: Judgement, record: RunRecord, kept: Evidence, drawn: Sequence[Figure] | None = None
+) -> str:
+    path = run.path / "report.html"
+    return _attempt("report.html", partial(_write, path, lambda: page_of(judgement, record, kept, drawn)))
 
 
 def write_live_page(run: RunDirectory, page: str, progress: str) -> None:
@@ -75,11 +81,14 @@ def write_live_page(run: RunDirectory, page: str, progress: str) -> None:
     write_atomically(run.path / "report.html", page.replace(LIVE, progress, 1))
 
 
-def page_of(judgement: Judgement, record: RunRecord, evidence: Evidence, *, goes_on: bool = False) -> str:
-    """Render report.html, with run.json as it was judged."""
+def page_of(
+    judgement: Judgement, record: RunRecord, evidence: Evidence, drawn: Sequence[Figure] | None = None, *,
+    goes_on: bool = False,
+) -> str:  # fmt: skip
+    """Render report.html, with run.json as it was judged, and with figures that are already drawn."""
     from pytest_ddpscale.report.html_page import render_html
 
-    return render_html(judgement, _as_judged(record, judgement), evidence, goes_on=goes_on)
+    return render_html(judgement, _as_judged(record, judgement), evidence, drawn, goes_on=goes_on)
 
 
 def _with_kept_traces(run: RunDirectory, evidence: Evidence) -> Evidence:

@@ -20,6 +20,8 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import cause, first_page, page_tables, plan_text, profile_text, text
 from pytest_ddpscale.report.breakdown import breakdown_of, headings
 from pytest_ddpscale.report.certainty_text import certainty_lines
+from pytest_ddpscale.report.figures.figure import Figure
+from pytest_ddpscale.report.figures.of_run import figures
 from pytest_ddpscale.report.launches_text import launches_sentence
 from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S
 from pytest_ddpscale.report.node_table import node_table
@@ -27,7 +29,6 @@ from pytest_ddpscale.report.not_tested_text import NOT_COVERED, not_tested_lines
 from pytest_ddpscale.report.requirement_groups import PROVISIONAL, requirement_parts, sources
 from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.report.software_text import software_versions
-from pytest_ddpscale.report.svg_figures import figures
 from pytest_ddpscale.report.unmet import explained_text
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
@@ -37,7 +38,7 @@ from pytest_ddpscale.util import tables
 from pytest_ddpscale.util.listing import first_few
 
 TEMPLATES = Path(__file__).parent / "templates"
-_FIRST_FIGURES = ["heat-map", "pair-matrix", "scaling-overview"]
+_FIRST_FIGURES = ("heat-map", "pair-matrix", "weak-efficiency", "weak-throughput")
 _MOST_CAUSES, _MOST_NOT_TESTED = 10, 3  # shown at once
 _STARTUP_NAMES = {"import_s": "imports", "rendezvous_s": "rendezvous", "first_step_s": "first step"}
 
@@ -51,19 +52,30 @@ class TopologyOfHosts:
     differs: bool
 
 
-def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goes_on: bool = False) -> str:
-    """The page of a run. While the run goes on, it contains `LIVE` and browsers reload it every `REFRESH_S` seconds."""
+def render_html(
+    judgement: Judgement, run: RunRecord, evidence: Evidence, drawn: Sequence[Figure] | None = None, *,
+    goes_on: bool = False,
+) -> str:  # fmt: skip
+    """The page of a run. While the run goes on, it contains `LIVE` and browsers reload it every `REFRESH_S` seconds.
+
+    Args:
+        judgement: of the run.
+        run: its run.json, as it was judged.
+        evidence: its measurements.
+        drawn: its figures; None to draw them.
+        goes_on: whether it is still measured.
+    """
     is_simulated = judgement.simulated or run.is_simulated()
     versions = software_versions(run, evidence.surveys.values())
     has_gpus = evidence.plan.device_type == "cuda"
     causes = _causes_so_far(judgement) if goes_on else cause.causes(judgement)
-    drawn = {one.id: one for one in figures(evidence, judgement, run)}
+    shown = figures(evidence, judgement, run) if drawn is None else drawn
     return page_template("report.html.j2").render(
         judgement=judgement,
         run=run,
         plan=evidence.plan,
         live=Markup(LIVE) if goes_on else "",  # noqa: S704 (ours)
-        contents=_contents(judgement, has_figures=bool(drawn)),
+        contents=_contents(judgement, has_figures=bool(shown)),
         watermark=WATERMARK if is_simulated else "",
         headline=_headline_so_far(judgement) if goes_on else cause.headline(judgement),
         judged=first_page.judged_text(judgement),
@@ -77,8 +89,8 @@ def render_html(judgement: Judgement, run: RunRecord, evidence: Evidence, *, goe
         not_covered=[*NOT_COVERED],
         signatures=first_page.signatures(judgement, run),
         not_signed=first_page.why_nobody_signs(is_simulated=is_simulated, goes_on=goes_on),
-        figures=drawn,
-        first_figures=_FIRST_FIGURES,
+        first_figures=[one for one in shown if one.id in _FIRST_FIGURES],
+        other_figures=[one for one in shown if one.id not in _FIRST_FIGURES],
         parts=requirement_parts(judgement, causes),
         provisional=[one for one in judgement.verdicts if text.is_provisional(one)],
         sources=sources(judgement.verdicts),

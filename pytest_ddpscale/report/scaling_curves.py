@@ -8,15 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from textwrap import wrap
-from typing import Literal
 
 from pytest_ddpscale.judge.values import worst_value
 from pytest_ddpscale.plan.arm import Arm, OneGpu
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import (
-    DEVICE_UTILIZATION,
     STRONG_SCALING_EFFICIENCY,
     STRONG_SCALING_SPEEDUP,
     THROUGHPUT_PER_GPU,
@@ -25,15 +22,12 @@ from pytest_ddpscale.plan.metric_catalogue import (
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.variant import USUAL
+from pytest_ddpscale.report.figures.curve import Bound, Curve, Point
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.util.listing import first_few
 
-# Intervals are drawn up to this factor from the value, because a wide one would squeeze all curves into one line.
-_WIDEST = 2.0
-_LONGEST_LINE = 34
 _CONFIDENCE = 0.95  # without verdicts: a session's default
-LegendKind = Literal["bound", "provisional", "interval", "missed", "note"]
 
 
 @dataclass(frozen=True)
@@ -72,9 +66,6 @@ EFFICIENCY = Quantity(
 SPEEDUP = Quantity(
     "speedup", "speed-up over one {device}", "speed-up (×)", 1.0, (STRONG_SCALING_SPEEDUP, STRONG_SCALING_EFFICIENCY)
 )
-UTILIZATION = Quantity(
-    "utilization", "least busy {device}", "utilization of the least busy {device} (%)", 100.0, (DEVICE_UTILIZATION,)
-)
 PLOTS: tuple[tuple[Scaling, Quantity], ...] = (
     ("weak", THROUGHPUT),
     ("weak", EFFICIENCY),
@@ -82,53 +73,29 @@ PLOTS: tuple[tuple[Scaling, Quantity], ...] = (
     ("strong", SPEEDUP),
     ("strong", EFFICIENCY),
 )
-OVERVIEW: tuple[tuple[Scaling, Quantity], ...] = (
-    ("weak", THROUGHPUT),
-    ("weak", EFFICIENCY),
-    ("strong", SPEEDUP),
-    ("weak", UTILIZATION),
-)
 
 
 @dataclass(frozen=True)
-class CurvePoint:
-    """One world size.
+class CurvePoint(Point):
+    """One world size, `x`.
 
     Attributes:
-        interval: the one that decides; None without one.
         nodes: ``worst node`` or ``first 2 of 4 nodes``: the nodes of the value; empty if it is of all.
         place: name of the worst node; empty if unknown.
-        is_failed: whether the value misses its bound.
     """
 
-    world_size: int
-    value: float
-    interval: tuple[float, float] | None
     nodes: str = ""
     place: str = ""
-    is_failed: bool = False
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return int(self.x)
 
     @property
     def where(self) -> str:
         """``worst node (n3)``; empty if the value is of all nodes."""
         return f"{self.nodes} ({self.place})" if self.place else self.nodes
-
-    @property
-    def drawn_interval(self) -> tuple[float, float] | None:
-        """The interval as far as it is drawn; None if there is none."""
-        if self.interval is None or any(map(math.isnan, self.interval)):
-            return None
-        low, high = self.interval
-        return max(low, self.value / _WIDEST), min(high, self.value * _WIDEST)
-
-
-@dataclass(frozen=True)
-class CurveBound:
-    """The bound of a requirement; `provisional` without a published source."""
-
-    world_size: int
-    value: float
-    provisional: bool
 
 
 @dataclass(frozen=True)
@@ -137,8 +104,6 @@ class ScalingCurve:
 
     Attributes:
         unit: of values and bounds.
-        number: of the study among those of a chart, from 0.
-        dodge: factor on the world size that keeps the intervals of a chart's curves apart.
         confidence: of the intervals, 0 … 1.
         one_gpu: how a single GPU was trained.
     """
@@ -146,11 +111,9 @@ class ScalingCurve:
     workload: str
     unit: str
     points: tuple[CurvePoint, ...]
-    bounds: tuple[CurveBound, ...]
+    bounds: tuple[Bound, ...]
     confidence: float
     one_gpu: OneGpu = "alone"
-    number: int = 0
-    dodge: float = 1.0
 
     @property
     def values(self) -> dict[int, float]:
@@ -158,15 +121,9 @@ class ScalingCurve:
         return {point.world_size: point.value for point in self.points}
 
     @property
-    def world_sizes(self) -> set[int]:
-        """World sizes with a value or a bound."""
-        return {*self.values, *(bound.world_size for bound in self.bounds)}
-
-    @property
-    def extent(self) -> list[float]:
-        """Values that have to be inside a chart."""
-        ends = [end for point in self.points for end in point.drawn_interval or ()]
-        return [*self.values.values(), *ends, *(bound.value for bound in self.bounds)]
+    def curve(self) -> Curve:
+        """To draw."""
+        return Curve(self.workload, self.points, self.bounds)
 
     def times(self, factor: float) -> ScalingCurve:
         """The curve in another unit."""
@@ -185,12 +142,7 @@ def charted_curves(
     """The curves of one chart in the plan's order, in the unit of its axis; studies without a value are left out."""
     studies = [study for study in evidence.plan.of_launch(1).studies if study.scaling == scaling]
     every = [scaling_curve(study, quantity, evidence, verdicts).times(quantity.factor) for study in studies]
-    curves = [curve for curve in every if curve.points]
-    count = len(curves)
-    return [
-        replace(curve, number=i, dodge=2 ** ((i - (count - 1) / 2) * min(0.07, 0.4 / count)))
-        for i, curve in enumerate(curves)
-    ]
+    return [curve for curve in every if curve.points]
 
 
 def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts: Sequence[Verdict]) -> ScalingCurve:
@@ -216,8 +168,8 @@ def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts
         if found is not None and found.value is not None:
             is_failed = isinstance(found, Verdict) and found.outcome == "failed"
             nodes = _nodes(size, evidence.plan.layout)
-            points.append(CurvePoint(size, found.value, found.interval, nodes, found.place, is_failed))
-    bounds = tuple(CurveBound(one.world_size, one.bound_value, one.provisional) for one in judged)
+            points.append(CurvePoint(size, found.value, found.interval, is_failed, nodes, found.place))
+    bounds = tuple(Bound(one.world_size, one.bound_value, one.provisional) for one in judged)
     unit = quantity.metrics[0].unit_of(study.workload.family)
     return ScalingCurve(study.workload.name, unit, tuple(points), bounds, confidence, one_gpu)
 
@@ -274,22 +226,6 @@ def _nodes(world_size: int, layout: Layout) -> str:
         return "worst node"
     nodes = -(-world_size // layout.ranks_per_node)
     return f"first {nodes} of {layout.nodes} nodes" if nodes < layout.nodes else ""
-
-
-def chart_legend(curves: Sequence[ScalingCurve], device: str) -> list[tuple[LegendKind, str]]:
-    """Legend entries of a chart after those of its curves: what a sign means, then `place_notes`."""
-    points = [point for curve in curves for point in curve.points]
-    are_provisional = {bound.provisional for curve in curves for bound in curve.bounds}
-    level = f"{100 * curves[0].confidence:g} %"
-    signs: dict[LegendKind, tuple[bool, str]] = {
-        "bound": (False in are_provisional, "bound"),
-        "provisional": (True in are_provisional, "provisional bound"),
-        "interval": (any(point.drawn_interval for point in points), f"{level} confidence interval"),
-        "missed": (any(point.is_failed for point in points), "misses its bound"),
-    }
-    lines = [line for note in place_notes(curves, device) for line in wrap(note, _LONGEST_LINE)]
-    notes: list[tuple[LegendKind, str]] = [("note", line) for line in lines]
-    return [(kind, text) for kind, (is_drawn, text) in signs.items() if is_drawn] + notes
 
 
 def place_notes(curves: Sequence[ScalingCurve], device: str) -> list[str]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.collective_sweep import size_text
 from pytest_ddpscale.plan.operation import COLLECTIVES
-from pytest_ddpscale.report.svg_maps import PairValues, pair_bandwidths, pair_bandwidths_within, pair_matrix
-from pytest_ddpscale.report.svg_sweep import SweptCurve, SweptPoint, sweep_chart
+from pytest_ddpscale.report.figures.cluster_values import PairValues, pair_bandwidths, pair_bandwidths_within
+from pytest_ddpscale.report.figures.curve import Bound, Curve, Point
+from pytest_ddpscale.report.figures.drawing import Drawing, svg_of
+from pytest_ddpscale.report.figures.lines import LineAxes, line_chart
+from pytest_ddpscale.report.figures.maps import pair_matrix
 from pytest_ddpscale.report.text import ABSENT, bound_text, one_line, value_text, verdict_word
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.suites.collective_bounds import cases_of_run
@@ -73,8 +76,8 @@ def _section(rows: Sequence[CollectiveRow], judged: Judged, confidence: float) -
     curves = [_bandwidths(theirs, judged) for theirs in grouped(rows)]
     times = [_times(theirs) for theirs in grouped(rows)]
     figures = (
-        sweep_chart(key, f"Bus bandwidth over {where}", "busbw (GB/s)", curves),
-        sweep_chart(f"{key}-time", f"Time over {where}", "time (us)", times, is_log=True),
+        svg_of(key, f"Bus bandwidth over {where}", _sweep("busbw (GB/s)", curves)),
+        svg_of(f"{key}-time", f"Time over {where}", _sweep("time (us)", times, "log 10")),
     )
     how = (
         "Bus bandwidth, algorithm bandwidth and time by the formulas of nccl-tests, for the slowest rank"
@@ -115,23 +118,30 @@ def _gbps(value: float) -> str:
     return f"{value:.3g} GB/s"
 
 
-def _bandwidths(rows: Sequence[CollectiveRow], judged: Judged) -> SweptCurve:
-    bounds = {case.probe: (case.requirement.bound, verdict.outcome == "failed") for case, verdict in judged}
-    points = []
+def _sweep(title: str, curves: Sequence[Curve], values: Literal["from zero", "log 10"] = "from zero") -> Drawing | None:
+    axes = LineAxes("message size", title, x_is_log=True, values=values, x_name=lambda size: size_text(int(size)))
+    return line_chart(axes, curves)
+
+
+def _bandwidths(rows: Sequence[CollectiveRow], judged: Judged) -> Curve:
+    cases = {case.probe: (case.requirement.bound, verdict.outcome == "failed") for case, verdict in judged}
+    points, bounds = [], []
     for row in rows:
         if row.busbw_gbps is not None:
-            bound, has_failed = bounds.get(row.probe, (None, False))
-            points.append(SweptPoint(row.operation.message_bytes or 0, row.busbw_gbps, row.interval, bound, has_failed))
-    return SweptCurve(rows[0].operation.kind, tuple(points), COLLECTIVES.index(rows[0].operation.kind))
+            size, (bound, is_failed) = row.operation.message_bytes or 0, cases.get(row.probe, (None, False))
+            points.append(Point(size, row.busbw_gbps, row.interval, is_failed))
+            bounds += [Bound(size, bound)] if bound is not None else []
+    kind = rows[0].operation.kind
+    return Curve(kind, points, bounds, place=COLLECTIVES.index(kind))
 
 
-def _times(rows: Sequence[CollectiveRow]) -> SweptCurve:
+def _times(rows: Sequence[CollectiveRow]) -> Curve:
     points = [
-        SweptPoint(row.operation.message_bytes or 0, row.time_us, row.time_interval_us)
+        Point(row.operation.message_bytes or 0, row.time_us, row.time_interval_us)
         for row in rows
         if row.time_us is not None
     ]
-    return SweptCurve(rows[0].operation.kind, tuple(points), COLLECTIVES.index(rows[0].operation.kind))
+    return Curve(rows[0].operation.kind, points, place=COLLECTIVES.index(rows[0].operation.kind))
 
 
 def _bounds(judged: Judged, why_none: str) -> SuiteSection:
@@ -156,8 +166,8 @@ def _pairs(measured: MeasuredSuite) -> Iterator[SuiteSection]:
     figures = [
         figure
         for figure in (
-            pair_matrix("pairs-within", within, "Bandwidth between ranks of a node"),
-            pair_matrix("pairs-between", between),
+            svg_of("pairs-within", "Bandwidth between ranks of a node", pair_matrix(within)),
+            svg_of("pairs-between", "Bandwidth between nodes", pair_matrix(between)),
         )
         if figure
     ]

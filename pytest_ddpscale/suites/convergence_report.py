@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_ddpscale.plan.training_run import LOSS_WINDOW, loss_reached
-from pytest_ddpscale.report.svg_lines import LineAxes, LineCurve, line_chart
+from pytest_ddpscale.report.figures.curve import Curve, Point
+from pytest_ddpscale.report.figures.drawing import svg_of
+from pytest_ddpscale.report.figures.lines import LineAxes, line_chart
 from pytest_ddpscale.run.training_record import RunRecords
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
@@ -143,11 +145,11 @@ def _comparison(complete: Sequence[RunRecords]) -> list[str]:
 
 def _curves(complete: Sequence[RunRecords]) -> list[str]:
     first = [one for one in complete if one.run.launch == 1]
-    by_iteration = [LineCurve(_named(one), _thinned(one.losses, 1.0)) for one in first]
-    by_epoch = [LineCurve(_named(one), _thinned(one.losses, 1 / one.run.iterations)) for one in first]
+    by_iteration = [Curve(_named(one), _thinned(one.losses, 1.0)) for one in first]
+    by_epoch = [Curve(_named(one), _thinned(one.losses, 1 / one.run.iterations)) for one in first]
     return [
-        line_chart("loss", "Loss by iteration", LineAxes("iteration", "loss"), by_iteration),
-        line_chart("loss-epochs", "Loss by epoch", LineAxes("epoch", "loss"), by_epoch),
+        svg_of("loss", "Loss by iteration", line_chart(LineAxes("iteration", "loss"), by_iteration)),
+        svg_of("loss-epochs", "Loss by epoch", line_chart(LineAxes("epoch", "loss"), by_epoch)),
     ]
 
 
@@ -155,11 +157,11 @@ def _named(one: RunRecords) -> str:
     return f"{one.run.name}, {one.run.world_size} ranks, batch {one.run.global_batch}"
 
 
-def _thinned(losses: Sequence[float], step: float) -> list[tuple[float, float]]:
+def _thinned(losses: Sequence[float], step: float) -> list[Point]:
     """Means over neighbours, so that at most `_MOST_POINTS` points remain."""
     width = -(-len(losses) // _MOST_POINTS)
     chunks = [losses[first : first + width] for first in range(0, len(losses), width)]
-    return [((place + 0.5) * width * step, sum(chunk) / len(chunk)) for place, chunk in enumerate(chunks)]
+    return [Point((place + 0.5) * width * step, sum(chunk) / len(chunk)) for place, chunk in enumerate(chunks)]
 
 
 def _by_parameters(complete: Sequence[RunRecords]) -> list[tuple[RunRecords, TimeToLoss]]:
@@ -175,13 +177,12 @@ def _by_parameters(complete: Sequence[RunRecords]) -> list[tuple[RunRecords, Tim
 
 def _parameters(found: Sequence[tuple[RunRecords, TimeToLoss]]) -> SuiteSection:
     ranks = found[0][0].run.world_size
-    points = [(float(one.end.trainable_parameters), time.epochs) for one, time in found if one.end is not None]
+    points = [Point(float(one.end.trainable_parameters), time.epochs) for one, time in found if one.end is not None]
     rows = [(f"{int(count):,}", one.run.name, f"{time.epochs:.2f}", str(time.iterations), f"{time.seconds:.2f}")
-            for (count, _), (one, time) in zip(points, found, strict=True)]  # fmt: skip
-    chart = line_chart(
-        "parameters", "Epochs to the loss by trainable parameters",
-        LineAxes("trainable parameters", "epochs", x_is_log=True), [LineCurve(f"{ranks} ranks", points)],
-    )  # fmt: skip
+            for (count, *_), (one, time) in zip(points, found, strict=True)]  # fmt: skip
+    axes = LineAxes("trainable parameters", "epochs", x_is_log=True, x_name="{:,.0f}".format)
+    chart = svg_of("parameters", "Epochs to the loss by trainable parameters",
+                   line_chart(axes, [Curve(f"{ranks} ranks", points)]))  # fmt: skip
     columns = ("Trainable parameters", "Model", "Epochs", "Iterations", "Seconds")
     return SuiteSection("By number of parameters", [], [SuiteTable(columns, rows)], figures=[chart])
 

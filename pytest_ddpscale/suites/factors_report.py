@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pytest_ddpscale.suites.bars_figure import Bars, bars_figure
+from pytest_ddpscale.report.figures.bars import Bars, grouped_bars
+from pytest_ddpscale.report.figures.drawing import svg_of
 from pytest_ddpscale.suites.factors_values import Cell, Factor, Sweep, all_cells, centre_world_size, sweeps, trend
 from pytest_ddpscale.suites.found_text import found_cells, found_value
 from pytest_ddpscale.suites.ratio_text import interval_title
@@ -73,15 +74,16 @@ def _section(sweep: Sweep, confidence: float) -> SuiteSection:
         )
         for cell in sweep.cells
     ]  # fmt: skip
-    figure = bars_figure(
-        f"factor-{sweep.factor.replace(' ', '-')}", f"Computation and communication by {sweep.factor}",
+    chart = grouped_bars(
         (sweep.factor, "ms per step"), [cell.label(sweep.factor) for cell in sweep.cells],
         [Bars("computation", [cell.computation_ms for cell in sweep.cells]),
          Bars("communication not hidden by computation", [cell.communication_ms for cell in sweep.cells])],
     )  # fmt: skip
+    key = f"factor-{sweep.factor.replace(' ', '-')}"
+    figure = svg_of(key, f"Computation and communication by {sweep.factor}", chart)
     return SuiteSection(
         f"By {sweep.factor}", [_at(sweep), f"The document's {_FIGURES[sweep.factor]}."],
-        [SuiteTable(columns, rows)], figures=[figure] if figure else [],
+        [SuiteTable(columns, rows)], figures=[figure],
     )  # fmt: skip
 
 
@@ -106,13 +108,12 @@ def _data_section(found: Sequence[Sweep]) -> SuiteSection:
             columns = [sweep.factor, *columns]
             rows = [[name, *row] for name, row in zip(names, rows, strict=True)]
         tables.append(SuiteTable(columns, rows, title))
-        figures.append(
-            bars_figure(
-                f"data-{sweep.factor.replace(' ', '-')}", title, (sweep.factor, "GB per epoch"), names,
-                [Bars("by the document's formula", [cell.data.document_bytes / 1e9 for cell in sweep.cells]),
-                 Bars("sent by each rank (ring all-reduce)", [cell.data.sent_bytes / 1e9 for cell in sweep.cells])],
-            )
+        chart = grouped_bars(
+            (sweep.factor, "GB per epoch"), names,
+            [Bars("by the document's formula", [cell.data.document_bytes / 1e9 for cell in sweep.cells]),
+             Bars("sent by each rank (ring all-reduce)", [cell.data.sent_bytes / 1e9 for cell in sweep.cells])],
         )  # fmt: skip
+        figures.append(svg_of(f"data-{sweep.factor.replace(' ', '-')}", title, chart))
     return SuiteSection("Data moved in an epoch", [_DATA, "The document's figure 6a."], tables, figures=figures)
 
 

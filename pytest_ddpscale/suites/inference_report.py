@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_ddpscale.plan.metric_catalogue import INFERENCE_LATENCIES
+from pytest_ddpscale.report.figures.curve import Curve, Point
+from pytest_ddpscale.report.figures.drawing import svg_of
+from pytest_ddpscale.report.figures.lines import LineAxes, line_chart
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.suites.found_text import found_cells, found_value
-from pytest_ddpscale.suites.inference_figure import throughput_figure
 from pytest_ddpscale.suites.inference_values import (
     SATURATED,
     InferredArm,
@@ -88,8 +90,20 @@ def _throughput(
             f"{saturation_text(where).capitalize()}. A batch is saturated if it reaches {SATURATED:.0%} of the highest "
             "throughput measured. Batches are measured one after the other, not in one round."
         )
-    figure = throughput_figure(found, device, rate)
+    chart = line_chart(LineAxes(f"batch per {device}", f"{rate} per {device}", x_is_log=True), _curves(found))
+    figure = svg_of("inference", f"Throughput per {device} by batch", chart)
     return SuiteSection("Throughput", said, [SuiteTable(columns, rows)], figures=[figure])
+
+
+def _curves(found: Sequence[InferredBatch]) -> list[Curve]:
+    """Throughput by batch, of one device alone and of all at once."""
+    points: dict[int, list[Point]] = {}
+    for one in found:
+        for arm in one.arms:
+            points.setdefault(arm.ranks, []).append(
+                Point(one.batch, arm.samples_per_s.value, arm.samples_per_s.interval)
+            )
+    return [Curve(f"{ranks} at once" if ranks > 1 else "alone", of) for ranks, of in sorted(points.items())]
 
 
 def _throughput_cells(one: InferredBatch, ranks: int) -> Iterator[str]:

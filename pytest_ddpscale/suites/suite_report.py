@@ -23,7 +23,7 @@ class SuiteSection:
     Attributes:
         paragraphs: of plain text.
         listings: preformatted text, such as another tool's output or settings to paste.
-        figures: of `pytest_ddpscale.report.svg_axes.svg`.
+        figures: of `pytest_ddpscale.report.figures.drawing.svg_of`; empty ones are left out.
     """
 
     title: str

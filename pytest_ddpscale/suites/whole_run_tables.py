@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
+from pytest_ddpscale.report.figures.bars import Bars, grouped_bars
+from pytest_ddpscale.report.figures.curve import Curve, Point
+from pytest_ddpscale.report.figures.drawing import svg_of
+from pytest_ddpscale.report.figures.lines import LineAxes, line_chart
 from pytest_ddpscale.report.scaling_facts import (
     GOOD_EFFICIENCY,
     SATURATED_GAIN,
@@ -19,7 +23,6 @@ from pytest_ddpscale.report.scaling_facts import (
     scaling_facts,
     sweet_spots,
 )
-from pytest_ddpscale.report.svg_lines import LineAxes, LineCurve, bar_chart, line_chart
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.suites.suite_report import SuiteTable
 
@@ -178,22 +181,23 @@ def figures(all_series: Sequence[WholeRunSeries]) -> list[str]:
     """The chapter's figures 12.4 to 12.7: throughput, speed-up by data set and of all, throughput with efficiency."""
     gpus, drawn = f"world size ({all_series[0].device}s)", []
     for one in all_series:
-        bars = {str(size.gpus): size.samples_per_s for size in one.sizes}
-        drawn.append(bar_chart(f"bars-{one.name}", f"Training throughput on {one.name}", LineAxes(gpus, one.rate),
-                               {one.name: bars}))  # fmt: skip
-    curves = [LineCurve(one.name, [(fact.gpus, fact.speedup) for fact in one.facts]) for one in all_series]
-    axes = LineAxes(gpus, "speed-up", x_is_log=True, y_is_log=True, ideal=True)
-    drawn += [line_chart(f"speedup-{one.name}", f"Speed-up on {one.name}", axes, [one]) for one in curves]
+        bars = Bars(one.name, [size.samples_per_s for size in one.sizes])
+        chart = grouped_bars((gpus, one.rate), [str(size.gpus) for size in one.sizes], [bars])
+        drawn.append(svg_of(f"bars-{one.name}", f"Training throughput on {one.name}", chart))
+    curves = [Curve(one.name, [Point(fact.gpus, fact.speedup) for fact in one.facts]) for one in all_series]
+    axes = LineAxes(gpus, "speed-up", x_is_log=True, values="log 2", ideal="diagonal")
+    drawn += [svg_of(f"speedup-{one.name}", f"Speed-up on {one.name}", line_chart(axes, [one])) for one in curves]
     if len(curves) > 1:
-        drawn.append(line_chart("speedup", "Speed-up by data set", axes, curves))
+        drawn.append(svg_of("speedup", "Speed-up by data set", line_chart(axes, curves)))
     for one in all_series:
-        both = LineAxes(gpus, one.rate, x_is_log=True, second="efficiency %")
+        both = LineAxes(gpus, one.rate, x_is_log=True, second="efficiency (%)")
         pair = [
-            LineCurve("throughput", [(fact.gpus, fact.samples_per_s) for fact in one.facts]),
-            LineCurve("efficiency", [(fact.gpus, 100 * fact.efficiency) for fact in one.facts], second=True),
+            Curve("throughput", [Point(fact.gpus, fact.samples_per_s) for fact in one.facts]),
+            Curve("efficiency", [Point(fact.gpus, 100 * fact.efficiency) for fact in one.facts], is_second=True),
         ]
-        drawn.append(line_chart(f"both-{one.name}", f"Throughput and efficiency on {one.name}", both, pair))
-    return drawn
+        title = f"Throughput and efficiency on {one.name}"
+        drawn.append(svg_of(f"both-{one.name}", title, line_chart(both, pair)))
+    return [svg for svg in drawn if svg]
 
 
 def conclusions(series: WholeRunSeries, deadline_s: float | None = None) -> Iterator[str]:

@@ -1,9 +1,8 @@
-"""Bars of arms and GPUs: parts of a step's time, spread of step times, utilization of devices."""
+"""Bars of a run's arms and devices: parts of a step's time, spread of step times, utilization."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -12,80 +11,27 @@ from pytest_ddpscale.judge.metrics import PERCENTS, step_time_percentiles_ms
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, merged
 from pytest_ddpscale.plan.arm import Arm, ArmKind
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.report import svg_axes
-from pytest_ddpscale.report.svg_axes import BAD, SERIES_COLOURS, label, line, rectangle
-from pytest_ddpscale.report.text import number_text, one_line, shorten
+from pytest_ddpscale.report.figures.bars import BarRow, bars
+from pytest_ddpscale.report.figures.drawing import BAD, INK, SERIES, Drawing
+from pytest_ddpscale.report.figures.maps import by_number
+from pytest_ddpscale.report.text import number_text
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns
 from pytest_ddpscale.run.records import RankPlace
 
-MOST_BARS = 36  # more would not fit on a page of paper
-_WIDTH, _LEFT, _BAR_WIDTH = 480.0, 8.0, 464.0
-_LONGEST_NAME = 34  # leaves space for the longest value
+MOST_BARS = 16  # half a screen
 # The parts differ in opacity, so that they can be distinguished without colour.
 _PARTS = (
-    ("compute, typical rank", SERIES_COLOURS[0], 0.35),
-    ("waiting for the slowest rank", SERIES_COLOURS[1], 0.95),
-    ("DDP without communication", SERIES_COLOURS[2], 0.6),
-    ("exposed communication", SERIES_COLOURS[3], 0.8),
-    ("the rest, not measured separately", "currentColor", 0.2),
+    ("compute, typical rank", SERIES[0], 0.35),
+    ("waiting for the slowest rank", SERIES[1], 0.95),
+    ("DDP without communication", SERIES[2], 0.6),
+    ("exposed communication", SERIES[3], 0.8),
+    ("the rest, not measured separately", INK, 0.2),
 )
 _SPREADS = ((50, 75, 0.9), (75, 90, 0.6), (90, 95, 0.4), (95, 99, 0.2))
 
 
-@dataclass(frozen=True)
-class BarRow:
-    """One row: name and value as text, with the bar's segments below.
-
-    Attributes:
-        segments: from, to (shares of the width), fill, opacity.
-        is_flagged: whether to emphasize the row as bad.
-    """
-
-    name: str
-    value: str
-    segments: Sequence[tuple[float, float, str, float]]
-    is_flagged: bool = False
-
-
-def _bars(
-    key: str, title: str, rows: Sequence[BarRow], keys: Sequence[tuple[str, str, float]], mark: float | None = None,
-    said_above: Sequence[str] = (),
-) -> str:  # fmt: skip
-    """All rows; empty without any.
-
-    Args:
-        keys: name, fill and opacity of each legend entry.
-        mark: position of a line across all bars, as a share of the width.
-        said_above: lines of text above the bars.
-    """
-    if not rows:
-        return ""
-    parts, top = [], 0.0
-    for said in filter(None, said_above):
-        parts.append(label(_LEFT, top + 14, said))
-        top += 19
-    for name, fill, opacity in keys:
-        parts.append(rectangle(_LEFT, top + 3, 18, 12, fill, f' fill-opacity="{opacity}"'))
-        parts.append(label(_LEFT + 26, top + 14, name))
-        top += 19
-    top += 6
-    for row in rows:
-        parts.append(label(_LEFT, top + 13, shorten(one_line(row.name), _LONGEST_NAME)))
-        weight = ' font-weight="bold"' if row.is_flagged else ""
-        parts.append(label(_LEFT + _BAR_WIDTH, top + 13, row.value, "end", weight))
-        for start, end, fill, opacity in row.segments:
-            extra = f' fill-opacity="{opacity}"'
-            parts.append(rectangle(_LEFT + start * _BAR_WIDTH, top + 18, (end - start) * _BAR_WIDTH, 11, fill, extra))
-        if mark is not None:
-            x = _LEFT + mark * _BAR_WIDTH
-            parts.append(line(x, top + 15, x, top + 32, 'stroke="currentColor" stroke-width="1.5"'))
-        top += 36
-    in_words = "; ".join(f"{row.name}: {row.value}" for row in rows)
-    return svg_axes.svg(key, title, in_words, _WIDTH, top + 4, "".join(parts))
-
-
-def where_time_goes(key: str, columns: Columns, plan: Plan) -> str:
+def where_time_goes(columns: Columns, plan: Plan) -> Drawing | None:
     """A step of each study's largest arm, split by the time of the same ranks without communication.
 
     Each part is a difference of medians over the rounds: noise may hide it, but it is never negative.
@@ -103,7 +49,8 @@ def where_time_goes(key: str, columns: Columns, plan: Plan) -> str:
                     segments.append((start / total, end / total, *_PARTS[part][1:]))
                     start = end
                 rows.append(BarRow(f"{study.id}, {arm.name}", _totals(total, trained), segments))
-    return _bars(key, "Where the time of a step goes", rows, _PARTS)
+    drawn = {one[2:] for row in rows for one in row.segments}
+    return bars(rows, [part for part in _PARTS if part[1:] in drawn])
 
 
 def _largest_first(study: Study) -> list[Arm]:
@@ -146,7 +93,7 @@ def _median(values: FloatArray) -> float:
     return float(np.nanmedian(values))
 
 
-def step_time_spread(key: str, columns: Columns, plan: Plan) -> str:
+def step_time_spread(columns: Columns, plan: Plan) -> Drawing | None:
     """Percentiles from the median up of each arm's raw steps, pooled over ranks."""
     found = []
     for study in plan.studies:
@@ -163,37 +110,36 @@ def step_time_spread(key: str, columns: Columns, plan: Plan) -> str:
             name,
             f"p50 {number_text(ms[50], 'ms')}, p95 {number_text(ms[95], 'ms')}",
             [
-                ((ms[a] / ms[50] - 1) / width, (ms[b] / ms[50] - 1) / width, SERIES_COLOURS[0], opacity)
+                ((ms[a] / ms[50] - 1) / width, (ms[b] / ms[50] - 1) / width, SERIES[0], opacity)
                 for a, b, opacity in _SPREADS
             ],
         )
         for name, ms in shown
     ]
-    keys = [(f"p{a} to p{b}", SERIES_COLOURS[0], opacity) for a, b, opacity in _SPREADS]
+    keys = [(f"p{a} to p{b}", SERIES[0], opacity) for a, b, opacity in _SPREADS]
     few = f"The {len(shown)} of {len(found)} arms with the widest spread" if len(shown) < len(found) else ""
     ends = f"From the median to {100 * width:.0f} % above it"
-    return _bars(key, "Step times", rows, keys, said_above=(ends, few))
+    return bars(rows, keys, above=(ends, few))
 
 
 def _spread(arm: tuple[str, Mapping[int, float]]) -> float:
     return arm[1][PERCENTS[-1]] / arm[1][PERCENTS[0]]
 
 
-def activity_bars(key: str, columns: Columns, plan: Plan) -> str:
+def activity_bars(columns: Columns, plan: Plan) -> Drawing | None:
     """Median utilization of each device over the rounds of the arm in which it was least busy."""
     least = dict(_least_busy(columns, plan))
     shown = sorted(least, key=lambda place: least[place][0])[:MOST_BARS] if len(least) > MOST_BARS else list(least)
-    device = "GPU" if plan.device_type == "cuda" else "CPU rank"
     rows = []
     for place in shown:
         share, arm = least[place]
         is_low = share < IDLE
         said = f"{number_text(share, 'fraction')}, {arm}"
-        fill, said = (BAD, f"low: {said}") if is_low else (SERIES_COLOURS[0], said)
+        fill, said = (BAD, f"low: {said}") if is_low else (SERIES[0], said)
         rows.append(BarRow(f"{place.number} on {place.host}", said, [(0.0, min(share, 1.0), fill, 0.8)], is_low))
     few = f"The {len(shown)} least busy of {len(least)}" if len(shown) < len(least) else ""
-    keys = [("busy", SERIES_COLOURS[0], 0.8), (f"below {IDLE:.0%}".replace("%", " %"), BAD, 0.8)]
-    return _bars(key, f"{device} activity", rows, keys, mark=IDLE, said_above=(few,))
+    keys = [("busy", SERIES[0], 0.8), (f"below {IDLE:.0%}".replace("%", " %"), BAD, 0.8)]
+    return bars(rows, keys, mark=IDLE, above=(few,))
 
 
 def _least_busy(columns: Columns, plan: Plan) -> Iterator[tuple[RankPlace, tuple[float, str]]]:
@@ -207,7 +153,7 @@ def _least_busy(columns: Columns, plan: Plan) -> Iterator[tuple[RankPlace, tuple
             for place, share in zip(measured.ranks.rank_places, busy.tolist(), strict=True):
                 if share == share and share < lowest.get(place, (2.0, ""))[0]:  # not NaN
                     lowest[place] = share, f"{study.scaling} {arm.name}"
-    yield from sorted(lowest.items(), key=lambda one: one[0][:2])
+    yield from sorted(lowest.items(), key=lambda one: (by_number(one[0].host), one[0].local_rank))
 
 
 def _busy(measured: ArmColumns) -> FloatArray:
