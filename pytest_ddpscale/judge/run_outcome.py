@@ -97,11 +97,11 @@ def _by_verdicts(run: RunFacts) -> tuple[RunOutcome, str]:
         return "rejected", f"{_number(failed, verdicts)} of {len(once)} requirements failed: {_names(failed, verdicts)}"
     broken = [v for v in blocking if v.outcome in ("error", "not_measured")]
     if broken:
-        number = f"{_number(broken, verdicts)} of {len(once)}"
-        return "incomplete", f"{number} requirements were not measured: {_names(broken, verdicts)}"
+        number, were = _number(broken, verdicts), "was" if _number(broken, verdicts) == 1 else "were"
+        return "incomplete", f"{number} of {len(once)} requirements {were} not measured: {_names(broken, verdicts)}"
     if blocking:
-        number = f"{_number(blocking, verdicts)} of {len(once)}"
-        return "incomplete", f"{number} requirements are inconclusive: {_names(blocking, verdicts)}"
+        number, are = _number(blocking, verdicts), "is" if _number(blocking, verdicts) == 1 else "are"
+        return "incomplete", f"{number} of {len(once)} requirements {are} inconclusive: {_names(blocking, verdicts)}"
     if run.interrupted:
         return "incomplete", f"interrupted after {len(once)} of {required} requirements"
     if not verdicts:
@@ -135,8 +135,8 @@ def _by_verdicts(run: RunFacts) -> tuple[RunOutcome, str]:
         )
     undecided = [v for v in between if v.outcome == "inconclusive" and v.provisional]
     if undecided:
-        some = _number(undecided, verdicts)
-        return "incomplete", f"{count}, but between nodes {some} are inconclusive: {_names(undecided, verdicts)}"
+        some, are = _number(undecided, verdicts), "is" if _number(undecided, verdicts) == 1 else "are"
+        return "incomplete", f"{count}, but between nodes {some} {are} inconclusive: {_names(undecided, verdicts)}"
     over_all = [v for v in between if v.passed and v.id in coverage.over_all_nodes]
     kept = [v for v in over_all if METRICS[v.metric].tells_speed]
     if not kept:

@@ -19,8 +19,13 @@ from pytest_ddpscale.report.certainty_text import certainty_lines
 from pytest_ddpscale.report.launches_text import interval_mark
 from pytest_ddpscale.report.not_tested_text import NOT_COVERED, not_tested_lines
 from pytest_ddpscale.report.ratio_text import ratio_lines
+<<<<<<< HEAD
 from pytest_ddpscale.report.software_text import software_versions
 from pytest_ddpscale.report.unmet import explained_text
+=======
+from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.report.unmet import counts_text, explained_text, waived_groups
+>>>>>>> causes46
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
@@ -88,6 +93,7 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters.update(point_text=text.point_text, bound_text=text.bound_text)
     environment.globals.update(
         text=text,
         code_block=code_block,
@@ -101,7 +107,12 @@ def _template() -> jinja2.Template:
         most_failures=_MOST_FAILURES,
         most_lowered=_MOST_LOWERED,
         sentence=_sentence,
+<<<<<<< HEAD
         table=_table,
+=======
+        waived_groups=waived_groups,
+        warning_text=cause.warning_text,
+>>>>>>> causes46
     )
     return environment.get_template("report.md.j2")
 

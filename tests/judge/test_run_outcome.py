@@ -48,10 +48,10 @@ CONCLUDED: list[tuple[list[Verdict], int, RunOutcome, str]] = [
     ([PASSED, FAILED], 0, "rejected", "1 of 2 requirements failed: m[b]"),
     *(([verdict(other, name="x"), FAILED], 7, "rejected", "1 of 2 requirements failed: m[b]") for other in UNDECIDED),
     *(
-        ([PASSED, verdict(other, severity)], 0, "incomplete", "1 of 2 requirements were not measured: m[b]")
+        ([PASSED, verdict(other, severity)], 0, "incomplete", "1 of 2 requirements was not measured: m[b]")
         for other in ("not_measured", "error") for severity in ("fail", "warn")
     ),
-    ([PASSED, verdict("inconclusive")], 0, "incomplete", "1 of 2 requirements are inconclusive: m[b]"),
+    ([PASSED, verdict("inconclusive")], 0, "incomplete", "1 of 2 requirements is inconclusive: m[b]"),
     # A check that could reject nothing is not waited for.
     ([PASSED, CHECK], 0, "accepted", "1 of 2 requirements passed, 1 warned"),
     ([PASSED, replace(CHECK, severity="fail")], 0, "incomplete", ""),
