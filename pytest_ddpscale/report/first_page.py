@@ -20,7 +20,7 @@ from pytest_ddpscale.report.last_acceptance_text import last_acceptance_lines
 from pytest_ddpscale.report.next_steps import next_steps
 from pytest_ddpscale.report.software_text import software_line
 from pytest_ddpscale.report.text import Style
-from pytest_ddpscale.report.unmet import counts_text
+from pytest_ddpscale.report.unmet import counts_text, waived_groups
 from pytest_ddpscale.run.cause_kinds import NextStep
 from pytest_ddpscale.run.run_json import OPERATOR, SITE, TICKET, Resumed, RunRecord, in_utc
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
@@ -175,7 +175,9 @@ def digests(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:
 
 def reservations(judgement: Judgement) -> Iterator[str]:
     """What qualifies the verdict: waivers, what the site changed, provisional bounds, and what was not selected."""
-    waived = [f"{one.id} ({text.waiver_text(one)})" for one in judgement.waived]
+    waived = [
+        f"{' and '.join(one.id for one in group)} ({text.waiver_text(group[0])})" for group in waived_groups(judgement)
+    ]
     if waived:
         yield f"{text.count_text(len(waived), 'requirement')} waived: {first_few(waived, _MOST_WAIVERS, '; ')}"
     yield from text.changes_by_site(judgement)

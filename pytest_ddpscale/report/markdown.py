@@ -7,7 +7,7 @@ Markdown is marked with `Markdown`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote
@@ -19,13 +19,8 @@ from pytest_ddpscale.report.certainty_text import certainty_lines
 from pytest_ddpscale.report.launches_text import interval_mark
 from pytest_ddpscale.report.not_tested_text import NOT_COVERED, not_tested_lines
 from pytest_ddpscale.report.ratio_text import ratio_lines
-<<<<<<< HEAD
 from pytest_ddpscale.report.software_text import software_versions
-from pytest_ddpscale.report.unmet import explained_text
-=======
-from pytest_ddpscale.report.text import ABSENT
-from pytest_ddpscale.report.unmet import counts_text, explained_text, waived_groups
->>>>>>> causes46
+from pytest_ddpscale.report.unmet import explained_text, waived_groups
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
@@ -93,7 +88,6 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(point_text=text.point_text, bound_text=text.bound_text)
     environment.globals.update(
         text=text,
         code_block=code_block,
@@ -107,12 +101,7 @@ def _template() -> jinja2.Template:
         most_failures=_MOST_FAILURES,
         most_lowered=_MOST_LOWERED,
         sentence=_sentence,
-<<<<<<< HEAD
         table=_table,
-=======
-        waived_groups=waived_groups,
-        warning_text=cause.warning_text,
->>>>>>> causes46
     )
     return environment.get_template("report.md.j2")
 
@@ -155,10 +144,7 @@ def render_markdown(
         left_out=[(len(unmet[_MOST_FAILURES:]), ""), (len(warned), " did not pass and only warn")],
         by_spread=[verdict for verdict in judgement.verdicts if text.spread_text(verdict)],
         errors=_errors(judgement)[:_MOST_CAUSES],
-        waived=[
-            (one.id, text.point_text(one), text.bound_text(one), one.waiver.who, str(one.waiver.until), one.waiver.why)
-            for one in judgement.waived if one.waiver
-        ],
+        waived=[*_waivers(judgement)],
         lowered=[(one.requirement, *text.lowered_bounds(one)) for one in judgement.lowered[:_MOST_LOWERED]],
         certainty=[*certainty_lines(judgement)],
         plots=plots,
@@ -186,6 +172,13 @@ def _row(verdict: Verdict, ratios: Mapping[str, Sequence[str]], shown: Sequence[
         text.limits_text(verdict) + interval_mark(verdict), text.bound_text(verdict) + provisional,
         text.margin_text(verdict), _mark(verdict), _cause_of(verdict, shown),
     )  # fmt: skip
+
+
+def _waivers(judgement: Judgement) -> Iterator[tuple[str, ...]]:
+    for group in waived_groups(judgement):
+        told = [(one.id, text.point_text(one), text.bound_text(one)) for one in group]
+        if waiver := group[0].waiver:
+            yield *map(" and ".join, zip(*told, strict=True)), waiver.who, str(waiver.until), waiver.why
 
 
 def _cause_of(verdict: Verdict, shown: Sequence[cause.Cause]) -> str:
