@@ -51,8 +51,12 @@ def write_reports(
         }
         for name, render in views.items():
             problems.append(_attempt(name, partial(_write, run.path / name, render)))
-        drawn += figures(kept, judgement, record)
-        problems.append(_attempt("plots", lambda: plots.extend(write_pngs(drawn, run.plots))))
+
+        def draw() -> None:
+            drawn.extend(figures(kept, judgement, record))
+            plots.extend(write_pngs(drawn, run.plots))
+
+        problems.append(_attempt("plots", draw))
     names = [f"plots/{path.name}" for path in plots]
 
     def write_markdown() -> None:

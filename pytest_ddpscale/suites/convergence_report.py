@@ -178,8 +178,8 @@ def _by_parameters(complete: Sequence[RunRecords]) -> list[tuple[RunRecords, Tim
 def _parameters(found: Sequence[tuple[RunRecords, TimeToLoss]]) -> SuiteSection:
     ranks = found[0][0].run.world_size
     points = [Point(float(one.end.trainable_parameters), time.epochs) for one, time in found if one.end is not None]
-    rows = [(f"{int(count):,}", one.run.name, f"{time.epochs:.2f}", str(time.iterations), f"{time.seconds:.2f}")
-            for (count, *_), (one, time) in zip(points, found, strict=True)]  # fmt: skip
+    rows = [(f"{int(point.x):,}", one.run.name, f"{time.epochs:.2f}", str(time.iterations), f"{time.seconds:.2f}")
+            for point, (one, time) in zip(points, found, strict=True)]  # fmt: skip
     axes = LineAxes("trainable parameters", "epochs", x_is_log=True, x_name="{:,.0f}".format)
     chart = svg_of("parameters", "Epochs to the loss by trainable parameters",
                    line_chart(axes, [Curve(f"{ranks} ranks", points)]))  # fmt: skip

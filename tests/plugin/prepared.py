@@ -23,16 +23,15 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-# Set where a test looks at plots: drawing them takes half of a session, and tests/report/test_plots.py does it.
+# Set where a test looks at figures: drawing them takes half of a session, and tests/report/test_figures.py does it.
 DRAWS = "TESTS_DRAW_PLOTS"
 MODULES = (
     "pytest", "pdb", "numpy", "matplotlib.figure", "matplotlib.style", "matplotlib.backends.backend_agg", "execnet",
     "xml.etree.ElementTree", "pytest_ddpscale.session.open", "pytest_ddpscale.session.session",
     "pytest_ddpscale.session.past_runs", "pytest_ddpscale.report.markdown", "pytest_ddpscale.report.html_page",
-    "pytest_ddpscale.report.plots",
+    "matplotlib.backends.backend_svg", "pytest_ddpscale.report.figures.of_run",
     "pytest_ddpscale.report.plan_text", "pytest_ddpscale.report.junit", "pytest_ddpscale.report.explain",
     "pytest_ddpscale.report.files", "pytest_ddpscale.report.terminal", "pytest_ddpscale.report.progress",
 )  # fmt: skip
@@ -175,15 +174,22 @@ def _become(start: Start) -> None:
     sys.argv = ["pytest", *start.arguments]
     sys.pycache_prefix, sys.dont_write_bytecode = start.byte_code, False
     if DRAWS not in start.environment:
-        figure = vars(import_module("matplotlib.figure"))["Figure"]
-        figure.add_subplot = _draw_all_the_same
-        plots, blank = vars(import_module("pytest_ddpscale.report.plots")), np.zeros((1, 1, 4), np.uint8)
-        plots["_draw"], plots["_pixels"] = lambda *_: None, lambda _: blank
+        vars(import_module("matplotlib.figure"))["Figure"].savefig = _draw_all_the_same
+        vars(import_module("pytest_ddpscale.report.figures.of_run"))["draw"] = lambda *_, **__: _NotDrawn()
+
+
+class _NotDrawn:
+    """A picture of nothing."""
+
+    svg = "<svg></svg>"
+
+    def png(self) -> bytes:
+        return b""
 
 
 def _draw_all_the_same(*_: object, **__: object) -> None:
-    """Where `Figure.add_subplot` draws."""
-    raise AssertionError("a plot is drawn: have tests/plugin/prepared.py replace what draws it")
+    """Where `Figure.savefig` draws."""
+    raise AssertionError("a figure is drawn: have tests/plugin/prepared.py replace what draws it")
 
 
 def _exit_code(child: int, timeout_s: float) -> int:

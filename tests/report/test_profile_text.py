@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
@@ -11,10 +10,10 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.report.figures.timeline import exposed_parts, pieces_of, step_timeline
 from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.profile_text import exposed_rows, part_rows, problem_lines, profiled_exposures
-from pytest_ddpscale.report.svg_timeline import exposed_parts, step_timeline
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.profile_record import ArmProfile, ProfiledKernel, ProfileSpan
@@ -22,6 +21,7 @@ from tests.builders.judgements import ACCEPTED, HOSTILE, RUN
 from tests.builders.measurements import Measurement
 from tests.builders.profiles import profile
 from tests.builders.rounds import columns_of
+from tests.report.drawn import painted
 from tests.report.page_text import page_text
 
 ARMS = (Arm("alone", 1, 4), Arm("no_sync", 2, 4), Arm("ddp", 2, 4), Arm("each", 2, 4))
@@ -145,14 +145,11 @@ def _with(one: ArmProfile, **changes: object) -> ArmProfile:
 
 
 def test_the_timeline_paints_what_is_exposed_fully() -> None:
-    root = ET.fromstring(step_timeline("key", DDP))
-    bars = [one.attrib for one in root.iter("{http://www.w3.org/2000/svg}rect") if "--series-2" in one.attrib["fill"]]
-    whole, exposed = ((float(one["x"]), float(one["width"])) for one in bars)
-    scale = 824 / 90  # 90 ms from 120 to 944
-    assert whole == (round(120 + 50 * scale, 1), round(40 * scale, 1))
-    assert exposed == (round(120 + 60 * scale, 1), round(30 * scale, 1))
-    assert [one["fill-opacity"] for one in bars] == ["0.3", "1.0"]
-    assert step_timeline("key", LOST) == ""
+    computing = [span for span in DDP.spans if span.lane == "compute"]
+    (reduced,) = (pieces_of(span, computing) for span in DDP.spans if span.lane == "all_reduce")
+    assert [(begin, end, opacity) for begin, end, _, opacity in reduced] == [(50, 90, 0.3), (60, 90, 1.0)]
+    assert {"step", "computing", "all-reduce"} <= {one.get_text() for one in painted(step_timeline(DDP)).texts}
+    assert step_timeline(LOST) is None
 
 
 def test_what_no_span_covers_is_exposed() -> None:

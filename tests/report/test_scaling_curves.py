@@ -177,7 +177,7 @@ def test_arms_spread_over_nodes_are_no_part_of_a_curve() -> None:
 def test_a_bound_without_a_value_is_drawn_at_its_size() -> None:
     unmeasured = replace(FAILED, outcome="not_measured", value=None, interval=None, world_size=64)
     curve = curve_of(PLAN, MEASUREMENTS, THROUGHPUT, unmeasured)
-    assert (max(curve.world_sizes), max(curve.values)) == (64, 8)
+    assert (max(curve.curve.xs), max(curve.values)) == (64, 8)
 
 
 def test_all_charts_have_their_curves_in_the_unit_of_the_axis() -> None:

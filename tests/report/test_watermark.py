@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-import matplotlib.image
 import pytest
 
 from pytest_ddpscale.report.markdown import render_markdown
-from pytest_ddpscale.report.plots import write_plots
 from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.verdicts import Judgement
 from tests.builders.json_types import run_record
-from tests.builders.judged import evidence_of_plan
-from tests.builders.judgements import ACCEPTED, JUDGEMENT, MEASUREMENTS, PLAN, RUN
+from tests.builders.judgements import ACCEPTED, JUDGEMENT, RUN
 
 SIMULATED = replace(ACCEPTED, simulated=True)
 
@@ -34,16 +30,3 @@ def test_markdown_says_so_at_the_top_and_has_nothing_to_sign(judgement: Judgemen
     assert report.splitlines()[2].startswith(f"> **{WATERMARK}.**")
     assert "Not to be signed: no machine was measured." in report
     assert "Tested by" not in report
-
-
-def test_every_plot_is_marked_across(tmp_path: Path) -> None:
-    plan = replace(PLAN, studies=tuple(study for study in PLAN.studies if study.scaling == "weak")[:1])
-    marked = write_plots(evidence_of_plan(plan, MEASUREMENTS), SIMULATED, tmp_path / "simulated")
-    plain = write_plots(evidence_of_plan(plan, MEASUREMENTS), ACCEPTED, tmp_path / "real")
-    assert len(marked) == len(plain) == 3
-    for one, other in zip(marked, plain, strict=True):
-        simulated, real = (matplotlib.image.imread(path)[..., :3] for path in (one, other))
-        assert simulated.shape == real.shape
-        differs = abs(simulated - real).max(axis=2) > 0.02
-        columns = differs.any(axis=0).nonzero()[0]
-        assert columns[-1] - columns[0] > 0.7 * simulated.shape[1]  # from the left to the right

@@ -16,6 +16,7 @@ SUITE_RECORD = RunRecord(
 
 
 def text_of(report: SuiteReport) -> str:
-    """What a terminal shows of it, and how much each figure draws."""
-    figures = [len(re.findall("<(?:polyline|rect|circle)", one)) for part in report.sections for one in part.figures]
-    return "\n".join([*text_lines(report), f"marks in each figure: {figures}"]) + "\n"
+    """What a terminal shows of it, and of each figure what is said to those who do not see it."""
+    said = [re.sub(".*<title[^>]*>(.*)</title><desc[^>]*>(.*)</desc>.*", r"figure: \1: \2", one, flags=re.DOTALL)
+            for part in report.sections for one in part.figures]  # fmt: skip
+    return "\n".join([*text_lines(report), *said]) + "\n"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_ddpscale.report.svg_axes import svg
+from pytest_ddpscale.report.figures.bars import Bars, grouped_bars
+from pytest_ddpscale.report.figures.drawing import svg_of
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.suites.suite_views import html_of, markdown_of, text_lines
 from tests.suites.run_records import SUITE_RECORD
@@ -17,7 +18,7 @@ REPORT = SuiteReport(
             ["plain | words"],
             [SuiteTable(("size", "img/s"), [("1 MiB", "12.5"), ("25 | MiB", "13")], "By size")],
             ["   aligned\ncolumn"],
-            [svg("a", "A picture", "what it shows", 10, 10, "")],
+            [svg_of("a", "A picture", grouped_bars(("size", "ms"), ["1"], [Bars("time", [2.0])])), ""],
         )
     ],
     ["resnet50: it broke"],

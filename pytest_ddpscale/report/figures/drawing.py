@@ -244,4 +244,4 @@ def _characters() -> Collection[int]:
     """Characters in matplotlib's own font; reading them takes a millisecond."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
-    return get_font(findfont(FontProperties([_FONT]))).get_charmap()
+    return get_font(findfont(FontProperties(family=_FONT))).get_charmap()
