@@ -29,7 +29,7 @@ from pytest_ddpscale.report.not_tested_text import NOT_COVERED, not_tested_lines
 from pytest_ddpscale.report.requirement_groups import PROVISIONAL, requirement_parts, sources
 from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.report.software_text import software_versions
-from pytest_ddpscale.report.unmet import explained_text
+from pytest_ddpscale.report.unmet import explained_text, waived_groups
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.survey_record import Survey
@@ -98,6 +98,10 @@ def render_html(
         nodes=page_tables.nodes_table(node_table(judgement, run)),
         coverage=[*page_tables.coverage_tables(judgement.coverage)] if judgement.coverage else [],
         topologies=topologies([*evidence.surveys.values()]),
+        waivers=[
+            f"{' and '.join(map(text.subject_text, group))}: {text.waiver_text(group[0])}"
+            for group in waived_groups(judgement)
+        ],
         lowered=page_tables.lowered_table(judgement) if judgement.lowered else "",
         breakdown=_breakdown(evidence),
         scaling=[] if goes_on else [*_scaling(evidence, judgement)],
