@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import (
     GENERATION_RATIO,
-    METRICS,
     THROUGHPUT_PER_GPU,
     WEAK_SCALING_EFFICIENCY,
 )
@@ -28,7 +27,13 @@ from pytest_ddpscale.util.listing import by_number, first_few
 
 _ENDINGS = {"running": "killed"}  # how a session ended that left this status
 _MOST_WAIVERS = 5
-_STYLES: dict[str, Style] = {"PASS": "passed", "FAIL": "failed", "ERROR": "failed", "WARN": "warned", "WAIVED": "warned"}
+_STYLES: dict[str, Style] = {
+    "PASS": "passed",
+    "FAIL": "failed",
+    "ERROR": "failed",
+    "WARN": "warned",
+    "WAIVED": "warned",
+}
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,9 @@ def render_html(
         not_covered=[*NOT_COVERED],
         signatures=first_page.signatures(judgement, run),
         not_signed=first_page.why_nobody_signs(is_simulated=is_simulated, goes_on=goes_on),
-        first_figures=sorted((one for one in shown if one.id in _FIRST_FIGURES), key=lambda one: _FIRST_FIGURES.index(one.id)),
+        first_figures=sorted(
+            (one for one in shown if one.id in _FIRST_FIGURES), key=lambda one: _FIRST_FIGURES.index(one.id)
+        ),
         other_figures=[one for one in shown if one.id not in _FIRST_FIGURES],
         parts=requirement_parts(judgement, causes),
         provisional=[one for one in judgement.verdicts if text.is_provisional(one)],
@@ -122,7 +124,15 @@ def _contents(judgement: Judgement, *, has_figures: bool) -> list[str]:
     provisional = any(map(text.is_provisional, judgement.verdicts))
     qualified = judgement.waived or judgement.lowered or judgement.altered or provisional
     figures = ["Figures"] if has_figures else []
-    return [*figures, "Requirements", "Nodes", *(["Reservations"] if qualified else []), "Telemetry", "Method", "Record"]
+    return [
+        *figures,
+        "Requirements",
+        "Nodes",
+        *(["Reservations"] if qualified else []),
+        "Telemetry",
+        "Method",
+        "Record",
+    ]
 
 
 def _breakdown(evidence: Evidence) -> Markup | str:

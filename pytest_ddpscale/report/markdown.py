@@ -48,6 +48,7 @@ _MEANINGS: dict[RunOutcome, str] = {
     "and does not accept the machine.",
 }
 
+
 def code_block(content: str) -> Markdown:
     """One line of shell, fenced by more backticks than it holds in a row."""
     return _fenced("sh", [text.one_line(content)])
@@ -132,10 +133,10 @@ def render_markdown(
         causes=first_page.told_causes(causes, judgement, run),
         again=first_page.command_again(judgement, run),
         warnings=[cause.warning_text(one, judgement) for one in cause.warnings(judgement)],
-        numbers=[
-            (one.title, one.value, one.subject, one.bound, one.word) for one in first_page.key_numbers(judgement)
-        ],
-        facts=first_page.facts(judgement, run, versions, has_gpus=evidence is None or evidence.plan.device_type == "cuda"),
+        numbers=[(one.title, one.value, one.subject, one.bound, one.word) for one in first_page.key_numbers(judgement)],
+        facts=first_page.facts(
+            judgement, run, versions, has_gpus=evidence is None or evidence.plan.device_type == "cuda"
+        ),
         reservations=[*first_page.reservations(judgement)],
         not_tested=[*not_tested_lines(judgement), *NOT_COVERED],
         signatures=first_page.signatures(judgement, run),

@@ -16,15 +16,17 @@ from pytest_ddpscale.util.tables import Table, html, table
 
 _MOST_HOSTS = _MOST_LOWERED = 64
 _OF_NODES = (
-    "Nodes with a failure, a suspicion or an untested part, the worst first; numbers count requirements, “maybe” counts "
-    "those that only suspect the node"
+    "Nodes with a failure, a suspicion or an untested part, the worst first; numbers count requirements, “maybe” "
+    "counts those that only suspect the node"
 )
 
 
 def nodes_table(nodes: NodeTable) -> Markup | str:
     """What was found on each node, with the evidence below it; the nodes without a row in a sentence."""
     below = {number: list(row.remarks) for number, row in enumerate(nodes.rows, 1)}
-    last = [f"{text.count_text(nodes.hidden, 'more node')} with problems: verdicts.json lists all"] if nodes.hidden else []
+    last = (
+        [f"{text.count_text(nodes.hidden, 'more node')} with problems: verdicts.json lists all"] if nodes.hidden else []
+    )
     below.setdefault(len(nodes.rows), []).extend(filter(None, [*last, nodes.others]))
     rows = [(row.host, *(cell or text.ABSENT for cell in row.cells)) for row in nodes.rows]
     if not rows:
@@ -66,7 +68,9 @@ def software_table(run: RunRecord, versions: dict[str, str]) -> Markup:
     return _markup(table(("Name", "Version or setting"), rows), "Software and environment")
 
 
-def _first(whole: Table, caption: str, most: int, where: str = "verdicts.json") -> tuple[Table, str, dict[int, list[str]]]:
+def _first(
+    whole: Table, caption: str, most: int, where: str = "verdicts.json"
+) -> tuple[Table, str, dict[int, list[str]]]:
     """The first rows of a table, and a row with the number of the others."""
     left_out = len(whole.rows) - most
     below = {most: [f"{left_out} more: {where} lists all"]} if left_out > 0 else {}

@@ -117,10 +117,9 @@ def _note(group: Sequence[Verdict], ratios: Mapping[str, Sequence[str]], of_caus
     cause = Markup('<a href="#cause-{0}">Cause {0}</a>: ').format(number) if number else ""
     remarks = {one.id: _remarks(one, ratios.get(one.id, ()), told) for one in group}
     of_all = [remark for remark in remarks[first.id] if all(remark in said for said in remarks.values())]
-    lines = [*of_all]
-    for one in group:
-        if own := [remark for remark in remarks[one.id] if remark not in of_all]:
-            lines.append("; ".join(own) if not group[1:] else f"{text.short_name(one)}: {'; '.join(own)}")
+    own = {one.id: [remark for remark in remarks[one.id] if remark not in of_all] for one in group}
+    names = {one.id: f"{text.short_name(one)}: " if group[1:] else "" for one in group}
+    lines = [*of_all, *(f"{names[one]}{'; '.join(said)}" for one, said in own.items() if said)]
     listed = Markup().join(Markup("<li>{}</li>").format(text.one_line(line)) for line in lines)
     more = Markup("<details><summary>Evidence</summary><ul>{}</ul></details>").format(listed) if lines else ""
     return Markup("{}{}{}").format(cause, text.one_line(told), more) if told or more else ""
@@ -131,7 +130,12 @@ def _remarks(verdict: Verdict, ratios: Sequence[str], told: str) -> list[str]:
     said = [*ratios]
     if not verdict.passed:
         reason = text.reason_text(verdict)
-        said += [reason if reason != told else "", *text.details_of(verdict)[1:], *_named(verdict), chance_text(verdict)]
+        said += [
+            reason if reason != told else "",
+            *text.details_of(verdict)[1:],
+            *_named(verdict),
+            chance_text(verdict),
+        ]
         said += [text.waiver_text(verdict) if verdict.is_waived else "", *(f"note: {note}" for note in verdict.notes)]
     said.append(text.compared_text(verdict.compared) if verdict.compared else "")
     said.append(launch_sd_text(verdict))

@@ -134,7 +134,9 @@ def test_one_reason_of_several_requirements_stands_once_below_them() -> None:
         replace(FAILED, id=f"throughput_per_gpu[w{i}-8gpu]", reason=reason, culprits=(slow,), notes=())
         for i, reason in enumerate(reasons)
     ]
-    other = replace(alike[0], id="throughput_per_gpu[w9-8gpu]", culprits=(replace(slow, gpu_index=4, gpu_uuid="GPU-5"),))
+    other = replace(
+        alike[0], id="throughput_per_gpu[w9-8gpu]", culprits=(replace(slow, gpu_index=4, gpu_uuid="GPU-5"),)
+    )
     page = page_text(render_html(judgement_with(*alike, other), RUN, NOTHING))
     table = page.split("\nRequirements: not met\n")[1].split("\nNodes\n")[0].splitlines()
     assert [line for line in table if line.endswith(reasons[0])] == [f"Cause 1: {reasons[0]}", f"Cause 2: {reasons[0]}"]
