@@ -118,7 +118,7 @@ def _nodes_at_fault(judgement: Judgement) -> KeyNumber:
     elif untested:
         word, why = "NOT MEASURED", f"{text.count_text(untested, 'node')} not tested"
     elif blocking or judgement.outcome == "rejected":
-        word, why = "INCONCLUSIVE", "what failed names no node"
+        word, why = "INCONCLUSIVE", "no failure names a node"
     else:
         named = _hosts(judgement.waived) or _hosts(warned)
         word, why = ("WAIVED" if _hosts(judgement.waived) else "WARN") if named else "PASS", ""

@@ -98,7 +98,7 @@ def test_large_machine_stays_readable() -> None:
     rendered = render_markdown(JUDGEMENT, run)
     assert "800 × B200 |\n| Nodes | 100: n0, n1, n2, n3 and 96 more" in rendered
     assert "GPU-1-1" not in rendered
-    assert "36 more hosts: run.json lists all" in page_text(render_html(JUDGEMENT, run, Evidence(PLAN, Columns(), {})))
+    assert "36 more: run.json lists all" in page_text(render_html(JUDGEMENT, run, Evidence(PLAN, Columns(), {})))
 
 
 def test_hostile_text_breaks_no_table_and_starts_no_html() -> None:
