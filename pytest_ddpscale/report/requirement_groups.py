@@ -52,11 +52,15 @@ def requirement_parts(judgement: Judgement, causes: Sequence[Cause]) -> list[Par
     kinds = (("not met", blocking), ("waived", waived), ("not met, only warnings", others), ("passed", passed))
     numbers, ratios = sources(found), ratio_lines(found)
     of_cause = {name: number for number, one in reversed([*enumerate(causes, 1)]) for name in one.explains}
-    return [
-        Part(f"{len(some)} {kind}", _table(f"Requirements: {kind}", some, numbers, ratios, of_cause), kind in _OPEN)
-        for kind, some in kinds
-        if some
-    ]
+    counted = {one.id for one in judgement.counted}
+    parts = []
+    for kind, some in kinds:
+        if some:
+            number = sum(one.id in counted for one in some)
+            rows = "" if number == len(some) else f", in {text.count_text(len(some), 'row')}"
+            found_table = _table(f"Requirements: {kind}", some, numbers, ratios, of_cause)
+            parts.append(Part(f"{number} {kind}{rows}", found_table, kind in _OPEN))
+    return parts
 
 
 _OPEN = ("not met", "waived")
@@ -87,7 +91,8 @@ def _table(
 def _key(verdict: Verdict) -> object:
     """The same for requirements whose reasons differ only in measured values, which stand in their rows."""
     accused = frozenset((one.identity, one.is_certain) for one in verdict.culprits)
-    return verdict.metric, verdict.outcome, re.sub(r"\d+\.\d+", "", _reason(verdict)), accused
+    reason = re.sub(r"\d+\.\d+", "", _reason(verdict))
+    return verdict.outcome, reason or verdict.metric, accused
 
 
 def _reason(verdict: Verdict) -> str:

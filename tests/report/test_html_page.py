@@ -101,7 +101,8 @@ def check_of(name: str, **changes: Any) -> Verdict:
 
 def nodes_number(*checks: Verdict, **changes: Any) -> tuple[str, str]:
     coverage = Coverage((NodeCoverage("n1", ("survey",)), NodeCoverage("n2", ("survey",))))
-    number = key_numbers(replace(judgement_with(*checks), **{"coverage": coverage, "outcome": "rejected"} | changes))[0]
+    fields: dict[str, Any] = {"coverage": coverage, "outcome": "rejected"}
+    number = key_numbers(replace(judgement_with(*checks), **(fields | changes)))[0]
     return number.value, number.word
 
 
