@@ -63,7 +63,7 @@ def told_causes(found: Sequence[Cause], judgement: Judgement, run: RunRecord) ->
 
 
 def command_again(judgement: Judgement, run: RunRecord) -> str:
-    """The command that measures everything again; empty where nobody needs it, there is none, or the rest is missing."""
+    """The command that measures everything again; empty without one, and where nobody or a resumed run needs it."""
     is_measured = not (run.is_imported or judgement.simulated or run.is_simulated())
     has_none = judgement.accepts or judgement.unfinished or not is_measured
     return "" if has_none else shlex.join(map(text.one_line, run.command_again))
