@@ -290,7 +290,7 @@ def _of_other_blockers(judgement: Judgement) -> Iterator[Cause]:
             tests[one.reason].append(one.name)
         else:
             yield Cause(
-                "interrupted" if judgement.unfinished else "run-not-accepted",
+                "interrupted" if judgement.unfinished else one.cause or "run-not-accepted",
                 text.headline_of(one.reason),
                 frozenset({one.name}),
             )

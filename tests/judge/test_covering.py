@@ -96,7 +96,7 @@ BETWEEN: dict[str, tuple[list[Case], int, str, str, list[Case], list[Case]]] = {
         [TOO_HARD], [TOO_HARD],
     ),
     "a provisional bound is undecided": (
-        [ON_EACH, PROVISIONAL, CLOSE], 2, "incomplete", f"between nodes 1 are inconclusive: {CLOSE.id}",
+        [ON_EACH, PROVISIONAL, CLOSE], 2, "incomplete", f"between nodes 1 is inconclusive: {CLOSE.id}",
         [PROVISIONAL, CLOSE], [PROVISIONAL],
     ),
     "provisional bounds alone": (
