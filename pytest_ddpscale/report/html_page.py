@@ -39,7 +39,7 @@ from pytest_ddpscale.util.listing import first_few
 
 TEMPLATES = Path(__file__).parent / "templates"
 _FIRST_FIGURES = ("heat-map", "pair-matrix", "weak-efficiency", "weak-throughput")
-_MOST_CAUSES, _MOST_NOT_TESTED = 4, 3  # shown at once
+_MOST_CAUSES, _MOST_NOT_TESTED = 3, 3  # shown at once
 _STARTUP_NAMES = {"import_s": "imports", "rendezvous_s": "rendezvous", "first_step_s": "first step"}
 
 
