@@ -9,7 +9,7 @@ from pytest_ddpscale.report.text import ABSENT, count_text
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage
 from pytest_ddpscale.run.gpu_name import gpu_name
 from pytest_ddpscale.run.run_json import RunRecord, in_utc
-from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.listing import by_number, first_few
 
 MOST_NODES, MOST_PATHS = 64, 40
 _MOST_NAMED = 5
@@ -40,7 +40,7 @@ def summary(coverage: Coverage) -> list[str]:
     if coverage.unnamed_nodes:
         sentences.append(f"{count_text(coverage.unnamed_nodes, 'node')} never answered.")
     sentences.append(
-        f"All nodes together: {', '.join(coverage.over_all_nodes)}."
+        f"{count_text(len(coverage.over_all_nodes), 'requirement')} decided by all nodes together."
         if coverage.over_all_nodes
         else "No requirement was decided by all nodes together."
     )
@@ -65,7 +65,7 @@ def node_rows(coverage: Coverage) -> list[list[str]]:
         gpus = f"{len(node.gpus) - len(untested)} of {len(node.gpus)}" if node.gpus else ABSENT
         lacks = f"left out: {node.left_out}" if node.left_out else first_few(list(map(_gpu, untested)), _MOST_NAMED)
         rows.append([node.host, tested_by, gpus, lacks or ABSENT])
-    rows.sort(key=lambda row: row[-1] == ABSENT)
+    rows.sort(key=lambda row: (row[-1] == ABSENT, by_number(row[0])))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""A judgement as Markdown for a ticket (GitHub's dialect). Import this only to render: it imports jinja2.
+"""A judgement as Markdown for a ticket (GitHub's dialect), in the order of report.html. It imports jinja2.
 
 `finalize` escapes the template's expressions, so no name or message can change the document. Text that already is
 Markdown is marked with `Markdown`.
@@ -7,25 +7,24 @@ Markdown is marked with `Markdown`.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
 import jinja2
 
-from pytest_ddpscale.report import cause, coverage_text, profile_text, text
+from pytest_ddpscale.report import cause, first_page, profile_text, text
 from pytest_ddpscale.report.certainty_text import certainty_lines
 from pytest_ddpscale.report.launches_text import interval_mark
-from pytest_ddpscale.report.next_steps import next_steps
-from pytest_ddpscale.report.not_tested_text import not_tested_lines
+from pytest_ddpscale.report.not_tested_text import NOT_COVERED, not_tested_lines
 from pytest_ddpscale.report.ratio_text import ratio_lines
-from pytest_ddpscale.report.text import ABSENT
-from pytest_ddpscale.report.unmet import counts_text, explained_text, waived_groups
+from pytest_ddpscale.report.software_text import software_versions
+from pytest_ddpscale.report.unmet import explained_text, waived_groups
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.run_json import OPERATOR, SITE, TICKET, WATERMARK, RunDevice, RunRecord, in_utc
+from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
+from pytest_ddpscale.util.tables import Column, Markdown, Table, markdown, markdown_lines, table
 
 TEMPLATES = Path(__file__).parent / "templates"
 # Most entries shown here; all are in report.html, culprits.csv or verdicts.json.
@@ -34,6 +33,10 @@ _MOST_CULPRITS = 8
 _MOST_FAILURES = 50
 _MOST_LOWERED = 64
 _MOST_PROFILES = 16
+_UNMET = (
+    Column("Requirement"), *(Column(title, is_number=True) for title in ("Value", "Limits", "Bound", "Margin")),
+    Column("Verdict"), Column("Cause"),
+)  # fmt: skip
 
 _MEANINGS: dict[RunOutcome, str] = {
     "accepted": "Every requirement that can reject this machine was measured and met.",
@@ -44,27 +47,6 @@ _MEANINGS: dict[RunOutcome, str] = {
     "partial": "Only some of the requirements were selected: this report says nothing about the others "
     "and does not accept the machine.",
 }
-
-# A closing bracket makes a link only before another bracket, and an underscore makes emphasis only at the edge of a
-# word, so names such as metric_name[workload-8gpu] need no escapes.
-_SPECIAL = re.compile(r"[\\`*|#~$]|\](?=[(\[])|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-
-
-class Markdown(str):
-    """Text that already is Markdown and is not escaped."""
-
-    __slots__ = ()
-
-
-def escape_markdown(content: object) -> str:
-    """Text as one line, escaped so that it reads the same in a paragraph, a heading and a table cell."""
-    if isinstance(content, Markdown):
-        return str(content)
-    line = text.one_line(str(content))
-    # Entities first: a backslash does not stop HTML in every renderer.
-    line = "".join(_ENTITIES.get(character, character) for character in line)
-    return _SPECIAL.sub(lambda match: f"\\{match.group()}", line)
 
 
 def code_block(content: str) -> Markdown:
@@ -85,13 +67,13 @@ def _fenced(language: str, lines: Sequence[str]) -> Markdown:
 
 def link(path: str) -> Markdown:
     """A file of the run directory, by its name."""
-    return Markdown(f"[{escape_markdown(Path(path).name)}]({quote(path)})")
+    return Markdown(f"[{markdown(Path(path).name)}]({quote(path)})")
 
 
 def image(path: str) -> Markdown:
     """A picture, with words from its file name as the alternative text."""
     alternative = Path(path).stem.replace("-", " ").replace("_", " ")
-    return Markdown(f"![{escape_markdown(alternative)}]({quote(path)})")
+    return Markdown(f"![{markdown(alternative)}]({quote(path)})")
 
 
 @cache
@@ -101,34 +83,26 @@ def _template() -> jinja2.Template:
         loader=jinja2.FileSystemLoader(TEMPLATES),
         # autoescape is for HTML; finalize escapes for Markdown.
         autoescape=False,  # noqa: S701
-        finalize=escape_markdown,
+        finalize=markdown,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(point_text=text.point_text, bound_text=text.bound_text)
     environment.globals.update(
         text=text,
-        absent=ABSENT,
-        cause_of=_cause_of,
-        certainty_lines=certainty_lines,
         code_block=code_block,
         explained_text=explained_text,
         image=image,
-        interval_mark=interval_mark,
         link=link,
         listing=listing,
-        mark=_mark,
         profile_text=profile_text,
         most_causes=_MOST_CAUSES,
         most_culprits=_MOST_CULPRITS,
         most_failures=_MOST_FAILURES,
         most_lowered=_MOST_LOWERED,
-        next_steps=next_steps,
         sentence=_sentence,
-        waived_groups=waived_groups,
-        warning_text=cause.warning_text,
+        table=_table,
     )
     return environment.get_template("report.md.j2")
 
@@ -142,32 +116,70 @@ def render_markdown(
         judgement: the verdicts and their outcome.
         run: the content of run.json.
         plots: paths of the pictures, relative to the report.
-        evidence: the run's evidence, for its profiles; None leaves them out.
+        evidence: the run's evidence, for its surveys and profiles; None leaves them out.
     """
+    is_simulated, profiles = judgement.simulated or run.is_simulated(), evidence.profiles if evidence else []
+    versions = software_versions(run, evidence.surveys.values() if evidence else ())
+    causes, ratios = cause.causes(judgement), ratio_lines(judgement.verdicts)
+    unmet = [one for one in judgement.verdicts if judgement.is_blocked_by(one)]
+    warned = [one for one in judgement.verdicts if text.only_warns(one)]
+    shown = causes[:_MOST_CAUSES]
     rendered = _template().render(
         judgement=judgement,
-        watermark=WATERMARK if judgement.simulated or run.is_simulated() else "",
+        watermark=WATERMARK if is_simulated else "",
         headline=cause.headline(judgement),
-        causes=cause.causes(judgement),
-        warnings=cause.warnings(judgement),
         meaning=_MEANINGS[judgement.outcome],
-        summary=_summary(judgement, run),
-        tested=coverage_text.summary(judgement.coverage) if judgement.coverage else [],
-        not_tested=not_tested_lines(judgement),
-        ratios=ratio_lines(judgement.verdicts),
-        not_passed=sorted((one for one in judgement.verdicts if not one.passed), key=text.only_warns),
-        errors=_errors(judgement)[:_MOST_CAUSES],
-        facts=_facts(judgement, run),
+        judged=first_page.judged_text(judgement),
+        causes=first_page.told_causes(causes, judgement, run),
+        again=first_page.command_again(judgement, run),
+        warnings=[cause.warning_text(one, judgement) for one in cause.warnings(judgement)],
+        numbers=[(one.title, one.value, one.subject, one.bound, one.word) for one in first_page.key_numbers(judgement)],
+        facts=first_page.facts(
+            judgement, run, versions, has_gpus=evidence is None or evidence.plan.device_type == "cuda"
+        ),
+        reservations=[*first_page.reservations(judgement)],
+        not_tested=[*not_tested_lines(judgement), *NOT_COVERED],
+        signatures=first_page.signatures(judgement, run),
+        not_signed=first_page.why_nobody_signs(is_simulated=is_simulated),
+        unmet=Table(_UNMET, [_row(one, ratios, shown) for one in unmet[:_MOST_FAILURES]]),
+        left_out=[(len(unmet[_MOST_FAILURES:]), ""), (len(warned), " did not pass and only warn")],
         by_spread=[verdict for verdict in judgement.verdicts if text.spread_text(verdict)],
-        run=run,
+        errors=_errors(judgement)[:_MOST_CAUSES],
+        waived=[*_waivers(judgement)],
+        lowered=[(one.requirement, *text.lowered_bounds(one)) for one in judgement.lowered[:_MOST_LOWERED]],
+        certainty=[*certainty_lines(judgement)],
         plots=plots,
-        profiles=evidence.profiles if evidence else (),
-        traces=[one.trace for one in evidence.profiles if one.trace] if evidence else [],
-        profile_parts=profile_text.part_rows(evidence.profiles)[:_MOST_PROFILES] if evidence else [],
+        profiles=profiles,
+        traces=[one.trace for one in profiles if one.trace],
+        parts=profile_text.part_rows(profiles)[:_MOST_PROFILES],
         exposed=profile_text.exposed_rows(evidence)[:_MOST_PROFILES] if evidence else [],
         device_type=evidence.plan.device_type if evidence else "",
+        digests=first_page.digests(judgement, run),
     )
     return re.sub(r"\n{3,}", "\n\n", rendered)
+
+
+def _table(titles: Sequence[str] | Table, rows: Sequence[Sequence[str]] = (), names: int | None = None) -> Markdown:
+    """A table; with `names`, the columns after that many are aligned to the right."""
+    found = titles if isinstance(titles, Table) else table(titles, rows, of_numbers=names is not None, names=names or 0)
+    return Markdown("\n".join(markdown_lines(found)))
+
+
+def _row(verdict: Verdict, ratios: Mapping[str, Sequence[str]], shown: Sequence[cause.Cause]) -> tuple[str, ...]:
+    """A requirement that did not pass."""
+    provisional = " (provisional)" if text.is_provisional(verdict) else ""
+    return (
+        verdict.id, "; ".join((text.point_text(verdict), *ratios.get(verdict.id, ()))),
+        text.limits_text(verdict) + interval_mark(verdict), text.bound_text(verdict) + provisional,
+        text.margin_text(verdict), _mark(verdict), _cause_of(verdict, shown),
+    )  # fmt: skip
+
+
+def _waivers(judgement: Judgement) -> Iterator[tuple[str, ...]]:
+    for group in waived_groups(judgement):
+        told = [(one.id, text.point_text(one), text.bound_text(one)) for one in group]
+        if waiver := group[0].waiver:
+            yield *map(" and ".join, zip(*told, strict=True)), waiver.who, str(waiver.until), waiver.why
 
 
 def _cause_of(verdict: Verdict, shown: Sequence[cause.Cause]) -> str:
@@ -183,24 +195,6 @@ def _errors(judgement: Judgement) -> list[Sequence[str]]:
     return [lines for lines in found if lines]
 
 
-def _facts(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:
-    """Site, people and times of a run, and the hashes to check it by."""
-    facts = [
-        ("Site", run.noted.get(SITE, "")),
-        ("Measured by", ", ".join(run.operators)),
-        ("Ticket", run.noted.get(TICKET, "")),
-        *run.further_notes.items(),
-        ("Judged", _time(judgement.basis.get("judged_at"))),
-        *([("Judged by", judgement.notes_of_judging[OPERATOR])] if OPERATOR in judgement.notes_of_judging else []),
-        ("Measurements, SHA-256", judgement.basis.get("measurements_sha256", "")),
-    ]
-    if run.thresholds:
-        facts += [("Thresholds", run.thresholds.path), ("Thresholds, SHA-256", run.thresholds.sha256)]
-        for below in run.thresholds.extends:
-            facts += [("Extends", below.path), ("Extends, SHA-256", below.sha256)]
-    return facts
-
-
 def _mark(verdict: Verdict) -> Markdown:
     """The verdict's word, in bold unless it passed."""
     word = text.verdict_word(verdict)
@@ -214,38 +208,3 @@ def _sentence(content: str) -> str:
     """The text as one line that ends in a full stop."""
     line = text.one_line(content)
     return line if line.endswith((".", "!", "?")) else f"{line}."
-
-
-def _summary(judgement: Judgement, run: RunRecord) -> str:
-    """Machine, counts and time in one or two sentences."""
-    machine = _devices(run)
-    where = f" on {machine}" if machine else ""
-    sentence = f"Judged for {judgement.sku}{where}: {counts_text(judgement)}."
-    if run.is_imported:
-        sentence += f" The measurements were imported from {run.source or 'elsewhere'}."
-    elif run.is_simulated():
-        sentence += " The measurements were simulated."
-    elif run.status == "interrupted":
-        sentence += " The run was interrupted."
-    else:
-        sentence += f" Measured {_time(run.started_at)}" + (
-            f" to {_time(run.finished_at)}." if run.finished_at else "."
-        )
-    return sentence
-
-
-def _time(stamp: str | None) -> str:
-    """``2026-03-01T10:00:00+00:00`` as ``2026-03-01 10:00 UTC``."""
-    return f"{in_utc(stamp):%Y-%m-%d %H:%M} UTC" if stamp else ""
-
-
-def _devices(run: RunRecord) -> str:
-    """``16 × NVIDIA B200 in 2 hosts``; empty if unknown."""
-    counted = _counted([device for host in run.hosts for device in host.devices])
-    in_hosts = text.count_text(len(run.hosts), "host")
-    return f"{counted} in {in_hosts}" if counted else (in_hosts if run.hosts else "")
-
-
-def _counted(devices: Sequence[RunDevice]) -> str:
-    names = Counter(device.name or "device of unknown name" for device in devices)
-    return ", ".join(f"{count} × {name}" for name, count in names.items())

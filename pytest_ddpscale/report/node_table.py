@@ -12,6 +12,7 @@ from pytest_ddpscale.run.counting import counted_as, counted_groups, worst_of
 from pytest_ddpscale.run.coverage import INFERENCE, PROBES, TRAINING
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict
+from pytest_ddpscale.util.listing import by_number
 
 MOST_ROWS = 50
 ALL_ROWS_UP_TO = 64
@@ -70,7 +71,7 @@ def node_table(judgement: Judgement, run: RunRecord) -> NodeTable:
     ids = {verdict.id for found in counted.values() for verdict, _ in found}
     metrics = tuple(dict.fromkeys(verdict.metric for verdict in missed if verdict.id in ids))
     rows = [_row(host, named[host], counted[host], metrics, lacks.get(host, "")) for host in named]
-    rows.sort(key=lambda row: (-row.failures, row.host))
+    rows.sort(key=lambda row: (-row.failures, by_number(row.host)))
     known = {node.host for node in judgement.coverage.nodes} if judgement.coverage else {one.host for one in run.hosts}
     shown = rows if len(known | named.keys()) <= ALL_ROWS_UP_TO else rows[:MOST_ROWS]
     titles = tuple(METRICS[metric].title for metric in metrics)

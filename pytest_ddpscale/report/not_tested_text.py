@@ -9,7 +9,7 @@ from pytest_ddpscale.run.counting import counted_groups
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.listing import first_few
 
-_NOT_SAID = (
+NOT_COVERED = (
     "This report covers the day of the measurement and the workloads and world sizes in the table. It does not cover "
     "storage, external networks, software that users install, or wear.",
     "Nodes that appear in no row and in no count were not tested.",
@@ -17,7 +17,7 @@ _NOT_SAID = (
 
 
 def not_tested_lines(judgement: Judgement) -> list[str]:
-    """What no bound of the run shows, one line for each reason and each kind of untested device, what no run tests."""
+    """What no bound of the run shows, one line for each reason and each kind of untested device."""
     missing = [[one for one in group if one.outcome == "not_measured"] for group in counted_groups(judgement.verdicts)]
     reasons = Counter(text.reason_text(group[0]) for group in missing if group)
     said = [f"{text.count_text(count, 'requirement')}: {reason}" for reason, count in reasons.most_common(10)]
@@ -27,4 +27,4 @@ def not_tested_lines(judgement: Judgement) -> list[str]:
         said.append(f"GPUs not tested: {first_few(idle, 5, count=len(coverage.idle_gpus))}")
     if coverage is not None and coverage.nodes_absent:
         said.append(f"Nodes not tested: {first_few(coverage.nodes_absent, 5)}")
-    return [*filter(None, [judgement.unseen_loss]), *said, *_NOT_SAID]
+    return [*filter(None, [judgement.unseen_loss]), *said]

@@ -1,7 +1,8 @@
-"""Shorten a list for use in a sentence."""
+"""Lists of names: shortened for a sentence, ordered by their numbers."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 
@@ -10,3 +11,9 @@ def first_few(names: Sequence[str], most: int = 3, separator: str = ", ", count:
     shown = names[:most]
     others = (len(names) if count is None else count) - len(shown)
     return separator.join(shown) + (f" and {others} more" if shown and others > 0 else "")
+
+
+def by_number(name: str) -> list[tuple[int, str]]:
+    """Sort key that puts node2 before node10."""
+    parts = (part.lstrip("0") if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", name)))
+    return [(len(part) if i % 2 else 0, part) for i, part in enumerate(parts)]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from pytest_ddpscale.util.printable import one_line
 
@@ -16,6 +18,18 @@ Cell: TypeAlias = str | int | float | bool | None
 _FORMULA_STARTS = ("=", "+", "-", "@", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}",
                    "\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")  # fmt: skip
 _GAP = "  "
+# A closing bracket makes a link only before another bracket, and an underscore makes emphasis only at the edge of a
+# word, so names such as metric_name[workload-8gpu] need no escapes.
+_SPECIAL = re.compile(r"[\\`*|#~$]|\](?=[(\[])|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+NOTHING_BELOW: Mapping[int, Sequence[str]] = MappingProxyType({})
+
+
+@runtime_checkable
+class _HasHtml(Protocol):
+    """Text that already is HTML, such as markupsafe's."""
+
+    def __html__(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -91,25 +105,45 @@ def markdown_lines(table: Table) -> Iterator[str]:
     yield from (_markdown_row(map(markdown, row)) for row in table.rows)
 
 
-def markdown(content: str) -> str:
-    """Text as one line, escaped for Markdown."""
-    escaped = one_line(content).replace("\\", "\\\\")
-    for mark in "|<>`*_[]":
-        escaped = escaped.replace(mark, f"\\{mark}")
-    return escaped
+class Markdown(str):
+    """Text that already is Markdown and is not escaped."""
+
+    __slots__ = ()
 
 
-def html(table: Table, caption: str = "") -> str:
-    """An HTML table that scrolls by itself where it is wider than the page; report.js sorts one with a caption."""
+def markdown(content: object) -> str:
+    """Text as one line, escaped so that it reads the same in a paragraph, a heading and a table cell."""
+    if isinstance(content, Markdown):
+        return str(content)
+    # Entities first: a backslash does not stop HTML in every renderer.
+    line = "".join(_ENTITIES.get(character, character) for character in one_line(str(content)))
+    return _SPECIAL.sub(lambda match: f"\\{match.group()}", line)
+
+
+def html(table: Table, caption: str = "", below: Mapping[int, Sequence[str]] = NOTHING_BELOW, classes: str = "") -> str:
+    """An HTML table that scrolls by itself where it is wider than the page; report.js sorts one with a caption.
+
+    Args:
+        table: what to write. Cells that are markup, with `__html__`, are not escaped.
+        caption: names the table.
+        below: texts or markup in rows as wide as the table, by the number of rows above them. Rows between two of them
+            are sorted among themselves.
+        classes: of the table, for its style.
+    """
     kinds = [' class="n"' if column.is_number else "" for column in table.columns]
     titles = zip(kinds, table.titles, strict=True)
-    head = "".join(f'<th scope="col"{kind}>{escape(one_line(title))}</th>' for kind, title in titles)
-    body = "".join(_html_row(row, kinds) for row in table.rows)
+    head = "".join(f'<th scope="col"{kind}>{_escaped(title)}</th>' for kind, title in titles)
+    rows, wide, bodies, begin = [_html_row(row, kinds) for row in table.rows], f'<td colspan="{len(kinds)}">', "", 0
+    for end in sorted({*below, len(rows)}):
+        notes = "".join(f'<tr class="note">{wide}{_escaped(note)}</td></tr>' for note in below.get(end, ()))
+        if end > begin or notes or not rows:
+            bodies += f"<tbody>{''.join(rows[begin:end])}{notes}</tbody>"
+        begin = end
     named = escape(one_line(caption))
     said, label = (f"<caption>{named}</caption>", f' role="region" aria-label="{named}"') if caption else ("", "")
-    content = f"{said}<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    sortable = ' class="sortable"' if caption else ""
-    return f'<div class="box" tabindex="0"{label}><table{sortable}>{content}</table></div>'
+    styles = " ".join(filter(None, ("sortable" if caption else "", classes)))
+    styled = f'<table class="{styles}">' if styles else "<table>"
+    return f'<div class="box" tabindex="0"{label}>{styled}{said}<thead><tr>{head}</tr></thead>{bodies}</table></div>'
 
 
 def csv_text(titles: Iterable[str], rows: Iterable[Sequence[Cell]]) -> str:
@@ -135,8 +169,12 @@ def _markdown_row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def _escaped(content: str) -> str:
+    return content.__html__() if isinstance(content, _HasHtml) else escape(one_line(content))
+
+
 def _html_row(row: Sequence[str], kinds: Sequence[str]) -> str:
-    first, *rest = (f"{kind}>{escape(one_line(cell))}" for kind, cell in zip(kinds, row, strict=True))
+    first, *rest = (f"{kind}>{_escaped(cell)}" for kind, cell in zip(kinds, row, strict=True))
     return f'<tr><th scope="row"{first}</th>{"".join(f"<td{cell}</td>" for cell in rest)}</tr>'
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-_LINES = {"p", "li", "h1", "h2", "h3", "h4", "dt", "dd", "caption", "pre", "title"}
+_LINES = {"p", "li", "h1", "h2", "h3", "h4", "dt", "dd", "caption", "pre", "title", "summary"}
 _CELLS = {"td", "th"}
 
 
@@ -20,30 +20,32 @@ class _Text(HTMLParser):
         super().__init__()
         self.lines: list[str] = []
         self._cells: list[str] = []
-        self._now: list[str] = []
+        self._now = ""
         self._hidden = 0
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
         self._hidden += tag in ("style", "script", "svg", "sup")
         if tag in _LINES | _CELLS:
-            self._now = []
+            self._end_line()
         if tag == "tr":
             self._cells = []
-        if tag == "small":
-            self._now.append("\t")  # what stands below the cell's content
 
     def handle_endtag(self, tag: str) -> None:
         self._hidden -= tag in ("style", "script", "svg", "sup")
-        said = "".join(self._now)
         if tag in _CELLS:
-            cell, *below = said.split("\t")
-            self._cells.append(" ".join(cell.split()))
-            self.lines += [" ".join(line.split()) for line in below]
-        elif tag == "tr":
+            self._cells.append(" ".join(self._now.split()))
+            self._now = ""
+        elif tag == "tr" and any(self._cells):
             self.lines.append(f"| {' | '.join(self._cells)} |")
-        elif tag in _LINES and said.strip():
-            self.lines.append(" ".join(said.split()))
+        elif tag in _LINES:
+            self._end_line()
 
     def handle_data(self, data: str) -> None:
         if not self._hidden:
-            self._now.append(data)
+            self._now += data
+
+    def _end_line(self) -> None:
+        """Paragraphs have lines of their own, in a cell too."""
+        if self._now.strip():
+            self.lines.append(" ".join(self._now.split()))
+        self._now = ""

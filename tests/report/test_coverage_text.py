@@ -62,13 +62,13 @@ def test_the_slowest_path_comes_first_in_the_report() -> None:
 
 def test_many_nodes_and_paths_are_counted() -> None:
     rendered = report_of(coverage_of(70))
-    assert f"And {70 - MOST_NODES} more nodes: verdicts.json lists all." in rendered
-    assert f"And {70 * 69 // 2 - MOST_PATHS} more paths: verdicts.json lists all." in rendered
+    assert f"{70 - MOST_NODES} more: verdicts.json lists all" in rendered
+    assert f"{70 * 69 // 2 - MOST_PATHS} more: verdicts.json lists all" in rendered
 
 
 def test_names_from_anywhere_break_no_table() -> None:
     nodes = tuple(NodeCoverage(f"{HOSTILE}{i}", TRAINED, gpus=(GpuCoverage(0, HOSTILE),)) for i in range(2))
     rendered = report_of(Coverage(nodes, 0, 1, 2, (PathCoverage(0, 1, 1.0, 1),), 1))
-    table = rendered.split("\nCoverage\n")[-1].split("\nHow it was measured\n")[0]
+    table = rendered.split("\nWhat was tested on each node\n")[-1].split("\nTelemetry\n")[0]
     assert {line.count(" | ") for line in table.splitlines() if line.startswith("| ")} == {3}
     assert "<script" in rendered, "as text"

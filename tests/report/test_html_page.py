@@ -11,8 +11,10 @@ from typing import Any
 
 from msgspec.structs import replace as with_fields
 
-from pytest_ddpscale.report.html_page import key_numbers, render_html, topologies
+from pytest_ddpscale.report.first_page import key_numbers, signatures
+from pytest_ddpscale.report.html_page import render_html, topologies
 from pytest_ddpscale.report.live_progress import LIVE
+from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
 from pytest_ddpscale.run.evidence import Evidence
@@ -32,6 +34,7 @@ from tests.builders.judgements import (
     hostile_run,
     judgement_with,
 )
+from tests.report.page_text import page_text
 
 ATTACK = HOSTILE + "</script><img src=x onerror=alert(1)>\u202egnp.exe\x07"
 NOTHING = Evidence(PLAN, Columns(), {})
@@ -78,8 +81,12 @@ def test_what_failed_stands_above_what_passed() -> None:
 
 def test_a_number_that_was_not_measured_is_shown_before_one_that_was() -> None:
     missing = replace(FAILED, id="throughput_per_gpu[x-8gpu]", outcome="not_measured", value=None, interval=None)
-    first = key_numbers(judgement_with(FAILED, missing))[0]
-    assert first.word == "NOT MEASURED"
+    assert key_numbers(judgement_with(FAILED, missing))[1].word == "NOT MEASURED"
+
+
+def test_throughput_is_shown_against_the_published_value() -> None:
+    number = key_numbers(judgement_with(replace(FAILED, published=2318.4)))[1]
+    assert (number.value, number.subject.split(",")[0]) == ("50.0 % of published", "1159.2 img/s")
 
 
 def check_of(name: str, **changes: Any) -> Verdict:
@@ -92,30 +99,50 @@ def check_of(name: str, **changes: Any) -> Verdict:
     return Verdict(**(fields | changes))
 
 
-def nodes_number(*checks: Verdict) -> tuple[str, str]:
+def nodes_number(*checks: Verdict, **changes: Any) -> tuple[str, str]:
     coverage = Coverage((NodeCoverage("n1", ("survey",)), NodeCoverage("n2", ("survey",))))
-    number = key_numbers(replace(judgement_with(*checks), coverage=coverage))[-1]
+    fields: dict[str, Any] = {"coverage": coverage, "outcome": "rejected"}
+    number = key_numbers(replace(judgement_with(*checks), **(fields | changes)))[0]
     return number.value, number.word
 
 
-def test_nodes_that_passed_all_checks_have_the_word_of_the_worst_check() -> None:
+def test_nodes_at_fault_are_those_that_the_worst_kind_of_failure_names() -> None:
     good = check_of("driver", outcome="passed", value=1.0, culprits=())
     only_warns = check_of("ecc", severity="warn")
     waived = check_of("ecc", waiver=Waiver("known", "ops", date(2099, 1, 1)))
-    assert nodes_number(good) == ("2 of 2", "PASS")
-    assert nodes_number(good, only_warns) == ("1 of 2", "WARN")
-    assert nodes_number(good, waived) == ("1 of 2", "WAIVED")
+    assert nodes_number(good, outcome="accepted") == ("0 of 2", "PASS")
+    assert nodes_number(good, only_warns, outcome="accepted") == ("1 of 2", "WARN")
+    assert nodes_number(good, waived, outcome="accepted") == ("1 of 2", "WAIVED")
     assert nodes_number(good, only_warns, check_of("nvlink")) == ("1 of 2", "FAIL")
 
 
-def test_a_node_that_is_only_suspected_is_not_counted_as_failed() -> None:
-    certain, suspect = (
-        Culprit("node", "n1", None, None, "no"),
-        Culprit("node", "n2", None, None, "or it", is_certain=False),
+def test_no_node_at_fault_is_no_pass_if_the_run_was_rejected_or_did_not_test_all() -> None:
+    certain = Culprit("node", "n1", None, None, "no")
+    suspect = Culprit("node", "n2", None, None, "or it", is_certain=False)
+    assert nodes_number(check_of("ecc", culprits=(suspect,))) == ("0 of 2", "INCONCLUSIVE")
+    assert nodes_number(check_of("ecc", culprits=(certain, suspect))) == ("1 of 2", "FAIL")
+    assert nodes_number(check_of("ecc", culprits=())) == ("0 of 2", "INCONCLUSIVE")
+    good = check_of("driver", outcome="passed", value=1.0, culprits=())
+    assert nodes_number(good) == ("0 of 2", "INCONCLUSIVE")
+    half = Coverage((NodeCoverage("n1", ("survey",)), NodeCoverage("n2", ())))
+    assert nodes_number(good, coverage=half, outcome="incomplete") == ("0 of 2", "NOT MEASURED")
+
+
+def test_one_reason_of_several_requirements_stands_once_below_them() -> None:
+    reasons = [f"GPU 3 of node7 is 1.20{i}× the median of its 7 peers" for i in range(3)]
+    slow = Culprit("gpu", "node7", 3, "GPU-4f1c", "1.20× the median of 7 peers")
+    alike = [
+        replace(FAILED, id=f"throughput_per_gpu[w{i}-8gpu]", reason=reason, culprits=(slow,), notes=())
+        for i, reason in enumerate(reasons)
+    ]
+    other = replace(
+        alike[0], id="throughput_per_gpu[w9-8gpu]", culprits=(replace(slow, gpu_index=4, gpu_uuid="GPU-5"),)
     )
-    assert nodes_number(check_of("ecc", culprits=(certain,))) == ("1 of 2", "FAIL")
-    assert nodes_number(check_of("ecc", culprits=(suspect,))) == ("≤ 50.0%", "FAIL")
-    assert nodes_number(check_of("ecc", culprits=(certain, suspect))) == ("≤ 50.0%", "FAIL")
+    page = page_text(render_html(judgement_with(*alike, other), RUN, NOTHING))
+    table = page.split("\nRequirements: not met\n")[1].split("\nNodes\n")[0].splitlines()
+    assert [line for line in table if line.endswith(reasons[0])] == [f"Cause 1: {reasons[0]}", f"Cause 2: {reasons[0]}"]
+    assert f"w1-8gpu: {reasons[1]}" in table, "other values are not lost"
+    assert [line.split()[4] for line in table if "FAIL" in line] == ["w0-8gpu", "w1-8gpu", "w2-8gpu", "w9-8gpu"]
 
 
 def test_whoever_measured_resumed_and_judged_is_on_the_first_page() -> None:
@@ -142,15 +169,21 @@ def test_who_only_misses_what_warns_is_on_the_first_page() -> None:
     warned = [replace(FAILED, id=f"throughput_per_gpu[{i}]", severity="warn", culprits=(slow,)) for i in range(2)]
     first, second = warned[0], replace(warned[1], culprits=(replace(slow, gpu_index=4, gpu_uuid="GPU-5"),))
     page = render_html(replace(ACCEPTED, verdicts=(*ACCEPTED.verdicts, first, second)), RUN, NOTHING)
-    front = page[: page.index("Four numbers")]
+    front = page[: page.index('class="numbers"')]
     for who in ("GPU 3 (GPU-4f1c)", "GPU 4 (GPU-5)"):
         assert f"warning: {who} on node7 is 1.20× slower than its 7 peers" in front
     assert "3 of 5 requirements passed, 2 only warn" in front
 
 
 def test_only_a_run_of_a_machine_that_is_over_has_lines_to_sign() -> None:
-    assert "Decided by, date" in PAGE
+    assert [role for role, _ in signatures(JUDGEMENT, RUN)] == ["Measured by", "Checked by", "Decided by"]
     assert "Accepted by, date" in render_html(ACCEPTED, RUN, NOTHING)
+    named = with_fields(RUN, noted={"operator": "Ann"})
+    for page in (render_html(JUDGEMENT, named, NOTHING), render_markdown(JUDGEMENT, named)):
+        assert [role for role in ("Measured by", "Checked by", "Decided by") if role in page] == sorted(
+            ("Measured by", "Checked by", "Decided by"), key=page.index
+        )
+        assert re.search("Measured by:? Ann", page)
     simulated = render_html(replace(ACCEPTED, simulated=True), RUN, NOTHING)
     going_on = render_html(ACCEPTED, RUN, NOTHING, goes_on=True)
     for page, why in ((simulated, "Not to be signed: no machine was measured."), (going_on, "To be signed once")):
@@ -165,8 +198,19 @@ def test_a_run_without_an_earlier_acceptance_says_so() -> None:
 def test_while_it_goes_on_only_failures_are_causes() -> None:
     page = render_html(judgement_with(NOT_MEASURED, FAILED), RUN, NOTHING, goes_on=True)
     assert "MEASURING: 0 of 2 requirements passed so far, 1 failed</h1>" in page
-    causes = page.split("Failures so far, by cause:")[1].split("</ul>")[0]
+    causes = page.split("Failures so far, by cause")[1].split("</ol>")[0]
     assert "GPU 3" in causes
     assert "it needs 64 ranks" not in causes
     nothing = render_html(judgement_with(NOT_MEASURED), RUN, NOTHING, goes_on=True)
     assert "by cause" not in nothing
+
+
+def test_a_run_that_can_be_measured_again_says_how_once() -> None:
+    page = page_text(render_html(JUDGEMENT, with_fields(RUN, again=("pytest", "--gpu-sku=b200")), NOTHING))
+    assert page.count("Measure everything again: pytest --gpu-sku=b200") == 1
+    for run in (with_fields(RUN, status="imported"), with_fields(RUN, simulated=True)):
+        assert "Measure everything again" not in render_html(JUDGEMENT, run, NOTHING)
+    unfinished = replace(JUDGEMENT, unfinished=True, basis={"measurements_path": "run/measurements.jsonl"})
+    page = render_html(unfinished, RUN, NOTHING)
+    assert page.count("--ddp-resume=run") == 1
+    assert "Measure everything again" not in page

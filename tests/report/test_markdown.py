@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as with_fields
 
 from pytest_ddpscale.report.html_page import render_html
-from pytest_ddpscale.report.markdown import code_block, escape_markdown, render_markdown
+from pytest_ddpscale.report.markdown import code_block, render_markdown
 from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import AgainstSlowest, Culprit, Judgement
+from pytest_ddpscale.util.tables import markdown
 from tests.builders.json_types import as_json, run_record
 from tests.builders.judgements import (
     ACCEPTED,
@@ -51,7 +52,7 @@ def test_by_whom_and_where_stands_there() -> None:
     rendered = render_markdown(replace(JUDGEMENT, basis=basis), run)
     for row in (
         "| Site | Hall 2 |",
-        "| Measured by | A. Name |",
+        "| By | A. Name |",
         "| Ticket | OPS-7 |",
         "| rack | B 7 |",
         "| Judged | 2026-03-02 08:30 UTC |",
@@ -74,7 +75,7 @@ def test_a_thousand_failures_fit_into_a_ticket() -> None:
     rendered = render_markdown(judgement_with(*errors), RUN)
     assert len(rendered) < 30_000
     assert "And 990 more causes: report.html lists them." in rendered
-    assert "And 950 more: report.html lists all." in rendered
+    assert "950 more: report.html lists all." in rendered
 
 
 def test_what_run_json_need_not_say_may_be_missing() -> None:
@@ -95,9 +96,9 @@ def test_large_machine_stays_readable() -> None:
     ]
     run = run_record(hosts=hosts)
     rendered = render_markdown(JUDGEMENT, run)
-    assert "800 × B200 in 100 hosts" in rendered
+    assert "800 × B200 |\n| Nodes | 100: n0, n1, n2, n3 and 96 more" in rendered
     assert "GPU-1-1" not in rendered
-    assert "36 more hosts: run.json lists all" in page_text(render_html(JUDGEMENT, run, Evidence(PLAN, Columns(), {})))
+    assert "36 more: run.json lists all" in page_text(render_html(JUDGEMENT, run, Evidence(PLAN, Columns(), {})))
 
 
 def test_hostile_text_breaks_no_table_and_starts_no_html() -> None:
@@ -129,12 +130,12 @@ def test_escaping() -> None:
         ("back\\slash|", r"back\\slash\|"),
         ("two\nlines", "two lines"),
     ]:
-        assert escape_markdown(content) == expected
+        assert markdown(content) == expected
 
 
 @given(st.text())
 def test_escaped_text_is_one_cell_of_a_table(content: str) -> None:
-    escaped = escape_markdown(content)
+    escaped = markdown(content)
     assert "\n" not in escaped
     assert "<" not in escaped
     # A pipe is inert only after an odd number of backslashes.

@@ -28,5 +28,5 @@ def test_the_terminal_says_so_right_before_the_outcome(columns: int) -> None:
 def test_markdown_says_so_at_the_top_and_has_nothing_to_sign(judgement: Judgement, run: RunRecord) -> None:
     report = render_markdown(judgement, run)
     assert report.splitlines()[2].startswith(f"> **{WATERMARK}.**")
-    assert "there is nothing to sign" in report
+    assert "Not to be signed: no machine was measured." in report
     assert "Tested by" not in report

@@ -6,6 +6,8 @@ import csv
 import io
 from xml.etree import ElementTree
 
+from markupsafe import Markup
+
 from pytest_ddpscale.util.tables import (
     Column,
     Table,
@@ -49,7 +51,7 @@ def test_no_text_breaks_out_of_its_cell() -> None:
     assert "\x1b" not in "".join(text_lines(hostile))
     row = list(markdown_lines(hostile))[-1]
     assert row.replace("\\|", "").count("|") == 3
-    assert "\\<script\\>\\*x\\*" in row
+    assert "&lt;script&gt;\\*x\\*" in row
     assert html(hostile, HOSTILE).count("<script") == 0
     cells = [cell.text for cell in ElementTree.fromstring(html(hostile)).iter() if cell.tag in ("th", "td")]
     assert cells == ["x", "y", "a|b <script>*x*</script> [31m`c`", "1"]
@@ -68,3 +70,11 @@ def test_a_spreadsheet_reads_numbers_as_numbers_and_runs_no_formula() -> None:
     assert list(csv.reader(io.StringIO(written))) == [
         ["a", "b", "c", "d"], ["'=1+1", "-1.5", "true", ""], ["'@SUM(A1)", "3", "false", "x, y"],
     ]  # fmt: skip
+
+
+def test_notes_as_wide_as_the_table_stand_below_their_rows() -> None:
+    notes = {1: [Markup("<b>why</b>")], 2: [HOSTILE]}
+    found = ElementTree.fromstring(html(SPEEDS, "Speeds", notes))
+    bodies = [[cell.tag for cell in body.iter() if cell.tag in ("th", "td", "b")] for body in found.iter("tbody")]
+    assert bodies == [["th", "td", "td", "b"], ["th", "td", "td"]]
+    assert {cell.get("colspan") for cell in found.iter("td") if cell.get("colspan")} == {"2"}

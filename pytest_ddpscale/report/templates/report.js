@@ -1,7 +1,9 @@
 "use strict";
+// Tables with a caption can be sorted, within each group of rows above a note as wide as the table; long ones filtered.
+const LEAST_FILTERED = 12;
 for (const table of document.querySelectorAll("table.sortable")) {
-  const body = table.tBodies[0];
-  const rows = () => [...body.rows].filter((row) => !row.classList.contains("summary"));
+  const bodies = [...table.tBodies];
+  const rowsOf = (body) => [...body.rows].filter((row) => !row.classList.contains("note"));
   const content = (row, column) => row.cells[column].textContent.trim();
   const number = (words) => {
     const match = words.replace("−", "-").match(/[+-]?\d+(\.\d+)?/);
@@ -17,14 +19,16 @@ for (const table of document.querySelectorAll("table.sortable")) {
       const sign = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
       for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
       head.setAttribute("aria-sort", sign === 1 ? "ascending" : "descending");
-      const sorted = rows().sort((a, b) => {
-        const one = content(a, column), other = content(b, column);
-        const difference = number(one) - number(other);
-        return sign * (Number.isNaN(difference) ? one.localeCompare(other) : difference);
-      });
-      body.prepend(...sorted);
+      for (const body of bodies) {
+        body.prepend(...rowsOf(body).sort((a, b) => {
+          const one = content(a, column), other = content(b, column);
+          const difference = number(one) - number(other);
+          return sign * (Number.isNaN(difference) ? one.localeCompare(other) : difference);
+        }));
+      }
     });
   });
+  if (bodies.flatMap(rowsOf).length < LEAST_FILTERED) continue;
   const label = document.createElement("label"), input = document.createElement("input");
   label.className = "filter";
   input.type = "search";
@@ -32,7 +36,10 @@ for (const table of document.querySelectorAll("table.sortable")) {
   table.parentElement.before(label);
   input.addEventListener("input", () => {
     const wanted = input.value.toLowerCase();
-    for (const row of rows()) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+    for (const body of bodies) {
+      for (const row of rowsOf(body)) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+      for (const note of body.querySelectorAll(".note")) note.hidden = rowsOf(body).every((row) => row.hidden) && wanted !== "";
+    }
   });
 }
 // Reload the page while the run goes on, unless the reader pressed Pause or uses a filter.

@@ -1,0 +1,233 @@
+"""What a reader sees first, the same in report.html and report.md: numbers, facts, reservations, and who signs."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pytest_ddpscale.plan.metric import Metric
+from pytest_ddpscale.plan.metric_catalogue import (
+    GENERATION_RATIO,
+    THROUGHPUT_PER_GPU,
+    WEAK_SCALING_EFFICIENCY,
+)
+from pytest_ddpscale.report import coverage_text, text
+from pytest_ddpscale.report.cause import Cause
+from pytest_ddpscale.report.last_acceptance_text import last_acceptance_lines
+from pytest_ddpscale.report.next_steps import next_steps
+from pytest_ddpscale.report.software_text import software_line
+from pytest_ddpscale.report.text import Style
+from pytest_ddpscale.report.unmet import counts_text, waived_groups
+from pytest_ddpscale.run.cause_kinds import NextStep
+from pytest_ddpscale.run.run_json import OPERATOR, SITE, TICKET, Resumed, RunRecord, in_utc
+from pytest_ddpscale.run.verdicts import Judgement, Verdict
+from pytest_ddpscale.util.listing import by_number, first_few
+
+_ENDINGS = {"running": "killed"}  # how a session ended that left this status
+_MOST_WAIVERS = 5
+_STYLES: dict[str, Style] = {
+    "PASS": "passed",
+    "FAIL": "failed",
+    "ERROR": "failed",
+    "WARN": "warned",
+    "WAIVED": "warned",
+}
+
+
+@dataclass(frozen=True)
+class KeyNumber:
+    """One of the four numbers, as texts: title, value, what it is a number of, bound and verdict."""
+
+    title: str
+    value: str
+    subject: str
+    bound: str
+    word: str = ""
+
+    @property
+    def style(self) -> Style:
+        """Style of the verdict."""
+        return _STYLES.get(self.word, "undecided")
+
+
+def told_causes(found: Sequence[Cause], judgement: Judgement, run: RunRecord) -> list[tuple[Cause, list[NextStep]]]:
+    """Causes with what to do about them; a command that was told before is not repeated."""
+    told, seen = [], set[NextStep | str]()
+    for one in found:
+        new = [step for step in next_steps(one, judgement, run) if step not in seen]
+        told.append((one, [replace(step, command="") if step.command in seen else step for step in new]))
+        seen.update(new, (step.command for step in new))
+    return told
+
+
+def command_again(judgement: Judgement, run: RunRecord) -> str:
+    """The command that measures everything again; empty without one, and where nobody or a resumed run needs it."""
+    is_measured = not (run.is_imported or judgement.simulated or run.is_simulated())
+    has_none = judgement.accepts or judgement.unfinished or not is_measured
+    return "" if has_none else shlex.join(map(text.one_line, run.command_again))
+
+
+def key_numbers(judgement: Judgement) -> list[KeyNumber]:
+    """Nodes at fault; then throughput, weak scaling at the largest world size, and the generation ratio.
+
+    These are each from the requirement nearest its bound, first of those that keep the machine from being accepted.
+    """
+    found = [_nodes_at_fault(judgement)]
+    for metric in (THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY, GENERATION_RATIO):
+        of_metric = [one for one in judgement.verdicts if one.metric == metric.name]
+        if metric is WEAK_SCALING_EFFICIENCY and of_metric:
+            largest = max(one.world_size for one in of_metric)
+            of_metric = [one for one in of_metric if one.world_size == largest]
+        found.append(_worst_of(metric, of_metric, judgement) if of_metric else _not_asked(metric.title))
+    return found
+
+
+def _not_asked(title: str) -> KeyNumber:
+    return KeyNumber(title, text.ABSENT, "", "not asked")
+
+
+def _worst_of(metric: Metric, verdicts: Sequence[Verdict], judgement: Judgement) -> KeyNumber:
+    # A requirement that was not measured ranks below any value.
+    worst = min(
+        verdicts,
+        key=lambda one: (not judgement.is_blocked_by(one), one.value is not None, one.passed, one.margin or 0.0),
+    )
+    value, limits = text.point_text(worst), text.limits_text(worst)
+    subject = text.short_name(worst) + (f", {limits}" if limits != text.ABSENT else "")
+    if metric is THROUGHPUT_PER_GPU and worst.published and worst.value is not None:
+        subject = f"{value}, {subject}"
+        value = f"{text.number_text(worst.value / worst.published, 'fraction')} of published"
+    provisional = ", provisional" if text.is_provisional(worst) else ""
+    return KeyNumber(metric.title, value, subject, text.bound_text(worst) + provisional, text.verdict_word(worst))
+
+
+def _nodes_at_fault(judgement: Judgement) -> KeyNumber:
+    """Nodes that a failure certainly names, of all; it passes only if nothing blocks acceptance and all were tested."""
+    title, coverage = "Nodes at fault", judgement.coverage
+    if coverage is None or not coverage.node_count:
+        return KeyNumber(title, text.ABSENT, "no node is known", "0", "NOT MEASURED")
+    blocking = [one for one in judgement.verdicts if judgement.is_blocked_by(one)]
+    warned = [one for one in judgement.verdicts if text.only_warns(one)]
+    failing, suspected = _hosts(blocking), _hosts(blocking, is_certain=False)
+    named, untested = failing, sum(not node.tested_by for node in coverage.nodes) + coverage.unnamed_nodes
+    if failing:
+        word, why = "FAIL", ""
+    elif suspected:
+        word, why = "INCONCLUSIVE", f"{len(suspected)} suspected: {_first(suspected)}"
+    elif untested:
+        word, why = "NOT MEASURED", f"{text.count_text(untested, 'node')} not tested"
+    elif blocking or judgement.outcome == "rejected":
+        word, why = "INCONCLUSIVE", "no failure names a node"
+    else:
+        named = _hosts(judgement.waived) or _hosts(warned)
+        word, why = ("WAIVED" if _hosts(judgement.waived) else "WARN") if named else "PASS", ""
+    return KeyNumber(title, f"{len(named)} of {coverage.node_count}", why or _first(named), "0", word)
+
+
+def _first(hosts: Iterable[str]) -> str:
+    return first_few(sorted(hosts, key=by_number), 3)
+
+
+def _hosts(verdicts: Iterable[Verdict], *, is_certain: bool = True) -> set[str]:
+    return {one.host for verdict in verdicts for one in verdict.culprits if one.is_certain == is_certain}
+
+
+def judged_text(judgement: Judgement) -> str:
+    """``Judged for b200: 16 of 93 requirements not met (14 failed, 2 undecided), 53 passed, 24 only warn.``"""
+    return f"Judged for {judgement.sku}: {counts_text(judgement)}."
+
+
+def facts(judgement: Judgement, run: RunRecord, versions: dict[str, str], *, has_gpus: bool) -> list[tuple[str, str]]:
+    """What was tested, where, when and by whom, by name."""
+    names = Counter(device.name or "device of unknown name" for host in run.hosts for device in host.devices)
+    devices = ", ".join(f"{count} × {name}" for name, count in names.items())
+    hosts = sorted((host.host for host in run.hosts), key=by_number)
+    nodes = f"{len(hosts)}: {first_few(hosts, 4)}" if hosts else ""
+    last = last_acceptance_lines(judgement) or ["no earlier acceptance of these nodes to compare with"]
+    found = [
+        ("Tested as", f"{judgement.sku}{f': {devices}' if devices else ''}"),
+        ("Nodes", nodes),
+        ("Coverage", " ".join(coverage_text.summary(judgement.coverage)) if judgement.coverage else ""),
+        ("Software", software_line(versions)),
+        ("When", _when(run, has_gpus=has_gpus)),
+        *(("Resumed", _resumed_text(one)) for one in run.resumed),
+        *(("Before", line) for line in last),
+    ]
+    people = [
+        ("Site", run.noted.get(SITE) or text.ABSENT),
+        ("By", ", ".join(run.operators) or text.ABSENT),
+        ("Judged by", judgement.notes_of_judging.get(OPERATOR, "")),
+        ("Ticket", run.noted.get(TICKET) or text.ABSENT),
+        *run.further_notes.items(),
+    ]
+    return [(name, said) for name, said in (*found, *people) if said]
+
+
+def digests(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:
+    """What the verdicts rest on, with hashes to check it by."""
+    judged = judgement.basis.get("judged_at")
+    found = [
+        ("Judged", f"{in_utc(judged):%Y-%m-%d %H:%M} UTC" if judged else ""),
+        ("Measurements, SHA-256", judgement.basis.get("measurements_sha256", "")),
+    ]
+    if run.thresholds:
+        found += [("Thresholds", run.thresholds.path), ("Thresholds, SHA-256", run.thresholds.sha256)]
+        for below in run.thresholds.extends:
+            found += [("Extends", below.path), ("Extends, SHA-256", below.sha256)]
+    return [(name, said or text.ABSENT) for name, said in found]
+
+
+def reservations(judgement: Judgement) -> Iterator[str]:
+    """What qualifies the verdict: waivers, what the site changed, provisional bounds, and what was not selected."""
+    waived = [
+        f"{' and '.join(one.id for one in group)} ({text.waiver_text(group[0])})" for group in waived_groups(judgement)
+    ]
+    if waived:
+        yield f"{text.count_text(len(waived), 'requirement')} waived: {first_few(waived, _MOST_WAIVERS, '; ')}"
+    yield from text.changes_by_site(judgement)
+    provisional = sum(map(text.is_provisional, judgement.verdicts))
+    if provisional:
+        bounds = text.count_text(len(judgement.verdicts), "bound")
+        yield f"{provisional} of {bounds} are provisional: expectations without a published figure for this SKU"
+    if judgement.number_not_selected:
+        yield f"{text.count_text(judgement.number_not_selected, 'requirement')} not selected"
+
+
+def signatures(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:
+    """Who signs: roles, each with the name if it is known."""
+    judged_by = judgement.notes_of_judging.get(OPERATOR, "")
+    decided = "Accepted by" if judgement.accepts else "Decided by"
+    return [("Measured by", ", ".join(run.operators)), ("Checked by", judged_by), (decided, "")]
+
+
+def why_nobody_signs(*, is_simulated: bool, goes_on: bool = False) -> str:
+    """Why the report is not to be signed; empty if it is."""
+    if is_simulated:
+        return "Not to be signed: no machine was measured."
+    return "To be signed once measuring is over." if goes_on else ""
+
+
+def _when(run: RunRecord, *, has_gpus: bool) -> str:
+    began = run.began
+    if run.is_imported:
+        return f"{began:%Y-%m-%d %H:%M} UTC, imported from {run.source or 'elsewhere'}"
+    if not run.finished_at:
+        return f"{began:%Y-%m-%d %H:%M} UTC, {run.status}"
+    ended = in_utc(run.finished_at)
+    minutes, gpus = (ended - began).total_seconds() / 60, sum(len(host.devices) for host in run.hosts)
+    took = f", {minutes:.1f} min" + (f", {minutes * gpus / 60:.1f} GPU-hours" if gpus and has_gpus else "")
+    # A simulated or resumed run did not measure from its beginning to its end.
+    is_one_measurement = not run.is_simulated() and not run.resumed
+    status = "" if run.status == "finished" else f", {run.status}"
+    return f"{began:%Y-%m-%d %H:%M} to {ended:%Y-%m-%d %H:%M} UTC{took if is_one_measurement else ''}{status}"
+
+
+def _resumed_text(resumed: Resumed) -> str:
+    """``2026-03-01 11:00 UTC by Bob; the session before was interrupted; measured again: weak/resnet50``."""
+    at = in_utc(resumed.at)
+    who = f" by {resumed.noted[OPERATOR]}" if OPERATOR in resumed.noted else ""
+    again = f"; measured again: {first_few(list(resumed.measured_anew))}" if resumed.measured_anew else ""
+    before = _ENDINGS.get(resumed.status_before, resumed.status_before)
+    return f"{at:%Y-%m-%d %H:%M} UTC{who}; the session before was {before}{again}"

@@ -1,0 +1,81 @@
+"""The tables of report.html other than that of requirements, as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from markupsafe import Markup
+
+from pytest_ddpscale.report import coverage_text, text
+from pytest_ddpscale.report.node_table import NodeTable
+from pytest_ddpscale.run.coverage import Coverage
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.verdicts import Judgement
+from pytest_ddpscale.util.listing import by_number
+from pytest_ddpscale.util.tables import Table, html, table
+
+_MOST_HOSTS = _MOST_LOWERED = 64
+_OF_NODES = (
+    "Nodes with a failure, a suspicion or an untested part, the worst first; numbers count requirements, “maybe” "
+    "counts those that only suspect the node"
+)
+
+
+def nodes_table(nodes: NodeTable) -> Markup | str:
+    """What was found on each node, with the evidence below it; the nodes without a row in a sentence."""
+    below = {number: list(row.remarks) for number, row in enumerate(nodes.rows, 1)}
+    last = (
+        [f"{text.count_text(nodes.hidden, 'more node')} with problems: verdicts.json lists all"] if nodes.hidden else []
+    )
+    below.setdefault(len(nodes.rows), []).extend(filter(None, [*last, nodes.others]))
+    rows = [(row.host, *(cell or text.ABSENT for cell in row.cells)) for row in nodes.rows]
+    if not rows:
+        return Markup("<p>{}.</p>").format(text.one_line(nodes.others))
+    return _markup(table(("Node", *nodes.metrics), rows), _OF_NODES, below, "nodes")
+
+
+def lowered_table(judgement: Judgement) -> Markup:
+    """Bounds before the site lowered them, and now."""
+    rows = [(one.requirement, *text.lowered_bounds(one)) for one in judgement.lowered]
+    titles = ("Requirement", "Before", "Here")
+    return _markup(*_first(table(titles, rows, of_numbers=True), "Bounds that the site lowered", _MOST_LOWERED))
+
+
+def coverage_tables(coverage: Coverage) -> Iterator[tuple[str, Markup]]:
+    """Tested nodes, and paths between them, each with its caption."""
+    nodes = table(("Node", "Tested by", "GPUs tested", "Not tested"), coverage_text.node_rows(coverage))
+    titles = ("Path", "Bandwidth", "Relative to the median", "Rounds")
+    paths = table(titles, coverage_text.path_rows(coverage), of_numbers=True)
+    of_paths = "Pairs of nodes, each measured by itself with an all-reduce of two ranks, the slowest first"
+    for caption, found, most in (
+        ("What was tested on each node", nodes, coverage_text.MOST_NODES),
+        (of_paths, paths, coverage_text.MOST_PATHS),
+    ):
+        if found.rows:
+            yield caption, _markup(*_first(found, caption, most))
+
+
+def hosts_table(run: RunRecord) -> Markup:
+    """The devices of each host."""
+    hosts = sorted(run.hosts, key=lambda one: by_number(one.host))
+    rows = [(host.host, "; ".join(f"{one.label}: {one.name}" for one in host.devices[:16])) for host in hosts]
+    return _markup(*_first(table(("Host", "Devices"), rows), "Hosts", _MOST_HOSTS, "run.json"))
+
+
+def software_table(run: RunRecord, versions: dict[str, str]) -> Markup:
+    """Versions, and variables of the environment."""
+    rows = [*versions.items(), *sorted(run.environment.items())]
+    return _markup(table(("Name", "Version or setting"), rows), "Software and environment")
+
+
+def _first(
+    whole: Table, caption: str, most: int, where: str = "verdicts.json"
+) -> tuple[Table, str, dict[int, list[str]]]:
+    """The first rows of a table, and a row with the number of the others."""
+    left_out = len(whole.rows) - most
+    below = {most: [f"{left_out} more: {where} lists all"]} if left_out > 0 else {}
+    return Table(whole.columns, whole.rows[:most]), caption, below
+
+
+def _markup(whole: Table, caption: str, below: dict[int, list[str]] | None = None, classes: str = "") -> Markup:
+    return Markup(html(whole, caption, below or {}, classes))  # noqa: S704 (escaped within)
