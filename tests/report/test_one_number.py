@@ -18,6 +18,7 @@ from pytest_ddpscale.report.csv_tables import render_requirements
 from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.report.svg_figures import figures
 from pytest_ddpscale.run.verdicts import Judgement
+from pytest_ddpscale.util.digits import percent
 from tests.builders.judged import CONFIDENCE, make_case
 from tests.builders.judgements import JUDGEMENT, RUN
 from tests.judge.nodes import measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
@@ -74,7 +75,7 @@ def test_every_view_has_the_number_of_the_verdict(monkeypatch: pytest.MonkeyPatc
     (table,) = scaling_tables(EVIDENCE, judgement.verdicts)
     shown = {int(row[0]): dict(zip(table.headings, row, strict=True)) for row in table.rows}
     for size, value in efficiency.items():
-        assert (shown[size]["efficiency"], shown[size]["speed-up"]) == (f"{value:.1%}", f"{value * size:.2f}x")
+        assert (shown[size]["efficiency"], shown[size]["speed-up"]) == (percent(value, 1), f"{value * size:.2f}x")
     for size, value in throughput.items():
         assert shown[size]["img/s"] == f"{value * size:.0f}"
 
@@ -100,4 +101,4 @@ def test_pictures_show_the_interval_that_decides_a_cross_where_it_fails_and_the_
     assert legend[-4:] == told
     svg = next(one.svg for one in figures(EVIDENCE, judgement, RUN) if one.id == "weak-efficiency")
     assert all(f">{text}</text>" in svg for text in told)
-    assert f"{two.value:.1%} on 2 (worst node (n2)), misses its bound".replace("%", " %") in svg
+    assert f"{percent(two.value, 1)} on 2 (worst node (n2)), misses its bound" in svg
