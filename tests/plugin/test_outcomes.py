@@ -184,7 +184,7 @@ SITUATIONS = {
     "one is inconclusive": Situation(1, "incomplete", f"INCOMPLETE: inconclusive: {WEAK}: ", (bound("bound: 0.9745"),)),
     "ranks are missing": Situation(1, "incomplete", MISSING, (without_two_ranks,)),
     "what is missing is allowed": Situation(
-        0, "incomplete", "INCOMPLETE: 1 of 7 requirements were not measured: ", (without_two_ranks,), ALLOWING
+        0, "incomplete", "INCOMPLETE: 1 of 7 requirements not measured: ", (without_two_ranks,), ALLOWING
     ),
     "a miss beside what is allowed": Situation(
         1, "rejected", MISSED, (bound("bound: 1.05"), without_two_ranks), ALLOWING
