@@ -7,6 +7,7 @@ explains those with the same evidence (`run/counting.py`), and they count once.
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 from pytest_ddpscale.plan.metric_catalogue import METRICS, RANK_UNIFORMITY
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.cause_ids import category_of, id_of_device, id_of_verdict, subject_of
+from pytest_ddpscale.report.missing_gpus import missing_gpus
 from pytest_ddpscale.report.ratio_text import ratio_lines
 from pytest_ddpscale.report.unmet import explained_text, number_of_blockers
 from pytest_ddpscale.run.cause_kinds import CAUSES, Category, CauseId, Severity
@@ -23,6 +25,8 @@ from pytest_ddpscale.run.counting import counted_as, groups_within, worst_of
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Judgement, Verdict
 from pytest_ddpscale.util.listing import first_few
 
+_LONGEST_HEADLINE = 300
+_LONGEST_REASON = 120  # in a sentence that names suspects after it
 _Who = tuple[Any, ...]  # kind, host and GPU, those of the other end
 _Found = list[tuple[Culprit, Verdict]]
 
@@ -117,22 +121,41 @@ def _with_same_evidence(cause: Cause, blocking: Iterable[Verdict], as_: Mapping[
 def headline(judgement: Judgement) -> str:
     """``REJECTED: GPU 3 (GPU-4f1c…) on node7 is 1.20× slower … (21 of 22 failures; 1 more cause below)``.
 
-    If nothing blocks acceptance, the headline says how much is met. If no cause names a device, it adds one that
-    certainly misses a warning bound.
+    It has at most 300 characters unless the site changed very much. If nothing blocks acceptance, it says how much is
+    met. If no cause names a device, it adds one that certainly misses a warning bound.
     """
     found = causes(judgement)
     if not found or judgement.accepts or judgement.outcome == "partial":
         # The reason of a partial run has the number already.
-        left_out = _left_out(judgement) if judgement.outcome != "partial" else []
-        return "; ".join([text.outcome_text(judgement), *left_out, *_first_warning(judgement)])
-    is_any_left = number_of_blockers(judgement) > 1
-    counts = [explained_text(found[0].explains, judgement, only_worst=True)] if is_any_left else []
-    counts += [f"{text.count_text(len(found) - 1, 'more cause')} below"] if len(found) > 1 else []
-    parts = [found[0].sentence + (f" ({'; '.join(counts)})" if counts else "")]
-    if not any(cause.culprits for cause in found):
-        parts += _first_warning(judgement)
-    parts += [*_left_out(judgement), *text.changes_by_site(judgement)]
-    return f"{text.outcome_word(judgement.outcome)}: {'; '.join(parts)}"
+        told = text.outcome_text(judgement)
+        rest = _left_out(judgement) if judgement.outcome != "partial" else []
+        warned = _first_warning(judgement)
+    else:
+        told, rest = (
+            f"{text.outcome_word(judgement.outcome)}: ",
+            [*_left_out(judgement), *text.changes_by_site(judgement)],
+        )
+        is_any_left = number_of_blockers(judgement) > 1
+        counts = [explained_text(found[0].explains, judgement, only_worst=True)] if is_any_left else []
+        counts += [f"{text.count_text(len(found) - 1, 'more cause')} below"] if len(found) > 1 else []
+        counted = f" ({'; '.join(counts)})" if counts else ""
+        room = _LONGEST_HEADLINE - len("; ".join([told + counted, *rest]))
+        told += _up_to_a_clause(found[0].sentence, room) + counted
+        warned = [] if any(cause.culprits for cause in found) else _first_warning(judgement)
+    whole = "; ".join([told, *warned, *rest])
+    # A warning has a line of its own as well.
+    return whole if len(whole) <= _LONGEST_HEADLINE else "; ".join([told, *rest])
+
+
+def _up_to_a_clause(sentence: str, room: int) -> str:
+    """The sentence, cut at the end of a clause if it is longer than `room`; who is named stands in the first one."""
+    if len(sentence) <= room:
+        return sentence
+    ends = [found.start() for found in re.finditer("[;,:] | [(]", sentence) if 0 < found.start() <= room - 2]
+    head = sentence[: ends[-1] if ends else max(room - 2, 0)].rstrip()
+    if head.count("(") > head.count(")"):
+        head = head[: head.rindex("(")].rstrip()
+    return f"{head} …"
 
 
 def _first_warning(judgement: Judgement) -> list[str]:
@@ -199,32 +222,6 @@ def _is_kept(verdict: Verdict, gain: float) -> bool:
     if "at_most" in verdict.bound:
         return verdict.value / gain <= verdict.bound_value
     return verdict.value * gain >= verdict.bound_value
-
-
-def missing_gpus(judgement: Judgement) -> dict[str, list[Culprit]]:
-    """GPUs that were missing while their peers were measured, the longest first, by undecided requirement.
-
-    A verdict that fails for a lost GPU says so itself; these are what its absence left undecided.
-    """
-    gpus = judgement.coverage.gpus if judgement.coverage is not None else []
-    open_ = {v.id for v in judgement.verdicts if v.outcome in ("inconclusive", "not_measured")}
-    found: dict[str, list[Culprit]] = defaultdict(list)
-    for node, gpu in sorted(gpus, key=lambda one: -one[1].rounds_missing):
-        evidence = f"not measured in {text.count_text(gpu.rounds_missing, 'round')} of its peers"
-        for name in open_.intersection(gpu.missing_in):
-            found[name].append(
-                Culprit(
-                    "gpu",
-                    node.host,
-                    gpu.index,
-                    gpu.uuid or None,
-                    evidence,
-                    is_certain=False,
-                    local_rank=gpu.local_rank,
-                    pci_bus_id=gpu.pci_bus_id or None,
-                )
-            )
-    return found
 
 
 def _of_missing_gpus(missing: Mapping[str, Sequence[Culprit]], blocking: Sequence[Verdict]) -> list[Cause]:
@@ -371,7 +368,8 @@ def _of_alike(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) 
         worst = min(of_each, key=lambda verdict: verdict.margin or 0.0)
         sentence = f"{text.one_line(worst.id)} is {text.point_text(worst)}, bound {text.bound_text(worst)}"
         sentence += "".join(f" ({ratio})" for ratio in ratio_lines(judgement.verdicts).get(worst.id, ()))
-        sentence += f", but {despite}" if (despite := text.despite_text(worst)) else ""
+        despite = _up_to_a_clause(text.despite_text(worst), _LONGEST_REASON)
+        sentence += f", but {despite}" if despite else ""
         sentence += f" ({len(groups) - 1} more like it)" if groups[1:] else ""
         # A verdict can name suspects without being certain: a link that is often slow, or two ranks that disagree.
         whom = first_few([text.culprit_name(one) for one in suspects], 2)

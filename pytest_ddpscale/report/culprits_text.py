@@ -17,7 +17,8 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import PROBES
-from pytest_ddpscale.report import cause, text
+from pytest_ddpscale.report import text
+from pytest_ddpscale.report.missing_gpus import missing_gpus
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.counting import groups_within
 from pytest_ddpscale.run.records import Lost, gangs_by_number
@@ -256,7 +257,7 @@ def _why_no_return(record: RunRecord) -> str:
 def _accused(judgement: Judgement) -> Iterator[HostFinding]:
     """One finding per use of each host that verdicts name, with every piece of evidence once."""
     accused: dict[tuple[str, Use], dict[str, list[Verdict]]] = {}
-    missing = cause.missing_gpus(judgement)
+    missing = missing_gpus(judgement)
     certain = {c.identity for v in judgement.verdicts for c in v.culprits if c.kind == "gpu" and c.is_certain}
 
     def named(culprit: Culprit) -> bool:

@@ -22,7 +22,7 @@ from pytest_ddpscale.report.next_steps import next_steps
 from pytest_ddpscale.report.not_tested_text import not_tested_lines
 from pytest_ddpscale.report.ratio_text import ratio_lines
 from pytest_ddpscale.report.text import ABSENT
-from pytest_ddpscale.report.unmet import counts_text, explained_text
+from pytest_ddpscale.report.unmet import counts_text, explained_text, waived_groups
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import OPERATOR, SITE, TICKET, WATERMARK, RunDevice, RunRecord, in_utc
 from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
@@ -107,6 +107,7 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters.update(point_text=text.point_text, bound_text=text.bound_text)
     environment.globals.update(
         text=text,
         absent=ABSENT,
@@ -126,6 +127,7 @@ def _template() -> jinja2.Template:
         most_lowered=_MOST_LOWERED,
         next_steps=next_steps,
         sentence=_sentence,
+        waived_groups=waived_groups,
         warning_text=cause.warning_text,
     )
     return environment.get_template("report.md.j2")

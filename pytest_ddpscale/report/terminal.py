@@ -15,7 +15,7 @@ from pytest_ddpscale.report.next_steps import next_steps
 from pytest_ddpscale.report.ratio_text import ratio_lines
 from pytest_ddpscale.report.requirement_table import Line, requirement_table
 from pytest_ddpscale.report.text import Style
-from pytest_ddpscale.report.unmet import counts_text
+from pytest_ddpscale.report.unmet import counts_text, waived_groups
 from pytest_ddpscale.run.counting import counted_groups, groups_within, worst_of
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.verdicts import Judgement, Verdict, is_routine
@@ -205,9 +205,9 @@ def _warned(judgement: Judgement) -> Iterator[str]:
 
 
 def _waived(judgement: Judgement) -> Iterator[str]:
-    for verdict in judgement.waived:
-        measured = f"{text.point_text(verdict)}, bound {text.bound_text(verdict)}"
-        yield f"{text.one_line(verdict.id)} ({measured}) is {text.waiver_text(verdict)}"
+    for group in waived_groups(judgement):
+        told = [f"{text.one_line(one.id)} ({text.point_text(one)}, bound {text.bound_text(one)})" for one in group]
+        yield f"{' and '.join(told)} {'are' if group[1:] else 'is'} {text.waiver_text(group[0])}"
 
 
 def _notes(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:

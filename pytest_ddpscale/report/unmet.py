@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from pytest_ddpscale.report.text import count_text
-from pytest_ddpscale.run.counting import counted_groups, worst_of
-from pytest_ddpscale.run.verdicts import Judgement, VerdictOutcome
+from pytest_ddpscale.run.counting import counted_as, counted_groups, worst_of
+from pytest_ddpscale.run.verdicts import Judgement, Verdict, VerdictOutcome
 
 # Outcome → singular and plural.
 _NOUNS: dict[VerdictOutcome, tuple[str, str]] = {
@@ -47,9 +47,14 @@ def counts_text(judgement: Judgement) -> str:
     else:
         told = ", ".join(f"{count} {word}" for count, word in kinds)
         parts = [f"{len(unmet)} of {total} not met ({told})", f"{passed} passed"]
-    warned, tests = len(rest) - passed - waived, sum(blocker.kind == "test" for blocker in judgement.blockers)
+    # Those that --ddp-allow-incomplete lets stay so.
+    unmeasured = sum(one.outcome == "not_measured" and one.blocks() for one in rest)
+    warned = len(rest) - passed - waived - unmeasured
+    tests = sum(blocker.kind == "test" for blocker in judgement.blockers)
     if waived:
         parts.append(f"{waived} waived")
+    if unmeasured:
+        parts.append(f"{unmeasured} not measured, as allowed")
     if warned:
         parts.append(f"{warned} only warn{'s' if warned == 1 else ''}")
     if tests:
@@ -59,6 +64,15 @@ def counts_text(judgement: Judgement) -> str:
     if judgement.number_not_selected:
         parts.append(f"{judgement.number_not_selected} not selected")
     return ", ".join(parts)
+
+
+def waived_groups(judgement: Judgement) -> list[list[Verdict]]:
+    """Waived requirements, together those that count once and that one waiver is for."""
+    groups: dict[tuple[str, object], list[Verdict]] = {}
+    as_ = counted_as(judgement.verdicts)
+    for one in judgement.waived:
+        groups.setdefault((as_[one.id], one.waiver), []).append(one)
+    return [*groups.values()]
 
 
 def explained_text(explains: Collection[str], judgement: Judgement, *, only_worst: bool = False) -> str:

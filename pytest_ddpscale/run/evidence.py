@@ -256,9 +256,10 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
         unfinished = {study: died for study in ids if study not in ended}
         finish_it = "" if run.suite_json.exists() else f"; --ddp-resume={run.path} finishes it"
         interrupted = {study: f"interrupted: {why}{finish_it}" for study, why in evidence.interrupted.items()}
-        errors = evidence.errors if goes_on else {**evidence.errors, **unfinished}
-        interrupted |= unfinished if goes_on else {}
-        evidence = replace(evidence, errors=errors, interrupted=interrupted)
+        if goes_on or record.status == "interrupted":
+            evidence = replace(evidence, interrupted=unfinished | interrupted)
+        else:
+            evidence = replace(evidence, errors={**evidence.errors, **unfinished}, interrupted=interrupted)
     return evidence
 
 

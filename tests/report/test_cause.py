@@ -347,3 +347,13 @@ def test_the_line_of_both_has_the_ratio() -> None:
 def test_a_device_that_misses_both_misses_one_warning() -> None:
     missed = [replace(one, severity="warn", culprits=(GPU,)) for one in (SLOW, SLOW_RATIO)]
     assert headline(_judged(*missed, outcome="accepted")).endswith(" (1 requirement that only warns)")
+
+
+def test_a_headline_is_cut_after_a_clause_and_keeps_who_and_how_much() -> None:
+    long = "parameters differ (" + ", ".join(f"in bucket {i}" for i in range(60)) + "); gradients differ"
+    wrong = replace(GPU, slowdown=None, computed_wrong=True, evidence=long)
+    said = headline(replace(_judged(_failed("one", wrong, flags=(WRONG_DATA,)), _failed("two", GPU)), not_selected=7))
+    start = "REJECTED: wrong data: GPU 3 (GPU-4f1c0b7a…) on node7: parameters differ … ("
+    assert said.startswith(start)
+    assert said.endswith("; 7 of 9 requirements not selected")
+    assert len(said) <= 300

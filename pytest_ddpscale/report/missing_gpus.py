@@ -1,0 +1,34 @@
+"""GPUs that were missing while their peers were measured, and what that left undecided."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from pytest_ddpscale.report import text
+from pytest_ddpscale.run.verdicts import Culprit, Judgement
+
+
+def missing_gpus(judgement: Judgement) -> dict[str, list[Culprit]]:
+    """GPUs that were missing while their peers were measured, the longest first, by undecided requirement.
+
+    A verdict that fails for a lost GPU says so itself; these are what its absence left undecided.
+    """
+    gpus = judgement.coverage.gpus if judgement.coverage is not None else []
+    open_ = {v.id for v in judgement.verdicts if v.outcome in ("inconclusive", "not_measured")}
+    found: dict[str, list[Culprit]] = defaultdict(list)
+    for node, gpu in sorted(gpus, key=lambda one: -one[1].rounds_missing):
+        evidence = f"not measured in {text.count_text(gpu.rounds_missing, 'round')} of its peers"
+        for name in open_.intersection(gpu.missing_in):
+            found[name].append(
+                Culprit(
+                    "gpu",
+                    node.host,
+                    gpu.index,
+                    gpu.uuid or None,
+                    evidence,
+                    is_certain=False,
+                    local_rank=gpu.local_rank,
+                    pci_bus_id=gpu.pci_bus_id or None,
+                )
+            )
+    return found
