@@ -27,6 +27,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, cases_for
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement
+from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
 # A wider margin would pass clearly slow nodes: there are too few nodes or launches, or they differ too much.
@@ -313,7 +314,7 @@ def _why(case: AnyCase, deviation: Deviation, of_node: Mapping[str, NodeValue]) 
     worst = max if definition.upper_bound else min
     place = worst(of_node.values(), key=lambda one: one.value).place
     at = f" ({place})" if place != deviation.node else ""
-    apart = f"{value / centre - 1:+.1%}" if centre else f"{value - centre:+.3g}"
+    apart = percent(value / centre - 1, 1, signed=True) if centre else f"{value - centre:+.3g}"
     return (
         f"{case.id}{in_launch}: {value:.4g}{unit}{at}, the others {centre:.4g} ({apart}, "
         f"{deviation.distance:.1f} times their spread)"
@@ -325,7 +326,7 @@ def _refuse_too_many(excluded: Sequence[ExcludedNode], hosts: Sequence[str], max
         names = first_few([one.node for one in excluded], 5)
         raise OptionError(
             "RUN_DIR", f"{len(excluded)} of {len(hosts)} nodes are outliers or unfit ({names})",
-            f"at most {max_excluded:.0%}",
+            f"at most {percent(max_excluded)}",
             f"First: {excluded[0].node}, {excluded[0].reason}. Repair or leave them out.",
         )  # fmt: skip
     left = len(hosts) - len(excluded)

@@ -10,6 +10,7 @@ from pytest_ddpscale.calibrate.calibration import CalibratedRequirement, Calibra
 from pytest_ddpscale.calibrate.foresight import MOST_NODES, GroupForesight, in_groups
 from pytest_ddpscale.calibrate.provenance import Provenance, source_text
 from pytest_ddpscale.plan.study import MOST_LAUNCHES
+from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.tables import table, text_lines
 
@@ -51,7 +52,7 @@ def _foresight_lines(calibration: Calibration) -> Iterator[str]:
     bounded = {one.name for one in calibration.calibrated}
     header = (
         "smallest loss found", "bounds", "now", f"{MOST_LAUNCHES} launches", *(f"{n} nodes" for n in _NODES),
-        *(f"{loss:.0%} from" for loss in _LOSSES),
+        *(f"{percent(loss)} from" for loss in _LOSSES),
     )  # fmt: skip
     rows: list[tuple[str, ...]] = []
     for group in groups:
@@ -61,9 +62,9 @@ def _foresight_lines(calibration: Calibration) -> Iterator[str]:
             (
                 group.group,
                 f"{sum(has_bound)} of {len(has_bound)}",
-                f"{group.loss():.1%}",
-                f"{group.loss(launches=MOST_LAUNCHES):.1%}",
-                *(f"{group.loss(nodes):.1%}" for nodes in _NODES),
+                percent(group.loss(), 1),
+                percent(group.loss(launches=MOST_LAUNCHES), 1),
+                *(percent(group.loss(nodes), 1) for nodes in _NODES),
                 *("–" if nodes is None else f"{nodes} nodes" for nodes in fewest),
             )
         )
@@ -88,7 +89,7 @@ def _row(one: CalibratedRequirement) -> tuple[str, ...]:
     definition = one.requirement.definition
     in_unit = "" if definition.scale == "factors" else f" {one.unit}".replace(" fraction", "")
     spreads = one.node_sd, one.launch_sd, one.reach
-    sds = [f"{sd:.2%}" if definition.scale == "factors" else f"{sd:.2g}{in_unit}" for sd in spreads]
+    sds = [percent(sd, 2) if definition.scale == "factors" else f"{sd:.2g}{in_unit}" for sd in spreads]
     unit = "" if one.unit in ("fraction", "x") else f" {one.unit}"
     at = "≤" if definition.upper_bound else "≥"
     return (

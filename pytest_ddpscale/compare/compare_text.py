@@ -14,6 +14,7 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import text
 from pytest_ddpscale.run.counting import counted_groups
 from pytest_ddpscale.util import tables
+from pytest_ddpscale.util.digits import percent
 
 EARLIER_HEADER = ("REQUIREMENT", "EARLIER", "NOW", "NOW ÷ EARLIER", "INTERVAL", "RESULT")
 _HEADERS = {
@@ -159,8 +160,8 @@ def _provisos(found: ComparedRuns, told: Sequence[ComparedRequirement]) -> Itera
     count = text.count_text(len(told), "interval")
     share = 1 - found.confidence
     yield (
-        f"{count}, each at {found.confidence:.0%} confidence: noise of rounds alone shows a difference in at most "
-        f"{share:.0%} of requirements."
+        f"{count}, each at {percent(found.confidence)} confidence: noise of rounds alone shows a difference in at most "
+        f"{percent(share)} of requirements."
     )
     if not all(one.knows_launches for one in told):
         yield (

@@ -13,6 +13,7 @@ from pytest_ddpscale.compare.ddp_benchmark_diff import (
     ComparedSize,
 )
 from pytest_ddpscale.report.text import count_text, one_line
+from pytest_ddpscale.util.digits import percent
 
 
 def diff_lines(found: ComparedReports) -> Iterator[str]:
@@ -48,8 +49,8 @@ def benchmark_comparison_lines(found: ComparedReports) -> Iterator[str]:
         yield "Difference of the mean step time (mean over ranks); positive is faster."
         yield from table_lines_of([("BENCHMARK", "GPUS", "OVER", "DIFF", "INTERVAL", "RESULT"), *rows])
         yield (
-            f"Each interval at {found.confidence:.0%} confidence, for these two launches only: it does not include "
-            "differences between launches."
+            f"Each interval at {percent(found.confidence)} confidence, for these two launches only: it does not "
+            "include differences between launches."
         )
     yield from _left_out(found)
     sizes = [size for one in found.benchmarks for size in one.sizes]

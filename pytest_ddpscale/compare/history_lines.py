@@ -15,6 +15,7 @@ from pytest_ddpscale.compare.compare_text import (
     table_lines_of,
 )
 from pytest_ddpscale.report import text
+from pytest_ddpscale.util.digits import percent
 
 
 def past_lines(found: RunBesidePast) -> Iterator[str]:
@@ -25,7 +26,8 @@ def past_lines(found: RunBesidePast) -> Iterator[str]:
     yield ""
     yield from requirement_lines(found.requirements, EARLIER_HEADER)
     count = text.count_text(sum(one.change is not None for one in found.requirements), "interval")
-    yield f"{count}, each at {found.confidence:.0%} confidence; in brackets: number of earlier runs of these nodes."
+    confidence = percent(found.confidence)
+    yield f"{count}, each at {confidence} confidence; in brackets: number of earlier runs of these nodes."
     yield ""
     header = ("VALUE", "PLACE", "NOW", "EARLIER", "RATIO", "INTERVAL", "RESULT")
     ordered = sorted(found.values, key=lambda one: (one.difference == "no difference shown", one.ratio))
@@ -35,7 +37,7 @@ def past_lines(found: RunBesidePast) -> Iterator[str]:
     faster = sum(one.difference == "faster" for one in found.values)
     yield (
         f"{slower} of {text.count_text(len(found.values), 'value')} slower than before, {faster} faster, all intervals "
-        f"together at {found.confidence:.0%} confidence; {found.without_past} have too few earlier runs."
+        f"together at {confidence} confidence; {found.without_past} have too few earlier runs."
     )
     yield counts_line(found.requirements, "than before")
 

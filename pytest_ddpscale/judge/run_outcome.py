@@ -95,21 +95,19 @@ def _by_verdicts(run: RunFacts) -> tuple[RunOutcome, str]:
     blocking = [v for v in verdicts if v.blocks()]
     failed = [v for v in blocking if v.outcome == "failed"]
     if failed:
-        return "rejected", f"{_number(failed, verdicts)} of {len(once)} requirements failed: {_names(failed, verdicts)}"
+        return "rejected", f"{_of(_number(failed, verdicts), len(once))} failed: {_names(failed, verdicts)}"
     broken = [v for v in blocking if v.outcome in ("error", "not_measured")]
     if broken:
-        number, were = _number(broken, verdicts), "was" if _number(broken, verdicts) == 1 else "were"
-        return "incomplete", f"{number} of {len(once)} requirements {were} not measured: {_names(broken, verdicts)}"
+        return "incomplete", f"{_of(_number(broken, verdicts), len(once))} not measured: {_names(broken, verdicts)}"
     if blocking:
-        number, are = _number(blocking, verdicts), "is" if _number(blocking, verdicts) == 1 else "are"
-        return "incomplete", f"{number} of {len(once)} requirements {are} inconclusive: {_names(blocking, verdicts)}"
+        return "incomplete", f"{_of(_number(blocking, verdicts), len(once))} undecided: {_names(blocking, verdicts)}"
     if run.interrupted:
-        return "incomplete", f"interrupted after {len(once)} of {required} requirements"
+        return "incomplete", f"interrupted after {_of(len(once), required)}"
     if not verdicts:
         return "incomplete", "no requirement was judged"
     passed, waived = [v for v in once if v.passed], [v for v in once if v.is_waived]
     warned = len(once) - len(passed) - len(waived)
-    count = f"{len(passed)} of {required} requirements {'met' if waived else 'passed'}"
+    count = f"{_of(len(passed), required)} {'met' if waived else 'passed'}"
     count += f", {len(waived)} waived" if waived else ""
     count += f", {warned} warned" if warned else ""
     if not any(v.passed for v in verdicts):
@@ -136,8 +134,8 @@ def _by_verdicts(run: RunFacts) -> tuple[RunOutcome, str]:
         )
     undecided = [v for v in between if v.outcome == "inconclusive" and v.provisional]
     if undecided:
-        some, are = _number(undecided, verdicts), "is" if _number(undecided, verdicts) == 1 else "are"
-        return "incomplete", f"{count}, but between nodes {some} {are} inconclusive: {_names(undecided, verdicts)}"
+        some = _number(undecided, verdicts)
+        return "incomplete", f"{count}, but {some} undecided between nodes: {_names(undecided, verdicts)}"
     over_all = [v for v in between if v.passed and v.id in coverage.over_all_nodes]
     kept = [v for v in over_all if METRICS[v.metric].tells_speed]
     if not kept:
@@ -162,10 +160,10 @@ def _in_the_way(run: RunFacts, reason: str) -> Iterator[tuple[CauseId, str]]:
         yield "lost-node", f"{host} was lost while measuring: {why.partition(_NEWLINE)[0]} ({reason})"
     if run.spoiled:
         names = ", ".join(one.name for one in run.spoiled)
-        yield "test-failed", f"{len(run.spoiled)} test items were skipped or failed otherwise: {names}"
+        yield "test-failed", f"tests skipped, or failed otherwise: {names}"
     if absent := run.coverage.nodes_absent:
         nodes = run.coverage.node_count
-        yield "not-measured", f"{reason}, but {len(absent)} of {nodes} nodes were not tested: {first_few(absent)}"
+        yield "not-measured", f"{reason}, but {len(absent)} of {nodes} nodes not tested: {first_few(absent)}"
     if run.slow_links:
         yield "slow-node-link", f"{reason}, but communication is slow at {run.slow_links[0]}"
 
@@ -174,14 +172,14 @@ def _not_covered(coverage: Coverage, reason: str) -> Iterator[tuple[RunOutcome, 
     """The outcome if parts of the machine were not tested."""
     if idle := coverage.idle_gpus:
         names = first_few([f"{gpu.name} on {node.host}" for node, gpu in idle])
-        yield "partial", f"{reason}, but {len(idle)} of {len(coverage.gpus)} GPUs were tested by none of them: {names}"
+        yield "partial", f"{reason}, but none of them tested {len(idle)} of {len(coverage.gpus)} GPUs: {names}"
     if coverage.is_on_several_nodes and (idle_nodes := coverage.nodes_idle):
-        yield "partial", f"{reason}, but {len(idle_nodes)} of {coverage.node_count} nodes were tested by none of them"
+        yield "partial", f"{reason}, but none of them tested {len(idle_nodes)} of {coverage.node_count} nodes"
     missing = coverage.paths_planned - len(coverage.paths)
     why = f": {coverage.why_paths_are_missing}" if coverage.why_paths_are_missing else ""
     if missing > 0:
         pairs = f"{missing} of {coverage.paths_planned} pairs of nodes"
-        yield "incomplete", f"{reason}, but {pairs} were not measured with each other{why}"
+        yield "incomplete", f"{reason}, but {pairs} not measured with each other{why}"
     if why:  # slow pairs were not measured again
         yield "incomplete", f"{reason}, but the search for a slow node or link did not end{why}"
 
@@ -224,6 +222,10 @@ def other_blockers(run: RunFacts) -> tuple[Blocker, ...]:
     good = by_verdicts in (*ACCEPTING, "partial")
     kind = next((kind for kind, _ in _in_the_way(run, why)), None) if good else None
     return (Blocker("run", "acceptance", reason, kind or "run-not-accepted"),)
+
+
+def _of(some: int, all_: int) -> str:
+    return f"{some} of {all_} requirement{'' if all_ == 1 else 's'}"
 
 
 def _number(some: Sequence[Verdict], verdicts: Sequence[Verdict]) -> int:

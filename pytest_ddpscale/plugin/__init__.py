@@ -168,17 +168,15 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
     thresholds = source.subject.thresholds
     extends = "".join(f", which extends {path}" for path, _ in thresholds.extended)
-    by = [f"ddpscale judges by {thresholds.path}{extends}{source.announcement}"]
+    is_quiet = config.get_verbosity() < 0 and not config.option.collectonly
+    by = [] if is_quiet else [f"ddpscale judges by {thresholds.path}{extends}{source.announcement}"]
     # Rows of this SKU that are skipped, and problems elsewhere in the file.
     not_asked = thresholds.warnings.get(source.subject.sku, ())
     by += [f"warning: {problem}" for problem in (*not_asked, *thresholds.problems)]
     odd = thresholds.remarks.get(source.subject.sku, ())
-    if odd:
+    if odd and not is_quiet:
         more = f" ({len(odd) - 1} more: ddpscale thresholds check {thresholds.path})" if odd[1:] else ""
         by.append(f"remark: {odd[0]}{more}")
-    is_quiet = config.get_verbosity() < 0
-    if is_quiet and not config.option.collectonly:
-        by = by[1:]
     if source.plan_to_measure is None:
         return by
     isolate, samples_per_s = source.subject.settings.is_isolated, source.expected_samples_per_s

@@ -15,6 +15,7 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.util.digits import percent
 
 NOT_COUNTED: Mapping[str, float] = MappingProxyType({})
 
@@ -67,6 +68,6 @@ def _cells(rounds: ArmRounds, flops: float | None) -> tuple[str, ...]:
         *(f"{percentiles[percent]:.1f}" if percentiles else ABSENT for percent in PERCENTS),
         ABSENT if np.isnan(waited_s).any() else f"{1000 * waited_s.mean():.1f}",
         f"{max(peaks):.2f}" if peaks else ABSENT,
-        f"{max(spreads):.1%}" if spreads else ABSENT,
+        percent(max(spreads), 1) if spreads else ABSENT,
         str(skipped) if skipped else ABSENT,
     )

@@ -11,7 +11,7 @@ from pytest_ddpscale.report import text
 from pytest_ddpscale.report.launches_text import DOUBTFUL, interval_mark
 from pytest_ddpscale.run.counting import counted_groups
 from pytest_ddpscale.run.verdicts import Judgement, UniformLoss, Verdict
-from pytest_ddpscale.util.digits import digits
+from pytest_ddpscale.util.digits import rounded
 
 # False failures of a requirement exactly on its bound, relative to 1 - confidence, if successive rounds correlate by
 # 0.5, the most that intervals allow for. With independent rounds it is 0.014 (benchmarks/family.py).
@@ -80,7 +80,7 @@ def uniform_loss_text(judgement: Judgement) -> str:
 
 def _at_least(loss: UniformLoss) -> str:
     """The lower limits of all compared workloads hold together, so that of the slowest holds for each."""
-    share = f"{digits(1 - loss.largest, 1, ROUND_FLOOR, power_of_ten=2)} % of " if loss.largest else ""
+    share = f"{rounded(1 - loss.largest, 1, ROUND_FLOOR, power_of_ten=2)} % of " if loss.largest else ""
     whose = f" for each of {loss.workloads} workloads" if loss.workloads > 1 else ""
     confidence = f"{_percent(loss.confidence)} confidence"
     return f"Throughput per GPU in this run: at least {share}the published one{whose} ({confidence})."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_ddpscale.report.text import one_line
+from pytest_ddpscale.report.text import count_text, one_line
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.listing import first_few
 
@@ -23,8 +23,8 @@ def last_acceptance_lines(judgement: Judgement) -> list[str]:
     if not last.compared:
         said.append("no requirement in common")
     elif last.worse:
-        said.append(f"worse: {len(last.worse)} of {last.compared} requirements, {first_few(last.worse)}")
+        said.append(f"worse: {len(last.worse)} of {count_text(last.compared, 'requirement')}, {first_few(last.worse)}")
     else:
-        said.append(f"nothing worse among {last.compared} requirements")
+        said.append(f"nothing worse among {count_text(last.compared, 'requirement')}")
     which = f"compared with the acceptance{waivers} of {last.began[:10]} (run {last.run})"
     return [one_line(f"{which}: {', '.join(said)}")]

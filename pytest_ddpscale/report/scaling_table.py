@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.util.digits import percent
 
 if TYPE_CHECKING:
     from pytest_ddpscale.report.scaling_facts import ScalingFact, SweetSpots, TrainingJob
@@ -141,7 +142,7 @@ def _scaling_lines(
 
 def _cells(fact: ScalingFact) -> tuple[str, ...]:
     return (
-        str(fact.gpus), f"{fact.samples_per_s:.0f}", f"{fact.speedup:.2f}x", f"{fact.efficiency:.1%}",
+        str(fact.gpus), f"{fact.samples_per_s:.0f}", f"{fact.speedup:.2f}x", percent(fact.efficiency, 1),
         _share(fact.serial_share), _ABSENT if fact.more_samples_per_s is None else f"{fact.more_samples_per_s:+.0f}",
         _share(fact.gain), f"{fact.train_s:.0f} s", _share(fact.saved_share), _cost(fact.gpu_cost),
         _cost(fact.energy_cost),
@@ -149,7 +150,7 @@ def _cells(fact: ScalingFact) -> tuple[str, ...]:
 
 
 def _share(value: float | None) -> str:
-    return _ABSENT if value is None else f"{value:.1%}"
+    return _ABSENT if value is None else percent(value, 1)
 
 
 def _cost(value: float | None) -> str:
@@ -168,7 +169,7 @@ def _spot_lines(spots: SweetSpots, device: str) -> Iterator[str]:
              (f"{device}-hours", spots.gpu_cost), ("energy", spots.energy_cost))  # fmt: skip
     yield from (f"sweet spot for {aim}: {_counted(number, device)}" for aim, number in named if number is not None)
     if spots.saturation is not None:
-        saves = f"a doubling saves less than {SATURATED_GAIN:.0%} of the time"
+        saves = f"a doubling saves less than {percent(SATURATED_GAIN)} of the time"
         yield f"saturated at {_counted(spots.saturation, device)}: {saves}"
 
 

@@ -6,11 +6,12 @@ import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from pytest_ddpscale.report import text
-from pytest_ddpscale.report.cause import headline, warning_text, warnings
+from pytest_ddpscale.report.cause import causes, headline, warning_text, warnings
 from pytest_ddpscale.report.cause_lines import cause_lines, screen_lines
 from pytest_ddpscale.report.certainty_text import uniform_loss_text
 from pytest_ddpscale.report.coverage_text import tested_text, took_text
 from pytest_ddpscale.report.launches_text import TOO_NARROW, interval_mark, launches_sentence
+from pytest_ddpscale.report.next_steps import next_steps
 from pytest_ddpscale.report.ratio_text import ratio_lines
 from pytest_ddpscale.report.requirement_table import Line, requirement_table
 from pytest_ddpscale.report.text import Style
@@ -60,12 +61,16 @@ def quiet_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
     """The outcome, and what fits into 4 lines: what to do or, if it accepts, remarks. pytest adds its own counts."""
     columns = max(columns, _LEAST_COLUMNS)
     lines, watermark = _outcome_lines(judgement, columns), _watermark(judgement)
-    for line in cause_lines(judgement, columns, run, 0):
-        if _height([*lines, (line, ""), *watermark], columns) > _MOST_QUIET_LINES:
-            break
-        lines.append((line, ""))
     room = _MOST_QUIET_LINES - len(lines) - len(watermark)
-    return [*lines, *(_as_fit(_remarks(judgement), room, columns) if judgement.accepts else []), *watermark]
+    if judgement.accepts:
+        return [*lines, *_as_fit(_remarks(judgement), room, columns), *watermark]
+    for cause in causes(judgement)[:1]:
+        step = next_steps(cause, judgement, run)[0]
+        said = _wrapped(f"{cause.category} {cause.id}: {step.action}", columns, "  ", "", most=1)
+        said += [f"    {step.command}"] if step.command else []
+        fits = 1 + screen_lines(said[1:], columns) <= room
+        lines += [(line, "") for line in (said if fits else said[:1])]
+    return [*lines, *watermark]
 
 
 def tested_line(judgement: Judgement, run: RunRecord | None) -> str:
@@ -226,7 +231,8 @@ def _explanation(verdict: Verdict, columns: int, shared: Collection[str]) -> Ite
         for line in text.details_of(verdict)[1:]:
             yield from _indented(line, columns)
         for culprit in verdict.culprits[:_MOST_CULPRITS]:
-            yield from _indented(text.culprit_text(culprit), columns)
+            is_told = text.one_line(culprit.evidence) in text.reason_text(verdict)
+            yield from _indented((text.culprit_name if is_told else text.culprit_text)(culprit), columns)
         hidden = len(verdict.culprits) - _MOST_CULPRITS
         if hidden > 0:
             yield from _indented(f"and {hidden} more: see verdicts.json", columns)

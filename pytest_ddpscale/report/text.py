@@ -20,7 +20,7 @@ from pytest_ddpscale.run.verdicts import (
     RunOutcome,
     Verdict,
 )
-from pytest_ddpscale.util.digits import decimal, digits
+from pytest_ddpscale.util.digits import decimal, rounded
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.printable import one_line as one_line  # reports take it from here
 
@@ -423,7 +423,7 @@ def _places(value: float, unit: str) -> int:
 
 
 def _digits(value: float, unit: str, decimals: int, rounding: str = ROUND_HALF_EVEN) -> str:
-    return digits(value, decimals, rounding, power_of_ten=_power_of_ten(unit))
+    return rounded(value, decimals, rounding, power_of_ten=_power_of_ten(unit))
 
 
 def _power_of_ten(unit: str) -> int:

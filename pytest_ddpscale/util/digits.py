@@ -10,7 +10,7 @@ import math
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 
 
-def digits(value: float, decimals: int, rounding: str = ROUND_HALF_EVEN, *, power_of_ten: int = 0) -> str:
+def rounded(value: float, decimals: int, rounding: str = ROUND_HALF_EVEN, *, power_of_ten: int = 0) -> str:
     """`value` times a power of ten with so many digits after the point, and a true minus sign; never a minus zero."""
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else f"{'−' if value < 0 else ''}∞"
@@ -27,5 +27,5 @@ def decimal(value: float, power_of_ten: int = 0) -> Decimal:
 
 def percent(share: float, decimals: int = 0, *, signed: bool = False) -> str:
     """``80 %``, ``97.4 %``; ``+1.5 %`` with its sign."""
-    text = digits(share, decimals, power_of_ten=2)
+    text = rounded(share, decimals, power_of_ten=2)
     return f"{'+' if signed and not text.startswith('−') else ''}{text} %"

@@ -176,7 +176,7 @@ def test_too_many_that_do_not_belong_are_refused() -> None:
     ]
     with pytest.raises(OptionError, match="4 of 8 nodes are outliers or unfit") as refused:
         calibrate(thresholds(), SKU, launches(2, nodes(NODES), *faults), 0.01, 0.25)
-    assert "at most 25%" in str(refused.value)
+    assert "at most 25 %" in str(refused.value)
 
 
 def test_one_launch_of_each_node_calibrates_nothing_without_a_history(sound: list[TrustedRun]) -> None:

@@ -64,7 +64,7 @@ def test_what_is_surely_worse_is_named(tmp_path: Path) -> None:
     assert last is not None
     assert last.worse == (verdict().id,)
     assert "with waivers" in lines(last)[0]
-    assert lines(last)[0].endswith(f"throughput 0.90×, worse: 1 of 1 requirements, {verdict().id}")
+    assert lines(last)[0].endswith(f"throughput 0.90×, worse: 1 of 1 requirement, {verdict().id}")
 
 
 def test_what_has_no_value_is_not_compared(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ BETWEEN: dict[str, tuple[list[Case], int, str, str, list[Case], list[Case]]] = {
         [TOO_HARD], [TOO_HARD],
     ),
     "a provisional bound is undecided": (
-        [ON_EACH, PROVISIONAL, CLOSE], 2, "incomplete", f"between nodes 1 is inconclusive: {CLOSE.id}",
+        [ON_EACH, PROVISIONAL, CLOSE], 2, "incomplete", f"1 undecided between nodes: {CLOSE.id}",
         [PROVISIONAL, CLOSE], [PROVISIONAL],
     ),
     "provisional bounds alone": (
@@ -156,7 +156,7 @@ class TestWhatTookNoPart:
     def test_a_node_that_was_left_out_is_in_no_acceptance(self) -> None:
         found = concluded(self.CASES, evidence_of(self.CASES), left_out={"n7": "ecc: GPU 2: 3 errors"})
         assert found.outcome == "incomplete"
-        assert "1 of 3 nodes were not tested: n7 (left out: ecc: GPU 2: 3 errors)" in found.reason
+        assert "1 of 3 nodes not tested: n7 (left out: ecc: GPU 2: 3 errors)" in found.reason
         assert [node.tested_by for node in found.coverage.nodes] == [("training", "pairs")] * 2 + [()]
 
     def test_neither_is_one_that_leaves_a_single_node(self) -> None:
@@ -173,15 +173,12 @@ class TestWhatTookNoPart:
         together = replace(coverage, over_all_nodes=coverage.between_nodes)
         outcome, reason = conclude(RunFacts(passed, 2, coverage=together))
         assert outcome == "incomplete"
-        assert "1 of 3 nodes were not tested: a node that never reported" in reason
+        assert "1 of 3 nodes not tested: a node that never reported" in reason
 
     def test_a_gpu_that_trained_nothing_is_named(self) -> None:
         found = concluded(self.CASES, evidence_of(self.CASES), gpus=3)
         assert found.outcome == "partial"
-        assert (
-            "2 of 6 GPUs were tested by none of them: GPU of local rank 2 on n0, GPU of local rank 2 on n1"
-            in found.reason
-        )
+        assert "none of them tested 2 of 6 GPUs: GPU of local rank 2 on n0, GPU of local rank 2 on n1" in found.reason
 
     def test_a_gpu_that_was_lost_before_the_launch_is_listed_once_and_the_others_by_their_uuids(self) -> None:
         """CUDA does not list GPU 1 of 3, so local rank 1 has GPU 2; earlier surveys count the lost one."""
@@ -243,7 +240,7 @@ class TestWhatTookNoPart:
         measured = measure_nodes(plan, slow_rank(0, 6, 1.18), rounds=16)
         found = concluded(cases, nodes_evidence(plan, measured), gpus=8)
         assert found.outcome == "partial"
-        assert "4 of 8 GPUs were tested by none of them: GPU of local rank 4 on n0" in found.reason
+        assert "none of them tested 4 of 8 GPUs: GPU of local rank 4 on n0" in found.reason
 
     def test_a_visible_gpu_is_known_from_the_survey(self) -> None:
         gpus = tuple(SurveyedGpu(i, f"GPU-s{i}", "A100", "0", "20b2", local_rank=i) for i in range(3))
@@ -288,7 +285,7 @@ class TestPaths:
     def test_between_nodes_that_were_to_be_measured_and_were_not_are_in_no_acceptance(self) -> None:
         found = concluded(self.CASES, evidence_of(self.CASES, pairs=()))
         assert found.outcome == "incomplete"
-        assert "1 of 1 pairs of nodes were not measured with each other" in found.reason
+        assert "1 of 1 pairs of nodes not measured with each other" in found.reason
         assert list(found.coverage.untested_paths) == [("n0", "n1")]
 
     def test_that_are_missing_have_the_reason(self) -> None:

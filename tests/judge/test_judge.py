@@ -195,7 +195,7 @@ class TestDrift:
         # From 0.95 in the first third to 0.89 in the last, and the same factor once more.
         assert verdict.interval[0] == pytest.approx(0.89 * 0.89 / 0.95, rel=1e-3)
         assert verdict.notes == (
-            "not steady: -6.3% from the first to the last third of 9 rounds; judged as if this continued",
+            "not steady: −6.3 % from the first to the last third of 9 rounds; judged as if this continued",
         )
 
     def test_makes_inconclusive_what_its_mean_would_pass(self) -> None:

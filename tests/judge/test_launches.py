@@ -207,7 +207,7 @@ class TestCulprits:
         assert [one.host for one in verdict.culprits] == named
         for one in verdict.culprits:
             assert one.is_certain
-            assert one.evidence == "1.40× the median of 3 peers in 6 of 24 rounds (25%); in 3 of 3 launches"
+            assert one.evidence == "1.40× the median of 3 peers in 6 of 24 rounds (25 %); in 3 of 3 launches"
 
 
 class TestSeveralNodes:

@@ -48,10 +48,10 @@ CONCLUDED: list[tuple[list[Verdict], int, RunOutcome, str]] = [
     ([PASSED, FAILED], 0, "rejected", "1 of 2 requirements failed: m[b]"),
     *(([verdict(other, name="x"), FAILED], 7, "rejected", "1 of 2 requirements failed: m[b]") for other in UNDECIDED),
     *(
-        ([PASSED, verdict(other, severity)], 0, "incomplete", "1 of 2 requirements was not measured: m[b]")
+        ([PASSED, verdict(other, severity)], 0, "incomplete", "1 of 2 requirements not measured: m[b]")
         for other in ("not_measured", "error") for severity in ("fail", "warn")
     ),
-    ([PASSED, verdict("inconclusive")], 0, "incomplete", "1 of 2 requirements is inconclusive: m[b]"),
+    ([PASSED, verdict("inconclusive")], 0, "incomplete", "1 of 2 requirements undecided: m[b]"),
     # A check that could reject nothing is not waited for.
     ([PASSED, CHECK], 0, "accepted", "1 of 2 requirements passed, 1 warned"),
     ([PASSED, replace(CHECK, severity="fail")], 0, "incomplete", ""),
@@ -109,7 +109,7 @@ def test_wrong_data_blocks_whatever_the_severity() -> None:
 
 def test_what_was_not_tested_keeps_the_rest_from_being_accepted() -> None:
     silent = RunFacts([PASSED], 1, silent=("GPU 1: GPU is lost",))
-    assert conclude(silent) == ("incomplete", "GPU 1: GPU is lost (1 of 1 requirements passed)")
+    assert conclude(silent) == ("incomplete", "GPU 1: GPU is lost (1 of 1 requirement passed)")
     assert conclude(replace(silent, verdicts=[FAILED]))[0] == "rejected"
     unasked = RunFacts([PASSED], 1, wrong_data=("wrong data in the probe matmul-bf16",))
     assert conclude(unasked)[0] == "incomplete"
@@ -402,5 +402,5 @@ def test_too_few_rounds_for_the_higher_confidence_say_nothing() -> None:
 def test_a_host_that_was_lost_at_the_end_is_in_the_way(message: str) -> None:
     outcome, why = conclude(RunFacts([PASSED], 1, lost={"n2": message}))
     assert (outcome, why) == (
-        "incomplete", "n2 was lost while measuring: n2 was silent for 30 s (1 of 1 requirements passed)"
+        "incomplete", "n2 was lost while measuring: n2 was silent for 30 s (1 of 1 requirement passed)"
     )  # fmt: skip

@@ -119,11 +119,11 @@ class TestSlowAtTimes:
     def test_is_named_though_its_average_lies_between(self) -> None:
         (found,) = self.found(1.2, 8)
         assert (found.rank, len(found.slow_rounds), found.culprit.slow_rounds) == (2, 8, 8)
-        assert found.culprit.evidence == "1.20× the median of 7 peers in 8 of 16 rounds (50%)"
+        assert found.culprit.evidence == "1.20× the median of 7 peers in 8 of 16 rounds (50 %)"
 
     def test_is_named_in_a_quarter_of_the_rounds(self) -> None:
         (found,) = self.found(1.2, 4)
-        assert found.culprit.evidence == "1.20× the median of 7 peers in 4 of 16 rounds (25%)"
+        assert found.culprit.evidence == "1.20× the median of 7 peers in 4 of 16 rounds (25 %)"
 
     @pytest.mark.parametrize(
         ("ratio", "slow", "rounds"), [(1.2, 3, 16), (1.08, 8, 16), (1.2, 2, 8)], ids=["fewer", "by less", "too few"]

@@ -198,6 +198,9 @@ def test_judging_again_keeps_what_was_measured_and_the_first_verdicts(site: Site
     assert f"ddpscale judges by {site.thresholds}; evidence from measured (no new measurement)" in result.outlines
     result.stdout.fnmatch_lines(["*= ddpscale: tested-gpu =*", "ACCEPTED: *", "report: measured/report.html"])
     assert not [line for line in result.outlines if "JSON report" in line]
+    quiet = site.judge("-q", "--ddp-run-dir=opinions/quiet", "-p", "no:cacheprovider").outlines
+    assert len(quiet) <= 8
+    assert {"ACCEPTED", "report"} <= {line.partition(": ")[0] for line in quiet}
     assert {name for name in site.files() if "/opinions/" not in name and "/measured/" not in name} <= others
     first = contents(run.path)
     assert first.items() >= measured.items()

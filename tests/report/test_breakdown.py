@@ -48,7 +48,7 @@ def test_achieved_tflops_are_throughput_times_what_an_image_costs() -> None:
 
 def test_memory_and_skipped_steps_are_shown() -> None:
     found = row(measured(ARMS[2], 0, 10.0, 2.0, skipped=1), measured(ARMS[2], 1, 10.0, 1.5, skipped=1))
-    assert (found["Peak GiB"], found["Memory spread"], found["Skipped steps"]) == ("2.00", "25.0%", "2")
+    assert (found["Peak GiB"], found["Memory spread"], found["Skipped steps"]) == ("2.00", "25.0 %", "2")
 
 
 def test_seconds_waited_for_data_are_those_of_the_rank_that_waited_most() -> None:

@@ -15,6 +15,7 @@ from pytest_ddpscale.report.figures.figure import Figure
 from pytest_ddpscale.report.figures.of_run import figures
 from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.run.verdicts import Judgement
+from pytest_ddpscale.util.digits import percent
 from tests.builders.judged import CONFIDENCE, make_case
 from tests.builders.judgements import JUDGEMENT, RUN
 from tests.judge.nodes import measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
@@ -58,7 +59,7 @@ def test_every_view_has_the_number_of_the_verdict() -> None:
     (table,) = scaling_tables(EVIDENCE, judgement.verdicts)
     rows = {int(row[0]): dict(zip(table.headings, row, strict=True)) for row in table.rows}
     for size, value in efficiency.items():
-        assert (rows[size]["efficiency"], rows[size]["speed-up"]) == (f"{value:.1%}", f"{value * size:.2f}x")
+        assert (rows[size]["efficiency"], rows[size]["speed-up"]) == (percent(value, 1), f"{value * size:.2f}x")
     for size, value in throughput.items():
         assert rows[size]["img/s"] == f"{value * size:.0f}"
 
@@ -76,5 +77,5 @@ def test_pictures_show_the_interval_that_decides_a_cross_where_it_fails_and_the_
     assert dict(crosses(axes)) == pytest.approx({one.world_size: 100 * (one.value or 0) for one in (two, eight)})
     assert {"95 % confidence interval", "misses its bound"} <= set(texts(figure))
     assert "2 GPUs: worst node (n2). 4 GPUs: first 2 of 4 nodes." in figure.caption
-    said = f"{two.value:.1%} on 2 GPUs (worst node (n2)), misses its bound".replace("%", " %")
+    said = f"{percent(two.value, 1)} on 2 GPUs (worst node (n2)), misses its bound"
     assert said in description(figure)

@@ -93,9 +93,10 @@ def test_a_sign_has_a_legend_where_it_stands_and_nowhere_else(lines_of: Callable
 
 
 def test_quiet_says_the_outcome_first_and_no_more_than_fits() -> None:
-    assert " ".join(line.strip() for line, _ in quiet_lines(JUDGEMENT, 80)) == (
-        f"{headline(JUDGEMENT)} ISOLATE slow-communication: drain node9; check its NVLinks, PCIe and network ports"
-    )
+    lines = [line for line, _ in quiet_lines(JUDGEMENT, 80)]
+    said = " ".join(line.strip() for line in lines)
+    assert said.startswith(f"{headline(JUDGEMENT)} ISOLATE slow-communication: drain node9; ")
+    assert len(lines) <= 4
     accepted = replace(ACCEPTED, uniform_loss=UniformLoss(0.021, 0.021, 0.95, "throughput_per_gpu[a]", 1))
     assert [line for line, _ in quiet_lines(replace(accepted, simulated=True), 80)] == [
         headline(accepted), "Throughput per GPU in this run: at least 97.9 % of the published one (95 %",

@@ -16,7 +16,7 @@ class TestConclusion:
         judgement = measuring.conclude(interrupted=False, spoiled=())
         assert [verdict.id for verdict in judgement.verdicts] == IDS
         assert (judgement.sku, judgement.outcome, judgement.notes) == ("cpu", "incomplete", ())
-        assert judgement.reason == f"1 of 3 requirements was not measured: {IDS[2]}"
+        assert judgement.reason == f"1 of 3 requirements not measured: {IDS[2]}"
 
 
 class TestLateVerdicts:

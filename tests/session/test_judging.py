@@ -108,4 +108,4 @@ def test_gpus_that_took_no_part_are_not_accepted(
     assert all(session.judge(case, nothing).passed for case in session.source.cases)
     judgement = session.conclude(interrupted=False, spoiled=())
     assert judgement.outcome == "partial"
-    assert "8 of 16 GPUs were tested by none of them: GPU of local rank 8 on here" in judgement.reason
+    assert "none of them tested 8 of 16 GPUs: GPU of local rank 8 on here" in judgement.reason
