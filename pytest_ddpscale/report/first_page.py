@@ -13,11 +13,11 @@ from pytest_ddpscale.plan.metric_catalogue import (
     THROUGHPUT_PER_GPU,
     WEAK_SCALING_EFFICIENCY,
 )
-from pytest_ddpscale.report import coverage_text, text
+from pytest_ddpscale.report import coverage_text, digits, text
 from pytest_ddpscale.report.cause import Cause
-from pytest_ddpscale.report.last_acceptance_text import last_acceptance_lines
+from pytest_ddpscale.report.coverage_text import software_line
 from pytest_ddpscale.report.next_steps import next_steps
-from pytest_ddpscale.report.software_text import software_line
+from pytest_ddpscale.report.sentences import last_acceptance_lines
 from pytest_ddpscale.report.text import Style
 from pytest_ddpscale.report.unmet import counts_text, waived_groups
 from pytest_ddpscale.run.cause_kinds import NextStep
@@ -85,7 +85,7 @@ def key_numbers(judgement: Judgement) -> list[KeyNumber]:
 
 
 def _not_asked(title: str) -> KeyNumber:
-    return KeyNumber(title, text.ABSENT, "", "not asked")
+    return KeyNumber(title, digits.ABSENT, "", "not asked")
 
 
 def _worst_of(metric: Metric, verdicts: Sequence[Verdict], judgement: Judgement) -> KeyNumber:
@@ -94,20 +94,20 @@ def _worst_of(metric: Metric, verdicts: Sequence[Verdict], judgement: Judgement)
         verdicts,
         key=lambda one: (not judgement.is_blocked_by(one), one.value is not None, one.passed, one.margin or 0.0),
     )
-    value, limits = text.point_text(worst), text.limits_text(worst)
-    subject = text.short_name(worst) + (f", {limits}" if limits != text.ABSENT else "")
+    value, limits = digits.point_text(worst), digits.limits_text(worst)
+    subject = text.short_name(worst) + (f", {limits}" if limits != digits.ABSENT else "")
     if metric is THROUGHPUT_PER_GPU and worst.published and worst.value is not None:
         subject = f"{value}, {subject}"
-        value = f"{text.number_text(worst.value / worst.published, 'fraction')} of published"
+        value = f"{digits.number_text(worst.value / worst.published, 'fraction')} of published"
     provisional = ", provisional" if text.is_provisional(worst) else ""
-    return KeyNumber(metric.title, value, subject, text.bound_text(worst) + provisional, text.verdict_word(worst))
+    return KeyNumber(metric.title, value, subject, digits.bound_text(worst) + provisional, text.verdict_word(worst))
 
 
 def _nodes_at_fault(judgement: Judgement) -> KeyNumber:
     """Nodes that a failure certainly names, of all; it passes only if nothing blocks acceptance and all were tested."""
     title, coverage = "Nodes at fault", judgement.coverage
     if coverage is None or not coverage.node_count:
-        return KeyNumber(title, text.ABSENT, "no node is known", "0", "NOT MEASURED")
+        return KeyNumber(title, digits.ABSENT, "no node is known", "0", "NOT MEASURED")
     blocking = [one for one in judgement.verdicts if judgement.is_blocked_by(one)]
     warned = [one for one in judgement.verdicts if text.only_warns(one)]
     failing, suspected = _hosts(blocking), _hosts(blocking, is_certain=False)
@@ -156,10 +156,10 @@ def facts(judgement: Judgement, run: RunRecord, versions: dict[str, str], *, has
         *(("Before", line) for line in last),
     ]
     people = [
-        ("Site", run.noted.get(SITE) or text.ABSENT),
-        ("By", ", ".join(run.operators) or text.ABSENT),
+        ("Site", run.noted.get(SITE) or digits.ABSENT),
+        ("By", ", ".join(run.operators) or digits.ABSENT),
         ("Judged by", judgement.notes_of_judging.get(OPERATOR, "")),
-        ("Ticket", run.noted.get(TICKET) or text.ABSENT),
+        ("Ticket", run.noted.get(TICKET) or digits.ABSENT),
         *run.further_notes.items(),
     ]
     return [(name, said) for name, said in (*found, *people) if said]
@@ -176,7 +176,7 @@ def digests(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:
         found += [("Thresholds", run.thresholds.path), ("Thresholds, SHA-256", run.thresholds.sha256)]
         for below in run.thresholds.extends:
             found += [("Extends", below.path), ("Extends, SHA-256", below.sha256)]
-    return [(name, said or text.ABSENT) for name, said in found]
+    return [(name, said or digits.ABSENT) for name, said in found]
 
 
 def reservations(judgement: Judgement) -> Iterator[str]:

@@ -17,18 +17,16 @@ import jinja2
 from markupsafe import Markup, escape
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report import cause, first_page, page_tables, plan_text, profile_text, text
+from pytest_ddpscale.report import cause, digits, first_page, page_tables, plan_text, profile_text, text
 from pytest_ddpscale.report.breakdown import breakdown_of, headings
-from pytest_ddpscale.report.certainty_text import certainty_lines
+from pytest_ddpscale.report.coverage_text import software_versions
 from pytest_ddpscale.report.figures.figure import Figure
 from pytest_ddpscale.report.figures.of_run import figures
-from pytest_ddpscale.report.launches_text import launches_sentence
 from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S
 from pytest_ddpscale.report.node_table import node_table
-from pytest_ddpscale.report.not_tested_text import NOT_COVERED, not_tested_lines
 from pytest_ddpscale.report.requirement_groups import PROVISIONAL, requirement_parts, sources
 from pytest_ddpscale.report.scaling_table import scaling_tables
-from pytest_ddpscale.report.software_text import software_versions
+from pytest_ddpscale.report.sentences import NOT_COVERED, certainty_lines, launches_sentence, not_tested_lines
 from pytest_ddpscale.report.unmet import explained_text, waived_groups
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
@@ -191,6 +189,7 @@ def page_template(name: str) -> jinja2.Template:
     script = Markup((TEMPLATES / "report.js").read_text("utf-8"))  # noqa: S704 (ours)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment.globals.update(
+        digits=digits,
         text=text,
         tables=tables,
         plan_text=plan_text,

@@ -14,12 +14,9 @@ from urllib.parse import quote
 
 import jinja2
 
-from pytest_ddpscale.report import cause, first_page, profile_text, text
-from pytest_ddpscale.report.certainty_text import certainty_lines
-from pytest_ddpscale.report.launches_text import interval_mark
-from pytest_ddpscale.report.not_tested_text import NOT_COVERED, not_tested_lines
-from pytest_ddpscale.report.ratio_text import ratio_lines
-from pytest_ddpscale.report.software_text import software_versions
+from pytest_ddpscale.report import cause, digits, first_page, profile_text, text
+from pytest_ddpscale.report.coverage_text import software_versions
+from pytest_ddpscale.report.sentences import NOT_COVERED, certainty_lines, interval_mark, not_tested_lines, ratio_lines
 from pytest_ddpscale.report.unmet import explained_text, waived_groups
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
@@ -90,6 +87,7 @@ def _template() -> jinja2.Template:
         keep_trailing_newline=True,
     )
     environment.globals.update(
+        digits=digits,
         text=text,
         code_block=code_block,
         explained_text=explained_text,
@@ -146,7 +144,7 @@ def render_markdown(
         by_spread=[verdict for verdict in judgement.verdicts if text.spread_text(verdict)],
         errors=_errors(judgement)[:_MOST_CAUSES],
         waived=[*_waivers(judgement)],
-        lowered=[(one.requirement, *text.lowered_bounds(one)) for one in judgement.lowered[:_MOST_LOWERED]],
+        lowered=[(one.requirement, *digits.lowered_bounds(one)) for one in judgement.lowered[:_MOST_LOWERED]],
         certainty=[*certainty_lines(judgement)],
         plots=plots,
         profiles=profiles,
@@ -169,15 +167,15 @@ def _row(verdict: Verdict, ratios: Mapping[str, Sequence[str]], shown: Sequence[
     """A requirement that did not pass."""
     provisional = " (provisional)" if text.is_provisional(verdict) else ""
     return (
-        verdict.id, "; ".join((text.point_text(verdict), *ratios.get(verdict.id, ()))),
-        text.limits_text(verdict) + interval_mark(verdict), text.bound_text(verdict) + provisional,
-        text.margin_text(verdict), _mark(verdict), _cause_of(verdict, shown),
+        verdict.id, "; ".join((digits.point_text(verdict), *ratios.get(verdict.id, ()))),
+        digits.limits_text(verdict) + interval_mark(verdict), digits.bound_text(verdict) + provisional,
+        digits.margin_text(verdict), _mark(verdict), _cause_of(verdict, shown),
     )  # fmt: skip
 
 
 def _waivers(judgement: Judgement) -> Iterator[tuple[str, ...]]:
     for group in waived_groups(judgement):
-        told = [(one.id, text.point_text(one), text.bound_text(one)) for one in group]
+        told = [(one.id, digits.point_text(one), digits.bound_text(one)) for one in group]
         if waiver := group[0].waiver:
             yield *map(" and ".join, zip(*told, strict=True)), waiver.who, str(waiver.until), waiver.why
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from markupsafe import Markup
 
-from pytest_ddpscale.report import coverage_text, text
+from pytest_ddpscale.report import coverage_text, digits, text
 from pytest_ddpscale.report.node_table import NodeTable
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.run_json import RunRecord
@@ -28,7 +28,7 @@ def nodes_table(nodes: NodeTable) -> Markup | str:
         [f"{text.count_text(nodes.hidden, 'more node')} with problems: verdicts.json lists all"] if nodes.hidden else []
     )
     below.setdefault(len(nodes.rows), []).extend(filter(None, [*last, nodes.others]))
-    rows = [(row.host, *(cell or text.ABSENT for cell in row.cells)) for row in nodes.rows]
+    rows = [(row.host, *(cell or digits.ABSENT for cell in row.cells)) for row in nodes.rows]
     if not rows:
         return Markup("<p>{}.</p>").format(text.one_line(nodes.others))
     return _markup(table(("Node", *nodes.metrics), rows), _OF_NODES, below, "nodes")
@@ -36,7 +36,7 @@ def nodes_table(nodes: NodeTable) -> Markup | str:
 
 def lowered_table(judgement: Judgement) -> Markup:
     """Bounds before the site lowered them, and now."""
-    rows = [(one.requirement, *text.lowered_bounds(one)) for one in judgement.lowered]
+    rows = [(one.requirement, *digits.lowered_bounds(one)) for one in judgement.lowered]
     titles = ("Requirement", "Before", "Here")
     return _markup(*_first(table(titles, rows, of_numbers=True), "Bounds that the site lowered", _MOST_LOWERED))
 

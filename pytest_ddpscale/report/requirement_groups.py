@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report import text
+from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.report.cause import Cause
-from pytest_ddpscale.report.certainty_text import chance_text
-from pytest_ddpscale.report.launches_text import interval_mark, launch_sd_text
-from pytest_ddpscale.report.ratio_text import ratio_lines
+from pytest_ddpscale.report.sentences import chance_text, interval_mark, launch_sd_text, ratio_lines
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.tables import Column, Table, html
 
@@ -107,10 +105,10 @@ def _cells(verdict: Verdict, numbers: Mapping[str, int]) -> list[str]:
     return [
         f"{METRICS[verdict.metric].title}: {text.short_name(verdict)}",
         Markup('<span class="word {}">{}</span>').format(style, word),
-        text.point_text(verdict),
-        text.limits_text(verdict) + interval_mark(verdict),
-        Markup("{}{}{}").format(text.bound_text(verdict), provisional, note),
-        text.margin_text(verdict),
+        digits.point_text(verdict),
+        digits.limits_text(verdict) + interval_mark(verdict),
+        Markup("{}{}{}").format(digits.bound_text(verdict), provisional, note),
+        digits.margin_text(verdict),
         text.rounds_text(verdict),
     ]
 

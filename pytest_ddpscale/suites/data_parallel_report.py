@@ -7,9 +7,9 @@ from typing import Any
 
 from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.figures.bars import Bars, grouped_bars
 from pytest_ddpscale.report.figures.drawing import svg_of
-from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.suites.data_parallel_values import WAYS, SplitBatch, Way, is_below, split_batches
 from pytest_ddpscale.suites.found_text import found_cells, found_value
 from pytest_ddpscale.suites.ratio_text import estimate_texts, interval_title

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
+from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.figures.bars import Bars, grouped_bars
 from pytest_ddpscale.report.figures.curve import Curve, Point
 from pytest_ddpscale.report.figures.drawing import svg_of
@@ -23,7 +24,6 @@ from pytest_ddpscale.report.scaling_facts import (
     scaling_facts,
     sweet_spots,
 )
-from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.suites.suite_report import SuiteTable
 from pytest_ddpscale.util.digits import percent
 

@@ -14,7 +14,8 @@ from functools import cache
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from pytest_ddpscale.report.text import number_text, one_line, shorten
+from pytest_ddpscale.report.digits import number_text
+from pytest_ddpscale.report.text import one_line, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_ddpscale.plan.metric_catalogue import PAIR_BANDWIDTH_GBPS
+from pytest_ddpscale.report.digits import number_text
 from pytest_ddpscale.report.figures.cluster_values import GpuValues, PairValues
 from pytest_ddpscale.report.figures.drawing import INK, NARROW, PAPER, SMALL, Drawing, Sheet, bare_number, drawable
-from pytest_ddpscale.report.text import number_text, one_line, shorten
+from pytest_ddpscale.report.text import one_line, shorten
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.gpu_name import gpu_number
 from pytest_ddpscale.run.verdicts import Verdict

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pytest_ddpscale.report.digits import number_text
 from pytest_ddpscale.report.figures.drawing import Drawing, bare_number
 from pytest_ddpscale.report.figures.lines import LineAxes, panels
 from pytest_ddpscale.report.scaling_curves import EFFICIENCY, SPEEDUP, THROUGHPUT, Quantity, ScalingCurve, place_notes
-from pytest_ddpscale.report.text import number_text
 
 _HOW = "Judged values with their intervals; sizes without a requirement are estimated alike."
 

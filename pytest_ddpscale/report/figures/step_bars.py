@@ -11,10 +11,10 @@ from pytest_ddpscale.judge.metrics import PERCENTS, step_time_percentiles_ms
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, merged
 from pytest_ddpscale.plan.arm import Arm, ArmKind
 from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.report.digits import number_text
 from pytest_ddpscale.report.figures.bars import BarRow, bars
 from pytest_ddpscale.report.figures.drawing import BAD, INK, SERIES, Drawing
 from pytest_ddpscale.report.figures.maps import by_number
-from pytest_ddpscale.report.text import number_text
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns
 from pytest_ddpscale.run.records import RankPlace
