@@ -180,7 +180,11 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
         return by
     isolate, samples_per_s = source.subject.settings.is_isolated, source.expected_samples_per_s
     lines = plan_lines(source.plan_to_measure, number_of(source.selected), isolate=isolate, samples_per_s=samples_per_s)
-    return by + (lines if config.option.collectonly or config.get_verbosity() > 0 else shortened(lines))
+    by += lines if config.option.collectonly or config.get_verbosity() > 0 else shortened(lines)
+    if source.run is not None:
+        session_of(config).live_page.begin()
+        by.append(f"ddpscale page while measuring: {source.run.path / 'report.html'}")
+    return by
 
 
 @pytest.hookimpl(wrapper=True)
