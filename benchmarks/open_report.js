@@ -12,7 +12,7 @@ const fs = require("fs"), path = require("path"), puppeteer = require("puppeteer
 
 // A4 is 210 mm wide less the margins of 15 mm, at 96 dots an inch.
 const SIZES = [["light", 1200, 900, "light"], ["dark", 1200, 900, "dark"], ["phone", 390, 844, "light"], ["a4", 680, 1009, "light", "print"]];
-const TALLEST_PICTURE = 1600, SCROLLED_TO = 500, REFRESHES = 2, LONGEST_WAIT_MS = 30000, LONGER_THAN_A_REFRESH_MS = 8000;
+const TALLEST_PICTURE = 1600, SCROLLED_TO = 500, REFRESHES = 2, LONGEST_WAIT_MS = 30000, LONGER_THAN_A_REFRESH_MS = 13000;
 const [file, out, mode] = process.argv.slice(2), url = "file://" + path.resolve(file), isLive = mode === "--live";
 const progresses = new Set();
 

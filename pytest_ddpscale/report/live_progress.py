@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -22,6 +23,8 @@ REFRESH_S = 10
 LIVE = '<div id="live"></div>'
 _MOST_RANKS = 16  # rows; of more ranks the slowest and the hottest
 _GIB = 2**30
+# Of the end of telemetry.jsonl: enough for a line of all ranks, and for several of few.
+_LEAST_BYTES, _BYTES_OF_RANK = 2**16, 2**11
 _OF_TELEMETRY = ("power_w", "temperature_c")
 
 
@@ -63,18 +66,23 @@ class LiveProgress:
         elif isinstance(record, Block) and (self._block is None or len(record.ranks) >= len(self._block.ranks)):
             self._block = record  # the latest of those of the most ranks, so that ranks compare
 
-    def take_telemetry(self, lines: bytes) -> None:
-        """Process lines of telemetry.jsonl, from the newest until each rank has a value; a torn one is skipped."""
-        if self._gang is None:
+    def read_telemetry(self, file: Path) -> None:
+        """Read the end of telemetry.jsonl, from the newest line until each rank has a value. Raises OSError."""
+        if self._gang is None or not file.exists():  # as on a CPU
             return
+        with file.open("rb") as content:
+            content.seek(-min(content.seek(0, 2), _LEAST_BYTES + _BYTES_OF_RANK * self._gang.world_size), 2)
+            lines = content.read()
         is_missing = np.ones(self._gang.world_size, np.bool_)
         for line in reversed(lines.splitlines()):
             try:
                 found = _DECODER.decode(line)
-                ranks = np.asarray(found.ranks)
-                fresh = is_missing[ranks]
-            except (msgspec.MsgspecError, IndexError):
+            except msgspec.MsgspecError:  # cut off at the start, or at the end while it is written
                 continue
+            if found.gang != self._gang.gang:
+                return
+            ranks = np.asarray(found.ranks)
+            fresh = is_missing[ranks]
             for name, column in self._telemetry.items():
                 spread: _Means | None = getattr(found, name)
                 means = np.broadcast_to(np.asarray(spread.mean if spread else None, np.float64), ranks.shape)

@@ -19,7 +19,6 @@ from pytest_ddpscale.session.sources import EvidenceSource
 SoFar = Callable[[Evidence, str, str], Judgement]
 
 LARGEST_SHARE = 0.005
-_MOST_TELEMETRY_BYTES = 2**23
 
 
 class LivePage:
@@ -37,7 +36,6 @@ class LivePage:
         self._judgement: Judgement | None = None
         self._page = ""
         self._next_s = 0.0
-        self._telemetry_at = 0  # bytes of telemetry.jsonl that were read
 
     def begin(self) -> None:
         """Write the page of the plan, before anything is started."""
@@ -87,17 +85,7 @@ class LivePage:
         assert self._judgement is not None
         began_s = self._now()
         self._next_s = began_s + REFRESH_S  # also if the disk is full
-        self._progress.take_telemetry(self._new_telemetry())
-        write_live_page(self._source.measured_run, self._page, self._progress.section(now_iso(), self._judgement))
+        run = self._source.measured_run
+        self._progress.read_telemetry(run.telemetry_jsonl)
+        write_live_page(run, self._page, self._progress.section(now_iso(), self._judgement))
         self._next_s = began_s + max(REFRESH_S, (self._now() - began_s) / LARGEST_SHARE)
-
-    def _new_telemetry(self) -> bytes:
-        """Lines of telemetry.jsonl since the last call; the first one may be torn."""
-        try:
-            with self._source.measured_run.telemetry_jsonl.open("rb") as file:
-                end = file.seek(0, 2)
-                file.seek(max(self._telemetry_at, end - _MOST_TELEMETRY_BYTES))
-                self._telemetry_at = end
-                return file.read()
-        except FileNotFoundError:  # as on a CPU
-            return b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,27 +65,29 @@ def test_each_rank_of_the_latest_block_of_the_most_has_a_line_with_what_is_known
     assert cells(section, "1")[5:] == ["–", "–"], "a CPU has neither power nor temperature"
 
 
-def test_power_and_temperature_are_the_newest_of_each_rank() -> None:
-    progress = of_second()
-    torn, unknown = telemetry((0,), (900.0,))[5:], telemetry((7,), (900.0,))
-    lines = telemetry((0, 1), (600.0, 650.0)), telemetry((0,), (700.4,), 71.6)
-    progress.take_telemetry(b"".join([torn, unknown, *lines]))
+def test_power_and_temperature_are_the_newest_of_each_rank(tmp_path: Path) -> None:
+    file, progress = tmp_path / "telemetry.jsonl", of_second()
+    progress.read_telemetry(file)  # that does not exist on a CPU
+    file.write_bytes(b"".join([telemetry((0, 1), (600.0, 650.0)), telemetry((0,), (700.4,), 71.6), b'{"gang":0,"ra']))
+    progress.read_telemetry(file)
     section = progress.section(WHEN, JUDGEMENT)
     assert cells(section, "0")[5:] == ["700", "72"]
     assert cells(section, "1")[5:] == ["650", "60"]
-    progress.take_telemetry(b"")
-    assert cells(progress.section(WHEN, JUDGEMENT), "0")[5:] == ["700", "72"]
-    heard().take_telemetry(lines[0])  # of a gang that is not known
+    progress.hear(gang_on(["n1", "n2"], 1, number=1))
+    progress.hear(steady_block(SECOND, Arm("ddp", 2, 4), 1, (0, 1), 100.0, gang=1))
+    progress.read_telemetry(file)
+    assert cells(progress.section(WHEN, JUDGEMENT), "0")[5:] == ["–", "–"], "it is of an earlier gang"
 
 
-def test_of_many_ranks_the_slowest_and_the_hottest_are_shown() -> None:
+def test_of_many_ranks_the_slowest_and_the_hottest_are_shown(tmp_path: Path) -> None:
     ranks = tuple(range(100))
     block = steady_block(
         SECOND, Arm("each", 100, 4), 0, ranks, 100.0, seconds=tuple(1.0 + 0.01 * rank for rank in ranks), series={}
     )
     progress = heard(gang_on(["n1"], 100), StudyStart(study=SECOND, unix_s=2.0), block)
     hot = tuple(60.0 + (rank if rank < 9 else 0) for rank in ranks)
-    progress.take_telemetry(telemetry(ranks, tuple(500.0 for _ in ranks), hot))
+    (tmp_path / "telemetry.jsonl").write_bytes(telemetry(ranks, tuple(500.0 for _ in ranks), hot))
+    progress.read_telemetry(tmp_path / "telemetry.jsonl")
     section = progress.section(WHEN, JUDGEMENT)
     assert re.findall(r'<th scope="row">(\d+)</th>', section) == [str(rank) for rank in (*range(1, 9), *range(92, 100))]
     assert "the slowest and the hottest of 100 ranks" in section
