@@ -47,6 +47,8 @@ class TimeLeft:
         self._now = now
         self._up_s: float | None = None  # when the first gang's ranks were up
         self._starts = 0  # gangs that are up or were
+        self._startup_s = STARTUP_S
+        self._ended_s: float | None = None  # when the latest study ended
         self._current = ""
         self._begun_s = 0.0
         self._once_s = 0.0  # from the start of the study to its first block
@@ -58,6 +60,8 @@ class TimeLeft:
         """Process one record."""
         if isinstance(record, GangRecord):
             self._starts += 1
+            if self._ended_s is not None:
+                self._startup_s = max(self._startup_s, self._now() - self._ended_s)
             self._up_s = self._now() if self._up_s is None else self._up_s
         elif isinstance(record, StudyStart):
             self._current, self._begun_s = record.study, self._now()
@@ -71,6 +75,7 @@ class TimeLeft:
                 self._spent_s, self._planned_s = self._spent_s + spent_s, self._planned_s + planned_s
                 self._current = ""
             self._pending.pop(record.study, None)
+            self._ended_s = self._now()
 
     def _measured(self, block: Block) -> None:
         if not self._blocks:
@@ -114,7 +119,7 @@ class TimeLeft:
         low_s += pace * sum(one.seconds(one.fewest) for one in later)
         # What is planned is also the least that is expected: a study that ran fast says little of the next.
         high_s += max(1.0, pace) * sum(one.seconds(one.most) for one in later)
-        high_s += self._gangs_to_start() * STARTUP_S + SURVEY_S * (self._plan.survey and not self._starts)
+        high_s += self._gangs_to_start() * self._startup_s + SURVEY_S * (self._plan.survey and not self._starts)
         if self._budget_s is not None:
             end_s = self._budget_s - (self._now() - self._up_s if self._up_s is not None else 0.0)
             low_s, high_s = min(low_s, max(0.0, end_s)), min(high_s, max(0.0, end_s) + self._round_s(pace))

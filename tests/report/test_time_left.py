@@ -121,6 +121,9 @@ def test_each_further_launch_starts_ranks_again() -> None:
     assert clocked.left.seconds() == pytest.approx((whole_s, whole_s + 3 * STARTUP_S)), "launches have all rounds"
     clocked.hear(GANG, WEAK_BEGINS)
     assert clocked.left.seconds() == pytest.approx((whole_s, whole_s + 2 * STARTUP_S))
+    clocked.hear(StudyEnd("weak/r", "error", "x")).hear(GANG, after_s=40.0)
+    whole_s *= 2 / 3
+    assert clocked.left.seconds() == pytest.approx((whole_s, whole_s + 2 * 40.0)), "as slow as the slowest so far"
     alone = Clocked(replace(PLAN, survey=False), isolate=True).hear(GANG, WEAK_BEGINS, StudyEnd("weak/r", "error", "x"))
     assert alone.left.seconds() == pytest.approx((STRONG_S, STRONG_S + STARTUP_S))
 
