@@ -151,6 +151,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         source.select(cases)
         if not nothing_runs(session.config):
             source.open_run()
+            session_of(session.config).live_page.begin()
             from pytest_ddpscale.plugin.json_report import report_as_json
 
             report_as_json(session, source)
@@ -182,7 +183,6 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     lines = plan_lines(source.plan_to_measure, number_of(source.selected), isolate=isolate, samples_per_s=samples_per_s)
     by += lines if config.option.collectonly or config.get_verbosity() > 0 else shortened(lines)
     if source.run is not None:
-        session_of(config).live_page.begin()
         by.append(f"ddpscale page while measuring: {source.run.path / 'report.html'}")
     return by
 

@@ -71,11 +71,9 @@ def test_a_line_that_passes_fits_and_keeps_its_unit(width: int) -> None:
     study = replace(WEAK, workload=replace(WORKLOAD, name=name))
     lines: list[str] = []
     progress = Progress(replace(PLAN, studies=(study,)), lambda line, passing: lines.append(line), width=lambda: width)
-    for record in (
-        StudyStart(study=study.id, unix_s=1.7e9),
-        *(block(arm, 0, study=study.id) for arm in ("alone", "no_sync@2")),
-    ):
-        progress(record)
+    progress(StudyStart(study=study.id, unix_s=1.7e9))
+    for arm in ("alone", "no_sync@2"):
+        progress(block(arm, 0, study=study.id))
     assert max(map(len, lines)) <= width
     assert lines[-1].endswith("no_sync@2 20 img/s per rank")
     assert lines[-1].startswith("[ ")
