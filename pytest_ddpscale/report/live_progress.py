@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 from pytest_ddpscale.report.progress import Progress
 from pytest_ddpscale.report.text import ABSENT, count_text, one_line
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.column_record import FloatArray, IntArray
+from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.run.record_lines import AnyRecord, Notice
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.verdicts import Judgement
@@ -75,21 +76,24 @@ class LiveProgress:
             lines = content.read()
         is_missing = np.ones(self._gang.world_size, np.bool_)
         for line in reversed(lines.splitlines()):
-            try:
+            # Broken, or cut off: at the start of what was read, or at the end while it is written.
+            with suppress(msgspec.MsgspecError, IndexError, ValueError):
                 found = _DECODER.decode(line)
-            except msgspec.MsgspecError:  # cut off at the start, or at the end while it is written
-                continue
-            if found.gang != self._gang.gang:
-                return
-            ranks = np.asarray(found.ranks)
-            fresh = is_missing[ranks]
-            for name, column in self._telemetry.items():
-                spread: _Means | None = getattr(found, name)
-                means = np.broadcast_to(np.asarray(spread.mean if spread else None, np.float64), ranks.shape)
-                column[ranks[fresh]] = means[fresh]
-            is_missing[ranks] = False
+                if found.gang != self._gang.gang:
+                    return
+                self._take(found, is_missing)
             if not is_missing.any():
                 return
+
+    def _take(self, found: _PowerAndHeat, is_missing: BoolArray) -> None:
+        """Keep the values of ranks that are missing. Raises IndexError, ValueError: the line is broken."""
+        ranks = np.asarray(found.ranks, np.int64)
+        fresh = is_missing[ranks]
+        for name, column in self._telemetry.items():
+            spread: _Means | None = getattr(found, name)
+            means = np.broadcast_to(np.asarray(spread.mean if spread else None, np.float64), ranks.shape)
+            column[ranks[fresh]] = means[fresh]
+        is_missing[ranks] = False
 
     def section(self, written_at: str, judgement: Judgement) -> str:
         """HTML, escaped.

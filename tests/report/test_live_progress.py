@@ -68,7 +68,9 @@ def test_each_rank_of_the_latest_block_of_the_most_has_a_line_with_what_is_known
 def test_power_and_temperature_are_the_newest_of_each_rank(tmp_path: Path) -> None:
     file, progress = tmp_path / "telemetry.jsonl", of_second()
     progress.read_telemetry(file)  # that does not exist on a CPU
-    file.write_bytes(b"".join([telemetry((0, 1), (600.0, 650.0)), telemetry((0,), (700.4,), 71.6), b'{"gang":0,"ra']))
+    whole = telemetry((0, 1), (600.0, 650.0)), telemetry((0,), (700.4,), 71.6)
+    broken = telemetry((1, 7), (900.0, 900.0)), whole[0].replace(b"[600.0,650.0]", b"[1.0,2.0,3.0]"), b'{"gang":0,"ra'
+    file.write_bytes(b"".join([*whole, *broken]))
     progress.read_telemetry(file)
     section = progress.section(WHEN, JUDGEMENT)
     assert cells(section, "0")[5:] == ["700", "72"]
