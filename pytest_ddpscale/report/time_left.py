@@ -51,7 +51,8 @@ class TimeLeft:
         self._ended_s: float | None = None  # when the latest study ended
         self._current = ""
         self._begun_s = 0.0
-        self._once_s = 0.0  # from the start of the study to its first block
+        # Of the study's blocks, by their ranks' clock: lines of several blocks arrive together.
+        self._first_unix_s = self._last_unix_s = 0.0
         self._round, self._blocks, self._arms = 0, 0, 1
         # Of training studies that have ended, as measured and as planned.
         self._spent_s = self._planned_s = 0.0
@@ -78,8 +79,10 @@ class TimeLeft:
             self._ended_s = self._now()
 
     def _measured(self, block: Block) -> None:
-        if not self._blocks:
-            self._once_s = max(0.0, self._now() - self._begun_s - float(block.each("seconds").max()))
+        began_unix_s = block.each("began_unix_s")
+        if not self._rounds:
+            self._first_unix_s = float(began_unix_s.min())
+        self._last_unix_s = float((began_unix_s + block.each("seconds")).max())
         if block.round > self._round:
             self._round, self._blocks, self._arms = block.round, 0, self._blocks or self._arms
         self._blocks += not block.turn
@@ -144,7 +147,7 @@ class TimeLeft:
             return 0.0
         if not self._rounds:
             return pace * found.round_s
-        return (self._now() - self._begun_s - self._once_s) / self._rounds
+        return (self._last_unix_s - self._first_unix_s) / self._rounds
 
     def _gangs_to_start(self) -> int:
         named = {self._plan.launch_of(name) for name in self._pending}
