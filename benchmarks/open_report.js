@@ -13,7 +13,7 @@ const fs = require("fs"), path = require("path"), puppeteer = require("puppeteer
 
 // A4 is 210 mm wide less the margins of 12 mm, at 96 dots an inch.
 const SIZES = [["light", 1280, 900, "light"], ["dark", 1280, 900, "dark"], ["phone", 400, 844, "light"], ["a4", 703, 1032, "light", "print"]];
-const SCREENS_PICTURED = 2, SCROLLED_TO = 500, REFRESHES = 2, LONGEST_WAIT_MS = 30000, LONGER_THAN_A_REFRESH_MS = 8000;
+const SCREENS_PICTURED = 2, SCROLLED_TO = 500, REFRESHES = 2, LONGEST_WAIT_MS = 30000, LONGER_THAN_A_REFRESH_MS = 13000;
 const [file, out, mode] = process.argv.slice(2), url = "file://" + path.resolve(file), isLive = mode === "--live";
 const progresses = new Set();
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import first_rounds, most_rounds
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.words import DeviceType
 
@@ -40,6 +41,53 @@ class TimeEstimate:
     seconds: float
     most_seconds: float
     device_hours: float
+
+
+@dataclass(frozen=True)
+class StudyTime:
+    """Expected wall time of one study, of the probes or of the pairs, without the start-up of their gang.
+
+    Attributes:
+        once_s: before the first round.
+        round_s: of one round.
+        fewest: rounds before the earliest decision.
+        usual: rounds after which most are decided.
+        most: limit of rounds.
+    """
+
+    once_s: float
+    round_s: float
+    fewest: int
+    usual: int
+    most: int
+
+    def seconds(self, rounds: float) -> float:
+        """Until that many rounds have ended."""
+        return self.once_s + rounds * self.round_s
+
+
+def study_times(plan: Plan, samples_per_s: Mapping[str, float] = UNKNOWN) -> dict[str, StudyTime]:
+    """Expected time of all that the plan times in rounds, by id; whole training runs are left out."""
+    found: dict[str, StudyTime] = {}
+    if (probes := plan.probes) is not None:
+        number = len(probes.arms)
+        _, usual, most = _rounds(probes.rounds)
+        fewest = min(max(FEWEST_ROUNDS, probes.swept_rounds), most)
+        round_s = number * (probes.block_s + OVERHEAD_PER_BLOCK_S)
+        found[probes.id] = StudyTime(number * PROBE_SETUP_S, round_s, fewest, usual, most)
+    for study in plan.studies:
+        rounds = _rounds(study.rounds) if plan.launches == 1 else 3 * (study.rounds,)
+        round_s = round_seconds(study, study.arms, samples_per_s)
+        found[study.id] = StudyTime(warm_up_seconds(study, samples_per_s), round_s, *rounds)
+    if plan.pairs is not None:
+        first = len(first_rounds(plan.nodes))
+        found[plan.pairs.id] = StudyTime(0.0, PAIRS_ROUND_S, first, first, most_rounds(plan.nodes))
+    return found
+
+
+def _rounds(most: int) -> tuple[int, int, int]:
+    """Fewest, usual and most rounds of a study of one launch."""
+    return min(FEWEST_ROUNDS, most), min(TYPICAL_ROUNDS, most), most
 
 
 def study_seconds(
@@ -87,20 +135,11 @@ def pairs_seconds(nodes: int) -> float:
 
 def estimate(plan: Plan, *, isolate: bool = False, samples_per_s: Mapping[str, float] = UNKNOWN) -> TimeEstimate:
     """Wall time of the whole plan with one gang per launch, or with `isolate` one per study."""
-    ids = plan.study_ids
+    ids, times = plan.study_ids, study_times(plan, samples_per_s).values()
     gangs = len(ids) if isolate else len({plan.launch_of(study) for study in ids})
-    typical, most = (
-        gangs * STARTUP_S
-        + SURVEY_S * plan.survey
-        + (probes_seconds(plan.probes, rounds) if plan.probes else 0.0)
-        + (pairs_s if plan.pairs else 0.0)
-        for rounds, pairs_s in (
-            (TYPICAL_ROUNDS, pairs_seconds(plan.nodes)),
-            (None, PAIRS_ROUND_S * most_rounds(plan.nodes)),
-        )
-    )
-    typical += sum(usual_seconds(plan, study, samples_per_s) for study in plan.studies)
-    most += sum(study_seconds(study, samples_per_s, rounds=None) for study in plan.studies)
+    started_s = gangs * STARTUP_S + SURVEY_S * plan.survey
+    typical = started_s + sum(one.seconds(one.usual) for one in times)
+    most = started_s + sum(one.seconds(one.most) for one in times)
     return TimeEstimate(typical, most, typical * plan.world_size / 3600)
 
 

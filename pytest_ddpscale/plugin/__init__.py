@@ -151,6 +151,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         source.select(cases)
         if not nothing_runs(session.config):
             source.open_run()
+            session_of(session.config).live_page.begin()
             from pytest_ddpscale.plugin.json_report import report_as_json
 
             report_as_json(session, source)
@@ -181,7 +182,10 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
         return by
     isolate, samples_per_s = source.subject.settings.is_isolated, source.expected_samples_per_s
     lines = plan_lines(source.plan_to_measure, number_of(source.selected), isolate=isolate, samples_per_s=samples_per_s)
-    return by + (lines if config.option.collectonly or config.get_verbosity() > 0 else shortened(lines))
+    by += lines if config.option.collectonly or config.get_verbosity() > 0 else shortened(lines)
+    if source.run is not None:
+        by.append(f"ddpscale page while measuring: {source.run.path / 'report.html'}")
+    return by
 
 
 @pytest.hookimpl(wrapper=True)

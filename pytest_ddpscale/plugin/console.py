@@ -53,7 +53,11 @@ def progress_listener(config: pytest.Config) -> Listener:
     warning = load_warning(os.getloadavg()[0], os.cpu_count() or 1)
     if warning:
         show(warning, False)
-    return Progress(plan, show, samples_per_s=source.expected_samples_per_s)
+    settings = source.subject.settings
+    return Progress(
+        plan, show, samples_per_s=source.expected_samples_per_s, isolate=settings.is_isolated,
+        budget_s=settings.budget_s, width=lambda: reporter._tw.fullwidth - 3 if reporter.isatty else None,
+    )  # fmt: skip
 
 
 def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judgement: Judgement) -> None:

@@ -82,7 +82,8 @@ def _write_page(
 
 def write_live_page(run: RunDirectory, page: str, progress: str) -> None:
     """Write report.html of a run in progress: `page_of` it, with `progress` (HTML) filled in. Raises OSError."""
-    write_atomically(run.path / "report.html", page.replace(LIVE, progress, 1))
+    # Not synchronised: measuring would wait for the disk, and the page is written again soon.
+    write_atomically(run.path / "report.html", page.replace(LIVE, progress, 1), sync=False)
 
 
 def page_of(

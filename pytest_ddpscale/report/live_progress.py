@@ -1,74 +1,165 @@
-"""Progress of a running measurement, for its page."""
+"""The part of a running measurement's page that is written again every few seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from contextlib import suppress
 from html import escape
+from pathlib import Path
 
-from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.report.text import count_text, one_line
+import msgspec
+import numpy as np
+
+from pytest_ddpscale.report.progress import Progress
+from pytest_ddpscale.report.text import ABSENT, count_text, one_line
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart
+from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
+from pytest_ddpscale.run.record_lines import AnyRecord, Notice
+from pytest_ddpscale.run.records import GangRecord
+from pytest_ddpscale.run.verdicts import Judgement
+from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.tables import html, table
 
-REFRESH_S = 5
+REFRESH_S = 10
 # The placeholder in the page; escaping keeps it out of any text from outside.
 LIVE = '<div id="live"></div>'
+_MOST_RANKS = 16  # rows; of more ranks the slowest and the hottest
+_GIB = 2**30
+# Of the end of telemetry.jsonl: enough for a line of all ranks, and for several of few.
+_LEAST_BYTES, _BYTES_OF_RANK = 2**16, 2**11
+_OF_TELEMETRY = ("power_w", "temperature_c")
+
+
+class _Means(msgspec.Struct):
+    mean: float | tuple[float | None, ...] | None = None
+
+
+class _PowerAndHeat(msgspec.Struct):
+    """What is read of a line of telemetry.jsonl, unvalidated: a line of thousands of GPUs has megabytes."""
+
+    gang: int
+    ranks: tuple[int, ...]
+    power_w: _Means | None = None
+    temperature_c: _Means | None = None
+
+
+_DECODER = msgspec.json.Decoder(_PowerAndHeat)
 
 
 class LiveProgress:
-    """State that the page shows, from a run's records: finished studies, current round, each arm's latest block."""
+    """What the page shows: share done, time left, each rank's latest block, and what has ended.
 
-    def __init__(self) -> None:
-        self._ended: set[str] = set()
-        self._study = ""
-        self._rounds = 0
-        self._blocks: dict[str, Block] = {}
+    Args:
+        progress: of the same records.
+    """
 
-    def hear(self, record: AnyRecord) -> None:
-        """Store one record; `section` computes what is shown later, while no block is timed."""
-        if isinstance(record, StudyEnd):
-            self._ended.add(record.study)
-        elif isinstance(record, StudyStart):
-            self._study, self._rounds, self._blocks = record.study, 0, {}
-        elif isinstance(record, RoundEnd):
-            self._study, self._rounds = record.study, record.round + 1
-        elif isinstance(record, Block):
-            self._blocks[record.arm] = record
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._gang: GangRecord | None = None
+        self._block: Block | None = None
+        self._telemetry: dict[str, FloatArray] = {}
 
-    def section(self, plan: Plan, missing: Collection[str], written_at: str) -> str:
+    def hear(self, record: AnyRecord | Notice) -> None:
+        """Process one record; what is shown is computed later, by `section`."""
+        self._progress(record)
+        if isinstance(record, GangRecord):
+            self._gang, self._block = record, None
+            self._telemetry = {name: np.full(record.world_size, np.nan) for name in _OF_TELEMETRY}
+        elif isinstance(record, Block) and (self._block is None or len(record.ranks) >= len(self._block.ranks)):
+            self._block = record  # the latest of those of the most ranks, so that ranks compare
+
+    def read_telemetry(self, file: Path) -> None:
+        """Read the end of telemetry.jsonl, from the newest line until each rank has a value. Raises OSError."""
+        if self._gang is None or not file.exists():  # as on a CPU
+            return
+        with file.open("rb") as content:
+            content.seek(-min(content.seek(0, 2), _LEAST_BYTES + _BYTES_OF_RANK * self._gang.world_size), 2)
+            lines = content.read()
+        is_missing = np.ones(self._gang.world_size, np.bool_)
+        for line in reversed(lines.splitlines()):
+            # Broken, or cut off: at the start of what was read, or at the end while it is written.
+            with suppress(msgspec.MsgspecError, IndexError, ValueError):
+                found = _DECODER.decode(line)
+                if found.gang != self._gang.gang:
+                    return
+                self._take(found, is_missing)
+            if not is_missing.any():
+                return
+
+    def _take(self, found: _PowerAndHeat, is_missing: BoolArray) -> None:
+        """Keep the values of ranks that are missing. Raises IndexError, ValueError: the line is broken."""
+        ranks = np.asarray(found.ranks, np.int64)
+        fresh = is_missing[ranks]
+        for name, column in self._telemetry.items():
+            spread: _Means | None = getattr(found, name)
+            means = np.broadcast_to(np.asarray(spread.mean if spread else None, np.float64), ranks.shape)
+            column[ranks[fresh]] = means[fresh]
+        is_missing[ranks] = False
+
+    def section(self, written_at: str, judgement: Judgement) -> str:
         """HTML, escaped.
 
         Args:
-            plan: of the whole run.
-            missing: ids of the studies that this session measures; the plan's others were measured before.
             written_at: date and time of writing, as text.
+            judgement: the latest one.
         """
-        planned = dict.fromkeys((*plan.study_ids, *self._ended))
-        done = sum(1 for study in planned if study in self._ended or study not in missing)
-        lines = [
-            f"Measuring: {done} of {count_text(len(planned), 'study', 'studies')} done. Last written at "
-            f"{written_at}; this page reloads every {REFRESH_S} s. If the time stops changing, the run was killed: "
-            "judge it, or continue it with --ddp-resume."
-        ]
-        if self._study and self._study not in self._ended:
-            of_rounds = {study.id: study.rounds for study in plan.studies}.get(self._study)
-            lines.append(f"{self._study}: round {self._rounds}" + (f" of at most {of_rounds}" if of_rounds else ""))
-        paragraphs = "".join(f'<p class="live" role="status">{escape(one_line(line))}</p>\n' for line in lines)
-        return paragraphs + self._arms(plan.unit)
-
-    def _arms(self, unit: str) -> str:
-        rows = "".join(
-            f'<tr><th scope="row">{escape(one_line(arm))}</th><td class="n">{block.round + 1}</td>'
-            f'<td class="n">{_samples_per_s(block):.1f}</td></tr>\n'
-            for arm, block in sorted(self._blocks.items())
+        per_cent, left = self._progress.left.per_cent, self._progress.left.text()
+        bar = f'<progress aria-label="share done" max="100" value="{per_cent}"></progress>'
+        how_far = f"{per_cent} % done, {escape(left)} {bar}<br>" if left and per_cent is not None else ""
+        written = (
+            f"Written at {written_at}; this page reloads every {REFRESH_S} s. If the time stops changing, the run was "
+            "killed: judge it, or continue it with --ddp-resume."
         )
-        numbers = "".join(f'<th scope="col" class="n">{name}</th>' for name in ("Round", f"{unit}/s per rank"))
-        head = f'<th scope="col">Arm</th>{numbers}'
-        caption = "Latest blocks, at the pace of the slowest rank; not judged yet"
-        table = f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>\n"
-        return table if rows else ""
+        lasting = "".join(f"<li>{escape(one_line(line))}</li>" for line in self._progress.lasting)
+        return (
+            f'<p class="live" role="status">{how_far}{escape(one_line(self._progress.doing))}</p>\n'
+            f"<p>{escape(one_line(_so_far(judgement)))}</p>\n{self._ranks()}<ul>{lasting}</ul>\n"
+            f"<p>{escape(one_line(written))}</p>\n"
+        )
+
+    def _ranks(self) -> str:
+        """A table with a row for each rank of the latest block."""
+        block, gang = self._block, self._gang
+        if block is None or gang is None:
+            return ""
+        ranks = block.each("ranks")
+        study = self._progress.plan.study(block.study)
+        per_second = block.per_second if study is not None else np.full(len(ranks), np.nan)
+        power_w, temperature_c = (self._telemetry[name][ranks] for name in _OF_TELEMETRY)
+        columns = (
+            (per_second, 1), (block.reading("peak_memory_bytes") / _GIB, 1), (100 * block.reading("utilization"), 0),
+            (power_w, 0), (temperature_c, 0),
+        )  # fmt: skip
+        shown = _slowest_and_hottest(per_second, temperature_c)
+        rows = []
+        for row in shown.tolist():
+            place = gang.place(int(ranks[row]))
+            numbers = (_number(float(values[row]), decimals) for values, decimals in columns)
+            rows.append([str(ranks[row]), place.host, place.number, *numbers])
+        unit = study.workload.family.unit if study is not None else self._progress.plan.unit or "samples"
+        titles = ("Rank", "Node", "Device", f"{unit}/s", "Memory, GiB", "Utilization, %", "Power, W", "Temperature, °C")
+        of = "" if len(rows) == len(ranks) else f"; the slowest and the hottest of {count_text(len(ranks), 'rank')}"
+        said = f"Latest block of {block.study}: {block.arm}, round {block.round + 1}{of}"
+        return f"<p>{escape(one_line(said))}</p>\n{html(table(titles, rows, of_numbers=True))}\n"
 
 
-def _samples_per_s(block: Block) -> float:
-    return float(block.per_second.min())
+def _slowest_and_hottest(per_second: FloatArray, temperature_c: FloatArray) -> IntArray:
+    """Rows to show, in order."""
+    if len(per_second) <= _MOST_RANKS:
+        return np.arange(len(per_second))
+    slowest, hottest = np.argsort(per_second, kind="stable"), np.argsort(-temperature_c, kind="stable")  # NaN last
+    first = slowest[: _MOST_RANKS // 2]
+    return np.sort(np.concatenate([first, hottest[~np.isin(hottest, first)][: _MOST_RANKS // 2]]))
+
+
+def _number(value: float, decimals: int) -> str:
+    return ABSENT if np.isnan(value) else f"{value:.{decimals}f}"
+
+
+def _so_far(judgement: Judgement) -> str:
+    """``Verdicts so far: 3 passed, 1 failed (throughput_per_gpu[r-1gpu]), 25 open``."""
+    counted = judgement.counted
+    failed = [one.id for one in counted if judgement.is_blocked_by(one) and one.outcome in ("failed", "error")]
+    passed = sum(one.passed for one in counted)
+    named = f" ({first_few(failed)})" if failed else ""
+    others = len(counted) - passed - len(failed)
+    return f"Verdicts so far: {passed} passed, {len(failed)} failed{named}, {others} open"

@@ -1,116 +1,91 @@
-"""report.html while measuring, written only between timed blocks and in a small share of the run's time."""
+"""report.html while measuring: rendered when the plan is made and after studies, with progress put in every 10 s."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
-from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import BadInput
-from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.report.live_progress import LiveProgress
+from pytest_ddpscale.report.live_progress import REFRESH_S, LiveProgress
+from pytest_ddpscale.report.progress import Progress
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.record_lines import AnyRecord, Interrupted, Notice
-from pytest_ddpscale.run.records import GangRecord, RoundEnd, StudyEnd, StudyStart
 from pytest_ddpscale.run.run_record import now_iso
 from pytest_ddpscale.run.verdicts import Judgement
+from pytest_ddpscale.session.sources import EvidenceSource
 
-if TYPE_CHECKING:
-    from pytest_ddpscale.session.session import AcceptanceSession
+# The judgement of evidence if the run ended now, why a study has no end yet, and the judgement's reason.
+SoFar = Callable[[Evidence, str, str], Judgement]
 
 LARGEST_SHARE = 0.005
-EVERY_S = 5.0
-# Assumed cost of the first page.
-_FIRST_PAGE_S, _FIRST_PROGRESS_S = 0.1, 0.01
 
 
 class LivePage:
-    """A session's live page: rendered when the latest judgement changes, with current progress inserted each time.
+    """A session's live page.
 
-    The page is written only when no block is timed: before and after a study, and at the end of a round from the eighth
-    on, where rank 0 waits for an answer that is sent after listeners have processed the round. Writing takes at most
-    `LARGEST_SHARE` of the time since the first record.
+    Progress is put into the rendered page also while blocks are timed, by this process, which trains nothing: every
+    `REFRESH_S` seconds, or less often where that would take more than `LARGEST_SHARE` of a core.
     """
 
-    def __init__(self, session: AcceptanceSession, now: Callable[[], float] = time.monotonic) -> None:
-        self._session = session
+    def __init__(self, source: EvidenceSource, so_far: SoFar, now: Callable[[], float] = time.monotonic) -> None:
+        self._source = source
+        self._so_far = so_far
         self._now = now
-        self._progress = LiveProgress()
-        self._is_over = False
-        self._judged: tuple[Judgement, Evidence] | None = None
+        self._progress: LiveProgress | None = None
+        self._judgement: Judgement | None = None
         self._page = ""
-        self._is_stale = True
-        self._began_s: float | None = None
         self._next_s = 0.0
-        self._spent_s = 0.0
-        self._page_s, self._progress_s = _FIRST_PAGE_S, _FIRST_PROGRESS_S
+
+    def begin(self) -> None:
+        """Write the page of the plan, before anything is started."""
+        source = self._source
+        if source.plan_to_measure is None or not source.plan_to_measure.study_ids:
+            return
+        settings = source.subject.settings
+        self._progress = LiveProgress(
+            Progress(
+                source.plan_to_measure, now=self._now, samples_per_s=source.expected_samples_per_s,
+                isolate=settings.is_isolated, budget_s=settings.budget_s,
+            )
+        )  # fmt: skip
+        nothing, why = source.subject.evidence_of_nothing(source.plan), "no requirement has been judged yet"
+        with suppress(BadInput, OSError):  # read and write errors are reported at the end of the run
+            self.judged(self._so_far(nothing, why, why), nothing)
 
     def judged(self, judgement: Judgement, evidence: Evidence) -> None:
-        """Take the latest judgement, for the next page."""
-        self._judged, self._is_stale = (judgement, evidence), True
+        """Render and write the page of the latest judgement, once it has begun. Raises BadInput, OSError."""
+        if self._progress is None:
+            return
+        from pytest_ddpscale.report.files import page_of
+
+        run = self._source.measured_run
+        page = page_of(judgement, run.read_run(), evidence, goes_on=True)
+        self._judgement, self._page = judgement, page
+        self._put()
 
     def hear(self, record: AnyRecord | Notice) -> None:
-        """Process one record, and write the page if no block is being timed.
+        """Process one record or notice, and put the progress into the page if it is time.
 
         After an interruption the page is not written again, so that it cannot replace the final one.
         """
-        self._began_s = self._now() if self._began_s is None else self._began_s
-        self._is_over |= isinstance(record, Interrupted)
-        if isinstance(record, Notice) or self._is_over:
+        if isinstance(record, Interrupted):
+            self._page = ""
+        if self._progress is None:
             return
         self._progress.hear(record)
-        if isinstance(record, GangRecord):  # import while ranks warm up; the final report needs it too
-            import_module("pytest_ddpscale.report.html_page")
-        if _is_between_blocks(record) and self._now() >= self._next_s:
-            with suppress(BadInput, OSError):  # read and write errors are reported at the end of the run
-                self._write()
-
-    def _write(self) -> None:
-        if self._is_stale and self._may_spend(self._page_s):
-            self._next_s = self._now() + EVERY_S
-            self._page_s = self._timed(self._render)
-        if self._page and self._may_spend(self._progress_s):
-            self._next_s = self._now() + EVERY_S
-            self._progress_s = self._timed(self._put)
-
-    def _may_spend(self, seconds: float) -> bool:
-        assert self._began_s is not None
-        return self._spent_s + seconds <= LARGEST_SHARE * (self._now() - self._began_s)
-
-    def _timed(self, work: Callable[[], None]) -> float:
-        """Run `work` and return its seconds, which count as spent even if it fails."""
-        began_s = self._now()
-        try:
-            work()
-        finally:
-            took_s = self._now() - began_s
-            self._spent_s += took_s
-        return took_s
-
-    def _render(self) -> None:
-        from pytest_ddpscale.report.files import page_of
-
-        source = self._session.source
-        if self._judged is None:
-            nothing, why = self._session.subject.evidence_of_nothing(source.plan), "no requirement has been judged yet"
-            self._judged = self._session.so_far(nothing, why, why), nothing
-        judgement, evidence = self._judged
-        self._page = page_of(judgement, source.measured_run.read_run(), evidence, goes_on=True)
-        self._is_stale = False
+        if self._page and self._now() >= self._next_s:
+            with suppress(OSError):
+                self._put()
 
     def _put(self) -> None:
         from pytest_ddpscale.report.files import write_live_page
 
-        source = self._session.source
-        assert source.plan is not None
-        measured_now = source.plan_to_measure.study_ids if source.plan_to_measure else ()
-        section = self._progress.section(source.plan, measured_now, now_iso())
-        write_live_page(source.measured_run, self._page, section)
-
-
-def _is_between_blocks(record: AnyRecord) -> bool:
-    if isinstance(record, RoundEnd):
-        return record.round + 1 >= FEWEST_ROUNDS
-    return isinstance(record, StudyStart | StudyEnd)
+        assert self._progress is not None
+        assert self._judgement is not None
+        began_s = self._now()
+        self._next_s = began_s + REFRESH_S  # also if the disk is full
+        run = self._source.measured_run
+        self._progress.read_telemetry(run.telemetry_jsonl)
+        write_live_page(run, self._page, self._progress.section(now_iso(), self._judgement))
+        self._next_s = began_s + max(REFRESH_S, (self._now() - began_s) / LARGEST_SHARE)

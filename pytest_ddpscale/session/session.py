@@ -46,16 +46,15 @@ from pytest_ddpscale.thresholds.waiver import today
 class AcceptanceSession:
     """One session: verdicts by requirement id, on evidence from a source.
 
-    `interruption` says when and why measuring was interrupted; empty if it was not. `live_page` is report.html while
-    measuring.
+    `live_page` is report.html while measuring.
     """
 
     def __init__(self, source: EvidenceSource) -> None:
         self.source = source
         self.subject = source.subject
         self.verdicts: dict[str, Verdict] = {}
-        self.interruption = ""
-        self.live_page = LivePage(self)
+        self.live_page = LivePage(source, self.so_far)
+        self._interim = Interim(source, self.so_far, self.live_page)
 
     @property
     def sku(self) -> str:
@@ -75,7 +74,7 @@ class AcceptanceSession:
     def judge(self, case: AnyCase, listener: Listener) -> Verdict:
         """The verdict on one requirement, measured first if necessary."""
         if case.id not in self.verdicts:
-            self.verdicts[case.id] = self._verdict(case, Interim(self, listener))
+            self.verdicts[case.id] = self._verdict(case, self._interim.listening(listener))
         return self.verdicts[case.id]
 
     def samples(self, metric: str, workload: str, world_size: int, listener: Listener) -> list[float]:
@@ -85,7 +84,7 @@ class AcceptanceSession:
             OptionError: unknown metric or workload, or more ranks than devices.
         """
         question = self.source.question(metric, workload, world_size)
-        evidence = self.source.covering(question, Interim(self, listener))
+        evidence = self.source.covering(question, self._interim.listening(listener))
         return [float(value) for value in samples_of(question, evidence)]
 
     def conclude(self, *, interrupted: bool, spoiled: Sequence[Blocker], stopped: str = "") -> Judgement:
@@ -123,8 +122,8 @@ class AcceptanceSession:
             calibrate=calibrate_command(self.subject, source.measured_run.path, is_simulated=source.is_simulated),
         )
         outcome, reason = conclude(run)
-        if interrupted and outcome == "incomplete" and self.interruption:
-            reason = f"{self.interruption}; {reason}"
+        if interrupted and outcome == "incomplete" and self._interim.interruption:
+            reason = f"{self._interim.interruption}; {reason}"
         accused = {host for v in verdicts for c in v.culprits for host in (c.host, c.peer_host)}
         of_links = [f"communication is slow at {words}" for words, hosts in slow.items() if not hosts <= accused]
         unprofiled = [f"--ddp-profile: {line}" for line in problem_lines(evidence.profiles)]

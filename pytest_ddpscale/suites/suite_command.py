@@ -160,18 +160,18 @@ def _progress(source: SuiteSource) -> Callable[[Plan], Listener]:
     last_shown_s = -_LOG_EVERY_S
     is_terminal = sys.stderr.isatty()
 
+    def width() -> int | None:
+        return os.get_terminal_size(sys.stderr.fileno()).columns - 1 if is_terminal else None
+
     def show(line: str, passing: bool) -> None:
         nonlocal last_shown_s
         if passing and not is_terminal and time.monotonic() - last_shown_s < _LOG_EVERY_S:
             return
         last_shown_s = time.monotonic()
-        columns = os.get_terminal_size(sys.stderr.fileno()).columns if is_terminal else len(line)
         start, end = ("\r\x1b[K", "" if passing else "\n") if is_terminal else ("", "\n")
-        print(
-            f"{start}{line[: columns - 1] if is_terminal and passing else line}", end=end, file=sys.stderr, flush=True
-        )
+        print(f"{start}{line[: width()] if passing else line}", end=end, file=sys.stderr, flush=True)
 
     warning = load_warning(os.getloadavg()[0], os.cpu_count() or 1)
     if warning:
         show(warning, False)
-    return lambda plan: Progress(plan, show, samples_per_s=source.expected_samples_per_s)
+    return lambda plan: Progress(plan, show, samples_per_s=source.expected_samples_per_s, width=width)

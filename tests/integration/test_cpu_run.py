@@ -86,6 +86,7 @@ def test_every_metric_is_measured_and_judged_in_one_gang(accepted: Session) -> N
         assert v["rounds"] == 8
         assert v["interval"][0] <= v["value"] <= v["interval"][1]
     assert "ACCEPTED: " in result.stdout
+    assert "page while measuring: run/report.html" in result.stdout
     assert "ranks are up: 2" in result.stdout
     assert [path.name for path in (site / "run" / "logs").glob("gang-*.log")] == ["gang-0.log"]
 

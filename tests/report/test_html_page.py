@@ -65,8 +65,8 @@ def test_only_the_page_of_a_run_that_goes_on_refreshes() -> None:
     assert 'http-equiv="refresh"' not in PAGE
     assert "<body>" in PAGE
     page = render_html(JUDGEMENT, RUN, NOTHING, goes_on=True)
-    assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in page, "a reader could not pause it"
-    assert '<body data-refresh-s="5">' in page
+    assert '<noscript><meta http-equiv="refresh" content="10"></noscript>' in page, "a reader could not pause it"
+    assert '<body data-refresh-s="10">' in page
     assert (page.count(LIVE), PAGE.count(LIVE)) == (1, 0)
     attacked = render_html(replace(hostile_judgement(), notes=(LIVE,), reason=LIVE), RUN, NOTHING, goes_on=True)
     assert attacked.count(LIVE) == 1

@@ -1,43 +1,110 @@
-"""The page of a run that goes on says how far it is."""
+"""The page of a run that goes on says how far it is, and what each rank does."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.report.live_progress import LiveProgress
+from pytest_ddpscale.report.progress import Progress
+from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart
-from tests.builders.judgements import HOSTILE, PLAN
-from tests.builders.records import steady_block
+from pytest_ddpscale.run.telemetry import Spread, TelemetryBlock
+from tests.builders.judgements import HOSTILE, JUDGEMENT, PLAN
+from tests.builders.records import gang_on, steady_block
 
 FIRST, SECOND, *OTHERS = PLAN.study_ids
 WHEN = "2026-03-01T10:00:00+00:00"
 
 
 def heard(*records: object) -> LiveProgress:
-    progress = LiveProgress()
+    progress = LiveProgress(Progress(PLAN, now=lambda: 0.0))
     for record in records:
         progress.hear(record)  # type: ignore[arg-type]
     return progress
 
 
-def test_studies_done_the_round_and_the_latest_block_of_each_arm_are_shown() -> None:
+def telemetry(ranks: tuple[int, ...], power_w: tuple[float, ...], hot_c: Any = 60.0) -> bytes:
+    """A line of telemetry.jsonl."""
+    watts: Any = power_w
+    return line_of(
+        TelemetryBlock(
+            study=SECOND, arm="ddp@2", round=0, gang=0, ranks=ranks, started_unix_s=1.0, ended_unix_s=2.0,
+            power_w=Spread(watts, watts, watts, 3), temperature_c=Spread(hot_c, hot_c, hot_c, 3),
+        )
+    )  # fmt: skip
+
+
+def cells(section: str, first: str) -> list[str]:
+    row = re.search(rf'<tr><th scope="row">{first}</th>(.*?)</tr>', section)
+    return re.findall("<td[^>]*>(.*?)</td>", row[1]) if row else []
+
+
+def of_second() -> LiveProgress:
+    """In the second round of its second study, on two ranks."""
     blocks = [steady_block(SECOND, Arm("ddp", 2, 4), number, (0, 1), 100.0 + number) for number in range(2)]
-    section = heard(
-        StudyStart(study=FIRST, unix_s=1.0), steady_block(FIRST, Arm("alone", 1, 4), 0, (0,), 7.0),
-        StudyEnd(FIRST, "decided"),
+    return heard(
+        gang_on(["n1", "n2"], 1), StudyStart(study=FIRST, unix_s=1.0),
+        steady_block(FIRST, Arm("alone", 1, 4), 0, (0,), 7.0), StudyEnd(FIRST, "decided"),
         StudyStart(study=SECOND, unix_s=2.0), *blocks, RoundEnd(study=SECOND, round=1, arms=("ddp@2",)),
-    ).section(PLAN, PLAN.study_ids, WHEN)  # fmt: skip
-    assert "1 of 4 studies done" in section
-    assert f"Last written at {WHEN}" in section
-    assert f"{SECOND}: round 2 of at most 6" in section
-    assert '<th scope="row">ddp@2</th><td class="n">2</td><td class="n">101.0</td>' in section
-    assert "alone" not in section, "its study is over"
+        steady_block(SECOND, Arm("alone", 1, 4), 1, (0,), 999.0),
+    )  # fmt: skip
 
 
-def test_studies_that_an_earlier_session_measured_are_done() -> None:
-    assert "3 of 4 studies done" in heard().section(PLAN, [SECOND], WHEN)
+def test_each_rank_of_the_latest_block_of_the_most_has_a_line_with_what_is_known() -> None:
+    section = of_second().section(WHEN, JUDGEMENT)
+    assert re.search(r"\d+ % done, .* left .*<br>" + f"{SECOND}: round 2/6", section)
+    assert f"Written at {WHEN}" in section
+    assert f"<li>{FIRST}: decided after 1 rounds in 0:00</li>" in section
+    assert f"Latest block of {SECOND}: ddp@2, round 2<" in section
+    assert cells(section, "1")[2] == "101.0"
+    assert cells(section, "1")[5:] == ["–", "–"], "a CPU has neither power nor temperature"
 
 
-def test_names_from_records_stay_text() -> None:
-    section = heard(StudyStart(study=HOSTILE, unix_s=1.0)).section(PLAN, PLAN.study_ids, WHEN)
+def test_power_and_temperature_are_the_newest_of_each_rank(tmp_path: Path) -> None:
+    file, progress = tmp_path / "telemetry.jsonl", of_second()
+    progress.read_telemetry(file)  # that does not exist on a CPU
+    whole = telemetry((0, 1), (600.0, 650.0)), telemetry((0,), (700.4,), 71.6)
+    broken = telemetry((1, 7), (900.0, 900.0)), whole[0].replace(b"[600.0,650.0]", b"[1.0,2.0,3.0]"), b'{"gang":0,"ra'
+    file.write_bytes(b"".join([*whole, *broken]))
+    progress.read_telemetry(file)
+    section = progress.section(WHEN, JUDGEMENT)
+    assert cells(section, "0")[5:] == ["700", "72"]
+    assert cells(section, "1")[5:] == ["650", "60"]
+    progress.hear(gang_on(["n1", "n2"], 1, number=1))
+    progress.hear(steady_block(SECOND, Arm("ddp", 2, 4), 1, (0, 1), 100.0, gang=1))
+    progress.read_telemetry(file)
+    assert cells(progress.section(WHEN, JUDGEMENT), "0")[5:] == ["–", "–"], "it is of an earlier gang"
+
+
+def test_of_many_ranks_the_slowest_and_the_hottest_are_shown(tmp_path: Path) -> None:
+    ranks = tuple(range(100))
+    block = steady_block(
+        SECOND, Arm("each", 100, 4), 0, ranks, 100.0, seconds=tuple(1.0 + 0.01 * rank for rank in ranks), series={}
+    )
+    progress = heard(gang_on(["n1"], 100), StudyStart(study=SECOND, unix_s=2.0), block)
+    hot = tuple(60.0 + (rank if rank < 9 else 0) for rank in ranks)
+    (tmp_path / "telemetry.jsonl").write_bytes(telemetry(ranks, tuple(500.0 for _ in ranks), hot))
+    progress.read_telemetry(tmp_path / "telemetry.jsonl")
+    section = progress.section(WHEN, JUDGEMENT)
+    assert re.findall(r'<th scope="row">(\d+)</th>', section) == [str(rank) for rank in (*range(1, 9), *range(92, 100))]
+    assert "the slowest and the hottest of 100 ranks" in section
+
+
+def test_verdicts_so_far_are_counted_and_failures_named() -> None:
+    blocking = [one for one in JUDGEMENT.counted if JUDGEMENT.is_blocked_by(one)]
+    failed = [one.id for one in blocking if one.outcome in ("failed", "error")]
+    section = heard().section(WHEN, JUDGEMENT)
+    assert re.search(rf"Verdicts so far: \d+ passed, {len(failed)} failed \(", section)
+    assert failed[0] in section
+
+
+@pytest.mark.parametrize("record", [StudyStart(study=HOSTILE, unix_s=1.0), StudyEnd(HOSTILE, "error", HOSTILE)])
+def test_names_from_records_stay_text(record: StudyStart | StudyEnd) -> None:
+    section = heard(record).section(WHEN, JUDGEMENT)
     assert "<script" not in section
     assert "&lt;script&gt;" in section

@@ -13,7 +13,7 @@ from pytest_ddpscale.run.strict_json import parse_strict_json
 from pytest_ddpscale.run.verdicts import Judgement, read_judgement
 from pytest_ddpscale.session.interim import Interim
 from pytest_ddpscale.session.session import AcceptanceSession
-from tests.builders.sessions import SAMPLES_PER_S, InstantGang, nothing
+from tests.builders.sessions import SAMPLES_PER_S, InstantGang
 
 CANCELLED = Interrupted("the job was cancelled")
 
@@ -33,6 +33,10 @@ def half(measuring: AcceptanceSession, gangs: list[InstantGang]) -> AcceptanceSe
     return measuring
 
 
+def interim(session: AcceptanceSession) -> Interim:
+    return session._interim
+
+
 def written(session: AcceptanceSession) -> Judgement:
     assert session.run is not None
     return read_judgement(session.run.verdicts_json)
@@ -41,7 +45,7 @@ def written(session: AcceptanceSession) -> Judgement:
 def test_after_a_study_what_it_says_is_written_and_the_run_is_incomplete(half: AcceptanceSession) -> None:
     assert half.source.plan is not None
     assert half.run is not None
-    Interim(half, nothing)(end(half.source.plan.studies[0].id))
+    interim(half).hear(end(half.source.plan.studies[0].id))
     judgement = written(half)
     assert judgement.outcome == "incomplete"
     assert "measuring was still running when this was written at 20" in judgement.reason
@@ -56,13 +60,13 @@ def test_a_study_that_goes_on_is_not_measured_yet_and_no_error(half: AcceptanceS
     assert half.run is not None
     lines = half.run.measurements_jsonl.read_text("utf-8").splitlines(keepends=True)
     half.run.measurements_jsonl.write_text("".join(line for line in lines if '"study_end"' not in line), "utf-8")
-    Interim(half, nothing)(CANCELLED)
+    interim(half).hear(CANCELLED)
     assert {verdict.outcome for verdict in written(half).verdicts} == {"not_measured"}
     assert written(half).verdicts[0].reason.startswith("interrupted at 20")
 
 
 def test_a_session_that_somebody_ends_has_its_verdicts_at_once_with_when_and_why(half: AcceptanceSession) -> None:
-    Interim(half, nothing)(CANCELLED)
+    interim(half).hear(CANCELLED)
     assert written(half).reason.startswith("interrupted at 20")
     assert ": the job was cancelled; 1 of " in written(half).reason
     final = half.conclude(interrupted=True, spoiled=())
@@ -72,9 +76,8 @@ def test_a_session_that_somebody_ends_has_its_verdicts_at_once_with_when_and_why
 
 def test_the_page_of_an_interrupted_run_is_there_at_once_and_not_read_again(half: AcceptanceSession) -> None:
     assert half.run is not None
-    listener = Interim(half, nothing)
-    listener(CANCELLED)
-    listener(end("weak/r", "interrupted"))
+    interim(half).hear(CANCELLED)
+    interim(half).hear(end("weak/r", "interrupted"))
     page = (half.run.path / "report.html").read_text("utf-8")
     assert "the job was cancelled" in page
     assert 'http-equiv="refresh"' not in page
@@ -91,13 +94,13 @@ def test_judging_takes_a_twentieth_of_the_time_at_most(
         now_s += 2.0
         judged.append(now_s)
 
-    listener = Interim(half, nothing)
+    listener = interim(half)
     monkeypatch.setattr(listener, "_judge_and_write", takes_two_seconds)
     for _ in range(100):
-        listener(end("weak/r"))
+        listener.hear(end("weak/r"))
         now_s += 1.0
     assert judged == [1002.0, 1044.0, 1086.0]
-    listener(CANCELLED)
+    listener.hear(CANCELLED)
     assert len(judged) == 4, "somebody waits for that one"
 
 
@@ -106,7 +109,7 @@ def test_other_records_and_ends_by_an_interruption_are_passed_on_only(half: Acce
     heard: list[object] = []
     records: list[AnyRecord | Notice] = [Idle(), StudyStart(study="weak/r", unix_s=1.0), end("weak/r", "interrupted")]
     for record in records:
-        Interim(half, heard.append)(record)
+        interim(half).listening(heard.append)(record)
     assert heard == records
     assert not half.run.verdicts_json.exists()
 
@@ -114,12 +117,12 @@ def test_other_records_and_ends_by_an_interruption_are_passed_on_only(half: Acce
 def test_a_run_that_cannot_be_judged_yet_is_no_error(half: AcceptanceSession) -> None:
     assert half.run is not None
     half.run.plan_json.write_text("{", "utf-8")
-    Interim(half, nothing)(end("weak/r"))
+    interim(half).hear(end("weak/r"))
     assert not half.run.verdicts_json.exists()
 
 
 def test_verdicts_name_what_they_were_made_of(half: AcceptanceSession) -> None:
-    Interim(half, nothing)(CANCELLED)
+    interim(half).hear(CANCELLED)
     assert half.run is not None
     content = parse_strict_json(half.run.verdicts_json.read_text("utf-8"))
     assert content["basis"]["measurements_sha256"] == half.run.measurements_sha256()
