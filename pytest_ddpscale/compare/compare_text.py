@@ -11,7 +11,7 @@ from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns
 from pytest_ddpscale.compare.step_percentiles import PERCENTS_COMPARED, StepPercentiles
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.report import text
+from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.run.counting import counted_groups
 from pytest_ddpscale.util import tables
 from pytest_ddpscale.util.digits import percent
@@ -118,7 +118,7 @@ def _most_telling_first(one: ComparedRequirement) -> tuple[bool, bool, float]:
 
 
 def _row(one: ComparedRequirement) -> tuple[str, ...]:
-    values = [text.ABSENT if value is None else text.number_text(value, one.unit) for value in _values(one)]
+    values = [digits.ABSENT if value is None else digits.number_text(value, one.unit) for value in _values(one)]
     if one.earlier_runs:
         values[0] += f" ({one.earlier_runs})"
     return (one.id, *values, *_change_texts(one), one.difference)

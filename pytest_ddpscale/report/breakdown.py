@@ -12,7 +12,7 @@ import numpy as np
 from pytest_ddpscale.judge.metrics import PERCENTS, step_time_percentiles_ms
 from pytest_ddpscale.judge.rounds import GIB, ArmRounds, merged
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.util.digits import percent

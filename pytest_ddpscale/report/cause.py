@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS, RANK_UNIFORMITY
-from pytest_ddpscale.report import text
+from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.report.cause_ids import category_of, id_of_device, id_of_verdict, subject_of
 from pytest_ddpscale.report.missing_gpus import missing_gpus
-from pytest_ddpscale.report.ratio_text import ratio_lines
+from pytest_ddpscale.report.sentences import ratio_lines
 from pytest_ddpscale.report.unmet import explained_text, number_of_blockers
 from pytest_ddpscale.run.cause_kinds import CAUSES, Category, CauseId, Severity
 from pytest_ddpscale.run.counting import counted_as, groups_within, worst_of
@@ -332,7 +332,7 @@ def _shows_same_loss(verdict: Verdict) -> bool:
 
 def _uniform_loss(verdicts: Sequence[Verdict], explains: frozenset[str], judgement: Judgement) -> Cause:
     losses = [1 - v.value / v.published for v in verdicts if v.value is not None and v.published]
-    loss, reference = text.number_text(statistics.median(losses), "fraction"), "the reference throughput"
+    loss, reference = digits.number_text(statistics.median(losses), "fraction"), "the reference throughput"
     if len({verdict.workload for verdict in verdicts}) == 1:
         as_, ratios = counted_as(judgement.verdicts), ratio_lines(judgement.verdicts)
         said = dict.fromkeys(ratio for verdict in verdicts for ratio in ratios.get(as_[verdict.id], ()))
@@ -343,7 +343,7 @@ def _uniform_loss(verdicts: Sequence[Verdict], explains: frozenset[str], judgeme
     if is_any_slow or "failed" in compared:
         return Cause("uniform-loss", f"{loss} below {reference}, which no single device explains", explains)
     if compared and set(compared) == {"passed"}:
-        limit = text.number_text(max(one.bound_value for one in uniformity) - 1, "fraction")
+        limit = digits.number_text(max(one.bound_value for one in uniformity) - 1, "fraction")
         alike = f"every GPU is within {limit} of its peers, so no device is named"
         return Cause("uniform-loss", f"{loss} below {reference}; {alike}", explains)
     known = "is undecided" if {"passed", "inconclusive"} & set(compared) else "was not measured"
@@ -366,7 +366,7 @@ def _of_alike(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) 
         sentence = f"measuring was interrupted: {', '.join(counts)}"
     elif first.outcome == "failed":
         worst = min(of_each, key=lambda verdict: verdict.margin or 0.0)
-        sentence = f"{text.one_line(worst.id)} is {text.point_text(worst)}, bound {text.bound_text(worst)}"
+        sentence = f"{text.one_line(worst.id)} is {digits.point_text(worst)}, bound {digits.bound_text(worst)}"
         sentence += "".join(f" ({ratio})" for ratio in ratio_lines(judgement.verdicts).get(worst.id, ()))
         despite = _up_to_a_clause(text.despite_text(worst), _LONGEST_REASON)
         sentence += f", but {despite}" if despite else ""

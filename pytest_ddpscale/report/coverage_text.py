@@ -1,19 +1,27 @@
-"""Which parts of the machine were tested, in sentences and tables."""
+"""What a run tested, in sentences and tables: which parts of the machine, how long, with which software."""
 
 from __future__ import annotations
 
 import statistics
+from collections import Counter
+from collections.abc import Collection
 from itertools import islice
 
-from pytest_ddpscale.report.text import ABSENT, count_text
+from pytest_ddpscale.report.digits import ABSENT
+from pytest_ddpscale.report.text import count_text
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage
 from pytest_ddpscale.run.gpu_name import gpu_name
 from pytest_ddpscale.run.run_json import RunRecord, in_utc
+from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.util.listing import first_few
 
 MOST_NODES, MOST_PATHS = 64, 40
 _MOST_NAMED = 5
 _IN_WORDS = {"survey": "survey", "probes": "probes", "training": "training", "pairs": "node pairs"}
+# Packages on the first page, with their titles there.
+_FOREMOST = {
+    "driver": "driver", "cuda": "CUDA", "nccl": "NCCL", "torch": "torch", "pytest_ddpscale": "pytest-ddpscale",
+}  # fmt: skip
 
 
 def tested_text(coverage: Coverage) -> str:
@@ -81,3 +89,25 @@ def path_rows(coverage: Coverage) -> list[list[str]]:
 
 def _gpu(gpu: GpuCoverage) -> str:
     return f"{gpu_name(gpu.index, gpu.uuid, gpu.local_rank, gpu.pci_bus_id)}: {gpu.problem or 'took no part'}"
+
+
+def software_versions(run: RunRecord, surveys: Collection[Survey]) -> dict[str, str]:
+    """Version by name, ``570.1``; where nodes differ, ``570.1 (14 nodes), 565.3 (2 nodes)``.
+
+    Versions come from the ranks; from the surveys if the ranks did not report one, or if nodes differ.
+    """
+    found = dict(run.versions)
+    names = dict.fromkeys(name for survey in surveys for name, version in survey.versions.items() if version)
+    for name in names:
+        of_nodes = Counter(version for survey in surveys if (version := survey.versions.get(name)))
+        if len(of_nodes) > 1:
+            counted = (f"{version} ({count_text(count, 'node')})" for version, count in of_nodes.most_common())
+            found[name] = ", ".join(counted)
+        else:
+            found.setdefault(name, next(iter(of_nodes)))
+    return found
+
+
+def software_line(versions: dict[str, str]) -> str:
+    """``driver 570.1, CUDA 13.2, torch 2.15.0``; empty if the run recorded none."""
+    return ", ".join(f"{title} {versions[name]}" for name, title in _FOREMOST.items() if name in versions)

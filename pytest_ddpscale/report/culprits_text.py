@@ -17,7 +17,7 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import PROBES
-from pytest_ddpscale.report import text
+from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.report.missing_gpus import missing_gpus
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.counting import groups_within
@@ -308,7 +308,7 @@ def _rejected(judgement: Judgement, hosts: Sequence[str], accused: list[HostFind
     if failed:
         first, more = failed[0], len(groups_within(failed, judgement.verdicts)) - 1
         name = f"{first.metric} {text.short_name(first)}"
-        evidence = f"{name} {text.point_text(first)}, bound {text.bound_text(first)}"
+        evidence = f"{name} {digits.point_text(first)}, bound {digits.bound_text(first)}"
         evidence += f": {despite}" if (despite := text.despite_text(first)) else ""
         evidence += f" and {more} more failed" if more else ""
     if len(hosts) == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_ddpscale.report import text
+from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.util.digits import percent
 
@@ -14,13 +14,13 @@ def explain(verdict: Verdict, where: str, rerun: str) -> str:
     if text.check_text(verdict):
         lines.append(f"  check     {text.check_text(verdict)}")
     if verdict.value is not None:
-        lines.append(f"  value     {text.point_text(verdict)}")
-    if text.limits_text(verdict) != text.ABSENT:
+        lines.append(f"  value     {digits.point_text(verdict)}")
+    if digits.limits_text(verdict) != digits.ABSENT:
         basis = f"{percent(verdict.confidence)} confidence, {text.basis_text(verdict)}"
-        lines.append(f"  limits    {text.limits_text(verdict)}  ({basis})")
-    lines.append(f"  bound     {text.bound_text(verdict)}  (severity {verdict.severity}, {where})")
+        lines.append(f"  limits    {digits.limits_text(verdict)}  ({basis})")
+    lines.append(f"  bound     {digits.bound_text(verdict)}  (severity {verdict.severity}, {where})")
     if verdict.value is not None:
-        lines.append(f"  margin    {text.margin_text(verdict)}")
+        lines.append(f"  margin    {digits.margin_text(verdict)}")
     if verdict.compared is not None:
         lines.append(f"  ratio of  {text.compared_text(verdict.compared)}")
     if text.is_provisional(verdict):

@@ -10,7 +10,7 @@ from pytest_ddpscale.history.key_values import KeyValue
 from pytest_ddpscale.history.overview import NodeHistory, ValueComparison
 from pytest_ddpscale.history.prediction import FEWEST_VALUES
 from pytest_ddpscale.history.reading import HostRun
-from pytest_ddpscale.report import text
+from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.run.gpu_name import short_gpu_name
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.util.tables import table, text_lines
@@ -116,7 +116,7 @@ def _named(value: KeyValue) -> tuple[str, str]:
 def _beside(one: ValueComparison | None, noun: str) -> str:
     if one is None:
         return "none"
-    spread = text.number_text(one.reference.spread, "fraction")
+    spread = digits.number_text(one.reference.spread, "fraction")
     others = f"{one.reference.median:.4g} ± {spread} of {text.count_text(one.reference.number, noun)}"
     return f"{_percent(one)} from {others}{_word(one)}"
 
@@ -126,7 +126,7 @@ def _word(one: ValueComparison) -> str:
 
 
 def _percent(one: ValueComparison) -> str:
-    change = text.number_text(one.ratio - 1, "fraction")
+    change = digits.number_text(one.ratio - 1, "fraction")
     return change if change.startswith("−") else f"+{change}"
 
 

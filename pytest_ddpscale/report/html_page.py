@@ -23,17 +23,22 @@ from pytest_ddpscale.plan.metric_catalogue import (
     THROUGHPUT_PER_GPU,
     WEAK_SCALING_EFFICIENCY,
 )
-from pytest_ddpscale.report import cause, coverage_text, profile_text, text
+from pytest_ddpscale.report import cause, coverage_text, digits, profile_text, text
 from pytest_ddpscale.report.breakdown import breakdown_of, headings
-from pytest_ddpscale.report.certainty_text import certainty_lines, chance_text
-from pytest_ddpscale.report.last_acceptance_text import last_acceptance_lines
-from pytest_ddpscale.report.launches_text import interval_mark, launch_sd_text, launches_sentence
+from pytest_ddpscale.report.coverage_text import software_line, software_versions
 from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S
 from pytest_ddpscale.report.node_table import node_table
-from pytest_ddpscale.report.not_tested_text import not_tested_lines
-from pytest_ddpscale.report.ratio_text import ratio_lines
 from pytest_ddpscale.report.scaling_table import scaling_tables
-from pytest_ddpscale.report.software_text import software_line, software_versions
+from pytest_ddpscale.report.sentences import (
+    certainty_lines,
+    chance_text,
+    interval_mark,
+    last_acceptance_lines,
+    launch_sd_text,
+    launches_sentence,
+    not_tested_lines,
+    ratio_lines,
+)
 from pytest_ddpscale.report.svg_figures import figures
 from pytest_ddpscale.report.unmet import counts_text, explained_text
 from pytest_ddpscale.run.evidence import Evidence
@@ -150,6 +155,7 @@ def page_template(name: str) -> jinja2.Template:
     script = Markup((TEMPLATES / "report.js").read_text("utf-8"))  # noqa: S704 (ours)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment.globals.update(
+        digits=digits,
         text=text,
         metrics=METRICS,
         profile_text=profile_text,
@@ -218,9 +224,9 @@ def key_numbers(judgement: Judgement) -> list[KeyNumber]:
             # A requirement that was not measured ranks below any value.
             worst = min(of_metric, key=lambda one: (one.value is not None, one.passed, one.margin or 0.0))
             name = f"{metric.title}, {text.short_name(worst)}"
-            found.append(KeyNumber(name, text.value_text(worst), text.bound_text(worst), text.verdict_word(worst)))
+            found.append(KeyNumber(name, digits.value_text(worst), digits.bound_text(worst), text.verdict_word(worst)))
         else:
-            found.append(KeyNumber(metric.title, text.ABSENT, "not asked", ""))
+            found.append(KeyNumber(metric.title, digits.ABSENT, "not asked", ""))
     return [*found, _nodes_that_passed(judgement)]
 
 
@@ -230,9 +236,9 @@ def _nodes_that_passed(judgement: Judgement) -> KeyNumber:
     shares = [one.value for one in checks]
     known = [share for share in shares if share is not None]
     if not checks:
-        return KeyNumber(title, text.ABSENT, "not asked", "")
+        return KeyNumber(title, digits.ABSENT, "not asked", "")
     if len(known) < len(shares):
-        return KeyNumber(title, text.ABSENT, "100 %", "NOT MEASURED")
+        return KeyNumber(title, digits.ABSENT, "100 %", "NOT MEASURED")
     missed = [one for one in checks if not one.passed]
     named = {culprit.host for one in missed for culprit in one.culprits if culprit.is_certain}
     count = judgement.coverage.node_count if judgement.coverage else 0

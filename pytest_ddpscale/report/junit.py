@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report import text
+from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.report.cause import headline
 from pytest_ddpscale.report.unmet import counts_text
 from pytest_ddpscale.run.run_json import WATERMARK
@@ -34,7 +34,7 @@ def render_junit(judgement: Judgement) -> str:
     _property(properties, "outcome", judgement.outcome)
     _property(properties, "reason", text.headline(judgement))
     for one in judgement.lowered:
-        was, now = text.lowered_bounds(one)
+        was, now = digits.lowered_bounds(one)
         _property(properties, "lowered", f"{one.requirement}: {was} → {now}")
     for note in (*([WATERMARK] if judgement.simulated else []), *judgement.notes):
         _property(properties, "note", note)
@@ -116,12 +116,12 @@ def _measured(verdict: Verdict) -> str:
 
 
 def _value_and_limits(verdict: Verdict) -> str:
-    limits = text.limits_text(verdict)
-    return text.point_text(verdict) + (f", {limits}" if limits != text.ABSENT else "")
+    limits = digits.limits_text(verdict)
+    return digits.point_text(verdict) + (f", {limits}" if limits != digits.ABSENT else "")
 
 
 def _message(verdict: Verdict) -> str:
-    measured = f"{_value_and_limits(verdict)}, bound {text.bound_text(verdict)}" if verdict.value is not None else ""
+    measured = f"{_value_and_limits(verdict)}, bound {digits.bound_text(verdict)}" if verdict.value is not None else ""
     word = text.verdict_word(verdict)
     start = text.reason_text(verdict) if word in ("WARN", "WAIVED") else f"{word}: {text.reason_text(verdict)}"
     return f"{start} ({measured})" if measured else start

@@ -15,13 +15,10 @@ from urllib.parse import quote
 
 import jinja2
 
-from pytest_ddpscale.report import cause, coverage_text, profile_text, text
-from pytest_ddpscale.report.certainty_text import certainty_lines
-from pytest_ddpscale.report.launches_text import interval_mark
+from pytest_ddpscale.report import cause, coverage_text, digits, profile_text, text
+from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.next_steps import next_steps
-from pytest_ddpscale.report.not_tested_text import not_tested_lines
-from pytest_ddpscale.report.ratio_text import ratio_lines
-from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.report.sentences import certainty_lines, interval_mark, not_tested_lines, ratio_lines
 from pytest_ddpscale.report.unmet import counts_text, explained_text, waived_groups
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import OPERATOR, SITE, TICKET, WATERMARK, RunDevice, RunRecord, in_utc
@@ -107,8 +104,9 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(point_text=text.point_text, bound_text=text.bound_text)
+    environment.filters.update(point_text=digits.point_text, bound_text=digits.bound_text)
     environment.globals.update(
+        digits=digits,
         text=text,
         absent=ABSENT,
         cause_of=_cause_of,

@@ -13,7 +13,8 @@ from pytest_ddpscale.judge.intervals import Estimate, mean_estimate
 from pytest_ddpscale.judge.rounds import ArmRounds, merged
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.report.text import ABSENT, count_text, shorten
+from pytest_ddpscale.report.digits import ABSENT
+from pytest_ddpscale.report.text import count_text, shorten
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.profile_record import ArmProfile

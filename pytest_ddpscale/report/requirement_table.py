@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pytest_ddpscale.report import text
-from pytest_ddpscale.report.launches_text import interval_mark
+from pytest_ddpscale.report import digits, text
+from pytest_ddpscale.report.sentences import interval_mark
 from pytest_ddpscale.report.text import Style
 from pytest_ddpscale.run.verdicts import Verdict
 
@@ -116,14 +116,14 @@ def _laid_out(verdicts: Sequence[Verdict], names: Sequence[str], layout: _Layout
     unmarked_interval = " " if any(map(interval_mark, verdicts)) else ""
     rows = []
     for name, verdict in zip(names, verdicts, strict=True):
-        limit = text.limits_text(verdict, nearer_end=layout.is_narrow)
-        limit, bound = limit.replace("at least", "≥").replace("at most", "≤"), text.bound_text(verdict)
-        unit = text.suffix(verdict.unit)
+        limit = digits.limits_text(verdict, nearer_end=layout.is_narrow)
+        limit, bound = limit.replace("at least", "≥").replace("at most", "≤"), digits.bound_text(verdict)
+        unit = digits.suffix(verdict.unit)
         if layout.is_unit_once and verdict.value is not None and len(unit) > len(" %"):
             limit, bound = limit.removesuffix(unit), bound.removesuffix(unit)
         limit += interval_mark(verdict) or unmarked_interval
         bound += "*" if text.is_provisional(verdict) else unmarked
-        value, margin, word = text.point_text(verdict), text.margin_text(verdict), text.verdict_word(verdict)
+        value, margin, word = digits.point_text(verdict), digits.margin_text(verdict), text.verdict_word(verdict)
         rows.append(_Row(name, (value, limit, bound, margin, word), verdict))
     widths = [max(len(heading), *(len(row.cells[i]) for row in rows)) for i, heading in enumerate(_HEADER)]
     return rows, [0 if i in layout.left_out else width for i, width in enumerate(widths)]

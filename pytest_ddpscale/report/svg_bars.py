@@ -13,8 +13,9 @@ from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, merged
 from pytest_ddpscale.plan.arm import Arm, ArmKind
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report import svg_axes
+from pytest_ddpscale.report.digits import number_text
 from pytest_ddpscale.report.svg_axes import BAD, SERIES_COLOURS, label, line, rectangle
-from pytest_ddpscale.report.text import number_text, one_line, shorten
+from pytest_ddpscale.report.text import one_line, shorten
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns
 from pytest_ddpscale.run.records import RankPlace

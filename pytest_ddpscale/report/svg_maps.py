@@ -16,8 +16,9 @@ from pytest_ddpscale.judge.rounds import merged
 from pytest_ddpscale.judge.slow_links import rails_of
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import svg_axes
+from pytest_ddpscale.report.digits import number_text
 from pytest_ddpscale.report.svg_axes import BAD, label, number, rectangle
-from pytest_ddpscale.report.text import number_text, one_line, shorten
+from pytest_ddpscale.report.text import one_line, shorten
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.study import Plan, Scaling
 from pytest_ddpscale.report import svg_axes
+from pytest_ddpscale.report.digits import ABSENT, number_text
 from pytest_ddpscale.report.scaling_curves import (
     EFFICIENCY,
     SPEEDUP,
@@ -19,7 +20,6 @@ from pytest_ddpscale.report.scaling_curves import (
     chart_legend,
 )
 from pytest_ddpscale.report.svg_axes import SERIES_COLOURS, AxisScale, cross, label, line, marker, number
-from pytest_ddpscale.report.text import ABSENT, number_text
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.tables import html, table
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from pytest_ddpscale.report import text
+from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.report.cause import causes, headline, warning_text, warnings
 from pytest_ddpscale.report.cause_lines import cause_lines, screen_lines
-from pytest_ddpscale.report.certainty_text import uniform_loss_text
 from pytest_ddpscale.report.coverage_text import tested_text, took_text
-from pytest_ddpscale.report.launches_text import TOO_NARROW, interval_mark, launches_sentence
 from pytest_ddpscale.report.next_steps import next_steps
-from pytest_ddpscale.report.ratio_text import ratio_lines
 from pytest_ddpscale.report.requirement_table import Line, requirement_table
+from pytest_ddpscale.report.sentences import (
+    TOO_NARROW,
+    interval_mark,
+    launches_sentence,
+    ratio_lines,
+    uniform_loss_text,
+)
 from pytest_ddpscale.report.text import Style
 from pytest_ddpscale.report.unmet import counts_text, waived_groups
 from pytest_ddpscale.run.counting import counted_groups, groups_within, worst_of
@@ -174,7 +178,7 @@ def _signs(verdicts: Sequence[Verdict]) -> list[str]:
 
 def _limits_legend(verdicts: Sequence[Verdict]) -> Iterator[str]:
     """Legend of the limits' signs; nothing if there are no limits."""
-    levels = {f"{one.confidence:.4g}" for one in verdicts if text.limits_text(one) != text.ABSENT}
+    levels = {f"{one.confidence:.4g}" for one in verdicts if digits.limits_text(one) != digits.ABSENT}
     if levels:
         yield f"limit: at least (≥), at most (≤) or between (…) with a confidence of {', '.join(sorted(levels))}"
 
@@ -182,7 +186,7 @@ def _limits_legend(verdicts: Sequence[Verdict]) -> Iterator[str]:
 def _lowered(judgement: Judgement) -> Iterator[str]:
     """Bounds that the site lowered below the thresholds that it extends."""
     for one in judgement.lowered[:_MOST_LOWERED]:
-        was, now = text.lowered_bounds(one)
+        was, now = digits.lowered_bounds(one)
         yield f"lowered by the site: {text.one_line(one.requirement)}: {was} → {now}"
     hidden = len(judgement.lowered) - _MOST_LOWERED
     if hidden > 0:
@@ -206,7 +210,7 @@ def _warned(judgement: Judgement) -> Iterator[str]:
 
 def _waived(judgement: Judgement) -> Iterator[str]:
     for group in waived_groups(judgement):
-        told = [f"{text.one_line(one.id)} ({text.point_text(one)}, bound {text.bound_text(one)})" for one in group]
+        told = [f"{text.one_line(one.id)} ({digits.point_text(one)}, bound {digits.bound_text(one)})" for one in group]
         yield f"{' and '.join(told)} {'are' if group[1:] else 'is'} {text.waiver_text(group[0])}"
 
 

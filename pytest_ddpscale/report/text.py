@@ -1,40 +1,28 @@
-"""Format of numbers and words, shared by all reports."""
+"""Words and names for readers, shared by all reports."""
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Sequence
-from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN
 from typing import Literal
 
-from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeCheck
+from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.run.gpu_name import gpu_name, short_gpu_name
 from pytest_ddpscale.run.verdicts import (
     Culprit,
     GenerationComparison,
     Judgement,
-    LoweredBound,
     RunOutcome,
     Verdict,
 )
-from pytest_ddpscale.util.digits import decimal, rounded
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.printable import one_line as one_line  # reports take it from here
 
 Style = Literal["", "header", "passed", "failed", "warned", "undecided"]
-
-ABSENT = "–"
-_SUFFIX = {"fraction": " %", "x": "×"}  # any other unit is written as it is
-# A bound may have more digits than a value; it is rounded to this many more.
-_EXTRA_DECIMALS_OF_A_BOUND = 2
-# At most this many digits are added to avoid an interval of ± 0.
-_EXTRA_DECIMALS_OF_AN_INTERVAL = 3
 _LONGEST_HEADLINE = 300  # of characters
 OF_A_WORKLOAD = "what "  # a change by the site of what a workload trains begins so
-
 _REASONS = {
     "passed": "the bound is met",
     "failed": "the bound is not met",
@@ -118,21 +106,6 @@ def lowered_text(judgement: Judgement) -> str:
     return ", ".join([f"{counted[0]} by the site", *counted[1:]]) if counted else ""
 
 
-def lowered_bounds(lowered: LoweredBound) -> tuple[str, str]:
-    """The bound before and now: ``≥ 96.0 %``, ``≥ 90.0 %``; ``not asked``."""
-    metric = METRICS[lowered.metric]
-    was, now = (_bound_alone(bound, metric) for bound in (lowered.was, lowered.now))
-    return was, f"{now}, only warns" if lowered.only_warns else now
-
-
-def _bound_alone(bound: float | None, metric: Metric) -> str:
-    if bound is None:
-        return "not asked"
-    least = 1 if metric.unit == "fraction" else 0
-    number = number_text(bound, metric.unit_of(), max(_places(bound, metric.unit), least))
-    return f"{'≤' if metric.upper_bound else '≥'} {number}"
-
-
 def waiver_text(verdict: Verdict) -> str:
     """``waived by A. Name until 2026-12-31: a fan is ordered``; empty without a waiver."""
     waiver = verdict.waiver
@@ -180,92 +153,6 @@ def spread_text(verdict: Verdict) -> str:
     return reason_text(verdict) if verdict.passed and verdict.against_slowest is not None else ""
 
 
-def number_text(value: float, unit: str, decimals: int | None = None) -> str:
-    """A number with its unit: ``97.4 %``, ``1159.2 img/s``, ``2.36×``, ``44.1 GiB``, ``445.8 ms``.
-
-    A fraction is shown as per cent. Without `decimals`, their number depends on the unit.
-    """
-    return _digits(value, unit, _default_decimals(value, unit) if decimals is None else decimals) + suffix(unit)
-
-
-def value_text(verdict: Verdict) -> str:
-    """The value with its limits, as in `limits_text` but shorter: ``97.4 (≥ 97.1) %``, ``97.4 ± 0.3 %``."""
-    if verdict.value is None:
-        return ABSENT
-    text, limits = _digits(verdict.value, verdict.unit, _decimals(verdict)), _limits(verdict)
-    if limits:
-        short = limits.replace("at least", "≥").replace("at most", "≤")
-        text += f" {limits}" if limits.startswith("±") else f" ({short})"
-    return text + suffix(verdict.unit)
-
-
-def point_text(verdict: Verdict) -> str:
-    """The value alone, ``97.4 %``, with enough digits to differ from a bound that it misses."""
-    return ABSENT if verdict.value is None else number_text(verdict.value, verdict.unit, _decimals(verdict))
-
-
-def limits_text(verdict: Verdict, *, nearer_end: bool = False) -> str:
-    """Limits of the value, at the confidence of its interval.
-
-    ``at least 97.1 %`` or ``at most 95.2 %`` if that end of the interval decides; otherwise
-    both ends, ``95.1 … 97.2 %``, or with `nearer_end` only the end that would have to meet the bound. Ends are rounded
-    outwards, so that they claim no more than the interval.
-    """
-    limits = _limits(verdict, nearer_end)
-    return limits + suffix(verdict.unit) if limits else ABSENT
-
-
-def suffix(unit: str) -> str:
-    """`` img/s``, ``×``: how a number in this unit ends."""
-    return _SUFFIX.get(unit, f" {unit}")
-
-
-def _limits(verdict: Verdict, nearer_end: bool = False) -> str:
-    """`limits_text` without the unit; empty if nothing varied or there is no interval."""
-    if not verdict.half_width or verdict.interval is None or not has_interval(verdict):
-        return ""
-    unit, decimals = verdict.unit, _decimals(verdict)
-    low, high = verdict.interval
-    is_lower_bound = "at_least" in verdict.bound
-    is_kept = low >= verdict.bound_value if is_lower_bound else high <= verdict.bound_value
-    is_missed = high < verdict.bound_value if is_lower_bound else low > verdict.bound_value
-    is_decided = (verdict.passed and is_kept) or (verdict.outcome == "failed" and is_missed)
-    if not is_decided and nearer_end:
-        is_kept, is_missed = True, False  # choose the end that would have to meet the bound
-    elif not is_decided:
-        return f"{_digits(low, unit, decimals, ROUND_FLOOR)} … {_digits(high, unit, decimals, ROUND_CEILING)}"
-    end, word, rounding = (
-        (low, "at least", ROUND_FLOOR) if is_lower_bound == is_kept else (high, "at most", ROUND_CEILING)
-    )
-    while is_missed and _digits(end, unit, decimals, rounding) == _digits(verdict.bound_value, unit, decimals):
-        decimals += 1
-    return f"{word} {_digits(end, unit, decimals, rounding)}"
-
-
-def bound_text(verdict: Verdict) -> str:
-    """The bound, ``≥ 96.0 %`` or ``≤ 70 GiB``, with enough digits to differ from a value that misses it."""
-    sign = "≤" if "at_most" in verdict.bound else "≥"
-    least = 1 if verdict.unit == "fraction" else 0
-    decimals = min(max(_places(verdict.bound_value, verdict.unit), least), _decimals(verdict))
-    return f"{sign} {number_text(verdict.bound_value, verdict.unit, decimals)}"
-
-
-def margin_text(verdict: Verdict) -> str:
-    """Distance from the bound, ``+1.5 %``, with enough digits that a miss never looks like zero.
-
-    A count, such as the nodes that pass a check, cannot exceed its bound, so a margin of zero is left out.
-    """
-    margin = verdict.margin
-    if margin is None or (margin == 0 and not METRICS[verdict.metric].errs_by_chance):
-        return ABSENT
-    decimals = 1
-    if margin < 0:
-        while _looks_zero(margin, "fraction", decimals):
-            decimals += 1
-    text = _digits(margin, "fraction", decimals)
-    return f"{'' if text.startswith('−') else '+'}{text} %"
-
-
 def culprit_text(culprit: Culprit, full_uuid: bool = False) -> str:
     """Culprit and evidence: ``GPU 3 (GPU-5d3a91c2…) on node7: 1.31× the median …``."""
     return f"{culprit_name(culprit, full_uuid)}: {one_line(culprit.evidence)}"
@@ -294,11 +181,6 @@ def short_name(verdict: Verdict) -> str:
     identity = one_line(verdict.id)
     rest = identity.removeprefix(verdict.metric)
     return rest[1:-1] if rest != identity and rest.startswith("[") and rest.endswith("]") else identity
-
-
-def has_interval(verdict: Verdict) -> bool:
-    """Whether a verdict has a meaningful interval; a share of nodes is counted once, without error."""
-    return verdict.interval is not None and METRICS[verdict.metric].subject != "check"
 
 
 def is_provisional(verdict: Verdict) -> bool:
@@ -377,54 +259,3 @@ def _device(
     if full:
         return gpu_name(index, uuid, local_rank, one_line(address or ""))
     return short_gpu_name(index, uuid, local_rank)
-
-
-def _decimals(verdict: Verdict) -> int:
-    """Digits after the point for value, interval and bound, enough to show their order."""
-    value, bound, unit = verdict.value, verdict.bound_value, verdict.unit
-    decimals = default = _default_decimals(bound if value is None else value, unit)
-    if verdict.half_width is not None:
-        half_width = verdict.half_width
-        while decimals < default + _EXTRA_DECIMALS_OF_AN_INTERVAL and _looks_zero(half_width, unit, decimals):
-            decimals += 1
-    decimals = max(decimals, min(_places(bound, unit), default + _EXTRA_DECIMALS_OF_A_BOUND))
-    if value is not None and (verdict.margin or 0) < 0:
-        decimals = _decimals_to_tell(value, bound, unit, decimals)
-    return decimals
-
-
-def _decimals_to_tell(one: float, other: float, unit: str, decimals: int) -> int:
-    """At least `decimals`, and enough for two different numbers to look different."""
-    while one != other and _digits(one, unit, decimals) == _digits(other, unit, decimals):
-        decimals += 1
-    return decimals
-
-
-def _looks_zero(value: float, unit: str, decimals: int) -> bool:
-    """Whether `decimals` digits hide that `value` is not zero."""
-    return value != 0 and not _digits(value, unit, decimals).strip("0.")
-
-
-def _default_decimals(value: float, unit: str) -> int:
-    if unit == "fraction":
-        return 1
-    if unit == "x":
-        return 2
-    return 1 if abs(value) >= 10 else 2
-
-
-def _places(value: float, unit: str) -> int:
-    """Digits after the point needed to write `value` in full."""
-    if not math.isfinite(value):
-        return 0
-    exponent = decimal(value, _power_of_ten(unit)).normalize().as_tuple().exponent
-    assert isinstance(exponent, int)  # only NaN and infinities have a letter there
-    return max(-exponent, 0)
-
-
-def _digits(value: float, unit: str, decimals: int, rounding: str = ROUND_HALF_EVEN) -> str:
-    return rounded(value, decimals, rounding, power_of_ten=_power_of_ten(unit))
-
-
-def _power_of_ten(unit: str) -> int:
-    return 2 if unit == "fraction" else 0

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from pytest_ddpscale.plan.collective_sweep import size_text
-from pytest_ddpscale.report.text import ABSENT, one_line
+from pytest_ddpscale.report.digits import ABSENT
+from pytest_ddpscale.report.text import one_line
 from pytest_ddpscale.suites.collective_rows import CollectiveRow
 
 _LINE = "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}  {:>7}  {:>6}  {:>6}  {:>6}  {:>7}  {:>6}"

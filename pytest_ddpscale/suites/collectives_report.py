@@ -8,9 +8,10 @@ from typing import Any
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.collective_sweep import size_text
 from pytest_ddpscale.plan.operation import COLLECTIVES
+from pytest_ddpscale.report.digits import ABSENT, bound_text, value_text
 from pytest_ddpscale.report.svg_maps import PairValues, pair_bandwidths, pair_bandwidths_within, pair_matrix
 from pytest_ddpscale.report.svg_sweep import SweptCurve, SweptPoint, sweep_chart
-from pytest_ddpscale.report.text import ABSENT, bound_text, one_line, value_text, verdict_word
+from pytest_ddpscale.report.text import one_line, verdict_word
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.suites.collective_bounds import cases_of_run
 from pytest_ddpscale.suites.collective_rows import CollectiveRow, collective_rows

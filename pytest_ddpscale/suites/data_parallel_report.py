@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.suites.bars_figure import Bars, bars_figure
 from pytest_ddpscale.suites.data_parallel_values import WAYS, SplitBatch, Way, is_below, split_batches
 from pytest_ddpscale.suites.found_text import found_cells, found_value

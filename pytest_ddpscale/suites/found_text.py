@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from pytest_ddpscale.judge.estimating import Found
-from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.report.digits import ABSENT
 
 
 def found_cells(found: Found | None, form: str = "{:.4g}") -> tuple[str, str]:

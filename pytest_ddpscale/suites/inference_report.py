@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_ddpscale.plan.metric_catalogue import INFERENCE_LATENCIES
-from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.suites.found_text import found_cells, found_value
 from pytest_ddpscale.suites.inference_figure import throughput_figure

@@ -14,7 +14,7 @@ from pytest_ddpscale.judge.rounds import merged
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import INPUT_PIPELINE_EFFICIENCY
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.suites.ratio_text import estimate_texts
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable

@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.training_run import TrainingRun
-from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.run.training_record import MOST_UNEXPLAINED, SPANS, RunRecords
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable

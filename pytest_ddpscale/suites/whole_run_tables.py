@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
+from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.scaling_facts import (
     GOOD_EFFICIENCY,
     SATURATED_GAIN,
@@ -20,7 +21,6 @@ from pytest_ddpscale.report.scaling_facts import (
     sweet_spots,
 )
 from pytest_ddpscale.report.svg_lines import LineAxes, LineCurve, bar_chart, line_chart
-from pytest_ddpscale.report.text import ABSENT
 from pytest_ddpscale.suites.suite_report import SuiteTable
 from pytest_ddpscale.util.digits import percent
 

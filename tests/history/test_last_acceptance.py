@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_ddpscale.history.last_acceptance import last_acceptance
 from pytest_ddpscale.history.recording import add_run
-from pytest_ddpscale.report.last_acceptance_text import last_acceptance_lines
+from pytest_ddpscale.report.sentences import last_acceptance_lines
 from pytest_ddpscale.run.verdicts import Judgement, LastAcceptance, Verdict
 from tests.builders.nights import SKU, at, judged_run, key_value, verdict
 

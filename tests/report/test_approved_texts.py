@@ -11,13 +11,13 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.report.cause import headline
-from pytest_ddpscale.report.certainty_text import certainty_lines
 from pytest_ddpscale.report.csv_tables import render_culprits, render_requirements
 from pytest_ddpscale.report.explain import explain
 from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.plan_text import plan_lines
 from pytest_ddpscale.report.prometheus import render_prometheus
+from pytest_ddpscale.report.sentences import certainty_lines
 from pytest_ddpscale.report.terminal import brief_lines, table_lines
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence

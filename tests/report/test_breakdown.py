@@ -9,7 +9,7 @@ from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.breakdown import breakdown, headings
-from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.report.digits import ABSENT
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import columns_of
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.report.certainty_text import certainty_lines, chance_text, uniform_loss_text
+from pytest_ddpscale.report.sentences import certainty_lines, chance_text, uniform_loss_text
 from pytest_ddpscale.run.verdicts import CALIBRATE, THIS_LAUNCH_ONLY, Judgement, UniformLoss
 from tests.builders.judgements import FAILED, PASSED
 

@@ -12,14 +12,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from pytest_ddpscale.compare.compare_text import counts_line
 from pytest_ddpscale.compare.comparing import ComparedRequirement
 from pytest_ddpscale.judge.intervals import ValueChange
-from pytest_ddpscale.report.certainty_text import certainty_lines, uniform_loss_text
 from pytest_ddpscale.report.culprits_text import read_findings, text_lines
 from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.junit import render_junit
 from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.node_table import node_table
-from pytest_ddpscale.report.not_tested_text import not_tested_lines
 from pytest_ddpscale.report.prometheus import render_prometheus
+from pytest_ddpscale.report.sentences import certainty_lines, not_tested_lines, uniform_loss_text
 from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_ddpscale.report.html_page import render_html
-from pytest_ddpscale.report.launches_text import launches_sentence
+from pytest_ddpscale.report.sentences import launches_sentence
 from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_ddpscale.report.software_text import software_versions
+from pytest_ddpscale.report.coverage_text import software_versions
 from pytest_ddpscale.run.survey_record import Survey
 from tests.builders.judgements import RUN
 

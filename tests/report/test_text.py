@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report import text
+from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.model import Severity
 from tests.builders.judgements import ALL, HOSTILE, MEMORY, PASSED, WARNED
@@ -41,7 +41,7 @@ def test_each_unit_is_shown_with_its_sensible_digits() -> None:
         (math.nan, "x", "not a number×"),
     ]
     for value, unit, expected in rows:
-        assert text.number_text(value, unit) == expected
+        assert digits.number_text(value, unit) == expected
 
 
 AT_MOST = replace(PASSED, metric="rank_uniformity", bound={"at_most": 1.08}, value=1.02, interval=(1.01, 1.05))
@@ -57,7 +57,7 @@ AT_MOST = replace(PASSED, metric="rank_uniformity", bound={"at_most": 1.08}, val
     ],
 )
 def test_where_one_side_decides_it_is_the_one_that_is_shown(verdict: Verdict, limits: str, value: str) -> None:
-    assert (text.limits_text(verdict), text.value_text(verdict)) == (limits, value)
+    assert (digits.limits_text(verdict), digits.value_text(verdict)) == (limits, value)
 
 
 @pytest.mark.parametrize(
@@ -70,26 +70,26 @@ def test_where_one_side_decides_it_is_the_one_that_is_shown(verdict: Verdict, li
     ],
 )
 def test_where_no_side_decides_both_are_shown(verdict: Verdict) -> None:
-    assert text.limits_text(verdict) == "95.1 … 98.2 %"
-    assert text.value_text(verdict) == "97.0 (95.1 … 98.2) %"
+    assert digits.limits_text(verdict) == "95.1 … 98.2 %"
+    assert digits.value_text(verdict) == "97.0 (95.1 … 98.2) %"
 
 
 def test_limits_are_rounded_outwards() -> None:
-    assert text.limits_text(replace(PASSED, value=0.97, interval=(0.96598, 0.978))) == "at least 96.5 %"
+    assert digits.limits_text(replace(PASSED, value=0.97, interval=(0.96598, 0.978))) == "at least 96.5 %"
     both = replace(PASSED, outcome="inconclusive", value=0.97, interval=(0.95998, 0.98002))
-    assert text.limits_text(both) == "95.9 … 98.1 %"
+    assert digits.limits_text(both) == "95.9 … 98.1 %"
 
 
 def test_narrow_interval_gets_digits_until_it_is_not_zero() -> None:
-    assert text.value_text(replace(PASSED, value=0.97451, interval=(0.97442, 0.97459))) == "97.45 (≥ 97.44) %"
+    assert digits.value_text(replace(PASSED, value=0.97451, interval=(0.97442, 0.97459))) == "97.45 (≥ 97.44) %"
 
 
 def test_failing_value_and_its_bound_never_look_equal() -> None:
     narrow = replace(PASSED, outcome="failed", value=0.95996, interval=None)
-    assert (text.value_text(narrow), text.bound_text(narrow)) == ("95.996 %", "≥ 96.0 %")
+    assert (digits.value_text(narrow), digits.bound_text(narrow)) == ("95.996 %", "≥ 96.0 %")
     over = replace(MEMORY, outcome="failed", value=70.0004)
-    assert (text.value_text(over), text.bound_text(over)) == ("70.0004 GiB", "≤ 70 GiB")
-    assert text.margin_text(over) == "−0.001 %"
+    assert (digits.value_text(over), digits.bound_text(over)) == ("70.0004 GiB", "≤ 70 GiB")
+    assert digits.margin_text(over) == "−0.001 %"
 
 
 @given(
@@ -106,7 +106,7 @@ def test_shown_value_is_on_the_same_side_of_the_shown_bound(
     verdict = replace(
         PASSED, metric=metric, bound={key: bound}, value=value, interval=(value * (1 - half), value * (1 + half))
     )
-    shown, shown_bound = _numbers(text.value_text(verdict)), _numbers(text.bound_text(verdict))
+    shown, shown_bound = _numbers(digits.value_text(verdict)), _numbers(digits.bound_text(verdict))
     missed = value > bound if key == "at_most" else value < bound
     if missed:
         assert shown > shown_bound if key == "at_most" else shown < shown_bound
@@ -115,7 +115,7 @@ def test_shown_value_is_on_the_same_side_of_the_shown_bound(
     margin = verdict.margin
     assert margin is not None
     assume(margin != 0)
-    assert text.margin_text(verdict).startswith("−" if margin < 0 else "+")
+    assert digits.margin_text(verdict).startswith("−" if margin < 0 else "+")
 
 
 def test_verdict_has_one_word_and_one_style() -> None:
@@ -167,13 +167,13 @@ def test_one_line_keeps_what_a_person_wrote() -> None:
 
 def test_what_did_not_vary_has_no_limits() -> None:
     alike = replace(PASSED, value=0.97, interval=(0.97, 0.97))
-    assert (text.value_text(alike), text.limits_text(alike)) == ("97.0 %", "–")
+    assert (digits.value_text(alike), digits.limits_text(alike)) == ("97.0 %", "–")
 
 
 def test_value_and_bound_of_a_verdict_with_an_infinite_interval_do_not_crash() -> None:
     verdict: Verdict = replace(PASSED, outcome="inconclusive", interval=(-math.inf, math.inf))
-    assert text.value_text(verdict) == "97.4 (−∞ … ∞) %"
-    assert text.limits_text(verdict) == "−∞ … ∞ %"
+    assert digits.value_text(verdict) == "97.4 (−∞ … ∞) %"
+    assert digits.limits_text(verdict) == "−∞ … ∞ %"
 
 
 def test_a_headline_ends_with_a_sentence_of_a_very_long_error() -> None:

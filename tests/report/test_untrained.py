@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
-from pytest_ddpscale.report import text
+from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.report.plan_text import plan_lines
 from tests.builders.untrained import (
     CHECK,
@@ -18,7 +18,7 @@ class TestNumbers:
     def test_every_metric_has_its_unit(self) -> None:
         for metric in sorted(METRICS):
             unit = {"fraction": " %", "x": "×"}.get(METRICS[metric].unit, f" {METRICS[metric].unit_of()}")
-            assert text.number_text(0.5, METRICS[metric].unit_of()).endswith(unit)
+            assert digits.number_text(0.5, METRICS[metric].unit_of()).endswith(unit)
 
 
 class TestSubject:

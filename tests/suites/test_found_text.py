@@ -6,7 +6,7 @@ import json
 import math
 
 from pytest_ddpscale.judge.estimating import Found
-from pytest_ddpscale.report.text import ABSENT
+from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.suites.found_text import found_cells, found_value
 
