@@ -163,7 +163,7 @@ def table_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
     for one in (*_warned(judgement), *_lowered(judgement), *_waived(judgement)):
         lines += [(line, "warned") for line in _wrapped(one, columns, "", "  ")]
     lines += _plain([*_changed(judgement), *([counts_text(judgement)] if verdicts else [])], columns)
-    found = [(line, "") for line in cause_lines(judgement, columns, run, _MOST_LINES)]
+    found: list[Line] = [(line, "") for line in cause_lines(judgement, columns, run, _MOST_LINES)]
     return [*lines, *_watermark(judgement), *_outcome_lines(judgement, columns), *found]
 
 

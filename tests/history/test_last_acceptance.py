@@ -54,7 +54,7 @@ def test_without_an_acceptance_there_is_no_line(tmp_path: Path) -> None:
 def test_throughput_and_nothing_worse_are_told(tmp_path: Path) -> None:
     path = add(tmp_path, 1)
     assert lines(found(tmp_path, verdict(value=99.5, interval=(98.5, 100.5)))) == [
-        f"compared with the acceptance of 2026-01-02 (run {path}): throughput 0.99×, nothing worse among 1 requirements"
+        f"compared with the acceptance of 2026-01-02 (run {path}): throughput 0.99×, nothing worse among 1 requirement"
     ]
 
 
