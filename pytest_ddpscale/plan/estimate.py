@@ -66,22 +66,22 @@ class StudyTime:
         return self.once_s + rounds * self.round_s
 
 
-def study_times(plan: Plan, samples_per_s: Mapping[str, float] = UNKNOWN) -> dict[str, StudyTime]:
-    """Expected time of all that the plan times in rounds, by id; whole training runs are left out."""
-    found: dict[str, StudyTime] = {}
+def study_times(plan: Plan, samples_per_s: Mapping[str, float] = UNKNOWN) -> list[tuple[str, StudyTime]]:
+    """Id and expected time of all that the plan times in rounds; whole training runs are left out."""
+    found: list[tuple[str, StudyTime]] = []
     if (probes := plan.probes) is not None:
         number = len(probes.arms)
         _, usual, most = _rounds(probes.rounds)
         fewest = min(max(FEWEST_ROUNDS, probes.swept_rounds), most)
         round_s = number * (probes.block_s + OVERHEAD_PER_BLOCK_S)
-        found[probes.id] = StudyTime(number * PROBE_SETUP_S, round_s, fewest, usual, most)
+        found.append((probes.id, StudyTime(number * PROBE_SETUP_S, round_s, fewest, usual, most)))
     for study in plan.studies:
         rounds = _rounds(study.rounds) if plan.launches == 1 else 3 * (study.rounds,)
         round_s = round_seconds(study, study.arms, samples_per_s)
-        found[study.id] = StudyTime(warm_up_seconds(study, samples_per_s), round_s, *rounds)
+        found.append((study.id, StudyTime(warm_up_seconds(study, samples_per_s), round_s, *rounds)))
     if plan.pairs is not None:
         first = len(first_rounds(plan.nodes))
-        found[plan.pairs.id] = StudyTime(0.0, PAIRS_ROUND_S, first, first, most_rounds(plan.nodes))
+        found.append((plan.pairs.id, StudyTime(0.0, PAIRS_ROUND_S, first, first, most_rounds(plan.nodes))))
     return found
 
 
@@ -135,7 +135,7 @@ def pairs_seconds(nodes: int) -> float:
 
 def estimate(plan: Plan, *, isolate: bool = False, samples_per_s: Mapping[str, float] = UNKNOWN) -> TimeEstimate:
     """Wall time of the whole plan with one gang per launch, or with `isolate` one per study."""
-    ids, times = plan.study_ids, study_times(plan, samples_per_s).values()
+    ids, times = plan.study_ids, [one for _, one in study_times(plan, samples_per_s)]
     gangs = len(ids) if isolate else len({plan.launch_of(study) for study in ids})
     started_s = gangs * STARTUP_S + SURVEY_S * plan.survey
     typical = started_s + sum(one.seconds(one.usual) for one in times)

@@ -40,7 +40,7 @@ class TimeLeft:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plan = plan
-        self._times = study_times(plan, samples_per_s)
+        self._times = dict(study_times(plan, samples_per_s))
         self._pending = dict.fromkeys(plan.study_ids)
         self._isolate = isolate
         self._budget_s = budget_s
