@@ -26,7 +26,6 @@ from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.listing import by_number, first_few
 
 _ENDINGS = {"running": "killed"}  # how a session ended that left this status
-_MOST_WAIVERS = 5
 _STYLES: dict[str, Style] = {
     "PASS": "passed",
     "FAIL": "failed",
@@ -181,11 +180,8 @@ def digests(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:
 
 def reservations(judgement: Judgement) -> Iterator[str]:
     """What qualifies the verdict: waivers, what the site changed, provisional bounds, and what was not selected."""
-    waived = [
-        f"{' and '.join(one.id for one in group)} ({text.waiver_text(group[0])})" for group in waived_groups(judgement)
-    ]
-    if waived:
-        yield f"{text.count_text(len(waived), 'requirement')} waived: {first_few(waived, _MOST_WAIVERS, '; ')}"
+    for group in waived_groups(judgement):
+        yield f"{' and '.join(one.id for one in group)}: {text.waiver_text(group[0])}"
     yield from text.changes_by_site(judgement)
     provisional = sum(map(text.is_provisional, judgement.verdicts))
     if provisional:

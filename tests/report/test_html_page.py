@@ -7,6 +7,7 @@ import hashlib
 import re
 from dataclasses import replace
 from datetime import date
+from html.parser import HTMLParser
 from typing import Any
 
 from msgspec.structs import replace as with_fields
@@ -59,6 +60,34 @@ def test_nothing_is_asked_of_the_network_and_only_the_pages_own_script_runs() ->
     digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
     assert f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'" in PAGE
     assert not re.search(r'(src|href)="(?!#)|url\(|@import', PAGE)
+
+
+class Tags(HTMLParser):
+    """Elements that are open, ids, and targets of links within the page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.targets: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "input", "br"):
+            self.open.append(tag)
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        self.targets |= {(value or "")[1:] for name, value in attrs if name == "href"}
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_elements_are_nested_and_links_have_targets() -> None:
+    for page in (PAGE, render_html(ACCEPTED, RUN, NOTHING), render_html(JUDGEMENT, RUN, NOTHING, goes_on=True)):
+        tags = Tags()
+        tags.feed(page)
+        assert tags.open == []
+        assert len(tags.ids) == len(set(tags.ids))
+        assert tags.targets <= set(tags.ids)
 
 
 def test_only_the_page_of_a_run_that_goes_on_refreshes() -> None:
