@@ -16,7 +16,7 @@ from typing import Any
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS, RANK_UNIFORMITY
 from pytest_ddpscale.report import text
-from pytest_ddpscale.report.cause_ids import category_of, id_of_device, id_of_verdict, subject_of
+from pytest_ddpscale.report.cause_ids import category_of, drained, id_of_device, id_of_verdict, subject_of
 from pytest_ddpscale.report.missing_gpus import missing_gpus
 from pytest_ddpscale.report.ratio_text import ratio_lines
 from pytest_ddpscale.report.unmet import explained_text, number_of_blockers
@@ -75,12 +75,8 @@ def causes(judgement: Judgement) -> tuple[Cause, ...]:
         *sorted(unnamed, key=lambda one: (errors.isdisjoint(one.explains), _weight(one, as_))),
     ]
     in_order = sorted(in_order, key=lambda one: (failed.isdisjoint(one.explains), one.severity))
-    return tuple(_with_category(one, judgement) for one in in_order)
-
-
-def _with_category(one: Cause, judgement: Judgement) -> Cause:
-    explained = [verdict for verdict in judgement.verdicts if verdict.id in one.explains]
-    return replace(one, category=category_of(one.id, one.culprits, explained, judgement))
+    at_fault = drained(judgement)
+    return tuple(replace(one, category=category_of(one.id, one.culprits, at_fault)) for one in in_order)
 
 
 def warnings(judgement: Judgement) -> tuple[Cause, ...]:
