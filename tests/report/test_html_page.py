@@ -10,12 +10,15 @@ from datetime import date
 from html.parser import HTMLParser
 from typing import Any
 
+from markupsafe import escape
 from msgspec.structs import replace as with_fields
 
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report.first_page import key_numbers, signatures
 from pytest_ddpscale.report.html_page import render_html, topologies
 from pytest_ddpscale.report.live_progress import LIVE
 from pytest_ddpscale.report.markdown import render_markdown
+from pytest_ddpscale.report.text import short_name
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
 from pytest_ddpscale.run.evidence import Evidence
@@ -106,6 +109,13 @@ def test_what_failed_stands_above_what_passed() -> None:
     words = re.findall(r'class="word \w*">([A-Z ]+)<', table)
     assert words[0] == "FAIL"
     assert words[-3:] == ["PASS"] * 3
+
+
+def test_a_bound_has_the_number_of_its_source() -> None:
+    sources = {name: number for number, name in re.findall(r'<li id="source-(\d+)">(.*?)</li>', PAGE)}
+    for one in filter(lambda one: one.source, JUDGEMENT.verdicts):
+        row = PAGE.split(f"{METRICS[one.metric].title}: {short_name(one)}</th>")[1]
+        assert re.findall(r'#source-(\d+)">', row.split("</tr>")[0]) == [sources[str(escape(one.source))]]
 
 
 def test_a_number_that_was_not_measured_is_shown_before_one_that_was() -> None:
