@@ -21,6 +21,7 @@ from pytest_ddpscale.report.software_text import software_line
 from pytest_ddpscale.report.text import Style
 from pytest_ddpscale.report.unmet import counts_text, waived_groups
 from pytest_ddpscale.run.cause_kinds import NextStep
+from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.run_json import OPERATOR, SITE, TICKET, Resumed, RunRecord, in_utc
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.listing import by_number, first_few
@@ -104,9 +105,7 @@ def _worst_of(metric: Metric, verdicts: Sequence[Verdict], judgement: Judgement)
 
 def _nodes_at_fault(judgement: Judgement) -> KeyNumber:
     """Nodes that a failure certainly names, of all; it passes only if nothing blocks acceptance and all were tested."""
-    title, coverage = "Nodes at fault", judgement.coverage
-    if coverage is None or not coverage.node_count:
-        return KeyNumber(title, text.ABSENT, "no node is known", "0", "NOT MEASURED")
+    title, coverage = "Nodes at fault", judgement.coverage or Coverage()
     blocking = [one for one in judgement.verdicts if judgement.is_blocked_by(one)]
     warned = [one for one in judgement.verdicts if text.only_warns(one)]
     failing, suspected = _hosts(blocking), _hosts(blocking, is_certain=False)
@@ -115,6 +114,8 @@ def _nodes_at_fault(judgement: Judgement) -> KeyNumber:
         word, why = "FAIL", ""
     elif suspected:
         word, why = "INCONCLUSIVE", f"{len(suspected)} suspected: {_first(suspected)}"
+    elif not coverage.node_count:
+        return KeyNumber(title, text.ABSENT, "nodes are not known", "0", "NOT MEASURED")
     elif untested:
         word, why = "NOT MEASURED", f"{text.count_text(untested, 'node')} not tested"
     elif blocking or judgement.outcome == "rejected":
@@ -122,7 +123,8 @@ def _nodes_at_fault(judgement: Judgement) -> KeyNumber:
     else:
         named = _hosts(judgement.waived) or _hosts(warned)
         word, why = ("WAIVED" if _hosts(judgement.waived) else "WARN") if named else "PASS", ""
-    return KeyNumber(title, f"{len(named)} of {coverage.node_count}", why or _first(named), "0", word)
+    of_all = f" of {coverage.node_count}" if coverage.node_count else ""
+    return KeyNumber(title, f"{len(named)}{of_all}", why or _first(named), "0", word)
 
 
 def _first(hosts: Iterable[str]) -> str:
@@ -186,7 +188,7 @@ def reservations(judgement: Judgement) -> Iterator[str]:
     provisional = sum(map(text.is_provisional, judgement.verdicts))
     if provisional:
         bounds = text.count_text(len(judgement.verdicts), "bound")
-        yield f"{provisional} of {bounds} are provisional: expectations without a published figure for this SKU"
+        yield f"{provisional} of {bounds} provisional: no figure is published for this SKU"
     if judgement.number_not_selected:
         yield f"{text.count_text(judgement.number_not_selected, 'requirement')} not selected"
 
