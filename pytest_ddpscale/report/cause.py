@@ -355,7 +355,7 @@ def _of_alike(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) 
     of_each = [worst_of(group, allows_unmeasured=judgement.allows_unmeasured) for group in groups]
     names, first = first_few([text.one_line(verdict.id) for verdict in of_each], 2), of_each[0]
     suspects = _suspects(verdicts, judgement)
-    if kind == "interrupted":
+    if kind == "interrupted" and len({one.reason for one in of_each}) > 1:
         undecided = sum(one.outcome == "inconclusive" for one in of_each)
         counts = [f"{text.count_text(len(of_each) - undecided, 'requirement')} not measured"]
         counts += [f"{undecided} undecided"] if undecided else []

@@ -45,6 +45,8 @@ def id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
     metric = METRICS[verdict.metric]
     if WRONG_DATA in verdict.flags:
         return "wrong-data"
+    if "interrupted" in verdict.flags:
+        return "interrupted"
     if verdict.outcome == "inconclusive":
         if "host-bound" in verdict.flags:
             return "host-bound"

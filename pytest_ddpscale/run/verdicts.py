@@ -29,6 +29,7 @@ Flag = Literal[
     "implausible",  # the value exceeds the hardware's limit, so more rounds decide nothing
     "wrong-data",  # results were wrong, whatever the speed; cannot be waived
     "this-launch-only",  # launches differ by more than the interval of a single one
+    "interrupted",  # its study was interrupted, so that --ddp-resume measures it
     "partly-known",  # it fails at some places and is undecided or not measured at others; cannot be waived
 ]
 WRONG_DATA: Literal["wrong-data"] = "wrong-data"
