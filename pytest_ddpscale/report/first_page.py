@@ -21,12 +21,12 @@ from pytest_ddpscale.report.sentences import last_acceptance_lines
 from pytest_ddpscale.report.text import Style
 from pytest_ddpscale.report.unmet import counts_text, waived_groups
 from pytest_ddpscale.run.cause_kinds import NextStep
+from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.run_json import OPERATOR, SITE, TICKET, Resumed, RunRecord, in_utc
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.listing import by_number, first_few
 
 _ENDINGS = {"running": "killed"}  # how a session ended that left this status
-_MOST_WAIVERS = 5
 _STYLES: dict[str, Style] = {
     "PASS": "passed",
     "FAIL": "failed",
@@ -105,9 +105,7 @@ def _worst_of(metric: Metric, verdicts: Sequence[Verdict], judgement: Judgement)
 
 def _nodes_at_fault(judgement: Judgement) -> KeyNumber:
     """Nodes that a failure certainly names, of all; it passes only if nothing blocks acceptance and all were tested."""
-    title, coverage = "Nodes at fault", judgement.coverage
-    if coverage is None or not coverage.node_count:
-        return KeyNumber(title, digits.ABSENT, "no node is known", "0", "NOT MEASURED")
+    title, coverage = "Nodes at fault", judgement.coverage or Coverage()
     blocking = [one for one in judgement.verdicts if judgement.is_blocked_by(one)]
     warned = [one for one in judgement.verdicts if text.only_warns(one)]
     failing, suspected = _hosts(blocking), _hosts(blocking, is_certain=False)
@@ -116,6 +114,8 @@ def _nodes_at_fault(judgement: Judgement) -> KeyNumber:
         word, why = "FAIL", ""
     elif suspected:
         word, why = "INCONCLUSIVE", f"{len(suspected)} suspected: {_first(suspected)}"
+    elif not coverage.node_count:
+        return KeyNumber(title, digits.ABSENT, "nodes are not known", "0", "NOT MEASURED")
     elif untested:
         word, why = "NOT MEASURED", f"{text.count_text(untested, 'node')} not tested"
     elif blocking or judgement.outcome == "rejected":
@@ -123,7 +123,8 @@ def _nodes_at_fault(judgement: Judgement) -> KeyNumber:
     else:
         named = _hosts(judgement.waived) or _hosts(warned)
         word, why = ("WAIVED" if _hosts(judgement.waived) else "WARN") if named else "PASS", ""
-    return KeyNumber(title, f"{len(named)} of {coverage.node_count}", why or _first(named), "0", word)
+    of_all = f" of {coverage.node_count}" if coverage.node_count else ""
+    return KeyNumber(title, f"{len(named)}{of_all}", why or _first(named), "0", word)
 
 
 def _first(hosts: Iterable[str]) -> str:
@@ -181,16 +182,13 @@ def digests(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:
 
 def reservations(judgement: Judgement) -> Iterator[str]:
     """What qualifies the verdict: waivers, what the site changed, provisional bounds, and what was not selected."""
-    waived = [
-        f"{' and '.join(one.id for one in group)} ({text.waiver_text(group[0])})" for group in waived_groups(judgement)
-    ]
-    if waived:
-        yield f"{text.count_text(len(waived), 'requirement')} waived: {first_few(waived, _MOST_WAIVERS, '; ')}"
+    for group in waived_groups(judgement):
+        yield f"{' and '.join(one.id for one in group)}: {text.waiver_text(group[0])}"
     yield from text.changes_by_site(judgement)
     provisional = sum(map(text.is_provisional, judgement.verdicts))
     if provisional:
         bounds = text.count_text(len(judgement.verdicts), "bound")
-        yield f"{provisional} of {bounds} are provisional: expectations without a published figure for this SKU"
+        yield f"{provisional} of {bounds} provisional: no figure is published for this SKU"
     if judgement.number_not_selected:
         yield f"{text.count_text(judgement.number_not_selected, 'requirement')} not selected"
 

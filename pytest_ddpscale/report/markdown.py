@@ -34,6 +34,7 @@ _UNMET = (
     Column("Requirement"), *(Column(title, is_number=True) for title in ("Value", "Limits", "Bound", "Margin")),
     Column("Verdict"), Column("Cause"),
 )  # fmt: skip
+_WAIVED = ("Requirement", "Value", "Bound", "Waived by", "Until", "Why")
 
 _MEANINGS: dict[RunOutcome, str] = {
     "accepted": "Every requirement that can reject this machine was measured and met.",
@@ -97,8 +98,6 @@ def _template() -> jinja2.Template:
         profile_text=profile_text,
         most_causes=_MOST_CAUSES,
         most_culprits=_MOST_CULPRITS,
-        most_failures=_MOST_FAILURES,
-        most_lowered=_MOST_LOWERED,
         sentence=_sentence,
         table=_table,
     )
@@ -143,8 +142,8 @@ def render_markdown(
         left_out=[(len(unmet[_MOST_FAILURES:]), ""), (len(warned), " did not pass and only warn")],
         by_spread=[verdict for verdict in judgement.verdicts if text.spread_text(verdict)],
         errors=_errors(judgement)[:_MOST_CAUSES],
-        waived=[*_waivers(judgement)],
-        lowered=[(one.requirement, *digits.lowered_bounds(one)) for one in judgement.lowered[:_MOST_LOWERED]],
+        waived=table(_WAIVED, _waivers(judgement)) if judgement.waived else None,
+        lowered=_lowered(judgement) if judgement.lowered else None,
         certainty=[*certainty_lines(judgement)],
         plots=plots,
         profiles=profiles,
@@ -178,6 +177,12 @@ def _waivers(judgement: Judgement) -> Iterator[tuple[str, ...]]:
         told = [(one.id, digits.point_text(one), digits.bound_text(one)) for one in group]
         if waiver := group[0].waiver:
             yield *map(" and ".join, zip(*told, strict=True)), waiver.who, str(waiver.until), waiver.why
+
+
+def _lowered(judgement: Judgement) -> Table:
+    rows = [(one.requirement, *digits.lowered_bounds(one)) for one in judgement.lowered]
+    more = [(f"{len(rows) - _MOST_LOWERED} more: verdicts.json lists all", "", "")] if rows[_MOST_LOWERED:] else []
+    return table(("Requirement", "Before", "Here"), [*rows[:_MOST_LOWERED], *more], of_numbers=True)
 
 
 def _cause_of(verdict: Verdict, shown: Sequence[cause.Cause]) -> str:

@@ -48,7 +48,7 @@ def requirement_parts(judgement: Judgement, causes: Sequence[Cause]) -> list[Par
     shown = {one.id for one in (*blocking, *waived, *passed)}
     others = [one for one in found if one.id not in shown]
     kinds = (("not met", blocking), ("waived", waived), ("not met, only warnings", others), ("passed", passed))
-    numbers, ratios = sources(found), ratio_lines(found)
+    numbers, ratios = sources(judgement.verdicts), ratio_lines(judgement.verdicts)
     of_cause = {name: number for number, one in reversed([*enumerate(causes, 1)]) for name in one.explains}
     counted = {one.id for one in judgement.counted}
     parts = []

@@ -108,7 +108,7 @@ def test_the_run_directory_tells_the_whole_story(accepted: Session) -> None:
     assert {"torch", "pytest", "pytest_ddpscale", "python"} <= set(record["versions"])
     for name in ("plan.json", "measurements.jsonl", "report.md", "junit.xml", "pytest-report.json"):
         assert (run / name).stat().st_size > 0
-    assert (run / "plots" / "weak-efficiency.png").read_bytes().startswith(b"\x89PNG")
+    assert (run / "plots" / "weak-throughput.png").read_bytes().startswith(b"\x89PNG")
     assert len(json.loads((run / "pytest-report.json").read_text())["tests"]) == 7
 
 

@@ -163,7 +163,7 @@ def test_nothing_is_measured_where_all_was(site: Site, run: RunDirectory) -> Non
     assert launches(run) == ["2 studies"]
     assert run.measurements_jsonl.read_bytes() == before["run/measurements.jsonl"]
     assert not run.superseded_jsonl.exists()
-    for name in ("verdicts.json", "report.md", "junit.xml", "pytest-report.json", "plots/weak-efficiency.png"):
+    for name in ("verdicts.json", "report.md", "junit.xml", "pytest-report.json", "plots/weak-throughput.png"):
         assert (run.path / "before-resume-1" / name).read_bytes() == before[f"run/{name}"], "kept as it was signed"
     assert site.outcome("run") == "accepted"
     assert not (run.path / "run.lock").exists()

@@ -76,7 +76,7 @@ def test_bars_of_each_cell_are_below_each_other_with_their_intervals() -> None:
     found = Found(20.0, (18.0, 30.0), "")
     chart = grouped_bars(("GPUs", "img/s"), ["1", "2"], [Bars("a", [10.0, found]), Bars("b", [None, 5.0])])
     assert chart is not None
-    assert chart.said == "a: 1 10, 2 20; b: 1 0, 2 5"
+    assert chart.said == "a: 1 10, 2 20; b: 2 5"
     axes = painted(chart).axes[0]
     widths = [bar.get_width() for bar in axes.patches]
     assert [width / widths[0] for width in widths] == pytest.approx([1, 2, 0.5])

@@ -7,14 +7,18 @@ import hashlib
 import re
 from dataclasses import replace
 from datetime import date
+from html.parser import HTMLParser
 from typing import Any
 
+from markupsafe import escape
 from msgspec.structs import replace as with_fields
 
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report.first_page import key_numbers, signatures
 from pytest_ddpscale.report.html_page import render_html, topologies
 from pytest_ddpscale.report.live_progress import LIVE
 from pytest_ddpscale.report.markdown import render_markdown
+from pytest_ddpscale.report.text import short_name
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
 from pytest_ddpscale.run.evidence import Evidence
@@ -61,6 +65,34 @@ def test_nothing_is_asked_of_the_network_and_only_the_pages_own_script_runs() ->
     assert not re.search(r'(src|href)="(?!#)|url\(|@import', PAGE)
 
 
+class Tags(HTMLParser):
+    """Elements that are open, ids, and targets of links within the page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.targets: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "input", "br"):
+            self.open.append(tag)
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        self.targets |= {(value or "")[1:] for name, value in attrs if name == "href"}
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_elements_are_nested_and_links_have_targets() -> None:
+    for page in (PAGE, render_html(ACCEPTED, RUN, NOTHING), render_html(JUDGEMENT, RUN, NOTHING, goes_on=True)):
+        tags = Tags()
+        tags.feed(page)
+        assert tags.open == []
+        assert len(tags.ids) == len(set(tags.ids))
+        assert tags.targets <= set(tags.ids)
+
+
 def test_only_the_page_of_a_run_that_goes_on_refreshes() -> None:
     assert 'http-equiv="refresh"' not in PAGE
     assert "<body>" in PAGE
@@ -77,6 +109,13 @@ def test_what_failed_stands_above_what_passed() -> None:
     words = re.findall(r'class="word \w*">([A-Z ]+)<', table)
     assert words[0] == "FAIL"
     assert words[-3:] == ["PASS"] * 3
+
+
+def test_a_bound_has_the_number_of_its_source() -> None:
+    sources = {name: number for number, name in re.findall(r'<li id="source-(\d+)">(.*?)</li>', PAGE)}
+    for one in filter(lambda one: one.source, JUDGEMENT.verdicts):
+        row = PAGE.split(f"{METRICS[one.metric].title}: {short_name(one)}</th>")[1]
+        assert re.findall(r'#source-(\d+)">', row.split("</tr>")[0]) == [sources[str(escape(one.source))]]
 
 
 def test_a_number_that_was_not_measured_is_shown_before_one_that_was() -> None:

@@ -33,7 +33,7 @@ def test_a_gain_is_confirmed_by_further_launches_and_recommended_with_its_interv
     assert "gradient_as_bucket_view=True" in report.values["snippet_python"]
     assert found["accumulation_steps=4"]["changes"] == "changes the global batch"
     page = markdown_of("tune", report, SUITE_RECORD)
-    assert "accumulation\\_steps=4: the global batch is 128 in place of 32. Multiply the learning rate by 4 " in page
+    assert "accumulation_steps=4: the global batch is 128 in place of 32. Multiply the learning rate by 4 " in page
     assert "or by 2 (square root: " in page
 
 

@@ -104,7 +104,10 @@ def grouped_bars(axes: tuple[str, str], cells: Sequence[str], series: Sequence[B
                 low, high = (min(end / longest, 1.0) for end in _ends(one))
                 rows.append(BarRow(cell, f"{_value(one):.4g}", [segment], interval=(low, high) if low < high else None))
     said = "; ".join(
-        f"{each.name}: " + ", ".join(f"{cell} {_value(one):.4g}" for cell, one in zip(cells, each.values, strict=True))
+        f"{each.name}: "
+        + ", ".join(
+            f"{cell} {_value(one):.4g}" for cell, one in zip(cells, each.values, strict=True) if one is not None
+        )
         for each in series
     )
     keys = [(each.name, SERIES[place], OPACITIES[place]) for place, each in enumerate(series)]

@@ -32,7 +32,7 @@ WIDE, NARROW = 9.6, 5.2  # widths of pictures: of a whole line of the page, and 
 LEGEND_ROW = 0.2
 _BAND = 0.3  # height of the watermark, and of the title of a PNG
 _FONT = "DejaVu Sans"  # comes with matplotlib
-_DPI = 120
+_DPI = 110
 # Colours of the page that replace ours in its SVG.
 _THEME = {
     INK: "currentColor", PAPER: "var(--paper, #fff)", SERIES[0]: f"var(--series-1, {SERIES[0]})",
@@ -165,7 +165,8 @@ def _svg(key: str, title: str, drawing: Drawing, canvas: Canvas, band: float) ->
     """Matplotlib's SVG with our root: without the title's strip, style sheet, ids of groups, and needless digits."""
     written = io.StringIO()
     canvas.savefig(written, format="svg", facecolor="none", metadata=_UNDATED)
-    body = written.getvalue().partition("</style>\n </defs>\n")[2]
+    body = written.getvalue()
+    body = body[body.index('<g id="figure') :]
     body = re.sub(r'<g id="[^"<>]*">', "<g>", body)
     body = re.sub(r' transform="rotate\(-?0 [^"<>]*"', "", body)
     body = re.sub(r'(?<= d=")[^"<>]*', lambda path: re.sub(r"(\.\d)\d+|\s*\n", r"\1", path[0]), body)
@@ -195,6 +196,7 @@ def _style(key: str) -> Iterator[None]:
     own: Any = {name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith("backend")}
     own |= {
         "font.family": _FONT, "font.size": FONT_SIZE, "text.parse_math": False, "svg.fonttype": "none",
+        "text.hinting": "none",  # a fifth less time for a PNG
         "svg.hashsalt": key, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK,
         "ytick.color": INK, "grid.color": INK, "grid.alpha": 0.14, "axes.linewidth": 0.6, "xtick.major.width": 0.6,
         "ytick.major.width": 0.6, "axes.axisbelow": True,

@@ -26,7 +26,7 @@ from pytest_ddpscale.util.tables import Table, table
 MOST_NODES = 64
 MOST_ROWS = 50
 # From typical to slow; luminance falls steadily, so that the map can be read without seeing colours.
-SHADES = ("#f3ede4", "#fbd9b4", "#f4a35c", "#d9560b", "#7a2800")
+SHADES = ("#ece3d6", "#fbd9b4", "#f4a35c", "#d9560b", "#7a2800")
 # Slowdowns, and shares of the typical bandwidth, from which cells have the next shade.
 _SLOWER = (1.02, 1.05, 1.1, 1.2)
 _LESS = (0.95, 0.9, 0.8, 0.5)
