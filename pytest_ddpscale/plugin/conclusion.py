@@ -91,12 +91,13 @@ def finish(session: pytest.Session, exitstatus: int, acceptance: AcceptanceSessi
         return  # pytest itself reports that it did not finish
     if judgement is not None:
         _show_blockers(session, judgement)
-    if told.problems or judgement is None or judgement.blockers:
+    if told.problems or judgement is None or (judgement.blockers and told.rehearsed is None):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
-    """Have pytest count blockers of acceptance that no item has shown as a failure."""
+    """Have pytest count blockers of acceptance that no item has shown as a failure, in a rehearsal as expected."""
+    is_rehearsed = session.config.stash[TOLD].rehearsed is not None
     shown = Counter(session.config.stash[TOLD].shown)
     terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
     # Without the terminal reporter, which would show progress beyond 100 %.
@@ -112,9 +113,11 @@ def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
         where = ("ddpscale", None, blocker.name)
         report = pytest.TestReport(name, where, {}, "failed", text, "call", user_properties=properties)
         setattr(report, JUDGED_BY_US, True)
+        if is_rehearsed:
+            report.outcome, report.wasxfail = "skipped", f"rehearsal: {text}"  # type: ignore[attr-defined]
         log(report=report)
         if terminal is not None:
-            terminal.stats.setdefault("failed", []).append(report)
+            terminal.stats.setdefault("xfailed" if is_rehearsed else "failed", []).append(report)
 
 
 def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool, stopped: str) -> list[str]:
@@ -134,7 +137,7 @@ def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool, stop
         evidence = source.measured_so_far() or acceptance.subject.evidence_of_nothing(source.plan)
     except BadInput as error:
         return [*closing, str(error)]
-    told.judgement = judgement
+    told.judgement, told.rehearsed = judgement, acceptance.rehearsed
     problems = closing + write_reports(acceptance.run, judgement, record, evidence)
     told.forgotten = source.remember(judgement, acceptance.history_file)
     return problems

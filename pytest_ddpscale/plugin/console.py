@@ -14,10 +14,11 @@ import pytest
 from pytest_ddpscale.plugin.active import TOLD, source_of
 from pytest_ddpscale.report.progress import Progress, load_warning
 from pytest_ddpscale.report.terminal import brief_lines, table_lines
+from pytest_ddpscale.report.text import one_line
 
 if TYPE_CHECKING:
     from pytest_ddpscale.run.record_lines import Listener
-    from pytest_ddpscale.run.verdicts import Judgement
+    from pytest_ddpscale.run.verdicts import Judgement, RunOutcome
 
 LOG_EVERY_S = 60.0
 JUDGED_BY_US = "ddpscale_judged"  # marks reports of items that fail by their verdict
@@ -60,7 +61,10 @@ def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judg
     """Print the outcome with its cause, what blocks acceptance, and the report's path; with -v all requirements."""
     reporter.write_sep("=", f"ddpscale: {judgement.sku}", bold=True)
     lines_of = table_lines if config.get_verbosity() > 0 else brief_lines
-    for line, style in lines_of(judgement, reporter._tw.fullwidth):
+    lines = lines_of(judgement, reporter._tw.fullwidth)
+    if rehearsed := config.stash[TOLD].rehearsed:
+        lines.insert(len(lines) if config.get_verbosity() > 0 else 0, (rehearsed_text(*rehearsed), "undecided"))
+    for line, style in lines:
         reporter.write_line(line, **_COLOURS[style])
     run_directory = source_of(config).run
     if run_directory is not None and (run_directory.path / "report.html").exists():
@@ -69,6 +73,11 @@ def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judg
         reporter.write_line(problem, red=True)
     if config.stash[TOLD].forgotten:
         reporter.write_line(config.stash[TOLD].forgotten, yellow=True)
+
+
+def rehearsed_text(outcome: RunOutcome, reason: str) -> str:
+    """``REHEARSED, no machine was measured: would be accepted, 84 of 84 requirements passed``."""
+    return f"REHEARSED, no machine was measured: would be {outcome.replace('_', ' ')}, {one_line(reason)}"
 
 
 def print_unreported(config: pytest.Config) -> None:

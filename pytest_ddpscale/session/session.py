@@ -47,7 +47,8 @@ class AcceptanceSession:
     """One session: verdicts by requirement id, on evidence from a source.
 
     `interruption` says when and why measuring was interrupted; empty if it was not. `live_page` is report.html while
-    measuring.
+    measuring. `rehearsed` is what `--ddp-rehearse` found once concluded: the outcome and reason if the simulated
+    machine had been measured; None if anything but the simulation stands in the way.
     """
 
     def __init__(self, source: EvidenceSource) -> None:
@@ -55,6 +56,7 @@ class AcceptanceSession:
         self.subject = source.subject
         self.verdicts: dict[str, Verdict] = {}
         self.interruption = ""
+        self.rehearsed: tuple[RunOutcome, str] | None = None
         self.live_page = LivePage(self)
 
     @property
@@ -123,6 +125,11 @@ class AcceptanceSession:
             calibrate=calibrate_command(self.subject, source.measured_run.path, is_simulated=source.is_simulated),
         )
         outcome, reason = conclude(run)
+        if self.subject.settings.rehearse and run.is_simulated:
+            measured_run = replace(run, is_simulated=False)
+            blocked = any(one.blocks(allows_unmeasured=run.allows_unmeasured) for one in verdicts)
+            if not blocked and not other_blockers(measured_run):
+                self.rehearsed = conclude(measured_run)
         if interrupted and outcome == "incomplete" and self.interruption:
             reason = f"{self.interruption}; {reason}"
         accused = {host for v in verdicts for c in v.culprits for host in (c.host, c.peer_host)}
