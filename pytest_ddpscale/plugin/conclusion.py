@@ -114,7 +114,7 @@ def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
         report = pytest.TestReport(name, where, {}, "failed", text, "call", user_properties=properties)
         setattr(report, JUDGED_BY_US, True)
         if is_rehearsed:
-            report.outcome, report.wasxfail = "skipped", f"rehearsal: {text}"  # type: ignore[attr-defined]
+            report.outcome, report.wasxfail = "skipped", f"rehearsal: {text}"
         log(report=report)
         if terminal is not None:
             terminal.stats.setdefault("xfailed" if is_rehearsed else "failed", []).append(report)

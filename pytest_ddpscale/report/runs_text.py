@@ -11,6 +11,7 @@ from pytest_ddpscale.report.text import ABSENT, one_line
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import read_judgement
+from pytest_ddpscale.util.nearest import did_you_mean_path
 
 _HEADINGS = ("run", "began, UTC", "SKU", "nodes", "GPUs", "outcome")
 
@@ -21,6 +22,9 @@ def run_lines(folder: Path, columns: int) -> list[str]:
     Raises:
         RunDirectoryError: the folder does not exist or holds no run.
     """
+    if not folder.is_dir():
+        near = did_you_mean_path(folder, (one for one in folder.parent.glob("*") if one.is_dir()))
+        raise RunDirectoryError(str(folder), f"does not exist{near}", "" if near else "a folder of run directories")
     runs = [RunDirectory(path) for path in _directories(folder)]
     found = sorted(_row(run) for run in runs if run.run_json.exists())
     if not found:
@@ -34,7 +38,7 @@ def run_lines(folder: Path, columns: int) -> list[str]:
 
 def _directories(folder: Path) -> list[Path]:
     """Folders without symbolic links such as `latest`, which would list a run twice."""
-    return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()] if folder.is_dir() else []
+    return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
 
 
 def _row(run: RunDirectory) -> tuple[str, Sequence[str]]:

@@ -40,6 +40,7 @@ def test_a_broken_run_is_one_line_and_hides_no_other(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_runs_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(RunDirectoryError, match="holds no run; expected a folder of run directories"):
-            run_lines(folder, 0)
+    with pytest.raises(RunDirectoryError, match="holds no run; expected a folder of run directories"):
+        run_lines(tmp_path, 0)
+    with pytest.raises(RunDirectoryError, match="nowhere: does not exist"):
+        run_lines(tmp_path / "nowhere", 0)
