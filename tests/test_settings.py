@@ -165,7 +165,7 @@ def test_a_rehearsal_needs_a_run_to_judge() -> None:
     assert read({"ddp_rehearse": True, "ddp_judge": "run"}).rehearse
     assert not read({}, {}, {"ddp_rehearse": "off"}).rehearse
     for options, ini in (({"ddp_rehearse": True}, {}), ({"ddp_resume": "run"}, {"ddp_rehearse": "on"})):
-        with pytest.raises(OptionError, match="ddp.rehearse: found without --ddp-judge; expected --ddp-judge=RUN_DIR"):
+        with pytest.raises(OptionError, match=r"ddp.rehearse: found without --ddp-judge; expected --ddp-judge=RUN_DIR"):
             read(options, {}, ini)
 
 

@@ -151,8 +151,6 @@ def _in_the_way(run: RunFacts, reason: str) -> Iterator[str]:
     """Why a run with good verdicts is incomplete, the most important reason first."""
     if run.wrong_data:
         yield f"{reason}, but {run.wrong_data[0]}, on which no requirement is judged"
-    if run.is_simulated:
-        yield f"simulated: no machine was measured ({reason})"
     if run.silent:
         yield f"{run.silent[0]} ({reason})"
     if run.not_one_machine:
@@ -167,6 +165,8 @@ def _in_the_way(run: RunFacts, reason: str) -> Iterator[str]:
         yield f"{reason}, but {len(absent)} of {nodes} nodes were not tested: {first_few(absent)}"
     if run.slow_links:
         yield f"{reason}, but communication is slow at {run.slow_links[0]}"
+    if run.is_simulated:  # last, so that a rehearsal shows what else there is
+        yield f"simulated: no machine was measured ({reason})"
 
 
 def _not_covered(coverage: Coverage, reason: str) -> Iterator[tuple[RunOutcome, str]]:

@@ -13,8 +13,8 @@ from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.settings import Settings
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.run.verdicts import Blocker, Judgement, RunOutcome
-    from pytest_ddpscale.session.session import AcceptanceSession
+    from pytest_ddpscale.run.verdicts import Blocker, Judgement
+    from pytest_ddpscale.session.session import AcceptanceSession, Rehearsed
     from pytest_ddpscale.session.sources import EvidenceSource
 
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
@@ -32,8 +32,7 @@ class Told:
         self.timed_out = ""  # which time-out ended a test that may have been measuring
         self.shown: list[str] = []  # names of blockers that an item shows as a failure
         self.judgement: Judgement | None = None  # set once the run is concluded
-        # outcome and reason of a rehearsal in which nothing but the simulation stands in the way
-        self.rehearsed: tuple[RunOutcome, str] | None = None
+        self.rehearsed: Rehearsed | None = None  # set with it by --ddp-rehearse
         self.problems: list[str] = []  # errors of concluding or writing
         self.forgotten = ""  # why this run is missing in the history
 

@@ -91,13 +91,15 @@ def finish(session: pytest.Session, exitstatus: int, acceptance: AcceptanceSessi
         return  # pytest itself reports that it did not finish
     if judgement is not None:
         _show_blockers(session, judgement)
-    if told.problems or judgement is None or (judgement.blockers and told.rehearsed is None):
+    passes_rehearsal = told.rehearsed is not None and told.rehearsed.passes
+    if told.problems or judgement is None or (judgement.blockers and not passes_rehearsal):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
     """Have pytest count blockers of acceptance that no item has shown as a failure, in a rehearsal as expected."""
-    is_rehearsed = session.config.stash[TOLD].rehearsed is not None
+    rehearsed = session.config.stash[TOLD].rehearsed
+    is_expected = rehearsed is not None and rehearsed.passes
     shown = Counter(session.config.stash[TOLD].shown)
     terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
     # Without the terminal reporter, which would show progress beyond 100 %.
@@ -113,11 +115,11 @@ def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
         where = ("ddpscale", None, blocker.name)
         report = pytest.TestReport(name, where, {}, "failed", text, "call", user_properties=properties)
         setattr(report, JUDGED_BY_US, True)
-        if is_rehearsed:
+        if is_expected:
             report.outcome, report.wasxfail = "skipped", f"rehearsal: {text}"
         log(report=report)
         if terminal is not None:
-            terminal.stats.setdefault("xfailed" if is_rehearsed else "failed", []).append(report)
+            terminal.stats.setdefault("xfailed" if is_expected else "failed", []).append(report)
 
 
 def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool, stopped: str) -> list[str]:

@@ -18,7 +18,8 @@ from pytest_ddpscale.report.text import one_line
 
 if TYPE_CHECKING:
     from pytest_ddpscale.run.record_lines import Listener
-    from pytest_ddpscale.run.verdicts import Judgement, RunOutcome
+    from pytest_ddpscale.run.verdicts import Judgement
+    from pytest_ddpscale.session.session import Rehearsed
 
 LOG_EVERY_S = 60.0
 JUDGED_BY_US = "ddpscale_judged"  # marks reports of items that fail by their verdict
@@ -62,8 +63,9 @@ def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judg
     reporter.write_sep("=", f"ddpscale: {judgement.sku}", bold=True)
     lines_of = table_lines if config.get_verbosity() > 0 else brief_lines
     lines = lines_of(judgement, reporter._tw.fullwidth)
-    if rehearsed := config.stash[TOLD].rehearsed:
-        lines.insert(len(lines) if config.get_verbosity() > 0 else 0, (rehearsed_text(*rehearsed), "undecided"))
+    rehearsed = config.stash[TOLD].rehearsed
+    if rehearsed is not None and rehearsed[:2] != (judgement.outcome, judgement.reason):
+        lines.insert(len(lines) if config.get_verbosity() > 0 else 0, (_rehearsed_text(rehearsed), "undecided"))
     for line, style in lines:
         reporter.write_line(line, **_COLOURS[style])
     run_directory = source_of(config).run
@@ -75,9 +77,10 @@ def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judg
         reporter.write_line(config.stash[TOLD].forgotten, yellow=True)
 
 
-def rehearsed_text(outcome: RunOutcome, reason: str) -> str:
+def _rehearsed_text(rehearsed: Rehearsed) -> str:
     """``REHEARSED, no machine was measured: would be accepted, 84 of 84 requirements passed``."""
-    return f"REHEARSED, no machine was measured: would be {outcome.replace('_', ' ')}, {one_line(reason)}"
+    outcome = rehearsed.outcome.replace("_", " ")
+    return f"REHEARSED, no machine was measured: would be {outcome}, {one_line(rehearsed.reason)}"
 
 
 def print_unreported(config: pytest.Config) -> None:

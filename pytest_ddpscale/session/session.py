@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from pytest_ddpscale.errors import HistoryError
 from pytest_ddpscale.history.baseline import Baseline
@@ -43,12 +43,23 @@ from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 from pytest_ddpscale.thresholds.waiver import today
 
 
+class Rehearsed(NamedTuple):
+    """What a simulated run would come to if its machine had been measured.
+
+    Attributes:
+        passes: whether nothing but the simulation stands in the way of acceptance.
+    """
+
+    outcome: RunOutcome
+    reason: str
+    passes: bool
+
+
 class AcceptanceSession:
     """One session: verdicts by requirement id, on evidence from a source.
 
     `interruption` says when and why measuring was interrupted; empty if it was not. `live_page` is report.html while
-    measuring. `rehearsed` is what `--ddp-rehearse` found once concluded: the outcome and reason if the simulated
-    machine had been measured; None if anything but the simulation stands in the way.
+    measuring. `rehearsed` is what `--ddp-rehearse` found once concluded.
     """
 
     def __init__(self, source: EvidenceSource) -> None:
@@ -56,7 +67,7 @@ class AcceptanceSession:
         self.subject = source.subject
         self.verdicts: dict[str, Verdict] = {}
         self.interruption = ""
-        self.rehearsed: tuple[RunOutcome, str] | None = None
+        self.rehearsed: Rehearsed | None = None
         self.live_page = LivePage(self)
 
     @property
@@ -126,10 +137,9 @@ class AcceptanceSession:
         )
         outcome, reason = conclude(run)
         if self.subject.settings.rehearse and run.is_simulated:
-            measured_run = replace(run, is_simulated=False)
-            blocked = any(one.blocks(allows_unmeasured=run.allows_unmeasured) for one in verdicts)
-            if not blocked and not other_blockers(measured_run):
-                self.rehearsed = conclude(measured_run)
+            as_measured = replace(run, is_simulated=False)
+            is_blocked = any(one.blocks(allows_unmeasured=run.allows_unmeasured) for one in verdicts)
+            self.rehearsed = Rehearsed(*conclude(as_measured), not (is_blocked or other_blockers(as_measured)))
         if interrupted and outcome == "incomplete" and self.interruption:
             reason = f"{self.interruption}; {reason}"
         accused = {host for v in verdicts for c in v.culprits for host in (c.host, c.peer_host)}
