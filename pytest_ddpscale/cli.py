@@ -229,9 +229,7 @@ def _runs(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.report.runs_text import run_lines
     from pytest_ddpscale.run.no_run import RUNS_FOLDER
 
-    # Lines are cut only to fit a terminal, not in a file or a pipe.
-    columns = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 0
-    for line in run_lines(arguments.folder or RUNS_FOLDER, columns):
+    for line in run_lines(arguments.folder or RUNS_FOLDER, _columns()):
         print(line)
 
 
@@ -246,8 +244,10 @@ def _report(arguments: argparse.Namespace) -> int:
     if run.suite_json.exists():
         return report_suite(run)
     judgement = judgement_of(run, judged)
-    lines_of = table_lines if arguments.verbose else brief_lines
-    for line, _ in lines_of(judgement, shutil.get_terminal_size((100, 24)).columns):
+    answer, *others = brief_lines(judgement, _columns())
+    if arguments.verbose:
+        others = table_lines(judgement, _columns())[:-1]  # its last line is the answer
+    for line, _ in (answer, *others):
         print(line)
     if judged.verdicts_json.exists():
         for problem in write_reports(judged, judgement, run.read_run(), read_evidence(run)):
@@ -256,12 +256,19 @@ def _report(arguments: argparse.Namespace) -> int:
         keep = f"`pytest --ddp-judge={run.path}` saves them, `--ddp-resume={run.path}` measures the rest."
         print(f"{run.path} was never judged: these verdicts are computed now and not saved. {keep}", file=sys.stderr)
     page = judged.path / "report.html"
+    if page.exists():
+        print(f"report: {page}")
     if arguments.open and page.exists():
         import webbrowser
 
         if not webbrowser.open(page.absolute().as_uri()):
             print(f"No browser was found: open {page.absolute()}.", file=sys.stderr)
     return 0
+
+
+def _columns() -> int:
+    """Width of the terminal, or $COLUMNS; else, as in a pipe, 100."""
+    return shutil.get_terminal_size((100, 24)).columns
 
 
 def _culprits(arguments: argparse.Namespace) -> None:

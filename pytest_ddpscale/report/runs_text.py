@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,12 +13,18 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import read_judgement
 from pytest_ddpscale.util.nearest import did_you_mean_path
+from pytest_ddpscale.util.tables import Column, Table, text_lines
 
-_HEADINGS = ("run", "began, UTC", "SKU", "nodes", "GPUs", "outcome")
+_COLUMNS = (
+    Column("run"), Column("began, UTC"), Column("SKU"), Column("nodes", is_number=True), Column("GPUs", is_number=True),
+    Column("outcome", may_shrink=True),
+)  # fmt: skip
 
 
 def run_lines(folder: Path, columns: int) -> list[str]:
-    """A table, `columns` characters wide, of the run directories directly in a folder; broken runs are marked.
+    """What the latest run came to, and a table of the run directories directly in a folder; broken runs are marked.
+
+    Lines have at most `columns` characters; outcomes in the table are shortened to that.
 
     Raises:
         RunDirectoryError: the folder does not exist or holds no run.
@@ -32,8 +39,11 @@ def run_lines(folder: Path, columns: int) -> list[str]:
             str(folder), "holds no run", "a folder of run directories",
             "Name one, or measure: `pytest --gpu-sku=SKU` makes a run in ddpscale-runs.",
         )  # fmt: skip
-    rows = [_HEADINGS, *(row for _, row in found)]
-    return [line[:columns] if columns else line for line in _aligned(rows)]
+    rows = [row for _, row in found]
+    latest = f"{folder / rows[-1][0]}: {rows[-1][-1]}"
+    answer = textwrap.wrap(latest, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    report = next(([f"report: {page}"] for page in [folder / rows[-1][0] / "report.html"] if page.is_file()), [])
+    return [*answer, *report, "", *text_lines(Table(_COLUMNS, rows), columns)]
 
 
 def _directories(folder: Path) -> list[Path]:
@@ -63,15 +73,3 @@ def _said(run: RunDirectory, record: RunRecord) -> str:
     if run.verdicts_json.exists():
         return headline(read_judgement(run.verdicts_json))
     return f"{record.status}, not judged"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines of aligned columns, with numbers to the right."""
-    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEADINGS))]
-    numbers = (_HEADINGS.index("nodes"), _HEADINGS.index("GPUs"))
-    return [
-        "  ".join(
-            cell.rjust(widths[at]) if at in numbers else cell.ljust(widths[at]) for at, cell in enumerate(row)
-        ).rstrip()
-        for row in rows
-    ]
