@@ -23,11 +23,49 @@ from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.simulate.subcommands import add_simulate, add_thresholds
 from pytest_ddpscale.suites.suite_command import add_suite, report_suite
 from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show, warn_of_problems
+from pytest_ddpscale.util.command_parser import USER_ERROR, CommandParser, add_help, parsed
 from pytest_ddpscale.util.packaged import refuse_archive, usual_thresholds
 
-USER_ERROR = 4  # as pytest's exit code for a usage error
 GANG_FAILED = 3
 INTERRUPTED = 130  # the shells' code for Ctrl-C
+_NOT_ALL_WELL = "something failed or could not be measured"
+# By the words of a command, after `ddpscale`.
+EXAMPLES = {
+    "init": "init --gpu-sku b200 site",
+    "import paik": "import paik results --out ddpscale-runs/imported",
+    "import pytorch-ddp": "import pytorch-ddp baseline.json --out ddpscale-runs/imported",
+    "thresholds show": "thresholds show --gpu-sku b200 --metric weak_scaling",
+    "thresholds check": "thresholds check thresholds.yaml",
+    "thresholds schema": "thresholds schema > thresholds.schema.json",
+    "runs": "runs",
+    "report": "report --open ddpscale-runs/latest",
+    "culprits": "culprits ddpscale-runs/latest",
+    "history": "history node07 --history site.sqlite",
+    "calibrate": "calibrate ddpscale-runs/monday ddpscale-runs/tuesday --write site.yaml",
+    "compare": "compare ddpscale-runs/before ddpscale-runs/after --fail-below 5%",
+    "scaling": "scaling ddpscale-runs/latest --deadline 7200 --gpu-hour-price 2",
+    "simulate": "simulate --gpu-sku b200 --gpus 128 --fault slow-gpu:100:1.06 --out rehearsal",
+    "find-max-batch": "find-max-batch --gpu-sku b200 --workload resnet152-fp16",
+    "make-dataset": "make-dataset /scratch/images --like tiny-224",
+    "tune": "tune --gpu-sku b200 --workload resnet152-fp16",
+    "suite pytorch-ddp": "suite pytorch-ddp --gpu-sku b200",
+    "suite collectives": "suite collectives --gpu-sku b200",
+    "suite inference": "suite inference --gpu-sku b200 --model resnet50",
+    "suite data-parallel": "suite data-parallel --gpu-sku b200",
+    "suite factors": "suite factors --gpu-sku b200",
+    "suite input-pipeline": "suite input-pipeline --gpu-sku b200 --folder /scratch/images",
+    "suite whole-run": "suite whole-run --gpu-sku b200 --epochs 5 --batch 128",
+    "suite convergence": "suite convergence --gpu-sku b200 --ranks 1,2,4,8 --loss 0.5",
+}
+# What exit code 1 means, for commands that have it.
+NOT_DONE = {
+    "report": f"of a suite's run: {_NOT_ALL_WELL}",
+    "compare": "with --fail-below: something is worse by more, or missing",
+    "find-max-batch": "no batch of some workload fits",
+    "tune": _NOT_ALL_WELL,
+    "suite": _NOT_ALL_WELL,
+}
+_STARTING_RANKS = ("find-max-batch", "tune", "suite")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,10 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # As pytest does on a terminal without such a character, or for half a character in a file's name.
         sys.stdout.reconfigure(errors="backslashreplace")
-    parser = _parser()
+    parser = parser_of_commands()
     if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions: run nothing
         _complete(parser)
-    arguments = parser.parse_args(argv)
+    arguments = parsed(parser, argv)
     try:
         refuse_archive()
         return arguments.run(arguments) or 0
@@ -64,13 +102,14 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ddpscale", description="Companion of `pytest --gpu-sku=SKU`.")
+def parser_of_commands() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser: argparse.ArgumentParser = CommandParser(prog="ddpscale", description="Companion of `pytest --gpu-sku=SKU`.")
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(metavar="COMMAND")
     add_init(commands)
     of_tool = commands.add_parser("import", help="import another tool's result files into a run directory")
-    tools = of_tool.add_subparsers(required=True, metavar="TOOL")
+    tools = of_tool.add_subparsers(metavar="TOOL")
     paik = _command(tools, "paik", _import_paik, "result files of willgpaik/pytorch-ddp-scaling-benchmark")
     paik.add_argument("directory", type=Path, metavar="DIR", help="folder of its JSON files")
     paik.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
@@ -80,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     benchmark.add_argument("file", type=Path, metavar="FILE", help="file written by its --json")
     benchmark.add_argument("--out", type=Path, metavar="RUN_DIR", help="run directory to make; default: print only")
     file = commands.add_parser("thresholds", help="show and check thresholds, print their JSON schema")
-    actions = file.add_subparsers(required=True, metavar="ACTION")
+    actions = file.add_subparsers(metavar="ACTION")
     add_show(actions, os.environ.get(OPTIONS["thresholds"].variable))
     add_check(actions)
     runs = _command(commands, "runs", _runs, "list the runs in a folder with their outcomes")
@@ -102,7 +141,22 @@ def _parser() -> argparse.ArgumentParser:
     add_find_max_batch(commands, _gpus_here)
     add_suite(commands)
     add_make_dataset(commands)
+    add_help(parser, EXAMPLES, _exit_codes)
     return parser
+
+
+def _exit_codes(words: str) -> Iterator[tuple[int, str]]:
+    """Exit codes of a command, of a group of commands, or without words of all, each with its meaning."""
+    first = words.partition(" ")[0]
+    yield 0, "done"
+    if not words:
+        yield 1, "not all is well: see the help of each command"
+    elif first in NOT_DONE:
+        yield 1, NOT_DONE[first]
+    if not words or first in _STARTING_RANKS:
+        yield GANG_FAILED, "ranks failed"
+    yield USER_ERROR, "wrong option or other bad input" + ("" if words in EXAMPLES else ", or no command")
+    yield INTERRUPTED, "interrupted"
 
 
 def _command(
@@ -173,11 +227,9 @@ def _import_pytorch_ddp(arguments: argparse.Namespace) -> None:
 
 def _runs(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.report.runs_text import run_lines
-    from pytest_ddpscale.run.run_opening import RUNS_FOLDER
+    from pytest_ddpscale.run.no_run import RUNS_FOLDER
 
-    # Lines are cut only to fit a terminal, not in a file or a pipe.
-    columns = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 0
-    for line in run_lines(arguments.folder or RUNS_FOLDER, columns):
+    for line in run_lines(arguments.folder or RUNS_FOLDER, _columns()):
         print(line)
 
 
@@ -192,8 +244,10 @@ def _report(arguments: argparse.Namespace) -> int:
     if run.suite_json.exists():
         return report_suite(run)
     judgement = judgement_of(run, judged)
-    lines_of = table_lines if arguments.verbose else brief_lines
-    for line, _ in lines_of(judgement, shutil.get_terminal_size((100, 24)).columns, run.read_run()):
+    answer, *others = brief_lines(judgement, _columns(), run.read_run())
+    if arguments.verbose:
+        others = table_lines(judgement, _columns(), run.read_run())
+    for line, _ in (answer, *others):
         print(line)
     if judged.verdicts_json.exists():
         for problem in write_reports(judged, judgement, run.read_run(), read_evidence(run)):
@@ -202,12 +256,19 @@ def _report(arguments: argparse.Namespace) -> int:
         keep = f"`pytest --ddp-judge={run.path}` saves them, `--ddp-resume={run.path}` measures the rest."
         print(f"{run.path} was never judged: these verdicts are computed now and not saved. {keep}", file=sys.stderr)
     page = judged.path / "report.html"
+    if page.exists():
+        print(f"report: {page}")
     if arguments.open and page.exists():
         import webbrowser
 
         if not webbrowser.open(page.absolute().as_uri()):
             print(f"No browser was found: open {page.absolute()}.", file=sys.stderr)
     return 0
+
+
+def _columns() -> int:
+    """Width of the terminal, or $COLUMNS; else, as in a pipe, 100."""
+    return shutil.get_terminal_size((100, 24)).columns
 
 
 def _culprits(arguments: argparse.Namespace) -> None:
@@ -305,3 +366,7 @@ def _add_to_history(file: Path, arguments: argparse.Namespace) -> None:
         raise OptionError("--add", "found NODE, --gpu-sku or --accept with it", "run directories only")
     words = {"added": "added", "replaced": "replaced the earlier version", "known": "already in the history"}
     _raise(_errors(arguments.add, lambda directory: print(f"{directory}: {words[add_run(file, directory)]}")))
+
+
+if __name__ == "__main__":  # where the command is not on PATH
+    sys.exit(main())

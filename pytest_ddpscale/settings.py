@@ -285,6 +285,8 @@ class Settings:
         "directory for measurements, verdicts and reports; default: ddpscale-runs/<UTC time>-<sku>")
     judge: Path | None = _option("--ddp-judge", "RUN_DIR", path, "one run",
         "judge an earlier run's measurements; measure nothing")
+    rehearse: bool = _switch("--ddp-rehearse", "one run",
+        "with --ddp-judge of a simulated run: exit as if its machine had been measured; it is never accepted")
     resume: Path | None = _option("--ddp-resume", "RUN_DIR", path, "one run",
         "continue an interrupted run: measure only what is missing")
     launcher: str = _option("--ddp-launcher", "NAME", str, "measuring",
@@ -412,6 +414,7 @@ def settings_from(
     values = {attribute: one.read(OPTIONS[attribute]) for attribute, one in given.items() if one.text}
     settings = Settings(**values, sku_was_given=bool(given["gpu_sku"].text))
     _refuse_measuring_beside_judging(given)
+    _refuse_rehearsal_of_nothing(given)
     _refuse_blocks_beyond_inactivity(settings, given)
     _refuse_double_notes(settings, given)
     return _with_notes_of_ini(settings, ini)
@@ -448,6 +451,12 @@ def _refuse_measuring_beside_judging(given: Mapping[str, _Given]) -> None:
     if judge.text and typed is not None:
         found = f"found {typed.text!r} together with {judge.where}={judge.text}, which measures nothing"
         raise OptionError(typed.where, found, f"one of {typed.where} and {judge.where}")
+
+
+def _refuse_rehearsal_of_nothing(given: Mapping[str, _Given]) -> None:
+    rehearse = given["rehearse"]
+    if rehearse.text and OPTIONS["rehearse"].parse(rehearse.text) and not given["judge"].text:
+        raise OptionError(rehearse.where, "found without --ddp-judge", "--ddp-judge=RUN_DIR of a simulated run")
 
 
 def _refuse_blocks_beyond_inactivity(settings: Settings, given: Mapping[str, _Given]) -> None:

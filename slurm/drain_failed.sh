@@ -19,17 +19,17 @@
 # names.
 #
 # A drained node takes no jobs. To measure it, run `pytest --gpu-sku=SKU --ddp-launcher=torchrun` on it, as root.
-# Exit code: 0; 1 if Slurm refused a change; 2 for a wrong command line; 4 if a run could not be read.
+# Exit code: 0; 1 if Slurm refused a change; 4 for a wrong command line, without ddpscale, or if a run could not be read.
 
 set -euo pipefail
 
 # ---- site settings: edit them here, or export them -----------------------------------------------
-: "${DDPSCALE_VENV:=.venv}"  # virtual environment with pytest-ddpscale
+: "${DDPSCALE_VENV:=.venv}"  # virtual environment with pytest-ddpscale; without .venv here, ddpscale on PATH is used
 # --------------------------------------------------------------------------------------------------
 
 wrong() {
     echo "drain_failed.sh: $1; see drain_failed.sh --help" >&2
-    exit 2
+    exit 4
 }
 
 apply=no only="" action=drain nightly=no rehearse=() runs=() unmeasured=()
@@ -60,8 +60,8 @@ while [[ $# -gt 0 ]]; do
         --apply) apply=yes ;;
         --resume) action=resume ;;
         --rehearse) rehearse=(--rehearse) ;;
-        --node) only="${2:?--node needs a name}"; shift ;;
-        --nightly) add_nightly "${2:?--nightly needs a directory}"; shift ;;
+        --node) [[ -n "${2:-}" ]] || wrong "--node needs a name"; only="$2"; shift ;;
+        --nightly) [[ -n "${2:-}" ]] || wrong "--nightly needs a directory"; add_nightly "$2"; shift ;;
         -*) wrong "unknown option $1" ;;
         *) runs+=("$1") ;;
     esac
@@ -73,6 +73,17 @@ if [[ ${#runs[@]} -eq 0 ]]; then
     exit 0
 fi
 
+if [[ -x "$DDPSCALE_VENV/bin/ddpscale" ]]; then
+    ddpscale=("$DDPSCALE_VENV/bin/ddpscale")
+elif [[ "$DDPSCALE_VENV" != .venv ]]; then
+    wrong "DDPSCALE_VENV is $DDPSCALE_VENV, which has no bin/ddpscale"
+elif command -v ddpscale >/dev/null; then
+    ddpscale=(ddpscale)
+elif python3 -c 'import pytest_ddpscale' 2>/dev/null; then
+    ddpscale=(python3 -m pytest_ddpscale.cli)
+else
+    wrong "found no ddpscale in .venv, on PATH or in python3; name its virtual environment with DDPSCALE_VENV=DIR"
+fi
 failures=0
 
 # node_of HOST: Slurm's name of the host that a run recorded; empty if Slurm has no such node. It matches NodeName, then
@@ -149,7 +160,7 @@ resume() {
 }
 
 status=0
-findings="$("$DDPSCALE_VENV/bin/ddpscale" culprits "${rehearse[@]}" --format=tsv "${runs[@]}")" || status=$?
+findings="$("${ddpscale[@]}" culprits "${rehearse[@]}" --format=tsv "${runs[@]}")" || status=$?
 
 declare -A seen=()
 while IFS=$'\t' read -r use host started run reason; do

@@ -145,7 +145,7 @@ def test_a_file_where_the_site_should_go_is_a_sentence_not_a_traceback(tmp_path:
 def test_culprits_of_readable_runs_are_told_beside_one_that_is_not(tmp_path: Path) -> None:
     rejected = write_judged_run(tmp_path / "rejected", "rejected", ["n2"], [failed()])
     result = ddpscale("culprits", "--format=tsv", tmp_path / "nowhere", rejected)
-    assert_user_error(result, "nowhere", "has no run.json")
+    assert_user_error(result, "nowhere", "does not exist")
     header, finding = result.stdout.splitlines()
     assert header.startswith("use\thost\t")
     assert finding.startswith("drain\tn2\t")

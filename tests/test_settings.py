@@ -88,7 +88,7 @@ def test_nothing_asked_for() -> None:
 
 
 def test_every_option_is_tested_here() -> None:
-    assert set(VALUES) | set(SWITCHES) | {"ddp_note"} == set(BY_NAME)
+    assert set(VALUES) | set(SWITCHES) | {"ddp_note", "ddp_rehearse"} == set(BY_NAME)
     assert {option.name for option in OPTIONS.values() if option.about == "measuring"} == set(MEASURING)
 
 
@@ -159,6 +159,14 @@ def test_a_switch_may_be_set_anywhere_and_unset_in_the_ini_file(name: str) -> No
     attribute = SWITCHES[name]
     found = [read({name: True}), read({name: False}, {}, {name: "On"}), read({name: False}, {}, {name: "off"})]
     assert [getattr(settings, attribute) for settings in found] == [True, True, False]
+
+
+def test_a_rehearsal_needs_a_run_to_judge() -> None:
+    assert read({"ddp_rehearse": True, "ddp_judge": "run"}).rehearse
+    assert not read({}, {}, {"ddp_rehearse": "off"}).rehearse
+    for options, ini in (({"ddp_rehearse": True}, {}), ({"ddp_resume": "run"}, {"ddp_rehearse": "on"})):
+        with pytest.raises(OptionError, match=r"ddp.rehearse: found without --ddp-judge; expected --ddp-judge=RUN_DIR"):
+            read(options, {}, ini)
 
 
 @pytest.mark.parametrize("name", sorted(VALUES))

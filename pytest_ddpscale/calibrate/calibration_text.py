@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 from pytest_ddpscale.calibrate.calibration import CalibratedRequirement, Calibration
@@ -12,23 +14,34 @@ from pytest_ddpscale.calibrate.provenance import Provenance, source_text
 from pytest_ddpscale.plan.study import MOST_LAUNCHES
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
-from pytest_ddpscale.util.tables import table, text_lines
+from pytest_ddpscale.util.tables import Column, Table, table, text_lines
 
-_HEADER = (
-    "requirement", "value", "node SD", "launch SD", "interval", "margin", "found from", "bound", "", "new", "nodes",
-    "launches",
-)  # fmt: skip
+_HEADER = ("requirement", "value", "node SD", "launch SD", "found from", "bound", "", "new")
+_COLUMNS = 100  # of a line
 _NAMED = 3
 _NODES = (3, 5, 8, 10, 20)  # of other calibrations
 _LOSSES = (0.1, 0.05)
 
 
 def calibration_lines(calibration: Calibration, provenance: Provenance) -> Iterator[str]:
-    """The table, nodes that were left out, and requirements that keep their bound."""
-    yield f"{calibration.sku}: {source_text(calibration, provenance)}"
+    """The answer, the table, nodes that were left out, and requirements that keep their bound."""
+    number, left = len(calibration.calibrated), len(calibration.left)
+    rejecting = sum(not calibration.accepts_by(one) for one in calibration.calibrated)
+    simulated = "SIMULATED, no machine was measured: " if provenance.is_simulated else ""
+    worth = f" {rejecting} of them reject but do not accept: add nodes or launches." if rejecting else ""
+    yield from _wrapped(
+        f"{simulated}{number} of {number + left} bounds of {calibration.sku} calibrated from "
+        f"{len(calibration.nodes)} nodes; {left} stay as they are.{worth}"
+    )
+    yield from _wrapped(source_text(calibration, provenance))
     yield ""
-    yield from text_lines(table(_HEADER, map(_row, calibration.calibrated), of_numbers=True))
+    yield from _aligned([_HEADER, *_rows(calibration.calibrated)])
     yield ""
+    yield from (line for sentence in _sentences(calibration) for line in _wrapped(sentence))
+
+
+def _sentences(calibration: Calibration) -> Iterator[str]:
+    """What else to know, and the table of `_foresight_lines`."""
     yield f"A healthy node fails a run with these bounds with a chance of at most {calibration.rate:.3g}."
     if calibration.calibrated:
         yield "Found from: a node with this loss fails this requirement in 19 of 20 runs."
@@ -51,7 +64,7 @@ def _foresight_lines(calibration: Calibration) -> Iterator[str]:
         return
     bounded = {one.name for one in calibration.calibrated}
     header = (
-        "smallest loss found", "bounds", "now", f"{MOST_LAUNCHES} launches", *(f"{n} nodes" for n in _NODES),
+        "smallest loss", "bounds", "now", f"{MOST_LAUNCHES} launches", f"{_NODES[0]} nodes", *map(str, _NODES[1:]),
         *(f"{percent(loss)} from" for loss in _LOSSES),
     )  # fmt: skip
     rows: list[tuple[str, ...]] = []
@@ -61,7 +74,7 @@ def _foresight_lines(calibration: Calibration) -> Iterator[str]:
         rows.append(
             (
                 group.group,
-                f"{sum(has_bound)} of {len(has_bound)}",
+                f"{sum(has_bound)}/{len(has_bound)}",
                 percent(group.loss(), 1),
                 percent(group.loss(launches=MOST_LAUNCHES), 1),
                 *(percent(group.loss(nodes), 1) for nodes in _NODES),
@@ -85,16 +98,35 @@ def _foresight_lines(calibration: Calibration) -> Iterator[str]:
         )
 
 
+def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """A table with its first column to the left, which shrinks where lines would be too long."""
+    columns = [Column(title, is_number=at > 0, may_shrink=at == 0) for at, title in enumerate(rows[0])]
+    return text_lines(Table(columns, rows[1:]), _COLUMNS)
+
+
+def _wrapped(line: str) -> list[str]:
+    if len(line) <= _COLUMNS:
+        return [line]
+    return textwrap.wrap(line, _COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _rows(calibrated: Iterable[CalibratedRequirement]) -> Iterator[tuple[str, ...]]:
+    """The requirements of each metric below its name."""
+    for metric, of_metric in groupby(calibrated, lambda one: one.name.partition("[")[0]):
+        yield (metric, *("" for _ in _HEADER[1:]))
+        yield from map(_row, of_metric)
+
+
 def _row(one: CalibratedRequirement) -> tuple[str, ...]:
     definition = one.requirement.definition
     in_unit = "" if definition.scale == "factors" else f" {one.unit}".replace(" fraction", "")
-    spreads = one.node_sd, one.launch_sd, one.reach
+    spreads = one.node_sd, one.launch_sd
     sds = [percent(sd, 2) if definition.scale == "factors" else f"{sd:.2g}{in_unit}" for sd in spreads]
     unit = "" if one.unit in ("fraction", "x") else f" {one.unit}"
     at = "≤" if definition.upper_bound else "≥"
     return (
-        one.name, f"{one.value:.4g}{unit}", *sds, f"{one.margin_pct:g} %", f"{one.found_from_pct:.1f} %",
-        f"{at} {one.requirement.bound:.4g}", "→", f"{at} {one.bound:.4g}", str(one.nodes), f"{one.launches:.3g}",
+        f"  {one.name.partition('[')[2].removesuffix(']')}", f"{one.value:.4g}{unit}", *sds,
+        f"{one.found_from_pct:.1f} %", f"{at} {one.requirement.bound:.4g}", "→", f"{at} {one.bound:.4g}",
     )  # fmt: skip
 
 

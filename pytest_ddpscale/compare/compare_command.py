@@ -102,12 +102,15 @@ def _print(
     form: str,
 ) -> int:  # fmt: skip
     """Print a comparison in the requested format, with the result of --fail-below. Returns the exit code."""
+    from pytest_ddpscale.compare.compare_text import wrapped
     from pytest_ddpscale.run.strict_json import strict_json
 
     if form == "json":
         print(strict_json(as_json(found) | gate.as_json(found)))
     else:
-        for line in (*lines(found), *gate.lines(found)):
+        answer, *others = lines(found)
+        said = [line for sentence in gate.lines(found) for line in wrapped(sentence)]
+        for line in (answer, *said, *others):
             print(line)
     return WORSE if gate.fails(found) else 0
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,6 +17,7 @@ from pytest_ddpscale.run.counting import counted_groups
 from pytest_ddpscale.util import tables
 from pytest_ddpscale.util.digits import percent
 
+COLUMNS = 100  # of a line
 EARLIER_HEADER = ("REQUIREMENT", "EARLIER", "NOW", "NOW ÷ EARLIER", "INTERVAL", "RESULT")
 _HEADERS = {
     "same SKU": ("REQUIREMENT", "A", "B", "B ÷ A", "INTERVAL", "RESULT"),
@@ -24,7 +26,8 @@ _HEADERS = {
 
 
 def compared_lines(found: ComparedRuns) -> Iterator[str]:
-    """The runs, differences of configuration, each requirement, step times, and a summary."""
+    """The answer, the runs, differences of configuration, each requirement, and step times."""
+    yield counts_line(found.requirements, "in B")
     for letter, run in (("A", found.a), ("B", found.b)):
         yield f"{letter}  {text.one_line(run.path)}: {_run_text(run)}"
     yield ""
@@ -32,8 +35,6 @@ def compared_lines(found: ComparedRuns) -> Iterator[str]:
     yield ""
     yield from _requirements(found)
     yield from _steps(found.steps, found.a.evidence.plan)
-    yield ""
-    yield counts_line(found.requirements, "in B")
 
 
 def compared_json(found: ComparedRuns) -> dict[str, Any]:
@@ -88,7 +89,8 @@ def _configuration(found: ComparedRuns) -> Iterator[str]:
         yield "Configuration: no difference known."
         return
     yield "Configuration differs:"
-    yield from table_lines_of([("", "A", "B"), *((one.name, one.a, one.b) for one in found.configuration)], indent="  ")
+    rows = [("", "A", "B"), *((one.name, one.a, one.b) for one in found.configuration)]
+    yield from table_lines_of(rows, indent="  ", shrinking=(1, 2))
 
 
 def _requirements(found: ComparedRuns) -> Iterator[str]:
@@ -98,18 +100,25 @@ def _requirements(found: ComparedRuns) -> Iterator[str]:
     yield from requirement_lines(found.requirements, [one.format(unit=unit) for one in _HEADERS[found.kind]])
     for letter, ids in (("A", found.only_a), ("B", found.only_b)):
         if ids:
-            yield f"only in {letter}: {text.one_line(', '.join(ids))}"
+            yield from wrapped(f"only in {letter}: {text.one_line(', '.join(ids))}")
     yield from _provisos(found, told)
 
 
 def requirement_lines(requirements: Sequence[ComparedRequirement], header: Sequence[str]) -> Iterator[str]:
-    """A table of compared requirements, the worse ones first, and why the others were not compared."""
+    """A table of compared requirements by metric, the worse ones first, and why the others were not compared."""
     told = sorted((one for one in requirements if one.change), key=_most_telling_first)
-    yield from table_lines_of([header, *map(_row, told)])
+    by_metric: dict[tuple[bool, bool, str], list[ComparedRequirement]] = {}
+    for one in told:
+        by_metric.setdefault((*_most_telling_first(one)[:2], one.metric), []).append(one)
+    rows = [row for of_metric in by_metric.values() for row in _rows(of_metric)]
+    yield from table_lines_of([header, *rows])
     yield ""
+    why_not: dict[str, list[str]] = {}
     for one in requirements:
         if one.change is None:
-            yield f"not compared: {text.one_line(one.id)}: {text.one_line(one.why_not)}"
+            why_not.setdefault(text.one_line(one.why_not), []).append(text.one_line(one.id))
+    for why, ids in why_not.items():
+        yield from wrapped(f"not compared: {', '.join(ids)}: {why}")
 
 
 def _most_telling_first(one: ComparedRequirement) -> tuple[bool, bool, float]:
@@ -117,11 +126,22 @@ def _most_telling_first(one: ComparedRequirement) -> tuple[bool, bool, float]:
     return not one.is_worse, one.difference == "no difference shown", -size
 
 
-def _row(one: ComparedRequirement) -> tuple[str, ...]:
+def _rows(of_metric: Sequence[ComparedRequirement]) -> Iterator[tuple[str, ...]]:
+    """Rows of one metric below its name, in which only the names of its requirements differ."""
+    metric = of_metric[0].id.partition("[")[0]
+    if all(one.id.startswith(f"{metric}[") for one in of_metric):
+        yield (metric, "", "", "", "", "")
+        yield from (_row(one, f"  {one.id.removeprefix(metric)[1:-1]}") for one in of_metric)
+    else:
+        yield from (_row(one, one.id) for one in of_metric)
+
+
+def _row(one: ComparedRequirement, name: str) -> tuple[str, ...]:
     values = [digits.ABSENT if value is None else digits.number_text(value, one.unit) for value in _values(one)]
     if one.earlier_runs:
         values[0] += f" ({one.earlier_runs})"
-    return (one.id, *values, *_change_texts(one), one.difference)
+    result = digits.ABSENT if one.difference == "no difference shown" else one.difference
+    return (name, *values, *_change_texts(one), result)
 
 
 def _values(one: ComparedRequirement) -> tuple[float | None, float | None]:
@@ -157,6 +177,11 @@ def _ceil(number: float) -> float:
 
 
 def _provisos(found: ComparedRuns, told: Sequence[ComparedRequirement]) -> Iterator[str]:
+    for sentence in _proviso_sentences(found, told):
+        yield from wrapped(sentence)
+
+
+def _proviso_sentences(found: ComparedRuns, told: Sequence[ComparedRequirement]) -> Iterator[str]:
     count = text.count_text(len(told), "interval")
     share = 1 - found.confidence
     yield (
@@ -181,32 +206,48 @@ def _steps(steps: Sequence[StepPercentiles], plan: Plan) -> Iterator[str]:
     if not steps:
         return
     yield ""
-    yield (
+    yield from wrapped(
         f"Step time in B, {plan.samples}/s per GPU, and the difference from A (+ is faster); raw steps of all ranks "
         "pooled:"
     )
-    header = ("", *(cell for percent in PERCENTS_COMPARED for cell in (f"p{percent} sec/iter", "ex/sec", "diff")))
+    first, *others = PERCENTS_COMPARED
+    header = ("", f"p{first} sec/iter", "ex/sec", "diff", *(f"p{percent} diff" for percent in others))
     yield from table_lines_of([header, *map(_steps_row, steps)], indent="  ")
 
 
 def _steps_row(one: StepPercentiles) -> tuple[str, ...]:
     how = f"{one.scaling} {one.workload} {one.arm}"
-    cells = [
-        (f"{p.b_s_per_iter:.4f}", f"{p.b_examples_per_s:.1f}", f"{100 * p.difference:+.1f} %".replace("-", "−"))
-        for p in one.percentiles
-    ]
-    return (how, *(cell for of_percentile in cells for cell in of_percentile))
+    differences = [f"{100 * p.difference:+.1f} %".replace("-", "−") for p in one.percentiles]
+    first = one.percentiles[0]
+    return (how, f"{first.b_s_per_iter:.4f}", f"{first.b_examples_per_s:.1f}", *differences)
 
 
 def counts_line(requirements: Sequence[ComparedRequirement], where: str) -> str:
-    """How many requirements are worse, better, or neither; those with the same evidence count once, as the worst."""
+    """The answer, and how many requirements are worse, better, or neither.
+
+    Those with the same evidence count once, as the worst.
+    """
     told = counted_groups(one for one in requirements if one.change)
     worse = sum(any(one.is_worse for one in group) for group in told)
     same = sum(all(one.difference == "no difference shown" for one in group) for group in told)
     better = len(told) - worse - same
-    return f"Of {len(told)} requirements {worse} are worse {where}, {better} better, {same} show no difference."
+    counted = f"of {len(told)} requirements {worse} are worse {where}, {better} better, {same} show no difference"
+    answers = [word for word, number in (("worse", worse), ("better", better)) if number]
+    answer = " and ".join(answers) or ("no difference shown" if told else "nothing to compare")
+    return f"{answer.capitalize()}: {counted}."
 
 
-def table_lines_of(rows: Sequence[Sequence[str]], indent: str = "") -> Iterator[str]:
-    """Rows as lines, the first with the titles."""
-    return (f"{indent}{line}" for line in tables.text_lines(tables.table(rows[0], rows[1:])))
+def table_lines_of(
+    rows: Sequence[Sequence[str]], indent: str = "", shrinking: Collection[int] = (0,)
+) -> Iterator[str]:  # fmt: skip
+    """Rows as lines of at most `COLUMNS` characters, the first with the titles; these columns shrink to it."""
+    columns = [tables.Column(title, may_shrink=at in shrinking) for at, title in enumerate(rows[0])]
+    table = tables.Table(columns, rows[1:])
+    return (f"{indent}{line}" for line in tables.text_lines(table, COLUMNS - len(indent)))
+
+
+def wrapped(sentence: str) -> list[str]:
+    """A sentence as lines of at most `COLUMNS` characters; paths and names stay whole."""
+    return textwrap.wrap(
+        sentence, COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )  # fmt: skip

@@ -42,7 +42,15 @@ def _diff_line(size: ComparedSize) -> str:
 
 
 def benchmark_comparison_lines(found: ComparedReports) -> Iterator[str]:
-    """diff.py's output, then the comparison with intervals."""
+    """The answer, diff.py's output, then the comparison with intervals."""
+    sizes = [size for one in found.benchmarks for size in one.sizes]
+    counted = {word: sum(size.result == word for size in sizes) for word in ("slower", "faster", "no difference shown")}
+    without = sum(size.change is None for size in sizes)
+    yield (
+        f"Of {count_text(len(sizes), 'size')} the test is slower in {counted['slower']}, faster in "
+        f"{counted['faster']}; {counted['no difference shown']} show no difference, {without} have no interval."
+    )
+    yield ""
     yield from diff_lines(found)
     rows = [_row(one, size) for one in found.benchmarks for size in one.sizes]
     if rows:
@@ -53,13 +61,6 @@ def benchmark_comparison_lines(found: ComparedReports) -> Iterator[str]:
             "include differences between launches."
         )
     yield from _left_out(found)
-    sizes = [size for one in found.benchmarks for size in one.sizes]
-    counted = {word: sum(size.result == word for size in sizes) for word in ("slower", "faster", "no difference shown")}
-    without = sum(size.change is None for size in sizes)
-    yield (
-        f"Of {count_text(len(sizes), 'size')} the test is slower in {counted['slower']}, faster in "
-        f"{counted['faster']}; {counted['no difference shown']} show no difference, {without} have no interval."
-    )
 
 
 def _row(benchmark: ComparedBenchmark, size: ComparedSize) -> tuple[str, ...]:

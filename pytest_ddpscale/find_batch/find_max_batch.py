@@ -95,9 +95,11 @@ def add_find_max_batch(commands: Commands, gpus_here: GpusHere) -> None:
 
 def _find_max_batch(arguments: argparse.Namespace, gpus_here: GpusHere) -> int:
     """Try batches of each workload. Returns the exit code. Raises DdpscaleError."""
+    from pytest_ddpscale.node.torch_facts import refuse_missing_torch
     from pytest_ddpscale.thresholds.site_file import refuse_unwritable
 
     options = _options(arguments)
+    refuse_missing_torch()
     node = _node(arguments, gpus_here)
     asked = [(workload, _questions(node, workload)) for workload in _workloads(arguments, node)]
     found: list[FoundBatch] = []

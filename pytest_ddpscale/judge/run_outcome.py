@@ -150,8 +150,6 @@ def _in_the_way(run: RunFacts, reason: str) -> Iterator[tuple[CauseId, str]]:
     """Why a run with good verdicts is incomplete, the most important reason first, and which kind of cause it is."""
     if run.wrong_data:
         yield "wrong-data", f"{reason}, but {run.wrong_data[0]}, on which no requirement is judged"
-    if run.is_simulated:
-        yield "run-not-accepted", f"simulated: no machine was measured ({reason})"
     if run.silent:
         yield "lost-gpu", f"{run.silent[0]} ({reason})"
     if run.not_one_machine:
@@ -166,6 +164,8 @@ def _in_the_way(run: RunFacts, reason: str) -> Iterator[tuple[CauseId, str]]:
         yield "not-measured", f"{reason}, but {len(absent)} of {nodes} nodes not tested: {first_few(absent)}"
     if run.slow_links:
         yield "slow-node-link", f"{reason}, but communication is slow at {run.slow_links[0]}"
+    if run.is_simulated:  # last, so that a rehearsal shows what else there is
+        yield "run-not-accepted", f"simulated: no machine was measured ({reason})"
 
 
 def _not_covered(coverage: Coverage, reason: str) -> Iterator[tuple[RunOutcome, str]]:

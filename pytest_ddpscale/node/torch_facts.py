@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 
 import msgspec
 
+from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.node.limited_command import Command
 from pytest_ddpscale.run.strict_json import Record
 
@@ -49,6 +51,20 @@ class TorchFacts(Record, frozen=True):
     nccl: str | None = None
     arch_list: tuple[str, ...] = ()
     problem: str = ""
+
+
+def refuse_missing_torch() -> None:
+    """Refuse a Python without torch before anything is started with it.
+
+    Raises:
+        OptionError: torch or torchvision is not installed. Whether they work, a node's survey tells.
+    """
+    missing = [name for name in ("torch", "torchvision") if find_spec(name) is None]
+    if missing:
+        raise OptionError(
+            sys.executable, f"{' and '.join(missing)} not installed", "PyTorch, in the Python that trains",
+            "Install it (https://pytorch.org/get-started), or judge a run measured elsewhere with --ddp-judge=RUN_DIR.",
+        )  # fmt: skip
 
 
 def ask_torch(python: Sequence[str] = (sys.executable,), limit_s: float = LIMIT_S) -> Callable[[], TorchFacts]:

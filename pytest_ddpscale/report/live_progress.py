@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.progress import Progress
-from pytest_ddpscale.report.text import ABSENT, count_text, one_line
+from pytest_ddpscale.report.text import count_text, one_line
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.run.record_lines import AnyRecord, Notice

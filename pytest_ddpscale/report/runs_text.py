@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,20 +13,26 @@ from pytest_ddpscale.report.text import one_line
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import read_judgement
+from pytest_ddpscale.util.nearest import did_you_mean_path
 from pytest_ddpscale.util.tables import Column, Table, text_lines
 
 _COLUMNS = (
-    Column("run"), Column("began, UTC"), Column("SKU"), Column("nodes", is_number=True),
-    Column("GPUs", is_number=True), Column("outcome"),
+    Column("run"), Column("began, UTC"), Column("SKU"), Column("nodes", is_number=True), Column("GPUs", is_number=True),
+    Column("outcome", may_shrink=True),
 )  # fmt: skip
 
 
 def run_lines(folder: Path, columns: int) -> list[str]:
-    """A table, `columns` characters wide, of the run directories directly in a folder; broken runs are marked.
+    """What the latest run came to, and a table of the run directories directly in a folder; broken runs are marked.
+
+    Lines have at most `columns` characters; outcomes in the table are shortened to that.
 
     Raises:
         RunDirectoryError: the folder does not exist or holds no run.
     """
+    if not folder.is_dir():
+        near = did_you_mean_path(folder, (one for one in folder.parent.glob("*") if one.is_dir()))
+        raise RunDirectoryError(str(folder), f"does not exist{near}", "" if near else "a folder of run directories")
     runs = [RunDirectory(path) for path in _directories(folder)]
     found = sorted(_row(run) for run in runs if run.run_json.exists())
     if not found:
@@ -33,13 +40,16 @@ def run_lines(folder: Path, columns: int) -> list[str]:
             str(folder), "holds no run", "a folder of run directories",
             "Name one, or measure: `pytest --gpu-sku=SKU` makes a run in ddpscale-runs.",
         )  # fmt: skip
-    lines = text_lines(Table(_COLUMNS, [row for _, row in found]))
-    return [line[:columns] if columns else line for line in lines]
+    rows = [row for _, row in found]
+    latest = f"{folder / rows[-1][0]}: {rows[-1][-1]}"
+    answer = textwrap.wrap(latest, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    report = next(([f"report: {page}"] for page in [folder / rows[-1][0] / "report.html"] if page.is_file()), [])
+    return [*answer, *report, "", *text_lines(Table(_COLUMNS, rows), columns)]
 
 
 def _directories(folder: Path) -> list[Path]:
     """Folders without symbolic links such as `latest`, which would list a run twice."""
-    return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()] if folder.is_dir() else []
+    return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
 
 
 def _row(run: RunDirectory) -> tuple[str, Sequence[str]]:

@@ -18,6 +18,7 @@ from typing import IO, Any, TypeVar
 from pytest_ddpscale.errors import RunDirectoryError, WritingError
 from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
 from pytest_ddpscale.run.former import FurtherTurn, plan_without_former, run_without_former
+from pytest_ddpscale.run.no_run import no_run
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, checked_line
 from pytest_ddpscale.run.run_json import RUN_SCHEMA_VERSION, RunRecord
@@ -127,9 +128,7 @@ class RunDirectory:
         """
         run = RunDirectory(path)
         if not run.run_json.exists():
-            raise RunDirectoryError(
-                str(path), "has no run.json", "a run directory", "Name the directory that --ddp-run-dir created."
-            )
+            raise no_run(path)
         run.read_run()
         return run
 

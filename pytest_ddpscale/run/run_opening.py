@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.run.no_run import RUNS_FOLDER
 from pytest_ddpscale.run.run_directory import LOCK_NAME, RunDirectory, make_directory, not_writable
 from pytest_ddpscale.run.strict_json import parse_strict_json, strict_json
 from pytest_ddpscale.run.verdicts import read_judgement
 
-RUNS_FOLDER = Path("ddpscale-runs")
 # Errors of flock on file systems without locks: NFS without lockd, Lustre mounted without -o flock.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
 _LONGEST_HOLDER = 4096  # bytes of the lock file to read

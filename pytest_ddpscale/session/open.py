@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pytest_ddpscale.errors import SkuError
 from pytest_ddpscale.launch.launcher import Cluster, launcher_for
+from pytest_ddpscale.node.torch_facts import refuse_missing_torch
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.session.devices import (
@@ -22,7 +23,7 @@ from pytest_ddpscale.session.devices import (
 from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.resume import ResumeSource, read_resumption
 from pytest_ddpscale.session.sources import EvidenceSource, JudgeSource, Machine, Site, Subject
-from pytest_ddpscale.settings import AUTO
+from pytest_ddpscale.settings import AUTO, LAUNCHERS
 from pytest_ddpscale.sku.detection import NoGpu, no_gpu_reason
 from pytest_ddpscale.sku.matching import resolve_sku
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
@@ -76,6 +77,9 @@ def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool 
         raise SkuError(
             "--gpu-sku=auto", "cannot look at GPUs on other machines", "a model", "For example, use --gpu-sku=b200."
         )
+    trains_here = not (no_devices_here or settings.container or settings.remote_python)
+    if trains_here and cluster.launcher in LAUNCHERS:  # a site's own may start another Python
+        refuse_missing_torch()
     silent: list[SkuError] = []
     needs_none = needs_no_gpu(thresholds, sku, no_devices_here)
     gpus = [] if needs_none else gpus_here(silent)

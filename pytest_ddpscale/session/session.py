@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from pytest_ddpscale.errors import HistoryError
 from pytest_ddpscale.history.baseline import Baseline
@@ -43,16 +43,29 @@ from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 from pytest_ddpscale.thresholds.waiver import today
 
 
+class Rehearsed(NamedTuple):
+    """What a simulated run would come to if its machine had been measured.
+
+    Attributes:
+        passes: whether nothing but the simulation stands in the way of acceptance.
+    """
+
+    outcome: RunOutcome
+    reason: str
+    passes: bool
+
+
 class AcceptanceSession:
     """One session: verdicts by requirement id, on evidence from a source.
 
-    `live_page` is report.html while measuring.
+    `live_page` is report.html while measuring. `rehearsed` is what `--ddp-rehearse` found once concluded.
     """
 
     def __init__(self, source: EvidenceSource) -> None:
         self.source = source
         self.subject = source.subject
         self.verdicts: dict[str, Verdict] = {}
+        self.rehearsed: Rehearsed | None = None
         self.live_page = LivePage(source, self.so_far)
         self._interim = Interim(source, self.so_far, self.live_page)
 
@@ -122,6 +135,10 @@ class AcceptanceSession:
             calibrate=calibrate_command(self.subject, source.measured_run.path, is_simulated=source.is_simulated),
         )
         outcome, reason = conclude(run)
+        if self.subject.settings.rehearse and run.is_simulated:
+            as_measured = replace(run, is_simulated=False)
+            is_blocked = any(one.blocks(allows_unmeasured=run.allows_unmeasured) for one in verdicts)
+            self.rehearsed = Rehearsed(*conclude(as_measured), not (is_blocked or other_blockers(as_measured)))
         if interrupted and outcome == "incomplete" and self._interim.interruption:
             reason = f"{self._interim.interruption}; {reason}"
         accused = {host for v in verdicts for c in v.culprits for host in (c.host, c.peer_host)}

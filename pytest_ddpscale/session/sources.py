@@ -362,6 +362,9 @@ class JudgeSource(EvidenceSource):
         refuse_itself(self.cases, self.measured_run)
         self.plan = self.measured_run.read_plan()
         self.evidence = self._read_earlier(self.measured_run)
+        if self.subject.settings.rehearse and not self.is_simulated:
+            found = f"found {self.measured_run.path}, a run of a real machine"
+            raise OptionError("--ddp-rehearse", found, "a simulated run", "Leave it out to judge this run.")
 
     def _open(self) -> None:
         self.run, self._lock = judging_directory(self.measured_run, self.subject.settings.run_dir)

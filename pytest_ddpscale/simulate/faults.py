@@ -55,7 +55,9 @@ FORMS: dict[str, _Form] = {
         "in one of ROUNDS rounds its computation takes FACTOR (1 to 1000) times as long", (1.0, 1000.0),
     ),
     "slow-link": _Form(
-        ("NODE", "SHARE"), "slow-link:0:0.5", "its links keep a SHARE (above 0, to 1) of their bandwidth", (1e-6, 1.0)
+        ("NODE|NODE-NODE", "SHARE"), "slow-link:0:0.5",
+        "links of that node, or the link between two nodes, keep a SHARE (above 0, to 1) of their bandwidth; a "
+        "collective uses the link of neighbours only, as a ring in the order of nodes does", (1e-6, 1.0),
     ),
     "slow-gpu-link": _Form(
         ("RANK|all", "SHARE"), "slow-gpu-link:3:0.5",
@@ -94,7 +96,7 @@ FORMS: dict[str, _Form] = {
     ),
 }  # fmt: skip
 # Kinds whose place is a node; all others have a rank.
-NODE_FAULTS = tuple(kind for kind, form in FORMS.items() if form.fields[0] == "NODE")
+NODE_FAULTS = tuple(kind for kind, form in FORMS.items() if form.fields[0].startswith("NODE"))
 # Kinds that are not in every round.
 _IN_ROUNDS = ("step", "at-times")
 # Kinds that can affect all ranks.
@@ -123,7 +125,7 @@ class InjectedFault:
         kind: a key of `FORMS`.
         place: rank or node; None for all ranks.
         what: for ``bad-gpu`` one of `GPU_FAULTS`, for ``slow-probe`` the probe's name, for ``slow-pair`` the other
-            rank.
+            rank, for the ``slow-link`` between two nodes the other node.
         size: factor on the time, share of the bandwidth, per cent, or the first round in which a ``missing-rank`` is
             missing; 1 if the kind has no size.
         rounds: first round of every study with the fault, for ``step``; in one of how many it is, for ``at-times``.
@@ -138,7 +140,7 @@ class InjectedFault:
     def __str__(self) -> str:
         everybody = f":{ALL}" if self.kind in COMMON_FAULTS else ""
         place = everybody if self.place is None else f":{self.place}"
-        what = f":{self.what}" if self.what else ""
+        what = f"{'-' if self.kind == 'slow-link' else ':'}{self.what}" if self.what else ""
         size = f":{self.size:g}" if FORMS[self.kind].sizes else ""
         return self.kind + place + what + size + (f":{self.rounds}" if self.kind in _IN_ROUNDS else "")
 
@@ -194,6 +196,12 @@ class Faults:
         return {(pair.place or 0, int(pair.what)): pair.size for pair in pairs}
 
     @property
+    def link_shares(self) -> dict[tuple[int, int], float]:
+        """Share of bandwidth left on the link between two nodes, by their numbers."""
+        links = [fault for fault in self.faults if fault.kind == "slow-link" and fault.what]
+        return {(link.place or 0, int(link.what)): link.size for link in links}
+
+    @property
     def lossy_shares(self) -> dict[int, float]:
         """Share of the messages to other nodes that lose packets, by node; of several faults the worst counts."""
         return {node: max(shares) for node, shares in self._sizes_by_node("lossy-link").items()}
@@ -202,7 +210,7 @@ class Faults:
         found: dict[int, float] = {}
         for fault in self.faults:
             ranks = range(self.layout.world_size) if fault.place is None else fault.ranks(self.layout)
-            for rank in ranks if fault.kind in kinds else ():
+            for rank in ranks if fault.kind in kinds and not fault.what else ():
                 found[rank] = min(fault.size, found.get(rank, 1.0))
         return found
 
@@ -285,6 +293,8 @@ def parse_fault(text: str, layout: Layout, where: str = "--fault") -> InjectedFa
     if fault.place is not None and not 0 <= fault.place < most:
         there_are = f"there is only {what} 0" if most == 1 else f"there are {most} {what}s"
         raise OptionError(where, f"found {text!r}, but {there_are}", f"a {what} from 0 to {most - 1}")
+    if kind == "slow-link" and fault.what and not (fault.place != int(fault.what) < layout.nodes):
+        raise OptionError(where, f"found {text!r}", f"two nodes from 0 to {layout.nodes - 1}")
     if kind == "slow-pair" and not _are_on_a_node(fault, layout):
         raise OptionError(where, f"found {text!r}", "two ranks of one node")
     return fault
@@ -305,8 +315,10 @@ def _fault(kind: str, form: _Form, parts: Sequence[str]) -> InjectedFault:
     if not sum(not field.startswith("[") for field in form.fields) <= len(parts) <= len(form.fields):
         raise ValueError(parts)
     strikes_all = kind == "drift" or (kind in COMMON_FAULTS and parts[0] == ALL)
-    place = None if strikes_all else int(parts[0])
+    first, dash, other = parts[0].partition("-") if kind == "slow-link" else (parts[0], "", "")
+    place = None if strikes_all else int(first)
     what = parts[1] if kind in ("bad-gpu", "slow-probe") else str(int(parts[1])) if kind == "slow-pair" else ""
+    what = str(int(other)) if dash else what
     if (kind == "bad-gpu" and what not in GPU_FAULTS) or (kind == "slow-probe" and operation_of(what) is None):
         raise ValueError(what)
     number = int if kind == "missing-rank" else float

@@ -181,7 +181,19 @@ class SimulatedRun:
     def links_left(self, groups: IntArray) -> FloatArray:
         """`LinkShares` of each group of ranks (a row), (groups, 2); those in one node use no link between nodes."""
         found: FloatArray = np.stack([self._inside_left[groups].min(axis=1), self._between_left[groups].min(axis=1)], 1)
+        for link, share in self.faults.link_shares.items():
+            across = self._use_link(groups, link)
+            found[across, 1] = np.minimum(found[across, 1], share)
         found[~self.span_nodes(groups), 1] = 1.0
+        return found
+
+    def _use_link(self, groups: IntArray, link: tuple[int, int]) -> NDArray[np.bool_]:
+        """Whether two successive ranks of each group (a row), or its last and first, are on both nodes of a link."""
+        nodes = groups // self.plan.layout.ranks_per_node
+        following = np.roll(nodes, -1, axis=1)
+        there = (nodes == link[0]) & (following == link[1])
+        back = (nodes == link[1]) & (following == link[0])
+        found: NDArray[np.bool_] = (there | back).any(axis=1)
         return found
 
     def span_nodes(self, groups: IntArray) -> NDArray[np.bool_]:

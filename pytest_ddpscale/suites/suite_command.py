@@ -48,7 +48,7 @@ def add_suite(commands: Commands) -> None:
     command = commands.add_parser(
         "suite", help="measure collectives, inference, input pipeline, whole training runs and others on these nodes"
     )
-    names = command.add_subparsers(required=True, metavar="SUITE")
+    names = command.add_subparsers(metavar="SUITE")
     for suite in suites().values():
         add_measuring_command(names, suite)
     for name, suite in measuring_commands().items():

@@ -18,8 +18,8 @@ from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.operation import operation
 from pytest_ddpscale.plan.workload import Workload, incomparable_fields
 from pytest_ddpscale.thresholds.model import Requirement, Sku, Thresholds, why_it_stands
-from pytest_ddpscale.thresholds.parts import did_you_mean
 from pytest_ddpscale.thresholds.waiver import LONG_DAYS, today
+from pytest_ddpscale.util.nearest import did_you_mean
 
 # Names begin with a letter or digit, so they cannot look like a path or an option.
 LONGEST_NAME = 64

@@ -29,9 +29,9 @@ from pytest_ddpscale.thresholds.parts import (
     Text,
     Words,
     WorkloadForm,
-    did_you_mean,
 )
 from pytest_ddpscale.thresholds.peer_limits import PeersForm
+from pytest_ddpscale.util.nearest import did_you_mean
 
 SCHEMA_VERSION = 2
 # Node checks have their own rows.

@@ -19,9 +19,9 @@ from pytest_ddpscale.thresholds.consistency import (
 )
 from pytest_ddpscale.thresholds.form import MOST_SKUS, SCHEMA_VERSION, FileForm
 from pytest_ddpscale.thresholds.model import Requirement, Sku, Thresholds
-from pytest_ddpscale.thresholds.parts import did_you_mean
 from pytest_ddpscale.thresholds.reading import Layer, dotted, has, placed, read_layer, shown, what_next
 from pytest_ddpscale.thresholds.validating import PartError
+from pytest_ddpscale.util.nearest import did_you_mean
 from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 
 DEEPEST_EXTENSION = 4

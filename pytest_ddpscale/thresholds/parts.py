@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
@@ -22,12 +20,12 @@ from pytest_ddpscale.plan.hardware import why_no_name_pattern
 from pytest_ddpscale.plan.image_family import MOST_HIDDEN, TORCHVISION_MODELS, ImageFamily, MemoryFormat
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH
+from pytest_ddpscale.util.nearest import did_you_mean
 
 # Drivers reserve memory, depending on the version: an 80 GB A100 reports 79.3 or 80 GiB, a 16 GB V100 as little as
 # 15.8. A wider band would mistake an 84 GB RTX PRO 6000D for the 96 GB RTX PRO 6000.
 MEMORY_TOLERANCE = 0.10
 FEWEST_LETTERS = 2
-_MOST_COMPARED = 300  # names for a hint; each takes a tenth of a millisecond
 # Tags for pydantic of the two ways to write an entry, a value or a collection; no message shows them.
 WHOLE, PARTS = "[whole]", "[parts]"
 
@@ -56,12 +54,6 @@ class Strict(BaseModel):
 
     # NaN compares as false with every bound, so it would pass each check.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
-    """``; did you mean 'margin'?``, or empty if no known name is that similar."""
-    near = difflib.get_close_matches(name, list(known)[:_MOST_COMPARED], n=1, cutoff=likeness)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _shape(value: Any) -> str:

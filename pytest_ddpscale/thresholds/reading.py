@@ -25,6 +25,7 @@ from yaml.resolver import Resolver
 from yaml.scanner import Scanner
 
 from pytest_ddpscale.errors import ThresholdsError
+from pytest_ddpscale.util.nearest import did_you_mean_path
 
 YamlPath: TypeAlias = tuple[str | int, ...]
 SECTIONS = ("sources", "reasons", "margins", "workloads", "families", "skus")
@@ -208,7 +209,8 @@ def read_layer(path: Path, named_by: Mark | None = None) -> Layer:
 def _read(path: Path, named_by: Mark | None) -> tuple[bytes, str]:
     def refusal(found: str) -> ThresholdsError:
         if named_by is None:
-            return ThresholdsError(str(path), found, "a YAML file", "Check --thresholds.")
+            expected = "" if found.endswith("?") else "a YAML file"
+            return ThresholdsError(str(path), found, expected, "Check --thresholds.")
         expected = "`packaged` or the path of a YAML file"
         return ThresholdsError(named_by.where, f"extends {path}, which {found}", expected, what_next(named_by.path))
 
@@ -217,6 +219,8 @@ def _read(path: Path, named_by: Mark | None) -> tuple[bytes, str]:
             raise refusal("cannot be read (it is a directory)")
         if path.exists() and not path.is_file():  # opening a pipe or a terminal would hang
             raise refusal("is a device or a pipe")
+        if not path.exists():
+            raise refusal(f"does not exist{did_you_mean_path(path, path.parent.glob('*.y*ml'))}")
         with path.open("rb") as file:
             raw = file.read(LARGEST_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a null character in the path

@@ -15,8 +15,8 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.changes import BoundChange, all_changes, bound_text
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, Sku
-from pytest_ddpscale.thresholds.parts import did_you_mean
 from pytest_ddpscale.thresholds.site_file import site_example, site_row
+from pytest_ddpscale.util.nearest import did_you_mean
 from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 from pytest_ddpscale.util.tables import Column, Table, shortened, table, text_lines
 

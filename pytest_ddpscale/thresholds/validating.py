@@ -21,8 +21,9 @@ from pytest_ddpscale.thresholds.form import (
     PerCent,
     SkuForm,
 )
-from pytest_ddpscale.thresholds.parts import Text, WorkloadForm, did_you_mean
+from pytest_ddpscale.thresholds.parts import Text, WorkloadForm
 from pytest_ddpscale.thresholds.reading import Layer, Mark, dotted, placed, shown, what_next
+from pytest_ddpscale.util.nearest import did_you_mean
 
 _UNKNOWN = "extra_forbidden"
 # More errors at once would not be read.

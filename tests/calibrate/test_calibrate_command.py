@@ -33,7 +33,9 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 def test_a_rehearsal_is_printed_and_marked(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert calibrated(*runs, "--allow-simulated") == 0
     said = capsys.readouterr().out
-    assert said.startswith(f"{SKU}: SIMULATED, no machine was measured: 4 nodes")
+    assert said.startswith("SIMULATED, no machine was measured: ")
+    assert f" bounds of {SKU} calibrated from 4 nodes;" in said.splitlines()[0]
+    assert max(map(len, said.partition("\nFor an overlay")[0].splitlines())) <= 100
     assert THROUGHPUT in said
     assert "Left out: simulated-1. " in said
     overlay = said[said.index("schema_version: 2") :]

@@ -263,7 +263,7 @@ def test_bounds_that_leave_a_speed_unseen_reject_but_do_not_accept(tmp_path: Pat
         assert row.bound == pytest.approx(one.bound, rel=1e-5)
     said = "\n".join(calibration_lines(few, provenance_of(few, runs)))
     assert "These bounds reject but do not accept: " in said
-    assert re.search(r"^training speed +\d of \d ", said, re.MULTILINE)
+    assert re.search(r"^training speed +\d/\d ", said, re.MULTILINE)
 
 
 def test_bounds_on_every_speed_accept(found: Calibration, sound: list[TrustedRun]) -> None:

@@ -123,10 +123,10 @@ def test_what_the_sites_file_changes_and_waives_holds_for_the_new_rows(
 
 def test_people_are_told_in_a_table(calibration: Calibration, runs: list[TrustedRun]) -> None:
     text = "\n".join(calibration_lines(calibration, provenance_of(calibration, runs)))
-    row = next(line for line in text.splitlines() if line.startswith(f"throughput_per_gpu[{WORKLOAD}-1gpu]"))
+    row = next(line for line in text.splitlines() if line.startswith(f"  {WORKLOAD}-1gpu "))
     one = calibration.calibrated[0]
     assert f"{one.value:.4g} img/s" in row
-    assert f"{one.margin_pct:g} %" in row
+    assert f"{one.found_from_pct:.1f} %" in row
     assert f"≥ 750  →  ≥ {one.bound:.4g}" in " ".join(row.split()).replace(" → ", "  →  ")
     assert "Left out: simulated-1. " in text
     assert "fails a run with these bounds with a chance of at most 0.01" in text

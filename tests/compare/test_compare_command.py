@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.cli import USER_ERROR, main
+from pytest_ddpscale.cli import main
 from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
+from pytest_ddpscale.util.command_parser import USER_ERROR
 from tests.builders.json_types import run_record
 from tests.builders.nights import SKU, at, judged_run, run_json, verdict
 

@@ -143,4 +143,4 @@ def test_as_text_it_says_the_mean_and_how_many_runs(tmp_path: Path, history: Pat
     main(["compare", str(night(tmp_path / "last", 9, reached(100.0))), "--history", str(history)])
     printed = capsys.readouterr().out
     assert "100.0 img/s (5)" in printed
-    assert "Of 1 requirements 0 are worse than before, 0 better, 1 show no difference." in printed
+    assert "No difference shown: of 1 requirements 0 are worse than before, 0 better, 1 show no difference." in printed

@@ -14,13 +14,14 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from pytest_ddpscale.cli import USER_ERROR, main
+from pytest_ddpscale.cli import main
 from pytest_ddpscale.datasets import dataset_writing
 from pytest_ddpscale.datasets.dataset_writing import chunks_of, write_chunk, write_dataset
 from pytest_ddpscale.datasets.image_pattern import class_pattern, image_of
 from pytest_ddpscale.datasets.known_sizes import KNOWN_SIZES
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.run.dataset_record import DatasetRecord, read_dataset_record
+from pytest_ddpscale.util.command_parser import USER_ERROR
 
 SMALL = DatasetRecord(images={"train": 23, "val": 7}, classes=5, image_size=16)
 # Tables 12.1 and 12.5 of Torres, "Supercomputing for AI": seconds of the whole training and img/s, by GPUs.

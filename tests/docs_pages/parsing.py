@@ -48,7 +48,7 @@ class Parsers:
             groups = [*self._pytest._groups, self._pytest._anonymous]
             known = {name for group in groups for option in group.options for name in option.names()}
         else:
-            parser, rest = cli._parser(), list(command.arguments)
+            parser, rest = cli.parser_of_commands(), list(command.arguments)
             while choices := _subcommands(parser):
                 name = rest.pop(0) if rest else "…"
                 if not name.replace("-", "").isidentifier():  # `ddpscale …`
@@ -64,7 +64,7 @@ class Parsers:
         """Our options that a command gives, by name. Raises ValueError."""
         if command.program == "pytest":
             return self._given_to_pytest(command.arguments)
-        parser, said = cli._parser(), io.StringIO()
+        parser, said = cli.parser_of_commands(), io.StringIO()
         _refuse_abbreviations(parser)
         try:
             with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):

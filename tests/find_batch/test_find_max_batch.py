@@ -100,7 +100,7 @@ def test_all_gpus_of_the_node_train_at_once(tried: list[Plan], monkeypatch: pyte
         (["--precision=fp32"], "--precision: found 'fp32' without --model"),
         (["--model=resnet18", "--precision=fp32", "--workload", "x"], "--workload: found beside --model"),
         (["--gpu-sku=b2000"], "--gpu-sku: "),
-        (["--thresholds=/nowhere.yaml"], "/nowhere.yaml: cannot be read"),
+        (["--thresholds=/nowhere.yaml"], "/nowhere.yaml: does not exist"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_tried(

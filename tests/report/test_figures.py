@@ -86,7 +86,7 @@ def test_each_workload_has_a_panel_with_its_values_at_the_world_sizes() -> None:
     for axes in canvas.axes:
         assert [x for x, _ in points(axes)] == [2, 4, 8]
         assert {*axes.get_xticks()} == {2, 4, 8}
-    assert points(canvas.axes[0])[-1] == (8, pytest.approx(97.4, abs=0.06))
+    assert points(canvas.axes[0])[-1] == pytest.approx((8, 97.4), abs=0.06)
     assert intervals(canvas.axes[0])[8] == pytest.approx((97.12, 97.71), abs=0.02)
 
 

@@ -77,5 +77,5 @@ def test_pictures_show_the_interval_that_decides_a_cross_where_it_fails_and_the_
     assert dict(crosses(axes)) == pytest.approx({one.world_size: 100 * (one.value or 0) for one in (two, eight)})
     assert {"95 % confidence interval", "misses its bound"} <= set(texts(figure))
     assert "2 GPUs: worst node (n2). 4 GPUs: first 2 of 4 nodes." in figure.caption
-    said = f"{percent(two.value, 1)} on 2 GPUs (worst node (n2)), misses its bound"
+    said = f"{percent(two.value or 0, 1)} on 2 GPUs (worst node (n2)), misses its bound"
     assert said in description(figure)

@@ -20,26 +20,30 @@ def test_each_run_has_a_line_with_what_it_came_to_the_latest_last(tmp_path: Path
     (killed / "verdicts.json").unlink()
     (tmp_path / "latest").symlink_to(later)
     (tmp_path / "history.sqlite").touch()
-    heads, *lines = run_lines(tmp_path, 0)
+    (tmp_path / "d" / "report.html").touch()
+    answer, report, _, heads, *lines = run_lines(tmp_path, 300)
+    assert answer == f"{tmp_path / 'd'}: finished, not judged"
+    assert report == f"report: {tmp_path / 'd' / 'report.html'}"
     assert heads.split() == ["run", "began,", "UTC", "SKU", "nodes", "GPUs", "outcome"]
     assert [line.split()[0] for line in lines] == ["b", "a", "c", "d"]
     assert "ACCEPTED" in lines[0]
     assert "REJECTED: " in lines[1]
     assert lines[2].endswith("suite tune: nothing is faster")
     assert lines[3].endswith("finished, not judged")
-    assert max(map(len, run_lines(tmp_path, 60))) <= 60
+    assert max(map(len, run_lines(tmp_path, 70)[3:])) <= 70
 
 
 def test_a_broken_run_is_one_line_and_hides_no_other(tmp_path: Path) -> None:
     write_judged_run(tmp_path / "good", "accepted", ["n1"])
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "run.json").write_text("{")
-    lines = run_lines(tmp_path, 0)
+    lines = run_lines(tmp_path, 300)
     assert any("broken: " in line and "bad" in line for line in lines)
     assert any("ACCEPTED" in line for line in lines)
 
 
 def test_a_folder_without_runs_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(RunDirectoryError, match="holds no run; expected a folder of run directories"):
-            run_lines(folder, 0)
+    with pytest.raises(RunDirectoryError, match="holds no run; expected a folder of run directories"):
+        run_lines(tmp_path, 100)
+    with pytest.raises(RunDirectoryError, match="nowhere: does not exist"):
+        run_lines(tmp_path / "nowhere", 100)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.cli import USER_ERROR, main
+from pytest_ddpscale.cli import main
 from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.session.unjudged import judgement_of
+from pytest_ddpscale.util.command_parser import USER_ERROR
 from tests.builders.judgements import JUDGEMENT, RUN
 from tests.report.page_text import page_text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,18 @@ class TestDevices:
     def test_a_judged_run_needs_no_device(self, opened: Open, tmp_path: Path) -> None:
         judge = str(measured_run(tmp_path / "old"))
         assert opened(gpu_sku="auto", ddp_judge=judge, ddp_world_sizes="1024").source.machine.devices is None
+
+    def test_without_torch_nothing_starts_here(
+        self, opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        judge = str(measured_run(tmp_path / "old"))
+        monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
+        with pytest.raises(OptionError, match=r"torch not installed; expected PyTorch.*--ddp-judge=RUN_DIR"):
+            opened(gpu_sku="cpu")
+        assert opened(gpu_sku="cpu", collect_only=True).source.plan is None
+        assert opened(gpu_sku="auto", ddp_judge=judge).source.machine.devices is None
+        elsewhere = opened(gpu_sku="gpu", ddp_hosts="n1,n2", ddp_gpus_per_node="2")
+        assert elsewhere.source.machine.cluster.is_elsewhere
 
 
 class TestWorldSizesInWords:

@@ -46,6 +46,9 @@ def test_what_is_no_fault_is_refused_with_what_was_expected() -> None:
         ("slow-link:0:0", "SHARE (above 0, to 1)"),
         ("slow-link:0:1.5", "SHARE (above 0, to 1)"),
         ("slow-link:1:0.5", "there is only node 0"),
+        ("slow-link:0-1:0.5", "two nodes from 0 to 0"),
+        ("slow-link:0-:0.5", "slow-link:NODE|NODE-NODE:SHARE"),
+        ("slow-link:-1:0.5", "slow-link:NODE|NODE-NODE:SHARE"),
         ("lossy-link:0:0", "SHARE (above 0, to 1)"),
         ("lossy-link:1:0.05", "there is only node 0"),
         ("throttle:0:0.5", "FACTOR (1 to 1000)"),
@@ -124,6 +127,13 @@ def test_drift_grows_over_the_whole_run_and_strikes_all() -> None:
     assert wrong.drift(END) == pytest.approx(1.04)
     assert wrong.slowdowns(END) == {}
     assert faults("drift:4").drift(Moment(0, 0, 1)) == 1.0
+
+
+def test_a_link_between_two_nodes_is_neither_nodes_own() -> None:
+    wrong = faults("slow-link:1-3:0.25", gpus=32)
+    assert wrong.link_shares == {(1, 3): 0.25}
+    assert (wrong.inside_shares, wrong.between_shares) == ({}, {})
+    assert str(wrong.faults[0]) == "slow-link:1-3:0.25"
 
 
 def test_of_two_slow_links_of_a_node_the_slower_counts() -> None:

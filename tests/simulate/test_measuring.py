@@ -182,6 +182,13 @@ def test_a_slow_link_slows_only_arms_that_use_it() -> None:
     assert mean_step_s(faulty["ddp@16"][0][0]) > 2 * mean_step_s(sound["ddp@16"][0][0])
 
 
+def test_a_ring_uses_the_links_of_neighbours_only() -> None:
+    plan = a100(32).plan(world_sizes=(32,))
+    run = SimulatedRun(plan, QUIET, faults("slow-link:0-2:0.1", "slow-link:2-3:0.5", gpus=32), 0)
+    groups = [range(32), [*range(16), *range(24, 32), *range(24, 32)], [*range(8), *range(16, 24)] * 2]
+    assert run.links_left(np.array([list(group) for group in groups]))[:, 1].tolist() == [0.5, 1.0, 0.1]
+
+
 def test_a_slow_port_or_link_of_one_gpu_slows_only_arms_that_use_it() -> None:
     eight, sixteen = Arm("ddp", 8, 512), Arm("ddp", 16, 512)
     study = Study("weak", BOTH.workload, (eight, sixteen), 1, 0.0, 0.0)

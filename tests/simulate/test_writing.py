@@ -128,6 +128,15 @@ def test_a_fault_of_any_node_is_seen_and_named(fault: str, metrics: set[str], tm
     assert {c.host for verdict in failed for c in verdict.culprits if c.is_certain} == {"simulated-2"}
 
 
+@pytest.mark.parametrize("link", [(1, 2), (0, 3), (1, 3)])
+def test_a_single_slow_link_is_named_with_both_its_ends(link: tuple[int, int], tmp_path: Path) -> None:
+    one, other = link
+    evidence = read_evidence(written(tmp_path / "run", f"slow-link:{one}-{other}:0.3", gpus=32, rounds=8))
+    ((said, hosts),) = slow_links(evidence).items()
+    assert said.startswith(f"the link between simulated-{one} and simulated-{other} (")
+    assert hosts == {f"simulated-{one}", f"simulated-{other}"}
+
+
 def test_a_node_that_loses_packets_is_suspected_and_no_other(tmp_path: Path) -> None:
     evidence = read_evidence(written(tmp_path / "run", "lossy-link:2:0.05", gpus=32, rounds=16))
     assert list(slow_links(evidence).values()) == [{"simulated-2"}], "and keeps the run from being accepted"

@@ -84,7 +84,7 @@ def test_a_rehearsal_asks_slurm_nothing_and_changes_nothing(cluster: Cluster) ->
     assert cluster.changes == cluster.stage.calls("sinfo") == []
     assert "--rehearse" in cluster.stage.calls("ddpscale")[0]
     refused = cluster.stage.run("drain_failed.sh", "--rehearse", "--apply", "runs/job-17")
-    assert refused.returncode == 2
+    assert refused.returncode == 4
     assert "--rehearse changes nothing and cannot be combined with --apply" in refused.stderr
 
 
@@ -281,10 +281,30 @@ def test_a_node_whose_nightly_check_measured_nothing_is_to_be_inspected(cluster:
         ([], "found no run directory"),
         (["--appply", "runs/job-17"], "unknown option --appply"),
         (["--nightly", "nowhere"], "nowhere is not a directory"),
+        (["runs/job-17", "--node"], "--node needs a name"),
     ],
 )
 def test_a_wrong_command_line_is_refused(cluster: Cluster, arguments: list[str], problem: str) -> None:
     result = cluster.stage.run("drain_failed.sh", *arguments)
-    assert result.returncode == 2
+    assert result.returncode == 4
     assert problem in result.stderr
     assert cluster.stage.calls("ddpscale") == []
+
+
+def test_ddpscale_is_found_on_path_or_in_python_and_else_it_says_where_it_looked(cluster: Cluster) -> None:
+    cluster.findings(finding("drain", "n2"))
+    usual = {"DDPSCALE_VENV": ""}  # as if it were not set
+    on_path = cluster.stage.run("drain_failed.sh", "runs/job-17", settings=usual)
+    assert f"would drain n2: {REASON}" in on_path.stdout
+    (cluster.stage.path / "venv" / "bin" / "ddpscale").unlink()
+    named = cluster.stage.run("drain_failed.sh", "runs/job-17")
+    assert named.returncode == 4
+    assert f"DDPSCALE_VENV is {cluster.stage.path}/venv, which has no bin/ddpscale" in named.stderr
+    cluster.stage.provide("python3", 'if [[ "$1" == -m ]]; then cat findings.tsv; fi')
+    system = {**usual, "PATH": f"{cluster.stage.path}/venv/bin:/usr/bin:/bin"}
+    assert f"would drain n2: {REASON}" in cluster.stage.run("drain_failed.sh", "runs/job-17", settings=system).stdout
+    assert cluster.stage.calls("python3")[-1][:3] == ["-m", "pytest_ddpscale.cli", "culprits"]
+    cluster.stage.provide("python3", "exit 1")
+    nowhere = cluster.stage.run("drain_failed.sh", "runs/job-17", settings=system)
+    assert nowhere.returncode == 4
+    assert "found no ddpscale in .venv, on PATH or in python3" in nowhere.stderr

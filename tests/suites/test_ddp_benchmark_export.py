@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.cli import USER_ERROR, main
+from pytest_ddpscale.cli import main
 from pytest_ddpscale.compare.ddp_benchmark_diff import compare_reports
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
@@ -21,6 +21,7 @@ from pytest_ddpscale.suites.pytorch_ddp import AS_THERE, _arms
 from pytest_ddpscale.suites.pytorch_ddp_report import pytorch_ddp_report
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport
+from pytest_ddpscale.util.command_parser import USER_ERROR
 from tests.builders.judged import STEPS, evidence_of_plan, measure
 from tests.suites.published_ddp_benchmark import example_report, written
 from tests.suites.run_records import SUITE_RECORD

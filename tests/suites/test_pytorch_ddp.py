@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.cli import USER_ERROR, main
+from pytest_ddpscale.cli import main
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.supervisor import NotAdmitted
 from pytest_ddpscale.plan.study import Plan
@@ -19,6 +19,7 @@ from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.session import measure
 from pytest_ddpscale.suites.ddp_benchmark_table import BenchmarkRow, benchmark_lines
 from pytest_ddpscale.suites.pytorch_ddp import PytorchDdp, _arms
+from pytest_ddpscale.util.command_parser import USER_ERROR
 from tests.suites.conftest import MeasuredAndTold
 
 SMALL = ("suite", "pytorch-ddp", "--gpu-sku=cpu", "--models=squeezenet1_1", "--batch=2", "--image-size=64",

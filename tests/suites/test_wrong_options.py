@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.cli import USER_ERROR, main
+from pytest_ddpscale.cli import main
 from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.suites.suite_command import suites
+from pytest_ddpscale.util.command_parser import USER_ERROR
 from tests.builders.image_folder import image_folder
 
 COMMON = "--gpu-sku=cpu --ddp-gpus-per-node=2 --image-size=32 --ddp-block=0.01s"

@@ -280,8 +280,11 @@ def test_a_chain_of_references_breaks_at_its_first_link_only(tmp_path: Path) -> 
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    for path in (tmp_path / "absent.yaml", tmp_path):
-        with pytest.raises(ThresholdsError, match=r"cannot be read .*Check --thresholds"):
+    (tmp_path / "present.yaml").touch()
+    for name, said in (("other.yaml", "does not exist; expected"), ("presnt.yaml", "did you mean '.*/present.yaml'"),
+                       (".", "cannot be read")):  # fmt: skip
+        path = tmp_path / name
+        with pytest.raises(ThresholdsError, match=f"{said}.*Check --thresholds"):
             load_thresholds(path)
 
 

@@ -21,6 +21,7 @@ from pytest_ddpscale.report.text import one_line, shorten
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.gpu_name import gpu_number
 from pytest_ddpscale.run.verdicts import Verdict
+from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.tables import Table, table
 
 MOST_NODES = 64
@@ -204,7 +205,7 @@ def pair_matrix(values: PairValues, verdicts: Iterable[Verdict] = ()) -> Drawing
     down = (
         [f"{shorten(one_line(name), _LONGEST_NAME - 5)} ({i})" for i, name in enumerate(names, 1)] if across else names
     )
-    scale = [f"of {number_text(typical, 'GB/s')}", "typical", *(f"≤ {share:.0%}".replace("%", " %") for share in _LESS)]
+    scale = [f"of {number_text(typical, 'GB/s')}", "typical", *(f"≤ {percent(share)}" for share in _LESS)]
     return _Map(cells, shades, down, across, outlined, partial(bare_number, unit="GB/s"), scale).drawing(said)
 
 

@@ -18,6 +18,7 @@ from pytest_ddpscale.report.figures.maps import by_number
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns
 from pytest_ddpscale.run.records import RankPlace
+from pytest_ddpscale.util.digits import percent
 
 MOST_BARS = 16  # half a screen
 # The parts differ in opacity, so that they can be distinguished without colour.
@@ -83,7 +84,7 @@ def _totals(step_s: float, trained: ArmRounds) -> str:
         trained.measured.reading("energy_j") / trained.measured.seconds,
     )
     if not np.isnan(busy).all():
-        said.append(f"{_median(busy):.0%} busy".replace("%", " %"))
+        said.append(f"{percent(_median(busy))} busy")
     if not np.isnan(power).all():
         said.append(f"{_median(power):.0f} W")
     return ", ".join(said)
@@ -138,7 +139,7 @@ def activity_bars(columns: Columns, plan: Plan) -> Drawing | None:
         fill, said = (BAD, f"low: {said}") if is_low else (SERIES[0], said)
         rows.append(BarRow(f"{place.number} on {place.host}", said, [(0.0, min(share, 1.0), fill, 0.8)], is_low))
     few = f"The {len(shown)} least busy of {len(least)}" if len(shown) < len(least) else ""
-    keys = [("busy", SERIES[0], 0.8), (f"below {IDLE:.0%}".replace("%", " %"), BAD, 0.8)]
+    keys = [("busy", SERIES[0], 0.8), (f"below {percent(IDLE)}", BAD, 0.8)]
     return bars(rows, keys, mark=IDLE, above=(few,))
 
 

@@ -1,0 +1,90 @@
+"""A parser of commands: help with an example and exit codes, what was probably meant, and mistakes in one line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from pytest_ddpscale.util.nearest import did_you_mean
+
+USER_ERROR = 4  # as pytest's exit code for a usage error
+ExitCodes = Callable[[str], Iterable[tuple[int, str]]]
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose help keeps its lines, and whose mistakes are one line and the exit code of any bad input."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+
+    def error(self, message: str) -> NoReturn:
+        """End the process."""
+        self.exit(USER_ERROR, f"{self.prog}: {message}{'' if message.endswith('?') else '.'} See {self.prog} --help.\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Name what was probably meant; argparse does so only in some versions of Python."""
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            near = did_you_mean(str(value), known) or f"; expected one of {', '.join(known)}"
+            raise argparse.ArgumentError(action, f"found {str(value)!r}{near}")
+
+
+def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments of the command that was typed; of a group of commands alone, or none, its help is the command."""
+    found, unknown = parser.parse_known_args(argv)
+    if unknown:
+        command: argparse.ArgumentParser = found.parser
+        flag, what, near = unknown[0].partition("=")[0], "one argument too many", ""
+        if flag.startswith("-"):
+            taken = [action for action in command._actions if action.help != argparse.SUPPRESS]
+            what, near = "an unknown option", did_you_mean(flag, (one for a in taken for one in a.option_strings))
+        command.error(f"found {flag!r}, {what}{near}")
+    return found
+
+
+def add_help(
+    parser: argparse.ArgumentParser,
+    examples: Mapping[str, str],
+    exit_codes: ExitCodes,
+    words: str = "",
+    explanation: str = "",
+) -> None:
+    """Give each command its description, an example and its exit codes; a group of commands alone prints its help.
+
+    Args:
+        parser: of the command with these `words`, after the program's name; of the program without any.
+        examples: by a command's words, without the program's name.
+        exit_codes: of the command with these words, with their meaning.
+        words: of the command.
+        explanation: of the command, as in the help of its group.
+    """
+    group = next((one for one in parser._actions if isinstance(one, argparse._SubParsersAction)), None)
+    parser.set_defaults(parser=parser)
+    if explanation:
+        parser.description = f"{explanation[0].upper()}{explanation[1:]}."
+    example = [] if group else ["example:", f"  {parser.prog.removesuffix(words)}{examples[words]}", ""]
+    codes = [f"  {code:>3}  {meaning}" for code, meaning in exit_codes(words)]
+    parser.epilog = "\n".join([*example, "exit codes:", *codes])
+    if group is None:
+        return
+    parser.set_defaults(run=_print_help)
+    told = {one.dest: one.help or "" for one in group._choices_actions}
+    for name, command in group.choices.items():
+        add_help(command, examples, exit_codes, f"{words} {name}".strip(), told.get(name, ""))
+
+
+def commands_of(parser: argparse.ArgumentParser, words: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """All commands by their words."""
+    groups = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+    for group in groups:
+        for name, command in group.choices.items():
+            yield from commands_of(command, f"{words} {name}".strip())
+    if not groups:
+        yield words, parser
+
+
+def _print_help(arguments: argparse.Namespace) -> int:
+    """No command was named, so nothing was done: not a success, as for a script with an empty variable."""
+    arguments.parser.print_help()
+    return USER_ERROR

@@ -1,0 +1,65 @@
+"""What all commands of `ddpscale` share: help, did-you-mean, and one exit code for a wrong option."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from pytest_ddpscale.cli import EXAMPLES, main, parser_of_commands
+from pytest_ddpscale.util.command_parser import USER_ERROR, commands_of, parsed
+
+COMMANDS = dict(commands_of(parser_of_commands()))
+
+
+def exit_code(*arguments: str) -> int:
+    """Exit code of a command that argparse may end."""
+    try:
+        return main(arguments)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+
+
+def test_each_command_has_a_description_an_example_that_it_takes_and_its_exit_codes() -> None:
+    assert COMMANDS.keys() == EXAMPLES.keys()
+    parser = parser_of_commands()
+    for words, command in COMMANDS.items():
+        assert len((command.description or "").split()) > 3
+        typed, _, _ = EXAMPLES[words].partition(" >")
+        assert parsed(parser, shlex.split(typed)).parser.prog == f"ddpscale {words}" == command.prog
+        told = command.format_help()
+        assert f"  ddpscale {EXAMPLES[words]}" in told
+        assert "  4  wrong option or other bad input\n" in told
+
+
+def test_a_wrong_option_is_one_line_and_the_same_exit_code_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in COMMANDS:
+        typed, _, _ = EXAMPLES[words].partition(" >")
+        assert exit_code(*shlex.split(typed), "--no-such-option") == USER_ERROR
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"ddpscale {words}: found '--no-such-option', an unknown option")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("reprot x", "argument COMMAND: found 'reprot'; did you mean 'report'?"),
+        ("suite whole_run", "argument SUITE: found 'whole_run'; did you mean 'whole-run'?"),
+        ("report --opn x", "found '--opn', an unknown option; did you mean '--open'?"),
+        ("culprits --format=txv x", "argument --format: found 'txv'; did you mean 'tsv'?"),
+        ("runs a b", "found 'b', one argument too many."),
+        ("report", "the following arguments are required: RUN_DIR."),
+        ("suite tune", "found 'tune'; expected one of pytorch-ddp, collectives,"),
+    ],
+)
+def test_a_mistake_names_what_was_meant(capsys: pytest.CaptureFixture[str], typed: str, said: str) -> None:
+    assert exit_code(*typed.split()) == USER_ERROR
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("group", ["", "suite", "thresholds", "import"])
+def test_without_a_command_the_help_is_printed_and_nothing_was_done(
+    capsys: pytest.CaptureFixture[str], group: str
+) -> None:
+    assert exit_code(*group.split()) == USER_ERROR, "a script with an empty variable must not go on"
+    assert capsys.readouterr().out.startswith(f"usage: {f'ddpscale {group}'.strip()} [-h]")
