@@ -106,7 +106,7 @@ def _judge_launch(
     assert study is not None  # or it is unplanned
     if values.broken[0] is not None:
         why = values.broken[0]
-        verdict = replace(blank, outcome=why.why.outcome, reason=why.text(question))
+        verdict = replace(blank, outcome=why.why.outcome, reason=why.text(question), flags=why.why.flags)
         verdict = with_gpu_errors(verdict, study.id, evidence)
         return with_spent_budget(verdict, study.id, evidence.out_of_time)
     begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in question.arms}
@@ -151,7 +151,9 @@ def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     if values.broken[0] is not None or study is None:
         why = values.broken[0] or Missing(Why.NOT_PROBED)
         verdict = with_gpu_errors(
-            replace(blank, outcome=why.why.outcome, reason=why.text(probe)), study.id if study else "", evidence
+            replace(blank, outcome=why.why.outcome, reason=why.text(probe), flags=why.why.flags),
+            study.id if study else "",
+            evidence,
         )
     else:
         begun = {*evidence.rounds_probed, *evidence.timed_arms.get(PROBES, {})}

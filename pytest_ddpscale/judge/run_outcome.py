@@ -8,6 +8,7 @@ from datetime import date
 
 from pytest_ddpscale.judge.covering import is_between_nodes
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
+from pytest_ddpscale.run.cause_kinds import CauseId
 from pytest_ddpscale.run.counting import counted_groups, groups_within, worst_of
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
@@ -81,8 +82,8 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, str]:
     outcome, reason = _by_verdicts(run)
     if outcome not in (*ACCEPTING, "partial"):
         return outcome, reason
-    if why := next(_in_the_way(run, reason), ""):
-        return "incomplete", why
+    if found := next(_in_the_way(run, reason), None):
+        return "incomplete", found[1]
     return next(_not_covered(run.coverage, reason), (outcome, reason)) if outcome in ACCEPTING else (outcome, reason)
 
 
@@ -145,26 +146,26 @@ def _by_verdicts(run: RunFacts) -> tuple[RunOutcome, str]:
     return accepted, f"{count}; between nodes: provisional bounds" if all(v.provisional for v in kept) else count
 
 
-def _in_the_way(run: RunFacts, reason: str) -> Iterator[str]:
-    """Why a run with good verdicts is incomplete, the most important reason first."""
+def _in_the_way(run: RunFacts, reason: str) -> Iterator[tuple[CauseId, str]]:
+    """Why a run with good verdicts is incomplete, the most important reason first, and which kind of cause it is."""
     if run.wrong_data:
-        yield f"{reason}, but {run.wrong_data[0]}, on which no requirement is judged"
+        yield "wrong-data", f"{reason}, but {run.wrong_data[0]}, on which no requirement is judged"
     if run.is_simulated:
-        yield f"simulated: no machine was measured ({reason})"
+        yield "run-not-accepted", f"simulated: no machine was measured ({reason})"
     if run.silent:
-        yield f"{run.silent[0]} ({reason})"
+        yield "lost-gpu", f"{run.silent[0]} ({reason})"
     if run.not_one_machine:
-        yield run.not_one_machine
+        yield "run-not-accepted", run.not_one_machine
     for host, why in run.lost.items():
-        yield f"{host} was lost while measuring: {why.partition(_NEWLINE)[0]} ({reason})"
+        yield "lost-node", f"{host} was lost while measuring: {why.partition(_NEWLINE)[0]} ({reason})"
     if run.spoiled:
         names = ", ".join(one.name for one in run.spoiled)
-        yield f"tests skipped, or failed otherwise: {names}"
+        yield "test-failed", f"tests skipped, or failed otherwise: {names}"
     if absent := run.coverage.nodes_absent:
         nodes = run.coverage.node_count
-        yield f"{reason}, but {len(absent)} of {nodes} nodes not tested: {first_few(absent)}"
+        yield "not-measured", f"{reason}, but {len(absent)} of {nodes} nodes not tested: {first_few(absent)}"
     if run.slow_links:
-        yield f"{reason}, but communication is slow at {run.slow_links[0]}"
+        yield "slow-node-link", f"{reason}, but communication is slow at {run.slow_links[0]}"
 
 
 def _not_covered(coverage: Coverage, reason: str) -> Iterator[tuple[RunOutcome, str]]:
@@ -215,7 +216,12 @@ def other_blockers(run: RunFacts) -> tuple[Blocker, ...]:
         measured = [v for v in run.verdicts if v.outcome != "not_measured"]
         run = replace(run, verdicts=measured, required=run.required - (len(run.verdicts) - len(measured)))
     outcome, reason = conclude(run)
-    return () if outcome in (*ACCEPTING, "partial") else (Blocker("run", "acceptance", reason),)
+    if outcome in (*ACCEPTING, "partial"):
+        return ()
+    by_verdicts, why = _by_verdicts(run)
+    good = by_verdicts in (*ACCEPTING, "partial")
+    kind = next((kind for kind, _ in _in_the_way(run, why)), None) if good else None
+    return (Blocker("run", "acceptance", reason, kind or "run-not-accepted"),)
 
 
 def _of(some: int, all_: int) -> str:

@@ -26,6 +26,7 @@ from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.verdicts import Flag
 
 P = TypeVar("P", bound=Hashable)
 
@@ -48,6 +49,11 @@ class Why(Enum):
     def __init__(self, outcome: Literal["not_measured", "error"], sentence: str) -> None:
         self.outcome: Literal["not_measured", "error"] = outcome
         self.sentence = sentence
+
+    @property
+    def flags(self) -> tuple[Flag, ...]:
+        """Flags of its verdict."""
+        return ("interrupted",) if self is Why.INTERRUPTED else ()
 
 
 class Missing(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Any
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS, RANK_UNIFORMITY
 from pytest_ddpscale.report import digits, text
-from pytest_ddpscale.report.cause_ids import category_of, id_of_device, id_of_verdict, subject_of
+from pytest_ddpscale.report.cause_ids import category_of, drained, id_of_device, id_of_verdict, subject_of
 from pytest_ddpscale.report.missing_gpus import missing_gpus
 from pytest_ddpscale.report.sentences import ratio_lines
 from pytest_ddpscale.report.unmet import explained_text, number_of_blockers
@@ -75,12 +75,8 @@ def causes(judgement: Judgement) -> tuple[Cause, ...]:
         *sorted(unnamed, key=lambda one: (errors.isdisjoint(one.explains), _weight(one, as_))),
     ]
     in_order = sorted(in_order, key=lambda one: (failed.isdisjoint(one.explains), one.severity))
-    return tuple(_with_category(one, judgement) for one in in_order)
-
-
-def _with_category(one: Cause, judgement: Judgement) -> Cause:
-    explained = [verdict for verdict in judgement.verdicts if verdict.id in one.explains]
-    return replace(one, category=category_of(one.id, one.culprits, explained, judgement))
+    at_fault = drained(judgement)
+    return tuple(replace(one, category=category_of(one.id, one.culprits, at_fault)) for one in in_order)
 
 
 def warnings(judgement: Judgement) -> tuple[Cause, ...]:
@@ -290,7 +286,7 @@ def _of_other_blockers(judgement: Judgement) -> Iterator[Cause]:
             tests[one.reason].append(one.name)
         else:
             yield Cause(
-                "interrupted" if judgement.unfinished else "run-not-accepted",
+                "interrupted" if judgement.unfinished else one.cause or "run-not-accepted",
                 text.headline_of(one.reason),
                 frozenset({one.name}),
             )
@@ -359,7 +355,7 @@ def _of_alike(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) 
     of_each = [worst_of(group, allows_unmeasured=judgement.allows_unmeasured) for group in groups]
     names, first = first_few([text.one_line(verdict.id) for verdict in of_each], 2), of_each[0]
     suspects = _suspects(verdicts, judgement)
-    if kind == "interrupted":
+    if kind == "interrupted" and len({one.reason for one in of_each}) > 1:
         undecided = sum(one.outcome == "inconclusive" for one in of_each)
         counts = [f"{text.count_text(len(of_each) - undecided, 'requirement')} not measured"]
         counts += [f"{undecided} undecided"] if undecided else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from pytest_ddpscale.plan.metric_catalogue import BUSBW_GBPS, MATMUL_TFLOPS, METRICS, PAIR_BANDWIDTH_GBPS
@@ -45,6 +45,8 @@ def id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
     metric = METRICS[verdict.metric]
     if WRONG_DATA in verdict.flags:
         return "wrong-data"
+    if "interrupted" in verdict.flags:
+        return "interrupted"
     if verdict.outcome == "inconclusive":
         if "host-bound" in verdict.flags:
             return "host-bound"
@@ -76,19 +78,19 @@ def subject_of(verdict: Verdict) -> str:
     return "computing" if metric.baseline is None else "scaling"
 
 
-def category_of(
-    cause: CauseId, culprits: Sequence[Culprit], found: Sequence[Verdict], judgement: Judgement
-) -> Category:
-    """``ISOLATE`` only where `ddpscale culprits` drains a node for it; a suspect is never drained."""
-    named = {one.identity for one in culprits}
-    drained = any(
-        culprit.is_certain and culprit.kind != "link" and culprit.identity in named
-        for verdict in found
-        if verdict.outcome == "failed" and verdict.blocks()
-        for culprit in verdict.culprits
-    )
-    is_settled = judgement.outcome == "rejected" and not judgement.unfinished
-    return "ISOLATE" if is_settled and drained and CAUSES[cause].category == "ISOLATE" else "CHECK"
+def drained(judgement: Judgement) -> set[tuple[object, ...]]:
+    """Identities of the GPUs and nodes that `ddpscale culprits` drains a node for."""
+    if judgement.outcome != "rejected" or judgement.unfinished:
+        return set()
+    failed = (verdict for verdict in judgement.verdicts if verdict.outcome == "failed" and verdict.blocks())
+    named = (culprit for verdict in failed for culprit in verdict.culprits)
+    return {one.identity for one in named if one.is_certain and one.kind != "link"}
+
+
+def category_of(cause: CauseId, culprits: Sequence[Culprit], at_fault: Collection[tuple[object, ...]]) -> Category:
+    """``ISOLATE`` only if a culprit is certain and one of those `drained`; a suspect is never drained."""
+    is_drained = any(one.is_certain and one.identity in at_fault for one in culprits)
+    return "ISOLATE" if is_drained and CAUSES[cause].category == "ISOLATE" else "CHECK"
 
 
 def _link_of(verdict: Verdict) -> CauseId | Literal[""]:

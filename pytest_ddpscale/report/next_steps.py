@@ -28,7 +28,7 @@ def next_steps(cause: Cause, judgement: Judgement, run: RunRecord | None) -> tup
         run: the run's run.json; None if it is not known, and nothing can be measured again.
     """
     can_measure = run is not None and not (run.is_imported or judgement.simulated or run.is_simulated())
-    if run is not None and can_measure and judgement.unfinished:
+    if run is not None and can_measure and (judgement.unfinished or cause.id == "interrupted"):
         return (NextStep("measure the rest", _resume(judgement, run)),)
     first = _look_or_drain(cause, judgement, run)
     if run is None or not can_measure:

@@ -14,6 +14,7 @@ from pytest_ddpscale.run.culprit import Culprit
 CauseId = Literal[
     "wrong-data",
     "memory-errors",
+    "lost-node",
     "lost-gpu",
     "gpu-error",
     "slow-node-link",
@@ -69,6 +70,7 @@ class CauseKind:
 CAUSES: Mapping[CauseId, CauseKind] = {
     "wrong-data": CauseKind(1, "ISOLATE", "run no job there; dcgmi diag -r 3, then swap the GPU"),
     "memory-errors": CauseKind(2, "ISOLATE", "reset the GPU; swap it if the errors return"),
+    "lost-node": CauseKind(3, "CHECK", "look at its console, power and network"),
     "lost-gpu": CauseKind(3, "ISOLATE", "look for Xid in dmesg; reseat or reset the GPU"),
     "gpu-error": CauseKind(3, "ISOLATE", "look for Xid in dmesg; reset the GPU"),
     "slow-node-link": CauseKind(4, "CHECK", "check cable, transceivers and port counters"),

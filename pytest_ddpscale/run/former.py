@@ -304,6 +304,10 @@ def judgement_without_former(data: dict[str, Any]) -> None:
     data.pop("family_confidence", None)
     for name, value in (("not_selected_ratios", 0), ("unfinished", False), ("causes", [])):
         data.setdefault(name, value)
+    blockers = data.get("blockers")
+    for blocker in blockers if isinstance(blockers, list) else []:
+        if isinstance(blocker, dict):
+            blocker.setdefault("cause", "")
     coverage = data.get("coverage")
     nodes = coverage.get("nodes") if isinstance(coverage, dict) else None
     for node in nodes if isinstance(nodes, list) else []:

@@ -10,7 +10,7 @@ from typing import Literal
 from pytest_ddpscale.plan.arm import OneGpu, Placement
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.workload import FAMILIES
-from pytest_ddpscale.run.cause_kinds import CauseRecord
+from pytest_ddpscale.run.cause_kinds import CauseId, CauseRecord
 from pytest_ddpscale.run.counting import counted_groups, worst_of
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.culprit import Culprit as Culprit  # most take it from here
@@ -29,6 +29,7 @@ Flag = Literal[
     "implausible",  # the value exceeds the hardware's limit, so more rounds decide nothing
     "wrong-data",  # results were wrong, whatever the speed; cannot be waived
     "this-launch-only",  # launches differ by more than the interval of a single one
+    "interrupted",  # its study was interrupted, so that --ddp-resume measures it
     "partly-known",  # it fails at some places and is undecided or not measured at others; cannot be waived
 ]
 WRONG_DATA: Literal["wrong-data"] = "wrong-data"
@@ -241,11 +242,13 @@ class Blocker:
             ``run``: a reason on the run as a whole.
         name: id of the requirement, name of the test, or ``acceptance``.
         reason: one sentence.
+        cause: what kind of cause the run as a whole has; empty for requirements and tests.
     """
 
     kind: Literal["requirement", "test", "run"]
     name: str
     reason: str
+    cause: CauseId | Literal[""] = ""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from datetime import datetime
 from pathlib import Path
 
@@ -121,6 +122,12 @@ def test_an_interrupted_study_is_not_measured_and_says_what_finishes_it(
     assert site.outcome("run") == "incomplete"
     reason = "interrupted: the job reached its time limit; --ddp-resume=run finishes it"
     assert f"INCOMPLETE: not measured: strong_scaling_speedup[tiny-2rank]: {reason}" in outcome_line(result)
+    (cause,) = site.verdicts("run")["causes"]
+    assert cause["id"] == "interrupted"
+    command, *resumed = shlex.split(cause["next_steps"][0]["command"])
+    assert (command, resumed[-1]) == ("pytest", "--ddp-resume=run")
+    shown = site.run(*resumed, "--collect-only")
+    assert "1 of 2 studies were measured and are kept" in output_of(shown)
     assert site.judge(run="run").ret == pytest.ExitCode.TESTS_FAILED
     assert site.outcome("run/judged-1") == "incomplete"
 
