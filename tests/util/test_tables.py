@@ -73,7 +73,7 @@ def test_a_spreadsheet_reads_numbers_as_numbers_and_runs_no_formula() -> None:
 
 
 def test_notes_as_wide_as_the_table_stand_below_their_rows() -> None:
-    notes = {1: [Markup("<b>why</b>")], 2: [HOSTILE]}
+    notes: dict[int, list[str]] = {1: [Markup("<b>why</b>")], 2: [HOSTILE]}
     found = ElementTree.fromstring(html(SPEEDS, "Speeds", notes))
     bodies = [[cell.tag for cell in body.iter() if cell.tag in ("th", "td", "b")] for body in found.iter("tbody")]
     assert bodies == [["th", "td", "td", "b"], ["th", "td", "td"]]
