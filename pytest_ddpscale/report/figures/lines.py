@@ -77,10 +77,12 @@ def line_chart(axes: LineAxes, curves: Sequence[Curve]) -> Drawing | None:
     if len(xs) < 2:
         return None
     signs = [(drawable(curve.name), _style(curve, order)) for order, curve in enumerate(drawn)] + _signs(axes, drawn)
-    below = _BELOW + legend_height([name for name, _ in signs], NARROW)
+    names = [name for name, _ in signs]
+    width = WIDE if legend_height(names, NARROW) > _HEIGHT / 2 else NARROW
+    below = _BELOW + legend_height(names, width)
 
     def paint(sheet: Sheet) -> None:
-        right = NARROW - (_SECOND_RIGHT if axes.second else _RIGHT)
+        right = width - (_SECOND_RIGHT if axes.second else 0.25)
         plot = sheet.axes(_LEFT, below, right, sheet.height - _RIGHT)
         _scale(plot, axes, [curve for curve in drawn if not curve.is_second], xs)
         second = plot
@@ -88,12 +90,13 @@ def line_chart(axes: LineAxes, curves: Sequence[Curve]) -> Drawing | None:
             second = plot.twinx()
             second.spines["top"].set_visible(False)
             second.set_ylim(0, max([1.0, *(value for one in drawn if one.is_second for value in one.extent)]) * 1.1)
-            sheet.text(NARROW - 0.1, (sheet.height + below) / 2, axes.second, rotation=90, ha="center", va="center")
+            sheet.text(width - 0.1, (sheet.height + below) / 2, axes.second, rotation=90, ha="center", va="center")
         for order, curve in enumerate(drawn):
-            _draw(second if curve.is_second else plot, curve, _style(curve, order))
+            style = _style(curve, order)
+            _draw(second if curve.is_second else plot, curve, style, style["color"])
         _name_axes(sheet, axes, below, signs)
 
-    return Drawing(_in_words(axes, drawn), NARROW, _HEIGHT + below + _RIGHT, paint)
+    return Drawing(_in_words(axes, drawn), width, _HEIGHT + below + _RIGHT, paint)
 
 
 def panels(axes: LineAxes, curves: Sequence[Curve], *, is_y_shared: bool) -> Drawing | None:
@@ -115,7 +118,7 @@ def panels(axes: LineAxes, curves: Sequence[Curve], *, is_y_shared: bool) -> Dra
             low, high = _scale(plot, axes, curves if is_y_shared else [curve], xs)
             plot.tick_params(labelbottom=i + columns >= len(curves), labelsize=SMALL)
             plot.set_title(drawable(curve.name, 34), fontweight="bold")
-            _draw(plot, curve, _style(curve, 0))
+            _draw(plot, curve, _style(curve, 0), INK)
             _write_numbers(plot, axes, curve, (across - _LEFT - _RIGHT) / math.log2(high / low))
         _name_axes(sheet, axes, below, signs)
 
@@ -168,7 +171,7 @@ def _style(curve: Curve, order: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _draw(plot: Axes, curve: Curve, style: dict[str, Any]) -> None:
+def _draw(plot: Axes, curve: Curve, style: dict[str, Any], of_bounds: str) -> None:
     plot.autoscale(enable=False)
     plot.plot([one.x for one in curve.points], [one.value for one in curve.points], zorder=3, **style)
     for point in curve.points:
@@ -178,7 +181,8 @@ def _draw(plot: Axes, curve: Curve, style: dict[str, Any]) -> None:
             plot.plot([point.x], [point.value], zorder=4, **_MISSED)
     for bound in curve.bounds:
         ends = [bound.x / 1.2, bound.x * 1.2]
-        plot.plot(ends, [bound.value] * 2, zorder=2, **(_PROVISIONAL if bound.provisional else _BOUND))
+        look = _PROVISIONAL if bound.provisional else _BOUND
+        plot.plot(ends, [bound.value] * 2, zorder=2, **look | {"color": of_bounds})
 
 
 def _write_numbers(plot: Axes, axes: LineAxes, curve: Curve, doubling: float) -> None:
