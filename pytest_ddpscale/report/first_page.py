@@ -54,11 +54,12 @@ class KeyNumber:
 
 def told_causes(found: Sequence[Cause], judgement: Judgement, run: RunRecord) -> list[tuple[Cause, list[NextStep]]]:
     """Causes with what to do about them; a command that was told before is not repeated."""
-    told, seen = [], set[NextStep | str]()
+    told, commands = [], {""}
     for one in found:
-        new = [step for step in next_steps(one, judgement, run) if step not in seen]
-        told.append((one, [replace(step, command="") if step.command in seen else step for step in new]))
-        seen.update(new, (step.command for step in new))
+        first, *others = next_steps(one, judgement, run)
+        known = replace(first, command="") if first.command in commands else first
+        told.append((one, [known, *(step for step in others if step.command not in commands)]))
+        commands.update(step.command for step in (first, *others))
     return told
 
 

@@ -123,6 +123,7 @@ def render_markdown(
     shown = causes[:_MOST_CAUSES]
     rendered = _template().render(
         judgement=judgement,
+        run=run,
         watermark=WATERMARK if is_simulated else "",
         headline=cause.headline(judgement),
         meaning=_MEANINGS[judgement.outcome],
