@@ -84,7 +84,7 @@ def test_ranks_and_progress_are_put_in_every_10_s_also_while_blocks_are_timed(
     assert timed.written == pytest.approx([100.0, 110.0, 120.0, 130.0], abs=1.1)
     page = text_of(measuring)
     assert "ddp@2, round 28" in page
-    assert "<td>87</td>" in page
+    assert '<td class="n">87</td>' in page
 
 
 def test_it_takes_no_more_than_its_share(measuring: AcceptanceSession, monkeypatch: pytest.MonkeyPatch) -> None:
