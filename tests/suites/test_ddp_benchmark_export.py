@@ -36,7 +36,7 @@ def usual_pace(arm: Arm, number: int, rank: int) -> float:
     return 320.0 * (1 - 0.01 * arm.world_size * (arm.kind == "ddp")) * (1 + 0.02 * (number % 2)) * (1 + 0.001 * rank)
 
 
-def reported(nodes: int = 1, pace: Pace = usual_pace, without: str = "") -> SuiteReport:
+def reported(nodes: int = 1, pace: Pace = usual_pace, without: str = "", confidence: float = 0.95) -> SuiteReport:
     """The suite on so many nodes of two ranks, the second slow; the arm `without` was not measured."""
     arms = tuple(_arms(2, nodes, BATCH, [1.0]))
     study = Study("weak", Workload("resnet50", ImageFamily("resnet50"), "fp32", BATCH), arms, ROUNDS, 1.0, 1.0)
@@ -48,7 +48,7 @@ def reported(nodes: int = 1, pace: Pace = usual_pace, without: str = "") -> Suit
         if nodes > 1 and not one.arm.startswith("ddp@4")
     ]
     measured = first + second
-    return pytorch_ddp_report(MeasuredSuite(evidence_of_plan(plan, measured), SUITE_RECORD, 0.95), AS_THERE)
+    return pytorch_ddp_report(MeasuredSuite(evidence_of_plan(plan, measured), SUITE_RECORD, confidence), AS_THERE)
 
 
 def test_the_file_reads_back_as_the_suite_s_own_table(tmp_path: Path) -> None:
@@ -127,6 +127,18 @@ def test_the_report_tells_ddp_s_cost_and_each_size_s_efficiency_with_an_interval
     assert (name, ratio) == ("1M/2G", "0.980×")
     low, high = map(float, interval.split(" … "))
     assert low <= 0.98 <= high
+
+
+def test_intervals_are_as_wide_as_the_confidence_asks() -> None:
+    def noisy(arm: Arm, number: int, rank: int) -> float:
+        return usual_pace(arm, number, rank) * (1 - 0.01 * (arm.kind == "ddp") * (number % 3))
+
+    at_90, at_99 = (
+        reported(pace=noisy, confidence=one).values["benchmarks"]["resnet50"]["against_no_ddp"] for one in (0.9, 0.99)
+    )
+    assert [one["size"] for one in at_90] == ["1M/1G", "1M/2G"]
+    for narrow, wide in zip(at_90, at_99, strict=True):
+        assert wide["low"] < narrow["low"] < narrow["ratio"] == wide["ratio"] < narrow["high"] < wide["high"]
 
 
 def test_an_imported_report_is_a_run_that_can_be_told_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

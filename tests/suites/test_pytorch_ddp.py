@@ -145,8 +145,10 @@ def test_it_is_measured_reported_and_told_again(
     assert "against 25 99 % interval" in " ".join(capsys.readouterr().out.split())
     wider = json.loads(run.suite_json.read_text())["benchmarks"]["squeezenet1_1"]
     for at_99, at_90 in zip(wider["against_no_ddp"], found["against_no_ddp"], strict=True):
-        high_99, high_90 = (one["high"] or math.inf for one in (at_99, at_90))  # noise may leave it open
-        assert at_99["low"] < at_90["low"] < at_90["ratio"] < high_90 <= high_99
+        # How much wider it is, test_ddp_benchmark_export.py asks of rounds that no busy machine spoils: where these
+        # drift, both intervals reach to where the drift leads, and noise may leave the upper end open.
+        high_99, high_90 = (one["high"] or math.inf for one in (at_99, at_90))
+        assert at_99["low"] <= at_90["low"] <= at_90["ratio"] == at_99["ratio"] <= high_90 <= high_99
     run.write_json(run.suite_json, {"suite": "pytorch-ddp", "confidence": "high"})
     assert main(["report", str(run.path)]) == USER_ERROR
     assert "confidence 'high'; expected a number such as 0.95" in capsys.readouterr().err
