@@ -45,6 +45,8 @@ from tests.plugin.site import outcome_in
 A_DAY_S = 86_400.0
 # The driver's samples come ten times a second, so that their edges are not those of a block.
 ENERGY_ERROR = 0.02
+# Where nobody asks what telemetry says of a block.
+SHORT_BLOCKS = "--ddp-block=0.02s"
 TRAINING_AND_CHECKS = ("-k", "test_node_check or test_devices or test_throughput")
 GPUS = [(HOST, number, uuid_of(number)) for number in range(8)]
 ADDRESSES = [f"00000000:{0x10 + number:02X}:00.0" for number in range(8)]
@@ -386,7 +388,7 @@ def one_lost(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFact
     site = _site(tmp_path_factory)
     lost, bad = replace(A100, failures={ANY_FUNCTION: GPU_IS_LOST}), replace(A100, ecc=Ecc(uncorrected_volatile=3))
     machine = _machine(nvml_library_directory, site.parent, [A100, lost, bad])
-    return begin(site, machine, *TRAINING_AND_CHECKS).ended()
+    return begin(site, machine, *TRAINING_AND_CHECKS, SHORT_BLOCKS).ended()
 
 
 def test_a_lost_gpu_moves_no_finding_to_another_one(one_lost: EndedSession) -> None:
