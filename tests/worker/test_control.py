@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from torch.distributed import DistError, DistStoreError, TCPStore
 from torch.torch_version import TorchVersion
 
 from pytest_ddpscale.worker.control import KEYS_AT_ONCE, Control, connect
+from tests.forks.start import command
 
 
 @pytest.fixture
@@ -171,30 +171,12 @@ def test_a_worker_that_no_agent_started_says_so(monkeypatch: pytest.MonkeyPatch)
         connect(timedelta(seconds=1))
 
 
-INTRUDER = """
-import sys
-from datetime import timedelta
-from torch.distributed import TCPStore
-port, attack = int(sys.argv[1]), sys.argv[2]
-store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=20))
-if attack == "guesses":
-    store.set("control/round", '["ddp@2"]')
-else:
-    (key,) = (key for key in store.list_keys() if key.endswith("control/round"))
-    known = store.get(key).decode()
-    store.set(key, {"forges": '["alone"]', "changes": known.replace("ddp@2", "alone"), "moves": known}[attack])
-    if attack == "moves":
-        store.set(key.replace("round", "other"), known)
-print("done", flush=True)
-"""
-
-
 class TestSecondProcess:
     """Any local process can use the store; what it writes counts for nothing."""
 
     def intrude(self, store: TCPStore, attack: str) -> None:
-        command = [sys.executable, "-c", INTRUDER, str(store.port), attack]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        program = command("tests.worker.intruder", str(store.port), attack)
+        said = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
         assert said.stdout == "done\n", said.stderr
 
     @pytest.fixture
