@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from pytest_ddpscale.cli import main
 from pytest_ddpscale.settings import OPTIONS, read_value
 from tests.benchmarks.scripts import BENCHMARKS, benchmark
 from tests.since import since
@@ -185,13 +186,16 @@ def test_benchmarks_take_the_options_they_are_given(healthy: Collected, monkeypa
         assert benchmark(Path(command[0]).stem).parse_arguments().rounds >= 16
 
 
-def test_tools_take_the_options_they_are_given(healthy: Collected) -> None:
+def test_tools_take_the_options_they_are_given(
+    healthy: Collected, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     tools = [one for one in healthy.commands if "pytest_ddpscale.cli" in one[1]]
     assert len(tools) == 4
-    for command in tools:
-        environ = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run([sys.executable, *command], env=environ, capture_output=True, text=True, timeout=60)
-        assert "no NVIDIA GPU is visible here" in done.stderr  # nothing else is wrong
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for flag, code, *arguments in tools:
+        assert (flag, code) == ("-c", "import sys; from pytest_ddpscale.cli import main; sys.exit(main())")
+        main(arguments)
+        assert "no NVIDIA GPU is visible here" in capsys.readouterr().err  # nothing else is wrong
 
 
 def test_a_part_that_fails_stops_no_other_and_skipped_tests_are_no_evidence(tmp_path: Path) -> None:
