@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pytest_ddpscale import cli
 from tests.docs_pages.commands import ROOT, blocks
+from tests.plugin.prepared import PreparedPytest
 
 NEEDS_NOTHING = re.compile(
     r"ddpscale (simulate|thresholds (show|check)|report|compare|runs|init)\b"
@@ -21,17 +20,34 @@ NEEDS_NOTHING = re.compile(
 SKIPPED = "…"
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreparedPytest]:
+    """What starts pytest for all commands."""
+    server = PreparedPytest(tmp_path_factory.mktemp("byte-code"), tmp_path_factory.mktemp("matplotlib"))
+    yield server
+    server.close()
+
+
 @pytest.mark.parametrize("document", ["docs/tutorial.md", "README.md"])
 def test_what_a_document_shows_is_what_is_printed(
-    document: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    document: str,
+    prepared: PreparedPytest,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "site").mkdir()
+    monkeypatch.chdir(tmp_path / "site")
     monkeypatch.setenv("COLUMNS", "100")
     commands = shown(document)
     assert commands
     for command, lines in commands:
         program, *arguments = shlex.split(re.sub(r"\s+# .*|>.*", "", command))
-        output = printed_by_pytest(arguments) if program == "pytest" else printed_by_ddpscale(arguments, capsys)
+        output = (
+            printed_by_pytest(prepared, tmp_path, arguments)
+            if program == "pytest"
+            else printed_by_ddpscale(arguments, capsys)
+        )
         assert missing_line(lines, output) is None, f"{command} prints:\n{output}"
 
 
@@ -54,13 +70,10 @@ def printed_by_ddpscale(arguments: list[str], capture: pytest.CaptureFixture[str
     return said.out
 
 
-def printed_by_pytest(arguments: list[str]) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    return done.stdout
+def printed_by_pytest(prepared: PreparedPytest, folder: Path, arguments: list[str]) -> str:
+    done = prepared.run(folder, ["-p", "no:cacheprovider", *arguments], timeout_s=120)
+    assert done.ret in (0, 1), [*done.outlines, *done.errlines]
+    return "\n".join(done.outlines)
 
 
 def missing_line(lines: list[str], output: str) -> str | None:
