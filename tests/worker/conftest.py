@@ -31,3 +31,12 @@ def fake_gang_of_eight() -> Iterator[None]:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def scalar_kernels() -> Iterator[None]:
+    """torch.compile that tries no vector instructions and starts no processes, which costs more than its kernels."""
+    from torch._inductor import config
+
+    with config.patch({"compile_threads": 1, "cpp.vec_isa_ok": False}):
+        yield

@@ -267,7 +267,9 @@ def test_a_compiled_arm_keeps_its_trainer_so_that_it_compiles_once(
 
 
 @needs_compiler
-def test_torch_compile_trains_after_ddp(gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_compile_trains_after_ddp(
+    gloo_of_one: None, scalar_kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         arms_module, "build_trained_model", lambda workload, device: TwoKernels(3 * 8 * 8, workload.family.num_classes)
     )

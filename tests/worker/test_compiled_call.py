@@ -17,7 +17,7 @@ BATCHES = range(2, 12)
 
 
 @pytest.fixture(autouse=True)
-def as_in_a_new_process() -> Iterator[None]:
+def as_in_a_new_process(scalar_kernels: None) -> Iterator[None]:
     forget_compiled()
     counters.clear()
     yield

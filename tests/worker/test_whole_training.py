@@ -138,7 +138,7 @@ def test_what_fills_up_a_batch_is_never_classified_rightly() -> None:
 
 @needs_compiler
 def test_compiling_has_a_span_of_its_own_in_the_first_epoch_only(
-    one_rank: None, monkeypatch: pytest.MonkeyPatch
+    one_rank: None, scalar_kernels: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(whole_training, "_model_of", lambda run, device: TwoKernels(3 * 32 * 32, 10))
     forget_compiled()
