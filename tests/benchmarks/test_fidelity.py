@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from tests.benchmarks.scripts import BENCHMARKS
+import pytest
+
+from tests.benchmarks.scripts import benchmark
+from tests.forks.script import python_exec
+from tests.forks.start import command
+
+fidelity = benchmark("fidelity")
+POPEN = subprocess.Popen
 
 
-def test_one_rank_on_a_cpu_times_both_loops(tmp_path: Path) -> None:
-    script, result = BENCHMARKS / "fidelity.py", tmp_path / "fidelity.json"
-    options = ["--device=cpu", "--ranks=1", "--rounds=2", "--launches=1", "--block-steps=1", "--image-size=32"]
-    done = subprocess.run(
-        [sys.executable, script, *options, "--batch-size=2", f"--json={result}"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+def forked(program: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """torchrun, from a fork."""
+    interpreter, flag, module, *arguments = program
+    assert (interpreter, flag) == (sys.executable, "-m")
+    return POPEN(command(module, *arguments), **options)
+
+
+def test_one_rank_on_a_cpu_times_both_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = tmp_path / "fidelity.json"
+    options = ["--device=cpu", "--ranks=1", "--rounds=2", "--launches=1", "--block-steps=1", "--image-size=32",
+               "--model=shufflenet_v2_x0_5"]  # fmt: skip
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHON_EXEC", python_exec(tmp_path))  # read by torchrun
+    monkeypatch.setattr(fidelity.subprocess, "Popen", forked)
+    monkeypatch.setattr(sys, "argv", ["fidelity.py", *options, "--batch-size=2", f"--json={result}"])
+    assert fidelity.main() == 0
     [agreement] = json.loads(result.read_text(encoding="utf-8"))["agreements"]
     assert (agreement["world_size"], agreement["pairs"]) == (1, 2)
     assert set(agreement["samples_per_s"]) == {"bare", "worker"}

@@ -1,0 +1,34 @@
+"""``python -m tests.forks.script -u FILE ARGUMENT...``: ``python -u FILE ARGUMENT...``, from a fork.
+
+With `python_exec` as PYTHON_EXEC, torchrun starts its ranks so.
+"""
+
+from __future__ import annotations
+
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+from tests.forks.start import command
+
+
+def python_exec(folder: Path) -> str:
+    """A program, made in a folder, that takes the arguments of an interpreter as torchrun writes them."""
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(command("tests.forks.script"))} "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    return str(program)
+
+
+def main() -> None:
+    """As the module says."""
+    _, unbuffered, file, *arguments = sys.argv
+    assert unbuffered == "-u"
+    sys.argv = [file, *arguments]
+    sys.path.insert(0, str(Path(file).parent))
+    runpy.run_path(file, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
