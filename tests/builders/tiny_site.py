@@ -6,7 +6,7 @@ _HEAD = """\
 schema_version: 2
 sources: {paper: nobody}
 workloads:
-  tiny: {model: shufflenet_v2_x0_5, precision: fp32, image_size: 32, memory_format: contiguous, num_classes: 10}
+  tiny: {model: squeezenet1_1, precision: fp32, image_size: 32, memory_format: contiguous, num_classes: 10}
 skus:
 """
 
