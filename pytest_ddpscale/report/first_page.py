@@ -8,11 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.plan.metric_catalogue import (
-    GENERATION_RATIO,
-    THROUGHPUT_PER_GPU,
-    WEAK_SCALING_EFFICIENCY,
-)
+from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.report import coverage_text, digits, text
 from pytest_ddpscale.report.cause import Cause
 from pytest_ddpscale.report.coverage_text import software_line

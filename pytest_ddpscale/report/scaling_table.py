@@ -16,8 +16,8 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.util.digits import percent
 
 if TYPE_CHECKING:
+    from pytest_ddpscale.report.scaling_curves import ScalingSeries
     from pytest_ddpscale.report.scaling_facts import ScalingFact, SweetSpots, TrainingJob
-    from pytest_ddpscale.report.scaling_series import ScalingSeries
     from pytest_ddpscale.run.evidence import Evidence
     from pytest_ddpscale.run.verdicts import Verdict
 
@@ -45,8 +45,8 @@ def _headings(series: ScalingSeries) -> tuple[str, ...]:
 
 def scaling_tables(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[ScalingTable]:
     """A table for each study with at least two sizes, for one epoch of ImageNet."""
+    from pytest_ddpscale.report.scaling_curves import scaling_series
     from pytest_ddpscale.report.scaling_facts import TrainingJob, scaling_facts, sweet_spots
-    from pytest_ddpscale.report.scaling_series import scaling_series
 
     # A price of 1 makes the costs GPU-hours and kWh.
     job = TrainingJob(IMAGENET, gpu_hour_price=1.0, kwh_price=1.0)
@@ -114,7 +114,7 @@ def _refuse_nonsense(option: str, number: float | None) -> None:
 
 def _series(directory: Path) -> tuple[list[ScalingSeries], bool]:
     """The measured sizes of a run, and whether it was simulated. Raises BadInput."""
-    from pytest_ddpscale.report.scaling_series import scaling_series
+    from pytest_ddpscale.report.scaling_curves import scaling_series
     from pytest_ddpscale.run.evidence import read_evidence
     from pytest_ddpscale.run.run_directory import RunDirectory
     from pytest_ddpscale.run.verdicts import read_judgement

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_ddpscale.report.figures.curve import Curve, Point
 from pytest_ddpscale.report.figures.drawing import (
     BAD,
     DASHES,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _LEFT, _RIGHT, _ABOVE, _BELOW, _HEIGHT = 0.65, 0.1, 0.3, 0.45, 2.1  # of a plot and around it, in inches
+_WIDEST = 2.0  # an interval is drawn up to this factor from the value: a wide one would squeeze all curves
 _MOST_COLUMNS, _LOW = 4, 1.4  # of panels, and their height
 _SECOND_RIGHT = 0.55
 _MOST_MARKS = 40  # more markers would hide the curve
@@ -41,6 +41,66 @@ _PROVISIONAL = _BOUND | {"linestyle": (0, (1, 1))}
 _INTERVAL: dict[str, Any] = {"linewidth": 2.5, "alpha": 0.5}
 _MISSED: dict[str, Any] = {"color": BAD, "marker": "X", "markersize": 8, "linestyle": "none", "markeredgecolor": PAPER}
 _Signs = Sequence[tuple[str, dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value.
+
+    Attributes:
+        interval: of the value, the one that decides; None without one.
+        is_failed: whether the value misses its bound.
+    """
+
+    x: float
+    value: float
+    interval: tuple[float, float] | None = None
+    is_failed: bool = False
+
+    @property
+    def drawn_interval(self) -> tuple[float, float] | None:
+        """The interval as far as it is drawn; None if there is none."""
+        if self.interval is None or any(map(math.isnan, self.interval)):
+            return None
+        low, high = self.interval
+        return max(low, self.value / _WIDEST), min(high, self.value * _WIDEST)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The bound of a requirement; `provisional` without a published source."""
+
+    x: float
+    value: float
+    provisional: bool = False
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One curve.
+
+    Attributes:
+        points: by ascending x, as are `bounds`.
+        is_second: whether its values are on the right axis.
+        place: of its colour and marker, the same in all charts of a page; None for its place in the chart.
+    """
+
+    name: str
+    points: Sequence[Point]
+    bounds: Sequence[Bound] = ()
+    is_second: bool = False
+    place: int | None = None
+
+    @property
+    def xs(self) -> set[float]:
+        """Where it has a value or a bound."""
+        return {*(point.x for point in self.points), *(bound.x for bound in self.bounds)}
+
+    @property
+    def extent(self) -> list[float]:
+        """Values that have to be inside a chart."""
+        ends = [end for point in self.points for end in point.drawn_interval or ()]
+        return [*(point.value for point in self.points), *ends, *(bound.value for bound in self.bounds)]
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,14 @@ _HOW = "Judged values with their intervals; sizes without a requirement are esti
 
 def scaling_panels(quantity: Quantity, every: Sequence[ScalingCurve], device: str) -> tuple[Drawing | None, str]:
     """The panels of workloads with several world sizes, None without any, and the caption, which tells all others."""
-    curves = [one for one in every if len(one.curve.xs) > 1]
+    curves = [one for one in every if len(one.xs) > 1]
     alone = [f"Only one world size: {_in_words(one, quantity, device)}." for one in every if one not in curves]
     if not curves:
         return None, " ".join(alone)
     unit, devices = curves[0].unit, "GPUs" if device == "GPU" else "CPU ranks"
+    axis = quantity.axis.format(device=device, unit=" or ".join(dict.fromkeys(curve.unit for curve in curves)))
     axes = LineAxes(
-        f"world size ({devices})", quantity.axis_of(curves, device), x_is_log=True,
+        f"world size ({devices})", axis, x_is_log=True,
         number=lambda value: bare_number(value / quantity.factor, unit),
         interval=f"{100 * curves[0].confidence:g} % confidence interval",
     )  # fmt: skip
@@ -31,7 +32,7 @@ def scaling_panels(quantity: Quantity, every: Sequence[ScalingCurve], device: st
         axes = replace(axes, ideal="hundred", values="per cent")
     elif quantity is SPEEDUP:
         axes = replace(axes, ideal="diagonal", values="log 2", ideal_name=f"ideal: one per {device}")
-    drawing = panels(axes, [one.curve for one in curves], is_y_shared=quantity is not THROUGHPUT)
+    drawing = panels(axes, curves, is_y_shared=quantity is not THROUGHPUT)
     said = "; ".join(_in_words(curve, quantity, device) for curve in curves)
     notes = [f"{note}." for note in place_notes(curves, device)]
     return drawing and replace(drawing, said=said), " ".join([_HOW, *notes, *alone])
@@ -45,4 +46,4 @@ def _in_words(curve: ScalingCurve, quantity: Quantity, device: str) -> str:
         where, missed = f" ({point.where})" if point.where else "", ", misses its bound" if point.is_failed else ""
         value = number_text(point.value / quantity.factor, curve.unit)
         said.append(f"{value} on {point.world_size} {devices}{where}{missed}")
-    return f"{curve.workload}: {', '.join(said)}"
+    return f"{curve.name}: {', '.join(said)}"
