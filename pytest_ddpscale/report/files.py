@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace as replaced
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from pytest_ddpscale.errors import WritingError
-from pytest_ddpscale.report.figures.figure import Figure
 from pytest_ddpscale.report.live_progress import LIVE
 from pytest_ddpscale.report.next_steps import cause_records
 from pytest_ddpscale.run.evidence import Evidence
@@ -18,6 +18,9 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import OPERATOR, RunRecord, ThresholdsUsed
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.atomic_writing import write_atomically
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.report.figures.of_run import Figure
 
 
 def write_reports(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,10 +18,9 @@ from markupsafe import Markup, escape
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import cause, digits, first_page, page_tables, plan_text, profile_text, text
-from pytest_ddpscale.report.breakdown import breakdown_of, headings
+from pytest_ddpscale.report.breakdown import breakdown
 from pytest_ddpscale.report.coverage_text import software_versions
-from pytest_ddpscale.report.figures.figure import Figure
-from pytest_ddpscale.report.figures.of_run import figures
+from pytest_ddpscale.report.figures.of_run import Figure, figures
 from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S
 from pytest_ddpscale.report.node_table import node_table
 from pytest_ddpscale.report.requirement_groups import PROVISIONAL, requirement_parts, sources
@@ -103,8 +102,8 @@ def render_html(
             for group in waived_groups(judgement)
         ],
         lowered=page_tables.lowered_table(judgement) if judgement.lowered else "",
-        breakdown=_breakdown(evidence),
-        scaling=[] if goes_on else [*_scaling(evidence, judgement)],
+        breakdown=breakdown(evidence),
+        scaling=[] if goes_on else scaling_tables(evidence, judgement.verdicts),
         profiles=evidence.profiles,
         exposed=profile_text.exposed_rows(evidence),
         certainty=[*certainty_lines(judgement)],
@@ -131,20 +130,6 @@ def _contents(judgement: Judgement, *, has_figures: bool) -> list[str]:
         "Method",
         "Record",
     ]
-
-
-def _breakdown(evidence: Evidence) -> Markup | str:
-    caption = "Step times over the raw steps of all ranks; throughput at the pace of the slowest rank"
-    rows = breakdown_of(evidence)
-    found = tables.html(tables.table(headings(evidence.plan), rows, of_numbers=True), caption)
-    return Markup(found) if rows else ""  # noqa: S704 (escaped within)
-
-
-def _scaling(evidence: Evidence, judgement: Judgement) -> Iterator[tuple[Markup, list[str]]]:
-    """The table of each study, and what follows from it."""
-    for one in scaling_tables(evidence, judgement.verdicts):
-        found = tables.html(tables.table(one.headings, one.rows, of_numbers=True), one.study)
-        yield Markup(found), one.remarks  # noqa: S704 (escaped within)
 
 
 def _meanings(judgement: Judgement) -> list[tuple[str, str]]:

@@ -15,8 +15,7 @@ import pytest
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.report.figures.figure import Figure
-from pytest_ddpscale.report.figures.of_run import figures, write_pngs
+from pytest_ddpscale.report.figures.of_run import Figure, figures, write_pngs
 from pytest_ddpscale.report.figures.step_bars import MOST_BARS
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence

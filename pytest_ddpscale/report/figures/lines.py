@@ -7,23 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_ddpscale.report.figures.drawing import (
-    BAD,
-    DASHES,
-    INK,
-    MARKERS,
-    NARROW,
-    PAPER,
-    SERIES,
-    SMALL,
-    WIDE,
-    Drawing,
-    Sheet,
-    drawable,
-    legend_height,
-    set_ticks,
-    thinned,
-)
+from pytest_ddpscale.report.figures import drawing
+from pytest_ddpscale.report.figures.drawing import INK, SERIES, SMALL, WIDE, Drawing, Sheet, drawable, legend_height
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +24,13 @@ _IDEAL: dict[str, Any] = {"color": INK, "alpha": 0.6, "linestyle": (0, (5, 3)), 
 _BOUND: dict[str, Any] = {"color": INK, "linewidth": 2.0}
 _PROVISIONAL = _BOUND | {"linestyle": (0, (1, 1))}
 _INTERVAL: dict[str, Any] = {"linewidth": 2.5, "alpha": 0.5}
-_MISSED: dict[str, Any] = {"color": BAD, "marker": "X", "markersize": 8, "linestyle": "none", "markeredgecolor": PAPER}
+_MISSED: dict[str, Any] = {
+    "color": drawing.BAD,
+    "marker": "X",
+    "markersize": 8,
+    "linestyle": "none",
+    "markeredgecolor": drawing.PAPER,
+}
 _Signs = Sequence[tuple[str, dict[str, Any]]]
 
 
@@ -138,7 +129,7 @@ def line_chart(axes: LineAxes, curves: Sequence[Curve]) -> Drawing | None:
         return None
     signs = [(drawable(curve.name), _style(curve, order)) for order, curve in enumerate(drawn)] + _signs(axes, drawn)
     names = [name for name, _ in signs]
-    width = WIDE if legend_height(names, NARROW) > _HEIGHT / 2 else NARROW
+    width = WIDE if legend_height(names, drawing.NARROW) > _HEIGHT / 2 else drawing.NARROW
     below = _BELOW + legend_height(names, width)
 
     def paint(sheet: Sheet) -> None:
@@ -165,7 +156,7 @@ def panels(axes: LineAxes, curves: Sequence[Curve], *, is_y_shared: bool) -> Dra
         return None
     xs = sorted(set[float]().union(*(curve.xs for curve in curves)))
     columns = min(len(curves), _MOST_COLUMNS)
-    rows, width = -(-len(curves) // columns), NARROW if columns == 1 else WIDE
+    rows, width = -(-len(curves) // columns), drawing.NARROW if columns == 1 else WIDE
     down = _ABOVE + (_HEIGHT if columns < 3 else _LOW) + 0.25
     signs = [("value", _style(curves[0], 0)), *_signs(axes, curves)]
     below = _BELOW - 0.2 + legend_height([name for name, _ in signs], width)
@@ -195,8 +186,8 @@ def _scale(plot: Axes, axes: LineAxes, curves: Sequence[Curve], xs: Sequence[flo
     ends = (xs[0] / 1.6, xs[-1] * 1.6) if axes.x_is_log else (xs[0] - margin, xs[-1] + margin)
     if axes.x_is_log:
         plot.set_xscale("log", base=2)
-        ticks = thinned(xs, _MOST_TICKS)
-        set_ticks(plot.xaxis, ticks, [axes.x_name(tick) for tick in ticks])
+        ticks = drawing.thinned(xs, _MOST_TICKS)
+        drawing.set_ticks(plot.xaxis, ticks, [axes.x_name(tick) for tick in ticks])
     plot.set_xlim(ends)
     if axes.values.startswith("log"):
         base = int(axes.values.removeprefix("log "))
@@ -205,7 +196,7 @@ def _scale(plot: Axes, axes: LineAxes, curves: Sequence[Curve], xs: Sequence[flo
         plot.set_yscale("log", base=base)
         plot.set_ylim(low / 1.2, high * 1.4)
         powers = [float(base) ** i for i in range(math.ceil(math.log(low, base)), math.floor(math.log(high, base)) + 1)]
-        set_ticks(plot.yaxis, thinned(powers, _MOST_TICKS) or [low])
+        drawing.set_ticks(plot.yaxis, drawing.thinned(powers, _MOST_TICKS) or [low])
     else:
         plot.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
         # Differences of a few per cent matter near 100 %, so start below the lowest value, at a multiple of 5.
@@ -226,8 +217,9 @@ def _style(curve: Curve, order: int) -> dict[str, Any]:
     """Colour, dashes and marker, so that curves differ without colour."""
     place = order if curve.place is None else curve.place
     return {
-        "color": SERIES[place % len(SERIES)], "linestyle": DASHES[place % len(DASHES)], "linewidth": 1.3,
-        "marker": MARKERS[place % len(MARKERS)] if len(curve.points) <= _MOST_MARKS else "", "markersize": 4,
+        "color": SERIES[place % len(SERIES)], "linewidth": 1.3, "markersize": 4,
+        "linestyle": drawing.DASHES[place % len(drawing.DASHES)],
+        "marker": drawing.MARKERS[place % len(drawing.MARKERS)] if len(curve.points) <= _MOST_MARKS else "",
     }  # fmt: skip
 
 
@@ -266,7 +258,7 @@ def _write_numbers(plot: Axes, axes: LineAxes, curve: Curve, doubling: float) ->
             low, high = point.drawn_interval or (point.value, point.value)
             plot.annotate(
                 number, (point.x, low if below else high), (0, -4 if below else 3), textcoords="offset points",
-                ha="center", va="top" if below else "bottom", fontsize=SMALL, color=BAD if below else INK,
+                ha="center", va="top" if below else "bottom", fontsize=SMALL, color=drawing.BAD if below else INK,
                 fontweight="bold" if below else "normal",
             )  # fmt: skip
 

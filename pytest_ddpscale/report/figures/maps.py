@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.gpu_name import gpu_number
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.listing import by_number
 from pytest_ddpscale.util.tables import Table, table
 
 MOST_NODES = 64
@@ -236,9 +236,3 @@ def _binned(unordered: Collection[str]) -> tuple[dict[str, int], list[str]]:
         for group in groups
     ]
     return {host: i for i, group in enumerate(groups) for host in group}, names
-
-
-def by_number(host: str) -> list[tuple[int, str]]:
-    """Sort key that puts node2 before node10."""
-    parts = (part.lstrip("0") if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", host)))
-    return [(len(part) if i % 2 else 0, part) for i, part in enumerate(parts)]

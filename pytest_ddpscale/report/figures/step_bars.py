@@ -14,11 +14,11 @@ from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.digits import number_text
 from pytest_ddpscale.report.figures.bars import BarRow, bars
 from pytest_ddpscale.report.figures.drawing import BAD, INK, SERIES, Drawing
-from pytest_ddpscale.report.figures.maps import by_number
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns
 from pytest_ddpscale.run.records import RankPlace
 from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.listing import by_number
 
 MOST_BARS = 16  # half a screen
 # The parts differ in opacity, so that they can be distinguished without colour.
@@ -79,10 +79,8 @@ def _levels(columns: Columns, plan: Plan, study: Study, arm: Arm) -> list[tuple[
 
 def _totals(step_s: float, trained: ArmRounds) -> str:
     said = [number_text(step_s * 1000, "ms")]
-    busy, power = (
-        trained.measured.reading("utilization"),
-        trained.measured.reading("energy_j") / trained.measured.seconds,
-    )
+    busy = trained.measured.reading("utilization")
+    power = trained.measured.reading("energy_j") / trained.measured.seconds
     if not np.isnan(busy).all():
         said.append(f"{percent(_median(busy))} busy")
     if not np.isnan(power).all():
