@@ -5,20 +5,22 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
-from pytest_ddpscale.report import coverage_text, digits, text
-from pytest_ddpscale.report.cause import Cause
+from pytest_ddpscale.report import coverage_text, digits, profile_text, text
+from pytest_ddpscale.report.cause import Cause, warning_text, warnings
 from pytest_ddpscale.report.coverage_text import software_line
 from pytest_ddpscale.report.next_steps import next_steps
-from pytest_ddpscale.report.sentences import last_acceptance_lines
+from pytest_ddpscale.report.sentences import NOT_COVERED, certainty_lines, last_acceptance_lines, not_tested_lines
 from pytest_ddpscale.report.text import Style
 from pytest_ddpscale.report.unmet import counts_text, waived_groups
 from pytest_ddpscale.run.cause_kinds import NextStep
 from pytest_ddpscale.run.coverage import Coverage
-from pytest_ddpscale.run.run_json import OPERATOR, SITE, TICKET, Resumed, RunRecord, in_utc
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.run_json import OPERATOR, SITE, TICKET, WATERMARK, Resumed, RunRecord, in_utc
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.listing import by_number, first_few
 
@@ -32,8 +34,7 @@ _STYLES: dict[str, Style] = {
 }
 
 
-@dataclass(frozen=True)
-class KeyNumber:
+class KeyNumber(NamedTuple):
     """One of the four numbers, as texts: title, value, what it is a number of, bound and verdict."""
 
     title: str
@@ -46,6 +47,36 @@ class KeyNumber:
     def style(self) -> Style:
         """Style of the verdict."""
         return _STYLES.get(self.word, "undecided")
+
+
+def shared(
+    judgement: Judgement, run: RunRecord, evidence: Evidence | None, causes: Sequence[Cause], *, goes_on: bool = False
+) -> dict[str, Any]:
+    """What the templates of both reports show, by the names they use; surveys and profiles only with evidence."""
+    is_simulated, surveys = judgement.simulated or run.is_simulated(), evidence.surveys.values() if evidence else ()
+    versions = coverage_text.software_versions(run, surveys)
+    has_gpus = evidence is None or evidence.plan.device_type == "cuda"
+    return {
+        "judgement": judgement,
+        "run": run,
+        "versions": versions,
+        "watermark": WATERMARK if is_simulated else "",
+        "judged": f"Judged for {judgement.sku}: {counts_text(judgement)}.",
+        "causes": told_causes(causes, judgement, run),
+        "again": "" if goes_on else command_again(judgement, run),
+        "warnings": [warning_text(one, judgement) for one in warnings(judgement)],
+        "key_numbers": key_numbers(judgement),
+        "facts": facts(judgement, run, versions, has_gpus=has_gpus),
+        "reservations": [*reservations(judgement)],
+        "not_tested": not_tested_lines(judgement),
+        "not_covered": [*NOT_COVERED],
+        "signatures": signatures(judgement, run),
+        "not_signed": why_nobody_signs(is_simulated=is_simulated, goes_on=goes_on),
+        "certainty": [*certainty_lines(judgement)],
+        "profiles": evidence.profiles if evidence else [],
+        "exposed": profile_text.exposed_rows(evidence) if evidence else [],
+        "digests": digests(judgement, run),
+    }
 
 
 def told_causes(found: Sequence[Cause], judgement: Judgement, run: RunRecord) -> list[tuple[Cause, list[NextStep]]]:
@@ -130,11 +161,6 @@ def _first(hosts: Iterable[str]) -> str:
 
 def _hosts(verdicts: Iterable[Verdict], *, is_certain: bool = True) -> set[str]:
     return {one.host for verdict in verdicts for one in verdict.culprits if one.is_certain == is_certain}
-
-
-def judged_text(judgement: Judgement) -> str:
-    """``Judged for b200: 16 of 93 requirements not met (14 failed, 2 undecided), 53 passed, 24 only warn.``"""
-    return f"Judged for {judgement.sku}: {counts_text(judgement)}."
 
 
 def facts(judgement: Judgement, run: RunRecord, versions: dict[str, str], *, has_gpus: bool) -> list[tuple[str, str]]:

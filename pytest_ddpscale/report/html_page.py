@@ -19,16 +19,15 @@ from markupsafe import Markup, escape
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import cause, digits, first_page, page_tables, plan_text, profile_text, text
 from pytest_ddpscale.report.breakdown import breakdown
-from pytest_ddpscale.report.coverage_text import software_versions
 from pytest_ddpscale.report.figures.of_run import Figure, figures
 from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S
 from pytest_ddpscale.report.node_table import node_table
 from pytest_ddpscale.report.requirement_groups import PROVISIONAL, requirement_parts, sources
 from pytest_ddpscale.report.scaling_table import scaling_tables
-from pytest_ddpscale.report.sentences import NOT_COVERED, certainty_lines, launches_sentence, not_tested_lines
+from pytest_ddpscale.report.sentences import launches_sentence
 from pytest_ddpscale.report.unmet import explained_text, waived_groups
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
+from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util import tables
@@ -62,30 +61,15 @@ def render_html(
         drawn: its figures; None to draw them.
         goes_on: whether it is still measured.
     """
-    is_simulated = judgement.simulated or run.is_simulated()
-    versions = software_versions(run, evidence.surveys.values())
-    has_gpus = evidence.plan.device_type == "cuda"
     causes = _causes_so_far(judgement) if goes_on else cause.causes(judgement)
     shown = figures(evidence, judgement, run) if drawn is None else drawn
+    told = first_page.shared(judgement, run, evidence, causes, goes_on=goes_on)
     return page_template("report.html.j2").render(
-        judgement=judgement,
-        run=run,
+        **told,
         plan=evidence.plan,
         live=Markup(LIVE) if goes_on else "",  # noqa: S704 (ours)
         contents=_contents(judgement, has_figures=bool(shown)),
-        watermark=WATERMARK if is_simulated else "",
         headline=_headline_so_far(judgement) if goes_on else cause.headline(judgement),
-        judged=first_page.judged_text(judgement),
-        causes=first_page.told_causes(causes, judgement, run),
-        again="" if goes_on else first_page.command_again(judgement, run),
-        warnings=[cause.warning_text(one, judgement) for one in cause.warnings(judgement)],
-        key_numbers=first_page.key_numbers(judgement),
-        facts=first_page.facts(judgement, run, versions, has_gpus=has_gpus),
-        reservations=[*first_page.reservations(judgement)],
-        not_tested=not_tested_lines(judgement),
-        not_covered=[*NOT_COVERED],
-        signatures=first_page.signatures(judgement, run),
-        not_signed=first_page.why_nobody_signs(is_simulated=is_simulated, goes_on=goes_on),
         first_figures=sorted(
             (one for one in shown if one.id in _FIRST_FIGURES), key=lambda one: _FIRST_FIGURES.index(one.id)
         ),
@@ -93,7 +77,7 @@ def render_html(
         parts=requirement_parts(judgement, causes),
         provisional=[one for one in judgement.verdicts if text.is_provisional(one)],
         sources=sources(judgement.verdicts),
-        launches=_capitalised(launches_sentence(judgement.verdicts)),
+        launches=launches_sentence(judgement.verdicts),
         nodes=page_tables.nodes_table(node_table(judgement, run)),
         coverage=[*page_tables.coverage_tables(judgement.coverage)] if judgement.coverage else [],
         topologies=topologies([*evidence.surveys.values()]),
@@ -104,15 +88,11 @@ def render_html(
         lowered=page_tables.lowered_table(judgement) if judgement.lowered else "",
         breakdown=breakdown(evidence),
         scaling=[] if goes_on else scaling_tables(evidence, judgement.verdicts),
-        profiles=evidence.profiles,
-        exposed=profile_text.exposed_rows(evidence),
-        certainty=[*certainty_lines(judgement)],
         meanings=_meanings(judgement),
         startup=_startup(run),
-        digests=first_page.digests(judgement, run),
         command=shlex.join(run.argv),
         hosts=page_tables.hosts_table(run),
-        software=page_tables.software_table(run, versions),
+        software=page_tables.software_table(run, told["versions"]),
     )
 
 
@@ -120,16 +100,8 @@ def _contents(judgement: Judgement, *, has_figures: bool) -> list[str]:
     """Titles of the sections after the first; ids are the same in lower case."""
     provisional = any(map(text.is_provisional, judgement.verdicts))
     qualified = judgement.waived or judgement.lowered or judgement.altered or provisional
-    figures = ["Figures"] if has_figures else []
-    return [
-        *figures,
-        "Requirements",
-        "Nodes",
-        *(["Reservations"] if qualified else []),
-        "Telemetry",
-        "Method",
-        "Record",
-    ]
+    of_figures, of_reservations = ["Figures"] * has_figures, ["Reservations"] * bool(qualified)
+    return [*of_figures, "Requirements", "Nodes", *of_reservations, "Telemetry", "Method", "Record"]
 
 
 def _meanings(judgement: Judgement) -> list[tuple[str, str]]:
@@ -137,10 +109,6 @@ def _meanings(judgement: Judgement) -> list[tuple[str, str]]:
     metrics = dict.fromkeys(one.metric for one in judgement.verdicts)
     checks = [(text.short_name(one), text.check_text(one)) for one in judgement.verdicts]
     return [*((METRICS[name].title, METRICS[name].meaning) for name in metrics), *(one for one in checks if one[1])]
-
-
-def _capitalised(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
 
 
 def _headline_so_far(judgement: Judgement) -> str:

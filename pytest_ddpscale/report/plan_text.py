@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pytest_ddpscale.plan.estimate import UNKNOWN, estimate, pairs_seconds, probes_seconds, usual_seconds
+from pytest_ddpscale.plan.estimate import UNKNOWN, estimate, study_times
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.text import count_text
@@ -36,20 +36,18 @@ def plan_lines(
         f"about {whole.seconds / 60:.1f} min on {count_text(plan.world_size, device)}{where} = "
         f"{whole.device_hours:.2f} {device}-hours (at most {whole.most_seconds / 60:.1f} min)"
     )
-    rows: list[tuple[str, float, str]] = []
+    rounds = {study.id: f"{_rounds_text(plan, study)} of {_arms_text(study)}" for study in once}
     if plan.probes is not None:
         names = ", ".join(probe.name for probe in plan.probes.arms)
-        rows.append((plan.probes.id, probes_seconds(plan.probes), f"at most {plan.probes.rounds} rounds of {names}"))
-    for study in once:
-        seconds = plan.launches * usual_seconds(plan, study, samples_per_s)
-        rows.append((study.id, seconds, f"{_rounds_text(plan, study)} of {_arms_text(study)}"))
+        rounds[plan.probes.id] = f"at most {plan.probes.rounds} rounds of {names}"
     if plan.pairs is not None:
-        rounds = len(first_rounds(plan.nodes))
-        rows.append(
-            (plan.pairs.id, pairs_seconds(plan.nodes), f"at least {count_text(rounds, 'round')} of pairs of nodes")
-        )
-    cells = [(f"  {name}", f"{seconds / 60:4.1f} min", what) for name, seconds, what in rows]
-    return [head, *text_lines(table(("", "", ""), cells))]
+        rounds[plan.pairs.id] = f"at least {count_text(len(first_rounds(plan.nodes)), 'round')} of pairs of nodes"
+    rows = []
+    for name, time in study_times(plan, samples_per_s):
+        if name in rounds:
+            launches = plan.launches if plan.study(name) else 1
+            rows.append((f"  {name}", f"{launches * time.seconds(time.usual) / 60:4.1f} min", rounds[name]))
+    return [head, *text_lines(table(("", "", ""), rows))]
 
 
 def shortened(lines: Sequence[str], most: int = 5) -> list[str]:

@@ -36,7 +36,6 @@ from pytest_ddpscale.run.run_record import lost_hosts, now_iso, why_not_one_mach
 from pytest_ddpscale.run.verdicts import ACCEPTING, Blocker, Judgement, RunOutcome, UniformLoss, Verdict
 from pytest_ddpscale.session.again import calibrate_command
 from pytest_ddpscale.session.interim import Interim
-from pytest_ddpscale.session.live_page import LivePage
 from pytest_ddpscale.session.past_runs import acceptance_before, baseline_of
 from pytest_ddpscale.session.sources import EvidenceSource
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
@@ -58,7 +57,7 @@ class Rehearsed(NamedTuple):
 class AcceptanceSession:
     """One session: verdicts by requirement id, on evidence from a source.
 
-    `live_page` is report.html while measuring. `rehearsed` is what `--ddp-rehearse` found once concluded.
+    `interim` writes reports while measuring. `rehearsed` is what `--ddp-rehearse` found once concluded.
     """
 
     def __init__(self, source: EvidenceSource) -> None:
@@ -66,8 +65,7 @@ class AcceptanceSession:
         self.subject = source.subject
         self.verdicts: dict[str, Verdict] = {}
         self.rehearsed: Rehearsed | None = None
-        self.live_page = LivePage(source, self.so_far)
-        self._interim = Interim(source, self.so_far, self.live_page)
+        self.interim = Interim(source, self.so_far)
 
     @property
     def sku(self) -> str:
@@ -87,7 +85,7 @@ class AcceptanceSession:
     def judge(self, case: AnyCase, listener: Listener) -> Verdict:
         """The verdict on one requirement, measured first if necessary."""
         if case.id not in self.verdicts:
-            self.verdicts[case.id] = self._verdict(case, self._interim.listening(listener))
+            self.verdicts[case.id] = self._verdict(case, self.interim.listening(listener))
         return self.verdicts[case.id]
 
     def samples(self, metric: str, workload: str, world_size: int, listener: Listener) -> list[float]:
@@ -97,7 +95,7 @@ class AcceptanceSession:
             OptionError: unknown metric or workload, or more ranks than devices.
         """
         question = self.source.question(metric, workload, world_size)
-        evidence = self.source.covering(question, self._interim.listening(listener))
+        evidence = self.source.covering(question, self.interim.listening(listener))
         return [float(value) for value in samples_of(question, evidence)]
 
     def conclude(self, *, interrupted: bool, spoiled: Sequence[Blocker], stopped: str = "") -> Judgement:
@@ -139,8 +137,8 @@ class AcceptanceSession:
             as_measured = replace(run, is_simulated=False)
             is_blocked = any(one.blocks(allows_unmeasured=run.allows_unmeasured) for one in verdicts)
             self.rehearsed = Rehearsed(*conclude(as_measured), not (is_blocked or other_blockers(as_measured)))
-        if interrupted and outcome == "incomplete" and self._interim.interruption:
-            reason = f"{self._interim.interruption}; {reason}"
+        if interrupted and outcome == "incomplete" and self.interim.interruption:
+            reason = f"{self.interim.interruption}; {reason}"
         accused = {host for v in verdicts for c in v.culprits for host in (c.host, c.peer_host)}
         of_links = [f"communication is slow at {words}" for words, hosts in slow.items() if not hosts <= accused]
         unprofiled = [f"--ddp-profile: {line}" for line in problem_lines(evidence.profiles)]
