@@ -55,7 +55,9 @@ def shared(
     """What the templates of both reports show, by the names they use; surveys and profiles only with evidence."""
     is_simulated, surveys = judgement.simulated or run.is_simulated(), evidence.surveys.values() if evidence else ()
     versions = coverage_text.software_versions(run, surveys)
-    has_gpus = evidence is None or evidence.plan.device_type == "cuda"
+    # Who has accepted, resumes or measured nothing needs no command that measures everything again.
+    needs_none = judgement.accepts or judgement.unfinished or goes_on or is_simulated or run.is_imported
+    not_signed = "To be signed once measuring is over." if goes_on else ""
     return {
         "judgement": judgement,
         "run": run,
@@ -63,15 +65,19 @@ def shared(
         "watermark": WATERMARK if is_simulated else "",
         "judged": f"Judged for {judgement.sku}: {counts_text(judgement)}.",
         "causes": told_causes(causes, judgement, run),
-        "again": "" if goes_on else command_again(judgement, run),
+        "again": "" if needs_none else shlex.join(map(text.one_line, run.command_again)),
         "warnings": [warning_text(one, judgement) for one in warnings(judgement)],
         "key_numbers": key_numbers(judgement),
-        "facts": facts(judgement, run, versions, has_gpus=has_gpus),
+        "facts": facts(judgement, run, versions),
         "reservations": [*reservations(judgement)],
         "not_tested": not_tested_lines(judgement),
         "not_covered": [*NOT_COVERED],
-        "signatures": signatures(judgement, run),
-        "not_signed": why_nobody_signs(is_simulated=is_simulated, goes_on=goes_on),
+        "signatures": [
+            ("Measured by", ", ".join(run.operators)),
+            ("Checked by", judgement.notes_of_judging.get(OPERATOR, "")),
+            ("Accepted by" if judgement.accepts else "Decided by", ""),
+        ],
+        "not_signed": "Not to be signed: no machine was measured." if is_simulated else not_signed,
         "certainty": [*certainty_lines(judgement)],
         "profiles": evidence.profiles if evidence else [],
         "exposed": profile_text.exposed_rows(evidence) if evidence else [],
@@ -90,13 +96,6 @@ def told_causes(found: Sequence[Cause], judgement: Judgement, run: RunRecord) ->
     return told
 
 
-def command_again(judgement: Judgement, run: RunRecord) -> str:
-    """The command that measures everything again; empty without one, and where nobody or a resumed run needs it."""
-    is_measured = not (run.is_imported or judgement.simulated or run.is_simulated())
-    has_none = judgement.accepts or judgement.unfinished or not is_measured
-    return "" if has_none else shlex.join(map(text.one_line, run.command_again))
-
-
 def key_numbers(judgement: Judgement) -> list[KeyNumber]:
     """Nodes at fault; then throughput, weak scaling at the largest world size, and the generation ratio.
 
@@ -108,12 +107,9 @@ def key_numbers(judgement: Judgement) -> list[KeyNumber]:
         if metric is WEAK_SCALING_EFFICIENCY and of_metric:
             largest = max(one.world_size for one in of_metric)
             of_metric = [one for one in of_metric if one.world_size == largest]
-        found.append(_worst_of(metric, of_metric, judgement) if of_metric else _not_asked(metric.title))
+        not_asked = KeyNumber(metric.title, digits.ABSENT, "", "not asked")
+        found.append(_worst_of(metric, of_metric, judgement) if of_metric else not_asked)
     return found
-
-
-def _not_asked(title: str) -> KeyNumber:
-    return KeyNumber(title, digits.ABSENT, "", "not asked")
 
 
 def _worst_of(metric: Metric, verdicts: Sequence[Verdict], judgement: Judgement) -> KeyNumber:
@@ -163,7 +159,7 @@ def _hosts(verdicts: Iterable[Verdict], *, is_certain: bool = True) -> set[str]:
     return {one.host for verdict in verdicts for one in verdict.culprits if one.is_certain == is_certain}
 
 
-def facts(judgement: Judgement, run: RunRecord, versions: dict[str, str], *, has_gpus: bool) -> list[tuple[str, str]]:
+def facts(judgement: Judgement, run: RunRecord, versions: dict[str, str]) -> list[tuple[str, str]]:
     """What was tested, where, when and by whom, by name."""
     names = Counter(device.name or "device of unknown name" for host in run.hosts for device in host.devices)
     devices = ", ".join(f"{count} × {name}" for name, count in names.items())
@@ -175,7 +171,7 @@ def facts(judgement: Judgement, run: RunRecord, versions: dict[str, str], *, has
         ("Nodes", nodes),
         ("Coverage", " ".join(coverage_text.summary(judgement.coverage)) if judgement.coverage else ""),
         ("Software", software_line(versions)),
-        ("When", _when(run, has_gpus=has_gpus)),
+        ("When", _when(run)),
         *(("Resumed", _resumed_text(one)) for one in run.resumed),
         *(("Before", line) for line in last),
     ]
@@ -216,33 +212,14 @@ def reservations(judgement: Judgement) -> Iterator[str]:
         yield f"{text.count_text(judgement.number_not_selected, 'requirement')} not selected"
 
 
-def signatures(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:
-    """Who signs: roles, each with the name if it is known."""
-    judged_by = judgement.notes_of_judging.get(OPERATOR, "")
-    decided = "Accepted by" if judgement.accepts else "Decided by"
-    return [("Measured by", ", ".join(run.operators)), ("Checked by", judged_by), (decided, "")]
-
-
-def why_nobody_signs(*, is_simulated: bool, goes_on: bool = False) -> str:
-    """Why the report is not to be signed; empty if it is."""
-    if is_simulated:
-        return "Not to be signed: no machine was measured."
-    return "To be signed once measuring is over." if goes_on else ""
-
-
-def _when(run: RunRecord, *, has_gpus: bool) -> str:
+def _when(run: RunRecord) -> str:
     began = run.began
     if run.is_imported:
         return f"{began:%Y-%m-%d %H:%M} UTC, imported from {run.source or 'elsewhere'}"
     if not run.finished_at:
         return f"{began:%Y-%m-%d %H:%M} UTC, {run.status}"
-    ended = in_utc(run.finished_at)
-    minutes, gpus = (ended - began).total_seconds() / 60, sum(len(host.devices) for host in run.hosts)
-    took = f", {minutes:.1f} min" + (f", {minutes * gpus / 60:.1f} GPU-hours" if gpus and has_gpus else "")
-    # A simulated or resumed run did not measure from its beginning to its end.
-    is_one_measurement = not run.is_simulated() and not run.resumed
-    status = "" if run.status == "finished" else f", {run.status}"
-    return f"{began:%Y-%m-%d %H:%M} to {ended:%Y-%m-%d %H:%M} UTC{took if is_one_measurement else ''}{status}"
+    more = [coverage_text.took_text(run), "" if run.status == "finished" else run.status]
+    return ", ".join([f"{began:%Y-%m-%d %H:%M} to {in_utc(run.finished_at):%Y-%m-%d %H:%M} UTC", *filter(None, more)])
 
 
 def _resumed_text(resumed: Resumed) -> str:

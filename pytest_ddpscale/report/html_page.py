@@ -8,8 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import cause, digits, first_page, page_tables, plan_text, profile_text, text
 from pytest_ddpscale.report.breakdown import breakdown
 from pytest_ddpscale.report.figures.of_run import Figure, figures
-from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S
+from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S, failed_so_far
 from pytest_ddpscale.report.node_table import node_table
 from pytest_ddpscale.report.requirement_groups import PROVISIONAL, requirement_parts, sources
 from pytest_ddpscale.report.scaling_table import scaling_tables
@@ -39,15 +38,6 @@ _MOST_CAUSES, _MOST_NOT_TESTED = 3, 3  # shown at once
 _STARTUP_NAMES = {"import_s": "imports", "rendezvous_s": "rendezvous", "first_step_s": "first step"}
 
 
-@dataclass(frozen=True)
-class TopologyOfHosts:
-    """The `nvidia-smi topo -m` that some nodes share, and whether it differs from that of most nodes."""
-
-    hosts: str
-    matrix: Markup
-    differs: bool
-
-
 def render_html(
     judgement: Judgement, run: RunRecord, evidence: Evidence, drawn: Sequence[Figure] | None = None, *,
     goes_on: bool = False,
@@ -61,8 +51,10 @@ def render_html(
         drawn: its figures; None to draw them.
         goes_on: whether it is still measured.
     """
-    causes = _causes_so_far(judgement) if goes_on else cause.causes(judgement)
+    failed, causes = failed_so_far(judgement), cause.causes(judgement)
+    causes = tuple(one for one in causes if failed & one.explains) if goes_on else causes
     shown = figures(evidence, judgement, run) if drawn is None else drawn
+    by_id = {one.id: one for one in shown}
     told = first_page.shared(judgement, run, evidence, causes, goes_on=goes_on)
     return page_template("report.html.j2").render(
         **told,
@@ -70,9 +62,7 @@ def render_html(
         live=Markup(LIVE) if goes_on else "",  # noqa: S704 (ours)
         contents=_contents(judgement, has_figures=bool(shown)),
         headline=_headline_so_far(judgement) if goes_on else cause.headline(judgement),
-        first_figures=sorted(
-            (one for one in shown if one.id in _FIRST_FIGURES), key=lambda one: _FIRST_FIGURES.index(one.id)
-        ),
+        first_figures=[by_id[name] for name in _FIRST_FIGURES if name in by_id],
         other_figures=[one for one in shown if one.id not in _FIRST_FIGURES],
         parts=requirement_parts(judgement, causes),
         provisional=[one for one in judgement.verdicts if text.is_provisional(one)],
@@ -80,7 +70,7 @@ def render_html(
         launches=launches_sentence(judgement.verdicts),
         nodes=page_tables.nodes_table(node_table(judgement, run)),
         coverage=[*page_tables.coverage_tables(judgement.coverage)] if judgement.coverage else [],
-        topologies=topologies([*evidence.surveys.values()]),
+        topologies=topologies(evidence.surveys.values()),
         waivers=[
             f"{' and '.join(map(text.subject_text, group))}: {text.waiver_text(group[0])}"
             for group in waived_groups(judgement)
@@ -113,49 +103,28 @@ def _meanings(judgement: Judgement) -> list[tuple[str, str]]:
 
 def _headline_so_far(judgement: Judgement) -> str:
     """``MEASURING: 3 of 29 requirements passed so far, 1 failed``; unmeasured requirements are not failures yet."""
-    counted, failing = judgement.counted, _failed(judgement)
+    counted, failing = judgement.counted, failed_so_far(judgement)
     passed, failed = sum(one.passed for one in counted), sum(one.id in failing for one in counted)
     said = f"{passed} of {text.count_text(len(counted), 'requirement')} passed so far"
     return f"MEASURING: {said}{f', {failed} failed' if failed else ''}"
-
-
-def _causes_so_far(judgement: Judgement) -> list[cause.Cause]:
-    return [one for one in cause.causes(judgement) if _failed(judgement) & one.explains]
-
-
-def _failed(judgement: Judgement) -> set[str]:
-    blocking = filter(judgement.is_blocked_by, judgement.verdicts)
-    return {one.id for one in blocking if one.outcome in ("failed", "error")}
 
 
 @cache
 def page_template(name: str) -> jinja2.Template:
     """A template that makes text one line and escapes it, with our style and script."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        finalize=_harmless,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, finalize=_harmless,
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
     script = Markup((TEMPLATES / "report.js").read_text("utf-8"))  # noqa: S704 (ours)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment.globals.update(
-        digits=digits,
-        text=text,
-        tables=tables,
-        plan_text=plan_text,
-        profile_text=profile_text,
-        explained_text=explained_text,
-        provisional_mark=PROVISIONAL,
-        most_causes=_MOST_CAUSES,
-        most_not_tested=_MOST_NOT_TESTED,
-        refresh_s=REFRESH_S,
-        script=script,
-        script_digest=f"sha256-{digest}",
+        digits=digits, text=text, tables=tables, plan_text=plan_text, profile_text=profile_text,
+        explained_text=explained_text, provisional_mark=PROVISIONAL,
+        most_causes=_MOST_CAUSES, most_not_tested=_MOST_NOT_TESTED, refresh_s=REFRESH_S,
+        script=script, script_digest=f"sha256-{digest}",
         style=Markup((TEMPLATES / "report.css").read_text("utf-8")),  # noqa: S704 (ours)
-    )
+    )  # fmt: skip
     return environment.get_template(name)
 
 
@@ -169,17 +138,14 @@ def _startup(run: RunRecord) -> str:
     return ", ".join(f"{name} {second:.1f} s" for name, second in said.items() if second is not None)
 
 
-def topologies(surveys: Sequence[Survey]) -> list[TopologyOfHosts]:
-    """How the nodes' GPUs are connected: each matrix once, the most common first."""
+def topologies(surveys: Iterable[Survey]) -> list[tuple[str, Markup]]:
+    """Hosts that share an `nvidia-smi topo -m`, and that, escaped; the most common first."""
     hosts: dict[str, list[str]] = {}
     for survey in surveys:
         if survey.topology:
             hosts.setdefault(printable(survey.topology), []).append(survey.host)
     ordered = sorted(hosts.items(), key=lambda one: -len(one[1]))
-    return [
-        TopologyOfHosts(first_few(names, 8), escape(matrix), differs=n > 0)
-        for n, (matrix, names) in enumerate(ordered[:10])
-    ]
+    return [(first_few(names, 8), escape(matrix)) for matrix, names in ordered[:10]]
 
 
 def printable(content: str) -> str:

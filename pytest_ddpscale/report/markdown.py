@@ -87,19 +87,10 @@ def _template() -> jinja2.Template:
         keep_trailing_newline=True,
     )
     environment.globals.update(
-        digits=digits,
-        text=text,
-        code_block=code_block,
-        explained_text=explained_text,
-        image=image,
-        link=link,
-        listing=listing,
-        profile_text=profile_text,
-        most_causes=_MOST_CAUSES,
-        most_culprits=_MOST_CULPRITS,
-        sentence=_sentence,
-        table=_table,
-    )
+        digits=digits, text=text, profile_text=profile_text, explained_text=explained_text,
+        code_block=code_block, image=image, link=link, listing=listing, sentence=_sentence, table=_table,
+        most_causes=_MOST_CAUSES, most_culprits=_MOST_CULPRITS, most_profiles=_MOST_PROFILES,
+    )  # fmt: skip
     return environment.get_template("report.md.j2")
 
 
@@ -119,6 +110,8 @@ def render_markdown(
     warned = [one for one in judgement.verdicts if text.only_warns(one)]
     shown = causes[:_MOST_CAUSES]
     profiles = evidence.profiles if evidence else []
+    # Those that say more than fits into a headline, once for all requirements that they ended.
+    errors = dict.fromkeys(tuple(text.details_of(one)) for one in judgement.verdicts)
     rendered = _template().render(
         **first_page.shared(judgement, run, evidence, causes),
         headline=cause.headline(judgement),
@@ -126,13 +119,12 @@ def render_markdown(
         unmet=Table(_UNMET, [_row(one, ratios, shown) for one in unmet[:_MOST_FAILURES]]),
         left_out=[(len(unmet[_MOST_FAILURES:]), ""), (len(warned), " did not pass and only warn")],
         by_spread=[verdict for verdict in judgement.verdicts if text.spread_text(verdict)],
-        errors=_errors(judgement)[:_MOST_CAUSES],
+        errors=[lines for lines in errors if lines][:_MOST_CAUSES],
         waived=table(_WAIVED, _waivers(judgement)) if judgement.waived else None,
         lowered=_lowered(judgement) if judgement.lowered else None,
         plots=plots,
         traces=[one.trace for one in profiles if one.trace],
         parts=profile_text.part_rows(profiles)[:_MOST_PROFILES],
-        most_profiles=_MOST_PROFILES,
         device_type=evidence.plan.device_type if evidence else "",
     )
     return re.sub(r"\n{3,}", "\n\n", rendered)
@@ -172,12 +164,6 @@ def _cause_of(verdict: Verdict, shown: Sequence[cause.Cause]) -> str:
     numbers = [str(number) for number, one in enumerate(shown, 1) if verdict.id in one.explains]
     despite = text.despite_text(verdict)
     return f"{', '.join(numbers)}{': ' if despite else ''}{despite}" if numbers else text.reason_text(verdict)
-
-
-def _errors(judgement: Judgement) -> list[Sequence[str]]:
-    """The lines of each error that says more than fits into a headline, once for all requirements that it ended."""
-    found = dict.fromkeys(tuple(text.details_of(one)) for one in judgement.verdicts)
-    return [lines for lines in found if lines]
 
 
 def _mark(verdict: Verdict) -> Markdown:

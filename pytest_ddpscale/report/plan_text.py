@@ -36,7 +36,8 @@ def plan_lines(
         f"about {whole.seconds / 60:.1f} min on {count_text(plan.world_size, device)}{where} = "
         f"{whole.device_hours:.2f} {device}-hours (at most {whole.most_seconds / 60:.1f} min)"
     )
-    rounds = {study.id: f"{_rounds_text(plan, study)} of {_arms_text(study)}" for study in once}
+    often = "at most" if plan.launches == 1 else f"{plan.launches} launches of"
+    rounds = {study.id: f"{often} {study.rounds} rounds of {_arms_text(study)}" for study in once}
     if plan.probes is not None:
         names = ", ".join(probe.name for probe in plan.probes.arms)
         rounds[plan.probes.id] = f"at most {plan.probes.rounds} rounds of {names}"
@@ -72,9 +73,3 @@ def study_table(plan: Plan) -> Table:
 
 def _arms_text(study: Study) -> str:
     return ", ".join(f"{arm.name} (batch {arm.batch_size})" for arm in study.arms)
-
-
-def _rounds_text(plan: Plan, study: Study) -> str:
-    if plan.launches > 1:
-        return f"{plan.launches} launches of {study.rounds} rounds"
-    return f"at most {study.rounds} rounds"

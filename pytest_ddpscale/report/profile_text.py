@@ -75,9 +75,12 @@ def profiled_exposures(evidence: Evidence) -> Iterator[ProfiledExposure]:
             ddp = profiles.get((study.id, arm.name))
             no_sync = None if silent is None else profiles.get((study.id, silent.name))
             if silent is not None and ddp is not None and no_sync is not None:
-                yield ProfiledExposure(
-                    study.id, arm.name, _by_rounds(evidence, study, arm, silent, ddp.rank), *_by_profile(ddp, no_sync)
+                passes = min(len(ddp.step_ms), len(no_sync.step_ms))
+                step_ms, silent_ms, waiting_ms = (
+                    np.array(values[:passes]) for values in (ddp.step_ms, no_sync.step_ms, ddp.waiting_ms)
                 )
+                by_rounds = _by_rounds(evidence, study, arm, silent, ddp.rank)
+                yield ProfiledExposure(study.id, arm.name, by_rounds, 1 - silent_ms / step_ms, waiting_ms / step_ms)
 
 
 def _by_rounds(evidence: Evidence, study: Study, arm: Arm, silent: Arm, rank: int) -> FloatArray:
@@ -92,12 +95,6 @@ def _step_s(rounds: ArmRounds, rank: int) -> FloatArray:
     """Mean step time of a rank in each round, NaN where it was absent."""
     [column] = np.flatnonzero(rounds.ranks.numbers == rank) if len(rounds) else [0]
     return rounds.mean_step_s[:, column] if len(rounds) else np.empty(0)
-
-
-def _by_profile(ddp: ArmProfile, no_sync: ArmProfile) -> tuple[FloatArray, FloatArray]:
-    passes = min(len(ddp.step_ms), len(no_sync.step_ms))
-    step_ms, waiting_ms = np.array(ddp.step_ms[:passes]), np.array(ddp.waiting_ms[:passes])
-    return 1 - np.array(no_sync.step_ms[:passes]) / step_ms, waiting_ms / step_ms
 
 
 def exposed_rows(evidence: Evidence) -> list[tuple[str, ...]]:

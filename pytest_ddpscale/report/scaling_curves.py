@@ -154,7 +154,7 @@ def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts
         of_size = [one for one in judged if one.world_size == size]
         # Other quantities than throughput begin at several ranks, unless somebody asks for one.
         is_shown = size > 1 or quantity is THROUGHPUT or of_size
-        if not is_shown or not _is_measured(question, study, evidence):
+        if not is_shown or not all((study.id, arm.name) in evidence.columns.arms for arm in question.arms):
             continue
         found = _worst(of_size) or worst_value(question, evidence, confidence)
         if found is not None and found.value is not None:
@@ -207,10 +207,6 @@ def _worst(judged: Sequence[Verdict]) -> Verdict | None:
     """Of the verdicts with a value a failed one, then the one nearest to its bound; None without any."""
     valued = [one for one in judged if one.value is not None and math.isfinite(one.value)]
     return min(valued, key=lambda one: (one.outcome != "failed", one.margin or 0.0), default=None)
-
-
-def _is_measured(question: Question, study: Study, evidence: Evidence) -> bool:
-    return all((study.id, arm.name) in evidence.columns.arms for arm in question.arms)
 
 
 def _nodes(world_size: int, layout: Layout) -> str:

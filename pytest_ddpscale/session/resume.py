@@ -17,10 +17,9 @@ from pytest_ddpscale.run.run_record import ends_of, resume_run, studies_measured
 from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
 from pytest_ddpscale.run.transport_record import GangTransport
-from pytest_ddpscale.session.devices import measured_layout
 from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.references import refuse_itself
-from pytest_ddpscale.session.sources import Machine, Subject
+from pytest_ddpscale.session.sources import Machine, Subject, measured_layout
 from pytest_ddpscale.thresholds.cases import AnyCase
 
 # Files that a session concluded, not measured; they are moved out of the next session's way.

@@ -12,17 +12,11 @@ from pytest_ddpscale.history.baseline import Baseline
 from pytest_ddpscale.history.database import history_file_of
 from pytest_ddpscale.history.judging import judge_regression
 from pytest_ddpscale.history.launch_deviation import may_be_widened, with_launch_deviation
+from pytest_ddpscale.judge import run_outcome
 from pytest_ddpscale.judge.bounds import blank_verdict
 from pytest_ddpscale.judge.covering import coverage_of
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.run_outcome import (
-    RunFacts,
-    conclude,
-    other_blockers,
-    rests_on_published,
-    uniform_loss,
-    with_waiver,
-)
+from pytest_ddpscale.judge.run_outcome import RunFacts, conclude, other_blockers, with_waiver
 from pytest_ddpscale.judge.slow_links import slow_links
 from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.judge.wrong_data import unasked_wrong_data
@@ -33,8 +27,7 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.record_lines import Listener
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import lost_hosts, now_iso, why_not_one_machine
-from pytest_ddpscale.run.verdicts import ACCEPTING, Blocker, Judgement, RunOutcome, UniformLoss, Verdict
-from pytest_ddpscale.session.again import calibrate_command
+from pytest_ddpscale.run.verdicts import ACCEPTING, Blocker, Judgement, RunOutcome, Verdict
 from pytest_ddpscale.session.interim import Interim
 from pytest_ddpscale.session.past_runs import acceptance_before, baseline_of
 from pytest_ddpscale.session.sources import EvidenceSource
@@ -116,22 +109,18 @@ class AcceptanceSession:
                 self.verdicts[case.id] = late
         verdicts = tuple(self.verdicts[case.id] for case in source.cases if case.id in self.verdicts)
         coverage, slow = self._coverage(evidence), slow_links(evidence)
+        probes_asked = {case.probe.name for case in source.selected if isinstance(case, NodeCase) and case.probe}
+        not_selected = self._not_selected(verdicts)
         run = RunFacts(
-            verdicts,
-            len(source.cases),
-            interrupted=interrupted,
-            coverage=coverage,
-            spoiled=spoiled,
+            verdicts, len(source.cases), interrupted=interrupted, coverage=coverage, spoiled=spoiled,
             not_one_machine=why_not_one_machine(source.measured_run.read_records()),
-            is_simulated=source.is_simulated,
-            silent=source.machine.silent,
-            lost=lost_hosts(source.measured_run.read_records()),
-            slow_links=tuple(slow),
+            is_simulated=source.is_simulated, silent=source.machine.silent,
+            lost=lost_hosts(source.measured_run.read_records()), slow_links=tuple(slow),
             allows_unmeasured=self.subject.settings.allow_incomplete,
-            wrong_data=unasked_wrong_data(evidence, self._probes_asked()),
-            not_selected_ratios=self._not_selected(verdicts)[1],
-            calibrate=calibrate_command(self.subject, source.measured_run.path, is_simulated=source.is_simulated),
-        )
+            wrong_data=unasked_wrong_data(evidence, probes_asked),
+            not_selected_ratios=not_selected[1],
+            calibrate=self.subject.calibrate_command(source.measured_run.path, is_simulated=source.is_simulated),
+        )  # fmt: skip
         outcome, reason = conclude(run)
         if self.subject.settings.rehearse and run.is_simulated:
             as_measured = replace(run, is_simulated=False)
@@ -144,18 +133,18 @@ class AcceptanceSession:
         unprofiled = [f"--ddp-profile: {line}" for line in problem_lines(evidence.profiles)]
         wrong = [f"{one}, on which no requirement is judged" for one in run.wrong_data if one not in reason]
         notes = (*wrong, *source.notes(verdicts), *of_links, *unprofiled)
+        by_id, confidence = (
+            {case.id: case for case in (*source.cases, *source.selected)},
+            self.subject.settings.confidence,
+        )
+        loss = run_outcome.uniform_loss(verdicts, confidence, lambda name, at: judge(by_id[name], evidence, at))
         return Judgement(
             self.sku, outcome, reason, verdicts, notes, self._basis(), coverage, run.allows_unmeasured,
             run.is_simulated, other_blockers(run), self.subject.extends, self.subject.lowered,
-            self._altered(outcome, verdicts, coverage),
-            self._uniform_loss(verdicts, evidence),
+            self._altered(outcome, verdicts, coverage), loss,
             acceptance_before(source.measured_run, self.history_file, self.sku, evidence, verdicts),
-            *self._not_selected(verdicts), source.measured_run.read_run().is_unfinished,
+            *not_selected, source.measured_run.read_run().is_unfinished,
         )  # fmt: skip
-
-    def _probes_asked(self) -> set[str]:
-        cases = self.source.selected
-        return {case.probe.name for case in cases if isinstance(case, NodeCase) and case.probe is not None}
 
     def _not_selected(self, verdicts: Sequence[Verdict]) -> tuple[int, int]:
         """`Judgement.not_selected` and `Judgement.not_selected_ratios`."""
@@ -163,16 +152,11 @@ class AcceptanceSession:
         left_out = [case for case in self.source.cases if case.id not in judged]
         return len(left_out), len(left_out) - number_of(left_out)
 
-    def _uniform_loss(self, verdicts: Sequence[Verdict], evidence: Evidence) -> UniformLoss | None:
-        by_id = {case.id: case for case in (*self.source.cases, *self.source.selected)}
-        confidence = self.subject.settings.confidence
-        return uniform_loss(verdicts, confidence, lambda name, at: judge(by_id[name], evidence, at))
-
     def _altered(self, outcome: RunOutcome, verdicts: Sequence[Verdict], coverage: Coverage) -> tuple[str, ...]:
         """What the site changed in the SKU, and whether only the site's own bounds lead to acceptance."""
         own = self.subject.own_bounds(self.source.cases)
         others = [replace(one, provisional=one.provisional or one.id in own) for one in verdicts]
-        if outcome not in ACCEPTING or not own or rests_on_published(others, coverage):
+        if outcome not in ACCEPTING or not own or run_outcome.rests_on_published(others, coverage):
             return self.subject.altered
         return (*self.subject.altered, "the bounds that it is accepted by")
 

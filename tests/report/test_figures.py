@@ -310,6 +310,8 @@ def test_a_page_without_figures_imports_no_matplotlib_and_drawing_leaves_pyplot_
         "from pytest_ddpscale.report.html_page import render_html; import sys; "
         "assert 'matplotlib' not in sys.modules; from tests.builders.judged import evidence_of_plan; "
         "from tests.builders.judgements import MEASUREMENTS, PLAN, JUDGEMENT, RUN; "
+        "render_html(JUDGEMENT, RUN, evidence_of_plan(PLAN, []), goes_on=True); "
+        "assert 'matplotlib' not in sys.modules; "
     )
     modules = _modules_after(imports + "figures(evidence_of_plan(PLAN, MEASUREMENTS), JUDGEMENT, RUN)[0].png()")
     assert "matplotlib.figure" in modules

@@ -276,15 +276,13 @@ def _signs(axes: LineAxes, curves: Sequence[Curve]) -> list[tuple[str, dict[str,
     """Meaning and style of each sign that occurs besides curves."""
     points = [point for curve in curves for point in curve.points]
     provisional = {bound.provisional for curve in curves for bound in curve.bounds}
+    has_ideal = axes.ideal != "" and (axes.ideal != "first" or any(one.x == 1 for one in points))
     signs = {
         axes.interval: (any(one.drawn_interval for one in points), {"color": SERIES[0], "linewidth": 5, "alpha": 0.5}),
         "bound": (False in provisional, _BOUND),
         "provisional bound": (True in provisional, _PROVISIONAL),
         "misses its bound": (any(one.is_failed for one in points), _MISSED),
-        axes.ideal_name: (
-            axes.ideal not in ("", "first") or (axes.ideal and any(one.x == 1 for one in points)),
-            _IDEAL,
-        ),
+        axes.ideal_name: (has_ideal, _IDEAL),
     }
     return [(name, style) for name, (is_drawn, style) in signs.items() if is_drawn and name]
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pytest_ddpscale.report import scaling_curves
+from pytest_ddpscale.report.digits import number_text
 from pytest_ddpscale.report.figures import maps, step_bars
-from pytest_ddpscale.report.figures.cluster_values import pair_bandwidths, slowness_by_gpu
-from pytest_ddpscale.report.figures.drawing import WIDE, Drawing, draw
-from pytest_ddpscale.report.figures.scaling import scaling_panels
+from pytest_ddpscale.report.figures.drawing import WIDE, Drawing, bare_number, draw
+from pytest_ddpscale.report.figures.lines import LineAxes, panels
 from pytest_ddpscale.report.figures.timeline import step_timeline
 from pytest_ddpscale.report.profile_text import largest_profiles
-from pytest_ddpscale.report.scaling_curves import PLOTS, charted_curves
+from pytest_ddpscale.report.scaling_curves import EFFICIENCY, SPEEDUP, THROUGHPUT, Quantity, ScalingCurve
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.tables import Table, html
+
+_HOW = "Judged values with their intervals; sizes without a requirement are estimated alike."
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def _drawn(figure: Figure, sku: str, watermark: str) -> Figure:
 
 
 def _of_places(evidence: Evidence, judgement: Judgement) -> Iterator[Figure]:
-    slowness, pairs = slowness_by_gpu(evidence.columns, evidence.plan), pair_bandwidths(evidence)
+    slowness, pairs = maps.slowness_by_gpu(evidence.columns, evidence.plan), maps.pair_bandwidths(evidence)
     if slowness:
         yield Figure(
             "heat-map", "Step time by node and GPU", maps.heat_map(slowness, judgement.verdicts),
@@ -92,12 +95,48 @@ def _of_places(evidence: Evidence, judgement: Judgement) -> Iterator[Figure]:
 
 def _of_scaling(evidence: Evidence, judgement: Judgement) -> Iterator[Figure]:
     device = "GPU" if evidence.plan.device_type == "cuda" else "rank"
-    for scaling, quantity in PLOTS:
-        curves = charted_curves(scaling, quantity, evidence, judgement.verdicts)
+    for scaling, quantity in scaling_curves.PLOTS:
+        curves = scaling_curves.charted_curves(scaling, quantity, evidence, judgement.verdicts)
         if curves:
             title = f"{scaling.capitalize()} scaling: {quantity.title.format(device=device)}"
             key = f"{scaling}-{quantity.file}"
-            yield Figure(key, title, *scaling_panels(quantity, curves, device))
+            yield Figure(key, title, *_scaling_panels(quantity, curves, device))
+
+
+def _scaling_panels(quantity: Quantity, every: Sequence[ScalingCurve], device: str) -> tuple[Drawing | None, str]:
+    """The panels of workloads with several world sizes, None without any, and the caption, which tells all others."""
+    curves = [one for one in every if len(one.xs) > 1]
+    alone = [f"Only one world size: {_in_words(one, quantity, device)}." for one in every if one not in curves]
+    if not curves:
+        return None, " ".join(alone)
+    unit, devices = curves[0].unit, "GPUs" if device == "GPU" else "CPU ranks"
+    axis = quantity.axis.format(device=device, unit=" or ".join(dict.fromkeys(curve.unit for curve in curves)))
+    axes = LineAxes(
+        f"world size ({devices})", axis, x_is_log=True,
+        number=lambda value: bare_number(value / quantity.factor, unit),
+        interval=f"{100 * curves[0].confidence:g} % confidence interval",
+    )  # fmt: skip
+    if quantity is THROUGHPUT:
+        axes = replace(axes, ideal="first", ideal_name=f"ideal: as one {device}")
+    elif quantity is EFFICIENCY:
+        axes = replace(axes, ideal="hundred", values="per cent")
+    elif quantity is SPEEDUP:
+        axes = replace(axes, ideal="diagonal", values="log 2", ideal_name=f"ideal: one per {device}")
+    drawing = panels(axes, curves, is_y_shared=quantity is not THROUGHPUT)
+    said = "; ".join(_in_words(curve, quantity, device) for curve in curves)
+    notes = [f"{note}." for note in scaling_curves.place_notes(curves, device)]
+    return drawing and replace(drawing, said=said), " ".join([_HOW, *notes, *alone])
+
+
+def _in_words(curve: ScalingCurve, quantity: Quantity, device: str) -> str:
+    """``resnet50-fp16: 2378.0 img/s on 8 GPUs (worst node (n3)), misses its bound``."""
+    said = []
+    for point in curve.points:
+        devices = f"{device}{'' if point.world_size == 1 else 's'}"
+        where, missed = f" ({point.where})" if point.where else "", ", misses its bound" if point.is_failed else ""
+        value = number_text(point.value / quantity.factor, curve.unit)
+        said.append(f"{value} on {point.world_size} {devices}{where}{missed}")
+    return f"{curve.name}: {', '.join(said)}"
 
 
 def _of_steps(evidence: Evidence) -> Iterator[Figure]:
