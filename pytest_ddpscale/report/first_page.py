@@ -26,12 +26,8 @@ from pytest_ddpscale.util.listing import by_number, first_few
 
 _ENDINGS = {"running": "killed"}  # how a session ended that left this status
 _STYLES: dict[str, Style] = {
-    "PASS": "passed",
-    "FAIL": "failed",
-    "ERROR": "failed",
-    "WARN": "warned",
-    "WAIVED": "warned",
-}
+    "PASS": "passed", "FAIL": "failed", "ERROR": "failed", "WARN": "warned", "WAIVED": "warned",
+}  # fmt: skip
 
 
 class KeyNumber(NamedTuple):

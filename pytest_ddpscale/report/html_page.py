@@ -42,14 +42,9 @@ def render_html(
     judgement: Judgement, run: RunRecord, evidence: Evidence, drawn: Sequence[Figure] | None = None, *,
     goes_on: bool = False,
 ) -> str:  # fmt: skip
-    """The page of a run. While the run goes on, it contains `LIVE` and browsers reload it every `REFRESH_S` seconds.
+    """The page of a run, whose run.json is as it was judged, with figures that are `drawn` already or drawn now.
 
-    Args:
-        judgement: of the run.
-        run: its run.json, as it was judged.
-        evidence: its measurements.
-        drawn: its figures; None to draw them.
-        goes_on: whether it is still measured.
+    While the run goes on, it contains `LIVE` and browsers reload it every `REFRESH_S` seconds.
     """
     failed, causes = failed_so_far(judgement), cause.causes(judgement)
     causes = tuple(one for one in causes if failed & one.explains) if goes_on else causes

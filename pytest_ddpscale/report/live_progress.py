@@ -97,12 +97,7 @@ class LiveProgress:
         is_missing[ranks] = False
 
     def section(self, written_at: str, judgement: Judgement) -> str:
-        """HTML, escaped.
-
-        Args:
-            written_at: date and time of writing, as text.
-            judgement: the latest one.
-        """
+        """HTML, escaped, with the date and time of writing and the latest judgement."""
         per_cent, left = self._progress.left.per_cent, self._progress.left.text()
         bar = f'<progress aria-label="share done" max="100" value="{per_cent}"></progress>'
         how_far = f"{per_cent} % done, {escape(left)} {bar}<br>" if left and per_cent is not None else ""

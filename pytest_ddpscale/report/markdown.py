@@ -97,14 +97,7 @@ def _template() -> jinja2.Template:
 def render_markdown(
     judgement: Judgement, run: RunRecord, plots: Sequence[str] = (), evidence: Evidence | None = None
 ) -> str:
-    """The report of a run.
-
-    Args:
-        judgement: the verdicts and their outcome.
-        run: the content of run.json.
-        plots: paths of the pictures, relative to the report.
-        evidence: the run's evidence, for its surveys and profiles; None leaves them out.
-    """
+    """The report of a run, with pictures by their paths relative to it; surveys and profiles only with evidence."""
     causes, ratios = cause.causes(judgement), ratio_lines(judgement.verdicts)
     unmet = [one for one in judgement.verdicts if judgement.is_blocked_by(one)]
     warned = [one for one in judgement.verdicts if text.only_warns(one)]

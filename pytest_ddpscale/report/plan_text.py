@@ -14,13 +14,9 @@ from pytest_ddpscale.util.tables import Column, Table, table, text_lines
 def plan_lines(
     plan: Plan, requirements: int, *, isolate: bool, samples_per_s: Mapping[str, float] = UNKNOWN
 ) -> list[str]:
-    """Studies, arms, estimated minutes and GPU-hours of a plan.
+    """Studies, arms, estimated minutes and GPU-hours of a plan that decides so many requirements.
 
-    Args:
-        plan: what will be measured.
-        requirements: how many requirements it decides.
-        isolate: whether each study has a gang of its own.
-        samples_per_s: expected throughput per GPU, by workload name.
+    With `isolate`, each study has a gang of its own; `samples_per_s` is the expected throughput per GPU, by workload.
     """
     whole = estimate(plan, isolate=isolate, samples_per_s=samples_per_s)
     device = "GPU" if plan.device_type == "cuda" else "core"

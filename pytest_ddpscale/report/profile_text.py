@@ -53,17 +53,14 @@ class ProfiledExposure:
 
 def part_rows(profiles: Sequence[ArmProfile]) -> list[tuple[str, ...]]:
     """One row for each profiled arm, with means over its steps."""
-    return [(one.study, one.arm, *_parts(one)) for one in profiles if not one.problem]
-
-
-def _parts(one: ArmProfile) -> tuple[str, ...]:
-    step, reduced = statistics.fmean(one.step_ms), statistics.fmean(one.all_reduce_ms)
-    shares = (statistics.fmean(part) / step for part in (one.compute_ms, one.waiting_ms, one.idle_ms))
-    hidden = statistics.fmean(one.hidden_ms) / reduced if reduced else None
-    return (
-        _ms(step), *map(_percent, shares),
-        _ms(reduced) if reduced else ABSENT, ABSENT if hidden is None else _percent(hidden),
-    )  # fmt: skip
+    rows = []
+    for one in [profile for profile in profiles if not profile.problem]:
+        step, reduced, hidden = map(statistics.fmean, (one.step_ms, one.all_reduce_ms, one.hidden_ms))
+        shares = [_share(statistics.fmean(part), step) for part in (one.compute_ms, one.waiting_ms, one.idle_ms)]
+        rows.append(
+            (one.study, one.arm, _ms(step), *shares, _ms(reduced) if reduced else ABSENT, _share(hidden, reduced))
+        )
+    return rows
 
 
 def profiled_exposures(evidence: Evidence) -> Iterator[ProfiledExposure]:

@@ -56,8 +56,7 @@ class MeasureSource(EvidenceSource):
         """Decides when a study of the plan has enough rounds; None measures all rounds."""
         from pytest_ddpscale.judge.deciding import Decider
 
-        settings = self.subject.settings
-        return Decider(plan, self.selected, settings.confidence)
+        return Decider(plan, self.selected, self.subject.settings.confidence)
 
     def unfit_of(self, plan: Plan, surveys: Sequence[Survey]) -> dict[str, str]:
         """Unfit nodes and reasons, from the surveys taken before launch."""

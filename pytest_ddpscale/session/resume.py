@@ -152,9 +152,7 @@ def read_resumption(run: RunDirectory) -> Resumption:
 def refuse_other_devices(run: RunDirectory, devices: int | None, fresh: Plan) -> None:
     """Refuse to resume with more, fewer or otherwise arranged ranks than the run started with.
 
-    Args:
-        devices: number of devices that can be used now; None if nothing will be measured.
-        fresh: a plan made for the present machine.
+    `devices` can be used now (None if nothing will be measured), and `fresh` is a plan made for the present machine.
 
     Raises:
         OptionError: the devices or their arrangement differ.

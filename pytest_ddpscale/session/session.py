@@ -161,12 +161,7 @@ class AcceptanceSession:
         return (*self.subject.altered, "the bounds that it is accepted by")
 
     def so_far(self, evidence: Evidence, why: str, reason: str) -> Judgement:
-        """The judgement if the run ended now.
-
-        Args:
-            why: why a study has no end yet.
-            reason: the judgement's reason.
-        """
+        """The judgement if the run ended now, with its reason; `why` says why a study has no end yet."""
         verdicts = tuple(self._verdict_so_far(case, evidence, why) for case in self.source.selected)
         not_selected, ratios = self._not_selected(verdicts)
         return Judgement(
@@ -241,14 +236,11 @@ class AcceptanceSession:
         """Thresholds, measurements and time of this judgement; for an earlier run also this session's notes."""
         measured, thresholds = self.source.measured_run, self.subject.thresholds
         return {
-            "judged_at": now_iso(),
-            "thresholds_path": str(thresholds.path),
-            "thresholds_sha256": thresholds.sha256,
+            "judged_at": now_iso(), "thresholds_path": str(thresholds.path), "thresholds_sha256": thresholds.sha256,
             "measurements_path": str(measured.measurements_jsonl),
             "measurements_sha256": measured.measurements_sha256(),
-            "verdicts_path": str((self.source.run or measured).verdicts_json),
-            **self.source.judged_for(),
-        }
+            "verdicts_path": str((self.source.run or measured).verdicts_json), **self.source.judged_for(),
+        }  # fmt: skip
 
 
 def _compares_with_earlier_runs(case: AnyCase) -> TypeGuard[NodeCase]:

@@ -84,12 +84,9 @@ def bars(
 
 
 def grouped_bars(axes: tuple[str, str], cells: Sequence[str], series: Sequence[Bars]) -> Drawing | None:
-    """A bar of each series for each cell; None if no value is above 0.
+    """A bar of each series for each named cell, from above; None if no value is above 0.
 
-    Args:
-        axes: titles of the cells and of the values, with their unit.
-        cells: their names, from above.
-        series: their bars.
+    `axes` are the titles of the cells and of the values, with their unit.
     """
     highest = max((_value(one) for each in series for one in each.values), default=0.0)
     if highest <= 0:

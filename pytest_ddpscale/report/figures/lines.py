@@ -240,11 +240,7 @@ def _draw(plot: Axes, curve: Curve, style: dict[str, Any], of_bounds: str) -> No
 def _write_numbers(plot: Axes, axes: LineAxes, curve: Curve, doubling: float) -> None:
     """Values above points, or below where they miss a bound; where space is short, of those with a requirement.
 
-    Args:
-        plot: where the curve is.
-        axes: of the panel.
-        curve: whose values are written.
-        doubling: width of a doubling of x, in inches.
+    `doubling` is the width of a doubling of x, in inches.
     """
     judged, written = {bound.x for bound in curve.bounds}, list[float]()
 
