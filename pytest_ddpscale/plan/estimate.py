@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import first_rounds, most_rounds
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, ProbeStudy, Study
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, Study
 from pytest_ddpscale.plan.words import DeviceType
 
 # Measured on two CPU cores (benchmarks/gang_reuse.py) and rounded up.
@@ -67,7 +67,10 @@ class StudyTime:
 
 
 def study_times(plan: Plan, samples_per_s: Mapping[str, float] = UNKNOWN) -> list[tuple[str, StudyTime]]:
-    """Id and expected time of all that the plan times in rounds; whole training runs are left out."""
+    """Id and expected time of all that the plan times in rounds; whole training runs are left out.
+
+    `samples_per_s` is the expected throughput per GPU by workload: slow steps make blocks longer.
+    """
     found: list[tuple[str, StudyTime]] = []
     if (probes := plan.probes) is not None:
         number = len(probes.arms)
@@ -90,25 +93,6 @@ def _rounds(most: int) -> tuple[int, int, int]:
     return min(FEWEST_ROUNDS, most), min(TYPICAL_ROUNDS, most), most
 
 
-def study_seconds(
-    study: Study, samples_per_s: Mapping[str, float] = UNKNOWN, rounds: int | None = TYPICAL_ROUNDS
-) -> float:
-    """Wall time of one study, without the start-up of its gang.
-
-    Args:
-        study: the study.
-        samples_per_s: expected throughput per GPU by workload; slow steps make blocks longer.
-        rounds: number of rounds, up to the study's limit; None for the limit.
-    """
-    per_round = round_seconds(study, study.arms, samples_per_s)
-    return warm_up_seconds(study, samples_per_s) + min(study.rounds, rounds or study.rounds) * per_round
-
-
-def usual_seconds(plan: Plan, study: Study, samples_per_s: Mapping[str, float] = UNKNOWN) -> float:
-    """`study_seconds` of the usual number of rounds; with several launches, each has all its rounds."""
-    return study_seconds(study, samples_per_s, TYPICAL_ROUNDS if plan.launches == 1 else None)
-
-
 def warm_up_seconds(study: Study, samples_per_s: Mapping[str, float] = UNKNOWN) -> float:
     """Wall time before the first round: each arm runs at least one block of minimum length."""
     steps_s = [_step_s(study, arm, samples_per_s) for arm in study.arms]
@@ -120,17 +104,6 @@ def round_seconds(study: Study, arms: Sequence[Arm], samples_per_s: Mapping[str,
     steps_s = [_step_s(study, arm, samples_per_s) for arm in arms]
     blocks_s = sum(max(study.block_s, FEWEST_STEPS_PER_BLOCK * s) + STEPS_BEFORE_TIMING * s for s in steps_s)
     return blocks_s + OVERHEAD_PER_BLOCK_S * len(arms)
-
-
-def probes_seconds(study: ProbeStudy, rounds: int | None = TYPICAL_ROUNDS) -> float:
-    """Wall time of all probes, without the start-up of their gang; `rounds` as in `study_seconds`."""
-    times = min(study.rounds, rounds or study.rounds)
-    return len(study.arms) * (PROBE_SETUP_S + times * (study.block_s + OVERHEAD_PER_BLOCK_S))
-
-
-def pairs_seconds(nodes: int) -> float:
-    """Wall time of the fixed first rounds of node pairs."""
-    return PAIRS_ROUND_S * len(first_rounds(nodes))
 
 
 def estimate(plan: Plan, *, isolate: bool = False, samples_per_s: Mapping[str, float] = UNKNOWN) -> TimeEstimate:

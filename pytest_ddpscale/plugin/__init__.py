@@ -168,7 +168,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         source.select(cases)
         if not nothing_runs(session.config):
             source.open_run()
-            session_of(session.config).live_page.begin()
+            session_of(session.config).interim.begin()
             from pytest_ddpscale.plugin.json_report import report_as_json
 
             report_as_json(session, source)

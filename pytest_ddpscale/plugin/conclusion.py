@@ -13,9 +13,8 @@ from pytest_ddpscale.plugin.active import SESSION, SETTINGS, TOLD, Told
 from pytest_ddpscale.plugin.console import JUDGED_BY_US
 from pytest_ddpscale.plugin.fixtures import RequirementNotMet
 from pytest_ddpscale.plugin.selection import may_measure
-from pytest_ddpscale.report.explain import explain
+from pytest_ddpscale.report.explain import explain, verdict_properties
 from pytest_ddpscale.report.files import write_reports
-from pytest_ddpscale.report.properties import verdict_properties
 from pytest_ddpscale.report.text import one_line, rerun_command
 from pytest_ddpscale.run.verdicts import Blocker
 

@@ -4,54 +4,35 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
-from types import MappingProxyType
 
 import numpy as np
 
 from pytest_ddpscale.judge.metrics import PERCENTS, step_time_percentiles_ms
 from pytest_ddpscale.judge.rounds import GIB, ArmRounds, merged
-from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.digits import ABSENT
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.util.digits import percent
-
-NOT_COUNTED: Mapping[str, float] = MappingProxyType({})
-
-
-def headings(plan: Plan) -> tuple[str, ...]:
-    """Headings of `breakdown`."""
-    return (
-        "Study", "Arm", "Rounds", f"{plan.unit}/s per rank", "TFLOPS per rank", *(f"p{p} ms" for p in PERCENTS),
-        "Waited for data, ms a step", "Peak GiB", "Memory spread", "Skipped steps",
-    )  # fmt: skip
+from pytest_ddpscale.util.tables import Table, table
 
 
-def breakdown(
-    columns: Columns, plan: Plan, flops_per_sample: Mapping[str, float] = NOT_COUNTED
-) -> list[tuple[str, ...]]:
-    """One row for each measured arm, in the plan's order, with a text for each of `headings`.
+def breakdown(evidence: Evidence) -> Table:
+    """One row for each measured arm, in the plan's order.
 
     Percentiles are over the raw steps of all ranks. Throughput is the median over the rounds, at the slowest rank's
     pace. The wait for data is that of the rank that waited most. Memory is the maximum over the rounds. If several
     groups of ranks trained an arm at the same time, all of them count.
-
-    Args:
-        flops_per_sample: floating-point operations of forward and backward pass, by study, where they were counted.
     """
-    rows = []
+    plan, rows = evidence.plan, []
+    titles = (
+        "Study", "Arm", "Rounds", f"{plan.unit}/s per rank", "TFLOPS per rank", *(f"p{p} ms" for p in PERCENTS),
+        "Waited for data, ms a step", "Peak GiB", "Memory spread", "Skipped steps",
+    )  # fmt: skip
     for study in plan.studies:
         for arm in study.arms:
-            rounds = merged(columns, study.id, arm, plan.layout)
+            rounds = merged(evidence.columns, study.id, arm, plan.layout)
             if len(rounds):
-                rows.append((study.id, arm.name, *_cells(rounds, flops_per_sample.get(study.id))))
-    return rows
-
-
-def breakdown_of(evidence: Evidence) -> list[tuple[str, ...]]:
-    """`breakdown` of a run, computed once for all reports."""
-    return evidence.once("breakdown", lambda: breakdown(evidence.columns, evidence.plan, evidence.flops_per_sample))
+                rows.append((study.id, arm.name, *_cells(rounds, evidence.flops_per_sample.get(study.id))))
+    return table(titles, rows, of_numbers=True)
 
 
 def _cells(rounds: ArmRounds, flops: float | None) -> tuple[str, ...]:

@@ -61,6 +61,16 @@ def causes(judgement: Judgement) -> tuple[Cause, ...]:
     Within each, the most severe come first; of equally severe ones those with a culprit, then errors, then those that
     explain most.
     """
+    if not _LATEST or _LATEST[0][0] is not judgement:
+        _LATEST[:] = [(judgement, _causes(judgement))]
+    return _LATEST[0][1]
+
+
+# Each report asks for the causes of the same judgement; those of thousands of culprits take a second.
+_LATEST: list[tuple[Judgement, tuple[Cause, ...]]] = []
+
+
+def _causes(judgement: Judgement) -> tuple[Cause, ...]:
     blocking = [verdict for verdict in judgement.verdicts if judgement.is_blocked_by(verdict)]
     missing, as_ = missing_gpus(judgement), counted_as(judgement.verdicts)
     named = [*_of_devices(blocking, missing), *_of_missing_gpus(missing, blocking)]

@@ -15,7 +15,6 @@ from pytest_ddpscale.run.run_json import RunRecord, in_utc
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.util.listing import by_number, first_few
 
-MOST_NODES, MOST_PATHS = 64, 40
 _MOST_NAMED = 5
 _IN_WORDS = {"survey": "survey", "probes": "probes", "training": "training", "pairs": "node pairs"}
 # Packages on the first page, with their titles there.

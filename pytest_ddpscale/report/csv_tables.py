@@ -22,14 +22,9 @@ def render_requirements(judgement: Judgement) -> str:
 
 def render_culprits(judgement: Judgement) -> str:
     """A row for each culprit of each requirement."""
-    return csv_text(
-        CULPRIT_COLUMNS,
-        (
-            (verdict.id, verdict.outcome, *(getattr(one, name) for name in CULPRIT_COLUMNS[2:]))
-            for verdict in judgement.verdicts
-            for one in verdict.culprits
-        ),
-    )
+    named = ((verdict, culprit) for verdict in judgement.verdicts for culprit in verdict.culprits)
+    rows = ((one.id, one.outcome, *(getattr(who, name) for name in CULPRIT_COLUMNS[2:])) for one, who in named)
+    return csv_text(CULPRIT_COLUMNS, rows)
 
 
 def _requirement(judgement: Judgement, one: Verdict) -> tuple[Cell, ...]:

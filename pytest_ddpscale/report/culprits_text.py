@@ -26,7 +26,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.run_opening import open_judged
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict, read_judgement
+from pytest_ddpscale.run.verdicts import Judgement, Verdict, read_judgement
 from pytest_ddpscale.util.listing import first_few
 
 Use = Literal["drain", "accepted", "look", "none"]
@@ -118,7 +118,8 @@ def read_findings(
         named = [replace(one, started_unix_s=began) for one in named]
         return _findings(path, 0, _for_a_person(unfinished, named))
     done, hosts = _done(run), [host.host for host in record.hosts]
-    kept = {host: _passed(judgement, what) for host, what in done.items()}
+    passed = [verdict for verdict in judgement.verdicts if verdict.passed]
+    kept = {host: frozenset(one.id for one in passed if _took_part(one, what)) for host, what in done.items()}
     if judgement.accepts:
         # A rank that started but never measured proves nothing about its host; neither does a survey.
         trained = [host for host in hosts if any(kind == "measurement" for kind, *_ in done.get(host, ()))]
@@ -222,11 +223,6 @@ def _what(block: Block) -> Done:
     return "measurement", block.study.partition("/")[2], block.arm
 
 
-def _passed(judgement: Judgement, done: Collection[Done]) -> frozenset[str]:
-    """Ids of the requirements that passed and for which the host was measured."""
-    return frozenset(verdict.id for verdict in judgement.verdicts if verdict.passed and _took_part(verdict, done))
-
-
 def _took_part(verdict: Verdict, done: Collection[Done]) -> bool:
     subject = METRICS[verdict.metric].subject
     if subject == "check":  # it passes only if all nodes pass
@@ -235,14 +231,9 @@ def _took_part(verdict: Verdict, done: Collection[Done]) -> bool:
         return any(one != _LOOKED_AT for one in done)
     if subject == "probe":
         return ("probe", verdict.workload, str(verdict.world_size)) in done
-    return any(("measurement", verdict.workload, arm) in done for arm in _arms_of(verdict))
-
-
-def _arms_of(verdict: Verdict) -> Iterator[str]:
-    """Possible names of the arm that gave a verdict its value."""
-    if verdict.world_size == 1:
-        yield "alone"
-    yield f"{METRICS[verdict.metric].measured}@{verdict.world_size}{'-spread' if verdict.placement == 'spread' else ''}"
+    arm = f"{METRICS[verdict.metric].measured}@{verdict.world_size}{'-spread' if verdict.placement == 'spread' else ''}"
+    arms = ("alone", arm) if verdict.world_size == 1 else (arm,)
+    return any(("measurement", verdict.workload, arm) in done for arm in arms)
 
 
 def _why_no_return(record: RunRecord) -> str:
@@ -259,12 +250,9 @@ def _accused(judgement: Judgement) -> Iterator[HostFinding]:
     accused: dict[tuple[str, Use], dict[str, list[Verdict]]] = {}
     missing = missing_gpus(judgement)
     certain = {c.identity for v in judgement.verdicts for c in v.culprits if c.kind == "gpu" and c.is_certain}
-
-    def named(culprit: Culprit) -> bool:
-        return culprit.identity in certain
-
     for verdict in judgement.verdicts:
-        for culprit in (*verdict.culprits, *(one for one in missing.get(verdict.id, ()) if not named(one))):
+        others = (one for one in missing.get(verdict.id, ()) if one.identity not in certain)
+        for culprit in (*verdict.culprits, *others):
             is_its_own = culprit.kind in ("node", "gpu") and culprit.is_certain
             use: Use = "drain" if is_its_own and _rejects(judgement, verdict) else "look"
             host = text.one_line(culprit.host) or NOBODY
@@ -295,8 +283,7 @@ def _listed(verdicts: Sequence[Verdict], judgement: Judgement) -> str:
 
 
 def _rejects(judgement: Judgement, verdict: Verdict) -> bool:
-    failed = verdict.outcome == "failed" and verdict.blocks()
-    return failed and judgement.outcome == "rejected"
+    return judgement.outcome == "rejected" and verdict.outcome == "failed" and verdict.blocks()
 
 
 def _rejected(judgement: Judgement, hosts: Sequence[str], accused: list[HostFinding]) -> list[HostFinding]:
@@ -336,7 +323,5 @@ def _held_against(finding: HostFinding, runs: Sequence[HostFindings]) -> HostFin
 
 def _plain(evidence: str) -> str:
     """Printable ASCII in one line, without what a shell or scontrol may read as syntax."""
-    ascii_only = text.one_line(evidence).translate(_ASCII)
-    return "".join(
-        "?" if not character.isascii() else character for character in ascii_only if character not in _UNSAFE
-    )
+    known = (one for one in text.one_line(evidence).translate(_ASCII) if one not in _UNSAFE)
+    return "".join(one if one.isascii() else "?" for one in known)

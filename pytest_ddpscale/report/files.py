@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace as replaced
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from pytest_ddpscale.errors import WritingError
-from pytest_ddpscale.report.figures.figure import Figure
 from pytest_ddpscale.report.live_progress import LIVE
 from pytest_ddpscale.report.next_steps import cause_records
 from pytest_ddpscale.run.evidence import Evidence
@@ -18,6 +18,9 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import OPERATOR, RunRecord, ThresholdsUsed
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.atomic_writing import write_atomically
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.report.figures.of_run import Figure
 
 
 def write_reports(
@@ -34,8 +37,7 @@ def write_reports(
     from pytest_ddpscale.report.markdown import render_markdown
 
     record, kept = _as_judged(record, judgement), _with_kept_traces(run, evidence)
-    plots: list[Path] = []
-    drawn: list[Figure] = []
+    plots, drawn = list[Path](), list["Figure"]()
     recorded = replaced(judgement, causes=cause_records(judgement, record))
     problems = [_attempt("verdicts.json", lambda: run.write_json(run.verdicts_json, recorded))]
     if is_final:
@@ -57,26 +59,20 @@ def write_reports(
             plots.extend(write_pngs(drawn, run.plots))
 
         problems.append(_attempt("plots", draw))
-    names = [f"plots/{path.name}" for path in plots]
-
-    def write_markdown() -> None:
-        write_atomically(run.path / "report.md", render_markdown(judgement, record, names, kept))
-
-    problems.append(_attempt("report.md", write_markdown))
+    names = [f"plots/{plot.name}" for plot in plots]
+    markdown = partial(render_markdown, judgement, record, names, kept)
+    problems.append(_attempt("report.md", partial(_write, run.path / "report.md", markdown)))
     if is_final:
-        problems.append(_write_page(run, judgement, record, kept, drawn))
+        problems.append(write_page(run, judgement, record, kept, drawn))
     return [problem for problem in problems if problem]
 
 
-def write_page(run: RunDirectory, judgement: Judgement, record: RunRecord, evidence: Evidence) -> str:
+def write_page(
+    run: RunDirectory, judgement: Judgement, record: RunRecord, evidence: Evidence,
+    drawn: Sequence[Figure] | None = None,
+) -> str:  # fmt: skip
     """Write report.html of a finished run. Returns one sentence if that failed, else an empty string."""
-    return _write_page(run, judgement, record, _with_kept_traces(run, evidence))
-
-
-def _write_page(
-    run: RunDirectory, judgement: Judgement, record: RunRecord, kept: Evidence, drawn: Sequence[Figure] | None = None
-) -> str:
-    path = run.path / "report.html"
+    kept, path = _with_kept_traces(run, evidence), run.path / "report.html"
     return _attempt("report.html", partial(_write, path, lambda: page_of(judgement, record, kept, drawn)))
 
 

@@ -5,39 +5,32 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.plan.metric_catalogue import (
-    GENERATION_RATIO,
-    THROUGHPUT_PER_GPU,
-    WEAK_SCALING_EFFICIENCY,
-)
-from pytest_ddpscale.report import coverage_text, digits, text
-from pytest_ddpscale.report.cause import Cause
+from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
+from pytest_ddpscale.report import coverage_text, digits, profile_text, text
+from pytest_ddpscale.report.cause import Cause, warning_text, warnings
 from pytest_ddpscale.report.coverage_text import software_line
 from pytest_ddpscale.report.next_steps import next_steps
-from pytest_ddpscale.report.sentences import last_acceptance_lines
+from pytest_ddpscale.report.sentences import NOT_COVERED, certainty_lines, last_acceptance_lines, not_tested_lines
 from pytest_ddpscale.report.text import Style
 from pytest_ddpscale.report.unmet import counts_text, waived_groups
 from pytest_ddpscale.run.cause_kinds import NextStep
 from pytest_ddpscale.run.coverage import Coverage
-from pytest_ddpscale.run.run_json import OPERATOR, SITE, TICKET, Resumed, RunRecord, in_utc
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.run_json import OPERATOR, SITE, TICKET, WATERMARK, Resumed, RunRecord, in_utc
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.listing import by_number, first_few
 
 _ENDINGS = {"running": "killed"}  # how a session ended that left this status
 _STYLES: dict[str, Style] = {
-    "PASS": "passed",
-    "FAIL": "failed",
-    "ERROR": "failed",
-    "WARN": "warned",
-    "WAIVED": "warned",
-}
+    "PASS": "passed", "FAIL": "failed", "ERROR": "failed", "WARN": "warned", "WAIVED": "warned",
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class KeyNumber:
+class KeyNumber(NamedTuple):
     """One of the four numbers, as texts: title, value, what it is a number of, bound and verdict."""
 
     title: str
@@ -52,6 +45,42 @@ class KeyNumber:
         return _STYLES.get(self.word, "undecided")
 
 
+def shared(
+    judgement: Judgement, run: RunRecord, evidence: Evidence | None, causes: Sequence[Cause], *, goes_on: bool = False
+) -> dict[str, Any]:
+    """What the templates of both reports show, by the names they use; surveys and profiles only with evidence."""
+    is_simulated, surveys = judgement.simulated or run.is_simulated(), evidence.surveys.values() if evidence else ()
+    versions = coverage_text.software_versions(run, surveys)
+    # Who has accepted, resumes or measured nothing needs no command that measures everything again.
+    needs_none = judgement.accepts or judgement.unfinished or goes_on or is_simulated or run.is_imported
+    not_signed = "To be signed once measuring is over." if goes_on else ""
+    return {
+        "judgement": judgement,
+        "run": run,
+        "versions": versions,
+        "watermark": WATERMARK if is_simulated else "",
+        "judged": f"Judged for {judgement.sku}: {counts_text(judgement)}.",
+        "causes": told_causes(causes, judgement, run),
+        "again": "" if needs_none else shlex.join(map(text.one_line, run.command_again)),
+        "warnings": [warning_text(one, judgement) for one in warnings(judgement)],
+        "key_numbers": key_numbers(judgement),
+        "facts": facts(judgement, run, versions),
+        "reservations": [*reservations(judgement)],
+        "not_tested": not_tested_lines(judgement),
+        "not_covered": [*NOT_COVERED],
+        "signatures": [
+            ("Measured by", ", ".join(run.operators)),
+            ("Checked by", judgement.notes_of_judging.get(OPERATOR, "")),
+            ("Accepted by" if judgement.accepts else "Decided by", ""),
+        ],
+        "not_signed": "Not to be signed: no machine was measured." if is_simulated else not_signed,
+        "certainty": [*certainty_lines(judgement)],
+        "profiles": evidence.profiles if evidence else [],
+        "exposed": profile_text.exposed_rows(evidence) if evidence else [],
+        "digests": digests(judgement, run),
+    }
+
+
 def told_causes(found: Sequence[Cause], judgement: Judgement, run: RunRecord) -> list[tuple[Cause, list[NextStep]]]:
     """Causes with what to do about them; a command that was told before is not repeated."""
     told, commands = [], {""}
@@ -61,13 +90,6 @@ def told_causes(found: Sequence[Cause], judgement: Judgement, run: RunRecord) ->
         told.append((one, [known, *(step for step in others if step.command not in commands)]))
         commands.update(step.command for step in (first, *others))
     return told
-
-
-def command_again(judgement: Judgement, run: RunRecord) -> str:
-    """The command that measures everything again; empty without one, and where nobody or a resumed run needs it."""
-    is_measured = not (run.is_imported or judgement.simulated or run.is_simulated())
-    has_none = judgement.accepts or judgement.unfinished or not is_measured
-    return "" if has_none else shlex.join(map(text.one_line, run.command_again))
 
 
 def key_numbers(judgement: Judgement) -> list[KeyNumber]:
@@ -81,12 +103,9 @@ def key_numbers(judgement: Judgement) -> list[KeyNumber]:
         if metric is WEAK_SCALING_EFFICIENCY and of_metric:
             largest = max(one.world_size for one in of_metric)
             of_metric = [one for one in of_metric if one.world_size == largest]
-        found.append(_worst_of(metric, of_metric, judgement) if of_metric else _not_asked(metric.title))
+        not_asked = KeyNumber(metric.title, digits.ABSENT, "", "not asked")
+        found.append(_worst_of(metric, of_metric, judgement) if of_metric else not_asked)
     return found
-
-
-def _not_asked(title: str) -> KeyNumber:
-    return KeyNumber(title, digits.ABSENT, "", "not asked")
 
 
 def _worst_of(metric: Metric, verdicts: Sequence[Verdict], judgement: Judgement) -> KeyNumber:
@@ -136,12 +155,7 @@ def _hosts(verdicts: Iterable[Verdict], *, is_certain: bool = True) -> set[str]:
     return {one.host for verdict in verdicts for one in verdict.culprits if one.is_certain == is_certain}
 
 
-def judged_text(judgement: Judgement) -> str:
-    """``Judged for b200: 16 of 93 requirements not met (14 failed, 2 undecided), 53 passed, 24 only warn.``"""
-    return f"Judged for {judgement.sku}: {counts_text(judgement)}."
-
-
-def facts(judgement: Judgement, run: RunRecord, versions: dict[str, str], *, has_gpus: bool) -> list[tuple[str, str]]:
+def facts(judgement: Judgement, run: RunRecord, versions: dict[str, str]) -> list[tuple[str, str]]:
     """What was tested, where, when and by whom, by name."""
     names = Counter(device.name or "device of unknown name" for host in run.hosts for device in host.devices)
     devices = ", ".join(f"{count} × {name}" for name, count in names.items())
@@ -153,7 +167,7 @@ def facts(judgement: Judgement, run: RunRecord, versions: dict[str, str], *, has
         ("Nodes", nodes),
         ("Coverage", " ".join(coverage_text.summary(judgement.coverage)) if judgement.coverage else ""),
         ("Software", software_line(versions)),
-        ("When", _when(run, has_gpus=has_gpus)),
+        ("When", _when(run)),
         *(("Resumed", _resumed_text(one)) for one in run.resumed),
         *(("Before", line) for line in last),
     ]
@@ -194,33 +208,14 @@ def reservations(judgement: Judgement) -> Iterator[str]:
         yield f"{text.count_text(judgement.number_not_selected, 'requirement')} not selected"
 
 
-def signatures(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:
-    """Who signs: roles, each with the name if it is known."""
-    judged_by = judgement.notes_of_judging.get(OPERATOR, "")
-    decided = "Accepted by" if judgement.accepts else "Decided by"
-    return [("Measured by", ", ".join(run.operators)), ("Checked by", judged_by), (decided, "")]
-
-
-def why_nobody_signs(*, is_simulated: bool, goes_on: bool = False) -> str:
-    """Why the report is not to be signed; empty if it is."""
-    if is_simulated:
-        return "Not to be signed: no machine was measured."
-    return "To be signed once measuring is over." if goes_on else ""
-
-
-def _when(run: RunRecord, *, has_gpus: bool) -> str:
+def _when(run: RunRecord) -> str:
     began = run.began
     if run.is_imported:
         return f"{began:%Y-%m-%d %H:%M} UTC, imported from {run.source or 'elsewhere'}"
     if not run.finished_at:
         return f"{began:%Y-%m-%d %H:%M} UTC, {run.status}"
-    ended = in_utc(run.finished_at)
-    minutes, gpus = (ended - began).total_seconds() / 60, sum(len(host.devices) for host in run.hosts)
-    took = f", {minutes:.1f} min" + (f", {minutes * gpus / 60:.1f} GPU-hours" if gpus and has_gpus else "")
-    # A simulated or resumed run did not measure from its beginning to its end.
-    is_one_measurement = not run.is_simulated() and not run.resumed
-    status = "" if run.status == "finished" else f", {run.status}"
-    return f"{began:%Y-%m-%d %H:%M} to {ended:%Y-%m-%d %H:%M} UTC{took if is_one_measurement else ''}{status}"
+    more = [coverage_text.took_text(run), "" if run.status == "finished" else run.status]
+    return ", ".join([f"{began:%Y-%m-%d %H:%M} to {in_utc(run.finished_at):%Y-%m-%d %H:%M} UTC", *filter(None, more)])
 
 
 def _resumed_text(resumed: Resumed) -> str:

@@ -28,10 +28,8 @@ _RUNS_SHOWN = 5
 def overview_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:
     """A line for each node: its last run and its worst drift."""
     header = ("NODE", "SKU", "RUNS", "LAST RUN", "OUTCOME", "WORST DRIFT")
-    rows = [
-        (node.host, node.sku, str(len(node.runs)), node.last.started_at, _outcome(node.last), _worst(node))
-        for node in nodes
-    ]
+    last = [(node, node.last) for node in nodes]
+    rows = [(one.host, one.sku, str(len(one.runs)), run.started_at, _outcome(run), _worst(one)) for one, run in last]
     yield from text_lines(table(header, rows))
 
 
@@ -80,13 +78,12 @@ def tsv_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:
 
 def json_text(nodes: Sequence[NodeHistory]) -> str:
     """One JSON array with an object for each node."""
-    return strict_json([_as_json(node) for node in nodes])
-
-
-def _as_json(node: NodeHistory) -> dict[str, Any]:
-    runs = [{key: value for key, value in asdict(run).items() if key != "values"} for run in node.runs]
-    drifts = [asdict(drift) | {"is_worse": drift.is_worse} for drift in node.drifts]
-    return {"sku": node.sku, "host": node.host, "changes": node.changes, "runs": runs, "drifts": drifts}
+    found: list[dict[str, Any]] = []
+    for node in nodes:
+        runs = [{key: value for key, value in asdict(run).items() if key != "values"} for run in node.runs]
+        drifts = [asdict(drift) | {"is_worse": drift.is_worse} for drift in node.drifts]
+        found.append({"sku": node.sku, "host": node.host, "changes": node.changes, "runs": runs, "drifts": drifts})
+    return strict_json(found)
 
 
 def _outcome(run: HostRun) -> str:

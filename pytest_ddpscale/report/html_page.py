@@ -8,8 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -18,18 +17,16 @@ from markupsafe import Markup, escape
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import cause, digits, first_page, page_tables, plan_text, profile_text, text
-from pytest_ddpscale.report.breakdown import breakdown_of, headings
-from pytest_ddpscale.report.coverage_text import software_versions
-from pytest_ddpscale.report.figures.figure import Figure
-from pytest_ddpscale.report.figures.of_run import figures
-from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S
+from pytest_ddpscale.report.breakdown import breakdown
+from pytest_ddpscale.report.figures.of_run import Figure, figures
+from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S, failed_so_far
 from pytest_ddpscale.report.node_table import node_table
 from pytest_ddpscale.report.requirement_groups import PROVISIONAL, requirement_parts, sources
 from pytest_ddpscale.report.scaling_table import scaling_tables
-from pytest_ddpscale.report.sentences import NOT_COVERED, certainty_lines, launches_sentence, not_tested_lines
+from pytest_ddpscale.report.sentences import launches_sentence
 from pytest_ddpscale.report.unmet import explained_text, waived_groups
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
+from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util import tables
@@ -41,79 +38,46 @@ _MOST_CAUSES, _MOST_NOT_TESTED = 3, 3  # shown at once
 _STARTUP_NAMES = {"import_s": "imports", "rendezvous_s": "rendezvous", "first_step_s": "first step"}
 
 
-@dataclass(frozen=True)
-class TopologyOfHosts:
-    """The `nvidia-smi topo -m` that some nodes share, and whether it differs from that of most nodes."""
-
-    hosts: str
-    matrix: Markup
-    differs: bool
-
-
 def render_html(
     judgement: Judgement, run: RunRecord, evidence: Evidence, drawn: Sequence[Figure] | None = None, *,
     goes_on: bool = False,
 ) -> str:  # fmt: skip
-    """The page of a run. While the run goes on, it contains `LIVE` and browsers reload it every `REFRESH_S` seconds.
+    """The page of a run, whose run.json is as it was judged, with figures that are `drawn` already or drawn now.
 
-    Args:
-        judgement: of the run.
-        run: its run.json, as it was judged.
-        evidence: its measurements.
-        drawn: its figures; None to draw them.
-        goes_on: whether it is still measured.
+    While the run goes on, it contains `LIVE` and browsers reload it every `REFRESH_S` seconds.
     """
-    is_simulated = judgement.simulated or run.is_simulated()
-    versions = software_versions(run, evidence.surveys.values())
-    has_gpus = evidence.plan.device_type == "cuda"
-    causes = _causes_so_far(judgement) if goes_on else cause.causes(judgement)
+    failed, causes = failed_so_far(judgement), cause.causes(judgement)
+    causes = tuple(one for one in causes if failed & one.explains) if goes_on else causes
     shown = figures(evidence, judgement, run) if drawn is None else drawn
+    by_id = {one.id: one for one in shown}
+    told = first_page.shared(judgement, run, evidence, causes, goes_on=goes_on)
     return page_template("report.html.j2").render(
-        judgement=judgement,
-        run=run,
+        **told,
         plan=evidence.plan,
         live=Markup(LIVE) if goes_on else "",  # noqa: S704 (ours)
         contents=_contents(judgement, has_figures=bool(shown)),
-        watermark=WATERMARK if is_simulated else "",
         headline=_headline_so_far(judgement) if goes_on else cause.headline(judgement),
-        judged=first_page.judged_text(judgement),
-        causes=first_page.told_causes(causes, judgement, run),
-        again="" if goes_on else first_page.command_again(judgement, run),
-        warnings=[cause.warning_text(one, judgement) for one in cause.warnings(judgement)],
-        key_numbers=first_page.key_numbers(judgement),
-        facts=first_page.facts(judgement, run, versions, has_gpus=has_gpus),
-        reservations=[*first_page.reservations(judgement)],
-        not_tested=not_tested_lines(judgement),
-        not_covered=[*NOT_COVERED],
-        signatures=first_page.signatures(judgement, run),
-        not_signed=first_page.why_nobody_signs(is_simulated=is_simulated, goes_on=goes_on),
-        first_figures=sorted(
-            (one for one in shown if one.id in _FIRST_FIGURES), key=lambda one: _FIRST_FIGURES.index(one.id)
-        ),
+        first_figures=[by_id[name] for name in _FIRST_FIGURES if name in by_id],
         other_figures=[one for one in shown if one.id not in _FIRST_FIGURES],
         parts=requirement_parts(judgement, causes),
         provisional=[one for one in judgement.verdicts if text.is_provisional(one)],
         sources=sources(judgement.verdicts),
-        launches=_capitalised(launches_sentence(judgement.verdicts)),
+        launches=launches_sentence(judgement.verdicts),
         nodes=page_tables.nodes_table(node_table(judgement, run)),
         coverage=[*page_tables.coverage_tables(judgement.coverage)] if judgement.coverage else [],
-        topologies=topologies([*evidence.surveys.values()]),
+        topologies=topologies(evidence.surveys.values()),
         waivers=[
             f"{' and '.join(map(text.subject_text, group))}: {text.waiver_text(group[0])}"
             for group in waived_groups(judgement)
         ],
         lowered=page_tables.lowered_table(judgement) if judgement.lowered else "",
-        breakdown=_breakdown(evidence),
-        scaling=[] if goes_on else [*_scaling(evidence, judgement)],
-        profiles=evidence.profiles,
-        exposed=profile_text.exposed_rows(evidence),
-        certainty=[*certainty_lines(judgement)],
+        breakdown=breakdown(evidence),
+        scaling=[] if goes_on else scaling_tables(evidence, judgement.verdicts),
         meanings=_meanings(judgement),
         startup=_startup(run),
-        digests=first_page.digests(judgement, run),
         command=shlex.join(run.argv),
         hosts=page_tables.hosts_table(run),
-        software=page_tables.software_table(run, versions),
+        software=page_tables.software_table(run, told["versions"]),
     )
 
 
@@ -121,30 +85,8 @@ def _contents(judgement: Judgement, *, has_figures: bool) -> list[str]:
     """Titles of the sections after the first; ids are the same in lower case."""
     provisional = any(map(text.is_provisional, judgement.verdicts))
     qualified = judgement.waived or judgement.lowered or judgement.altered or provisional
-    figures = ["Figures"] if has_figures else []
-    return [
-        *figures,
-        "Requirements",
-        "Nodes",
-        *(["Reservations"] if qualified else []),
-        "Telemetry",
-        "Method",
-        "Record",
-    ]
-
-
-def _breakdown(evidence: Evidence) -> Markup | str:
-    caption = "Step times over the raw steps of all ranks; throughput at the pace of the slowest rank"
-    rows = breakdown_of(evidence)
-    found = tables.html(tables.table(headings(evidence.plan), rows, of_numbers=True), caption)
-    return Markup(found) if rows else ""  # noqa: S704 (escaped within)
-
-
-def _scaling(evidence: Evidence, judgement: Judgement) -> Iterator[tuple[Markup, list[str]]]:
-    """The table of each study, and what follows from it."""
-    for one in scaling_tables(evidence, judgement.verdicts):
-        found = tables.html(tables.table(one.headings, one.rows, of_numbers=True), one.study)
-        yield Markup(found), one.remarks  # noqa: S704 (escaped within)
+    of_figures, of_reservations = ["Figures"] * has_figures, ["Reservations"] * bool(qualified)
+    return [*of_figures, "Requirements", "Nodes", *of_reservations, "Telemetry", "Method", "Record"]
 
 
 def _meanings(judgement: Judgement) -> list[tuple[str, str]]:
@@ -154,55 +96,30 @@ def _meanings(judgement: Judgement) -> list[tuple[str, str]]:
     return [*((METRICS[name].title, METRICS[name].meaning) for name in metrics), *(one for one in checks if one[1])]
 
 
-def _capitalised(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
-
-
 def _headline_so_far(judgement: Judgement) -> str:
     """``MEASURING: 3 of 29 requirements passed so far, 1 failed``; unmeasured requirements are not failures yet."""
-    counted, failing = judgement.counted, _failed(judgement)
+    counted, failing = judgement.counted, failed_so_far(judgement)
     passed, failed = sum(one.passed for one in counted), sum(one.id in failing for one in counted)
     said = f"{passed} of {text.count_text(len(counted), 'requirement')} passed so far"
     return f"MEASURING: {said}{f', {failed} failed' if failed else ''}"
-
-
-def _causes_so_far(judgement: Judgement) -> list[cause.Cause]:
-    return [one for one in cause.causes(judgement) if _failed(judgement) & one.explains]
-
-
-def _failed(judgement: Judgement) -> set[str]:
-    blocking = filter(judgement.is_blocked_by, judgement.verdicts)
-    return {one.id for one in blocking if one.outcome in ("failed", "error")}
 
 
 @cache
 def page_template(name: str) -> jinja2.Template:
     """A template that makes text one line and escapes it, with our style and script."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        finalize=_harmless,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, finalize=_harmless,
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
     script = Markup((TEMPLATES / "report.js").read_text("utf-8"))  # noqa: S704 (ours)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment.globals.update(
-        digits=digits,
-        text=text,
-        tables=tables,
-        plan_text=plan_text,
-        profile_text=profile_text,
-        explained_text=explained_text,
-        provisional_mark=PROVISIONAL,
-        most_causes=_MOST_CAUSES,
-        most_not_tested=_MOST_NOT_TESTED,
-        refresh_s=REFRESH_S,
-        script=script,
-        script_digest=f"sha256-{digest}",
+        digits=digits, text=text, tables=tables, plan_text=plan_text, profile_text=profile_text,
+        explained_text=explained_text, provisional_mark=PROVISIONAL,
+        most_causes=_MOST_CAUSES, most_not_tested=_MOST_NOT_TESTED, refresh_s=REFRESH_S,
+        script=script, script_digest=f"sha256-{digest}",
         style=Markup((TEMPLATES / "report.css").read_text("utf-8")),  # noqa: S704 (ours)
-    )
+    )  # fmt: skip
     return environment.get_template(name)
 
 
@@ -216,17 +133,14 @@ def _startup(run: RunRecord) -> str:
     return ", ".join(f"{name} {second:.1f} s" for name, second in said.items() if second is not None)
 
 
-def topologies(surveys: Sequence[Survey]) -> list[TopologyOfHosts]:
-    """How the nodes' GPUs are connected: each matrix once, the most common first."""
+def topologies(surveys: Iterable[Survey]) -> list[tuple[str, Markup]]:
+    """Hosts that share an `nvidia-smi topo -m`, and that, escaped; the most common first."""
     hosts: dict[str, list[str]] = {}
     for survey in surveys:
         if survey.topology:
             hosts.setdefault(printable(survey.topology), []).append(survey.host)
     ordered = sorted(hosts.items(), key=lambda one: -len(one[1]))
-    return [
-        TopologyOfHosts(first_few(names, 8), escape(matrix), differs=n > 0)
-        for n, (matrix, names) in enumerate(ordered[:10])
-    ]
+    return [(first_few(names, 8), escape(matrix)) for matrix, names in ordered[:10]]
 
 
 def printable(content: str) -> str:

@@ -97,12 +97,7 @@ class LiveProgress:
         is_missing[ranks] = False
 
     def section(self, written_at: str, judgement: Judgement) -> str:
-        """HTML, escaped.
-
-        Args:
-            written_at: date and time of writing, as text.
-            judgement: the latest one.
-        """
+        """HTML, escaped, with the date and time of writing and the latest judgement."""
         per_cent, left = self._progress.left.per_cent, self._progress.left.text()
         bar = f'<progress aria-label="share done" max="100" value="{per_cent}"></progress>'
         how_far = f"{per_cent} % done, {escape(left)} {bar}<br>" if left and per_cent is not None else ""
@@ -134,7 +129,8 @@ class LiveProgress:
         rows = []
         for row in shown.tolist():
             place = gang.place(int(ranks[row]))
-            numbers = (_number(float(values[row]), decimals) for values, decimals in columns)
+            of_row = [(float(values[row]), decimals) for values, decimals in columns]
+            numbers = (ABSENT if np.isnan(value) else f"{value:.{decimals}f}" for value, decimals in of_row)
             rows.append([str(ranks[row]), place.host, place.number, *numbers])
         unit = study.workload.family.unit if study is not None else self._progress.plan.unit or "samples"
         titles = ("Rank", "Node", "Device", f"{unit}/s", "Memory, GiB", "Utilization, %", "Power, W", "Temperature, °C")
@@ -152,14 +148,16 @@ def _slowest_and_hottest(per_second: FloatArray, temperature_c: FloatArray) -> I
     return np.sort(np.concatenate([first, hottest[~np.isin(hottest, first)][: _MOST_RANKS // 2]]))
 
 
-def _number(value: float, decimals: int) -> str:
-    return ABSENT if np.isnan(value) else f"{value:.{decimals}f}"
+def failed_so_far(judgement: Judgement) -> set[str]:
+    """Ids of the requirements that fail; those that are not measured yet do not."""
+    blocking = filter(judgement.is_blocked_by, judgement.verdicts)
+    return {one.id for one in blocking if one.outcome in ("failed", "error")}
 
 
 def _so_far(judgement: Judgement) -> str:
     """``Verdicts so far: 3 passed, 1 failed (throughput_per_gpu[r-1gpu]), 25 open``."""
-    counted = judgement.counted
-    failed = [one.id for one in counted if judgement.is_blocked_by(one) and one.outcome in ("failed", "error")]
+    counted, failing = judgement.counted, failed_so_far(judgement)
+    failed = [one.id for one in counted if one.id in failing]
     passed = sum(one.passed for one in counted)
     named = f" ({first_few(failed)})" if failed else ""
     others = len(counted) - passed - len(failed)

@@ -15,11 +15,10 @@ from urllib.parse import quote
 import jinja2
 
 from pytest_ddpscale.report import cause, digits, first_page, profile_text, text
-from pytest_ddpscale.report.coverage_text import software_versions
-from pytest_ddpscale.report.sentences import NOT_COVERED, certainty_lines, interval_mark, not_tested_lines, ratio_lines
+from pytest_ddpscale.report.sentences import interval_mark, ratio_lines
 from pytest_ddpscale.report.unmet import explained_text, waived_groups
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
+from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
 from pytest_ddpscale.util.tables import Column, Markdown, Table, markdown, markdown_lines, table
 
@@ -88,71 +87,38 @@ def _template() -> jinja2.Template:
         keep_trailing_newline=True,
     )
     environment.globals.update(
-        digits=digits,
-        text=text,
-        code_block=code_block,
-        explained_text=explained_text,
-        image=image,
-        link=link,
-        listing=listing,
-        profile_text=profile_text,
-        most_causes=_MOST_CAUSES,
-        most_culprits=_MOST_CULPRITS,
-        sentence=_sentence,
-        table=_table,
-    )
+        digits=digits, text=text, profile_text=profile_text, explained_text=explained_text,
+        code_block=code_block, image=image, link=link, listing=listing, sentence=_sentence, table=_table,
+        most_causes=_MOST_CAUSES, most_culprits=_MOST_CULPRITS, most_profiles=_MOST_PROFILES,
+    )  # fmt: skip
     return environment.get_template("report.md.j2")
 
 
 def render_markdown(
     judgement: Judgement, run: RunRecord, plots: Sequence[str] = (), evidence: Evidence | None = None
 ) -> str:
-    """The report of a run.
-
-    Args:
-        judgement: the verdicts and their outcome.
-        run: the content of run.json.
-        plots: paths of the pictures, relative to the report.
-        evidence: the run's evidence, for its surveys and profiles; None leaves them out.
-    """
-    is_simulated, profiles = judgement.simulated or run.is_simulated(), evidence.profiles if evidence else []
-    versions = software_versions(run, evidence.surveys.values() if evidence else ())
+    """The report of a run, with pictures by their paths relative to it; surveys and profiles only with evidence."""
     causes, ratios = cause.causes(judgement), ratio_lines(judgement.verdicts)
     unmet = [one for one in judgement.verdicts if judgement.is_blocked_by(one)]
     warned = [one for one in judgement.verdicts if text.only_warns(one)]
     shown = causes[:_MOST_CAUSES]
+    profiles = evidence.profiles if evidence else []
+    # Those that say more than fits into a headline, once for all requirements that they ended.
+    errors = dict.fromkeys(tuple(text.details_of(one)) for one in judgement.verdicts)
     rendered = _template().render(
-        judgement=judgement,
-        run=run,
-        watermark=WATERMARK if is_simulated else "",
+        **first_page.shared(judgement, run, evidence, causes),
         headline=cause.headline(judgement),
         meaning=_MEANINGS[judgement.outcome],
-        judged=first_page.judged_text(judgement),
-        causes=first_page.told_causes(causes, judgement, run),
-        again=first_page.command_again(judgement, run),
-        warnings=[cause.warning_text(one, judgement) for one in cause.warnings(judgement)],
-        numbers=[(one.title, one.value, one.subject, one.bound, one.word) for one in first_page.key_numbers(judgement)],
-        facts=first_page.facts(
-            judgement, run, versions, has_gpus=evidence is None or evidence.plan.device_type == "cuda"
-        ),
-        reservations=[*first_page.reservations(judgement)],
-        not_tested=[*not_tested_lines(judgement), *NOT_COVERED],
-        signatures=first_page.signatures(judgement, run),
-        not_signed=first_page.why_nobody_signs(is_simulated=is_simulated),
         unmet=Table(_UNMET, [_row(one, ratios, shown) for one in unmet[:_MOST_FAILURES]]),
         left_out=[(len(unmet[_MOST_FAILURES:]), ""), (len(warned), " did not pass and only warn")],
         by_spread=[verdict for verdict in judgement.verdicts if text.spread_text(verdict)],
-        errors=_errors(judgement)[:_MOST_CAUSES],
+        errors=[lines for lines in errors if lines][:_MOST_CAUSES],
         waived=table(_WAIVED, _waivers(judgement)) if judgement.waived else None,
         lowered=_lowered(judgement) if judgement.lowered else None,
-        certainty=[*certainty_lines(judgement)],
         plots=plots,
-        profiles=profiles,
         traces=[one.trace for one in profiles if one.trace],
         parts=profile_text.part_rows(profiles)[:_MOST_PROFILES],
-        exposed=profile_text.exposed_rows(evidence)[:_MOST_PROFILES] if evidence else [],
         device_type=evidence.plan.device_type if evidence else "",
-        digests=first_page.digests(judgement, run),
     )
     return re.sub(r"\n{3,}", "\n\n", rendered)
 
@@ -191,12 +157,6 @@ def _cause_of(verdict: Verdict, shown: Sequence[cause.Cause]) -> str:
     numbers = [str(number) for number, one in enumerate(shown, 1) if verdict.id in one.explains]
     despite = text.despite_text(verdict)
     return f"{', '.join(numbers)}{': ' if despite else ''}{despite}" if numbers else text.reason_text(verdict)
-
-
-def _errors(judgement: Judgement) -> list[Sequence[str]]:
-    """The lines of each error that says more than fits into a headline, once for all requirements that it ended."""
-    found = dict.fromkeys(tuple(text.details_of(one)) for one in judgement.verdicts)
-    return [lines for lines in found if lines]
 
 
 def _mark(verdict: Verdict) -> Markdown:

@@ -21,14 +21,8 @@ def missing_gpus(judgement: Judgement) -> dict[str, list[Culprit]]:
         for name in open_.intersection(gpu.missing_in):
             found[name].append(
                 Culprit(
-                    "gpu",
-                    node.host,
-                    gpu.index,
-                    gpu.uuid or None,
-                    evidence,
-                    is_certain=False,
-                    local_rank=gpu.local_rank,
-                    pci_bus_id=gpu.pci_bus_id or None,
+                    "gpu", node.host, gpu.index, gpu.uuid or None, evidence, is_certain=False,
+                    local_rank=gpu.local_rank, pci_bus_id=gpu.pci_bus_id or None,
                 )
-            )
+            )  # fmt: skip
     return found

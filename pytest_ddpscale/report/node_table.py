@@ -61,7 +61,7 @@ def node_table(judgement: Judgement, run: RunRecord) -> NodeTable:
     """The table of a judged run, with the nodes of its coverage, or of run.json if it has none."""
     missed = [verdict for verdict in judgement.verdicts if not verdict.passed]
     lacks = _not_tested(judgement)
-    named: dict[str, list[tuple[Verdict, Culprit]]] = {host: [] for host in lacks}
+    named: dict[str, _Found] = {host: [] for host in lacks}
     for verdict in missed:
         for culprit in verdict.culprits:
             for host in filter(None, {culprit.host, culprit.peer_host}):
@@ -87,10 +87,7 @@ def _not_tested(judgement: Judgement) -> dict[str, str]:
     if coverage is None:
         return {}
     lacks = {node.host: f"left out: {node.left_out}" for node in coverage.nodes if node.left_out}
-    idle: dict[str, int] = {}
-    for node, _ in coverage.idle_gpus:
-        idle[node.host] = idle.get(node.host, 0) + 1
-    for host, count in idle.items():
+    for host, count in Counter(node.host for node, _ in coverage.idle_gpus).items():
         lacks.setdefault(host, f"{text.count_text(count, 'GPU')} not tested")
     for node in coverage.nodes:
         if not {PROBES, TRAINING, INFERENCE} & set(node.tested_by):

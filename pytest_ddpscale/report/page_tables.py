@@ -14,7 +14,8 @@ from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.listing import by_number
 from pytest_ddpscale.util.tables import Table, html, table
 
-_MOST_HOSTS = _MOST_LOWERED = 64
+_MOST_NODES = _MOST_LOWERED = 64
+_MOST_PATHS = 40
 _OF_NODES = (
     "Nodes with a failure, a suspicion or an untested part, the worst first; numbers count requirements, “maybe” "
     "counts those that only suspect the node"
@@ -23,14 +24,12 @@ _OF_NODES = (
 
 def nodes_table(nodes: NodeTable) -> Markup | str:
     """What was found on each node, with the evidence below it; the nodes without a row in a sentence."""
-    below = {number: list(row.remarks) for number, row in enumerate(nodes.rows, 1)}
-    last = (
-        [f"{text.count_text(nodes.hidden, 'more node')} with problems: verdicts.json lists all"] if nodes.hidden else []
-    )
-    below.setdefault(len(nodes.rows), []).extend(filter(None, [*last, nodes.others]))
-    rows = [(row.host, *(cell or digits.ABSENT for cell in row.cells)) for row in nodes.rows]
-    if not rows:
+    if not nodes.rows:
         return Markup("<p>{}.</p>").format(text.one_line(nodes.others))
+    below = {number: list(row.remarks) for number, row in enumerate(nodes.rows, 1)}
+    hidden = f"{text.count_text(nodes.hidden, 'more node')} with problems: verdicts.json lists all"
+    below[len(nodes.rows)] += filter(None, [hidden if nodes.hidden else "", nodes.others])
+    rows = [(row.host, *(cell or digits.ABSENT for cell in row.cells)) for row in nodes.rows]
     return _markup(table(("Node", *nodes.metrics), rows), _OF_NODES, below, "nodes")
 
 
@@ -38,7 +37,7 @@ def lowered_table(judgement: Judgement) -> Markup:
     """Bounds before the site lowered them, and now."""
     rows = [(one.requirement, *digits.lowered_bounds(one)) for one in judgement.lowered]
     titles = ("Requirement", "Before", "Here")
-    return _markup(*_first(table(titles, rows, of_numbers=True), "Bounds that the site lowered", _MOST_LOWERED))
+    return _first(table(titles, rows, of_numbers=True), "Bounds that the site lowered", _MOST_LOWERED)
 
 
 def coverage_tables(coverage: Coverage) -> Iterator[tuple[str, Markup]]:
@@ -47,19 +46,17 @@ def coverage_tables(coverage: Coverage) -> Iterator[tuple[str, Markup]]:
     titles = ("Path", "Bandwidth", "Relative to the median", "Rounds")
     paths = table(titles, coverage_text.path_rows(coverage), of_numbers=True)
     of_paths = "Pairs of nodes, each measured by itself with an all-reduce of two ranks, the slowest first"
-    for caption, found, most in (
-        ("What was tested on each node", nodes, coverage_text.MOST_NODES),
-        (of_paths, paths, coverage_text.MOST_PATHS),
-    ):
+    of_nodes = "What was tested on each node"
+    for caption, found, most in ((of_nodes, nodes, _MOST_NODES), (of_paths, paths, _MOST_PATHS)):
         if found.rows:
-            yield caption, _markup(*_first(found, caption, most))
+            yield caption, _first(found, caption, most)
 
 
 def hosts_table(run: RunRecord) -> Markup:
     """The devices of each host."""
     hosts = sorted(run.hosts, key=lambda one: by_number(one.host))
     rows = [(host.host, "; ".join(f"{one.label}: {one.name}" for one in host.devices[:16])) for host in hosts]
-    return _markup(*_first(table(("Host", "Devices"), rows), "Hosts", _MOST_HOSTS, "run.json"))
+    return _first(table(("Host", "Devices"), rows), "Hosts", _MOST_NODES, "run.json")
 
 
 def software_table(run: RunRecord, versions: dict[str, str]) -> Markup:
@@ -68,13 +65,11 @@ def software_table(run: RunRecord, versions: dict[str, str]) -> Markup:
     return _markup(table(("Name", "Version or setting"), rows), "Software and environment")
 
 
-def _first(
-    whole: Table, caption: str, most: int, where: str = "verdicts.json"
-) -> tuple[Table, str, dict[int, list[str]]]:
+def _first(whole: Table, caption: str, most: int, where: str = "verdicts.json") -> Markup:
     """The first rows of a table, and a row with the number of the others."""
     left_out = len(whole.rows) - most
     below = {most: [f"{left_out} more: {where} lists all"]} if left_out > 0 else {}
-    return Table(whole.columns, whole.rows[:most]), caption, below
+    return _markup(Table(whole.columns, whole.rows[:most]), caption, below)
 
 
 def _markup(whole: Table, caption: str, below: dict[int, list[str]] | None = None, classes: str = "") -> Markup:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pytest_ddpscale.plan.estimate import UNKNOWN, estimate, pairs_seconds, probes_seconds, usual_seconds
+from pytest_ddpscale.plan.estimate import UNKNOWN, estimate, study_times
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.text import count_text
@@ -14,13 +14,9 @@ from pytest_ddpscale.util.tables import Column, Table, table, text_lines
 def plan_lines(
     plan: Plan, requirements: int, *, isolate: bool, samples_per_s: Mapping[str, float] = UNKNOWN
 ) -> list[str]:
-    """Studies, arms, estimated minutes and GPU-hours of a plan.
+    """Studies, arms, estimated minutes and GPU-hours of a plan that decides so many requirements.
 
-    Args:
-        plan: what will be measured.
-        requirements: how many requirements it decides.
-        isolate: whether each study has a gang of its own.
-        samples_per_s: expected throughput per GPU, by workload name.
+    With `isolate`, each study has a gang of its own; `samples_per_s` is the expected throughput per GPU, by workload.
     """
     whole = estimate(plan, isolate=isolate, samples_per_s=samples_per_s)
     device = "GPU" if plan.device_type == "cuda" else "core"
@@ -36,20 +32,19 @@ def plan_lines(
         f"about {whole.seconds / 60:.1f} min on {count_text(plan.world_size, device)}{where} = "
         f"{whole.device_hours:.2f} {device}-hours (at most {whole.most_seconds / 60:.1f} min)"
     )
-    rows: list[tuple[str, float, str]] = []
+    often = "at most" if plan.launches == 1 else f"{plan.launches} launches of"
+    rounds = {study.id: f"{often} {study.rounds} rounds of {_arms_text(study)}" for study in once}
     if plan.probes is not None:
         names = ", ".join(probe.name for probe in plan.probes.arms)
-        rows.append((plan.probes.id, probes_seconds(plan.probes), f"at most {plan.probes.rounds} rounds of {names}"))
-    for study in once:
-        seconds = plan.launches * usual_seconds(plan, study, samples_per_s)
-        rows.append((study.id, seconds, f"{_rounds_text(plan, study)} of {_arms_text(study)}"))
+        rounds[plan.probes.id] = f"at most {plan.probes.rounds} rounds of {names}"
     if plan.pairs is not None:
-        rounds = len(first_rounds(plan.nodes))
-        rows.append(
-            (plan.pairs.id, pairs_seconds(plan.nodes), f"at least {count_text(rounds, 'round')} of pairs of nodes")
-        )
-    cells = [(f"  {name}", f"{seconds / 60:4.1f} min", what) for name, seconds, what in rows]
-    return [head, *text_lines(table(("", "", ""), cells))]
+        rounds[plan.pairs.id] = f"at least {count_text(len(first_rounds(plan.nodes)), 'round')} of pairs of nodes"
+    rows = []
+    for name, time in study_times(plan, samples_per_s):
+        if name in rounds:
+            launches = plan.launches if plan.study(name) else 1
+            rows.append((f"  {name}", f"{launches * time.seconds(time.usual) / 60:4.1f} min", rounds[name]))
+    return [head, *text_lines(table(("", "", ""), rows))]
 
 
 def shortened(lines: Sequence[str], most: int = 5) -> list[str]:
@@ -74,9 +69,3 @@ def study_table(plan: Plan) -> Table:
 
 def _arms_text(study: Study) -> str:
     return ", ".join(f"{arm.name} (batch {arm.batch_size})" for arm in study.arms)
-
-
-def _rounds_text(plan: Plan, study: Study) -> str:
-    if plan.launches > 1:
-        return f"{plan.launches} launches of {study.rounds} rounds"
-    return f"at most {study.rounds} rounds"

@@ -53,17 +53,14 @@ class ProfiledExposure:
 
 def part_rows(profiles: Sequence[ArmProfile]) -> list[tuple[str, ...]]:
     """One row for each profiled arm, with means over its steps."""
-    return [(one.study, one.arm, *_parts(one)) for one in profiles if not one.problem]
-
-
-def _parts(one: ArmProfile) -> tuple[str, ...]:
-    step, reduced = statistics.fmean(one.step_ms), statistics.fmean(one.all_reduce_ms)
-    shares = (statistics.fmean(part) / step for part in (one.compute_ms, one.waiting_ms, one.idle_ms))
-    hidden = statistics.fmean(one.hidden_ms) / reduced if reduced else None
-    return (
-        _ms(step), *map(_percent, shares),
-        _ms(reduced) if reduced else ABSENT, ABSENT if hidden is None else _percent(hidden),
-    )  # fmt: skip
+    rows = []
+    for one in [profile for profile in profiles if not profile.problem]:
+        step, reduced, hidden = map(statistics.fmean, (one.step_ms, one.all_reduce_ms, one.hidden_ms))
+        shares = [_share(statistics.fmean(part), step) for part in (one.compute_ms, one.waiting_ms, one.idle_ms)]
+        rows.append(
+            (one.study, one.arm, _ms(step), *shares, _ms(reduced) if reduced else ABSENT, _share(hidden, reduced))
+        )
+    return rows
 
 
 def profiled_exposures(evidence: Evidence) -> Iterator[ProfiledExposure]:
@@ -75,9 +72,12 @@ def profiled_exposures(evidence: Evidence) -> Iterator[ProfiledExposure]:
             ddp = profiles.get((study.id, arm.name))
             no_sync = None if silent is None else profiles.get((study.id, silent.name))
             if silent is not None and ddp is not None and no_sync is not None:
-                yield ProfiledExposure(
-                    study.id, arm.name, _by_rounds(evidence, study, arm, silent, ddp.rank), *_by_profile(ddp, no_sync)
+                passes = min(len(ddp.step_ms), len(no_sync.step_ms))
+                step_ms, silent_ms, waiting_ms = (
+                    np.array(values[:passes]) for values in (ddp.step_ms, no_sync.step_ms, ddp.waiting_ms)
                 )
+                by_rounds = _by_rounds(evidence, study, arm, silent, ddp.rank)
+                yield ProfiledExposure(study.id, arm.name, by_rounds, 1 - silent_ms / step_ms, waiting_ms / step_ms)
 
 
 def _by_rounds(evidence: Evidence, study: Study, arm: Arm, silent: Arm, rank: int) -> FloatArray:
@@ -92,12 +92,6 @@ def _step_s(rounds: ArmRounds, rank: int) -> FloatArray:
     """Mean step time of a rank in each round, NaN where it was absent."""
     [column] = np.flatnonzero(rounds.ranks.numbers == rank) if len(rounds) else [0]
     return rounds.mean_step_s[:, column] if len(rounds) else np.empty(0)
-
-
-def _by_profile(ddp: ArmProfile, no_sync: ArmProfile) -> tuple[FloatArray, FloatArray]:
-    passes = min(len(ddp.step_ms), len(no_sync.step_ms))
-    step_ms, waiting_ms = np.array(ddp.step_ms[:passes]), np.array(ddp.waiting_ms[:passes])
-    return 1 - np.array(no_sync.step_ms[:passes]) / step_ms, waiting_ms / step_ms
 
 
 def exposed_rows(evidence: Evidence) -> list[tuple[str, ...]]:

@@ -39,16 +39,10 @@ class Progress:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        show: Callable[[str, bool], None] = lambda line, passing: None,
-        now: Callable[[], float] = time.monotonic,
-        samples_per_s: Mapping[str, float] = UNKNOWN,
-        *,
-        isolate: bool = False,
-        budget_s: float | None = None,
-        width: Callable[[], int | None] = lambda: None,
-    ) -> None:
+        self, plan: Plan, show: Callable[[str, bool], None] = lambda line, passing: None,
+        now: Callable[[], float] = time.monotonic, samples_per_s: Mapping[str, float] = UNKNOWN, *,
+        isolate: bool = False, budget_s: float | None = None, width: Callable[[], int | None] = lambda: None,
+    ) -> None:  # fmt: skip
         self.plan = plan
         self.left = TimeLeft(plan, samples_per_s, isolate=isolate, budget_s=budget_s, now=now)
         self._show = show
@@ -87,7 +81,8 @@ class Progress:
             case Queued():
                 self._queue(record.state)
             case Idle():
-                self._wait()
+                if not self._current and not self._has_settled:
+                    self._pass("", "starting ranks")
 
     def _queue(self, state: str) -> None:
         """Report that the scheduler has no nodes for us yet: a lasting line for the reason, a passing one for time."""
@@ -156,10 +151,6 @@ class Progress:
             what = "rounds" if self.plan.training_run(end.study) is None else "epochs"
             self._say(f"{end.study}: {why}{self._round} {what} in {_clock(seconds)}", passing=False)
         self._study, self._current = None, ""
-
-    def _wait(self) -> None:
-        if not self._current and not self._has_settled:
-            self._pass("", "starting ranks")
 
     def _pass(self, name: str, *rest: str) -> None:
         """Show a line that may be overwritten: share done, time left, a name, and the longest `rest` that fits.

@@ -76,15 +76,11 @@ def _families(judgement: Judgement, run: RunRecord) -> Iterator[tuple[str, str, 
         "Requirements of the run by outcome; a generation ratio counts with its throughput, as the worse of both.",
         [({**sku, "outcome": outcome}, counts[outcome]) for outcome in VERDICT_OUTCOMES],
     )
+    every = [(one, outcome) for one in judgement.verdicts for outcome in VERDICT_OUTCOMES]
     yield (
-        "requirement_outcome",
-        "1 for the outcome of the requirement, 0 for all others; waived failures are failed.",
-        [
-            ({**_labels(one), "outcome": outcome}, outcome == one.outcome)
-            for one in judgement.verdicts
-            for outcome in VERDICT_OUTCOMES
-        ],
-    )
+        "requirement_outcome", "1 for the outcome of the requirement, 0 for all others; waived failures are failed.",
+        [({**_labels(one), "outcome": outcome}, outcome == one.outcome) for one, outcome in every],
+    )  # fmt: skip
     for suffix in dict.fromkeys(base for base, _ in _BASE_UNITS.values()):
         yield from _numbers([one for one in judgement.verdicts if _BASE_UNITS[one.unit][0] == suffix], suffix)
     if simulated:  # there is no machine to blame or to date
@@ -101,27 +97,17 @@ def _families(judgement: Judgement, run: RunRecord) -> Iterator[tuple[str, str, 
 def _numbers(verdicts: Iterable[Verdict], unit: str) -> Iterator[tuple[str, str, Samples]]:
     """Values, interval ends and bounds of verdicts in one base unit."""
     words = unit.replace("_", " ")
-    numbers = [(_labels(one), _BASE_UNITS[one.unit][1], one) for one in verdicts]
-    yield (
-        f"requirement_value_{unit}", f"Point estimate of the requirement, {words}.",
-        [(labels, factor * one.value) for labels, factor, one in numbers if one.value is not None],
-    )  # fmt: skip
-    yield (
-        f"requirement_limit_{unit}", f"Ends of the confidence interval of the value, {words}.",
-        [
-            ({**labels, "end": end}, factor * limit)
-            for labels, factor, one in numbers
-            for end, limit in zip(("low", "high"), one.interval or (), strict=False)
-        ],
-    )  # fmt: skip
-    yield (
-        f"requirement_bound_{unit}", f"Bound that the value has to meet, {words}.",
-        [
-            ({**labels, "kind": _BOUND_KINDS[key]}, factor * bound)
-            for labels, factor, one in numbers
-            for key, bound in one.bound.items()
-        ],
-    )  # fmt: skip
+    values, limits, bounds = list[tuple[Labels, float]](), list[tuple[Labels, float]](), list[tuple[Labels, float]]()
+    for one in verdicts:
+        labels, (_, factor) = _labels(one), _BASE_UNITS[one.unit]
+        values += [(labels, factor * one.value)] if one.value is not None else []
+        if one.interval is not None:
+            low, high = one.interval
+            limits += [({**labels, "end": "low"}, factor * low), ({**labels, "end": "high"}, factor * high)]
+        bounds += [({**labels, "kind": _BOUND_KINDS[key]}, factor * bound) for key, bound in one.bound.items()]
+    yield f"requirement_value_{unit}", f"Point estimate of the requirement, {words}.", values
+    yield f"requirement_limit_{unit}", f"Ends of the confidence interval of the value, {words}.", limits
+    yield f"requirement_bound_{unit}", f"Bound that the value has to meet, {words}.", bounds
 
 
 def _timestamps(judgement: Judgement, run: RunRecord, verdict_s: float) -> Iterator[tuple[str, str, Samples]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -57,11 +58,8 @@ def requirement_parts(judgement: Judgement, causes: Sequence[Cause]) -> list[Par
             number = sum(one.id in counted for one in some)
             rows = "" if number == len(some) else f", in {text.count_text(len(some), 'row')}"
             found_table = _table(f"Requirements: {kind}", some, numbers, ratios, of_cause)
-            parts.append(Part(f"{number} {kind}{rows}", found_table, kind in _OPEN))
+            parts.append(Part(f"{number} {kind}{rows}", found_table, kind in ("not met", "waived")))
     return parts
-
-
-_OPEN = ("not met", "waived")
 
 
 def _worst_first(verdict: Verdict) -> int:
@@ -69,15 +67,12 @@ def _worst_first(verdict: Verdict) -> int:
 
 
 def _table(
-    caption: str,
-    verdicts: Sequence[Verdict],
-    numbers: Mapping[str, int],
-    ratios: Mapping[str, Sequence[str]],
+    caption: str, verdicts: Sequence[Verdict], numbers: Mapping[str, int], ratios: Mapping[str, Sequence[str]],
     of_cause: Mapping[str, int],
-) -> Markup:
-    groups: dict[object, list[Verdict]] = {}
+) -> Markup:  # fmt: skip
+    groups: dict[object, list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
-        groups.setdefault(_key(verdict), []).append(verdict)
+        groups[_key(verdict)].append(verdict)
     rows, below = [], {}
     for group in groups.values():
         rows += [_cells(one, numbers) for one in group]
@@ -133,12 +128,8 @@ def _remarks(verdict: Verdict, ratios: Sequence[str], told: str) -> list[str]:
     said = [*ratios]
     if not verdict.passed:
         reason = text.reason_text(verdict)
-        said += [
-            reason if reason != told else "",
-            *text.details_of(verdict)[1:],
-            *_named(verdict),
-            chance_text(verdict),
-        ]
+        said.append(reason if reason != told else "")
+        said += [*text.details_of(verdict)[1:], *_named(verdict), chance_text(verdict)]
         said += [text.waiver_text(verdict) if verdict.is_waived else "", *(f"note: {note}" for note in verdict.notes)]
     said.append(text.compared_text(verdict.compared) if verdict.compared else "")
     said.append(launch_sd_text(verdict))

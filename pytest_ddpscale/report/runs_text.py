@@ -33,7 +33,8 @@ def run_lines(folder: Path, columns: int) -> list[str]:
     if not folder.is_dir():
         near = did_you_mean_path(folder, (one for one in folder.parent.glob("*") if one.is_dir()))
         raise RunDirectoryError(str(folder), f"does not exist{near}", "" if near else "a folder of run directories")
-    runs = [RunDirectory(path) for path in _directories(folder)]
+    # Without symbolic links such as `latest`, which would list a run twice.
+    runs = [RunDirectory(path) for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
     found = sorted(_row(run) for run in runs if run.run_json.exists())
     if not found:
         raise RunDirectoryError(
@@ -47,24 +48,17 @@ def run_lines(folder: Path, columns: int) -> list[str]:
     return [*answer, *report, "", *text_lines(Table(_COLUMNS, rows), columns)]
 
 
-def _directories(folder: Path) -> list[Path]:
-    """Folders without symbolic links such as `latest`, which would list a run twice."""
-    return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
-
-
 def _row(run: RunDirectory) -> tuple[str, Sequence[str]]:
     """Start time, by which rows are sorted, and cells of a run."""
     try:
         record = run.read_run()
         began = f"{record.began:%Y-%m-%d %H:%M}"
-        return record.began.isoformat(), (run.path.name, began, *_measured_on(record), _said(run, record))
+        devices = sum(len(host.devices) for host in record.hosts)
+        counts = str(len(record.hosts) or ABSENT), str(devices or ABSENT)
+        cells = (run.path.name, began, one_line(record.sku), *counts, _said(run, record))
+        return record.began.isoformat(), cells
     except BadInput as error:
         return "", (run.path.name, ABSENT, ABSENT, ABSENT, ABSENT, f"broken: {one_line(str(error))}")
-
-
-def _measured_on(record: RunRecord) -> tuple[str, str, str]:
-    devices = sum(len(host.devices) for host in record.hosts)
-    return one_line(record.sku), str(len(record.hosts) or ABSENT), str(devices or ABSENT)
 
 
 def _said(run: RunDirectory, record: RunRecord) -> str:

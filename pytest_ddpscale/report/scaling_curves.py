@@ -6,9 +6,11 @@ The number is the verdict's where a requirement judged it; elsewhere it is estim
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pytest_ddpscale.judge.rounds import merged
 from pytest_ddpscale.judge.values import worst_value
 from pytest_ddpscale.plan.arm import Arm, OneGpu
 from pytest_ddpscale.plan.layout import Layout
@@ -22,7 +24,8 @@ from pytest_ddpscale.plan.metric_catalogue import (
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.variant import USUAL
-from pytest_ddpscale.report.figures.curve import Bound, Curve, Point
+from pytest_ddpscale.report.figures.lines import Bound, Curve, Point
+from pytest_ddpscale.report.scaling_facts import MeasuredSize, energy_j_per_sample
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.util.listing import first_few
@@ -45,10 +48,6 @@ class Quantity:
     axis: str
     factor: float
     metrics: tuple[Metric, ...]
-
-    def axis_of(self, curves: Iterable[ScalingCurve], device: str) -> str:
-        """Label of the y axis."""
-        return self.axis.format(device=device, unit=" or ".join(dict.fromkeys(curve.unit for curve in curves)))
 
     def metric(self, scaling: Scaling) -> Metric:
         """The metric to estimate for a kind of scaling."""
@@ -99,8 +98,8 @@ class CurvePoint(Point):
 
 
 @dataclass(frozen=True)
-class ScalingCurve:
-    """One quantity of one study, by ascending world size.
+class ScalingCurve(Curve):
+    """One quantity of one study, named after its workload, by ascending world size.
 
     Attributes:
         unit: of values and bounds.
@@ -108,22 +107,15 @@ class ScalingCurve:
         one_gpu: how a single GPU was trained.
     """
 
-    workload: str
-    unit: str
-    points: tuple[CurvePoint, ...]
-    bounds: tuple[Bound, ...]
-    confidence: float
+    points: Sequence[CurvePoint]
+    unit: str = ""
+    confidence: float = _CONFIDENCE
     one_gpu: OneGpu = "alone"
 
     @property
     def values(self) -> dict[int, float]:
         """Value at each world size."""
         return {point.world_size: point.value for point in self.points}
-
-    @property
-    def curve(self) -> Curve:
-        """To draw."""
-        return Curve(self.workload, self.points, self.bounds)
 
     def times(self, factor: float) -> ScalingCurve:
         """The curve in another unit."""
@@ -133,7 +125,7 @@ class ScalingCurve:
             for low, high in [one.interval or (0.0, 0.0)]
         ]
         bounds = [replace(one, value=one.value * factor) for one in self.bounds]
-        return replace(self, points=tuple(points), bounds=tuple(bounds))
+        return replace(self, points=points, bounds=bounds)
 
 
 def charted_curves(
@@ -162,16 +154,16 @@ def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts
         of_size = [one for one in judged if one.world_size == size]
         # Other quantities than throughput begin at several ranks, unless somebody asks for one.
         is_shown = size > 1 or quantity is THROUGHPUT or of_size
-        if not is_shown or not _is_measured(question, study, evidence):
+        if not is_shown or not all((study.id, arm.name) in evidence.columns.arms for arm in question.arms):
             continue
         found = _worst(of_size) or worst_value(question, evidence, confidence)
         if found is not None and found.value is not None:
             is_failed = isinstance(found, Verdict) and found.outcome == "failed"
             nodes = _nodes(size, evidence.plan.layout)
             points.append(CurvePoint(size, found.value, found.interval, is_failed, nodes, found.place))
-    bounds = tuple(Bound(one.world_size, one.bound_value, one.provisional) for one in judged)
+    bounds = [Bound(one.world_size, one.bound_value, one.provisional) for one in judged]
     unit = quantity.metrics[0].unit_of(study.workload.family)
-    return ScalingCurve(study.workload.name, unit, tuple(points), bounds, confidence, one_gpu)
+    return ScalingCurve(study.workload.name, points, bounds, unit=unit, confidence=confidence, one_gpu=one_gpu)
 
 
 def usual_arms(study: Study) -> list[Arm]:
@@ -217,10 +209,6 @@ def _worst(judged: Sequence[Verdict]) -> Verdict | None:
     return min(valued, key=lambda one: (one.outcome != "failed", one.margin or 0.0), default=None)
 
 
-def _is_measured(question: Question, study: Study, evidence: Evidence) -> bool:
-    return all((study.id, arm.name) in evidence.columns.arms for arm in question.arms)
-
-
 def _nodes(world_size: int, layout: Layout) -> str:
     if layout.nodes > 1 and world_size <= layout.ranks_per_node:
         return "worst node"
@@ -237,3 +225,57 @@ def place_notes(curves: Sequence[ScalingCurve], device: str) -> list[str]:
             places = first_few(list(dict.fromkeys(one.place for one in points if one.place)))
             sizes.setdefault(replace(points[0], place=places).where, []).append(str(size))
     return [f"{', '.join(some)} {device}{'' if some == ['1'] else 's'}: {where}" for where, some in sizes.items()]
+
+
+@dataclass(frozen=True)
+class ScalingSeries:
+    """One study and its sizes, ascending.
+
+    Attributes:
+        study: ``weak/resnet50-fp16``.
+        unit: of the samples, ``img``.
+        notes: at which nodes the values were measured.
+    """
+
+    study: str
+    sizes: tuple[MeasuredSize, ...]
+    unit: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_one_gpu(self) -> bool:
+        """Whether one GPU was measured; otherwise efficiency is relative to the smallest size."""
+        return bool(self.sizes) and self.sizes[0].gpus == 1
+
+
+def scaling_series(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[ScalingSeries]:
+    """A series for each study with a measured round, in the plan's order, with the numbers of `scaling_curve`."""
+    device, found = "GPU" if evidence.plan.device_type == "cuda" else "rank", []
+    for study in evidence.plan.of_launch(1).studies:
+        throughput = scaling_curve(study, THROUGHPUT, evidence, verdicts)
+        efficiency = scaling_curve(study, EFFICIENCY, evidence, verdicts)
+        arms = {
+            arm.world_size: arm for arm in usual_arms(study) if arm.world_size > 1 or arm.kind == throughput.one_gpu
+        }
+        sizes = tuple(
+            MeasuredSize(gpus, gpus * value, _energy(study, arms.get(gpus), evidence), efficiency.values.get(gpus))
+            for gpus, value in throughput.values.items()
+        )
+        if sizes:
+            notes = place_notes([throughput, efficiency], device)
+            if {"alone", "ddp"} <= {arm.kind for arm in usual_arms(study) if arm.world_size == 1}:
+                notes.append(f"one {device} trained {'alone' if efficiency.one_gpu == 'alone' else 'under DDP'}")
+            name, unit = f"{study.scaling}/{study.workload.name}", study.workload.family.unit
+            found.append(ScalingSeries(name, sizes, unit, tuple(notes)))
+    return found
+
+
+def _energy(study: Study, arm: Arm | None, evidence: Evidence) -> float | None:
+    """Joules per image over all nodes, the mean of the launches that measured the arm; None if unknown."""
+    if arm is None:
+        return None
+    same = [one for one in evidence.plan.studies if (one.scaling, one.workload) == (study.scaling, study.workload)]
+    rounds = [merged(evidence.columns, one.id, arm, evidence.plan.layout) for one in same]
+    energies = [energy_j_per_sample(one) for one in rounds if len(one)]
+    known = [energy for energy in energies if energy is not None]
+    return statistics.fmean(known) if known and len(known) == len(energies) else None

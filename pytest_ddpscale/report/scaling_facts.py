@@ -96,10 +96,7 @@ def scaling_facts(
         kwh = None if size.energy_j_per_sample is None else size.energy_j_per_sample * job.images / 3.6e6
         found.append(
             ScalingFact(
-                size.gpus,
-                size.samples_per_s,
-                speedup,
-                efficiency,
+                size.gpus, size.samples_per_s, speedup, efficiency,
                 (1 / speedup - 1 / size.gpus) / (1 - 1 / size.gpus) if size.gpus > 1 else None,
                 None if before is None else size.samples_per_s - before.samples_per_s,
                 None if before is None else (size.samples_per_s / before.samples_per_s) ** (1 / doublings) - 1,
@@ -109,7 +106,7 @@ def scaling_facts(
                 None if job.gpu_hour_price is None else size.gpus * train_s / 3600 * job.gpu_hour_price,
                 None if job.kwh_price is None or kwh is None else kwh * job.kwh_price,
             )
-        )
+        )  # fmt: skip
     return found
 
 
@@ -140,10 +137,7 @@ def sweet_spots(facts: Sequence[ScalingFact], deadline_s: float | None) -> Sweet
     by_kwh = [(one.energy_cost, one.gpus) for one in facts if one.energy_cost is not None]
     pairs = itertools.pairwise(facts)
     flat = [one.gpus for one, after in pairs if (after.saved_per_doubling or 0.0) < SATURATED_GAIN]
+    cheapest, thriftiest = (min(costs)[1] if costs else None for costs in (by_gpu, by_kwh))
     return SweetSpots(
-        min(in_time, default=None),
-        max(efficient, default=None),
-        min(by_gpu)[1] if by_gpu else None,
-        min(by_kwh)[1] if by_kwh else None,
-        min(flat, default=None),
+        min(in_time, default=None), max(efficient, default=None), cheapest, thriftiest, min(flat, default=None)
     )

@@ -8,16 +8,16 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.tables import Table, table, text_lines
 
 if TYPE_CHECKING:
+    from pytest_ddpscale.report.scaling_curves import ScalingSeries
     from pytest_ddpscale.report.scaling_facts import ScalingFact, SweetSpots, TrainingJob
-    from pytest_ddpscale.report.scaling_series import ScalingSeries
     from pytest_ddpscale.run.evidence import Evidence
     from pytest_ddpscale.run.verdicts import Verdict
 
@@ -28,25 +28,15 @@ _MOST = 1e15
 _ABSENT = "-"
 
 
-@dataclass(frozen=True)
-class ScalingTable:
-    """The sizes of one study as texts for the report, and what they say of how many GPUs to use."""
-
-    study: str
-    headings: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-    remarks: list[str]
-
-
 def _headings(series: ScalingSeries) -> tuple[str, ...]:
     unit = f"{series.unit}/s"
     return unit, "speed-up", "efficiency", "serial", f"more {unit}", "gain", "time", "saved"
 
 
-def scaling_tables(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[ScalingTable]:
-    """A table for each study with at least two sizes, for one epoch of ImageNet."""
+def scaling_tables(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[tuple[str, Table, list[str]]]:
+    """Each study with at least two sizes: a table for one epoch of ImageNet, and what follows for choosing a size."""
+    from pytest_ddpscale.report.scaling_curves import scaling_series
     from pytest_ddpscale.report.scaling_facts import TrainingJob, scaling_facts, sweet_spots
-    from pytest_ddpscale.report.scaling_series import scaling_series
 
     # A price of 1 makes the costs GPU-hours and kWh.
     job = TrainingJob(IMAGENET, gpu_hour_price=1.0, kwh_price=1.0)
@@ -56,8 +46,8 @@ def scaling_tables(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[Scal
         if len(series.sizes) > 1:
             facts = scaling_facts(series.sizes, job)
             remarks = [*_relative_to(series, device), *series.notes, *_spot_lines(sweet_spots(facts, None), device)]
-            headings = (f"{device}s", *_headings(series), f"{device}-hours", "kWh")
-            found.append(ScalingTable(series.study, headings, [_cells(one) for one in facts], remarks))
+            titles = (f"{device}s", *_headings(series), f"{device}-hours", "kWh")
+            found.append((series.study, table(titles, map(_cells, facts), of_numbers=True), remarks))
     return found
 
 
@@ -114,7 +104,7 @@ def _refuse_nonsense(option: str, number: float | None) -> None:
 
 def _series(directory: Path) -> tuple[list[ScalingSeries], bool]:
     """The measured sizes of a run, and whether it was simulated. Raises BadInput."""
-    from pytest_ddpscale.report.scaling_series import scaling_series
+    from pytest_ddpscale.report.scaling_curves import scaling_series
     from pytest_ddpscale.run.evidence import read_evidence
     from pytest_ddpscale.run.run_directory import RunDirectory
     from pytest_ddpscale.run.verdicts import read_judgement
@@ -131,8 +121,6 @@ def _series(directory: Path) -> tuple[list[ScalingSeries], bool]:
 def _scaling_lines(
     series: ScalingSeries, facts: Sequence[ScalingFact], spots: SweetSpots, job: TrainingJob
 ) -> Iterator[str]:
-    from pytest_ddpscale.util.tables import table, text_lines
-
     yield f"{series.study}: {job.images:.4g} images and {job.fixed_s:g} s fixed"
     titles = "GPUs", *_headings(series), "GPU cost", "energy cost"
     sizes = text_lines(table(titles, map(_cells, facts), of_numbers=True, names=0))

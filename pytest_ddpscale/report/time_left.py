@@ -31,14 +31,9 @@ class TimeLeft:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        samples_per_s: Mapping[str, float] = UNKNOWN,
-        *,
-        isolate: bool = False,
-        budget_s: float | None = None,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
+        self, plan: Plan, samples_per_s: Mapping[str, float] = UNKNOWN, *,
+        isolate: bool = False, budget_s: float | None = None, now: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self._plan = plan
         self._times = dict(study_times(plan, samples_per_s))
         self._pending = dict.fromkeys(plan.study_ids)

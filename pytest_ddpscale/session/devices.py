@@ -9,9 +9,7 @@ import sys
 from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.node.limited_command import Command
-from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.settings import AUTO, Settings
 from pytest_ddpscale.sku.detection import Gpu, visible_gpus
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
@@ -98,33 +96,3 @@ def devices_per_node(
         hint = f"On CPU, --ddp-gpus-per-node={too_large[-1]} lets ranks share cores." if kind == "cpu" else ""
         raise OptionError("--ddp-world-sizes", f"found {too_large[-1]}, but {usable} {what}", f"at most {usable}", hint)
     return usable
-
-
-def measured_sku(thresholds: ThresholdsFile, settings: Settings, earlier: RunDirectory) -> str:
-    """The SKU of an earlier run, which is never judged by another SKU's thresholds.
-
-    Raises:
-        SkuError: the settings name another SKU, or the thresholds file does not have it.
-        RunDirectoryError: run.json is broken.
-    """
-    measured = earlier.read_run().sku
-    if settings.gpu_sku == AUTO:
-        return thresholds.sku_name(measured, where=str(earlier.run_json))
-    asked = thresholds.sku_name(settings.gpu_sku)
-    if asked != thresholds.thresholds.canonical_name(measured):
-        raise SkuError(
-            "--gpu-sku", f"found {asked}, but {earlier.path} was measured on {measured}", measured,
-            f"Omit --gpu-sku, or use --gpu-sku={measured}.",
-        )  # fmt: skip
-    return asked
-
-
-def measured_layout(earlier: RunDirectory) -> Layout:
-    """The nodes of an earlier run, with all devices of each, whether ranks used them or not.
-
-    Raises:
-        RunDirectoryError: its plan or run.json is broken.
-    """
-    plan, present = earlier.read_plan(), earlier.read_run().devices_present
-    per_node = -(-(present or 0) // plan.nodes)
-    return Layout(plan.nodes, max(per_node, plan.layout.ranks_per_node))

@@ -1,34 +1,62 @@
-"""Interim verdicts and reports, so that a run that is killed has them too."""
+"""Verdicts and reports while measuring: for a run that is killed, and report.html with progress put in every 10 s."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from pytest_ddpscale.errors import BadInput
-from pytest_ddpscale.run.evidence import read_evidence
+from pytest_ddpscale.report.live_progress import REFRESH_S, LiveProgress
+from pytest_ddpscale.report.progress import Progress
+from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.record_lines import AnyRecord, Interrupted, Listener, Notice
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_record import ends_of, now_iso
-from pytest_ddpscale.session.live_page import LivePage, SoFar
+from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.session.sources import EvidenceSource
 
-# Largest share of the time spent on interim judging, which takes seconds on many nodes.
+# The judgement of evidence if the run ended now, why a study has no end yet, and the judgement's reason.
+SoFar = Callable[[Evidence, str, str], Judgement]
+
+# Largest shares of the time: of interim judging, which takes seconds on many nodes, and of putting progress in.
 _LARGEST_SHARE = 0.05
+LARGEST_SHARE_OF_PROGRESS = 0.005
 
 
 class Interim:
     """Judges a session's run and writes reports after each study and on interruption.
 
+    The page exists from `begin` on. Progress is put into it also while blocks are timed, by this process, which trains
+    nothing: every `REFRESH_S` seconds, or less often where that would take more than its share of a core.
     `interruption` says when and why measuring was interrupted; empty if it was not.
     """
 
-    def __init__(self, source: EvidenceSource, so_far: SoFar, page: LivePage) -> None:
+    def __init__(self, source: EvidenceSource, so_far: SoFar, now: Callable[[], float] = time.monotonic) -> None:
         self._source = source
         self._so_far = so_far
-        self._page = page
-        self._next_s = 0.0
+        self._now = now
+        self._progress: LiveProgress | None = None
+        self._judgement: Judgement | None = None
+        self._page = ""
+        self._next_progress_s = self._next_judging_s = 0.0
         self.interruption = ""
+
+    def begin(self) -> None:
+        """Write the page of the plan, before anything is started."""
+        source = self._source
+        if source.plan_to_measure is None or not source.plan_to_measure.study_ids:
+            return
+        settings = source.subject.settings
+        self._progress = LiveProgress(
+            Progress(
+                source.plan_to_measure, now=self._now, samples_per_s=source.expected_samples_per_s,
+                isolate=settings.is_isolated, budget_s=settings.budget_s,
+            )
+        )  # fmt: skip
+        nothing, why = source.subject.evidence_of_nothing(source.plan), "no requirement has been judged yet"
+        with suppress(BadInput, OSError):  # read and write errors are reported at the end of the run
+            self._render(self._so_far(nothing, why, why), nothing)
 
     def listening(self, listener: Listener) -> Listener:
         """A listener that passes records on first."""
@@ -40,20 +68,26 @@ class Interim:
         return hear
 
     def hear(self, record: AnyRecord | Notice) -> None:
-        """Process one record."""
-        self._page.hear(record)
+        """Process one record or notice."""
+        if isinstance(record, Interrupted):
+            self._page = ""  # which may not replace the final one
+        if self._progress is not None:
+            self._progress.hear(record)
+            if self._page and self._now() >= self._next_progress_s:
+                with suppress(OSError):
+                    self._put_progress()
         if isinstance(record, Interrupted):
             self.interruption = f"interrupted at {now_iso()}: {record.message}"
             self._write(self.interruption, is_last=True)
-        elif isinstance(record, StudyEnd) and record.reason != "interrupted" and time.monotonic() >= self._next_s:
+        elif isinstance(record, StudyEnd) and record.reason != "interrupted" and self._now() >= self._next_judging_s:
             self._write(f"measuring was still running when this was written at {now_iso()}")
 
     def _write(self, why: str, *, is_last: bool = False) -> None:
-        began_s = time.monotonic()
-        with suppress(BadInput, OSError):  # read and write errors are reported at the end of the run
+        began_s = self._now()
+        with suppress(BadInput, OSError):  # as above
             self._judge_and_write(why, is_last)
-        ended_s = time.monotonic()
-        self._next_s = ended_s + (ended_s - began_s) / _LARGEST_SHARE
+        ended_s = self._now()
+        self._next_judging_s = ended_s + (ended_s - began_s) / _LARGEST_SHARE
 
     def _judge_and_write(self, why: str, is_last: bool) -> None:
         from pytest_ddpscale.report.files import write_page, write_reports
@@ -67,5 +101,25 @@ class Interim:
         write_reports(run, judgement, run.read_run(), evidence, is_final=False)
         if is_last:
             write_page(run, judgement, run.read_run(), evidence)
-        else:
-            self._page.judged(judgement, evidence)
+        elif self._progress is not None:
+            self._render(judgement, evidence)
+
+    def _render(self, judgement: Judgement, evidence: Evidence) -> None:
+        """Render and write the page of the latest judgement. Raises BadInput, OSError."""
+        from pytest_ddpscale.report.files import page_of
+
+        self._page = page_of(judgement, self._source.measured_run.read_run(), evidence, goes_on=True)
+        self._judgement = judgement
+        self._put_progress()
+
+    def _put_progress(self) -> None:
+        from pytest_ddpscale.report.files import write_live_page
+
+        assert self._progress is not None
+        assert self._judgement is not None
+        began_s = self._now()
+        self._next_progress_s = began_s + REFRESH_S  # also if the disk is full
+        run = self._source.measured_run
+        self._progress.read_telemetry(run.telemetry_jsonl)
+        write_live_page(run, self._page, self._progress.section(now_iso(), self._judgement))
+        self._next_progress_s = began_s + max(REFRESH_S, (self._now() - began_s) / LARGEST_SHARE_OF_PROGRESS)

@@ -27,7 +27,6 @@ from pytest_ddpscale.run.run_opening import new_run_directory
 from pytest_ddpscale.run.run_record import finish_run, note_left_out, start_run
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
 from pytest_ddpscale.run.verdicts import Judgement
-from pytest_ddpscale.session.again import command_again
 from pytest_ddpscale.session.sources import EvidenceSource, Machine, Subject
 from pytest_ddpscale.settings import LEAVE_OUT, MEASURE, Settings
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, plan_of_cases
@@ -57,8 +56,7 @@ class MeasureSource(EvidenceSource):
         """Decides when a study of the plan has enough rounds; None measures all rounds."""
         from pytest_ddpscale.judge.deciding import Decider
 
-        settings = self.subject.settings
-        return Decider(plan, self.selected, settings.confidence)
+        return Decider(plan, self.selected, self.subject.settings.confidence)
 
     def unfit_of(self, plan: Plan, surveys: Sequence[Survey]) -> dict[str, str]:
         """Unfit nodes and reasons, from the surveys taken before launch."""
@@ -85,9 +83,8 @@ class MeasureSource(EvidenceSource):
         # First, so that a run killed from here on is recognised and can be restarted in its directory.
         start_run(
             run, self.subject.sku, self.subject.site.argv, thresholds.path, thresholds.sha256,
-            self.machine.devices_present,
-            self.subject.extends, again=command_again(self.subject, self.machine),
-            noted=dict(settings.note),
+            self.machine.devices_present, self.subject.extends,
+            again=self.subject.command_again(self.machine), noted=dict(settings.note),
         )  # fmt: skip
         run.write_json(run.plan_json, self.plan)
         self.run = self.measured_run = run
@@ -206,32 +203,23 @@ class MeasureSource(EvidenceSource):
             return "; ".join(f"{host}: {why}" for host, why in refused.items())
 
         supervisor = Supervisor(
-            self._launch_on_nodes(),
-            self.measured_run,
-            self._limits(plan),
-            listener,
-            isolate=settings.is_isolated,
-            judge=self.judge_of(plan),
-            admit=admit,
-        )
+            self._launch_on_nodes(), self.measured_run, self._limits(plan), listener,
+            isolate=settings.is_isolated, judge=self.judge_of(plan), admit=admit,
+        )  # fmt: skip
         try:
             supervisor.measure(plan)
         except NotAdmitted as refusal:
             self._without_unfit_nodes(plan, unfit, str(refusal), listener)
 
     def _limits(self, plan: Plan) -> Limits:
-        settings = self.subject.settings
-        expected_s = estimate(
-            plan, isolate=settings.is_isolated, samples_per_s=self.expected_samples_per_s
-        ).most_seconds
+        settings, samples_per_s = self.subject.settings, self.expected_samples_per_s
+        expected_s = estimate(plan, isolate=settings.is_isolated, samples_per_s=samples_per_s).most_seconds
         startup_s = max(STARTUP_S, settings.inactivity_limit_s)
+        # Several times the expected time, so that a slow machine is measured and not cut off. The time of a whole
+        # training run is unknown.
+        total_s = None if plan.training_runs else 5 * expected_s + startup_s
         return Limits(
-            budget_s=settings.budget_s,
-            inactivity_s=settings.inactivity_limit_s,
-            startup_s=startup_s,
-            # Several times the expected time, so that a slow machine is measured and not cut off. The time of a whole
-            # training run is unknown.
-            total_s=None if plan.training_runs else 5 * expected_s + startup_s,
+            budget_s=settings.budget_s, inactivity_s=settings.inactivity_limit_s, startup_s=startup_s, total_s=total_s
         )
 
     def _launch_on_nodes(self) -> Launch:
@@ -266,14 +254,9 @@ def launch_on(cluster: Cluster, settings: Settings, device_type: DeviceType, env
     """How to start gangs on these nodes. Raises OptionError if the container cannot be started here."""
     launcher = launchers()[cluster.launcher](settings, environ)
     passed = (*settings.pass_env, *_OF_NSYS) if settings.nvtx else settings.pass_env
-    return Launch(
-        launcher,
-        worker_environment(environ, device_type, pass_env=passed),
-        cluster.hosts,
-        device_type,
-        container_of(settings.container, device_type, launcher.image_arguments),
-        cluster.nodes,
-    )
+    environment = worker_environment(environ, device_type, pass_env=passed)
+    container = container_of(settings.container, device_type, launcher.image_arguments)
+    return Launch(launcher, environment, cluster.hosts, device_type, container, cluster.nodes)
 
 
 def further_name(workload: str, taken: Collection[str]) -> str:

@@ -12,18 +12,11 @@ from pytest_ddpscale.launch.launcher import Cluster, launcher_for
 from pytest_ddpscale.node.torch_facts import refuse_missing_torch
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.session.devices import (
-    devices_per_node,
-    gpus_asked,
-    gpus_here,
-    measured_layout,
-    measured_sku,
-    needs_no_gpu,
-)
+from pytest_ddpscale.session.devices import devices_per_node, gpus_asked, gpus_here, needs_no_gpu
 from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.resume import ResumeSource, read_resumption
 from pytest_ddpscale.session.sources import EvidenceSource, JudgeSource, Machine, Site, Subject
-from pytest_ddpscale.settings import AUTO, LAUNCHERS
+from pytest_ddpscale.settings import AUTO, LAUNCHERS, Settings
 from pytest_ddpscale.sku.detection import NoGpu, no_gpu_reason
 from pytest_ddpscale.sku.matching import resolve_sku
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
@@ -43,7 +36,7 @@ def find_source(site: Site) -> EvidenceSource:
     if settings.judge is not None:
         earlier = RunDirectory.open(settings.judge)
         subject = Subject(site, thresholds, measured_sku(thresholds, settings, earlier))
-        return JudgeSource(subject, earlier, measured_layout(earlier))
+        return JudgeSource(subject, earlier)
     if settings.resume is not None:
         begun = RunDirectory.open(settings.resume)
         if not begun.is_only_begun:
@@ -56,6 +49,25 @@ def find_source(site: Site) -> EvidenceSource:
     subject, machine = look(site, thresholds, sku, judges_none=True)
     per_node = machine.per_node or _usual_devices(thresholds, subject.sku)
     return MeasureSource(subject, machine, Layout(machine.cluster.nodes, per_node))
+
+
+def measured_sku(thresholds: ThresholdsFile, settings: Settings, earlier: RunDirectory) -> str:
+    """The SKU of an earlier run, which is never judged by another SKU's thresholds.
+
+    Raises:
+        SkuError: the settings name another SKU, or the thresholds file does not have it.
+        RunDirectoryError: run.json is broken.
+    """
+    measured = earlier.read_run().sku
+    if settings.gpu_sku == AUTO:
+        return thresholds.sku_name(measured, where=str(earlier.run_json))
+    asked = thresholds.sku_name(settings.gpu_sku)
+    if asked != thresholds.thresholds.canonical_name(measured):
+        raise SkuError(
+            "--gpu-sku", f"found {asked}, but {earlier.path} was measured on {measured}", measured,
+            f"Omit --gpu-sku, or use --gpu-sku={measured}.",
+        )  # fmt: skip
+    return asked
 
 
 def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool = False) -> tuple[Subject, Machine]:

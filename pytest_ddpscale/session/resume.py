@@ -17,10 +17,9 @@ from pytest_ddpscale.run.run_record import ends_of, resume_run, studies_measured
 from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
 from pytest_ddpscale.run.transport_record import GangTransport
-from pytest_ddpscale.session.devices import measured_layout
 from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.references import refuse_itself
-from pytest_ddpscale.session.sources import Machine, Subject
+from pytest_ddpscale.session.sources import Machine, Subject, measured_layout
 from pytest_ddpscale.thresholds.cases import AnyCase
 
 # Files that a session concluded, not measured; they are moved out of the next session's way.
@@ -153,9 +152,7 @@ def read_resumption(run: RunDirectory) -> Resumption:
 def refuse_other_devices(run: RunDirectory, devices: int | None, fresh: Plan) -> None:
     """Refuse to resume with more, fewer or otherwise arranged ranks than the run started with.
 
-    Args:
-        devices: number of devices that can be used now; None if nothing will be measured.
-        fresh: a plan made for the present machine.
+    `devices` can be used now (None if nothing will be measured), and `fresh` is a plan made for the present machine.
 
     Raises:
         OptionError: the devices or their arrangement differ.

@@ -12,17 +12,11 @@ from pytest_ddpscale.history.baseline import Baseline
 from pytest_ddpscale.history.database import history_file_of
 from pytest_ddpscale.history.judging import judge_regression
 from pytest_ddpscale.history.launch_deviation import may_be_widened, with_launch_deviation
+from pytest_ddpscale.judge import run_outcome
 from pytest_ddpscale.judge.bounds import blank_verdict
 from pytest_ddpscale.judge.covering import coverage_of
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.run_outcome import (
-    RunFacts,
-    conclude,
-    other_blockers,
-    rests_on_published,
-    uniform_loss,
-    with_waiver,
-)
+from pytest_ddpscale.judge.run_outcome import RunFacts, conclude, other_blockers, with_waiver
 from pytest_ddpscale.judge.slow_links import slow_links
 from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.judge.wrong_data import unasked_wrong_data
@@ -33,10 +27,8 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.record_lines import Listener
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import lost_hosts, now_iso, why_not_one_machine
-from pytest_ddpscale.run.verdicts import ACCEPTING, Blocker, Judgement, RunOutcome, UniformLoss, Verdict
-from pytest_ddpscale.session.again import calibrate_command
+from pytest_ddpscale.run.verdicts import ACCEPTING, Blocker, Judgement, RunOutcome, Verdict
 from pytest_ddpscale.session.interim import Interim
-from pytest_ddpscale.session.live_page import LivePage
 from pytest_ddpscale.session.past_runs import acceptance_before, baseline_of
 from pytest_ddpscale.session.sources import EvidenceSource
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
@@ -58,7 +50,7 @@ class Rehearsed(NamedTuple):
 class AcceptanceSession:
     """One session: verdicts by requirement id, on evidence from a source.
 
-    `live_page` is report.html while measuring. `rehearsed` is what `--ddp-rehearse` found once concluded.
+    `interim` writes reports while measuring. `rehearsed` is what `--ddp-rehearse` found once concluded.
     """
 
     def __init__(self, source: EvidenceSource) -> None:
@@ -66,8 +58,7 @@ class AcceptanceSession:
         self.subject = source.subject
         self.verdicts: dict[str, Verdict] = {}
         self.rehearsed: Rehearsed | None = None
-        self.live_page = LivePage(source, self.so_far)
-        self._interim = Interim(source, self.so_far, self.live_page)
+        self.interim = Interim(source, self.so_far)
 
     @property
     def sku(self) -> str:
@@ -87,7 +78,7 @@ class AcceptanceSession:
     def judge(self, case: AnyCase, listener: Listener) -> Verdict:
         """The verdict on one requirement, measured first if necessary."""
         if case.id not in self.verdicts:
-            self.verdicts[case.id] = self._verdict(case, self._interim.listening(listener))
+            self.verdicts[case.id] = self._verdict(case, self.interim.listening(listener))
         return self.verdicts[case.id]
 
     def samples(self, metric: str, workload: str, world_size: int, listener: Listener) -> list[float]:
@@ -97,7 +88,7 @@ class AcceptanceSession:
             OptionError: unknown metric or workload, or more ranks than devices.
         """
         question = self.source.question(metric, workload, world_size)
-        evidence = self.source.covering(question, self._interim.listening(listener))
+        evidence = self.source.covering(question, self.interim.listening(listener))
         return [float(value) for value in samples_of(question, evidence)]
 
     def conclude(self, *, interrupted: bool, spoiled: Sequence[Blocker], stopped: str = "") -> Judgement:
@@ -118,46 +109,42 @@ class AcceptanceSession:
                 self.verdicts[case.id] = late
         verdicts = tuple(self.verdicts[case.id] for case in source.cases if case.id in self.verdicts)
         coverage, slow = self._coverage(evidence), slow_links(evidence)
+        probes_asked = {case.probe.name for case in source.selected if isinstance(case, NodeCase) and case.probe}
+        not_selected = self._not_selected(verdicts)
         run = RunFacts(
-            verdicts,
-            len(source.cases),
-            interrupted=interrupted,
-            coverage=coverage,
-            spoiled=spoiled,
+            verdicts, len(source.cases), interrupted=interrupted, coverage=coverage, spoiled=spoiled,
             not_one_machine=why_not_one_machine(source.measured_run.read_records()),
-            is_simulated=source.is_simulated,
-            silent=source.machine.silent,
-            lost=lost_hosts(source.measured_run.read_records()),
-            slow_links=tuple(slow),
+            is_simulated=source.is_simulated, silent=source.machine.silent,
+            lost=lost_hosts(source.measured_run.read_records()), slow_links=tuple(slow),
             allows_unmeasured=self.subject.settings.allow_incomplete,
-            wrong_data=unasked_wrong_data(evidence, self._probes_asked()),
-            not_selected_ratios=self._not_selected(verdicts)[1],
-            calibrate=calibrate_command(self.subject, source.measured_run.path, is_simulated=source.is_simulated),
-        )
+            wrong_data=unasked_wrong_data(evidence, probes_asked),
+            not_selected_ratios=not_selected[1],
+            calibrate=self.subject.calibrate_command(source.measured_run.path, is_simulated=source.is_simulated),
+        )  # fmt: skip
         outcome, reason = conclude(run)
         if self.subject.settings.rehearse and run.is_simulated:
             as_measured = replace(run, is_simulated=False)
             is_blocked = any(one.blocks(allows_unmeasured=run.allows_unmeasured) for one in verdicts)
             self.rehearsed = Rehearsed(*conclude(as_measured), not (is_blocked or other_blockers(as_measured)))
-        if interrupted and outcome == "incomplete" and self._interim.interruption:
-            reason = f"{self._interim.interruption}; {reason}"
+        if interrupted and outcome == "incomplete" and self.interim.interruption:
+            reason = f"{self.interim.interruption}; {reason}"
         accused = {host for v in verdicts for c in v.culprits for host in (c.host, c.peer_host)}
         of_links = [f"communication is slow at {words}" for words, hosts in slow.items() if not hosts <= accused]
         unprofiled = [f"--ddp-profile: {line}" for line in problem_lines(evidence.profiles)]
         wrong = [f"{one}, on which no requirement is judged" for one in run.wrong_data if one not in reason]
         notes = (*wrong, *source.notes(verdicts), *of_links, *unprofiled)
+        by_id, confidence = (
+            {case.id: case for case in (*source.cases, *source.selected)},
+            self.subject.settings.confidence,
+        )
+        loss = run_outcome.uniform_loss(verdicts, confidence, lambda name, at: judge(by_id[name], evidence, at))
         return Judgement(
             self.sku, outcome, reason, verdicts, notes, self._basis(), coverage, run.allows_unmeasured,
             run.is_simulated, other_blockers(run), self.subject.extends, self.subject.lowered,
-            self._altered(outcome, verdicts, coverage),
-            self._uniform_loss(verdicts, evidence),
+            self._altered(outcome, verdicts, coverage), loss,
             acceptance_before(source.measured_run, self.history_file, self.sku, evidence, verdicts),
-            *self._not_selected(verdicts), source.measured_run.read_run().is_unfinished,
+            *not_selected, source.measured_run.read_run().is_unfinished,
         )  # fmt: skip
-
-    def _probes_asked(self) -> set[str]:
-        cases = self.source.selected
-        return {case.probe.name for case in cases if isinstance(case, NodeCase) and case.probe is not None}
 
     def _not_selected(self, verdicts: Sequence[Verdict]) -> tuple[int, int]:
         """`Judgement.not_selected` and `Judgement.not_selected_ratios`."""
@@ -165,26 +152,16 @@ class AcceptanceSession:
         left_out = [case for case in self.source.cases if case.id not in judged]
         return len(left_out), len(left_out) - number_of(left_out)
 
-    def _uniform_loss(self, verdicts: Sequence[Verdict], evidence: Evidence) -> UniformLoss | None:
-        by_id = {case.id: case for case in (*self.source.cases, *self.source.selected)}
-        confidence = self.subject.settings.confidence
-        return uniform_loss(verdicts, confidence, lambda name, at: judge(by_id[name], evidence, at))
-
     def _altered(self, outcome: RunOutcome, verdicts: Sequence[Verdict], coverage: Coverage) -> tuple[str, ...]:
         """What the site changed in the SKU, and whether only the site's own bounds lead to acceptance."""
         own = self.subject.own_bounds(self.source.cases)
         others = [replace(one, provisional=one.provisional or one.id in own) for one in verdicts]
-        if outcome not in ACCEPTING or not own or rests_on_published(others, coverage):
+        if outcome not in ACCEPTING or not own or run_outcome.rests_on_published(others, coverage):
             return self.subject.altered
         return (*self.subject.altered, "the bounds that it is accepted by")
 
     def so_far(self, evidence: Evidence, why: str, reason: str) -> Judgement:
-        """The judgement if the run ended now.
-
-        Args:
-            why: why a study has no end yet.
-            reason: the judgement's reason.
-        """
+        """The judgement if the run ended now, with its reason; `why` says why a study has no end yet."""
         verdicts = tuple(self._verdict_so_far(case, evidence, why) for case in self.source.selected)
         not_selected, ratios = self._not_selected(verdicts)
         return Judgement(
@@ -259,14 +236,11 @@ class AcceptanceSession:
         """Thresholds, measurements and time of this judgement; for an earlier run also this session's notes."""
         measured, thresholds = self.source.measured_run, self.subject.thresholds
         return {
-            "judged_at": now_iso(),
-            "thresholds_path": str(thresholds.path),
-            "thresholds_sha256": thresholds.sha256,
+            "judged_at": now_iso(), "thresholds_path": str(thresholds.path), "thresholds_sha256": thresholds.sha256,
             "measurements_path": str(measured.measurements_jsonl),
             "measurements_sha256": measured.measurements_sha256(),
-            "verdicts_path": str((self.source.run or measured).verdicts_json),
-            **self.source.judged_for(),
-        }
+            "verdicts_path": str((self.source.run or measured).verdicts_json), **self.source.judged_for(),
+        }  # fmt: skip
 
 
 def _compares_with_earlier_runs(case: AnyCase) -> TypeGuard[NodeCase]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import shlex
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,13 +29,12 @@ from pytest_ddpscale.run.run_json import JUDGED_NOTE, Ending, ThresholdsUsed
 from pytest_ddpscale.run.run_opening import RunLock, judging_directory
 from pytest_ddpscale.run.run_record import binding_notes
 from pytest_ddpscale.run.verdicts import JUDGED_FROM, Judgement, LoweredBound, Verdict
-from pytest_ddpscale.session.again import command_again
 from pytest_ddpscale.session.references import refuse_itself, with_measured_references
 from pytest_ddpscale.settings import Settings
 from pytest_ddpscale.thresholds.cases import AnyCase, cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.changes import altered_parts, own_bounds, weaker_bounds
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
-from pytest_ddpscale.thresholds.model import Requirement
+from pytest_ddpscale.util.masking import masked_arguments
 
 if TYPE_CHECKING:
     from pytest_ddpscale.history.baseline import Baseline
@@ -88,8 +88,13 @@ class Subject:
     @cached_property
     def lowered(self) -> tuple[LoweredBound, ...]:
         """Bounds that the thresholds file lowers relative to the files it extends."""
-        changes = weaker_bounds(self.thresholds, self.sku)
-        return tuple(_lowered(change.was, change.now) for change in changes if change.was is not None)
+        found = []
+        for change in weaker_bounds(self.thresholds, self.sku):
+            if (was := change.was) is not None:
+                now = change.now
+                only_warns = now is not None and (was.severity, now.severity) == ("fail", "warn")
+                found.append(LoweredBound(str(was), was.metric, was.bound, now.bound if now else None, only_warns))
+        return tuple(found)
 
     @cached_property
     def altered(self) -> tuple[str, ...]:
@@ -107,6 +112,35 @@ class Subject:
 
         return remark_on_unseen_loss(self.device_type, required, selected)
 
+    def command_again(self, machine: Machine) -> tuple[str, ...]:
+        """The command that measures the same again, from any directory or machine that reaches its nodes.
+
+        Its words are SKU, launcher, nodes, command-line options and paths, with secrets masked. Append `-k` with a
+        requirement's id to select one.
+        """
+        command = ["pytest", f"--gpu-sku={self.sku}", *self._thresholds_option]
+        given = dict(self.site.asked)
+        per_node, cluster = self.settings.gpus_per_node, machine.cluster
+        if cluster.launcher != THIS_MACHINE.launcher:  # name the nodes, which may be others where the command is typed
+            given = {"--ddp-launcher": cluster.launcher, "--ddp-nodes": str(cluster.nodes), **given}
+            per_node = per_node or machine.per_node
+        if per_node is not None:
+            given["--ddp-gpus-per-node"] = str(per_node)
+        command += [f"{flag}={value}" if value else flag for flag, value in given.items()]
+        return tuple(masked_arguments([*command, *self.site.paths]))
+
+    def calibrate_command(self, run: Path, *, is_simulated: bool) -> str:
+        """The command that computes bounds, which extend its thresholds, from a run, as one line for a shell.
+
+        Others may be added to the run; a simulated one has to be allowed.
+        """
+        allowed = ["--allow-simulated"] if is_simulated else []
+        return shlex.join(["ddpscale", "calibrate", str(run), *self._thresholds_option, *allowed])
+
+    @property
+    def _thresholds_option(self) -> list[str]:
+        return [] if self.settings.thresholds is None else [f"--thresholds={self.settings.thresholds}"]
+
     def cases(self, layout: Layout, *, rehearses: bool = False) -> list[AnyCase]:
         """All requirements of the SKU for that number of nodes and GPUs; `rehearses` if they judge a simulated run."""
         return with_measured_references(cases_for(self.thresholds, self.sku, layout), rehearses=rehearses)
@@ -117,12 +151,6 @@ class Subject:
         from pytest_ddpscale.run.evidence import Evidence
 
         return Evidence(plan or Plan(self.sku, self.device_type, ()), Columns(), {})
-
-
-def _lowered(was: Requirement, now: Requirement | None) -> LoweredBound:
-    """Describe a change that weakens a requirement."""
-    only_warns = now is not None and (was.severity, now.severity) == ("fail", "warn")
-    return LoweredBound(str(was), was.metric, was.bound, now.bound if now else None, only_warns)
 
 
 @dataclass(frozen=True)
@@ -244,7 +272,7 @@ class EvidenceSource(ABC):
     @cached_property
     def again(self) -> tuple[str, ...]:
         """The command that measures it again: as recorded in the run, else reconstructed."""
-        return self.measured_run.read_run().again or command_again(self.subject, self.machine)
+        return self.measured_run.read_run().again or self.subject.command_again(self.machine)
 
     def measure(self, listener: Listener) -> None:  # noqa: B027 (nothing, unless a source measures)
         """Measure the plan, once."""
@@ -348,11 +376,22 @@ class EvidenceSource(ABC):
             self.writing_problem = str(run.unwritten(run.path, error))
 
 
+def measured_layout(earlier: RunDirectory) -> Layout:
+    """The nodes of an earlier run, with all devices of each, whether ranks used them or not.
+
+    Raises:
+        RunDirectoryError: its plan or run.json is broken.
+    """
+    plan, present = earlier.read_plan(), earlier.read_run().devices_present
+    per_node = -(-(present or 0) // plan.nodes)
+    return Layout(plan.nodes, max(per_node, plan.layout.ranks_per_node))
+
+
 class JudgeSource(EvidenceSource):
     """An earlier run as it is; nothing is measured."""
 
-    def __init__(self, subject: Subject, earlier: RunDirectory, layout: Layout) -> None:
-        super().__init__(subject, Machine(), layout, rehearses=earlier.read_run().is_simulated())
+    def __init__(self, subject: Subject, earlier: RunDirectory) -> None:
+        super().__init__(subject, Machine(), measured_layout(earlier), rehearses=earlier.read_run().is_simulated())
         self.measured_run = earlier
         self.announcement = f"; evidence from {earlier.path} (no new measurement)"
 

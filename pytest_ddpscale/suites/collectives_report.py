@@ -9,11 +9,9 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.collective_sweep import size_text
 from pytest_ddpscale.plan.operation import COLLECTIVES
 from pytest_ddpscale.report.digits import ABSENT, bound_text, value_text
-from pytest_ddpscale.report.figures.cluster_values import PairValues, pair_bandwidths, pair_bandwidths_within
-from pytest_ddpscale.report.figures.curve import Bound, Curve, Point
 from pytest_ddpscale.report.figures.drawing import Drawing, svg_of
-from pytest_ddpscale.report.figures.lines import LineAxes, line_chart
-from pytest_ddpscale.report.figures.maps import pair_matrix
+from pytest_ddpscale.report.figures.lines import Bound, Curve, LineAxes, Point, line_chart
+from pytest_ddpscale.report.figures.maps import PairValues, pair_bandwidths, pair_bandwidths_within, pair_matrix
 from pytest_ddpscale.report.text import one_line, verdict_word
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.suites.collective_bounds import cases_of_run

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_ddpscale.plan.training_run import LOSS_WINDOW, loss_reached
-from pytest_ddpscale.report.figures.curve import Curve, Point
 from pytest_ddpscale.report.figures.drawing import svg_of
-from pytest_ddpscale.report.figures.lines import LineAxes, line_chart
+from pytest_ddpscale.report.figures.lines import Curve, LineAxes, Point, line_chart
 from pytest_ddpscale.run.training_record import RunRecords
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable

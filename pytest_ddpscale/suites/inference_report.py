@@ -7,9 +7,8 @@ from typing import Any
 
 from pytest_ddpscale.plan.metric_catalogue import INFERENCE_LATENCIES
 from pytest_ddpscale.report.digits import ABSENT
-from pytest_ddpscale.report.figures.curve import Curve, Point
 from pytest_ddpscale.report.figures.drawing import svg_of
-from pytest_ddpscale.report.figures.lines import LineAxes, line_chart
+from pytest_ddpscale.report.figures.lines import Curve, LineAxes, Point, line_chart
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.suites.found_text import found_cells, found_value
 from pytest_ddpscale.suites.inference_values import (

@@ -12,9 +12,8 @@ from functools import cached_property
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.figures.bars import Bars, grouped_bars
-from pytest_ddpscale.report.figures.curve import Curve, Point
 from pytest_ddpscale.report.figures.drawing import svg_of
-from pytest_ddpscale.report.figures.lines import LineAxes, line_chart
+from pytest_ddpscale.report.figures.lines import Curve, LineAxes, Point, line_chart
 from pytest_ddpscale.report.scaling_facts import (
     GOOD_EFFICIENCY,
     SATURATED_GAIN,

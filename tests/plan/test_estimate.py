@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -13,9 +14,10 @@ from pytest_ddpscale.plan.estimate import (
     OVERHEAD_PER_BLOCK_S,
     STARTUP_S,
     TYPICAL_ROUNDS,
+    UNKNOWN,
     TimeEstimate,
     estimate,
-    study_seconds,
+    study_times,
 )
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
@@ -25,6 +27,12 @@ from tests.rows import rows
 
 WORKLOAD = Workload("r", ImageFamily("resnet18"), "fp32", 8)
 STUDY = Study("weak", WORKLOAD, (Arm("alone", 1, 8), Arm("ddp", 4, 8)), rounds=5, block_s=1.5, warmup_s=10.0)
+
+
+def study_seconds(study: Study, samples_per_s: Mapping[str, float] = UNKNOWN, *, is_most: bool = False) -> float:
+    """Of the usual number of rounds, or of all."""
+    ((_, found),) = study_times(Plan("a100", "cuda", (study,)), samples_per_s)
+    return found.seconds(found.most if is_most else found.usual)
 
 
 def test_a_study_takes_its_warm_up_and_every_block_of_every_round() -> None:
@@ -64,7 +72,7 @@ def test_a_study_takes_time_and_more_with_every_round(study: Study, speed: float
     samples_per_s = {study.workload.name: speed}
     longer = replace(study, rounds=study.rounds + 1)
     assert 0 < study_seconds(study) <= study_seconds(study, samples_per_s)
-    assert study_seconds(study, samples_per_s, rounds=None) < study_seconds(longer, samples_per_s, rounds=None)
+    assert study_seconds(study, samples_per_s, is_most=True) < study_seconds(longer, samples_per_s, is_most=True)
 
 
 def test_most_studies_are_decided_before_their_limit() -> None:
@@ -72,7 +80,7 @@ def test_most_studies_are_decided_before_their_limit() -> None:
     assert study_seconds(long) == study_seconds(replace(STUDY, rounds=TYPICAL_ROUNDS))
     found = estimate(Plan("a100", "cuda", (long,)))
     assert found.seconds == pytest.approx(STARTUP_S + study_seconds(long))
-    assert found.most_seconds == pytest.approx(STARTUP_S + study_seconds(long, rounds=None))
+    assert found.most_seconds == pytest.approx(STARTUP_S + study_seconds(long, is_most=True))
     assert found.most_seconds > 5 * found.seconds
 
 

@@ -16,7 +16,7 @@ from pytest_ddpscale.plan.estimate import (
     SURVEY_S,
     TYPICAL_ROUNDS,
     estimate,
-    probes_seconds,
+    study_times,
 )
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.metric_catalogue import METRICS
@@ -167,25 +167,30 @@ class TestJoined:
         assert one.joined(other).world_size == 8
 
 
+def probes_seconds(study: ProbeStudy, rounds: int) -> float:
+    ((_, found),) = study_times(Plan("a100", "cuda", (), ranks_per_node=8, probes=study))
+    assert (found.usual, found.most) == (min(study.rounds, TYPICAL_ROUNDS), study.rounds)
+    return found.seconds(rounds)
+
+
 class TestEstimate:
     PLAN = Plan("a100", "cuda", (), ranks_per_node=8, probes=STUDY)
 
     def test_every_probe_takes_its_setup_and_every_round_its_block(self) -> None:
-        assert probes_seconds(STUDY, None) == pytest.approx(2 * (PROBE_SETUP_S + 16 * (0.5 + OVERHEAD_PER_BLOCK_S)))
-        typical = 2 * (PROBE_SETUP_S + TYPICAL_ROUNDS * (0.5 + OVERHEAD_PER_BLOCK_S))
-        assert probes_seconds(STUDY) == pytest.approx(typical)
-        assert probes_seconds(replace(STUDY, rounds=5)) < typical
+        assert probes_seconds(STUDY, 16) == pytest.approx(2 * (PROBE_SETUP_S + 16 * (0.5 + OVERHEAD_PER_BLOCK_S)))
+        assert probes_seconds(replace(STUDY, rounds=5), 5) < probes_seconds(STUDY, TYPICAL_ROUNDS)
 
     def test_probes_and_the_survey_add_up_with_what_is_trained(self) -> None:
         trains = plan_for(questions=(trained(8),))
         without = estimate(trains)
         with_both = estimate(replace(trains, probes=STUDY, survey=True))
-        assert with_both.seconds == pytest.approx(without.seconds + probes_seconds(STUDY) + SURVEY_S)
-        assert with_both.most_seconds == pytest.approx(without.most_seconds + probes_seconds(STUDY, None) + SURVEY_S)
+        assert with_both.seconds == pytest.approx(without.seconds + probes_seconds(STUDY, TYPICAL_ROUNDS) + SURVEY_S)
+        most = probes_seconds(STUDY, STUDY.rounds)
+        assert with_both.most_seconds == pytest.approx(without.most_seconds + most + SURVEY_S)
 
     def test_probes_alone_take_a_gang_and_its_gpus(self) -> None:
         found = estimate(self.PLAN)
-        assert found.seconds == pytest.approx(STARTUP_S + probes_seconds(STUDY))
+        assert found.seconds == pytest.approx(STARTUP_S + probes_seconds(STUDY, TYPICAL_ROUNDS))
         assert found.device_hours == pytest.approx(8 * found.seconds / 3600)
 
     def test_a_survey_alone_takes_neither(self) -> None:

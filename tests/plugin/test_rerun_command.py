@@ -11,8 +11,7 @@ import pytest
 
 from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plugin.selection import asked_again
-from pytest_ddpscale.session.again import command_again
-from pytest_ddpscale.session.sources import THIS_MACHINE, Machine, Site
+from pytest_ddpscale.session.sources import THIS_MACHINE, Machine, Site, Subject
 from pytest_ddpscale.settings import settings_from
 
 
@@ -21,8 +20,8 @@ def command(cluster: Cluster = THIS_MACHINE, devices: int | None = None, paths: 
     settings = settings_from(options, {}, {})
     asked = asked_again(SimpleNamespace(option=SimpleNamespace(**options)))  # type: ignore[arg-type]
     site = Site(settings, Path("/site"), Path("/site"), asked=asked, paths=paths)
-    subject: Any = SimpleNamespace(sku="b200", settings=settings, site=site)
-    return shlex.join(command_again(subject, Machine(cluster, devices)))
+    thresholds: Any = None  # it needs none
+    return shlex.join(Subject(site, thresholds, "b200").command_again(Machine(cluster, devices)))
 
 
 def test_on_one_machine_nothing_is_added() -> None:

@@ -7,8 +7,8 @@ import xml.etree.ElementTree as ET
 from typing import Any
 
 from pytest_ddpscale.report.figures.drawing import Drawing, Picture, draw
-from pytest_ddpscale.report.figures.figure import Figure
 from pytest_ddpscale.report.figures.maps import SHADES
+from pytest_ddpscale.report.figures.of_run import Figure
 
 SVG = "{http://www.w3.org/2000/svg}"
 

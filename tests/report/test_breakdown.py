@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.report.breakdown import breakdown, headings
+from pytest_ddpscale.report.breakdown import breakdown
 from pytest_ddpscale.report.digits import ABSENT
+from pytest_ddpscale.run.evidence import Evidence
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import columns_of
 
@@ -26,9 +28,17 @@ def measured(arm: Arm, rank: int, step_ms: float, memory_gib: float = 1.0, skipp
     )  # fmt: skip
 
 
+def told(
+    measurements: Sequence[Measurement], plan: Plan = PLAN, flops_per_sample: float | None = None
+) -> list[dict[str, str]]:
+    flops = {"weak/r": flops_per_sample} if flops_per_sample else {}
+    found = breakdown(Evidence(plan, columns_of(measurements), {}, flops_per_sample=flops))
+    return [dict(zip(found.titles, map(str, cells), strict=True)) for cells in found.rows]
+
+
 def row(*measurements: Measurement) -> dict[str, str]:
-    (found,) = breakdown(columns_of(measurements), PLAN)
-    return dict(zip(headings(PLAN), found, strict=True))
+    (found,) = told(measurements)
+    return found
 
 
 def test_percentiles_are_over_the_steps_of_all_ranks() -> None:
@@ -41,8 +51,8 @@ def test_throughput_is_that_of_the_slowest_rank() -> None:
 
 
 def test_achieved_tflops_are_throughput_times_what_an_image_costs() -> None:
-    (found,) = breakdown(columns_of([measured(ARMS[0], 0, 10.0)]), PLAN, {"weak/r": 25e9})
-    assert found[headings(PLAN).index("TFLOPS per rank")] == "10"  # 400 img/s of 25 GFLOP
+    (found,) = told([measured(ARMS[0], 0, 10.0)], flops_per_sample=25e9)
+    assert found["TFLOPS per rank"] == "10"  # 400 img/s of 25 GFLOP
     assert row(measured(ARMS[0], 0, 10.0))["TFLOPS per rank"] == ABSENT
 
 
@@ -58,18 +68,18 @@ def test_seconds_waited_for_data_are_those_of_the_rank_that_waited_most() -> Non
 
 
 def test_an_arm_with_a_rank_missing_has_no_row() -> None:
-    assert breakdown(columns_of([measured(ARMS[2], 0, 10.0)]), PLAN) == []
+    assert told([measured(ARMS[2], 0, 10.0)]) == []
 
 
 def test_arms_come_in_the_order_of_the_plan() -> None:
     blocks = [measured(arm, rank, 5.0) for arm in reversed(ARMS) for rank in range(arm.world_size)]
-    found = breakdown(columns_of(blocks), PLAN)
-    assert [found_row[1] for found_row in found] == ["alone", "each@2", "ddp@2"]
-    assert all(found_row[-1] == ABSENT for found_row in found)
+    found = told(blocks)
+    assert [one["Arm"] for one in found] == ["alone", "each@2", "ddp@2"]
+    assert all(one["Skipped steps"] == ABSENT for one in found)
 
 
 def test_all_nodes_that_trained_an_arm_at_the_same_time_are_in_its_row() -> None:
     on_second = [replace(measured(ARMS[1], rank, 40.0), rank=rank + 2, local_rank=rank, host="m") for rank in range(2)]
     blocks = [*(measured(ARMS[1], rank, 10.0) for rank in range(2)), *on_second]
-    (found,) = breakdown(columns_of(blocks), replace(PLAN, nodes=2, ranks_per_node=2))
-    assert found[headings(PLAN).index("img/s per rank")] == "100.0"
+    (found,) = told(blocks, replace(PLAN, nodes=2, ranks_per_node=2))
+    assert found["img/s per rank"] == "100.0"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_ddpscale.report.cause import causes, headline, warnings
-from pytest_ddpscale.report.explain import explain
+from pytest_ddpscale.report.explain import explain, verdict_properties
 from pytest_ddpscale.report.junit import render_junit
 from pytest_ddpscale.report.markdown import render_markdown
-from pytest_ddpscale.report.properties import verdict_properties
 from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage
 from pytest_ddpscale.run.verdicts import (

@@ -8,11 +8,9 @@ from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, ProbeStudy
 from pytest_ddpscale.report.figures.bars import Bars, grouped_bars
-from pytest_ddpscale.report.figures.cluster_values import pair_bandwidths_within
-from pytest_ddpscale.report.figures.curve import Bound, Curve, Point
 from pytest_ddpscale.report.figures.drawing import svg_of
-from pytest_ddpscale.report.figures.lines import LineAxes, line_chart
-from pytest_ddpscale.report.figures.maps import pair_matrix
+from pytest_ddpscale.report.figures.lines import Bound, Curve, LineAxes, Point, line_chart
+from pytest_ddpscale.report.figures.maps import pair_bandwidths_within, pair_matrix
 from tests.judge.probed import measure_probe, probe_evidence, steady
 from tests.report.drawn import bounds, crosses, description, intervals, painted, points, texts
 

@@ -15,8 +15,7 @@ import pytest
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.report.figures.figure import Figure
-from pytest_ddpscale.report.figures.of_run import figures, write_pngs
+from pytest_ddpscale.report.figures.of_run import Figure, figures, write_pngs
 from pytest_ddpscale.report.figures.step_bars import MOST_BARS
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
@@ -311,6 +310,8 @@ def test_a_page_without_figures_imports_no_matplotlib_and_drawing_leaves_pyplot_
         "from pytest_ddpscale.report.html_page import render_html; import sys; "
         "assert 'matplotlib' not in sys.modules; from tests.builders.judged import evidence_of_plan; "
         "from tests.builders.judgements import MEASUREMENTS, PLAN, JUDGEMENT, RUN; "
+        "render_html(JUDGEMENT, RUN, evidence_of_plan(PLAN, []), goes_on=True); "
+        "assert 'matplotlib' not in sys.modules; "
     )
     modules = _modules_after(imports + "figures(evidence_of_plan(PLAN, MEASUREMENTS), JUDGEMENT, RUN)[0].png()")
     assert "matplotlib.figure" in modules

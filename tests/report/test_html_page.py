@@ -14,7 +14,7 @@ from markupsafe import escape
 from msgspec.structs import replace as with_fields
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report.first_page import key_numbers, signatures
+from pytest_ddpscale.report.first_page import key_numbers, shared
 from pytest_ddpscale.report.html_page import render_html, topologies
 from pytest_ddpscale.report.live_progress import LIVE
 from pytest_ddpscale.report.markdown import render_markdown
@@ -200,7 +200,7 @@ def test_whoever_measured_resumed_and_judged_is_on_the_first_page() -> None:
 
 def test_a_topology_unlike_most_is_marked() -> None:
     surveys = [Survey(host=host, unix_s=1.0, topology=matrix) for host, matrix in zip("abc", "YXX", strict=True)]
-    assert [(one.hosts, one.differs) for one in topologies(surveys)] == [("b, c", False), ("a", True)]
+    assert [hosts for hosts, _ in topologies(surveys)] == ["b, c", "a"]
 
 
 def test_who_only_misses_what_warns_is_on_the_first_page() -> None:
@@ -215,7 +215,8 @@ def test_who_only_misses_what_warns_is_on_the_first_page() -> None:
 
 
 def test_only_a_run_of_a_machine_that_is_over_has_lines_to_sign() -> None:
-    assert [role for role, _ in signatures(JUDGEMENT, RUN)] == ["Measured by", "Checked by", "Decided by"]
+    roles = [role for role, _ in shared(JUDGEMENT, RUN, None, ())["signatures"]]
+    assert roles == ["Measured by", "Checked by", "Decided by"]
     assert "Accepted by, date" in render_html(ACCEPTED, RUN, NOTHING)
     named = with_fields(RUN, noted={"operator": "Ann"})
     for page in (render_html(JUDGEMENT, named, NOTHING), render_markdown(JUDGEMENT, named)):

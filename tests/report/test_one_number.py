@@ -11,8 +11,7 @@ import pytest
 
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.report.csv_tables import render_requirements
-from pytest_ddpscale.report.figures.figure import Figure
-from pytest_ddpscale.report.figures.of_run import figures
+from pytest_ddpscale.report.figures.of_run import Figure, figures
 from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.digits import percent
@@ -56,8 +55,8 @@ def test_every_view_has_the_number_of_the_verdict() -> None:
             assert shown[size] == pytest.approx(value * factor)
         assert set(said) == set(shown) == {*expected, 4, *([1] if factor == 1.0 else [])}
         assert said[4] == pytest.approx(shown[4], abs=0.051)
-    (table,) = scaling_tables(EVIDENCE, judgement.verdicts)
-    rows = {int(row[0]): dict(zip(table.headings, row, strict=True)) for row in table.rows}
+    ((_, table, _),) = scaling_tables(EVIDENCE, judgement.verdicts)
+    rows = {int(row[0]): dict(zip(table.titles, row, strict=True)) for row in table.rows}
     for size, value in efficiency.items():
         assert (rows[size]["efficiency"], rows[size]["speed-up"]) == (percent(value, 1), f"{value * size:.2f}x")
     for size, value in throughput.items():

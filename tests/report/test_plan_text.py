@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.estimate import PAIRS_ROUND_S, STARTUP_S, estimate, study_seconds
+from pytest_ddpscale.plan.estimate import PAIRS_ROUND_S, STARTUP_S, estimate, study_times
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.study import Plan, Study
@@ -27,9 +27,10 @@ def test_launches_are_said_once_with_what_they_cost_together() -> None:
     whole = estimate(plan)
     assert "2 studies in 3 launches" in head
     assert whole.seconds == whole.most_seconds, "no launch ends early"
-    once = STARTUP_S + sum(study_seconds(study, rounds=None) for study in studies[:2])
+    times = dict(study_times(plan))
+    once = STARTUP_S + sum(times[study.id].seconds(12) for study in studies[:2])
     assert whole.seconds == pytest.approx(3 * once)
-    assert f"{3 * study_seconds(studies[0], rounds=None) / 60:.1f} min  3 launches of 12 rounds of alone" in weak
+    assert f"{3 * times[studies[0].id].seconds(12) / 60:.1f} min  3 launches of 12 rounds of alone" in weak
     assert "3 launches of 12 rounds of alone" in strong
 
 
@@ -37,7 +38,7 @@ def test_known_speeds_make_the_estimate() -> None:
     slow = {"r152": 10.0}
     head, weak, _ = plan_lines(PLAN, 5, isolate=False, samples_per_s=slow)
     assert f"about {estimate(PLAN, samples_per_s=slow).seconds / 60:.1f} min" in head
-    assert f"{study_seconds(WEAK, slow) / 60:.1f} min" in weak
+    assert f"{dict(study_times(PLAN, slow))[WEAK.id].seconds(WEAK.rounds) / 60:.1f} min" in weak
 
 
 def test_pairs_of_nodes_come_last_with_the_rounds_that_they_take_at_least() -> None:

@@ -86,7 +86,7 @@ def test_a_round_that_lacks_a_rank_and_what_the_plan_does_not_know_are_left_out(
 
 def test_one_curve_per_study_in_the_order_of_the_plan() -> None:
     found = charted_curves("weak", EFFICIENCY, evidence_of_plan(PLAN, MEASUREMENTS), ())
-    assert [curve.workload for curve in found] == [one.workload.name for one in STUDIES if one.scaling == "weak"]
+    assert [curve.name for curve in found] == [one.workload.name for one in STUDIES if one.scaling == "weak"]
     assert [sorted(curve.values) for curve in found] == [[2, 4, 8]] * 2
 
 
@@ -177,7 +177,7 @@ def test_arms_spread_over_nodes_are_no_part_of_a_curve() -> None:
 def test_a_bound_without_a_value_is_drawn_at_its_size() -> None:
     unmeasured = replace(FAILED, outcome="not_measured", value=None, interval=None, world_size=64)
     curve = curve_of(PLAN, MEASUREMENTS, THROUGHPUT, unmeasured)
-    assert (max(curve.curve.xs), max(curve.values)) == (64, 8)
+    assert (max(curve.xs), max(curve.values)) == (64, 8)
 
 
 def test_all_charts_have_their_curves_in_the_unit_of_the_axis() -> None:

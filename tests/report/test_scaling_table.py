@@ -127,15 +127,15 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 def test_the_report_has_the_table_in_gpu_hours_and_kwh(two_nodes: str, capsys: Printed) -> None:
     evidence = read_evidence(RunDirectory.open(Path(two_nodes)))
-    weak, strong = scaling_tables(evidence, ())
-    assert (weak.study, strong.study) == ("weak/vit-b-16-fp16", "strong/vit-b-16-fp16")
+    (weak_study, weak, remarks), (strong_study, strong, _) = scaling_tables(evidence, ())
+    assert (weak_study, strong_study) == ("weak/vit-b-16-fp16", "strong/vit-b-16-fp16")
     main(["scaling", two_nodes, "--gpu-hour-price", "1", "--kwh-price", "1"])
     printed = capsys.readouterr().out.splitlines()
     assert [" ".join(row) for row in weak.rows] == [" ".join(line.split()) for line in printed[3 : 3 + len(weak.rows)]]
-    assert weak.headings[0] == "GPUs"
-    assert weak.headings[-2:] == ("GPU-hours", "kWh")
-    assert "sweet spot for GPU-hours: 1 GPU" in weak.remarks
-    assert "sweet spot for efficiency of 90 %: 16 GPUs" in weak.remarks
+    assert weak.titles[0] == "GPUs"
+    assert weak.titles[-2:] == ["GPU-hours", "kWh"]
+    assert "sweet spot for GPU-hours: 1 GPU" in remarks
+    assert "sweet spot for efficiency of 90 %: 16 GPUs" in remarks
     page = page_text(render_html(JUDGEMENT, RUN, evidence))
-    assert all(f"| {' | '.join(row)} |" in page for row in (weak.headings, *weak.rows, *strong.rows))
+    assert all(f"| {' | '.join(row)} |" in page for row in (weak.titles, *weak.rows, *strong.rows))
     assert "\nScaling\n" not in page_text(render_html(JUDGEMENT, RUN, evidence, goes_on=True))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from pytest_ddpscale.launch.limits import Limits
@@ -34,7 +32,7 @@ def half(measuring: AcceptanceSession, gangs: list[InstantGang]) -> AcceptanceSe
 
 
 def interim(session: AcceptanceSession) -> Interim:
-    return session._interim
+    return session.interim
 
 
 def written(session: AcceptanceSession) -> Judgement:
@@ -87,7 +85,6 @@ def test_judging_takes_a_twentieth_of_the_time_at_most(
     half: AcceptanceSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s, judged = 1000.0, []
-    monkeypatch.setattr(time, "monotonic", lambda: now_s)
 
     def takes_two_seconds(*_: object) -> None:
         nonlocal now_s
@@ -95,6 +92,7 @@ def test_judging_takes_a_twentieth_of_the_time_at_most(
         judged.append(now_s)
 
     listener = interim(half)
+    monkeypatch.setattr(listener, "_now", lambda: now_s)
     monkeypatch.setattr(listener, "_judge_and_write", takes_two_seconds)
     for _ in range(100):
         listener.hear(end("weak/r"))

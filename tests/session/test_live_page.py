@@ -11,9 +11,7 @@ from pytest_ddpscale.report.live_progress import REFRESH_S
 from pytest_ddpscale.run.record_lines import Idle, Interrupted, line_of
 from pytest_ddpscale.run.records import StudyEnd, StudyStart
 from pytest_ddpscale.run.telemetry import Spread, TelemetryBlock
-from pytest_ddpscale.session import live_page
-from pytest_ddpscale.session.interim import Interim
-from pytest_ddpscale.session.live_page import LARGEST_SHARE, LivePage
+from pytest_ddpscale.session.interim import LARGEST_SHARE_OF_PROGRESS, Interim
 from pytest_ddpscale.session.session import AcceptanceSession
 from tests.builders.records import gang_on, steady_block
 from tests.builders.sessions import Open
@@ -26,7 +24,7 @@ class Timed:
 
     def __init__(self, session: AcceptanceSession, monkeypatch: pytest.MonkeyPatch, progress_s: float = 0.005) -> None:
         self.now_s, self.written = 100.0, list[float]()
-        self.page = LivePage(session.source, session.so_far, lambda: self.now_s)
+        self.page = Interim(session.source, session.so_far, lambda: self.now_s)
         from pytest_ddpscale.report import files
 
         write = files.write_live_page
@@ -94,7 +92,7 @@ def test_it_takes_no_more_than_its_share(measuring: AcceptanceSession, monkeypat
         timed.now_s += 1.0
         timed.page.hear(Idle())
     gaps = [later - earlier for earlier, later in zip(timed.written, timed.written[1:], strict=False)]
-    assert min(gaps) >= 0.5 / LARGEST_SHARE
+    assert min(gaps) >= 0.5 / LARGEST_SHARE_OF_PROGRESS
     assert len(timed.written) <= 7
 
 
@@ -103,7 +101,7 @@ def test_what_was_judged_after_a_study_is_on_the_page_at_once(measuring: Accepta
     timed.page.begin()
     assert "no requirement has been judged yet" in text_of(measuring)
     measuring.run.append_records([StudyEnd(STUDY, "rounds")])
-    Interim(measuring.source, measuring.so_far, timed.page).hear(StudyEnd(STUDY, "rounds"))
+    timed.page.hear(StudyEnd(STUDY, "rounds"))
     assert "measuring was still running when this was written at 20" in text_of(measuring)
 
 
@@ -131,10 +129,10 @@ def test_a_full_disk_ends_no_measuring(
 def test_an_earlier_run_has_none(measuring: AcceptanceSession, opened: Open) -> None:
     assert measuring.run is not None
     judging = opened(ddp_judge=str(measuring.run.path))
-    judging.live_page.begin()
-    judging.live_page.hear(Idle())
+    judging.interim.begin()
+    judging.interim.hear(Idle())
     assert not path_of(measuring).exists()
 
 
 def test_the_share_is_the_promised_one() -> None:
-    assert (live_page.LARGEST_SHARE, REFRESH_S) == (0.005, 10)
+    assert (LARGEST_SHARE_OF_PROGRESS, REFRESH_S) == (0.005, 10)

@@ -17,7 +17,7 @@ from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunDevice
 from pytest_ddpscale.run.verdicts import Verdict
-from pytest_ddpscale.session.devices import measured_layout
+from pytest_ddpscale.session.sources import measured_layout
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.spread import NodeSpread
 from pytest_ddpscale.simulate.writing import write_simulated_run

@@ -84,12 +84,9 @@ def bars(
 
 
 def grouped_bars(axes: tuple[str, str], cells: Sequence[str], series: Sequence[Bars]) -> Drawing | None:
-    """A bar of each series for each cell; None if no value is above 0.
+    """A bar of each series for each named cell, from above; None if no value is above 0.
 
-    Args:
-        axes: titles of the cells and of the values, with their unit.
-        cells: their names, from above.
-        series: their bars.
+    `axes` are the titles of the cells and of the values, with their unit.
     """
     highest = max((_value(one) for each in series for one in each.values), default=0.0)
     if highest <= 0:
@@ -103,15 +100,12 @@ def grouped_bars(axes: tuple[str, str], cells: Sequence[str], series: Sequence[B
                 segment = (0.0, _value(one) / longest, SERIES[place], OPACITIES[place])
                 low, high = (min(end / longest, 1.0) for end in _ends(one))
                 rows.append(BarRow(cell, f"{_value(one):.4g}", [segment], interval=(low, high) if low < high else None))
-    said = "; ".join(
-        f"{each.name}: "
-        + ", ".join(
-            f"{cell} {_value(one):.4g}" for cell, one in zip(cells, each.values, strict=True) if one is not None
-        )
-        for each in series
-    )
+    said = []
+    for each in series:
+        told = [f"{cell} {_value(one):.4g}" for cell, one in zip(cells, each.values, strict=True) if one is not None]
+        said.append(f"{each.name}: {', '.join(told)}")
     keys = [(each.name, SERIES[place], OPACITIES[place]) for place, each in enumerate(series)]
-    return bars(rows, keys, above=[f"{axes[1]}, by {axes[0]}"], said=said)
+    return bars(rows, keys, above=[f"{axes[1]}, by {axes[0]}"], said="; ".join(said))
 
 
 def _value(one: Found | float | None) -> float:

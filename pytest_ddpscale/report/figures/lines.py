@@ -7,29 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_ddpscale.report.figures.curve import Curve, Point
-from pytest_ddpscale.report.figures.drawing import (
-    BAD,
-    DASHES,
-    INK,
-    MARKERS,
-    NARROW,
-    PAPER,
-    SERIES,
-    SMALL,
-    WIDE,
-    Drawing,
-    Sheet,
-    drawable,
-    legend_height,
-    set_ticks,
-    thinned,
-)
+from pytest_ddpscale.report.figures import drawing
+from pytest_ddpscale.report.figures.drawing import INK, SERIES, SMALL, WIDE, Drawing, Sheet, drawable, legend_height
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _LEFT, _RIGHT, _ABOVE, _BELOW, _HEIGHT = 0.65, 0.1, 0.3, 0.45, 2.1  # of a plot and around it, in inches
+_WIDEST = 2.0  # an interval is drawn up to this factor from the value: a wide one would squeeze all curves
 _MOST_COLUMNS, _LOW = 4, 1.4  # of panels, and their height
 _SECOND_RIGHT = 0.55
 _MOST_MARKS = 40  # more markers would hide the curve
@@ -39,8 +24,74 @@ _IDEAL: dict[str, Any] = {"color": INK, "alpha": 0.6, "linestyle": (0, (5, 3)), 
 _BOUND: dict[str, Any] = {"color": INK, "linewidth": 2.0}
 _PROVISIONAL = _BOUND | {"linestyle": (0, (1, 1))}
 _INTERVAL: dict[str, Any] = {"linewidth": 2.5, "alpha": 0.5}
-_MISSED: dict[str, Any] = {"color": BAD, "marker": "X", "markersize": 8, "linestyle": "none", "markeredgecolor": PAPER}
+_MISSED: dict[str, Any] = {
+    "color": drawing.BAD,
+    "marker": "X",
+    "markersize": 8,
+    "linestyle": "none",
+    "markeredgecolor": drawing.PAPER,
+}
 _Signs = Sequence[tuple[str, dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value.
+
+    Attributes:
+        interval: of the value, the one that decides; None without one.
+        is_failed: whether the value misses its bound.
+    """
+
+    x: float
+    value: float
+    interval: tuple[float, float] | None = None
+    is_failed: bool = False
+
+    @property
+    def drawn_interval(self) -> tuple[float, float] | None:
+        """The interval as far as it is drawn; None if there is none."""
+        if self.interval is None or any(map(math.isnan, self.interval)):
+            return None
+        low, high = self.interval
+        return max(low, self.value / _WIDEST), min(high, self.value * _WIDEST)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The bound of a requirement; `provisional` without a published source."""
+
+    x: float
+    value: float
+    provisional: bool = False
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One curve.
+
+    Attributes:
+        points: by ascending x, as are `bounds`.
+        is_second: whether its values are on the right axis.
+        place: of its colour and marker, the same in all charts of a page; None for its place in the chart.
+    """
+
+    name: str
+    points: Sequence[Point]
+    bounds: Sequence[Bound] = ()
+    is_second: bool = False
+    place: int | None = None
+
+    @property
+    def xs(self) -> set[float]:
+        """Where it has a value or a bound."""
+        return {*(point.x for point in self.points), *(bound.x for bound in self.bounds)}
+
+    @property
+    def extent(self) -> list[float]:
+        """Values that have to be inside a chart."""
+        ends = [end for point in self.points for end in point.drawn_interval or ()]
+        return [*(point.value for point in self.points), *ends, *(bound.value for bound in self.bounds)]
 
 
 @dataclass(frozen=True)
@@ -78,7 +129,7 @@ def line_chart(axes: LineAxes, curves: Sequence[Curve]) -> Drawing | None:
         return None
     signs = [(drawable(curve.name), _style(curve, order)) for order, curve in enumerate(drawn)] + _signs(axes, drawn)
     names = [name for name, _ in signs]
-    width = WIDE if legend_height(names, NARROW) > _HEIGHT / 2 else NARROW
+    width = WIDE if legend_height(names, drawing.NARROW) > _HEIGHT / 2 else drawing.NARROW
     below = _BELOW + legend_height(names, width)
 
     def paint(sheet: Sheet) -> None:
@@ -105,7 +156,7 @@ def panels(axes: LineAxes, curves: Sequence[Curve], *, is_y_shared: bool) -> Dra
         return None
     xs = sorted(set[float]().union(*(curve.xs for curve in curves)))
     columns = min(len(curves), _MOST_COLUMNS)
-    rows, width = -(-len(curves) // columns), NARROW if columns == 1 else WIDE
+    rows, width = -(-len(curves) // columns), drawing.NARROW if columns == 1 else WIDE
     down = _ABOVE + (_HEIGHT if columns < 3 else _LOW) + 0.25
     signs = [("value", _style(curves[0], 0)), *_signs(axes, curves)]
     below = _BELOW - 0.2 + legend_height([name for name, _ in signs], width)
@@ -135,8 +186,8 @@ def _scale(plot: Axes, axes: LineAxes, curves: Sequence[Curve], xs: Sequence[flo
     ends = (xs[0] / 1.6, xs[-1] * 1.6) if axes.x_is_log else (xs[0] - margin, xs[-1] + margin)
     if axes.x_is_log:
         plot.set_xscale("log", base=2)
-        ticks = thinned(xs, _MOST_TICKS)
-        set_ticks(plot.xaxis, ticks, [axes.x_name(tick) for tick in ticks])
+        ticks = drawing.thinned(xs, _MOST_TICKS)
+        drawing.set_ticks(plot.xaxis, ticks, [axes.x_name(tick) for tick in ticks])
     plot.set_xlim(ends)
     if axes.values.startswith("log"):
         base = int(axes.values.removeprefix("log "))
@@ -145,7 +196,7 @@ def _scale(plot: Axes, axes: LineAxes, curves: Sequence[Curve], xs: Sequence[flo
         plot.set_yscale("log", base=base)
         plot.set_ylim(low / 1.2, high * 1.4)
         powers = [float(base) ** i for i in range(math.ceil(math.log(low, base)), math.floor(math.log(high, base)) + 1)]
-        set_ticks(plot.yaxis, thinned(powers, _MOST_TICKS) or [low])
+        drawing.set_ticks(plot.yaxis, drawing.thinned(powers, _MOST_TICKS) or [low])
     else:
         plot.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
         # Differences of a few per cent matter near 100 %, so start below the lowest value, at a multiple of 5.
@@ -166,8 +217,9 @@ def _style(curve: Curve, order: int) -> dict[str, Any]:
     """Colour, dashes and marker, so that curves differ without colour."""
     place = order if curve.place is None else curve.place
     return {
-        "color": SERIES[place % len(SERIES)], "linestyle": DASHES[place % len(DASHES)], "linewidth": 1.3,
-        "marker": MARKERS[place % len(MARKERS)] if len(curve.points) <= _MOST_MARKS else "", "markersize": 4,
+        "color": SERIES[place % len(SERIES)], "linewidth": 1.3, "markersize": 4,
+        "linestyle": drawing.DASHES[place % len(drawing.DASHES)],
+        "marker": drawing.MARKERS[place % len(drawing.MARKERS)] if len(curve.points) <= _MOST_MARKS else "",
     }  # fmt: skip
 
 
@@ -188,11 +240,7 @@ def _draw(plot: Axes, curve: Curve, style: dict[str, Any], of_bounds: str) -> No
 def _write_numbers(plot: Axes, axes: LineAxes, curve: Curve, doubling: float) -> None:
     """Values above points, or below where they miss a bound; where space is short, of those with a requirement.
 
-    Args:
-        plot: where the curve is.
-        axes: of the panel.
-        curve: whose values are written.
-        doubling: width of a doubling of x, in inches.
+    `doubling` is the width of a doubling of x, in inches.
     """
     judged, written = {bound.x for bound in curve.bounds}, list[float]()
 
@@ -206,7 +254,7 @@ def _write_numbers(plot: Axes, axes: LineAxes, curve: Curve, doubling: float) ->
             low, high = point.drawn_interval or (point.value, point.value)
             plot.annotate(
                 number, (point.x, low if below else high), (0, -4 if below else 3), textcoords="offset points",
-                ha="center", va="top" if below else "bottom", fontsize=SMALL, color=BAD if below else INK,
+                ha="center", va="top" if below else "bottom", fontsize=SMALL, color=drawing.BAD if below else INK,
                 fontweight="bold" if below else "normal",
             )  # fmt: skip
 
@@ -224,15 +272,13 @@ def _signs(axes: LineAxes, curves: Sequence[Curve]) -> list[tuple[str, dict[str,
     """Meaning and style of each sign that occurs besides curves."""
     points = [point for curve in curves for point in curve.points]
     provisional = {bound.provisional for curve in curves for bound in curve.bounds}
+    has_ideal = axes.ideal != "" and (axes.ideal != "first" or any(one.x == 1 for one in points))
     signs = {
         axes.interval: (any(one.drawn_interval for one in points), {"color": SERIES[0], "linewidth": 5, "alpha": 0.5}),
         "bound": (False in provisional, _BOUND),
         "provisional bound": (True in provisional, _PROVISIONAL),
         "misses its bound": (any(one.is_failed for one in points), _MISSED),
-        axes.ideal_name: (
-            axes.ideal not in ("", "first") or (axes.ideal and any(one.x == 1 for one in points)),
-            _IDEAL,
-        ),
+        axes.ideal_name: (has_ideal, _IDEAL),
     }
     return [(name, style) for name, (is_drawn, style) in signs.items() if is_drawn and name]
 

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from pytest_ddpscale.judge.metrics import slowness_of
+from pytest_ddpscale.judge.probes import values_of_probe
+from pytest_ddpscale.judge.rounds import merged
+from pytest_ddpscale.judge.slow_links import rails_of
 from pytest_ddpscale.plan.metric_catalogue import PAIR_BANDWIDTH_GBPS
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.digits import number_text
-from pytest_ddpscale.report.figures.cluster_values import GpuValues, PairValues
 from pytest_ddpscale.report.figures.drawing import INK, NARROW, PAPER, SMALL, Drawing, Sheet, bare_number, drawable
 from pytest_ddpscale.report.text import one_line, shorten
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.gpu_name import gpu_number
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.listing import by_number
 from pytest_ddpscale.util.tables import Table, table
 
+GpuValues: TypeAlias = Mapping[tuple[str, str], float]  # by host and name of the GPU
+PairValues: TypeAlias = Mapping[tuple[str, str], float]
 MOST_NODES = 64
 MOST_ROWS = 50
 # From typical to slow; luminance falls steadily, so that the map can be read without seeing colours.
@@ -143,6 +151,62 @@ def _runs(marked: npt.NDArray[np.bool_]) -> list[tuple[int, int, int]]:
     return list(zip(rows.tolist(), first.tolist(), np.nonzero(edges == -1)[1].tolist(), strict=True))
 
 
+def slowness_by_gpu(columns: Columns, plan: Plan) -> GpuValues:
+    """Step time without communication relative to the typical GPU; the slowest workload counts."""
+    found: dict[tuple[str, str], float] = {}
+    for study in plan.studies:
+        for arm in (one for one in study.arms if one.kind == "each"):
+            rounds = merged(columns, study.id, arm, plan.layout)
+            names = {place[:2]: place.number for place in rounds.ranks.rank_places}
+            for (host, local_rank), factor in slowness_of(rounds).items():
+                if math.isfinite(factor):
+                    gpu = host, names[host, local_rank]
+                    found[gpu] = max(factor, found.get(gpu, 0.0))
+    return found
+
+
+def pair_bandwidths(evidence: Evidence) -> PairValues:
+    """GB/s of each pair of nodes, by their sorted names: the slowest rail, each rail as the median of its rounds.
+
+    The values come from the search for slow nodes and links, or from send-recv probes if there was no search.
+    """
+    rails: dict[tuple[str, str], dict[tuple[int, ...], list[float]]] = {}
+
+    def add(hosts: tuple[str, str], ranks: tuple[int, ...], gbps: Sequence[float]) -> None:
+        first, second = sorted(hosts)
+        rails.setdefault((first, second), {}).setdefault(ranks, []).extend(gbps)
+
+    for one in rails_of(evidence):
+        add(one.hosts, one.ranks, [one.gbps])
+    if not rails and evidence.plan.probes is not None:
+        sent = [probe for probe in evidence.plan.probes.arms if probe.operation.kind == "send-recv"]
+        # The probe with the most ranks spans several nodes if any probe does.
+        for probe in sorted(sent, key=lambda probe: (-probe.world_size, -(probe.operation.message_bytes or 0)))[:1]:
+            for place, values in values_of_probe(probe, evidence).items():
+                if place.peer_host is not None and place.peer_host != place.host:
+                    add((place.host, place.peer_host), place.ranks, values.tolist())
+    return {hosts: min(map(statistics.median, by_rail.values())) for hosts, by_rail in rails.items()}
+
+
+def pair_bandwidths_within(evidence: Evidence) -> PairValues:
+    """GB/s of each pair of local ranks: the median over rounds on the slowest node, by the ranks' names.
+
+    The values come from the send-recv probe with the largest message.
+    """
+    study = evidence.plan.probes
+    sent = [probe for probe in (study.arms if study else ()) if probe.operation.kind == "send-recv"]
+    found: dict[tuple[str, str], float] = {}
+    for probe in sorted(sent, key=lambda probe: -(probe.operation.message_bytes or 0)):
+        for place, values in values_of_probe(probe, evidence).items():
+            if place.end is not None and place.peer is not None and place.peer_host == place.host:
+                pair = f"rank {place.end.local_rank}", f"rank {place.peer.local_rank}"
+                gbps = statistics.median(values.tolist())
+                found[pair] = min(gbps, found.get(pair, math.inf))
+        if found:
+            break
+    return found
+
+
 def heat_map(values: GpuValues, verdicts: Iterable[Verdict] = ()) -> Drawing | None:
     """Nodes as rows and their GPUs as columns; dark is slow, and whoever is at fault is outlined."""
     if not values:
@@ -236,9 +300,3 @@ def _binned(unordered: Collection[str]) -> tuple[dict[str, int], list[str]]:
         for group in groups
     ]
     return {host: i for i, group in enumerate(groups) for host in group}, names
-
-
-def by_number(host: str) -> list[tuple[int, str]]:
-    """Sort key that puts node2 before node10."""
-    parts = (part.lstrip("0") if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", host)))
-    return [(len(part) if i % 2 else 0, part) for i, part in enumerate(parts)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 import numpy as np
 
 from pytest_ddpscale.judge.devices import IDLE
@@ -14,11 +12,11 @@ from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.digits import number_text
 from pytest_ddpscale.report.figures.bars import BarRow, bars
 from pytest_ddpscale.report.figures.drawing import BAD, INK, SERIES, Drawing
-from pytest_ddpscale.report.figures.maps import by_number
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns
 from pytest_ddpscale.run.records import RankPlace
 from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.listing import by_number
 
 MOST_BARS = 16  # half a screen
 # The parts differ in opacity, so that they can be distinguished without colour.
@@ -79,10 +77,8 @@ def _levels(columns: Columns, plan: Plan, study: Study, arm: Arm) -> list[tuple[
 
 def _totals(step_s: float, trained: ArmRounds) -> str:
     said = [number_text(step_s * 1000, "ms")]
-    busy, power = (
-        trained.measured.reading("utilization"),
-        trained.measured.reading("energy_j") / trained.measured.seconds,
-    )
+    busy = trained.measured.reading("utilization")
+    power = trained.measured.reading("energy_j") / trained.measured.seconds
     if not np.isnan(busy).all():
         said.append(f"{percent(_median(busy))} busy")
     if not np.isnan(power).all():
@@ -101,35 +97,25 @@ def step_time_spread(columns: Columns, plan: Plan) -> Drawing | None:
         for arm in study.arms:
             percentiles = step_time_percentiles_ms(merged(columns, study.id, arm, plan.layout))
             if percentiles:
-                found.append((f"{study.id}, {arm.name}", percentiles))
-    shown = sorted(sorted(found, key=_spread, reverse=True)[:MOST_BARS], key=found.index)
-    longest = max((ms[PERCENTS[-1]] / ms[PERCENTS[0]] for _, ms in shown), default=1.0)
+                spread = percentiles[PERCENTS[-1]] / percentiles[PERCENTS[0]]
+                found.append((spread, f"{study.id}, {arm.name}", percentiles))
+    shown = sorted(sorted(found, key=lambda one: one[0], reverse=True)[:MOST_BARS], key=found.index)
+    longest = max((spread for spread, *_ in shown), default=1.0)
     # The scale reaches at least 10 % above the median, so that steady steps look steady.
     width = max(longest, 1.1) - 1
-    rows = [
-        BarRow(
-            name,
-            f"p50 {number_text(ms[50], 'ms')}, p95 {number_text(ms[95], 'ms')}",
-            [
-                ((ms[a] / ms[50] - 1) / width, (ms[b] / ms[50] - 1) / width, SERIES[0], opacity)
-                for a, b, opacity in _SPREADS
-            ],
-        )
-        for name, ms in shown
-    ]
+    rows = []
+    for _, name, ms in shown:
+        ends = {percent: (step_ms / ms[50] - 1) / width for percent, step_ms in ms.items()}
+        segments = [(ends[a], ends[b], SERIES[0], opacity) for a, b, opacity in _SPREADS]
+        rows.append(BarRow(name, f"p50 {number_text(ms[50], 'ms')}, p95 {number_text(ms[95], 'ms')}", segments))
     keys = [(f"p{a} to p{b}", SERIES[0], opacity) for a, b, opacity in _SPREADS]
     few = f"The {len(shown)} of {len(found)} arms with the widest spread" if len(shown) < len(found) else ""
-    ends = f"From the median to {100 * width:.0f} % above it"
-    return bars(rows, keys, above=(ends, few))
-
-
-def _spread(arm: tuple[str, Mapping[int, float]]) -> float:
-    return arm[1][PERCENTS[-1]] / arm[1][PERCENTS[0]]
+    return bars(rows, keys, above=(f"From the median to {100 * width:.0f} % above it", few))
 
 
 def activity_bars(columns: Columns, plan: Plan) -> Drawing | None:
     """Median utilization of each device over the rounds of the arm in which it was least busy."""
-    least = dict(_least_busy(columns, plan))
+    least = _least_busy(columns, plan)
     shown = sorted(least, key=lambda place: least[place][0])[:MOST_BARS] if len(least) > MOST_BARS else list(least)
     rows = []
     for place in shown:
@@ -143,18 +129,17 @@ def activity_bars(columns: Columns, plan: Plan) -> Drawing | None:
     return bars(rows, keys, mark=IDLE, above=(few,))
 
 
-def _least_busy(columns: Columns, plan: Plan) -> Iterator[tuple[RankPlace, tuple[float, str]]]:
+def _least_busy(columns: Columns, plan: Plan) -> dict[RankPlace, tuple[float, str]]:
     lowest: dict[RankPlace, tuple[float, str]] = {}
     for study in plan.studies:
         for arm in study.arms:
             measured = columns.arms.get((study.id, arm.name))
             if measured is None or arm.kind != "ddp":
                 continue
-            busy = _busy(measured)
-            for place, share in zip(measured.ranks.rank_places, busy.tolist(), strict=True):
+            for place, share in zip(measured.ranks.rank_places, _busy(measured).tolist(), strict=True):
                 if share == share and share < lowest.get(place, (2.0, ""))[0]:  # not NaN
                     lowest[place] = share, f"{study.scaling} {arm.name}"
-    yield from sorted(lowest.items(), key=lambda one: (by_number(one[0].host), one[0].local_rank))
+    return dict(sorted(lowest.items(), key=lambda one: (by_number(one[0].host), one[0].local_rank)))
 
 
 def _busy(measured: ArmColumns) -> FloatArray:
