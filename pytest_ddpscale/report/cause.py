@@ -22,7 +22,7 @@ from pytest_ddpscale.report.sentences import ratio_lines
 from pytest_ddpscale.report.unmet import explained_text, number_of_blockers
 from pytest_ddpscale.run.cause_kinds import CAUSES, Category, CauseId, Severity
 from pytest_ddpscale.run.counting import counted_as, groups_within, worst_of
-from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Judgement, Verdict
+from pytest_ddpscale.run.verdicts import WRONG_DATA, Blocker, Culprit, Judgement, Verdict
 from pytest_ddpscale.util.listing import first_few
 
 _LONGEST_HEADLINE = 300
@@ -257,7 +257,7 @@ def _of_device(found: _Found) -> Cause:
         if culprit.kind != "node" or found[0][0].kind == "node":
             kind = id_of_device(culprit, verdict, is_any_slow=is_any_slow)
             of_each[_who(culprit)].append((kind, culprit))
-    worst = [min(own, key=lambda one: CAUSES[one[0]].severity) for own in of_each.values()]
+    worst = [min(own, key=lambda one: (CAUSES[one[0]].severity, -(one[1].slowdown or 0))) for own in of_each.values()]
     told = [culprit for _, culprit in worst]
     first, kind = told[0], min((kind for kind, _ in worst), key=lambda kind: CAUSES[kind].severity)
     is_slow = first.slowdown is not None and not first.computed_wrong
@@ -284,6 +284,8 @@ def _of_other_blockers(judgement: Judgement) -> Iterator[Cause]:
     for one in judgement.other_blockers:
         if one.kind == "test":
             tests[one.reason].append(one.name)
+        elif between := _of_provisional_bounds(one, judgement):
+            yield between
         else:
             yield Cause(
                 "interrupted" if judgement.unfinished else one.cause or "run-not-accepted",
@@ -294,6 +296,22 @@ def _of_other_blockers(judgement: Judgement) -> Iterator[Cause]:
         shown = first_few([text.one_line(name) for name in names], 2)
         who = f"test {shown}" if len(names) == 1 else f"tests {shown}:"
         yield Cause("test-failed", f"{who} {text.headline_of(reason)}", frozenset(names))
+
+
+def _of_provisional_bounds(blocker: Blocker, judgement: Judgement) -> Cause | None:
+    """Whom the provisional bounds between nodes name that the run as a whole has to meet; None if that is not why."""
+    if blocker.cause != "run-not-accepted" or judgement.unfinished or judgement.coverage is None:
+        return None
+    between = [one for one in judgement.verdicts if one.id in judgement.coverage.between_nodes and one.provisional]
+    missed = [one for one in between if one.outcome in ("failed", "inconclusive")]
+    named = [(culprit, verdict) for verdict in missed for culprit in verdict.culprits]
+    if not named:
+        return None
+    culprit, verdict = min(named, key=lambda one: (one[1].outcome != "failed", not one[0].is_certain))
+    kind = id_of_device(culprit, verdict, is_any_slow=False)
+    is_missed = "a provisional bound between nodes is missed" if verdict.outcome == "failed" else "undecided"
+    sentence = f"{text.culprit_text(culprit)} ({is_missed})"
+    return Cause(kind, sentence, frozenset({blocker.name}), (culprit,))
 
 
 def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]:

@@ -29,9 +29,9 @@ def id_of_device(culprit: Culprit, verdict: Verdict, *, is_any_slow: bool) -> Ca
     if verdict.outcome == "error":  # a GPU whose own error ended its ranks
         return "gpu-error"
     if culprit.kind == "link":
-        return "slow-gpu-link" if culprit.peer_host in (None, culprit.host) else "slow-node-link"
+        return _id_of_link(culprit)
     if link := _link_of(verdict):
-        return link
+        return "slow-communication" if link == "slow-gpu-link" else link  # it is slow with all its partners
     if metric.subject == "node":
         return "regression"
     if culprit.slowdown is not None or metric.subject == "probe":
@@ -62,7 +62,8 @@ def id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
     if metric.subject == "node":
         return "regression"
     if link := _link_of(verdict):
-        return link
+        links = {_id_of_link(one) for one in verdict.culprits if one.kind == "link"}
+        return links.pop() if link == "slow-gpu-link" and len(links) == 1 else link
     if metric.compares_ranks or metric.compares_places:
         return "slow-node" if metric.name == "node_uniformity" else "slow-gpu"
     return _OF_SUBJECT.get(subject_of(verdict), "requirement-not-met")
@@ -91,6 +92,10 @@ def category_of(cause: CauseId, culprits: Sequence[Culprit], at_fault: Collectio
     """``ISOLATE`` only if a culprit is certain and one of those `drained`; a suspect is never drained."""
     is_drained = any(one.is_certain and one.identity in at_fault for one in culprits)
     return "ISOLATE" if is_drained and CAUSES[cause].category == "ISOLATE" else "CHECK"
+
+
+def _id_of_link(culprit: Culprit) -> CauseId:
+    return "slow-gpu-link" if culprit.peer_host in (None, culprit.host) else "slow-node-link"
 
 
 def _link_of(verdict: Verdict) -> CauseId | Literal[""]:
