@@ -22,7 +22,7 @@ from pytest_ddpscale.report.sentences import ratio_lines
 from pytest_ddpscale.report.unmet import explained_text, number_of_blockers
 from pytest_ddpscale.run.cause_kinds import CAUSES, Category, CauseId, Severity
 from pytest_ddpscale.run.counting import counted_as, groups_within, worst_of
-from pytest_ddpscale.run.verdicts import WRONG_DATA, Blocker, Culprit, Judgement, Verdict
+from pytest_ddpscale.run.verdicts import BUDGET_SPENT, WRONG_DATA, Blocker, Culprit, Judgement, Verdict
 from pytest_ddpscale.util.listing import first_few
 
 _LONGEST_HEADLINE = 300
@@ -393,7 +393,8 @@ def _of_alike(kind: CauseId, groups: Sequence[Sequence[Verdict]], judgement: Jud
         if WRONG_DATA in worst.flags:
             sentence = f"wrong data: {text.reason_text(worst)}"
     else:
-        sentence = f"{text.verdict_word(first).lower()}: {names}: {text.reason_text(first)}"
+        spent = "; --ddp-budget ran out" if BUDGET_SPENT in first.notes else ""
+        sentence = f"{text.verdict_word(first).lower()}: {names}: {text.reason_text(first)}{spent}"
     return Cause(kind, sentence, frozenset(verdict.id for verdict in verdicts), suspects)
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from pytest_ddpscale.plan.metric_catalogue import BUSBW_GBPS, MATMUL_TFLOPS, METRICS, PAIR_BANDWIDTH_GBPS
 from pytest_ddpscale.plan.operation import KINDS, operation_of
 from pytest_ddpscale.run.cause_kinds import CAUSES, OF_CHECK, Category, CauseId
-from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Judgement, Verdict, VerdictOutcome
+from pytest_ddpscale.run.verdicts import BUDGET_SPENT, WRONG_DATA, Culprit, Judgement, Verdict, VerdictOutcome
 
 _LINK_OF_PROBE: Mapping[str, CauseId] = {
     "host_bandwidth_gbps": "slow-host-link",
@@ -53,6 +53,8 @@ def id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
         if "implausible" in verdict.flags:
             return "implausible-value"
         return "interrupted" if is_unfinished else "undecided"
+    if verdict.outcome == "not_measured" and BUDGET_SPENT in verdict.notes and not is_unfinished:
+        return "undecided"
     if verdict.outcome != "failed":
         if verdict.outcome == "error" and verdict.culprits:
             return "gpu-error"

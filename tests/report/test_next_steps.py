@@ -18,7 +18,7 @@ from pytest_ddpscale.report.next_steps import cause_records, next_steps
 from pytest_ddpscale.run.cause_kinds import CAUSES, OF_CHECK
 from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
 from pytest_ddpscale.run.run_json import RunRecord
-from pytest_ddpscale.run.verdicts import Blocker, Culprit, Judgement, Verdict
+from pytest_ddpscale.run.verdicts import BUDGET_SPENT, Blocker, Culprit, Judgement, Verdict
 from tests.builders.judgements import FAILED, NOT_MEASURED, RATIO, RUN, judgement_with
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -79,6 +79,18 @@ def test_a_gpu_that_is_slow_with_all_its_partners_is_drained_and_a_link_is_not()
     assert (of_link.id, of_link.category) == ("slow-gpu-link", "CHECK")
     (suspected,) = causes(judged(*failed(1, replace(LINK, is_certain=False), **PAIRS)))
     assert (suspected.id, suspected.category) == ("slow-node-link", "CHECK")
+
+
+def test_what_the_budget_left_unmeasured_is_measured_longer() -> None:
+    late = replace(NOT_MEASURED, reason="no complete round of 2 ranks", notes=(BUDGET_SPENT,))
+    found = judged(late)
+    (cause,) = causes(found)
+    assert (cause.id, cause.category) == ("undecided", "CHECK")
+    assert cause.sentence.endswith("no complete round of 2 ranks; --ddp-budget ran out")
+    (step,) = next_steps(cause, found, AGAIN)
+    assert step.action == "measure longer"
+    assert "--ddp-budget" not in step.command
+    assert causes(judged(NOT_MEASURED))[0].id == "not-measured"
 
 
 def test_the_headline_has_the_largest_slowdown_of_a_device() -> None:
