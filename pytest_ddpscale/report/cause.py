@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_ddpscale.plan.metric_catalogue import METRICS, RANK_UNIFORMITY
+from pytest_ddpscale.plan.metric_catalogue import METRICS, PAIR_BANDWIDTH_GBPS, RANK_UNIFORMITY
 from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.report.cause_ids import category_of, drained, id_of_device, id_of_verdict, subject_of
 from pytest_ddpscale.report.missing_gpus import missing_gpus
@@ -373,6 +373,8 @@ def _of_alike(kind: CauseId, groups: Sequence[Sequence[Verdict]], judgement: Jud
     of_each = [worst_of(group, allows_unmeasured=judgement.allows_unmeasured) for group in groups]
     names, first = first_few([text.one_line(verdict.id) for verdict in of_each], 2), of_each[0]
     suspects = _suspects(verdicts, judgement)
+    if kind == "slow-communication" and not suspects:
+        suspects = _slow_in_pairs(judgement)
     if kind == "interrupted" and len({one.reason for one in of_each}) > 1:
         undecided = sum(one.outcome == "inconclusive" for one in of_each)
         counts = [f"{text.count_text(len(of_each) - undecided, 'requirement')} not measured"]
@@ -403,6 +405,13 @@ def _suspects(verdicts: Sequence[Verdict], judgement: Judgement) -> tuple[Culpri
     named = {_who(culprit): culprit for verdict in verdicts for culprit in verdict.culprits}
     is_single = judgement.coverage is not None and judgement.coverage.node_count == 1
     return tuple(one for one in named.values() if not (is_single and one.kind == "node" and not one.is_certain))
+
+
+def _slow_in_pairs(judgement: Judgement) -> tuple[Culprit, ...]:
+    """Whom bounds on pairs that only warn name: suspects where collectives fail, which name no GPU of a node."""
+    pairs = [one for one in judgement.verdicts if one.metric == PAIR_BANDWIDTH_GBPS.name and one.outcome == "failed"]
+    named = {_who(culprit): replace(culprit, is_certain=False) for verdict in pairs for culprit in verdict.culprits}
+    return tuple(named.values())
 
 
 def _who(culprit: Culprit) -> _Who:

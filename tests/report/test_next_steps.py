@@ -93,6 +93,25 @@ def test_what_the_budget_left_unmeasured_is_measured_longer() -> None:
     assert causes(judged(NOT_MEASURED))[0].id == "not-measured"
 
 
+def test_whom_pairs_warn_of_is_a_suspect_where_a_collective_fails() -> None:
+    slow = replace(GPU, slowdown=None, evidence="7 of its 7 pairs fail")
+    (pairs,) = failed(1, slow, severity="warn", **PAIRS)
+    busbw = replace(
+        pairs,
+        id="busbw_gbps[all-reduce-16gib-8gpu]",
+        metric="busbw_gbps",
+        workload="all-reduce-16gib",
+        severity="fail",
+        culprits=(),
+    )
+    found = judged(replace(pairs, id="pair_bandwidth_gbps[send-recv-256mib-node]"), busbw)
+    (cause,) = causes(found)
+    assert (cause.id, cause.category) == ("slow-communication", "CHECK")
+    assert "look at GPU 3 (GPU-4f1c0b7a…) on node7: not certain" in cause.sentence
+    assert next_steps(cause, found, AGAIN)[0].action == "look at node7: check NVLinks, PCIe and network ports"
+    assert [one.category for one in warnings(found)] == ["MONITOR"]
+
+
 def test_the_headline_has_the_largest_slowdown_of_a_device() -> None:
     one, other = failed(2, GPU)
     worse = replace(other, culprits=(replace(GPU, slowdown=1.31),))
