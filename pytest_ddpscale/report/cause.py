@@ -162,7 +162,8 @@ def _left_out(judgement: Judgement) -> list[str]:
     """``35 of 90 requirements not selected``, so that nobody takes a selection for the whole; or nothing."""
     left_out = judgement.number_not_selected
     of = len(judgement.counted) + left_out
-    return [f"{left_out} of {of} requirements not selected"] if left_out else []
+    is_told = f"{left_out} not selected" in judgement.reason
+    return [f"{left_out} of {of} requirements not selected"] if left_out and not is_told else []
 
 
 def _of_devices(blocking: Sequence[Verdict], missing: Mapping[str, Sequence[Culprit]]) -> list[Cause]:

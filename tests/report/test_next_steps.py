@@ -118,6 +118,13 @@ def test_the_headline_has_the_largest_slowdown_of_a_device() -> None:
     assert "is 1.31× slower" in headline(judged(one, worse))
 
 
+def test_a_selection_is_told_once() -> None:
+    whole = Blocker("run", "acceptance", "simulated: no machine was measured (3 passed; 90 not selected)")
+    found = replace(judged(), reason=whole.reason, blockers=(whole,), not_selected=90, outcome="incomplete")
+    assert headline(found).count("not selected") == 1
+    assert "90 of 90 requirements not selected" in headline(replace(found, reason="", blockers=()))
+
+
 def test_actions_do_not_say_whose_because_several_may_be_named() -> None:
     assert [kind.action for kind in CAUSES.values() if " its " in kind.action] == [
         CAUSES["regression"].action, CAUSES["requirement-not-met"].action, CAUSES["test-failed"].action,
