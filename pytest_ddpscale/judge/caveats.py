@@ -28,7 +28,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.transport_record import WHAT_IT_MAY_COST, WITHOUT_OVERLAP
-from pytest_ddpscale.run.verdicts import POWER_UNKNOWN, Flag, Verdict
+from pytest_ddpscale.run.verdicts import BUDGET_SPENT, POWER_UNKNOWN, Flag, Verdict
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
 from pytest_ddpscale.util.digits import percent
 
@@ -336,4 +336,4 @@ def with_spent_budget(verdict: Verdict, study_id: str, out_of_time: Collection[s
     """Note that an open verdict is open because --ddp-budget ran out, not because of the machine."""
     if study_id not in out_of_time or verdict.outcome not in ("inconclusive", "not_measured"):
         return verdict
-    return replace(verdict, notes=(*verdict.notes, "--ddp-budget ran out before this was decided"))
+    return replace(verdict, notes=(*verdict.notes, BUDGET_SPENT))

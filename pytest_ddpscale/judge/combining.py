@@ -279,4 +279,4 @@ def _evidence_on(node: PlaceVerdict, nodes: Sequence[PlaceVerdict]) -> str:
     if not others:
         return text
     whom = "the other node" if len(others) == 1 else f"the median of {len(others)} other nodes"
-    return f"{text}, {written(statistics.median(others))} is {whom}"
+    return f"{text}; {whom} is {written(statistics.median(others))}"

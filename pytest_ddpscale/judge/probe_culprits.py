@@ -46,7 +46,9 @@ def with_probe_culprits(verdict: Verdict, judged: Sequence[PlaceVerdict], planne
         return verdict
     if failed[0].place.kind == "gang":
         return with_slow_node_pairs(verdict, evidence)
-    culprits = tuple(_culprits(judged, _Values(judged)))
+    culprits = tuple(
+        _culprits(judged, _Values(judged, verdict.id.partition("[")[2].removesuffix("]"), failed[0].verdict.unit))
+    )
     are_few = 2 * len(failed) <= planned
     # Where most are undecided, all may be slow alike, of which the first to fail is no worse than the others.
     if (are_few and 2 * sum(one.outcome == "passed" for one in judged) >= len(judged)) or _are_few_nodes(
@@ -96,18 +98,18 @@ def _is_between_nodes(judged: Sequence[PlaceVerdict]) -> bool:
 class _Values:
     """Values of all places that have one, sorted once, because thousands of failed places may be compared with them."""
 
-    def __init__(self, judged: Sequence[PlaceVerdict]) -> None:
-        self._sorted = sorted(_values_of(judged))
+    def __init__(self, judged: Sequence[PlaceVerdict], probe: str, unit: str) -> None:
+        self.probe, self._unit, self._sorted = probe, unit, sorted(_values_of(judged))
 
     def beside(self, mine: Sequence[PlaceVerdict]) -> str:
-        """``, 790 is the median of 7 others``; `mine` are places among all."""
+        """``; the median of 7 others is 790 GB/s``; `mine` are places among all."""
         own = sorted(_values_of(mine))
         others = len(self._sorted) - len(own)
         if not others:
-            return ", no other to compare with"
+            return "; no other to compare with"
         whom = "the other one" if others == 1 else f"the median of {others} others"
         median = (self._other((others - 1) // 2, own) + self._other(others // 2, own)) / 2
-        return f", {median:.4g} is {whom}"
+        return f"; {whom} is {median:.4g} {self._unit}"
 
     def _other(self, number: int, own: Sequence[float]) -> float:
         """The value with this number, from 0, among the others in order."""
@@ -133,13 +135,13 @@ def _culprits(judged: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culpr
     for host, theirs in by_host.items():
         failed = [place for place in theirs if place.is_failed]
         if len(by_host) > 1 and len(failed) == len(theirs) > 1:
-            what = f"all {len(theirs)} {theirs[0].place.noun} fail, the worst with {_worst(theirs)}"
+            what = f"all {len(theirs)} {theirs[0].place.noun} fail {values.probe}, the worst at {_worst(theirs)}"
             yield Culprit("node", host, None, None, f"{what}{values.beside(theirs)}")
         elif theirs[0].place.kind == "link":
             yield from _of_links(theirs, values)
         else:
             for one in failed:
-                where, evidence = one.place, f"{_worst([one])}{values.beside([one])}"
+                where, evidence = one.place, _of_one(one, values)
                 if where.end is None:
                     yield Culprit("node", where.host, None, None, evidence)
                 else:
@@ -160,7 +162,7 @@ def _of_links(pairs: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culpri
     if shared is not None:
         yield _of_end(shared, by_end, values, is_certain=False)
         return
-    yield from (link_culprit(pair.place, f"{_worst([pair])}{values.beside([pair])}") for pair in left)
+    yield from (link_culprit(pair.place, _of_one(pair, values)) for pair in left)
 
 
 def _between_nodes(pairs: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culprit]:
@@ -194,9 +196,15 @@ def _hosts(pair: PlaceVerdict) -> tuple[str, ...]:
 
 
 def _failed_of(own: Sequence[PlaceVerdict], values: _Values) -> str:
-    """``2 of its 2 pairs fail, the worst with 0.006 GB/s, 0.2 is the median of 2 others``."""
+    """``2 of its 2 pairs fail all-pairs-64mib, the worst at 0.006 GB/s; the median of 2 others is 0.2 GB/s``."""
     failed = [pair for pair in own if pair.is_failed]
-    return f"{len(failed)} of its {len(own)} pairs fail, the worst with {_worst(failed)}{values.beside(own)}"
+    worst = f"the worst at {_worst(failed)}{values.beside(own)}"
+    return f"{len(failed)} of its {len(own)} pairs fail {values.probe}, {worst}"
+
+
+def _of_one(place: PlaceVerdict, values: _Values) -> str:
+    """``all-reduce-16gib-8gpu at 335.6 GB/s; the median of 7 others is 838.9 GB/s``."""
+    return f"{values.probe} at {_worst([place])}{values.beside([place])}"
 
 
 def _explains_its_pairs(own: Sequence[PlaceVerdict]) -> bool:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -71,7 +72,9 @@ def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judg
     record, rehearsed = config.stash[TOLD].record, config.stash[TOLD].rehearsed
     lines = lines_of(judgement, reporter._tw.fullwidth, record)
     if rehearsed is not None and rehearsed[:2] != (judgement.outcome, judgement.reason):
-        lines.insert(len(lines) if config.get_verbosity() > 0 else 0, (_rehearsed_text(rehearsed), "undecided"))
+        said = wrap(_rehearsed_text(rehearsed), reporter._tw.fullwidth, subsequent_indent="  ", break_on_hyphens=False)
+        at = len(lines) if config.get_verbosity() > 0 else 0
+        lines[at:at] = [(line, "undecided") for line in said]
     for line, style in lines:
         reporter.write_line(line, **_COLOURS[style])
     if not is_quiet and (line := tested_line(judgement, record)):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_ddpscale.plan.metric_catalogue import METRICS, RANK_UNIFORMITY
+from pytest_ddpscale.plan.metric_catalogue import METRICS, PAIR_BANDWIDTH_GBPS, RANK_UNIFORMITY
 from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.report.cause_ids import category_of, drained, id_of_device, id_of_verdict, subject_of
 from pytest_ddpscale.report.missing_gpus import missing_gpus
@@ -22,7 +22,7 @@ from pytest_ddpscale.report.sentences import ratio_lines
 from pytest_ddpscale.report.unmet import explained_text, number_of_blockers
 from pytest_ddpscale.run.cause_kinds import CAUSES, Category, CauseId, Severity
 from pytest_ddpscale.run.counting import counted_as, groups_within, worst_of
-from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Judgement, Verdict
+from pytest_ddpscale.run.verdicts import BUDGET_SPENT, WRONG_DATA, Blocker, Culprit, Judgement, Verdict
 from pytest_ddpscale.util.listing import first_few
 
 _LONGEST_HEADLINE = 300
@@ -172,7 +172,8 @@ def _left_out(judgement: Judgement) -> list[str]:
     """``35 of 90 requirements not selected``, so that nobody takes a selection for the whole; or nothing."""
     left_out = judgement.number_not_selected
     of = len(judgement.counted) + left_out
-    return [f"{left_out} of {of} requirements not selected"] if left_out else []
+    is_told = f"{left_out} not selected" in judgement.reason
+    return [f"{left_out} of {of} requirements not selected"] if left_out and not is_told else []
 
 
 def _of_devices(blocking: Sequence[Verdict], missing: Mapping[str, Sequence[Culprit]]) -> list[Cause]:
@@ -267,7 +268,7 @@ def _of_device(found: _Found) -> Cause:
         if culprit.kind != "node" or found[0][0].kind == "node":
             kind = id_of_device(culprit, verdict, is_any_slow=is_any_slow)
             of_each[_who(culprit)].append((kind, culprit))
-    worst = [min(own, key=lambda one: CAUSES[one[0]].severity) for own in of_each.values()]
+    worst = [min(own, key=lambda one: (CAUSES[one[0]].severity, -(one[1].slowdown or 0))) for own in of_each.values()]
     told = [culprit for _, culprit in worst]
     first, kind = told[0], min((kind for kind, _ in worst), key=lambda kind: CAUSES[kind].severity)
     is_slow = first.slowdown is not None and not first.computed_wrong
@@ -294,6 +295,8 @@ def _of_other_blockers(judgement: Judgement) -> Iterator[Cause]:
     for one in judgement.other_blockers:
         if one.kind == "test":
             tests[one.reason].append(one.name)
+        elif between := _of_provisional_bounds(one, judgement):
+            yield between
         else:
             yield Cause(
                 "interrupted" if judgement.unfinished else one.cause or "run-not-accepted",
@@ -304,6 +307,22 @@ def _of_other_blockers(judgement: Judgement) -> Iterator[Cause]:
         shown = first_few([text.one_line(name) for name in names], 2)
         who = f"test {shown}" if len(names) == 1 else f"tests {shown}:"
         yield Cause("test-failed", f"{who} {text.headline_of(reason)}", frozenset(names))
+
+
+def _of_provisional_bounds(blocker: Blocker, judgement: Judgement) -> Cause | None:
+    """Whom the provisional bounds between nodes name that the run as a whole has to meet; None if that is not why."""
+    if blocker.cause != "run-not-accepted" or judgement.unfinished or judgement.coverage is None:
+        return None
+    between = [one for one in judgement.verdicts if one.id in judgement.coverage.between_nodes and one.provisional]
+    missed = [one for one in between if one.outcome in ("failed", "inconclusive")]
+    named = [(culprit, verdict) for verdict in missed for culprit in verdict.culprits]
+    if not named:
+        return None
+    culprit, verdict = min(named, key=lambda one: (one[1].outcome != "failed", not one[0].is_certain))
+    kind = id_of_device(culprit, verdict, is_any_slow=False)
+    is_missed = "a provisional bound between nodes is missed" if verdict.outcome == "failed" else "undecided"
+    sentence = f"{text.culprit_text(culprit)} ({is_missed})"
+    return Cause(kind, sentence, frozenset({blocker.name}), (culprit,))
 
 
 def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]:
@@ -365,6 +384,8 @@ def _of_alike(kind: CauseId, groups: Sequence[Sequence[Verdict]], judgement: Jud
     of_each = [worst_of(group, allows_unmeasured=judgement.allows_unmeasured) for group in groups]
     names, first = first_few([text.one_line(verdict.id) for verdict in of_each], 2), of_each[0]
     suspects = _suspects(verdicts, judgement)
+    if kind == "slow-communication" and not suspects:
+        suspects = _slow_in_pairs(judgement)
     if kind == "interrupted" and len({one.reason for one in of_each}) > 1:
         undecided = sum(one.outcome == "inconclusive" for one in of_each)
         counts = [f"{text.count_text(len(of_each) - undecided, 'requirement')} not measured"]
@@ -385,7 +406,8 @@ def _of_alike(kind: CauseId, groups: Sequence[Sequence[Verdict]], judgement: Jud
         if WRONG_DATA in worst.flags:
             sentence = f"wrong data: {text.reason_text(worst)}"
     else:
-        sentence = f"{text.verdict_word(first).lower()}: {names}: {text.reason_text(first)}"
+        spent = "; --ddp-budget ran out" if BUDGET_SPENT in first.notes else ""
+        sentence = f"{text.verdict_word(first).lower()}: {names}: {text.reason_text(first)}{spent}"
     return Cause(kind, sentence, frozenset(verdict.id for verdict in verdicts), suspects)
 
 
@@ -394,6 +416,13 @@ def _suspects(verdicts: Sequence[Verdict], judgement: Judgement) -> tuple[Culpri
     named = {_who(culprit): culprit for verdict in verdicts for culprit in verdict.culprits}
     is_single = judgement.coverage is not None and judgement.coverage.node_count == 1
     return tuple(one for one in named.values() if not (is_single and one.kind == "node" and not one.is_certain))
+
+
+def _slow_in_pairs(judgement: Judgement) -> tuple[Culprit, ...]:
+    """Whom bounds on pairs that only warn name: suspects where collectives fail, which name no GPU of a node."""
+    pairs = [one for one in judgement.verdicts if one.metric == PAIR_BANDWIDTH_GBPS.name and one.outcome == "failed"]
+    named = {_who(culprit): replace(culprit, is_certain=False) for verdict in pairs for culprit in verdict.culprits}
+    return tuple(named.values())
 
 
 def _who(culprit: Culprit) -> _Who:

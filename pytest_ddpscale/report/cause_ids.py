@@ -8,7 +8,7 @@ from typing import Literal
 from pytest_ddpscale.plan.metric_catalogue import BUSBW_GBPS, MATMUL_TFLOPS, METRICS, PAIR_BANDWIDTH_GBPS
 from pytest_ddpscale.plan.operation import KINDS, operation_of
 from pytest_ddpscale.run.cause_kinds import CAUSES, OF_CHECK, Category, CauseId
-from pytest_ddpscale.run.verdicts import WRONG_DATA, Culprit, Judgement, Verdict, VerdictOutcome
+from pytest_ddpscale.run.verdicts import BUDGET_SPENT, WRONG_DATA, Culprit, Judgement, Verdict, VerdictOutcome
 
 _LINK_OF_PROBE: Mapping[str, CauseId] = {
     "host_bandwidth_gbps": "slow-host-link",
@@ -29,9 +29,9 @@ def id_of_device(culprit: Culprit, verdict: Verdict, *, is_any_slow: bool) -> Ca
     if verdict.outcome == "error":  # a GPU whose own error ended its ranks
         return "gpu-error"
     if culprit.kind == "link":
-        return "slow-gpu-link" if culprit.peer_host in (None, culprit.host) else "slow-node-link"
+        return _id_of_link(culprit)
     if link := _link_of(verdict):
-        return link
+        return "slow-communication" if link == "slow-gpu-link" else link  # it is slow with all its partners
     if metric.subject == "node":
         return "regression"
     if culprit.slowdown is not None or metric.subject == "probe":
@@ -53,6 +53,8 @@ def id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
         if "implausible" in verdict.flags:
             return "implausible-value"
         return "interrupted" if is_unfinished else "undecided"
+    if verdict.outcome == "not_measured" and BUDGET_SPENT in verdict.notes and not is_unfinished:
+        return "undecided"
     if verdict.outcome != "failed":
         if verdict.outcome == "error" and verdict.culprits:
             return "gpu-error"
@@ -62,7 +64,8 @@ def id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
     if metric.subject == "node":
         return "regression"
     if link := _link_of(verdict):
-        return link
+        links = {_id_of_link(one) for one in verdict.culprits if one.kind == "link"}
+        return links.pop() if link == "slow-gpu-link" and len(links) == 1 else link
     if metric.compares_ranks or metric.compares_places:
         return "slow-node" if metric.name == "node_uniformity" else "slow-gpu"
     return _OF_SUBJECT.get(subject_of(verdict), "requirement-not-met")
@@ -91,6 +94,10 @@ def category_of(cause: CauseId, culprits: Sequence[Culprit], at_fault: Collectio
     """``ISOLATE`` only if a culprit is certain and one of those `drained`; a suspect is never drained."""
     is_drained = any(one.is_certain and one.identity in at_fault for one in culprits)
     return "ISOLATE" if is_drained and CAUSES[cause].category == "ISOLATE" else "CHECK"
+
+
+def _id_of_link(culprit: Culprit) -> CauseId:
+    return "slow-gpu-link" if culprit.peer_host in (None, culprit.host) else "slow-node-link"
 
 
 def _link_of(verdict: Verdict) -> CauseId | Literal[""]:

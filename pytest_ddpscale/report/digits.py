@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS
@@ -17,6 +17,8 @@ ABSENT = "–"
 _SUFFIX = {"fraction": " %", "x": "×"}  # any other unit is written as it is
 # A bound may have more digits than a value; it is rounded to this many more.
 _EXTRA_DECIMALS_OF_A_BOUND = 2
+# Of a bound that is computed, such as 797.0208 GB/s, unless a limit needs more to show on which side it is.
+_SIGNIFICANT_DIGITS = 4
 # At most this many digits are added to avoid an interval of ± 0.
 _EXTRA_DECIMALS_OF_AN_INTERVAL = 3
 
@@ -135,7 +137,10 @@ def _decimals(verdict: Verdict) -> int:
         half_width = verdict.half_width
         while decimals < default + _EXTRA_DECIMALS_OF_AN_INTERVAL and _looks_zero(half_width, unit, decimals):
             decimals += 1
-    decimals = max(decimals, min(_places(bound, unit), default + _EXTRA_DECIMALS_OF_A_BOUND))
+    all_of_bound = min(_places(bound, unit), default + _EXTRA_DECIMALS_OF_A_BOUND)
+    decimals = max(decimals, min(all_of_bound, max(default, _places_of_significant(bound, unit))))
+    while decimals < all_of_bound and _looks_missed(verdict, decimals):
+        decimals += 1
     if value is not None and (verdict.margin or 0) < 0:
         decimals = _decimals_to_tell(value, bound, unit, decimals)
     return decimals
@@ -146,6 +151,24 @@ def _decimals_to_tell(one: float, other: float, unit: str, decimals: int) -> int
     while one != other and _digits(one, unit, decimals) == _digits(other, unit, decimals):
         decimals += 1
     return decimals
+
+
+def _places_of_significant(value: float, unit: str) -> int:
+    return _SIGNIFICANT_DIGITS - 1 - decimal(value, _power_of_ten(unit)).adjusted() if math.isfinite(value) else 0
+
+
+def _looks_missed(verdict: Verdict, decimals: int) -> bool:
+    """Whether the limit of a verdict that passed, rounded outwards, is on the wrong side of the rounded bound."""
+    if not verdict.passed or verdict.interval is None or not all(map(math.isfinite, verdict.interval)):
+        return False
+    (low, high), unit, bound = verdict.interval, verdict.unit, verdict.bound_value
+    is_lower_bound = "at_least" in verdict.bound
+    end, rounding = (low, ROUND_FLOOR) if is_lower_bound else (high, ROUND_CEILING)
+    shown, of = (
+        Decimal(_digits(*one).replace("−", "-")) for one in ((end, unit, decimals, rounding), (bound, unit, decimals))
+    )
+    is_kept, looks_kept = (end >= bound, shown >= of) if is_lower_bound else (end <= bound, shown <= of)
+    return is_kept and not looks_kept
 
 
 def _looks_zero(value: float, unit: str, decimals: int) -> bool:

@@ -10,7 +10,7 @@ from pytest_ddpscale.plan.study import MOST_LAUNCHES
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.cause import Cause, causes, warnings
 from pytest_ddpscale.run.cause_kinds import CAUSES, CauseRecord, NextStep
-from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Judgement
 from pytest_ddpscale.util.listing import first_few
 
@@ -51,7 +51,7 @@ def cause_records(judgement: Judgement, run: RunRecord) -> tuple[CauseRecord, ..
 
 def _look_or_drain(cause: Cause, judgement: Judgement, run: RunRecord | None) -> NextStep:
     """Drain the nodes of certain culprits, look at those of suspects, or else what to check."""
-    if cause.id == "run-not-accepted" and judgement.simulated:
+    if cause.id == "run-not-accepted" and cause.sentence.startswith(WATERMARK.lower()):
         return NextStep("a simulation accepts no machine")
     action = CAUSES[cause.id].action
     named = [one for one in cause.culprits if one.is_certain or cause.category != "ISOLATE"]

@@ -13,7 +13,7 @@ MATMUL = Verdict(
     id="matmul_tflops[matmul-bf16]", metric="matmul_tflops", workload="matmul-bf16", world_size=1, severity="fail",
     bound={"at_least": 230.5}, outcome="failed", value=205.26, interval=(204.9, 205.6), rounds=8,
     reason="GPU 3 of node7, one of 8 GPUs: the whole interval misses the bound", source="Azure/azurehpc",
-    culprits=(Culprit("gpu", "node7", 3, UUID, "205.3 TFLOPS, 262.3 is the median of 7 others"),),
+    culprits=(Culprit("gpu", "node7", 3, UUID, "matmul-bf16 at 205.3 TFLOPS; the median of 7 others is 262.3 TFLOPS"),),
 )  # fmt: skip
 ALL_REDUCE = replace(
     MATMUL, id="busbw_gbps[all-reduce-32mib-8gpu]", metric="busbw_gbps", workload="all-reduce-32mib", world_size=8,
@@ -24,7 +24,12 @@ PAIRS = replace(
     MATMUL, id="pair_bandwidth_gbps[send-recv-256mib-8gpu]", metric="pair_bandwidth_gbps",
     workload="send-recv-256mib", world_size=8, bound={"at_least": 117.0}, value=9.813, interval=(9.71, 9.92),
     provisional=True, reason="GPUs 2 and 5 of node7, one of 28 pairs: the whole interval misses the bound",
-    culprits=(Culprit("link", "node7", 2, UUID, "9.813 GB/s, 220 is the median of 27 others", "node7", 5, "GPU-b"),),
+    culprits=(
+        Culprit(
+            "link", "node7", 2, UUID, "send-recv-256mib-8gpu at 9.813 GB/s; the median of 27 others is 220 GB/s",
+            "node7", 5, "GPU-b",
+        ),
+    ),
 )  # fmt: skip
 CHECK = replace(
     MATMUL, id="node_check[ecc]", metric="node_check", workload="ecc", world_size=1, bound={"at_least": 1.0},

@@ -79,7 +79,7 @@ def test_a_node_that_fails_without_a_slow_rank_is_named_with_its_value() -> None
     assert verdict.culprits == (
         Culprit(
             "node", "n1", None, None,
-            "peak_memory_gib 3 GiB on this node alone, 1 GiB is the median of 2 other nodes",
+            "peak_memory_gib 3 GiB on this node alone; the median of 2 other nodes is 1 GiB",
         ),
     )  # fmt: skip
 

@@ -73,11 +73,15 @@ class Slow:
 ACROSS = list(product(range(4), range(4, 8)))
 SLOW = {
     "nobody": Slow(MATMUL, [(3,)], [], value=101.0),
-    "a GPU": Slow(MATMUL, [(3,)], [gpu(3)], ("90.08 TFLOPS", "120.1 is the median of 7 others")),
-    "one of two GPUs": Slow(MATMUL, [(1,)], [gpu(1)], ("90.08 TFLOPS", "120.1 is the other one"), ranks=2),
+    "a GPU": Slow(MATMUL, [(3,)], [gpu(3)],
+        ("matmul-bf16-1gpu at 90.08 TFLOPS", "; the median of 7 others is 120.1 TFLOPS"),
+    ),
+    "one of two GPUs": Slow(MATMUL, [(1,)], [gpu(1)],
+        ("matmul-bf16-1gpu at 90.08 TFLOPS", "; the other one is 120.1 TFLOPS"), ranks=2,
+    ),
     "a node of slow GPUs": Slow(
         MATMUL, [(rank,) for rank in range(8, 16)], [node("n1")],
-        ("all 8 GPUs fail, the worst with 90.0", "120.1 is the median of 16 others"), nodes=3,
+        ("all 8 GPUs fail matmul-bf16-1gpu, the worst at 90.0", "; the median of 16 others is 120.1 TFLOPS"), nodes=3,
     ),
     "half of the GPUs": Slow(MATMUL, [(rank,) for rank in range(4)], [gpu(rank) for rank in range(4)]),
     # A bound that most miss drains nobody.
@@ -90,17 +94,21 @@ SLOW = {
         note="8 of 8 GPUs fail alike: is the bound right? This names no culprit for certain",
     ),
     "communication of a node": Slow(
-        ALL_REDUCE, [tuple(range(16, 24))], [node("n2")], ("90.08 GB/s", "120.1 is the median of 3 others"), nodes=4
+        ALL_REDUCE, [tuple(range(16, 24))], [node("n2")],
+        ("all-reduce-32mib-8gpu at 90.08 GB/s", "; the median of 3 others is 120.1 GB/s"), nodes=4,
     ),
     "communication of the only node": Slow(
-        ALL_REDUCE, [tuple(range(8))], [node("n0", certain=False)], ("90.08 GB/s", "no other to compare with")
+        ALL_REDUCE, [tuple(range(8))], [node("n0", certain=False)],
+        ("all-reduce-32mib-8gpu at 90.08 GB/s", "; no other to compare with"),
     ),
-    "a pair": Slow(SEND_RECV, [(2, 5)], [link(2, 5)], ("90.08 GB/s", "120.1 is the median of 27 others")),
+    "a pair": Slow(SEND_RECV, [(2, 5)], [link(2, 5)],
+        ("send-recv-256mib-8gpu at 90.08 GB/s", "; the median of 27 others is 120.1 GB/s"),
+    ),
     "the only pair": Slow(Arm("send-recv-256mib", 2), [(0, 1)], [link(0, 1, certain=False)], ranks=2),
     "all pairs of a GPU": Slow(
         SEND_RECV, with_all(3), [gpu(3)],
-        ("7 of its 7 pairs fail, the worst with 90.0",
-         "is the median of 21 others: the GPU is at fault, not its links"),
+        ("7 of its 7 pairs fail send-recv-256mib-8gpu, the worst at 90.0",
+         "; the median of 21 others is 120.1 GB/s: the GPU is at fault, not its links"),
     ),
     "all pairs of two GPUs": Slow(SEND_RECV, with_all(2, 5), [gpu(2), gpu(5)], ("7 of its 7 pairs fail", "")),
     "a link beside a GPU": Slow(SEND_RECV, [*with_all(3), (0, 6)], [gpu(3), link(0, 6)]),
@@ -226,7 +234,7 @@ def test_each_of_many_slow_gpus_is_held_against_all_others_but_itself() -> None:
     assert len(verdict.culprits) == 8
     for rank, culprit in zip(range(0, 16, 2), verdict.culprits, strict=True):
         median = statistics.median(value for ranks, value in values.items() if ranks != (rank,))
-        told = float(culprit.evidence.split(", ")[1].removesuffix(" is the median of 15 others"))
+        told = float(culprit.evidence.removesuffix(" TFLOPS").rpartition("; the median of 15 others is ")[2])
         assert told == pytest.approx(median, rel=2e-3)
 
 
@@ -266,8 +274,8 @@ class TestBetweenNodes:
     def test_a_node_that_is_slow_with_both_neighbours_is_named(self) -> None:
         verdict = self.judge(8, (2, 3), (3, 4))
         assert self.named(verdict) == [("node", "n3", None, None, True)]
-        assert verdict.culprits[0].evidence.startswith("8 of its 8 pairs fail, the worst with 5.0")
-        assert verdict.culprits[0].evidence.endswith("the median of 24 others: it is slow with n2 and n4")
+        assert verdict.culprits[0].evidence.startswith("8 of its 8 pairs fail send-recv-256mib-32gpu, the worst at 5.0")
+        assert verdict.culprits[0].evidence.endswith("GB/s: it is slow with n2 and n4")
 
     def test_the_first_and_the_last_node_are_neighbours(self) -> None:
         assert self.named(self.judge(4, (0, 1), (0, 3))) == [("node", "n0", None, None, True)]

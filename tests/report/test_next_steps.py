@@ -18,7 +18,7 @@ from pytest_ddpscale.report.next_steps import cause_records, next_steps
 from pytest_ddpscale.run.cause_kinds import CAUSES, OF_CHECK
 from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
 from pytest_ddpscale.run.run_json import RunRecord
-from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict
+from pytest_ddpscale.run.verdicts import BUDGET_SPENT, Blocker, Culprit, Judgement, Verdict
 from tests.builders.judgements import FAILED, NOT_MEASURED, RATIO, RUN, judgement_with
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -50,6 +50,85 @@ def test_the_page_has_a_paragraph_for_each_id_and_the_glossary_is_short() -> Non
     told = re.findall(r"^\*\*([a-z-]+)\*\* \(([1-6])", page, re.MULTILINE)
     assert told == [(name, str(kind.severity)) for name, kind in CAUSES.items()]
     assert len(re.findall("^[|] [a-zA-Z]", glossary, re.MULTILINE)) - 1 <= 30
+
+
+LINK = Culprit("link", "node3", None, None, "8 of its 8 pairs fail", "node4")
+PAIRS = {"metric": "pair_bandwidth_gbps", "workload": "send-recv-256mib", "bound": {"at_least": 40.0}, "unit": "GB/s"}
+
+
+def test_a_link_of_a_provisional_bound_between_nodes_is_the_cause_and_not_the_run_as_a_whole() -> None:
+    (one,) = failed(1, LINK, severity="warn", provisional=True, **PAIRS)
+    pairs = replace(one, id="pair_bandwidth_gbps[send-recv-256mib-all]")
+    nodes = tuple(NodeCoverage(host, (), "", ()) for host in ("node3", "node4"))
+    whole = Blocker("run", "acceptance", "but between nodes a provisional bound is missed", "run-not-accepted")
+    found = judged(pairs, coverage=Coverage(nodes, between_nodes=(pairs.id,)), blockers=(whole,), simulated=True)
+    (cause,) = causes(found)
+    assert (cause.id, cause.category) == ("slow-node-link", "CHECK")
+    assert cause.sentence.startswith("link between node node3 and node node4: 8 of its 8 pairs fail")
+    assert next_steps(cause, found, AGAIN)[0].action.startswith("look at node3, node4: check cable")
+    simulated = replace(found, verdicts=(), blockers=(replace(whole, reason="simulated: no machine was measured"),))
+    assert next_steps(causes(simulated)[0], simulated, AGAIN)[0].action == "a simulation accepts no machine"
+    other = replace(found, verdicts=())
+    assert next_steps(causes(other)[0], other, AGAIN)[0].action == CAUSES["run-not-accepted"].action
+
+
+def test_a_gpu_that_is_slow_with_all_its_partners_is_drained_and_a_link_is_not() -> None:
+    (of_gpu,) = causes(judged(*failed(1, replace(GPU, slowdown=None), **PAIRS)))
+    assert (of_gpu.id, of_gpu.category) == ("slow-communication", "ISOLATE")
+    (of_link,) = causes(judged(*failed(1, replace(LINK, peer_host="node3"), **PAIRS)))
+    assert (of_link.id, of_link.category) == ("slow-gpu-link", "CHECK")
+    (suspected,) = causes(judged(*failed(1, replace(LINK, is_certain=False), **PAIRS)))
+    assert (suspected.id, suspected.category) == ("slow-node-link", "CHECK")
+
+
+def test_what_the_budget_left_unmeasured_is_measured_longer() -> None:
+    late = replace(NOT_MEASURED, reason="no complete round of 2 ranks", notes=(BUDGET_SPENT,))
+    found = judged(late)
+    (cause,) = causes(found)
+    assert (cause.id, cause.category) == ("undecided", "CHECK")
+    assert cause.sentence.endswith("no complete round of 2 ranks; --ddp-budget ran out")
+    (step,) = next_steps(cause, found, AGAIN)
+    assert step.action == "measure longer"
+    assert "--ddp-budget" not in step.command
+    assert causes(judged(NOT_MEASURED))[0].id == "not-measured"
+
+
+def test_whom_pairs_warn_of_is_a_suspect_where_a_collective_fails() -> None:
+    slow = replace(GPU, slowdown=None, evidence="7 of its 7 pairs fail")
+    (pairs,) = failed(1, slow, severity="warn", **PAIRS)
+    busbw = replace(
+        pairs,
+        id="busbw_gbps[all-reduce-16gib-8gpu]",
+        metric="busbw_gbps",
+        workload="all-reduce-16gib",
+        severity="fail",
+        culprits=(),
+    )
+    found = judged(replace(pairs, id="pair_bandwidth_gbps[send-recv-256mib-node]"), busbw)
+    (cause,) = causes(found)
+    assert (cause.id, cause.category) == ("slow-communication", "CHECK")
+    assert "look at GPU 3 (GPU-4f1c0b7a…) on node7: not certain" in cause.sentence
+    assert next_steps(cause, found, AGAIN)[0].action == "look at node7: check NVLinks, PCIe and network ports"
+    assert [one.category for one in warnings(found)] == ["MONITOR"]
+
+
+def test_the_headline_has_the_largest_slowdown_of_a_device() -> None:
+    one, other = failed(2, GPU)
+    worse = replace(other, culprits=(replace(GPU, slowdown=1.31),))
+    assert "is 1.31× slower" in headline(judged(one, worse))
+
+
+def test_a_selection_is_told_once() -> None:
+    whole = Blocker("run", "acceptance", "simulated: no machine was measured (3 passed; 90 not selected)")
+    found = replace(judged(), reason=whole.reason, blockers=(whole,), not_selected=90, outcome="incomplete")
+    assert headline(found).count("not selected") == 1
+    assert "90 of 90 requirements not selected" in headline(replace(found, reason="", blockers=()))
+
+
+def test_actions_do_not_say_whose_because_several_may_be_named() -> None:
+    assert [kind.action for kind in CAUSES.values() if " its " in kind.action] == [
+        CAUSES["regression"].action, CAUSES["requirement-not-met"].action, CAUSES["test-failed"].action,
+    ]  # fmt: skip
 
 
 def test_who_is_certainly_at_fault_is_drained_and_then_measured_again() -> None:

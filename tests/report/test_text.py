@@ -92,6 +92,18 @@ def test_failing_value_and_its_bound_never_look_equal() -> None:
     assert digits.margin_text(over) == "−0.001 %"
 
 
+def test_a_computed_bound_has_four_significant_digits_unless_a_limit_needs_more() -> None:
+    slow = replace(
+        PASSED, metric="busbw_gbps", unit="GB/s", bound={"at_least": 797.0208}, outcome="failed", value=335.6161,
+        interval=(333.4, 337.84),
+    )  # fmt: skip
+    assert (digits.point_text(slow), digits.bound_text(slow)) == ("335.6 GB/s", "≥ 797.0 GB/s")
+    kept = replace(slow, outcome="passed", bound={"at_least": 797.06}, value=799.0, interval=(797.07, 801.0))
+    assert (digits.limits_text(kept), digits.bound_text(kept)) == ("at least 797.07 GB/s", "≥ 797.06 GB/s")
+    small = replace(slow, bound={"at_least": 0.0051}, value=0.004, interval=(0.0039, 0.0041))
+    assert digits.bound_text(small) == "≥ 0.0051 GB/s"
+
+
 @given(
     metric=st.sampled_from(sorted(METRICS)),
     bound=st.floats(1e-3, 1e5),
