@@ -148,6 +148,8 @@ def headline(judgement: Judgement) -> str:
         room = _LONGEST_HEADLINE - len("; ".join([told + counted, *rest]))
         told += _up_to_a_clause(found[0].sentence, room) + counted
         warned = [] if any(cause.culprits for cause in found) else _first_warning(judgement)
+    if f"{judgement.number_not_selected} not selected" in told:  # some reasons have it, unless they were cut
+        rest = [one for one in rest if one not in _left_out(judgement)]
     whole = "; ".join([told, *warned, *rest])
     # A warning has a line of its own as well.
     return whole if len(whole) <= _LONGEST_HEADLINE else "; ".join([told, *rest])
@@ -172,8 +174,7 @@ def _left_out(judgement: Judgement) -> list[str]:
     """``35 of 90 requirements not selected``, so that nobody takes a selection for the whole; or nothing."""
     left_out = judgement.number_not_selected
     of = len(judgement.counted) + left_out
-    is_told = f"{left_out} not selected" in judgement.reason
-    return [f"{left_out} of {of} requirements not selected"] if left_out and not is_told else []
+    return [f"{left_out} of {of} requirements not selected"] if left_out else []
 
 
 def _of_devices(blocking: Sequence[Verdict], missing: Mapping[str, Sequence[Culprit]]) -> list[Cause]:
