@@ -29,7 +29,7 @@ from tests.slurm_scripts.stage import SLURM
 pytestmark = pytest.mark.lab
 
 ENVIRON = {"DDPSCALE_VENV": sys.prefix, "DDPSCALE_SKU": "cpu", "OMP_NUM_THREADS": "1"}
-SETTLED_S = 30
+SETTLED_S = 120
 RUN_S = 240
 QUICK = f"--ddp-rounds=8 --ddp-block=0.2s --ddp-gpus-per-node=1 -p no:cacheprovider {' '.join(HARDLY_WARM_UP)}"
 # A bound that no machine keeps: each node is rejected, and nobody but the node is there to blame.

@@ -18,7 +18,7 @@ from tests.slurm_lab.fixtures import require_lab, skip_or_fail
 from tests.slurm_lab.polling import wait_until
 from tests.ssh_lab.lab import NOBODY, SshLab, why_not
 
-GONE_S = 30
+GONE_S = 120
 
 
 @pytest.fixture(scope="module")

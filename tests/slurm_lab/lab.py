@@ -30,8 +30,8 @@ from tests.slurm_lab.node import Node
 from tests.slurm_lab.polling import LabTimeoutError, wait_until
 from tests.slurm_lab.slurm import Slurm
 
-UP_DEADLINE_S = 60
-HEAL_DEADLINE_S = 60
+UP_DEADLINE_S = 120
+HEAL_DEADLINE_S = 120
 USABLE_CORES = 0.9  # of the machine's, for the nodes: the rest is for Slurm's daemons and the tests themselves
 
 

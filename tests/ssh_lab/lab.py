@@ -27,7 +27,7 @@ from tests.slurm_lab.network import Network, execute
 from tests.slurm_lab.polling import wait_until
 
 ROOT = Path(__file__).parents[2]
-UP_DEADLINE_S = 30
+UP_DEADLINE_S = 120
 NOBODY = "n99"  # has an address, at which nobody is
 USABLE_CORES = 0.9  # of the machine's, for the hosts
 _SSHD = """\
