@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
-from pytest_ddpscale.plan.metric_catalogue import BUSBW_GBPS, MATMUL_TFLOPS, METRICS, PAIR_BANDWIDTH_GBPS
+from pytest_ddpscale.plan.metric_catalogue import (
+    BUSBW_GBPS,
+    HOST_BANDWIDTH_GBPS,
+    MATMUL_TFLOPS,
+    METRICS,
+    NODE_UNIFORMITY,
+    PAIR_BANDWIDTH_GBPS,
+)
 from pytest_ddpscale.plan.operation import KINDS, operation_of
 from pytest_ddpscale.run.cause_kinds import CAUSES, OF_CHECK, Category, CauseId
 from pytest_ddpscale.run.verdicts import BUDGET_SPENT, WRONG_DATA, Culprit, Judgement, Verdict, VerdictOutcome
 
 _LINK_OF_PROBE: Mapping[str, CauseId] = {
-    "host_bandwidth_gbps": "slow-host-link",
+    HOST_BANDWIDTH_GBPS.name: "slow-host-link",
     BUSBW_GBPS.name: "slow-communication",
     PAIR_BANDWIDTH_GBPS.name: "slow-gpu-link",
 }  # all other probes use no link
@@ -67,7 +74,7 @@ def id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
         links = {_id_of_link(one) for one in verdict.culprits if one.kind == "link"}
         return links.pop() if link == "slow-gpu-link" and len(links) == 1 else link
     if metric.compares_ranks or metric.compares_places:
-        return "slow-node" if metric.name == "node_uniformity" else "slow-gpu"
+        return "slow-node" if metric is NODE_UNIFORMITY else "slow-gpu"
     return _OF_SUBJECT.get(subject_of(verdict), "requirement-not-met")
 
 

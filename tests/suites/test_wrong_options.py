@@ -120,7 +120,7 @@ EFFECT = {
     "convergence": "",
 }
 NOWHERE = {"--ddp-judge", "--ddp-resume", "--ddp-world-sizes", "--ddp-history", "--ddp-allow-incomplete",
-           "--ddp-unfit", "--ddp-launches"}  # fmt: skip
+           "--ddp-unfit", "--ddp-launches", "--ddp-rehearse"}  # fmt: skip
 OF_SOME = {f"--ddp-{name}" for name in ("rounds", "block", "confidence", "nvtx", "profile")}
 
 
@@ -131,7 +131,8 @@ def test_a_suite_refuses_options_that_it_would_ignore(name: str, capsys: pytest.
         with pytest.raises(SystemExit):
             main(["suite", name, "--gpu-sku=cpu", flag, "8"])
         said = capsys.readouterr().err.splitlines()[-1]
-        assert said == f"ddpscale suite {name}: error: {flag} has no effect on this suite; leave it out"
+        command = f"ddpscale suite {name}"
+        assert said == f"{command}: {flag} has no effect on this suite; leave it out. See {command} --help."
     with pytest.raises(SystemExit):
         main(["suite", name, "--help"])
     told = set(re.findall(r"^  (--(?:ddp-[a-z-]+|gpu-sku|thresholds))\b", capsys.readouterr().out, re.MULTILINE))
