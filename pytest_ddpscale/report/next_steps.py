@@ -52,7 +52,7 @@ def cause_records(judgement: Judgement, run: RunRecord) -> tuple[CauseRecord, ..
 def _look_or_drain(cause: Cause, judgement: Judgement, run: RunRecord | None) -> NextStep:
     """Drain the nodes of certain culprits, look at those of suspects, or else what to check."""
     if cause.id == "run-not-accepted" and cause.sentence.startswith(WATERMARK.lower()):
-        return NextStep("a simulation accepts no machine")
+        return NextStep("a simulation accepts no machine; --ddp-rehearse shows what a measured one would get")
     action = CAUSES[cause.id].action
     named = [one for one in cause.culprits if one.is_certain or cause.category != "ISOLATE"]
     hosts = dict.fromkeys(text.one_line(host) for one in named for host in (one.host, one.peer_host) if host)

@@ -67,7 +67,7 @@ def test_a_link_of_a_provisional_bound_between_nodes_is_the_cause_and_not_the_ru
     assert cause.sentence.startswith("link between node node3 and node node4: 8 of its 8 pairs fail")
     assert next_steps(cause, found, AGAIN)[0].action.startswith("look at node3, node4: check cable")
     simulated = replace(found, verdicts=(), blockers=(replace(whole, reason="simulated: no machine was measured"),))
-    assert next_steps(causes(simulated)[0], simulated, AGAIN)[0].action == "a simulation accepts no machine"
+    assert "--ddp-rehearse shows" in next_steps(causes(simulated)[0], simulated, AGAIN)[0].action
     other = replace(found, verdicts=())
     assert next_steps(causes(other)[0], other, AGAIN)[0].action == CAUSES["run-not-accepted"].action
 
