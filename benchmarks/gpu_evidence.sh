@@ -26,7 +26,8 @@ readonly PACKAGES=(
     pydantic:pydantic pydantic-core:pydantic_core annotated-types:annotated_types typing-extensions:typing_extensions
     typing-inspection:typing_inspection jinja2:jinja2 markupsafe:markupsafe matplotlib:matplotlib contourpy:contourpy
     cycler:cycler fonttools:fontTools kiwisolver:kiwisolver numpy:numpy pillow:PIL pyparsing:pyparsing
-    python-dateutil:dateutil psutil:psutil msgspec:msgspec argcomplete:argcomplete hypothesis:hypothesis sortedcontainers:sortedcontainers
+    python-dateutil:dateutil psutil:psutil msgspec:msgspec argcomplete:argcomplete
+    prometheus-client:prometheus_client hypothesis:hypothesis sortedcontainers:sortedcontainers
 )
 
 usage() {

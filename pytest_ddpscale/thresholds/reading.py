@@ -219,10 +219,10 @@ def _read(path: Path, named_by: Mark | None) -> tuple[bytes, str]:
             raise refusal("cannot be read (it is a directory)")
         if path.exists() and not path.is_file():  # opening a pipe or a terminal would hang
             raise refusal("is a device or a pipe")
-        if not path.exists():
-            raise refusal(f"does not exist{did_you_mean_path(path, path.parent.glob('*.y*ml'))}")
         with path.open("rb") as file:
             raw = file.read(LARGEST_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise refusal(f"does not exist{did_you_mean_path(path, path.parent.glob('*.y*ml'))}") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         raise refusal(f"cannot be read ({error})") from None
     if len(raw) > LARGEST_FILE_BYTES:

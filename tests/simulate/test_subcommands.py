@@ -98,8 +98,8 @@ def test_a_sound_simulated_machine_keeps_everything_and_is_never_accepted(tmp_pa
     assert "simulated" in verdicts["reason"]
     assert {v["outcome"] for v in verdicts["verdicts"] if v["severity"] == "fail"} == {"passed"}
     report = (run / "report.md").read_text()
-    assert report.index("SIMULATED: no machine was measured") < report.index("## What was tested")
-    assert "there is nothing to sign" in report
+    assert report.index("SIMULATED: no machine was measured") < report.index("## Causes")
+    assert "Not to be signed: no machine was measured." in report
     assert (run / "plots" / "weak-efficiency.png").stat().st_size > 10_000
 
 

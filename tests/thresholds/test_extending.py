@@ -280,7 +280,7 @@ def test_a_chain_has_an_end(path: Path) -> None:
     [
         (
             "packged",
-            r"site.yaml:2: extends .*packged, which cannot be read .*; expected `packaged` or the path of a YAML file",
+            r"site.yaml:2: extends .*packged, which does not exist; expected `packaged` or the path of a YAML file",
         ),
         ("''", r"site.yaml:2: extends is ''; expected `packaged` or a path"),
         ("[a]", r"site.yaml:2: extends is \['a'\]; expected `packaged` or a path"),
