@@ -86,14 +86,14 @@ def test_each_arm_is_profiled_after_its_rounds_and_reported(site: Path) -> None:
         assert (min(one.all_reduce_ms) > 0) == (arm == "ddp@2")
     report, page = (run.path / "report.md").read_text(), (run.path / "report.html").read_text()
     assert re.search(r"\| weak/tiny \| ddp@2 \| .*%.* \| (agree|apart)", report)
-    assert "Timeline of a step: weak/tiny, ddp@2" in page
+    assert "One step of weak/tiny, ddp@2" in page
     assert "Longest operators, self time" in page_text(page)
 
 
 def test_who_judges_the_run_later_reports_its_profile(site: Path) -> None:
     judged = session(site, "-q", "acceptance", "--ddp-judge=run", "-p", "no:cacheprovider")
     assert judged.returncode == 0, judged.stdout
-    assert "Timeline of a step: weak/tiny, ddp@2" in (site / "run" / "judged-1" / "report.html").read_text()
+    assert "One step of weak/tiny, ddp@2" in (site / "run" / "judged-1" / "report.html").read_text()
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
