@@ -67,6 +67,7 @@ def test_a_node_that_drops_5_percent_of_its_packets_is_named(lab: SlurmLab, tmp_
     assert ran.judgement["outcome"] in ("rejected", "incomplete"), ran.output
     assert ran.accused <= {"n2"}, ran.output
     # Where messages take little longer than the CPU needs for them, all may be slow, and the node is named for that.
-    told = [ran.judgement["reason"], *ran.judgement["notes"]]  # the terminal cuts long headlines
+    reasons = [one["reason"] for one in (ran.judgement, *ran.judgement["verdicts"])]
+    told = [*reasons, *ran.judgement["notes"]]  # the terminal cuts long headlines
     assert any("communication is slow at node n2 (" in one for one in told), ran.output
     assert lab.processes() == []
