@@ -33,6 +33,18 @@ TIMEOUT_S = 120
 SKU = "tested-gpu"
 ROUNDS = FEWEST_ROUNDS + 1
 
+# A file of thresholds up to what its GPU is asked for.
+LAB_GPU = """\
+schema_version: 2
+sources: {paper: 'a paper, table 1'}
+workloads: {resnet152-fp16: {model: resnet152, precision: fp16}}
+skus:
+  lab-gpu:
+    description: the generation under test
+    detect: {name: '^Lab GPU$', pci_device_ids: ['00a1'], memory_gib: 80}
+    peak: {fp16_tflops: 312, memory_bandwidth_gbps: 2039, link: NVLink3, link_bandwidth_gbps: 300, published: paper}
+    batch: {resnet152-fp16: 512}
+"""
 # Test item → the line of the thresholds file that it comes from. `MEASURED_RUN` keeps each of them.
 REQUIREMENTS = {
     "test_throughput_per_gpu[resnet152-fp16-1gpu]":

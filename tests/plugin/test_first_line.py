@@ -11,23 +11,14 @@ from pytest_ddpscale.cli import main
 from pytest_ddpscale.report.unmet import counts_text
 from pytest_ddpscale.run.run_json import WATERMARK
 from pytest_ddpscale.run.verdicts import read_judgement
-from tests.plugin.site import Site, assert_no_crash, outcome_line
+from tests.plugin.site import LAB_GPU, Site, assert_no_crash, outcome_line
 
 MOST_LINES, COLUMNS = 40, 80
-WITHIN_A_NODE = """\
-schema_version: 2
-sources: {paper: 'a paper, table 1'}
-workloads: {resnet152-fp16: {model: resnet152, precision: fp16}}
-skus:
-  lab-gpu:
-    description: the generation under test
-    detect: {name: '^Lab GPU$', pci_device_ids: ['00a1'], memory_gib: 80}
-    peak: {fp16_tflops: 312, memory_bandwidth_gbps: 2039, link: NVLink3, link_bandwidth_gbps: 300, published: paper}
-    batch: {resnet152-fp16: 512}
-    beyond_node: asked
+WITHIN_A_NODE = f"""\
+{LAB_GPU}    beyond_node: asked
     requirements:
-      - {throughput_per_gpu: {1: 1189.5, 8: 1159.2}, of: resnet152-fp16, published: paper, margin: 5 %}
-      - {weak_scaling_efficiency: {8: 0.9745}, of: resnet152-fp16, published: paper, margin: 3 %}
+      - {{throughput_per_gpu: {{1: 1189.5, 8: 1159.2}}, of: resnet152-fp16, published: paper, margin: 5 %}}
+      - {{weak_scaling_efficiency: {{8: 0.9745}}, of: resnet152-fp16, published: paper, margin: 3 %}}
 """
 ALL_NODES = (
     WITHIN_A_NODE

@@ -7,20 +7,11 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.cli import main
-from tests.plugin.site import Site, outcome_line, output_of
+from tests.plugin.site import LAB_GPU, Site, outcome_line, output_of
 
-HEAD = """\
-schema_version: 2
-sources: {paper: 'a paper, table 1'}
-workloads: {resnet152-fp16: {model: resnet152, precision: fp16}}
-skus:
-  lab-gpu:
-    description: the generation under test
-    detect: {name: '^Lab GPU$', pci_device_ids: ['00a1'], memory_gib: 80}
-    peak: {fp16_tflops: 312, memory_bandwidth_gbps: 2039, link: NVLink3, link_bandwidth_gbps: 300, published: paper}
-    batch: {resnet152-fp16: 512}
-    requirements:
-      - {throughput_per_gpu: {1: 1189.5}, of: resnet152-fp16, published: paper, margin: 5 %}
+HEAD = f"""\
+{LAB_GPU}    requirements:
+      - {{throughput_per_gpu: {{1: 1189.5}}, of: resnet152-fp16, published: paper, margin: 5 %}}
 """
 COPY = "      - {memory_bandwidth_gbps: 1500, probe: memory-copy, published: paper, margin: 5 %}\n"
 SAID = "wrong data in the probe memory-copy, as seen by GPU 3 of simulated-0 (1 of "
