@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from tests.builders.records import probes_of
 from tests.builders.rounds import columns_of
 from tests.builders.telemetry import Telemetry, flags_of, telemetry_of
 from tests.integration.gpu_run import ROUNDS, GpuRun, TorchGpu, gpu_environment
+from tests.played_cuda.compiling import LIBRARY_NAME
 from tests.telemetry.sampled import cut, wait_until
 
 pytestmark = pytest.mark.gpu
@@ -70,13 +72,14 @@ def training(gpu_run: GpuRun) -> list[Telemetry]:
 
 
 def polled(gpu_run: GpuRun) -> list[Telemetry]:
-    """Telemetry of the blocks that a poll fell into: a sampler that waits for a busy host's CPU may miss a short one.
+    """Telemetry of the blocks that a poll fell into: all of them on a GPU.
 
-    A GPU whose blocks are mostly not polled is measured wrongly, whatever the host does.
+    Played GPUs compute on the host's CPU, so that their sampler may wait for it throughout a block.
     """
     found = training(gpu_run)
     seen = [one for one in found if one.polls >= 1]
-    assert len(seen) >= 0.5 * len(found), [one.polls for one in found]
+    is_played = LIBRARY_NAME in os.environ.get("LD_PRELOAD", "")
+    assert len(seen) >= (0.5 if is_played else 1.0) * len(found), [one.polls for one in found]
     return seen
 
 
