@@ -10,13 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 MASK = "***"
 # Endings of secrets' names. An InfiniBand partition key (NCCL_IB_PKEY) is an index, not a secret.
-_SECRET = r"(?:token|secret|password|passwd|(?<!_ib_p)key|credential)s?"  # noqa: S105
+_SECRET = r"(?:token|secret|pass(?:word|wd|phrase)?|(?<![a-z])(?:pw|pat|auth)|(?<!_ib_p)key|credential)s?"  # noqa: S105
 _SECRET_NAME = re.compile(rf".*{_SECRET}", re.IGNORECASE | re.DOTALL)
-_SECRET_OPTION = re.compile(rf"-[\w-]*{_SECRET}", re.IGNORECASE)
-# `token=…` anywhere in a word, and `--password …` in a word that is itself a command line.
-_SECRET_WITHIN = re.compile(rf"(?:{_SECRET}=|(?<![\w-])-[\w-]*{_SECRET}\s+)(?=.)", re.IGNORECASE | re.DOTALL)
+_SECRET_OPTION = re.compile(rf"-[\w-]*{_SECRET}|authorization:|bearer|(?-i:Basic)", re.IGNORECASE)
+# `token=…` and `Authorization: …` anywhere in a word, `--password …` in a word that is itself a command line, curl's
+# `--user=NAME:…`.
+_SECRET_WITHIN = re.compile(
+    rf"(?:{_SECRET}=|authorization:\s*|(?<![\w-])-(?:[\w-]*{_SECRET}\s+|(?:u|-user=)[^\s:]+:))(?=.)",
+    re.IGNORECASE | re.DOTALL,
+)
 _LOGIN = re.compile(r"(?<=://)[^\s/]*@")
-_LINE = re.compile(r"(-[\w-]+=)?(-.*)", re.DOTALL)
+_LINE = re.compile(r"(-[\w-]+=)?(.*)", re.DOTALL)
 # Words as a shell splits them, and the whitespace between them.
 _TOKEN = re.compile(r"""\s+|(?:"(?:[^"\\]|\\.)*"?|'[^']*'?|\\.?|[^\s"'\\])+""", re.DOTALL)
 
@@ -37,13 +41,15 @@ def masked_text(text: str) -> str:
 
 
 def _masked(words: Iterable[str]) -> Iterator[str]:
-    is_value = False
+    before, is_value = "", False
     for word in words:
         if word.isspace():
             yield word
             continue
+        is_password = before.endswith("sshpass") and word.startswith("-p")
+        is_value |= (is_password and word != "-p") or (before in ("-u", "--user") and ":" in word)
         yield MASK if is_value else _masked_word(word)
-        is_value = _SECRET_OPTION.fullmatch(word) is not None
+        before, is_value = word, (is_password and word == "-p") or _SECRET_OPTION.fullmatch(word) is not None
 
 
 def _masked_word(word: str) -> str:

@@ -13,7 +13,9 @@ from tests.rows import rows
 MARK = "S3CR3T"  # begins and ends every secret of these tests
 SECRET = st.text(max_size=12).map(lambda middle: f"{MARK}{middle}{MARK}")
 IN_URL = st.text(st.characters(codec="utf-8", exclude_characters="/ \t\r\n", exclude_categories=["Z", "C"]), max_size=8)
-ENDING = st.sampled_from(["TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIALS"])
+ENDING = st.sampled_from(
+    ["TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIALS", "PASS", "SSHPASS", "PASSPHRASE", "PW", "AUTH", "PAT"]
+)
 PREFIX = st.from_regex(r"([A-Z][A-Z0-9]{0,6}_){0,2}", fullmatch=True)
 NAME = st.builds(lambda prefix, ending, lower: (prefix + ending).lower() if lower else prefix + ending,
                  PREFIX, ENDING, st.booleans())  # fmt: skip
@@ -35,6 +37,9 @@ SPOKEN = st.one_of(
     st.builds(lambda name, secret: [f"{as_option(name)}={secret}"], NAME, SECRET),
     st.builds(lambda name, secret: [as_option(name), secret], NAME, SECRET),
     st.builds(lambda name, secret: [f"--comment={name}={secret}"], NAME, SECRET),
+    st.builds(lambda secret: ["sshpass", "-p", secret], SECRET),
+    st.builds(lambda secret: ["Authorization:", "Bearer", secret], SECRET),
+    st.builds(lambda secret: ["-u", f"ann:{secret}"], SECRET),
     st.builds(lambda user, middle: [f"--index=https://{user}:{MARK}{middle}{MARK}@host/x"], IN_URL, IN_URL),
 )
 
@@ -108,6 +113,18 @@ def test_text_without_a_secret_stays_as_it_is(text: str) -> None:
         ("--export=ALL,API_TOKEN=abc", f"--export=ALL,API_TOKEN={MASK}"),
         ("docker://ann:pw@host/torch:2", f"docker://{MASK}@host/torch:2"),
         ("--password=-x y", f"--password={MASK}"),
+        ("--ddp-exec=SSHPASS=abc ssh {host}", f"--ddp-exec=SSHPASS={MASK}"),
+        ("--ddp-exec=sshpass -p abc ssh {host}", f"--ddp-exec=sshpass -p {MASK} ssh {{host}}"),
+        ("--header=Authorization: Bearer abc", f"--header=Authorization: {MASK} {MASK}"),
+        (
+            "--ddp-exec=curl -H 'Authorization: Bearer abc' {host}",
+            f"--ddp-exec=curl -H 'Authorization: {MASK}' {{host}}",
+        ),
+        ("--ddp-exec=curl -u ann:abc {host}", f"--ddp-exec=curl -u {MASK} {{host}}"),
+        ("--user=ann:abc", f"--user=ann:{MASK}"),
+        ("-uann:abc", f"-uann:{MASK}"),
+        ("-phunter2", "-phunter2"),
+        ("--ddp-slurm-args=-u ann", "--ddp-slurm-args=-u ann"),
     ],
 )
 def test_the_rest_of_an_argument_stays_readable(argument: str, expected: str) -> None:
