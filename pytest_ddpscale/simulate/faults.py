@@ -293,7 +293,7 @@ def parse_fault(text: str, layout: Layout, where: str = "--fault") -> InjectedFa
     if fault.place is not None and not 0 <= fault.place < most:
         there_are = f"there is only {what} 0" if most == 1 else f"there are {most} {what}s"
         raise OptionError(where, f"found {text!r}, but {there_are}", f"a {what} from 0 to {most - 1}")
-    if kind == "slow-link" and fault.what and not (fault.place != int(fault.what) < layout.nodes):
+    if kind == "slow-link" and fault.what and not (fault.place != int(fault.what) in range(layout.nodes)):
         raise OptionError(where, f"found {text!r}", f"two nodes from 0 to {layout.nodes - 1}")
     if kind == "slow-pair" and not _are_on_a_node(fault, layout):
         raise OptionError(where, f"found {text!r}", "two ranks of one node")

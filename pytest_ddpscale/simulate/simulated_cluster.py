@@ -233,6 +233,8 @@ def _check(options: ClusterOptions, gpus: int) -> None:
     per_node = options.gpus_per_node
     if per_node < 1:
         raise OptionError("--gpus-per-node", f"found {per_node}", "a whole number from 1 up")
+    if gpus < per_node != ClusterOptions.gpus_per_node:
+        raise OptionError("--gpus-per-node", f"found {per_node}", f"at most the {gpus} GPUs of the cluster")
     if gpus > per_node and gpus % per_node:
         raise OptionError("--gpus", f"found {gpus}", f"a multiple of {per_node}, the GPUs per node")
     if not 0 < options.nic_gbps < 1e6:

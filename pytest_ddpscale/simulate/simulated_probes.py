@@ -130,6 +130,8 @@ def search_pairs(run: SimulatedRun, study: PairStudy) -> Generator[Block, None, 
     slow_share, number = SLOW_SHARES[run.plan.device_type], 0
     while pairs := next_round(nodes, results, slow_share):
         paired = _paired(run, study, pairs, number)
+        if paired is None:
+            return "error"
         yield paired
         results += _results(paired, run.plan.layout.ranks_per_node)
         number += 1
@@ -148,7 +150,8 @@ def _results(paired: Block, per_node: int) -> Iterator[PairResult]:
         yield PairResult(paired.round, pair, float(gbps[rails].min()), bool(stalled[rails].any()))
 
 
-def _paired(run: SimulatedRun, study: PairStudy, pairs: tuple[NodePair, ...], number: int) -> Block:
+def _paired(run: SimulatedRun, study: PairStudy, pairs: tuple[NodePair, ...], number: int) -> Block | None:
+    """One round; None if every pair lacks a rank."""
     per_node = run.plan.layout.ranks_per_node
     firsts = np.array(pairs) * per_node
     ranks = (firsts[:, None, :] + np.arange(per_node)[None, :, None]).reshape(-1, 2)
@@ -159,6 +162,8 @@ def _paired(run: SimulatedRun, study: PairStudy, pairs: tuple[NodePair, ...], nu
     began_s = run.clock_s
     run.clock_s += study.iterations * sound_s + OVERHEAD_PER_BLOCK_S
     there = ~np.isin(ranks, list(run.faults.missing(number))).any(axis=1)
+    if not there.any():
+        return None
     # All messages take as long as the fastest, unless packets are lost.
     message_s, resent_s = study.message_bytes / (gbps * GIGA), run.resent_s(ranks, 1, study.iterations)
     columns: dict[str, Any] = {

@@ -99,6 +99,8 @@ def _simulate(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.simulate.measuring import SimulatedRun
     from pytest_ddpscale.simulate.writing import write_simulated_run
 
+    if arguments.seed < 0:
+        raise OptionError("--seed", f"found {arguments.seed}", "a whole number from 0 up")
     launches = read_value("--launches", arguments.launches, number_of_launches)
     cluster = _cluster(arguments)
     sizes = _world_sizes(arguments, cluster)

@@ -47,6 +47,7 @@ def test_what_is_no_fault_is_refused_with_what_was_expected() -> None:
         ("slow-link:0:1.5", "SHARE (above 0, to 1)"),
         ("slow-link:1:0.5", "there is only node 0"),
         ("slow-link:0-1:0.5", "two nodes from 0 to 0"),
+        ("slow-link:0--1:0.5", "two nodes from 0 to 0"),
         ("slow-link:0-:0.5", "slow-link:NODE|NODE-NODE:SHARE"),
         ("slow-link:-1:0.5", "slow-link:NODE|NODE-NODE:SHARE"),
         ("lossy-link:0:0", "SHARE (above 0, to 1)"),

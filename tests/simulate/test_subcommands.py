@@ -109,6 +109,11 @@ def test_a_sound_simulated_machine_keeps_everything_and_is_never_accepted(tmp_pa
         (("--fault", "slow-gpu:8:1.1"), ("--fault", "slow-gpu:8:1.1", "a rank from 0 to 7")),
         (("--rounds", "4"), ("--rounds", f"at least {FEWEST_ROUNDS}")),
         (("--hiccups", "2"), ("--hiccups: found 2",)),
+        (("--seed", "-1"), ("--seed: found -1; expected a whole number from 0 up",)),
+        (
+            ("--gpus=8", "--gpus-per-node=99"),
+            ("--gpus-per-node: found 99; expected at most the 8 GPUs of the cluster",),
+        ),
         (("--world-sizes", "16"), ("--world-sizes", "found '16'", "1 to 8")),
         (("--world-sizes", "two"), ("--world-sizes", "found 'two'")),
         (("--thresholds", "/nowhere.yaml"), ("/nowhere.yaml",)),
@@ -122,6 +127,12 @@ def test_mistakes_are_sentences_and_leave_nothing_behind(
     for word in words:
         assert word in said
     assert not (tmp_path / "run").exists()
+
+
+def test_a_pair_of_nodes_without_one_of_them_is_not_measured(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert simulate(run, *SHORT, "--gpus=2", "--gpus-per-node=1", "--fault=missing-rank:1:0") == 0
+    assert '"study":"pairs","reason":"error"' in (run / "measurements.jsonl").read_text()
 
 
 def test_a_run_is_never_written_over_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
