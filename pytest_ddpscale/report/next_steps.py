@@ -87,7 +87,7 @@ def _selection(argv: Sequence[str]) -> Iterator[str]:
     for word in words:
         if word in _SELECTING:
             yield from (word, next(words, ""))
-        elif word.startswith(tuple(f"{option}=" for option in _SELECTING)):
+        elif word.startswith(("-k", "-m", "--ddp-world-sizes=")):
             yield word
 
 

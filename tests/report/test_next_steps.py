@@ -174,13 +174,13 @@ def test_a_warning_is_to_be_watched() -> None:
 
 def test_an_interrupted_run_is_resumed_as_it_was_selected() -> None:
     many = [replace(NOT_MEASURED, id=f"one[{i}]", reason=f"interrupted in study {i}") for i in range(16)]
-    run = structs.replace(AGAIN, argv=("/bin/pytest", "-k", "one or two", "--ddp-world-sizes=1,2", "-v"))
+    typed = ("-k", "one or two", "--ddp-world-sizes=1,2", "-mgpu", "-kone")
+    run = structs.replace(AGAIN, argv=("/bin/pytest", *typed, "-v"))
     found = judged(*many, outcome="incomplete", unfinished=True)
     (one,) = causes(found)
     assert (one.id, one.sentence) == ("interrupted", "measuring was interrupted: 16 requirements not measured")
     (step,) = next_steps(one, found, run)
-    selected = ["-k", "one or two", "--ddp-world-sizes=1,2"]
-    assert shlex.split(step.command) == [*AGAIN.again, *selected, "--ddp-resume=my runs/one"]
+    assert shlex.split(step.command) == [*AGAIN.again, *typed, "--ddp-resume=my runs/one"]
 
 
 def test_what_is_undecided_is_measured_longer_and_without_a_budget() -> None:
