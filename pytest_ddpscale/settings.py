@@ -454,8 +454,9 @@ def _refuse_measuring_beside_judging(given: Mapping[str, _Given]) -> None:
 
 
 def _refuse_rehearsal_of_nothing(given: Mapping[str, _Given]) -> None:
+    """Only on the command line: a site's ini file serves sessions that measure, too."""
     rehearse = given["rehearse"]
-    if rehearse.text and OPTIONS["rehearse"].parse(rehearse.text) and not given["judge"].text:
+    if rehearse.text and rehearse.where.startswith("--") and not given["judge"].text:
         raise OptionError(rehearse.where, "found without --ddp-judge", "--ddp-judge=RUN_DIR of a simulated run")
 
 
