@@ -179,6 +179,8 @@ def not_tested_lines(judgement: Judgement) -> list[str]:
     missing = [[one for one in group if one.outcome == "not_measured"] for group in counted_groups(judgement.verdicts)]
     reasons = Counter(text.reason_text(group[0]) for group in missing if group)
     said = [f"{text.count_text(count, 'requirement')}: {reason}" for reason, count in reasons.most_common(10)]
+    if further := len(reasons) - len(said):
+        said.append(f"{text.count_text(further, 'more reason')}: verdicts.json lists all")
     coverage = judgement.coverage
     if coverage is not None and coverage.idle_gpus:
         idle = [f"{gpu.name} on {node.host}" for node, gpu in coverage.idle_gpus[:5]]

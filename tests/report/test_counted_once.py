@@ -81,6 +81,8 @@ def test_both_that_were_not_measured_are_one() -> None:
     assert not_tested_lines(judged(*missing))[0] == "2 requirements: no time"
     alone = not_tested_lines(judged(OTHER, THROUGHPUT, missing[1]))
     assert alone[0] == "1 requirement: no time", "a measured throughput does not hide it"
+    many = [replace(missing[2], id=f"one[{i}]", reason=f"interrupted in study {i}") for i in range(12)]
+    assert not_tested_lines(judged(*many))[-1] == "2 more reasons: verdicts.json lists all"
 
 
 def test_who_drains_is_told_how_many_more_once(tmp_path: Path) -> None:
