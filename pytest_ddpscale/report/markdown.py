@@ -110,7 +110,7 @@ def render_markdown(
         headline=cause.headline(judgement),
         meaning=_MEANINGS[judgement.outcome],
         unmet=Table(_UNMET, [_row(one, ratios, shown) for one in unmet[:_MOST_FAILURES]]),
-        left_out=[(len(unmet[_MOST_FAILURES:]), ""), (len(warned), " did not pass and only warn")],
+        left_out=[(len(unmet[_MOST_FAILURES:]), "more"), (len(warned), "more did not pass and only warn")],
         by_spread=[verdict for verdict in judgement.verdicts if text.spread_text(verdict)],
         errors=[lines for lines in errors if lines][:_MOST_CAUSES],
         waived=table(_WAIVED, _waivers(judgement)) if judgement.waived else None,
