@@ -236,5 +236,12 @@ def _said(program: Program, name: str, *command: str) -> tuple[int, Any]:
     return code, json.loads(said.read_text(encoding="utf-8"))
 
 
-READERS: dict[str, Callable[..., Facts]] = {"suite": suite, "compare": compare, "calibrate": calibrate, "thresholds": thresholds,
-           "find-max-batch": find_max_batch, "printed": printed}  # fmt: skip
+# By the first word of a line of runs.txt; all other lines are runs to judge.
+READERS: dict[str, Callable[..., Facts]] = {
+    "suite": suite,
+    "compare": compare,
+    "calibrate": calibrate,
+    "thresholds": thresholds,
+    "find-max-batch": find_max_batch,
+    "printed": printed,
+}
