@@ -1,14 +1,17 @@
 """Judge known runs and show what a change of the code changed: nothing, or differences that somebody has to read.
 
     python benchmarks/oracle.py --check
-    python benchmarks/oracle.py --check --only recorded-a100-slow-gpu import-v100
+    python benchmarks/oracle.py --check --only recorded-a100-slow-gpu 'import-*'
     python benchmarks/oracle.py --store
     python benchmarks/oracle.py --record recorded-cpu=RUN_DIR
 
-`--check` judges all runs of benchmarks/oracle/runs.txt as users judge them, compares them with what is stored beside
-it, and exits with 1 if anything differs; `--store` stores what it finds. Of each run it keeps facts: verdicts.json and
-the rows of the history, numbers to six digits, without sentences except for stored and imported runs; of some
-also what pytest prints, without and with ``-v``, and report.md. Times, digests, versions and paths are masked.
+`--check` finds the facts of all runs of benchmarks/oracle/runs.txt, as users judge them, compares them with those
+stored beside it, and exits with 1 if anything differs; `--store` stores what it finds. Facts are lines of
+facts/NAME.jsonl, numbers to six digits; they are equal within one unit of the sixth. Of some runs also texts are kept:
+what pytest prints, without and with ``-v``, and report.md. Times, digests, versions and paths are masked.
+
+What an issue takes away is a line of retired.txt: a pattern of "run fact field", two spaces, the commit, two spaces,
+why. Differences that match it are skipped; the next `--store` of all makes it superfluous.
 
 Runs are simulated anew, imported from published results, or stored: `--record` stores the measurements of a run
 directory, without the names of its machine. What is stored stays the same when the simulator draws other numbers.
@@ -18,17 +21,16 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import fnmatch
 import gc
 import importlib
 import io
 import json
-import lzma
 import math
 import os
 import pkgutil
 import platform
 import re
-import sqlite3
 import sys
 import tarfile
 import tempfile
@@ -36,27 +38,21 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from oracle_facts import READERS, Facts, history_rows, judged_run
+
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "benchmarks" / "oracle"
-# Old name to new: a name that a change only replaces is no difference. `--store` stores the new one; then remove it.
-RENAMED: dict[str, str] = {}
 _LISTED = re.sub(r"(?m)^#.*\n", "", (DATA / "runs.txt").read_text(encoding="utf-8")).strip()
 CHAINS = [dict(line.split(maxsplit=1) for line in chain.splitlines()) for chain in _LISTED.split("\n\n")]
 RUNS = {name: command for chain in CHAINS for name, command in chain.items()}
 # The other simulated runs lose their marks, as nothing simulated is accepted or compared with the past.
 SIMULATED = ("-16-nodes", "-lost-gpu")
-MEASURED = ("plan.json", "run.json", "measurements.jsonl", "telemetry.jsonl", "baseline.json")
-# Keys that are no facts, and sentences.
-DROPPED = {"basis", "extends", "schema_version", "source", "verdicts", "blockers", "last_acceptance"}
-SENTENCES = {"reason", "evidence", "place"}
-# Columns of the history that name a run, a place or a time.
-DROPPED_COLUMNS = {"run", "run_path", "started_at", "judged_at", "measurements_sha256"}
+MEASURED = ("plan.json", "run.json", "measurements.jsonl", "telemetry.jsonl", "baseline.json", "suite.json")
 MASKS = (
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?( UTC|\+00:00|Z)?", "TIME"),
     (r"\b[0-9a-f]{64}\b", "SHA256"),
@@ -66,7 +62,6 @@ MASKS = (
     (r"(?m)^(platform|rootdir|plugins).*\n", ""),
     (r"(thresholds\.yaml):\d+", r"\1:LINE"),
 )
-Facts = dict[str, dict[str, Any]]
 
 
 def program(name: str, arguments: Sequence[str], said: Path) -> int:
@@ -85,13 +80,18 @@ def _become(name: str, arguments: Sequence[str], said: Path) -> None:
     sys.exit(importlib.import_module({"pytest": "pytest", "ddpscale": "pytest_ddpscale.cli"}[name]).main())
 
 
+def unpack(name: str) -> None:
+    """Unpack a stored run directory here."""
+    with tarfile.open(DATA / "runs" / f"{name}.tar.xz") as packed:
+        # Python before 3.10.12 and 3.11.4, which Debian 12 has, has no filters.
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)
+        packed.extractall(name)
+
+
 def make(name: str, number: int) -> None:
     """Make a run directory here, the `number`-th of its chain."""
     if RUNS[name].startswith("stored"):
-        with tarfile.open(DATA / "runs" / f"{name}.tar.xz") as packed:
-            # Python before 3.10.12 and 3.11.4, which Debian 12 has, has no filters.
-            packed.extraction_filter = getattr(tarfile, "data_filter", None)
-            packed.extractall(name)
+        unpack(name)
         return
     if program("ddpscale", [*RUNS[name].format(root=ROOT).split(), f"--out={name}"], said := Path(f"{name}.made")):
         raise SystemExit(f"{name}: {said.read_text()}")
@@ -114,45 +114,27 @@ def judged(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]
         options = [f"--ddp-history={history}", *["-v"] * (kind == "verbose")]
         code = program("pytest", command + options, said := Path(f"{name}.{kind}"))
         texts[f"{name}.{kind}"] = said.read_text()
-    facts: Facts = {"run": {"exit code": code}}
     if not Path(name, "verdicts.json").exists():
         return {"run": {"exit code": code, "said": masked(texts[f"{name}.terminal"])}}, {}
-    judgement = json.loads(Path(name, "verdicts.json").read_text())
-    dropped = DROPPED if RUNS[name].startswith(("stored", "import")) else DROPPED | SENTENCES
-    facts["run"] |= kept(judgement, dropped)
-    facts["run"]["blockers"] = [f"{one['kind']} {one['name']}" for one in judgement["blockers"]]
-    for verdict in judgement["verdicts"]:
-        named: dict[str, list[Any]] = defaultdict(list)
-        for culprit in verdict["culprits"]:
-            named[culprit_name(culprit)].append(culprit)
-        facts[verdict["id"]] = kept(verdict | {"culprits": named}, dropped)
+    facts = judged_run(Path(name), with_sentences=RUNS[name].startswith(("stored", "import")))
+    facts["run"]["exit code"] = code
     if not RUNS[name].startswith("import"):
         facts["run"]["history"] = program("ddpscale", ["history", f"--history={history}", "--add", name], Path("added"))
         facts |= {} if facts["run"]["history"] else history_rows(history)
     texts[f"{name}.report.md"] = Path(name, "report.md").read_text()
-    has_texts = "texts" in RUNS[name]
-    return json.loads(masked(json.dumps(facts))), {k: masked(text) for k, text in texts.items() if has_texts}
+    return facts, texts if "texts" in RUNS[name] else {}
 
 
-def culprit_name(culprit: Mapping[str, Any]) -> str:
-    """``gpu node-0:3``, ``link node-0:1 node-1:1``."""
-    ends = [(culprit["host"], culprit["gpu_index"]), (culprit["peer_host"], culprit["peer_gpu_index"])]
-    return " ".join([culprit["kind"], *(f"{host}:{index}" for host, index in ends if host is not None)])
-
-
-def history_rows(history: str) -> Facts:
-    """Rows of the run that was added last, by table: their numbers, by all that is no measured number."""
-    rows: Facts = defaultdict(dict)
-    with closing(sqlite3.connect(history)) as database:
-        (last,) = database.execute("SELECT id FROM runs ORDER BY rowid DESC").fetchone()
-        for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-            found = database.execute(f"SELECT * FROM {table} WHERE {'id' if table == 'runs' else 'run'} = ?", [last])
-            columns = [column[0] for column in found.description]
-            for values in found:
-                row = {c: v for c, v in zip(columns, values, strict=True) if c not in DROPPED_COLUMNS and v != last}
-                words = " ".join(str(value) for value in row.values() if not isinstance(value, float))
-                rows[f"history {table}"][words] = kept({c: v for c, v in row.items() if isinstance(v, float)}, set())
-    return rows
+def found(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]:
+    """Facts and texts of a line of runs.txt; its first word says what kind it is."""
+    kind, *words = RUNS[name].removesuffix(" with texts").format(root=ROOT).split()
+    if kind in READERS:
+        if (DATA / "runs" / f"{name}.tar.xz").exists():
+            unpack(name)
+        facts, texts = READERS[kind](program, name, *words), dict[str, str]()
+    else:
+        facts, texts = judged(name, number, history)
+    return json.loads(masked(json.dumps(kept(facts)))), {key: masked(text) for key, text in texts.items()}
 
 
 def masked(text: str) -> str:
@@ -163,26 +145,28 @@ def masked(text: str) -> str:
     return text
 
 
-def kept(said: Any, dropped: set[str]) -> Any:
-    """Without dropped keys and what is empty, numbers to nine digits."""
-    if isinstance(said, dict):
-        found = {key: kept(value, dropped) for key, value in said.items() if key not in dropped}
+def kept(said: Any) -> Any:
+    """Without what is empty, numbers to six digits."""
+    if isinstance(said, Mapping):
+        found = {key: kept(value) for key, value in said.items()}
         return {key: value for key, value in found.items() if value not in (None, "", [], {})}
     if isinstance(said, list):
-        return [kept(value, dropped) for value in said]
-    return float(f"{said:.9g}") if isinstance(said, float) else said
+        return [kept(value) for value in said]
+    return float(f"{said:.6g}") if isinstance(said, float) else said
 
 
-def judge_chain(chain: Sequence[str], asked: Sequence[str], folder: Path) -> list[tuple[str, Facts, dict[str, str]]]:
+def find_chain(chain: Sequence[str], asked: Sequence[str], folder: Path) -> list[tuple[str, Facts, dict[str, str]]]:
     """Name, facts and texts of the asked runs of a chain."""
     os.chdir(folder)
     end = max((number for number, name in enumerate(chain, 1) if name in asked), default=0)
-    found = [(name, *judged(name, number, f"history-{chain[0]}.sqlite")) for number, name in enumerate(chain[:end])]
-    return [one for one in found if one[0] in asked]
+    all_of_chain = [
+        (name, *found(name, number, f"history-{chain[0]}.sqlite")) for number, name in enumerate(chain[:end])
+    ]
+    return [one for one in all_of_chain if one[0] in asked]
 
 
-def judge_all(asked: Sequence[str], folder: Path) -> tuple[dict[str, Facts], dict[str, str]]:
-    """Facts and texts of these runs, in two processes."""
+def find_all(asked: Sequence[str], folder: Path, processes: int) -> tuple[dict[str, Facts], dict[str, str]]:
+    """Facts and texts of these runs."""
     import pytest_ddpscale
 
     # Imported once for all forks: what is not torch and not pytest's to load.
@@ -191,63 +175,115 @@ def judge_all(asked: Sequence[str], folder: Path) -> tuple[dict[str, Facts], dic
             importlib.import_module(module.name)
     importlib.import_module("pytest")
     gc.freeze()
-    with ProcessPoolExecutor(2, get_context("fork")) as pool:
-        chains = list(pool.map(partial(judge_chain, asked=asked, folder=folder), map(list, CHAINS)))
+    with ProcessPoolExecutor(processes, get_context("fork")) as pool:
+        chains = list(pool.map(partial(find_chain, asked=asked, folder=folder), map(list, CHAINS)))
     done = [one for chain in chains for one in chain]
     return {name: facts for name, facts, _ in done}, {key: text for *_, texts in done for key, text in texts.items()}
 
 
-def fact_differences(before: Mapping[str, Facts], after: Mapping[str, Facts]) -> list[str]:
-    """A line for each change, outcomes first, with the runs and requirements where it is the same."""
-    old, new = dict(_flat(before)), dict(_flat(after))
+class Retired:
+    """Lines of retired.txt: what differences they skipped."""
+
+    def __init__(self, file: Path) -> None:
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        self._patterns = [line.split("  ")[0] for line in lines if line and not line.startswith("#")]
+        # Names of requirements have brackets, so that only * and ? are special.
+        self._expressions = [re.compile(fnmatch.translate(one.replace("[", "[[]"))) for one in self._patterns]
+        self._skipped = [0] * len(self._patterns)
+
+    def __contains__(self, difference: str) -> bool:
+        for number, expression in enumerate(self._expressions):
+            if expression.match(difference):
+                self._skipped[number] += 1
+                return True
+        return False
+
+    def said(self, *, is_idle_said: bool) -> Iterator[str]:
+        """How many differences were skipped, and which patterns skip nothing."""
+        if any(self._skipped):
+            yield f"{sum(self._skipped)} differences skipped: retired"
+        for pattern, skipped in zip(self._patterns, self._skipped, strict=True):
+            if is_idle_said and not skipped:
+                yield f"retired.txt: {pattern} skips nothing"
+
+
+def fact_differences(before: Mapping[str, Facts], after: Mapping[str, Facts], retired: Retired) -> list[str]:
+    """A line for each change, outcomes first, with the runs and facts where it is the same."""
+    lines = [f"{run}: no facts are stored; --store --only {run} stores them" for run in after if run not in before]
     places: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for path in sorted({*old, *new}):
-        was, now = (found.get(path, "(absent)") for found in (old, new))
-        numbers = isinstance(was, float) and isinstance(now, float)
-        if not (
-            math.isclose(was, now, rel_tol=1e-6, abs_tol=1e-12) if numbers else (type(was), was) == (type(now), now)
-        ):
-            places[" ".join(path[2:]), str(was), str(now)].append(" ".join(path[:2]))
-    lines = []
-    for (field, was, now), changed in sorted(places.items(), key=lambda change: change[0][0] != "outcome"):
+    for run in sorted({*before} & {*after}):
+        for fact in sorted({*before[run], *after[run]}):
+            sides = [facts[run].get(fact) for facts in (before, after)]
+            is_in_both = None not in sides
+            old, new = (dict(_flat(side)) if is_in_both else _whole(side) for side in sides)
+            for field in sorted({*old, *new}):
+                was, now = (side.get(field, "(absent)") for side in (old, new))
+                if not _is_same(was, now) and f"{run} {fact} {field}".rstrip() not in retired:
+                    places[field, str(was), str(now)].append(f"{run} {fact}")
+    for (field, was, now), changed in sorted(places.items(), key=lambda change: change[0][0] not in ("", "outcome")):
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        lines.append(f"{', '.join(changed[:3])}{more}: {field}: {was} → {now}")
+        lines.append(f"{', '.join(changed[:3])}{more}: {field}: {was} → {now}".replace(": : ", ": "))
     return lines
 
 
-def _flat(said: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every value with its path."""
+def _is_same(was: Any, now: Any) -> bool:
+    """Whether it is equal, as numbers within one unit of the sixth digit."""
+    if isinstance(was, float) and isinstance(now, float):
+        return math.isclose(was, now, rel_tol=1.01e-5, abs_tol=1e-12)
+    return (type(was), was) == (type(now), now)
+
+
+def _whole(fact: Mapping[str, Any] | None) -> dict[str, str]:
+    """A fact that only one side has."""
+    return {"": "(absent)" if fact is None else fact.get("outcome", "(present)")}
+
+
+def _flat(said: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value with its path; a list of words is a set."""
+    if isinstance(said, list) and all(isinstance(one, str) for one in said):
+        said = dict.fromkeys(said, True)
     if isinstance(said, dict | list) and said:
         for key, value in said.items() if isinstance(said, dict) else enumerate(said):
-            yield from _flat(value, (*path, str(key)))
+            yield from _flat(value, f"{path} {key}".lstrip())
     else:
         yield path, said
 
 
-def text_differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Unified differences of the texts."""
+def text_differences(before: Mapping[str, str], after: Mapping[str, str], retired: Retired) -> list[str]:
+    """Unified differences of the texts, with a name such as ``recorded-cpu.report.md``."""
     lines: list[str] = []
     for name in sorted({*before, *after}):
         was, now = before.get(name, "").splitlines(), after.get(name, "").splitlines()
-        lines += difflib.unified_diff(was, now, f"{name} before", f"{name} after", lineterm="", n=1)
+        if was != now and name not in retired:
+            lines += difflib.unified_diff(was, now, f"{name} before", f"{name} after", lineterm="", n=1)
     return lines
 
 
 def stored(data: Path) -> tuple[dict[str, Facts], dict[str, str]]:
-    """What is expected, with the new names."""
-    facts = lzma.decompress((data / "facts.json.xz").read_bytes()).decode()
+    """What is expected."""
+    facts = {file.stem: file.read_text(encoding="utf-8").splitlines() for file in (data / "facts").glob("*.jsonl")}
     texts = {path.stem: path.read_text(encoding="utf-8") for path in (data / "texts").glob("*.txt")}
-    for old, new in RENAMED.items():
-        facts, texts = facts.replace(old, new), {name: text.replace(old, new) for name, text in texts.items()}
-    return json.loads(facts), texts
+    return {run: dict(map(json.loads, lines)) for run, lines in facts.items()}, texts
 
 
 def store(data: Path, facts: Mapping[str, Facts], texts: Mapping[str, str]) -> None:
-    """Expect that from now on."""
-    (data / "texts").mkdir(parents=True, exist_ok=True)
-    (data / "facts.json.xz").write_bytes(lzma.compress(json.dumps(facts, sort_keys=True).encode(), preset=9))
-    for name, text in texts.items():
-        (data / "texts" / f"{name}.txt").write_text(text, encoding="utf-8")
+    """Expect that of these runs from now on, and nothing of runs that are no more."""
+    for folder, lines in (
+        ("facts", {f"{run}.jsonl": _lines(of_run) for run, of_run in facts.items()}),
+        ("texts", {f"{name}.txt": text for name, text in texts.items()}),
+    ):
+        (data / folder).mkdir(parents=True, exist_ok=True)
+        for file in (data / folder).iterdir():
+            if file.name.split(".")[0] not in RUNS:
+                file.unlink()
+        for name, text in lines.items():
+            (data / folder / name).write_text(text, encoding="utf-8")
+
+
+def _lines(facts: Facts) -> str:
+    """A line a fact, sorted."""
+    lines = (json.dumps([name, said], sort_keys=True, ensure_ascii=False) for name, said in sorted(facts.items()))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def record(name: str, run: Path) -> None:
@@ -272,7 +308,8 @@ def main() -> int:
     does.add_argument("--check", action="store_true", help="compare with what is stored")
     does.add_argument("--store", action="store_true", help="store what is found")
     does.add_argument("--record", metavar="NAME=RUN_DIR", help="store a run directory")
-    parser.add_argument("--only", nargs="+", default=[*RUNS], choices=RUNS, metavar="NAME", help="some runs")
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="some runs, such as 'h100-*'")
+    parser.add_argument("-j", type=int, default=2, metavar="N", help="processes; default: 2")
     parser.add_argument("--facts-only", action="store_true", help="without texts, which depend on pytest's version")
     parser.add_argument("--data", type=Path, default=DATA, help="what to compare with; default: benchmarks/oracle")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the run directories there; default: nowhere")
@@ -283,6 +320,9 @@ def main() -> int:
         return 0
     for name in RUNS if given.facts_only else ():
         RUNS[name] = RUNS[name].removesuffix(" with texts")
+    if unknown := [pattern for pattern in given.only if not fnmatch.filter(RUNS, pattern)]:
+        parser.error(f"found no run {', '.join(unknown)}; expected names of benchmarks/oracle/runs.txt")
+    asked = [name for name in RUNS if any(fnmatch.fnmatchcase(name, pattern) for pattern in given.only)]
     os.environ.clear()  # what might change a session or its texts
     os.environ |= {"PATH": os.defpath, "TZ": "UTC", "COLUMNS": "100", "OPENBLAS_NUM_THREADS": "1"}
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
@@ -292,16 +332,18 @@ def main() -> int:
         folder = (given.keep or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "pytest.ini").write_text("[pytest]\n")
-        facts, texts = judge_all(given.only, folder)
+        facts, texts = find_all(asked, folder, given.j)
     if given.store:
-        before = stored(given.data) if (given.data / "facts.json.xz").exists() else ({}, {})
-        store(given.data, before[0] | facts, before[1] | texts)
+        store(given.data, facts, texts)
         return 0
+    retired = Retired(given.data / "retired.txt")
     old_facts, old_texts = stored(given.data)
-    lines = fact_differences({name: old_facts.get(name, {}) for name in given.only}, facts)
-    asked = () if given.facts_only else given.only
-    lines += text_differences({k: text for k, text in old_texts.items() if k.split(".")[0] in asked}, texts)
-    print(*lines, f"{len(lines)} differences in {len(given.only)} runs ({time.monotonic() - began_s:.0f} s)", sep="\n")
+    lines = fact_differences(old_facts, facts, retired)
+    with_texts = () if given.facts_only else asked
+    old_texts = {name: text for name, text in old_texts.items() if name.split(".")[0] in with_texts}
+    lines += text_differences(old_texts, texts, retired)
+    print(*lines, *retired.said(is_idle_said=len(asked) == len(RUNS)), sep="\n")
+    print(f"{len(lines)} differences in {len(asked)} runs ({time.monotonic() - began_s:.0f} s)")
     return int(bool(lines))
 
 

@@ -1,0 +1,247 @@
+"""Facts that benchmarks/oracle.py compares: what programs and people decide by, read from what the product writes.
+
+Only verdicts.json, the history's file and outputs of commands are read, none of the product's modules, so that they can
+be written anew and judged by the same facts. What a requirement says of itself is no fact of a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sqlite3
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+Facts = dict[str, dict[str, Any]]
+Program = Callable[
+    [str, Sequence[str], Path], int
+]  # runs a command, with a file for what it says; returns its exit code
+# What a verdict decides and rests on; reasons only of runs that stay as they are.
+OF_VERDICT = ("outcome", "value", "interval", "rounds", "place", "correlation", "flags", "notes", "waiver",
+              "against_slowest", "launch_sd")  # fmt: skip
+OF_CULPRIT = ("is_certain", "slowdown", "slow_rounds", "rounds", "peers")
+OF_CAUSE = ("category", "severity", "explains")
+NAMES_OF_ROWS = (
+    "run", "data_set", "launch", "batch", "gpus", "ranks", "world_size", "name", "size", "model", "workload", "hidden",
+    "operation", "size_bytes", "redop", "setting", "data", "requirement",
+)  # fmt: skip
+# Sentences, settings of the command, and numbers that follow from others.
+NO_FACTS_OF_SUITE = {"schema_version", "suite", "headline", "problems", "failures", "problem", "reason", "why_not",
+                     "why_missing", "folder", "snippet_python", "snippet_environment", "not_measured"}  # fmt: skip
+OF_COMPARED = ("value_a", "value_b", "change", "is_ratio", "difference", "is_worse", "nodes", "of", "is_lost")
+OF_CALIBRATED = ("value", "bound", "node_sd", "launch_sd", "reach", "margin_pct", "nodes", "launches", "sd_is")
+TEXTS_OF_ROW = {"published", "provisional", "because"}
+LAYOUTS = ((1, 8), (4, 8), (2, 2), (1, 1))  # nodes x GPUs
+KEYS_OF_REQUIREMENT = ("metric", "workload", "probe", "check", "world_size", "placement", "versus")
+NO_FACTS_OF_REQUIREMENT = {*KEYS_OF_REQUIREMENT, "unit", "source", "reasoning", "smallest_fault", "file", "line", "was"}
+OF_CASE = ("reference_samples_per_s", "peak_tflops", "floor_samples_per_s", "peak")
+PLAYED_MEMORIES = ((4, 8, 64), (8, 8, 64), (100, 8, 65536), (1000, 16, 512), (1023, 8, 1024), (65536, 8, 65536))
+# Parts of verdicts.json that have facts of their own or are none.
+NO_FACTS_OF_RUN = {"basis", "extends", "schema_version", "source", "verdicts", "blockers", "causes", "coverage"}
+
+
+def judged_run(folder: Path, *, with_sentences: bool) -> Facts:
+    """Facts of verdicts.json: the run, what was tested, each cause and each verdict."""
+    said = json.loads((folder / "verdicts.json").read_text(encoding="utf-8"))
+    dropped = NO_FACTS_OF_RUN | {"last_acceptance"} | (set() if with_sentences else {"reason"})
+    facts: Facts = {"run": {key: value for key, value in said.items() if key not in dropped}}
+    facts["run"]["blockers"] = [f"{one['kind']} {one['name']}" for one in said["blockers"]]
+    facts |= _coverage(said["coverage"])
+    evidence = ["evidence"] * with_sentences
+    for cause in said["causes"]:
+        sentences = ("sentence", "next_steps") if with_sentences else ()
+        facts[f"cause {cause['id']}"] = _some(cause, (*OF_CAUSE, *sentences)) | {
+            "culprits": _culprits(cause, "gpu_uuid", *evidence)
+        }
+    for verdict in said["verdicts"]:
+        keys = [*OF_VERDICT, *["launches"] * (verdict["launches"] > 1), *["reason"] * with_sentences]
+        facts[verdict["id"]] = _some(verdict, keys) | {"culprits": _culprits(verdict, *evidence)}
+    return facts
+
+
+def _some(record: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: record[key] for key in keys if record.get(key) not in (None, "", [], {})}
+
+
+def _culprits(record: Mapping[str, Any], *more: str) -> dict[str, Any]:
+    """By name: ``gpu node-0:3``, ``link node-0:1 node-1:1``."""
+    found: dict[str, Any] = {}
+    for one in record["culprits"]:
+        ends = [(one["host"], one["gpu_index"]), (one["peer_host"], one["peer_gpu_index"])]
+        name = " ".join([one["kind"], *(f"{host}:{index}" for host, index in ends if host is not None)])
+        name += f" {sum(key.startswith(name) for key in found) + 1}" if name in found else ""
+        found[name] = _some(one, (*OF_CULPRIT, *more)) | ({"computed_wrong": True} if one["computed_wrong"] else {})
+    return found
+
+
+def _coverage(said: Mapping[str, Any]) -> Facts:
+    """What was tested in total, and on each node its GPUs by what they were tested with."""
+    facts: Facts = {"coverage": {key: value for key, value in said.items() if key not in ("nodes", "paths")}}
+    facts["coverage paths"] = {f"{one} {other}": [gbps, rounds] for one, other, gbps, rounds in said["paths"]}
+    for node in said["nodes"]:
+        by_tests: dict[str, list[Any]] = defaultdict(list)
+        for gpu in node["gpus"]:
+            name = gpu["local_rank"] if gpu["index"] is None else gpu["index"]
+            lacks = [f"{gpu['rounds_missing']} rounds missing"] * bool(gpu["rounds_missing"]) + gpu["missing_in"]
+            by_tests[" ".join([*gpu["tested_by"], *lacks, gpu["problem"]]).strip()].append(name)
+        facts[f"coverage {node['host']}"] = {"tested_by": node["tested_by"], "left_out": node["left_out"]} | {
+            f"GPUs {tests}": gpus for tests, gpus in by_tests.items()
+        }
+    return facts
+
+
+def history_rows(history: str) -> Facts:
+    """Values of the run that was added last: by what was measured, on each node in the order of its GPUs."""
+    facts: Facts = defaultdict(dict)
+    with closing(sqlite3.connect(history)) as database:
+        run, *about = database.execute("SELECT id, sku, outcome FROM runs ORDER BY rowid DESC").fetchone()
+        facts["history"]["run"] = " ".join(about)
+        for host, versions in database.execute("SELECT host, versions FROM hosts WHERE run = ?", [run]):
+            facts["history"].setdefault(versions, []).append(host)
+        values = database.execute(
+            "SELECT host, gpu_index, gpu_uuid, metric, subject, world_size, arm, definition, batch_size, value, "
+            "standing FROM key_values WHERE run = ? ORDER BY host, gpu_index",
+            [run],
+        )
+        for host, index, uuid, *series, definition, batch, value, standing in values:
+            fact = facts[" ".join(["history", *map(str, series), *[f"batch {batch}"] * (batch is not None)])]
+            fact["definition"] = definition
+            fact.setdefault(host, {})["node" if index is None else str(index)] = value
+            facts["history"].setdefault(f"GPUs of {host}", {})[str(index)] = uuid
+            if standing != "norm":
+                fact.setdefault(standing, []).append(f"{host} {index}")
+    return facts
+
+
+def suite(program: Program, name: str, *_: str) -> Facts:
+    """A suite's stored run, reported anew: the numbers of suite.json, a fact a row."""
+    code = program("ddpscale", ["report", name], Path(f"{name}.said"))
+    said = json.loads(Path(name, "suite.json").read_text(encoding="utf-8"))
+    facts: Facts = {"run": {"exit code": code} | {key: len(said[key]) for key in ("problems", "failures")}}
+    return facts | dict(_rows(said, said["suite"]))
+
+
+def _rows(said: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows of nested tables, by what names them; what is in no table is one fact."""
+    if isinstance(said, list):
+        for number, row in enumerate(said):
+            names = [f"{key} {row[key]}" for key in NAMES_OF_ROWS if key in row] or [str(number)]
+            yield from _rows({k: v for k, v in row.items() if k not in NAMES_OF_ROWS}, " ".join([path, *names]))
+        return
+    tables = {key: value for key, value in said.items() if _has_rows(value)}
+    yield path, {key: value for key, value in said.items() if key not in tables and key not in NO_FACTS_OF_SUITE}
+    for key, value in tables.items():
+        yield from _rows(value, f"{path} {key}")
+
+
+def _has_rows(said: Any) -> bool:
+    if isinstance(said, list):
+        return bool(said) and isinstance(said[0], dict)
+    return isinstance(said, dict) and any(map(_has_rows, said.values()))
+
+
+def compare(program: Program, name: str, *arguments: str) -> Facts:
+    """The changes between two runs of the chain, or two files of PyTorch's benchmark, and the gate."""
+    code, said = _said(program, name, "compare", *arguments, "--format=json")
+    facts: Facts = {"run": {"exit code": code} | _some(said, ("kind", "worse", "lost", "fails", "only_a", "only_b"))}
+    if said["kind"] == "pytorch-ddp":
+        return facts | dict(_rows(said["benchmarks"], "benchmark"))
+    return facts | {row["id"]: _some(row, OF_COMPARED) for row in said["requirements"]}
+
+
+def calibrate(program: Program, name: str, *runs: str) -> Facts:
+    """Bounds from nights of the chain, and the rows of the new thresholds file."""
+    code, said = _said(program, name, "calibrate", *runs, "--json")
+    out = sorted(said["not_calibrated"])
+    facts: Facts = {"run": {"exit code": code, "excluded": said["excluded"], "not_calibrated": out}}
+    facts |= {row["name"]: _some(row, OF_CALIBRATED) for row in said["calibrated"]}
+    for row in said["requirements"]:
+        metrics = sorted({*row} - TEXTS_OF_ROW - {"of", "probe", "severity"})
+        fact = f"row {' '.join(metrics)} {row.get('of', row.get('probe'))}"
+        facts[fact] = {key: key in TEXTS_OF_ROW or value for key, value in row.items()}
+    return facts
+
+
+def thresholds(program: Program, name: str, file: str, *skus: str) -> Facts:
+    """What decides of SKUs of a thresholds file, their requirements, and the case of each in four layouts."""
+    from pytest_ddpscale.plan.layout import Layout
+    from pytest_ddpscale.thresholds.cases import cases_for
+    from pytest_ddpscale.thresholds.loading import load_thresholds
+
+    loaded = load_thresholds(Path(file))
+    facts: Facts = {"run": {"skus": list(loaded.thresholds.skus)}}
+    for name_of_sku in skus or loaded.thresholds.skus:
+        options = f"--thresholds={file}", f"--gpu-sku={name_of_sku}", "--format=json"
+        code, said = _said(program, f"{name}.{name_of_sku}", "thresholds", "show", *options)
+        sku = loaded.thresholds.skus[name_of_sku]
+        parts = {part: _plain(getattr(sku, part)) for part in ("detect", "peak", "node", "beyond_node", "peers")}
+        facts[name_of_sku] = {"exit code": code, "units": said["units"], "aliases": said["aliases"]} | parts
+        for workload, about in said["workloads"].items():
+            facts[f"{name_of_sku} workload {workload}"] = about
+        for kind in ("requirements", "removed"):
+            for row in said[kind]:
+                key = " ".join(str(row[part]) for part in KEYS_OF_REQUIREMENT if row[part] is not None)
+                was = {"was": row["was"]["bound"]} if row.get("was") else {}
+                about = {part: row[part] for part in row if part not in NO_FACTS_OF_REQUIREMENT}
+                facts[f"{name_of_sku} {kind.removesuffix('s')} {key}"] = about | was
+        for nodes, per_node in LAYOUTS:
+            for case in cases_for(loaded, name_of_sku, Layout(nodes, per_node)):
+                fact = facts.setdefault(f"{name_of_sku} case {case.id}", {})
+                fact |= {"bound": case.requirement.bound, "severity": case.requirement.severity}
+                fact["waived until"] = case.requirement.waiver and str(case.requirement.waiver.until)
+                fact |= {part: getattr(case, part, None) for part in OF_CASE}
+                fact[f"{nodes}x{per_node}"] = case.missing or case.world_size
+    return facts
+
+
+def _plain(part: Any) -> Any:
+    """A part of a SKU as JSON has it."""
+    if dataclasses.is_dataclass(part):
+        return {field.name: _plain(getattr(part, field.name)) for field in dataclasses.fields(part)}
+    return part if isinstance(part, str | int | float | None) else json.loads(part.model_dump_json())
+
+
+def find_max_batch(*_: Any) -> Facts:
+    """Batches that the search tries, and what it finds, of played memories."""
+    from pytest_ddpscale.find_batch.batch_search import largest_fitting
+
+    facts: Facts = {}
+    for limit, least, most in PLAYED_MEMORIES:
+        tried: list[int] = []
+
+        def fits(batch: int, limit: int = limit, tried: list[int] = tried) -> bool:
+            tried.append(batch)
+            return batch <= limit
+
+        facts[f"up to {limit} of {least} to {most}"] = {"found": largest_fitting(fits, least, most), "tried": tried}
+    return facts
+
+
+def printed(program: Program, name: str, *command: str) -> Facts:
+    """Lines of a command with numbers, by their words."""
+    facts: Facts = {"run": {"exit code": program("ddpscale", command, said := Path(f"{name}.said"))}}
+    for line in said.read_text(encoding="utf-8").splitlines():
+        numbers = re.findall(r"(?<![\w.])[-−]?\d+(?:\.\d+)?(?!\w*\.\w)", line)
+        facts[f"line {re.sub(r'[-−0-9.:|]+', ' ', line)}"] = {"numbers": numbers}
+    return facts
+
+
+def _said(program: Program, name: str, *command: str) -> tuple[int, Any]:
+    """Exit code of a command and what it prints as JSON."""
+    code = program("ddpscale", command, said := Path(f"{name}.said"))
+    return code, json.loads(said.read_text(encoding="utf-8"))
+
+
+# By the first word of a line of runs.txt; all other lines are runs to judge.
+READERS: dict[str, Callable[..., Facts]] = {
+    "suite": suite,
+    "compare": compare,
+    "calibrate": calibrate,
+    "thresholds": thresholds,
+    "find-max-batch": find_max_batch,
+    "printed": printed,
+}
