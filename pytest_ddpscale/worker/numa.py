@@ -54,9 +54,12 @@ def bind_to_gpu(uuid: str, local_world_size: int, sysfs: Path = _SYSFS) -> Bindi
             return Binding(gpu=gpu)  # one node, or a virtual machine without NUMA information
         allowed = os.sched_getaffinity(0)
         cores = allowed & cores_of(node, sysfs)
-        if len(cores) < local_world_size:
+        # Ranks of the node are not known here; each has a GPU, and not each GPU has a rank.
+        its_gpus = sum(node_of(one.name, sysfs) == node for one in sysfs.glob("bus/pci/drivers/nvidia/*:*"))
+        least = min(local_world_size, its_gpus or local_world_size)
+        if len(cores) < least:
             text = f"not bound to its GPU's NUMA node {node}: only {len(cores)} of {len(allowed)} usable cores there"
-            text = f"{text}; expected at least {local_world_size}, one for each rank of the host"
+            text = f"{text}; expected at least {least}, one for each of its GPUs"
             return Binding(note=text, gpu=gpu)
         _run_on(cores)
     except (OSError, ValueError, LookupError) as error:

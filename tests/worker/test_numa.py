@@ -27,18 +27,20 @@ from pathlib import Path
 from pytest_ddpscale.worker.numa import bind_to_gpu
 wait = threading.Event()
 threading.Thread(target=wait.wait, daemon=True).start()  # as CUDA has some before anything is bound
-binding = bind_to_gpu(sys.argv[1], 1, Path(sys.argv[2]))
+binding = bind_to_gpu(sys.argv[1], int(sys.argv[3]), Path(sys.argv[2]))
 cores = [sorted(os.sched_getaffinity(int(task))) for task in os.listdir("/proc/self/task")]
 preferred = any(" prefer:" in line for line in open("/proc/self/numa_maps"))
 print(json.dumps([dataclasses.asdict(binding), cores, preferred]))
 """
 
 
-def sysfs(directory: Path, node: int, cpulists: dict[int, str]) -> Path:
-    """A machine whose second GPU hangs on `node`."""
-    device = directory / "bus/pci/devices" / ADDRESS
-    device.mkdir(parents=True)
-    (device / "numa_node").write_text(f"{node}\n", encoding="ascii")
+def sysfs(directory: Path, node: int, cpulists: dict[int, str], first: int = 0) -> Path:
+    """A machine whose second GPU hangs on `node`, and its first one on `first`."""
+    for address, its_node in ((ADDRESS, node), ("0000:10:00.0", first)):
+        device, driver = directory / "bus/pci/devices" / address, directory / "bus/pci/drivers/nvidia"
+        (driver / address).mkdir(parents=True)
+        device.mkdir(parents=True)
+        (device / "numa_node").write_text(f"{its_node}\n", encoding="ascii")
     for number, cpulist in cpulists.items():
         folder = directory / "devices/system/node" / f"node{number}"
         folder.mkdir(parents=True)
@@ -52,9 +54,9 @@ def test_the_kernel_says_on_which_node_a_gpu_is_and_which_cores_that_has(tmp_pat
     assert [cores_of(node, kernel) for node in range(3)] == [{0, 1, 2, 3}, {4, 5, 12, 14, 15}, set()]
 
 
-def bound(machine: PlayedMachine, kernel: Path) -> Any:
+def bound(machine: PlayedMachine, kernel: Path, ranks: int = 1) -> Any:
     machine.play([A100, A100])
-    return json.loads(machine.run_python(BIND, uuid_of(1), str(kernel)))
+    return json.loads(machine.run_python(BIND, uuid_of(1), str(kernel), str(ranks)))
 
 
 def test_a_rank_and_its_threads_run_on_the_cores_of_its_gpu_and_prefer_its_memory(
@@ -81,6 +83,16 @@ def test_a_rank_whose_job_has_no_cores_there_stays_where_it_is(machine: PlayedMa
     assert not prefers
     assert binding["node"] is None
     assert binding["note"].startswith("not bound to its GPU's NUMA node 1: only 0 of ")
+
+
+@pytest.mark.parametrize(("first", "node"), [(1, 0), (0, None)])
+def test_a_node_needs_a_core_for_each_of_its_own_gpus(
+    first: int, node: int | None, machine: PlayedMachine, tmp_path: Path
+) -> None:
+    core = str(min(os.sched_getaffinity(0)))
+    binding, _, _ = bound(machine, sysfs(tmp_path, 0, {0: core}, first), ranks=2)
+    assert binding["node"] == node
+    assert binding["note"].endswith("expected at least 2, one for each of its GPUs") is (node is None)
 
 
 @pytest.mark.parametrize(("address", "node"), [(ADDRESS, -1), ("0000:99:00.0", 0)])
