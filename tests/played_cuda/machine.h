@@ -83,9 +83,10 @@ struct Fault {
     int error = 0, nccl = 0, async = 0, kill = 0;
     double hang_s = 0;
     bool nan = false, oom = false;
-    // What always holds: a factor of time, no context (compute mode), never joins a communicator, others' memory.
+    // What always holds: a factor of time, no context (compute mode), never joins a communicator, others' memory, no
+    // fabric manager (of the whole machine: CUDA finds no GPU, NVML all).
     double slow = 0, held_mib = 0;
-    bool busy = false, never_joins = false;
+    bool busy = false, never_joins = false, not_ready = false;
 };
 
 static Fault read_fault(const std::string &text) {
@@ -110,6 +111,7 @@ static Fault read_fault(const std::string &text) {
         else if (key == "held") f.held_mib = value;
         else if (key == "busy") f.busy = value;
         else if (key == "join") f.never_joins = value;
+        else if (key == "not-ready") f.not_ready = value;
         else abort(); // a misspelt fault would never strike, and its test prove nothing
     }
     return f;

@@ -5,11 +5,16 @@
 extern "C" {
 static int driver_version() { return atoi(setting("PLAYED_DRIVER", "13020")); } // 1000 × major + 10 × minor
 static bool is_driver_too_old() { return driver_version() / 1000 < CUDART_VERSION / 1000; }
+static cudaError_t why_no_devices() {
+    for (auto &f : faults())
+        if (f.not_ready) return cudaErrorSystemNotReady;
+    return is_driver_too_old() ? cudaErrorInsufficientDriver : cudaSuccess;
+}
 static bool is_device(int index) { return index >= 0 && index < (int)gpus().size(); }
 
 cudaError_t cudaGetDeviceCount(int *count) {
     *count = 0;
-    if (is_driver_too_old()) return fail(cudaErrorInsufficientDriver);
+    if (auto error = why_no_devices()) return fail(error);
     *count = gpus().size();
     return *count ? cudaSuccess : fail(cudaErrorNoDevice);
 }
@@ -18,7 +23,7 @@ cudaError_t cudaGetDevice(int *index) {
     return gpus().empty() ? fail(cudaErrorNoDevice) : cudaSuccess;
 }
 cudaError_t cudaSetDevice(int index) {
-    if (is_driver_too_old()) return fail(cudaErrorInsufficientDriver);
+    if (auto error = why_no_devices()) return fail(error);
     if (!is_device(index)) return fail(cudaErrorInvalidDevice);
     cur = index;
     if (is_busy(index)) return fail(cudaErrorDevicesUnavailable);
@@ -174,6 +179,7 @@ static const ErrorText ERROR_TEXTS[] = {
     {700, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
     {719, "cudaErrorLaunchFailure", "unspecified launch failure"},
     {801, "cudaErrorNotSupported", "operation not supported"},
+    {802, "cudaErrorSystemNotReady", "system not yet initialized"},
     {999, "cudaErrorUnknown", "unknown error"}};
 static const ErrorText &error_text(cudaError_t error) {
     static const ErrorText other = {-1, "cudaErrorPlayed", "played error"};
