@@ -103,7 +103,7 @@ class NodeAgent:
         survey = None
         if task.survey:
             options = () if task.has_gpus else ("--no-gpu",)
-            survey = Command(survey_command(self._host, *options), LIMIT_S)
+            survey = Command(survey_command(self._host, *options), LIMIT_S, os.environ | task.environment)
         try:
             start = self._await_order(Start, survey)
         finally:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pytest_ddpscale.util.orphans import die_with_parent
 
@@ -25,7 +25,7 @@ class Command:
         code: its exit code, negative for a signal's number; None without one.
     """
 
-    def __init__(self, arguments: Sequence[str], limit_s: float) -> None:
+    def __init__(self, arguments: Sequence[str], limit_s: float, environment: Mapping[str, str] | None = None) -> None:
         self._name = arguments[0]
         self.limit_s = limit_s
         self._ends_s = time.monotonic() + limit_s
@@ -37,6 +37,7 @@ class Command:
         try:
             self._process = subprocess.Popen(
                 arguments,
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

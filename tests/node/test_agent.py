@@ -158,11 +158,14 @@ def test_an_order_may_come_in_pieces(start: Run) -> None:
 SURVEY = task(survey=True, has_gpus=False)
 
 
-def test_it_says_what_its_node_is_before_it_is_asked(start: Run, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_it_says_what_its_node_is_to_ranks_before_it_is_asked(
+    start: Run, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     torch = write_torch(tmp_path_factory.mktemp("site"), CPU_BUILD)
-    process = start("--host=n4", PYTHONPATH=str(torch), PYTHONDONTWRITEBYTECODE="1")
+    process = start("--host=n4")
     next_message(process)
-    tell(process, SURVEY)
+    ranks = {"PYTHONPATH": str(torch), "PYTHONDONTWRITEBYTECODE": "1"}
+    tell(process, task(survey=True, has_gpus=False, environment=ranks))
     survey = next_message(process).survey
     assert (survey.host, survey.problem, survey.versions["torch"], survey.has_driver) == ("n4", "", "2.8.0+cpu", False)
     assert set(survey.free_bytes) == {"shared_memory", "temporary"}
