@@ -116,6 +116,7 @@ FAULTS = (
     _fault(
         "driver-too-old", named=(), says="driver 580 or later", driver_version="570.86.15", cuda_driver_version=12080
     ),
+    _fault("system-not-ready-802", "not-ready=1", named=(), says="is unfit: gpus: .*802.*nvidia-fabricmanager"),
     Scenario("no-kernels-for-v100", named=(0, 1, 2, 3), says="compute capability 7.0", gpus=(V100,) * 4),
     Scenario(
         "no-gpu-left",

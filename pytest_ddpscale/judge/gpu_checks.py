@@ -27,7 +27,7 @@ from pytest_ddpscale.judge.findings import (
 from pytest_ddpscale.plan.hardware import is_named
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.column_record import FloatArray
-from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
+from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, is_older_cuda
 from pytest_ddpscale.run.telemetry import TelemetryColumns
 
 # Share of a window's polls with a throttle reason; a single poll may be a momentary excursion.
@@ -65,6 +65,7 @@ def _usable(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
     if len(places) < asked:
         why = "" if places else f": {no_gpu_reason(survey)}"
         yield fault(f"{len(places)} GPUs are visible; expected {asked}{why}", prevents_ranks=has_too_few)
+    yield from _counted_by_cuda(expectation, survey, asked)
     # Detects a GPU missing from the driver's list even if the remaining GPUs suffice for all ranks.
     pattern, least = expectation.name_pattern or "^.*$", expectation.gpus_installed or 0
     # A GPU withheld by a cgroup has no name.
@@ -74,6 +75,23 @@ def _usable(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
     for gpu in survey.gpus:
         if gpu.problem and not gpu.is_visible:
             yield note(f"GPU {gpu.index} of the node, which ranks do not use, does not answer: {gpu.problem}")
+
+
+def _counted_by_cuda(expectation: NodeExpectation, survey: Survey, asked: int) -> Iterator[Finding]:
+    """Whether CUDA has all GPUs that NVML lists; with a driver too old for torch `kernels` tells."""
+    count, why = survey.torch_gpus, survey.cuda_problem.rpartition("set an error? ")[2]  # torch's guess at the cause
+    listed = sum(gpu.is_visible and not gpu.is_lost and bool(gpu.uuid) for gpu in survey.gpus)
+    if count is None:
+        if why:
+            yield unknown(f"CUDA did not count its GPUs: {why}")
+    elif count < listed and not is_older_cuda(survey.versions.get("cuda_driver"), survey.versions.get("cuda")):
+        cure = "look for Xid in dmesg"
+        if "Error 802" in why and any("GB200" in gpu.name or "GB300" in gpu.name for gpu in survey.gpus):
+            cure = "check nvidia-imex and the NVLink switch trays"
+        elif "Error 802" in why and expectation.nvlinks:
+            cure = f"start nvidia-fabricmanager {survey.versions.get('driver')}, the driver's version"
+        text = f"CUDA finds {count} of the {listed} GPUs that ranks may use{why and f' ({why})'}: {cure}"
+        yield fault(text, prevents_ranks=count < asked)
 
 
 def _compute_mode(gpu: SurveyedGpu) -> Iterator[Finding]:

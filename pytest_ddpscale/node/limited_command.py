@@ -57,7 +57,8 @@ class Command:
         except subprocess.TimeoutExpired as error:
             if wait_s < left_s:
                 return False
-            self.errors, self.was_too_late = error.stderr or b"", True
+            self.printed, self.errors = error.stdout or b"", error.stderr or b""
+            self.was_too_late = True
             self.stop()
         else:
             self.code = self._process.returncode

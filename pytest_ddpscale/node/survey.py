@@ -20,9 +20,9 @@ from msgspec.structs import replace
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.node.limited_command import Command
-from pytest_ddpscale.node.torch_facts import TorchFacts, ask_torch, usable_gpus
+from pytest_ddpscale.node.torch_facts import TorchFacts, ask_torch
 from pytest_ddpscale.run.record_lines import line_of
-from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu, is_older_cuda
+from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu
 from pytest_ddpscale.sku.detection import visible_ordinals
 from pytest_ddpscale.telemetry.gpu_state import DriverState, read_gpus
 
@@ -35,7 +35,7 @@ _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 def survey(host: str, *, gpus: bool) -> Survey:
     """Survey this node."""
     _about_to("start torch and nvidia-smi")
-    torch_answer = ask_torch()
+    torch_answer = ask_torch(counts_gpus=gpus)
     topology = Command(["nvidia-smi", "topo", "-m"], _TOPOLOGY_LIMIT_S) if gpus else None
     driver = _driver() if gpus else DriverState(is_loaded=False)
     _about_to("read InfiniBand ports")
@@ -44,16 +44,14 @@ def survey(host: str, *, gpus: bool) -> Survey:
     free = free_bytes()
     _about_to("wait for torch and nvidia-smi")
     torch = torch_answer()
-    is_old = is_older_cuda(driver.versions.get("cuda_driver"), torch.cuda)
-    if is_old:
-        _about_to("count the GPUs that torch can use")
     return replace(
         _of_driver(host, driver),
         cores=len(os.sched_getaffinity(0)),
         versions=_versions(driver, torch),
         torch_problem=torch.problem,
         arch_list=torch.arch_list,
-        torch_gpus=usable_gpus() if is_old else None,
+        torch_gpus=torch.gpus,
+        cuda_problem=torch.cuda_problem,
         free_bytes=free,
         infiniband=ports,
         topology=_TERMINAL_CODES.sub("", topology.output()[0]).strip() if topology else "",

@@ -27,12 +27,18 @@ try:
     found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
 except Exception:
     pass
+print("\\n" + json.dumps(found), flush=True)
+"""
+# Initialises CUDA, unlike the above, and creates no context: NVML does not tell whether CUDA works, which is also what
+# torch.cuda.device_count() asks. torch gives CUDA's error as a warning.
+_COUNT = """
+import warnings
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    found["gpus"] = torch._C._cuda_getDeviceCount() if torch.version.cuda else None
+found["cuda_problem"] = " ".join(str(one.message).partition(" (Triggered")[0] for one in said)
 print("\\n" + json.dumps(found))
 """
-# Initialises CUDA, unlike the above, but no GPU: cuda-compat lets an older driver run a newer CUDA, which only a try
-# can tell.
-_COUNT = "import torch; print(f'\\n{torch.cuda.device_count() if torch.cuda.is_available() else 0}')"
-COUNT_LIMIT_S = 20.0
 
 
 class TorchFacts(Record, frozen=True):
@@ -43,6 +49,8 @@ class TorchFacts(Record, frozen=True):
         cuda: version of CUDA that it was built with; None for a CPU build.
         nccl: version of its NCCL; None without one.
         arch_list: GPU architectures that it has kernels for.
+        gpus: number of GPUs that CUDA has for ranks; None without an answer.
+        cuda_problem: CUDA's error, or why it did not count its GPUs; empty without one.
         problem: why it cannot be imported; empty if it can.
     """
 
@@ -50,6 +58,8 @@ class TorchFacts(Record, frozen=True):
     cuda: str | None = None
     nccl: str | None = None
     arch_list: tuple[str, ...] = ()
+    gpus: int | None = None
+    cuda_problem: str = ""
     problem: str = ""
 
 
@@ -67,7 +77,9 @@ def refuse_missing_torch() -> None:
         )  # fmt: skip
 
 
-def ask_torch(python: Sequence[str] = (sys.executable,), limit_s: float = LIMIT_S) -> Callable[[], TorchFacts]:
+def ask_torch(
+    python: Sequence[str] = (sys.executable,), limit_s: float = LIMIT_S, *, counts_gpus: bool = False
+) -> Callable[[], TorchFacts]:
     """Start reading the facts in the background.
 
     Args:
@@ -76,20 +88,16 @@ def ask_torch(python: Sequence[str] = (sys.executable,), limit_s: float = LIMIT_
     Returns:
         A function that waits for the facts.
     """
-    command = Command([*python, "-c", _PROGRAM], limit_s)
+    command = Command([*python, "-c", _PROGRAM + (_COUNT if counts_gpus else "")], limit_s)
 
     def answer() -> TorchFacts:
-        output, problem = command.output()
-        return TorchFacts(problem=problem) if problem else _facts(output)
+        _, problem = command.output()
+        found = _facts(command.printed.decode("utf-8", errors="replace"))
+        if problem and found.torch:  # it hung or crashed where it counts GPUs
+            return msgspec.structs.replace(found, cuda_problem=problem)
+        return TorchFacts(problem=problem) if problem else found
 
     return answer
-
-
-def usable_gpus(python: Sequence[str] = (sys.executable,), limit_s: float = COUNT_LIMIT_S) -> int | None:
-    """Number of GPUs that torch can use, all hidden ones left out; None without an answer."""
-    output, _ = Command([*python, "-c", _COUNT], limit_s).output()
-    last = output.strip().splitlines()[-1:]
-    return int(last[0]) if last and last[0].isdecimal() else None
 
 
 def _facts(output: str) -> TorchFacts:

@@ -32,7 +32,7 @@ def id_of_device(culprit: Culprit, verdict: Verdict, *, is_any_slow: bool) -> Ca
     if culprit.computed_wrong:
         return "wrong-data"
     if metric.subject == "check":
-        return OF_CHECK.get(verdict.workload, "requirement-not-met")
+        return _id_of_check(verdict, [culprit])
     if verdict.outcome == "error":  # a GPU whose own error ended its ranks
         return "gpu-error"
     if culprit.kind == "link":
@@ -67,7 +67,7 @@ def id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
             return "gpu-error"
         return "interrupted" if is_unfinished and verdict.outcome == "not_measured" else _UNMEASURED[verdict.outcome]
     if metric.subject == "check":
-        return OF_CHECK.get(verdict.workload, "requirement-not-met")
+        return _id_of_check(verdict, verdict.culprits)
     if metric.subject == "node":
         return "regression"
     if link := _link_of(verdict):
@@ -101,6 +101,12 @@ def category_of(cause: CauseId, culprits: Sequence[Culprit], at_fault: Collectio
     """``ISOLATE`` only if a culprit is certain and one of those `drained`; a suspect is never drained."""
     is_drained = any(one.is_certain and one.identity in at_fault for one in culprits)
     return "ISOLATE" if is_drained and CAUSES[cause].category == "ISOLATE" else "CHECK"
+
+
+def _id_of_check(verdict: Verdict, culprits: Sequence[Culprit]) -> CauseId:
+    if verdict.workload == "gpus" and culprits and all(one.kind == "node" for one in culprits):
+        return "missing-gpus"  # no single GPU is to be reset
+    return OF_CHECK.get(verdict.workload, "requirement-not-met")
 
 
 def _id_of_link(culprit: Culprit) -> CauseId:

@@ -143,8 +143,8 @@ class Survey(Record, frozen=True, tag_field="kind", tag="survey"):
             ``kernel``; None if absent.
         torch_problem: why torch cannot be imported; empty if it can.
         arch_list: GPU architectures that this torch build has kernels for: ``sm_90``, ``compute_120`` …
-        torch_gpus: number of GPUs that torch can use, asked if the driver is of an older major version of CUDA than
-            torch; None if it was not asked or did not answer.
+        torch_gpus: number of GPUs that CUDA has for ranks; None if it was not asked or did not answer.
+        cuda_problem: CUDA's error, or why it did not count its GPUs; empty without one.
         free_bytes: on the file systems of ``run_directory``, ``shared_memory`` and ``temporary``.
         topology: output of ``nvidia-smi topo -m``; empty if the command is missing or fails.
         clock: offset from the supervisor's clock; None if it was not measured.
@@ -161,6 +161,7 @@ class Survey(Record, frozen=True, tag_field="kind", tag="survey"):
     torch_problem: str = ""
     arch_list: tuple[str, ...] = ()
     torch_gpus: int | None = None
+    cuda_problem: str = ""
     free_bytes: dict[str, int] = field(default_factory=dict)
     infiniband: tuple[InfiniBandPort, ...] = ()
     topology: str = ""

@@ -12,11 +12,17 @@ from msgspec.structs import replace as altered
 
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeExpectation
 from pytest_ddpscale.run.survey_record import GpuProcess, RemappedRows, Survey
-from tests.builders.nodes_checked import A100, GIB, NOT_SUPPORTED, gpu, gpus, judged, survey, unread, with_gpu
+from tests.builders.nodes_checked import A100, GIB, NOT_SUPPORTED, VERSIONS, gpu, gpus, judged, survey, unread, with_gpu
+from tests.rows import rows
 
 A100_ALONE = replace(A100, gpus_per_node=1)
 ALONE = survey(gpus=gpus(count=1, which=[0], nvlinks_active=0))
 
+# As torch says it.
+NOT_READY = (
+    "CUDA initialization: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
+    "NumCudaDevices() that might have already set an error? Error 802: system not yet initialized"
+)
 SURVEY_CHECKS = [name for name, check in NODE_CHECKS.items() if check.reads == "survey"]
 OF_GPUS = ["processes", "mig", "ecc", "throttling", "pcie", "nvlink", "kernels", "bf16"]
 
@@ -208,6 +214,7 @@ def test_of_a_lost_gpu_nothing_else_is_known_and_a_node_without_a_driver_passes_
         (survey(gpus=gpus(which=range(8), is_visible=False)), "CUDA_VISIBLE_DEVICES hides all 8 GPUs"),
         (survey(gpus=(), driver_problem="Driver/library version mismatch"), "Driver/library version mismatch"),
         (survey(gpus=(), has_driver=False), "no NVIDIA driver is loaded"),
+        (survey(torch_gpus=7), "CUDA finds 7 of the 8 GPUs that ranks may use: look for Xid in dmesg"),
     ],
 )
 def test_a_node_with_fewer_gpus_than_asked_fails(node: Survey, text: str) -> None:
@@ -216,6 +223,37 @@ def test_a_node_with_fewer_gpus_than_asked_fails(node: Survey, text: str) -> Non
     assert text in result.reason
     (culprit,) = result.culprits
     assert (culprit.kind, culprit.host, culprit.gpu_index) == ("node", "n1", None)
+
+
+@rows(
+    ("name", "nvlinks", "cure"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 12, "start nvidia-fabricmanager 580.95.05, the driver's version"),
+        ("NVIDIA GB200", 18, "check nvidia-imex and the NVLink switch trays"),
+        ("NVIDIA A100 80GB PCIe", None, "look for Xid in dmesg"),
+    ],
+)
+def test_a_node_whose_cuda_is_not_ready_is_told_what_its_kind_of_machine_needs(
+    name: str, nvlinks: int | None, cure: str
+) -> None:
+    node = survey(gpus=gpus(which=range(8), name=name), torch_gpus=0, cuda_problem=NOT_READY)
+    expectation = replace(A100, name_pattern=f"^{name}$", nvlinks=nvlinks)
+    (culprit,) = judged("gpus", node, expectation=expectation).culprits
+    told = f"CUDA finds 0 of the 8 GPUs that ranks may use (Error 802: system not yet initialized): {cure}"
+    assert (culprit.kind, culprit.evidence, culprit.is_certain) == ("node", told, True)
+
+
+def test_cuda_need_not_count_a_lost_gpu_nor_any_with_a_driver_too_old_for_torch() -> None:
+    lost = survey(gpus=gpus(which=[3], problem="GPU is lost", is_lost=True), torch_gpus=7)
+    assert [culprit.gpu_index for culprit in judged("gpus", lost).culprits] == [3]
+    old = survey(torch_gpus=0, versions=VERSIONS | {"cuda_driver": "12.8"})
+    assert [judged(name, old).outcome for name in ("gpus", "kernels")] == ["passed", "failed"]
+
+
+def test_a_cuda_that_does_not_answer_in_time_is_no_fault_and_no_pass() -> None:
+    result = judged("gpus", survey(cuda_problem="did not answer within 45 s"))
+    assert (result.outcome, result.culprits) == ("not_measured", ())
+    assert "n1: CUDA did not count its GPUs: did not answer within 45 s" in result.reason
 
 
 def test_gpus_that_ranks_may_not_use_are_not_judged() -> None:

@@ -174,6 +174,9 @@ def test_no_rank_is_started_where_none_can_run_whoever_is_to_blame() -> None:
     lost = survey(gpus=gpus(which=(6, 7), problem="GPU is lost", is_lost=True))
     assert hopeless("gpus", lost, survey("n2")).keys() == {"n1"}, "six GPUs for eight ranks"
     assert hopeless("gpus", lost, ranks_per_node=6) == {}, "CUDA leaves the lost ones out"
+    down = {"torch_gpus": 0, "cuda_problem": "Error 802: system not yet initialized"}
+    assert hopeless("gpus", survey("n1", **down), survey("n2", **down)).keys() == {"n1", "n2"}
+    assert hopeless("gpus", survey(torch_gpus=7), ranks_per_node=7) == {}, "seven are enough"
     assert hopeless("gpus", survey(gpus=())) == {"n1": "gpus: 0 GPUs are visible; expected 8: the driver finds no GPU"}
     for name, other in (("nvlink", with_gpu(nvlinks_active=0)), ("gpus", Survey("n1", 1.7e9, problem="no answer"))):
         assert hopeless(name, other) == {}

@@ -23,24 +23,15 @@ class _C:
     @staticmethod
     def _cuda_getArchFlags():
         return "sm_80 sm_90 compute_120"
+    @staticmethod
+    def _cuda_getDeviceCount():
+        return 8
 class cuda:
     class nccl:
         @staticmethod
         def version():
             return 2, 27, 3
 """
-# Of CUDA 13, which can use two GPUs.
-CUDA_13_BUILD = (
-    CUDA_BUILD.replace("12.8", "13.0").replace("cu128", "cu130")
-    + """
-    @staticmethod
-    def is_available():
-        return True
-    @staticmethod
-    def device_count():
-        return 2
-"""
-)
 
 
 def write_torch(folder: Path, source: str) -> Path:

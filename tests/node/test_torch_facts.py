@@ -47,6 +47,24 @@ def test_an_import_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pyt
     assert time.monotonic() - begun_s < 10
 
 
+@pytest.mark.parametrize(
+    ("count", "gpus", "problem"),
+    [
+        ("return 2", 2, ""),
+        ("import warnings; warnings.warn('Error 802: oh (Triggered internally at a.cpp:1.)'); return 0", 0,
+         "Error 802: oh"),
+        ("raise SystemExit(3)", None, "ended with code 3"),
+        ("import time; time.sleep(60)", None, "did not answer within 3 s"),
+    ],
+)  # fmt: skip
+def test_gpus_are_counted_by_cuda_and_a_failure_costs_no_other_fact(
+    count: str, gpus: int | None, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(write_torch(tmp_path, CUDA_BUILD.replace("return 8", count))))
+    expected = TorchFacts("2.8.0+cu128", "12.8", "2.27.3", ("sm_80", "sm_90", "compute_120"), gpus, problem)
+    assert ask_torch(limit_s=3.0, counts_gpus=True)() == expected
+
+
 def test_the_torch_that_is_installed_is_asked_without_being_imported_here() -> None:
     was_there = "torch" in sys.modules
     facts = ask_torch()()

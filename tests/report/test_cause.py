@@ -71,6 +71,13 @@ def test_causes_are_in_order_of_severity_whatever_they_explain() -> None:
     assert headline(judged).startswith("REJECTED: wrong data: GPU 7 (GPU-7) on node7: computed wrong data (1 of ")
 
 
+def test_a_node_that_misses_gpus_has_no_gpu_to_reset() -> None:
+    node = replace(GPU, kind="node", gpu_index=None, gpu_uuid=None, slowdown=None)
+    for culprit in (node, replace(node, is_certain=False)):
+        [cause] = causes(_judged(replace(CHECKED, id="node_check[gpus]", workload="gpus", culprits=(culprit,))))
+        assert cause.id == "missing-gpus"
+
+
 def test_a_failure_that_is_not_certain_of_a_device_is_a_cause_of_its_own() -> None:
     judged = _judged(_failed("one", GPU), _failed("two", replace(GPU, is_certain=False)))
     first, second = causes(judged)
