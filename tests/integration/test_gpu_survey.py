@@ -42,6 +42,7 @@ def surveyed(survey: Survey) -> SurveyedGpu:
 def test_driver_and_torch_answer(survey: Survey, gpu: TorchGpu) -> None:
     assert (survey.problem, survey.driver_problem, survey.torch_problem) == ("", "", "")
     assert survey.has_driver
+    assert (survey.torch_gpus, survey.cuda_problem) == (sum(gpu.is_visible for gpu in survey.gpus), "")
     assert [name for name, version in survey.versions.items() if not version] == []
     assert (survey.versions["torch"], survey.versions["cuda"]) == (gpu.torch_version, gpu.cuda_version)
     # A driver runs what was built for its major version of CUDA, or an earlier one.

@@ -90,12 +90,25 @@ def test_a_gpu_that_fell_off_the_bus_before_is_named(ended: Session) -> None:
     assert named(session) == {(HOST, 1, None)}  # a lost GPU does not tell its UUID any more
 
 
-def test_a_driver_too_old_for_the_wheel_fails_before_the_launch(ended: Session) -> None:
-    session = ended([], *TRAINING, driver_version="570.86.15", cuda_driver_version=12080)
+OLD = {"driver_version": "570.86.15", "cuda_driver_version": 12080}
+
+
+@pytest.mark.parametrize(
+    ("faults", "machine", "found", "cure"),
+    [
+        ([], OLD, "the driver supports CUDA 12.8, torch ", "driver 580 or later"),
+        (["not-ready=1"], {}, "CUDA finds 0 of the 2 GPUs that ranks may use (Error 802: ", "nvidia-fabricmanager"),
+    ],
+)  # fmt: skip
+def test_a_node_where_cuda_does_not_start_fails_before_the_launch(
+    ended: Session, faults: list[str], machine: dict[str, Any], found: str, cure: str
+) -> None:
+    session = ended(faults, *TRAINING, **machine)
     assert (session.exit_code, session.verdicts["outcome"]) == (1, "rejected")
-    assert headline(session).startswith(f"REJECTED: node {HOST}: the driver supports CUDA 12.8, torch ")
-    assert "driver 580 or later" in headline(session)
+    assert headline(session).startswith(f"REJECTED: node {HOST}: {found}")
+    assert cure in headline(session)
     assert session.lines("measurements.jsonl", "gang") == []
+    assert named(session) == {(HOST, None, None)}
 
 
 def test_a_gpu_whose_error_ends_its_rank_in_two_gangs_is_rejected(ended: Session) -> None:
