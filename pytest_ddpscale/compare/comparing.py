@@ -80,7 +80,8 @@ class ComparedRequirement:
         if METRICS[self.metric].compares_results:
             return True
         near = self.change.low if METRICS[self.metric].upper_bound else -self.change.high
-        return near > share
+        of = 1.0 if self.is_ratio or self.unit == "fraction" or self.a is None else abs(self.a.value)
+        return near > share * of
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns,
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.history.key_values import key_values_of
 from pytest_ddpscale.history.prediction import reference_of
+from pytest_ddpscale.judge.intervals import Estimate, ValueChange
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.columns import columns_of
@@ -83,6 +84,14 @@ def test_only_what_is_surely_worse_by_more_than_a_share_is_told() -> None:
     assert of(found, "rank_uniformity", 8).id in names
     assert found.worse_by(0.2) == []
     assert compared(run(3, "slow-gpu:3:1.1"), run(1)).worse_by(0.0) == []
+
+
+@pytest.mark.parametrize(("more_ms", "is_worse"), [(0.06, False), (3.9, False), (4.1, True)])
+def test_a_share_of_a_difference_in_ms_is_of_the_first_value(more_ms: float, is_worse: bool) -> None:
+    change = ValueChange(more_ms, more_ms, more_ms)
+    found = ComparedRequirement("communication_time[r-2gpu]", "communication_time", "r", 2, "ms", is_ratio=False,
+                                a=Estimate(80.0, (80.0, 80.0)), change=change, is_worse=True)  # fmt: skip
+    assert found.is_worse_by(0.05) == is_worse
 
 
 def test_one_rank_that_computes_wrongly_is_worse_by_any_share() -> None:
