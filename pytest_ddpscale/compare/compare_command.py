@@ -40,7 +40,7 @@ def add_compare(commands: Commands, judgement_of: JudgementOf) -> None:
         help="with --fail-below: accept values that were measured before but not now",
     )  # fmt: skip
     add("--confidence", default=OPTIONS["confidence"].default, metavar="C",
-        help="confidence of each interval; default: %(default)s")  # fmt: skip
+        help="confidence of each interval, which verdicts have already; default: %(default)s")  # fmt: skip
     add("--format", choices=("text", "json"), default="text", help="default: %(default)s")
     command.set_defaults(run=lambda arguments: _compare(arguments, judgement_of))
 

@@ -193,11 +193,14 @@ def _proviso_sentences(found: ComparedRuns, told: Sequence[ComparedRequirement])
             "These two launches only: not all intervals include differences between launches (--ddp-launches=3, or 5 "
             "earlier runs in the history, would)."
         )
-    if any(one.of == "mean" for one in told) and found.kind == "same SKU":
-        yield "The runs have no node in common: values of single nodes are compared by the mean of all nodes."
-    most = max((one.nodes for one in told if one.of == "worst"), default=1)
-    if most > 1:
-        yield f"Values of single nodes are compared by the worst of the {most} nodes of both runs."
+    places: dict[tuple[str, str], list[str]] = {}
+    for one in told:
+        if one.place_a != one.place_b:
+            places.setdefault((one.place_a or "all", one.place_b or "all"), []).append(one.id)
+    if places:
+        yield "Where places are judged by themselves, the worst of each run is compared:"
+    for (of_a, of_b), ids in places.items():
+        yield text.one_line(f"{of_a} in A, {of_b} in B: {', '.join(ids)}")
     if found.a.is_simulated != found.b.is_simulated:
         yield "One run was simulated: the difference says nothing about a machine."
 

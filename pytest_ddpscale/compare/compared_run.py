@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_ddpscale.history.baseline import BASELINE_SCHEMA_VERSION, Baseline
-from pytest_ddpscale.history.key_values import KeyValueSeries
-from pytest_ddpscale.history.prediction import Reference
 from pytest_ddpscale.history.recording import versions_by_host
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
-from pytest_ddpscale.run.run_directory import RunDirectory, read_file
+from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import Judgement
 
@@ -24,7 +21,6 @@ class ComparedRun:
         path: of its directory, as given.
         versions: of the software, by host.
         digest: SHA-256 of its measurements.
-        past: earlier values of the same places, as known when the run was judged.
     """
 
     path: str
@@ -33,7 +29,6 @@ class ComparedRun:
     judgement: Judgement
     versions: Mapping[str, Mapping[str, str]]
     digest: str
-    past: Mapping[KeyValueSeries, Reference] = field(default_factory=dict)
 
     @property
     def is_simulated(self) -> bool:
@@ -58,10 +53,7 @@ def read_compared_run(path: Path, judgement_of: Callable[[RunDirectory], Judgeme
     """
     run = RunDirectory.open(path)
     record, records, evidence = run.read_run(), run.read_records(), read_evidence(run)
-    past: Mapping[KeyValueSeries, Reference] = {}
-    if run.baseline_json.exists():
-        past = dict(read_file(run.baseline_json, Baseline, BASELINE_SCHEMA_VERSION).past)
     return ComparedRun(
         str(path), record, evidence, judgement_of(run), versions_by_host(record, records, evidence),
-        run.measurements_sha256(), past,
+        run.measurements_sha256(),
     )  # fmt: skip

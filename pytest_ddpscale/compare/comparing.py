@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from pytest_ddpscale.compare.asked_of_run import TOGETHER, AskedOfRun, asked_of
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.configuration import ConfigurationDifference, configuration_differences
-from pytest_ddpscale.compare.estimated_values import Estimated, Of, estimated, shared_hosts
 from pytest_ddpscale.compare.step_percentiles import StepPercentiles, step_percentiles
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.judge.intervals import Estimate, ValueChange, change_between
+from pytest_ddpscale.judge.values import values, worst_value
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.plan.workload import incomparable_fields
+from pytest_ddpscale.plan.workload import Workload, incomparable_fields
 from pytest_ddpscale.run.verdicts import Verdict
 
+_LEAST_SHARE = 1e-6  # smallest lower limit relative to the value, for values that err by factors
 Difference = Literal["faster", "slower", "more", "less", "no difference shown", "not compared"]
 
 
@@ -38,8 +38,8 @@ class ComparedRequirement:
         is_ratio: whether the change is relative to the first run, instead of a difference.
         difference: the change in a word.
         is_worse: whether the second run is certainly worse.
-        nodes: number of nodes of the values.
-        of: the worst of the nodes that both runs share, or the mean of all if they share none.
+        place_a: where the first run's value is: the worst of the places judged by themselves; empty if it is of all.
+        place_b: where the second run's is, likewise.
         knows_launches: whether both intervals include differences between launches.
         why_not: why it was not compared; empty if it was.
         is_lost: whether the first run has a value but the second has none to compare with it.
@@ -62,8 +62,8 @@ class ComparedRequirement:
     is_ratio: bool = True
     difference: Difference = "not compared"
     is_worse: bool = False
-    nodes: int = 1
-    of: Of = "worst"
+    place_a: str = ""
+    place_b: str = ""
     knows_launches: bool = False
     why_not: str = ""
     is_lost: bool = False
@@ -80,7 +80,8 @@ class ComparedRequirement:
         if METRICS[self.metric].compares_results:
             return True
         near = self.change.low if METRICS[self.metric].upper_bound else -self.change.high
-        return near > share
+        of = 1.0 if self.is_ratio or self.unit == "fraction" or self.a is None else abs(self.a.value)
+        return near > share * of
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class ComparedRuns:
 
     Attributes:
         kind: ``generations`` for two SKUs, which are compared only by throughput, each with its own batch.
-        confidence: of each interval, 0 … 1.
+        confidence: of each interval, 0 … 1; if verdicts have several, the lowest.
         configuration: differences besides the measured values.
         requirements: in the order of the first run.
         only_a: ids of requirements that only the first run was judged by.
@@ -115,20 +116,28 @@ class ComparedRuns:
 
 
 def compare_runs(a: ComparedRun, b: ComparedRun, confidence: float) -> ComparedRuns:
-    """Compare the second run with the first.
+    """Compare the second run with the first: the values of the verdicts with their intervals.
+
+    Args:
+        a: the first run.
+        b: the second run.
+        confidence: of each interval; verdicts have their own.
 
     Raises:
-        OptionError: the runs have the same measurements, or no requirement in common.
+        OptionError: the runs have the same measurements, no requirement in common, or verdicts of another confidence.
     """
     if a.digest == b.digest:
         raise OptionError("RUN_DIR", f"{b.path} has the same measurements as {a.path}", "two runs")
     is_same_sku = a.record.sku == b.record.sku
-    pairs = list(_of_requirements(a, b) if is_same_sku else _of_generations(a, b))
-    found = tuple(_compared(pair, confidence) for pair in pairs)
+    asked_a, asked_b = (requirements_of(run) if is_same_sku else {} for run in (a, b))
+    judged = min((one.confidence for one in (*asked_a.values(), *asked_b.values())), default=confidence)
+    if judged != confidence:
+        raise OptionError("--confidence", f"found {confidence:g}; the verdicts have {judged:g}", f"{judged:g}",
+                          "`pytest --ddp-judge=RUN_DIR --ddp-confidence=C` judges a run again.")  # fmt: skip
+    found = tuple(_of_requirements(a, b) if is_same_sku else _of_generations(a, b, confidence))
     if not any(one.change for one in found):
         raise OptionError("RUN_DIR", f"{a.path} and {b.path} cannot be compared: {_why_nothing(found)}", "two runs "
                           "that measured the same")  # fmt: skip
-    asked_a, asked_b = (requirements_of(run) if is_same_sku else {} for run in (a, b))
     only_a, only_b = (
         tuple(name for name in ours if name not in theirs) for ours, theirs in ((asked_a, asked_b), (asked_b, asked_a))
     )
@@ -143,22 +152,6 @@ def _why_nothing(found: tuple[ComparedRequirement, ...]) -> str:
     return f"{found[0].id}: {found[0].why_not}" if found else "no requirement is common to both"
 
 
-class _AskedOfBoth(NamedTuple):
-    """The questions of one requirement to both runs."""
-
-    id: str
-    metric: Metric
-    workload: str
-    world_size: int
-    a: AskedOfRun
-    b: AskedOfRun
-    values: tuple[float | None, float | None]
-    unit: str
-    why_not: str = ""
-    has_value: bool = True
-    counts_with: str = ""
-
-
 def requirements_of(run: ComparedRun) -> dict[str, Verdict]:
     """Verdicts on values measured in rounds, by the id of their requirement.
 
@@ -170,17 +163,27 @@ def requirements_of(run: ComparedRun) -> dict[str, Verdict]:
     return {one.id: one for one in run.judgement.verdicts if one.id in kept}
 
 
-def _of_requirements(a: ComparedRun, b: ComparedRun) -> Iterator[_AskedOfBoth]:
+class _Reached(NamedTuple):
+    """What one run reached: the value with its interval, and at which place; or why it cannot be compared."""
+
+    value: float | None = None
+    interval: tuple[float, float] | None = None
+    rounds: int = 0
+    place: str = ""
+    knows_launches: bool = False
+    why_not: str = ""
+
+
+def _of_requirements(a: ComparedRun, b: ComparedRun) -> Iterator[ComparedRequirement]:
     others = requirements_of(b)
     for identity, verdict in requirements_of(a).items():
         other = others.get(identity)
         if other is not None:
-            asked = asked_of(a, verdict), asked_of(b, other)
-            why_not = _why_other_work(verdict, other, *asked)
-            yield _AskedOfBoth(
-                identity, METRICS[verdict.metric], verdict.workload, verdict.world_size, *asked,
-                (verdict.value, other.value), verdict.unit, why_not, _has_value(verdict), other.counts_with,
+            blank = ComparedRequirement(
+                identity, verdict.metric, verdict.workload, verdict.world_size, verdict.unit,
+                is_lost=_has_value(verdict), counts_with=verdict.counts_with,
             )  # fmt: skip
+            yield _compared(blank, _of_verdict(verdict), _of_verdict(other), _why_other_work(verdict, other, a, b))
 
 
 def _has_value(verdict: Verdict) -> bool:
@@ -188,37 +191,61 @@ def _has_value(verdict: Verdict) -> bool:
     return verdict.value is not None and verdict.outcome not in ("not_measured", "error")
 
 
-def _why_other_work(a: Verdict, b: Verdict, asked_a: AskedOfRun, asked_b: AskedOfRun) -> str:
+def _of_verdict(verdict: Verdict) -> _Reached:
+    why_not = verdict.reason if verdict.value is None or verdict.interval is None else ""
+    if verdict.outcome in ("not_measured", "error"):
+        why_not = f"{verdict.outcome.replace('_', ' ')}: {verdict.reason}"
+    knows_launches = verdict.launches > 1 or verdict.launch_sd is not None
+    return _Reached(verdict.value, verdict.interval, verdict.rounds, verdict.place, knows_launches, why_not)
+
+
+def _why_other_work(a: Verdict, b: Verdict, run_a: ComparedRun, run_b: ComparedRun) -> str:
     """Why two requirements of the same name are not comparable; empty if they are."""
     if a.world_size != b.world_size:
         return f"{a.world_size} ranks in A, {b.world_size} in B"
-    for one, run in ((asked_a, "A"), (asked_b, "B")):
-        if one.why_not:
-            return f"{run}: {one.why_not}"
     if a.one_gpu != b.one_gpu:
         return f"the one-GPU baseline is {a.one_gpu} in A, {b.one_gpu} in B"
-    if asked_a.workload is None or asked_b.workload is None:
+    if a.compared and b.compared and a.compared.reference_samples_per_s != b.compared.reference_samples_per_s:
+        references = (one.reference_samples_per_s for one in (a.compared, b.compared))
+        return "relative to {:g} in A, {:g} in B".format(*references)
+    ours, theirs = _workload(a, run_a), _workload(b, run_b)
+    if ours is None or theirs is None:
         return ""
-    fields = incomparable_fields(asked_a.workload, asked_b.workload)
-    ours, theirs = asked_a.workload.kernels, asked_b.workload.kernels
-    return "; ".join(f"{one} {ours.get(one)} in A, {theirs.get(one)} in B" for one in fields)
+    fields = incomparable_fields(ours, theirs)
+    return "; ".join(f"{one} {ours.kernels.get(one)} in A, {theirs.kernels.get(one)} in B" for one in fields)
 
 
-def _of_generations(a: ComparedRun, b: ComparedRun) -> Iterator[_AskedOfBoth]:
+def _workload(verdict: Verdict, run: ComparedRun) -> Workload | None:
+    """What was trained; None for a probe."""
+    workloads = (study.workload for study in run.evidence.plan.studies)
+    return next((one for one in workloads if one.name == verdict.workload), None)
+
+
+def _of_generations(a: ComparedRun, b: ComparedRun, confidence: float) -> Iterator[ComparedRequirement]:
     """Throughput per GPU of comparable workloads at equal world sizes, each with its own largest batch."""
-    others = _by_work(b)
+    others, metric = _by_work(b), THROUGHPUT_PER_GPU
     for work, study in _by_work(a).items():
         other = others.get(work)
         if other is None:
             continue
         for size in sorted(_world_sizes(study) & _world_sizes(other)):
-            of_a, of_b = (
-                AskedOfRun(run, Question(THROUGHPUT_PER_GPU, of.workload, size, one_gpu=_one_gpu(of)))
-                for run, of in ((a, study), (b, other))
-            )
-            name = f"{THROUGHPUT_PER_GPU.name}[{study.workload.name}-{size}gpu]"
-            unit = THROUGHPUT_PER_GPU.unit_of(study.workload.family)
-            yield _AskedOfBoth(name, THROUGHPUT_PER_GPU, study.workload.name, size, of_a, of_b, (None, None), unit)
+            of_a, of_b = (_throughput(run, of, size, confidence) for run, of in ((a, study), (b, other)))
+            name, unit = f"{metric.name}[{study.workload.name}-{size}gpu]", metric.unit_of(study.workload.family)
+            has_value = of_a.value is not None
+            blank = ComparedRequirement(name, metric.name, study.workload.name, size, unit, is_lost=has_value)
+            yield _compared(blank, of_a, of_b)
+
+
+def _throughput(run: ComparedRun, study: Study, size: int, confidence: float) -> _Reached:
+    """As a verdict on it would have it."""
+    question = Question(THROUGHPUT_PER_GPU, study.workload, size, one_gpu=_one_gpu(study))
+    found, worst = values(question, run.evidence), worst_value(question, run.evidence, confidence)
+    broken = [why.text(question) for why in found.broken if why is not None]
+    if broken or worst is None:
+        return _Reached(why_not=broken[0] if broken else "no complete round")
+    rounds = sum(int(found.rounds(launch).max()) for launch in range(found.launches))
+    why_not = "" if worst.interval else f"{rounds} rounds are too few"
+    return _Reached(worst.value, worst.interval, rounds, worst.place, found.launches > 1, why_not)
 
 
 def _by_work(run: ComparedRun) -> dict[tuple[object, ...], Study]:
@@ -238,35 +265,30 @@ def _one_gpu(study: Study) -> Literal["alone", "ddp"]:
     return "alone" if any(arm.kind == "alone" for arm in study.arms) else "ddp"
 
 
-def _compared(asked: _AskedOfBoth, confidence: float) -> ComparedRequirement:
-    metric, scale = asked.metric, asked.metric.compared_scale
-    is_ratio = scale == "factors"
-    blank = ComparedRequirement(
-        asked.id, metric.name, asked.workload, asked.world_size, asked.unit, value_a=asked.values[0],
-        value_b=asked.values[1], is_ratio=is_ratio, why_not=asked.why_not,
-        is_lost=bool(asked.why_not) and asked.has_value, counts_with=asked.counts_with,
+def _compared(blank: ComparedRequirement, a: _Reached, b: _Reached, why_not: str = "") -> ComparedRequirement:
+    metric = METRICS[blank.metric]
+    is_ratio = metric.compared_scale == "factors"
+    reasons = (f"{run}: {one.why_not}" for one, run in ((a, "A"), (b, "B")) if one.why_not)
+    limits = [_limits(one, is_ratio=is_ratio) for one in (a, b)]
+    found = replace(
+        blank, a=limits[0], b=limits[1], value_a=a.value, value_b=b.value, rounds_a=a.rounds, rounds_b=b.rounds,
+        place_a=a.place, place_b=b.place, is_ratio=is_ratio, knows_launches=a.knows_launches and b.knows_launches,
+        why_not=why_not or "; ".join(reasons),
     )  # fmt: skip
-    if asked.why_not:
-        return blank
-    launches = asked.a.launches(), asked.b.launches()
-    hosts = shared_hosts(*launches)
-    a = estimated(asked.a, launches[0], hosts, metric, scale, confidence)
-    b = estimated(asked.b, launches[1], hosts, metric, scale, confidence)
-    change = change_between(a.limits, b.limits, by_factors=is_ratio) if a.limits and b.limits else None
-    value_a = _told(a, asked.values[0])
+    if found.a is None or found.b is None or found.why_not:
+        return replace(found, why_not=found.why_not or "an impossible value was measured")
+    change = change_between(found.a, found.b, by_factors=is_ratio)
     return replace(
-        blank, a=a.limits, b=b.limits, value_a=value_a, value_b=_told(b, asked.values[1]),
-        rounds_a=a.rounds, rounds_b=b.rounds, change=change, difference=difference_of(change, metric),
-        is_worse=is_worse(change, metric), is_lost=change is None and asked.has_value and value_a is not None,
-        nodes=len([host for host in hosts if host != TOGETHER]) or 1, of="worst" if hosts else "mean",
-        knows_launches=a.knows_launches and b.knows_launches,
-        why_not="; ".join(f"{run}: {one.why_not}" for one, run in ((a, "A"), (b, "B")) if one.why_not),
-    )  # fmt: skip
+        found, change=change, difference=difference_of(change, metric), is_worse=is_worse(change, metric), is_lost=False
+    )
 
 
-def _told(one: Estimated, of_verdict: float | None) -> float | None:
-    """The verdict's value, which reports show and which includes the thresholds' numbers; else the estimate."""
-    return one.value if of_verdict is None else of_verdict
+def _limits(one: _Reached, *, is_ratio: bool) -> Estimate | None:
+    """None without an interval; for a ratio above 0."""
+    if one.value is None or one.interval is None or (is_ratio and one.value <= 0):
+        return None
+    low, high = one.interval
+    return Estimate(one.value, (max(low, _LEAST_SHARE * one.value) if is_ratio else low, high))
 
 
 def is_worse(change: ValueChange | None, metric: Metric) -> bool:

@@ -65,7 +65,7 @@ def requirements_beside_past(
     """
     now = {(one.id, one.world_size): one for one in requirements_of(run).values() if is_kept(METRICS[one.metric])}
     past = _past(run, history_file, values, now)
-    found = tuple(_compared(one, past.values.get(key, []), len(run.hosts), confidence) for key, one in now.items())
+    found = tuple(_compared(one, past.values.get(key, []), confidence) for key, one in now.items())
     lost = [name for name, size in sorted(past.of_latest) if not _has_interval(now.get((name, size)))]
     return RequirementsBesidePast(found, tuple(dict.fromkeys(lost)))
 
@@ -95,7 +95,7 @@ def _has_interval(verdict: Verdict | None) -> bool:
     return verdict is not None and verdict.outcome not in ("error", "not_measured") and verdict.interval is not None
 
 
-def _compared(verdict: Verdict, past: Sequence[float], nodes: int, confidence: float) -> ComparedRequirement:
+def _compared(verdict: Verdict, past: Sequence[float], confidence: float) -> ComparedRequirement:
     """The ratio to the mean of earlier runs, allowing for the spread of single runs and the mean's uncertainty.
 
     Half the prediction interval of the next value (`history.prediction`), t · s · √(1 + 1/n), has two parts: the run's
@@ -105,7 +105,7 @@ def _compared(verdict: Verdict, past: Sequence[float], nodes: int, confidence: f
     by_factors = metric.compared_scale == "factors"
     blank = ComparedRequirement(
         verdict.id, metric.name, verdict.workload, verdict.world_size, verdict.unit, value_b=verdict.value,
-        rounds_b=verdict.rounds, is_ratio=by_factors, nodes=nodes, knows_launches=True,
+        rounds_b=verdict.rounds, is_ratio=by_factors, knows_launches=True,
     )  # fmt: skip
     if verdict.value is None or verdict.interval is None or not _has_interval(verdict):
         return replace(blank, why_not=f"{verdict.outcome.replace('_', ' ')}: {verdict.reason}")

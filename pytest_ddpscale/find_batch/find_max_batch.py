@@ -103,7 +103,11 @@ def _find_max_batch(arguments: argparse.Namespace, gpus_here: GpusHere) -> int:
     node = _node(arguments, gpus_here)
     asked = [(workload, _questions(node, workload)) for workload in _workloads(arguments, node)]
     found: list[FoundBatch] = []
-    _write_json(arguments.json, node, options, found)  # fail before an hour's work if it cannot be written
+    # Fail before an hour's work if it cannot be written; an earlier result stays until there is a new one.
+    if arguments.json is not None and arguments.json.exists():
+        arguments.json.open("a").close()
+    else:
+        _write_json(arguments.json, node, options, found)
     if arguments.write is not None:
         refuse_unwritable("--write", arguments.write, node.file)
 

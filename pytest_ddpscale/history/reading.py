@@ -27,7 +27,7 @@ class HostRun:
         failed: ids of the requirements that failed, on any host.
         is_waived: whether a failure that can reject was waived.
         values: of the host and its GPUs, without those that stopped counting when a later run was accepted.
-        worse: those of the values that had regressed when the run was added.
+        worse: those of the values that had regressed from the runs before it.
     """
 
     id: str

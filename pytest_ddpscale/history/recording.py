@@ -6,6 +6,7 @@ import hashlib
 import sqlite3
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import astuple
+from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
@@ -66,7 +67,10 @@ def record_run(
     values = key_values_of(evidence)
     fallen = _fallen(history_file, sku, started_at, values)
     with writing(history_file) as connection:
-        return _write(connection, row, versions, judgement.verdicts, values, fallen)
+        recorded = _write(connection, row, versions, judgement.verdicts, values, fallen)
+        if recorded != "known":
+            _mark_later(connection, sku, started_at, {one.host for one in values})
+    return recorded
 
 
 def history_sku(sku: str, *, is_simulated: bool) -> str:
@@ -117,11 +121,40 @@ def _fallen(
     """Regressed values, read before the file is locked for writing, because all nodes of a site may wait for it."""
     if not history_file.exists() or history_file.stat().st_size == 0:
         return set()
-    past: dict[KeyValueSeries, Reference] = {}
     with reading(history_file) as connection:
-        for host in sorted({one.host for one in values}):
-            past |= references_of(host_runs(connection, sku, host, started_at))
+        return _regressed(connection, sku, started_at, values)
+
+
+def _regressed(connection: sqlite3.Connection, sku: str, started_at: str, values: Sequence[KeyValue]) -> set[KeyValue]:
+    past: dict[KeyValueSeries, Reference] = {}
+    for host in sorted({one.host for one in values}):
+        past |= references_of(host_runs(connection, sku, host, started_at))
     return regressed_values(values, past)
+
+
+def _mark_later(connection: sqlite3.Connection, sku: str, started_at: str, hosts: set[str]) -> None:
+    """Mark the regressed values of later runs anew, in the order of time: their past has changed on these hosts."""
+    later = connection.execute(
+        "SELECT id, started_at, host FROM runs JOIN hosts ON runs.id = run WHERE sku = ? AND started_at > ? "
+        "ORDER BY started_at, id",
+        (sku, started_at),
+    ).fetchall()
+    for (run, began), rows in groupby(later, key=lambda row: row[:2]):
+        took_part = {host for *_, host in rows}
+        if hosts.isdisjoint(took_part):
+            continue
+        hosts |= took_part  # all values of a run are marked together
+        stored = connection.execute(
+            "SELECT rowid, host, gpu_index, gpu_uuid, metric, subject, world_size, arm, definition, value, unit, "
+            "batch_size FROM key_values WHERE run = ? AND standing != 'former'",
+            (run,),
+        )
+        values = {number: KeyValue(*fields) for number, *fields in stored}
+        fallen = _regressed(connection, sku, began, list(values.values()))
+        connection.executemany(
+            "UPDATE key_values SET standing = ? WHERE rowid = ?",
+            [("worse" if value in fallen else "norm", number) for number, value in values.items()],
+        )
 
 
 def _verdict_row(verdict: Verdict) -> tuple[str | int | float | None, ...]:

@@ -14,6 +14,7 @@ from typing import Literal
 from msgspec import structs
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import PROBES
@@ -231,8 +232,10 @@ def _took_part(verdict: Verdict, done: Collection[Done]) -> bool:
         return any(one != _LOOKED_AT for one in done)
     if subject == "probe":
         return ("probe", verdict.workload, str(verdict.world_size)) in done
-    arm = f"{METRICS[verdict.metric].measured}@{verdict.world_size}{'-spread' if verdict.placement == 'spread' else ''}"
-    arms = ("alone", arm) if verdict.world_size == 1 else (arm,)
+    metric = METRICS[verdict.metric]
+    kind = verdict.one_gpu if verdict.one_gpu and verdict.world_size == 1 else metric.measured
+    kinds = (kind, "each") if metric.reads_own_pace else (kind,)  # the second of a compiled model
+    arms = (Arm(one, verdict.world_size, placement=verdict.placement).name for one in kinds)
     return any(("measurement", verdict.workload, arm) in done for arm in arms)
 
 

@@ -118,6 +118,7 @@ class RankTrained(Record, frozen=True, kw_only=True):
     allocated_bytes: PeakBytes | None
     reserved_bytes: PeakBytes | None
     parameters_checksum: Checksum
+    skipped_steps: Count
 
 
 class TrainedRun(Record, frozen=True, kw_only=True, tag_field="kind", tag="trained_run"):
@@ -133,6 +134,7 @@ class TrainedRun(Record, frozen=True, kw_only=True, tag_field="kind", tag="train
         allocated_bytes: peak memory allocated by torch's allocator; None on a CPU.
         reserved_bytes: peak memory that it reserved on the device; None on a CPU.
         parameters_checksum: of the bits of all parameters at the end; replicas have to agree.
+        skipped_steps: optimizer steps that the loss scaler skipped.
     """
 
     study: str
@@ -144,10 +146,11 @@ class TrainedRun(Record, frozen=True, kw_only=True, tag_field="kind", tag="train
     allocated_bytes: PeakBytes | tuple[PeakBytes | None, ...] | None
     reserved_bytes: PeakBytes | tuple[PeakBytes | None, ...] | None
     parameters_checksum: Checksum | tuple[Checksum, ...]
+    skipped_steps: Count | tuple[Count, ...]
 
     def __post_init__(self) -> None:
         refuse_twice(self.ranks)
-        refuse_other_lengths(self, len(self.ranks), "allocated_bytes", "reserved_bytes", "parameters_checksum")
+        refuse_other_lengths(self, len(self.ranks), *(name for name in RankTrained.__struct_fields__ if name != "rank"))
         if self.trainable_parameters > self.parameters:
             raise ValueError(f"trainable_parameters={self.trainable_parameters}; expected at most {self.parameters}")
 
@@ -219,6 +222,12 @@ class RunRecords:
     def losses(self) -> list[float]:
         """Losses of all iterations."""
         return [float(loss) for epoch in self.epochs for loss in epoch.loss_of_iterations]
+
+    @property
+    def skipped_steps(self) -> int:
+        """Optimizer steps of a complete run that the loss scaler skipped, on the rank with the most."""
+        assert self.end is not None
+        return max(each(self.end.skipped_steps, len(self.end.ranks)))
 
     @property
     def samples_per_s(self) -> float | None:

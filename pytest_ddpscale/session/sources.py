@@ -93,7 +93,10 @@ class Subject:
             if (was := change.was) is not None:
                 now = change.now
                 only_warns = now is not None and (was.severity, now.severity) == ("fail", "warn")
-                found.append(LoweredBound(str(was), was.metric, was.bound, now.bound if now else None, only_warns))
+                other = f", now {now.one_gpu_text}" if now is not None and now.one_gpu != was.one_gpu else ""
+                found.append(
+                    LoweredBound(f"{was}{other}", was.metric, was.bound, now.bound if now else None, only_warns)
+                )
         return tuple(found)
 
     @cached_property

@@ -36,9 +36,9 @@ def collectives_report(measured: MeasuredSuite) -> SuiteReport:
         for world_size in sorted({row.probe.world_size for row in rows})
     ]
     return SuiteReport(
-        _headline(rows, judged),
+        _headline(rows, judged) + ("; bounds not judged" if no_bounds else ""),
         [*sections, _bounds(judged, no_bounds), *_pairs(measured)],
-        problems=_problems(measured, rows, judged),
+        problems=[*_problems(measured, rows, judged), *([f"bounds: {one_line(no_bounds)}"] if no_bounds else [])],
         failures=_failures(rows, judged),
         values={
             "rows": [_row_values(row) for row in rows],

@@ -12,7 +12,7 @@ from pytest_ddpscale.report.figures.lines import Curve, LineAxes, Point, line_ch
 from pytest_ddpscale.run.training_record import RunRecords
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
-from pytest_ddpscale.suites.whole_run_report import differing_replicas, problem_of, samples_text
+from pytest_ddpscale.suites.whole_run_report import differing_replicas, problem_of, samples_text, skipped_text
 from pytest_ddpscale.util.digits import percent
 
 _MOST_POINTS = 300  # of a drawn curve
@@ -68,7 +68,8 @@ def convergence_report(measured: MeasuredSuite) -> SuiteReport:
     failures += [f"{one.run.id}: {wrong}" for one in complete for wrong in differing_replicas(one)]
     sections = [SuiteSection("What was trained", _configuration(runs))]
     if complete:
-        sections.append(SuiteSection("To the loss", [_REACHED, *_comparison(complete)], [_table(complete)]))
+        skipped = [f"{one.run.id}: {skipped_text(one)}." for one in complete if one.skipped_steps]
+        sections.append(SuiteSection("To the loss", [_REACHED, *skipped, *_comparison(complete)], [_table(complete)]))
         sections.append(SuiteSection("Loss curves", figures=_curves(complete)))
         by_parameters = _by_parameters(complete)
         if len(by_parameters) > 1:
@@ -194,6 +195,7 @@ def _values(one: RunRecords) -> dict[str, Any]:
         "global_batch": one.run.global_batch, "learning_rate": one.run.learning_rate, "rule": one.run.rule,
         "loss_threshold": one.run.loss_threshold,
         "trainable_parameters": one.end.trainable_parameters if one.end is not None else None,
+        "skipped_steps": one.skipped_steps if one.end is not None else None,
         "iterations": time.iterations if time else None, "epochs": time.epochs if time else None,
         "seconds": time.seconds if time else None, "lowest_mean_loss": lowest_mean(one), "losses": one.losses,
     }  # fmt: skip

@@ -21,7 +21,8 @@ _METHOD = (
     "Every column infers the same images in a pass: on one device; by one process that splits them over {devices} "
     "devices (replicate, scatter, parallel_apply, gather; the first rank of a node, while the others idle); and by "
     "{devices} ranks with a part each and without communication, as under DistributedDataParallel. Communication is "
-    "the share of a pass outside parallel_apply, which is timed in the same round with replicas and images in place."
+    "the share of our pass outside our parallel_apply, which is timed in the same round with replicas and images in "
+    "place; torch's own is not timed."
 )
 _FIGURES = (
     "Figures 4a and 4b of Banerjee and Shah, who time launching a pass and torch.cuda.synchronize() after it instead."

@@ -25,7 +25,8 @@ class Way:
     Attributes:
         kind: of the arm.
         samples_per_s: of all devices together.
-        communication: share of a pass outside parallel_apply: replicate, scatter and gather; None if unknown.
+        communication: share of a pass outside parallel_apply: replicate, scatter and gather; None if unknown, as of
+            torch's, whose parallel_apply is not timed.
         to_one: throughput relative to one device with the whole batch, in the same round.
         to_ranks: throughput relative to a rank on each device, together.
     """
@@ -81,6 +82,8 @@ def _batch(measured: MeasuredSuite, study: Study) -> SplitBatch:
         return estimate_of(ratios, "factors", measured.confidence) if len(ratios) else None
 
     def communication(arm: Arm) -> Found | None:
+        if arm.kind == "data_parallel":
+            return None
         of_arm, of_apply = node_samples_per_s(arm, apply)
         return estimate_of(1 - of_arm / of_apply, "differences", measured.confidence) if len(of_arm) else None
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pytest_ddpscale.judge.caveats import MOST_SKIPPED_STEPS
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.report.digits import ABSENT
@@ -111,8 +112,12 @@ def problem_of(one: RunRecords, measured: MeasuredSuite) -> str:
 
 
 def wrongs_of(one: RunRecords) -> list[str]:
-    """Why a complete run is invalid: replicas differ, or too much time is unexplained."""
+    """Why a complete run is invalid: replicas differ, too many steps were skipped, or too much time is unexplained."""
     wrong = differing_replicas(one)
+    if one.skipped_steps > MOST_SKIPPED_STEPS * len(one.losses):
+        wrong.append(
+            f"{skipped_text(one)}; at most {percent(MOST_SKIPPED_STEPS)} is allowed: train more epochs, or in bf16"
+        )
     if abs(one.unexplained) > MOST_UNEXPLAINED:
         wrong.append(
             f"{percent(one.unexplained, 1)} of the {one.outer_s:.4g} s since its launch are unexplained; at most "
@@ -127,6 +132,11 @@ def differing_replicas(one: RunRecords) -> list[str]:
     if one.end.replicas_agree:
         return []
     return [f"the ranks' parameters differ at the end: {', '.join(one.end.parameters_checksum)}"]
+
+
+def skipped_text(one: RunRecords) -> str:
+    """How many optimizer steps of a complete run the loss scaler skipped."""
+    return f"loss scaling skipped {one.skipped_steps} of {len(one.losses)} optimizer steps"
 
 
 def _deadline_s(runs: Sequence[RunRecords], name: str) -> float | None:
@@ -235,7 +245,10 @@ def _epochs(complete: Sequence[RunRecords], unit: str) -> SuiteSection:
         if one.end is not None
     ]  # fmt: skip
     memory = ("Run", "Parameters", "Trainable", "Allocated GB", "Reserved GB")
-    return SuiteSection("Epochs", [_EPOCHS], [SuiteTable(columns, rows), SuiteTable(memory, held, "Model and memory")])
+    skipped = [f"{one.run.id}: {skipped_text(one)}." for one in complete if one.skipped_steps]
+    return SuiteSection(
+        "Epochs", [_EPOCHS, *skipped], [SuiteTable(columns, rows), SuiteTable(memory, held, "Model and memory")]
+    )
 
 
 def _gigabytes(number: float | None) -> str:
@@ -290,7 +303,7 @@ def _values(one: RunRecords) -> dict[str, Any]:
         found |= {
             "complete_s": one.complete_s, "spans_s": dict(one.spans_s), "outer_s": one.outer_s,
             "unexplained": one.unexplained, "samples_per_s": one.samples_per_s, "parameters": one.end.parameters,
-            "trainable_parameters": one.end.trainable_parameters,
+            "trainable_parameters": one.end.trainable_parameters, "skipped_steps": one.skipped_steps,
             "allocated_bytes": one.end.most_bytes("allocated_bytes"),
             "reserved_bytes": one.end.most_bytes("reserved_bytes"),
         }  # fmt: skip

@@ -238,4 +238,4 @@ def _workload_change(name: str, was: Workload | None, now: Workload | None) -> I
 
 
 def _judged(one: Requirement | None) -> tuple[object, ...] | None:
-    return None if one is None else (one.bound, one.severity, one.provisional, one.warn)
+    return None if one is None else (one.bound, one.severity, one.provisional, one.warn, one.one_gpu)

@@ -20,6 +20,7 @@ from pytest_ddpscale.worker.compiled_call import compiled
 from pytest_ddpscale.worker.folder_source import FolderSource
 from pytest_ddpscale.worker.precision import compute_fp32_in_full
 from pytest_ddpscale.worker.rank_context import RankContext
+from pytest_ddpscale.worker.replica import StepCounter
 from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.sample_source import Labelled, SampleSource, channels_of, made_samples, mnist_samples
 from pytest_ddpscale.worker.span_clock import SpanClock
@@ -79,6 +80,7 @@ class WholeTraining:
             self._call = compiled(wrapped, run.compile_mode)
             self._infer = compiled(self._model, run.compile_mode)
         self._optimizer = _optimizer_of(run, self._model)
+        self._steps = StepCounter(self._optimizer)
         self._scaler = new_scaler(run.workload, device.torch_device)
         self._criterion = nn.CrossEntropyLoss()
 
@@ -193,6 +195,7 @@ class WholeTraining:
             allocated_bytes=torch.cuda.max_memory_allocated(device) if is_gpu else None,
             reserved_bytes=torch.cuda.max_memory_reserved(device) if is_gpu else None,
             parameters_checksum=checksum(self._model.parameters()),
+            skipped_steps=len(self._losses) - self._steps.taken,
         )
         counts = [(one.numel(), one.requires_grad) for one in self._model.parameters()]
         common = {

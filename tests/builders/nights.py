@@ -105,7 +105,7 @@ def judged_run(
     measured = [measurements(host, pace, first_rank=node * GPUS) for node, (host, pace) in enumerate(told.items())]
     records += blocks_of(sorted((one for node in measured for one in node), key=lambda one: (one.arm, one.round)))
     run.append_records([*records, StudyEnd(STUDY.id, "rounds")])
-    conclude(run, outcome, judged_at=at(night))
+    conclude(run, outcome, judged_at=at(night), value=min(map(min, told.values())))
     return run
 
 
@@ -114,10 +114,13 @@ def run_json(night: int = 0) -> RunRecord:
     return run_record(sku=SKU, started_at=at(night), argv=["pytest"], versions={"python": "3.11.2"})
 
 
-def conclude(run: RunDirectory, outcome: RunOutcome, judged_at: str) -> Judgement:
-    """Write verdicts.json."""
+def conclude(run: RunDirectory, outcome: RunOutcome, judged_at: str, value: float = 100.0) -> Judgement:
+    """Write verdicts.json, with that throughput."""
     waiver = Waiver("A. Name", "a fan is ordered", date(2026, 12, 31)) if outcome == "accepted_with_waivers" else None
-    found = verdict("failed" if outcome == "rejected" or waiver else "passed", waiver=waiver)
+    ends = 0.99 * value, 1.01 * value
+    found = verdict(
+        "failed" if outcome == "rejected" or waiver else "passed", waiver=waiver, value=value, interval=ends
+    )
     judgement = Judgement(SKU, outcome, "because", (found,), basis={"judged_at": judged_at})
     run.write_json(run.verdicts_json, judgement)
     return judgement

@@ -58,7 +58,7 @@ def epoch_of(
 def end_of(run: TrainingRun, gang: int = 0, **fields: Any) -> TrainedRun:
     usual = {
         "start_up_s": START_UP_S, "parameters": 1000, "trainable_parameters": 900, "allocated_bytes": None,
-        "reserved_bytes": None, "parameters_checksum": "0" * 15 + "1",
+        "reserved_bytes": None, "parameters_checksum": "0" * 15 + "1", "skipped_steps": 0,
     }  # fmt: skip
     return TrainedRun(study=run.id, gang=gang, ranks=tuple(range(run.world_size)), **{**usual, **fields})
 

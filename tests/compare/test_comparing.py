@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -12,8 +11,7 @@ import pytest
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns, compare_runs
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.history.key_values import key_values_of
-from pytest_ddpscale.history.prediction import reference_of
+from pytest_ddpscale.judge.intervals import Estimate, ValueChange
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.columns import columns_of
@@ -85,6 +83,14 @@ def test_only_what_is_surely_worse_by_more_than_a_share_is_told() -> None:
     assert compared(run(3, "slow-gpu:3:1.1"), run(1)).worse_by(0.0) == []
 
 
+@pytest.mark.parametrize(("more_ms", "is_worse"), [(0.06, False), (3.9, False), (4.1, True)])
+def test_a_share_of_a_difference_in_ms_is_of_the_first_value(more_ms: float, is_worse: bool) -> None:
+    change = ValueChange(more_ms, more_ms, more_ms)
+    found = ComparedRequirement("communication_time[r-2gpu]", "communication_time", "r", 2, "ms", is_ratio=False,
+                                a=Estimate(80.0, (80.0, 80.0)), change=change, is_worse=True)  # fmt: skip
+    assert found.is_worse_by(0.05) == is_worse
+
+
 def test_one_rank_that_computes_wrongly_is_worse_by_any_share() -> None:
     found = compared(run(1), run(3, "corrupt-rank:3"))
     agreement = next(one for one in found.requirements if one.metric == "replica_agreement")
@@ -115,21 +121,43 @@ def test_several_launches_are_compared_by_their_means() -> None:
     assert throughput.rounds_a == 24
 
 
-def with_past(one: ComparedRun, sd: float) -> ComparedRun:
-    """The same, of places whose earlier launches differed that much."""
-    values = [math.exp(sd * step) for step in (-1.0, 1.0, -1.0, 1.0, 0.0)]
-    reference = reference_of(values)
-    assert reference is not None
-    return replace(one, past={value.series: reference for value in key_values_of(one.evidence)})
+def with_launch_sd(one: ComparedRun, sd: float) -> ComparedRun:
+    """The same, of places whose earlier launches differed that much, which verdicts on throughput allow for."""
+    verdicts = tuple(
+        replace(verdict, launch_sd=sd, interval=(verdict.value * (1 - sd), verdict.value * (1 + sd)))
+        if verdict.metric == "throughput_per_gpu" and verdict.value
+        else verdict
+        for verdict in one.judgement.verdicts
+    )
+    return replace(one, judgement=replace(one.judgement, verdicts=verdicts))
 
 
 def test_what_launches_are_known_to_differ_by_is_part_of_the_interval_of_throughput() -> None:
     slower = run(3, "slow-gpu:3:1.1")
-    found = compared(with_past(run(1), 0.1), with_past(slower, 0.1))
+    found = compared(with_launch_sd(run(1), 0.1), with_launch_sd(slower, 0.1))
     throughput, uniformity = of(found, "throughput_per_gpu", 8), of(found, "rank_uniformity", 8)
     assert (throughput.difference, throughput.knows_launches) == ("no difference shown", True)
     assert (uniformity.difference, uniformity.knows_launches) == ("slower", False)
-    assert of(compared(with_past(run(1), 0.001), with_past(slower, 0.001)), "throughput_per_gpu", 8).is_worse
+
+
+def test_the_ratio_is_that_of_the_verdicts_values_and_their_places_are_named() -> None:
+    a, b = run(1, "slow-gpu:3:1.03", gpus=16), run(2, "slow-gpu:11:1.1", gpus=16)
+    found = compared(a, b)
+    for one in found.requirements:
+        for side, value, place in ((a, one.value_a, one.place_a), (b, one.value_b, one.place_b)):
+            (verdict,) = (verdict for verdict in side.judgement.verdicts if verdict.id == one.id)
+            assert (value, place) == (verdict.value, verdict.place)
+        if one.change is not None and one.value_a is not None and one.value_b is not None:
+            printed = one.value_b / one.value_a - 1 if one.is_ratio else one.value_b - one.value_a
+            assert one.change.size == pytest.approx(printed)
+            assert one.change.low <= printed <= one.change.high
+    shared = of(found, "throughput_per_gpu", 8)
+    assert (shared.place_a, shared.place_b, shared.difference) == ("simulated-0", "simulated-1", "slower")
+
+
+def test_verdicts_of_another_confidence_are_not_compared_at_this_one() -> None:
+    with pytest.raises(OptionError, match=r"--confidence: found 0\.99; the verdicts have 0\.95; expected 0\.95"):
+        compare_runs(run(1), run(2), 0.99)
 
 
 def test_too_few_rounds_are_not_compared() -> None:
@@ -142,19 +170,12 @@ def test_one_run_is_not_compared_with_itself() -> None:
         compared(run(1), run(1))
 
 
-def test_a_node_of_a_larger_run_is_compared_by_itself() -> None:
+def test_a_node_is_compared_with_the_worst_of_a_larger_run() -> None:
     found = compared(run(1, gpus=16), run(2, gpus=8))
     shared = of(found, "throughput_per_gpu", 8)
     assert shared.difference == "no difference shown"
-    assert (shared.nodes, shared.of) == (1, "worst")
     assert {one.id for one in found.requirements} <= {one.id for one in run(2).judgement.verdicts}
     assert "nodes" in {one.name for one in found.configuration}
-
-
-def test_the_worst_of_the_nodes_that_both_runs_have_is_compared() -> None:
-    found = compared(run(1, gpus=16), run(2, "slow-gpu:11:1.1", gpus=16))
-    shared = of(found, "throughput_per_gpu", 8)
-    assert (shared.nodes, shared.difference) == (2, "slower")
 
 
 def other(base: ComparedRun, **changes: Any) -> ComparedRun:

@@ -118,11 +118,14 @@ def test_a_gang_that_fails_is_a_sentence_and_what_was_found_is_kept(
         raise GangError("r with 8 images per GPU", "rank 1 on n1 failed in warm-up: ValueError: no")
 
     monkeypatch.setattr(batch_trial, "try_batch", fail)
-    file = tmp_path / "found.json"
-    assert run("--gpu-sku=cpu", "--ranks=1", "--json", str(file)) == 3
-    said = capsys.readouterr().err
-    assert said == "ddpscale: r with 8 images per GPU: rank 1 on n1 failed in warm-up: ValueError: no.\n"
+    file, earlier = tmp_path / "found.json", tmp_path / "earlier.json"
+    earlier.write_text("yesterday's")
+    for at in (file, earlier):
+        assert run("--gpu-sku=cpu", "--ranks=1", "--json", str(at)) == 3
+        said = capsys.readouterr().err
+        assert said == "ddpscale: r with 8 images per GPU: rank 1 on n1 failed in warm-up: ValueError: no.\n"
     assert json.loads(file.read_text())["workloads"] == []
+    assert earlier.read_text() == "yesterday's"
 
 
 def test_ctrl_c_is_no_traceback_and_keeps_what_was_tried(

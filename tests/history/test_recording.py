@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,16 @@ def test_runs_that_began_in_one_second_are_told_apart(tmp_path: Path, history: P
         assert add_run(history, judged_run(tmp_path / str(number), **keys).path) == "added"  # type: ignore[arg-type]
     assert len(runs_of(history)) == 2
     assert len(runs_of(history, "n2")) == 1
+
+
+@pytest.mark.parametrize("order", [range(6, -1, -1), (6, *range(6)), (0, 6, *range(1, 6))], ids=str)
+def test_a_slow_night_is_no_baseline_in_whatever_order_nights_are_added(
+    tmp_path: Path, history: Path, order: Sequence[int]
+) -> None:
+    for night in order:
+        pace = [100.0 + night % 2, 90.0 if night == 6 else 100.0]
+        add_run(history, judged_run(tmp_path / str(night), night, {"n1": pace}).path)
+    assert [len(one.worse) for one in runs_of(history)] == [0] * 6 + [2]
 
 
 def test_a_resumed_run_takes_the_place_of_what_it_had_been(tmp_path: Path, history: Path) -> None:

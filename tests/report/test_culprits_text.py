@@ -198,6 +198,22 @@ def test_a_later_run_that_did_not_judge_the_same_of_a_node_leaves_it_drained(
     assert said(rejected, later)[0] == ("drain", "n1")
 
 
+@pytest.mark.parametrize(("metric", "arms", "changes"), [
+    ("rank_uniformity", ["each@8"], {"bound": {"at_most": 1.05}}),  # of a compiled model
+    ("inference_throughput", ["infer@1"], {"world_size": 1}),
+    ("throughput_per_gpu", ["ddp@1"], {"world_size": 1, "one_gpu": "ddp"}),
+    ("throughput_per_gpu", ["ddp@16-spread"], {"world_size": 16, "placement": "spread"}),
+])  # fmt: skip
+def test_a_requirement_is_kept_later_on_by_the_arm_that_measures_it(
+    tmp_path: Path, metric: str, arms: list[str], changes: dict[str, Any]
+) -> None:
+    rejected = write_judged_run(tmp_path / "old", "rejected", NODES, [failed(node("n1"), metric=metric, **changes)])
+    for by, use in ((arms, "look"), (["alone"], "drain")):
+        new = tmp_path / by[0]
+        later = write_judged_run(new, "partial", NODES, [passed(metric, **changes)], started_unix_s=LATER, arms=by)
+        assert said(rejected, later)[0] == (use, "n1")
+
+
 @pytest.mark.parametrize("hosts", [["n1"], ["n1", "n2"]], ids=["alone", "named"])
 def test_all_that_rejected_a_node_has_to_be_kept_later_on(tmp_path: Path, hosts: list[str]) -> None:
     culprits = [node("n1")] if len(hosts) > 1 else []

@@ -157,7 +157,10 @@ def test_bounds_of_a_file_that_changed_judge_nothing(tmp_path: Path) -> None:
     assert cases_of_run(changed, plan) == ([], f"{FILE.path} has changed since the run began")
     gone = msgspec.structs.replace(RECORD, thresholds=ThresholdsUsed(str(tmp_path / "t.yaml"), "0" * 64))
     assert cases_of_run(gone, plan)[0] == []
-    [bounds] = [section for section in concluded(record=changed).sections if section.title == "Bounds"]
+    report = concluded(steady(60.0), record=changed)
+    assert report.headline.endswith("; bounds not judged")
+    assert list(report.problems) == [f"bounds: {FILE.path} has changed since the run began"]
+    [bounds] = [section for section in report.sections if section.title == "Bounds"]
     assert bounds.paragraphs == [f"Nothing was judged: {FILE.path} has changed since the run began."]
 
 

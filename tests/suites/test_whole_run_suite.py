@@ -72,6 +72,17 @@ def test_replicas_that_differ_and_unexplained_time_pass_nothing() -> None:
         outcomes, failures = verdicts_of(records_of(run, outer_s=outer_s), run)
         assert set(outcomes) == {"not_measured"}
         assert "unexplained; at most 2 % is allowed" in failures[0]
+    outcomes, failures = verdicts_of(records_of(run, skipped_steps=1), run)
+    assert set(outcomes) == {"not_measured"}
+    assert failures[0].startswith("train/small@2: loss scaling skipped 1 of 12 optimizer steps; at most 5 % is allowed")
+
+
+def test_a_few_skipped_steps_are_told_and_do_not_spoil_a_run() -> None:
+    run = training_run(bounds=BOUNDED, images=640)
+    report = whole_run_report(suite_of([run], records_of(run, skipped_steps=(5, 6), outer_s=84.0)))
+    assert (report.failures[0][:28], report.values["runs"][0]["skipped_steps"]) == ("train/small@2: time_to_train", 6)
+    (epochs,) = [section for section in report.sections if section.title == "Epochs"]
+    assert epochs.paragraphs[1] == "train/small@2: loss scaling skipped 6 of 120 optimizer steps."
 
 
 def test_launches_make_an_interval_and_one_that_broke_spoils_it() -> None:

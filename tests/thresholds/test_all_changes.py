@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpscale.session.sources import Site, Subject
+from pytest_ddpscale.settings import Settings
 from pytest_ddpscale.thresholds.changes import BoundChange, SkuChange, all_changes
 from tests.builders.clusters import thresholds
 from tests.thresholds.sites import site
@@ -54,6 +56,16 @@ def test_a_severity_that_it_has_already_is_idle(tmp_path: Path) -> None:
     assert found.bounds == ()
     assert [one.metric for one in found.idle] == ["device_utilization"]
     assert str(found) == f"{A100}: nothing changed"
+
+
+def test_an_efficiency_relative_to_one_gpu_under_ddp_is_weaker_at_the_same_bound(tmp_path: Path) -> None:
+    row = "{weak_scaling_efficiency: {8: 0.926}, of: resnet50-nchw-fp16, published: site, margin: 2 %, baseline: ddp}"
+    file = site(tmp_path, f"skus: {{v100-sxm2-16gb: {{requirements: [{row}]}}}}\n")
+    (found,) = all_changes(file)
+    assert ([bound.kinds for bound in found.bounds], found.idle) == ([("baseline",)], ())
+    (lowered,) = Subject(Site(Settings(), tmp_path, tmp_path), file, "v100-sxm2-16gb").lowered
+    assert lowered.was == lowered.now
+    assert lowered.requirement.endswith(" at world size 8, now relative to ddp@1, one GPU under DDP")
 
 
 def test_a_margin_changes_the_bounds_of_every_sku_that_has_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -102,6 +103,15 @@ def test_a_run_records_its_epochs_its_spans_and_its_end(one_rank: None) -> None:
     assert 5 < end.start_up_s < 35, "from the beginning of the launch"
     assert end.parameters == end.trainable_parameters == 1024 * 16 + 16 + 16 * 16 + 16 + 16 * 10 + 10
     assert (end.allocated_bytes, end.reserved_bytes) == (None, None), "nobody counts on a CPU"
+    assert end.skipped_steps == 0
+
+
+def test_steps_that_the_loss_scaler_skips_are_counted(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=math.inf)
+    monkeypatch.setattr(whole_training, "new_scaler", lambda workload, device: scaler)
+    end = carried_out(run_of(1), 0)[2][-1]
+    assert isinstance(end, TrainedRun)
+    assert end.skipped_steps == 2 * run_of(1).iterations
 
 
 def test_training_ends_with_the_epoch_in_which_its_loss_is_reached(one_rank: None) -> None:
