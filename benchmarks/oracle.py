@@ -20,13 +20,11 @@ directory, without the names of its machine. What is stored stays the same when 
 from __future__ import annotations
 
 import argparse
-import difflib
 import fnmatch
 import gc
 import importlib
 import io
 import json
-import math
 import os
 import pkgutil
 import platform
@@ -35,15 +33,15 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from oracle_facts import READERS, Facts, history_rows, judged_run
+from oracle_differences import Retired, fact_differences, text_differences
+from oracle_facts import READERS, Facts, culprits, history_rows, judged_run
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "benchmarks" / "oracle"
@@ -118,6 +116,7 @@ def judged(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]
         return {"run": {"exit code": code, "said": masked(texts[f"{name}.terminal"])}}, {}
     facts = judged_run(Path(name), with_sentences=RUNS[name].startswith(("stored", "import")))
     facts["run"]["exit code"] = code
+    facts |= culprits(program, name, name)
     if not RUNS[name].startswith("import"):
         facts["run"]["history"] = program("ddpscale", ["history", f"--history={history}", "--add", name], Path("added"))
         facts |= {} if facts["run"]["history"] else history_rows(history)
@@ -128,12 +127,16 @@ def judged(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]
 def found(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]:
     """Facts and texts of a line of runs.txt; its first word says what kind it is."""
     kind, *words = RUNS[name].removesuffix(" with texts").format(root=ROOT).split()
-    if kind in READERS:
-        if (DATA / "runs" / f"{name}.tar.xz").exists():
-            unpack(name)
-        facts, texts = READERS[kind](program, name, *words), dict[str, str]()
-    else:
-        facts, texts = judged(name, number, history)
+    texts: dict[str, str] = {}
+    try:
+        if kind in READERS:
+            if (DATA / "runs" / f"{name}.tar.xz").exists():
+                unpack(name)
+            facts = READERS[kind](program, name, *words)
+        else:
+            facts, texts = judged(name, number, history)
+    except (LookupError, OSError, TypeError, ValueError) as error:  # what the product wrote cannot be read
+        facts = {"run": {"unreadable": f"{type(error).__name__}: {error}"}}
     return json.loads(masked(json.dumps(kept(facts)))), {key: masked(text) for key, text in texts.items()}
 
 
@@ -181,84 +184,6 @@ def find_all(asked: Sequence[str], folder: Path, processes: int) -> tuple[dict[s
     return {name: facts for name, facts, _ in done}, {key: text for *_, texts in done for key, text in texts.items()}
 
 
-class Retired:
-    """Lines of retired.txt: what differences they skipped."""
-
-    def __init__(self, file: Path) -> None:
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        self._patterns = [line.split("  ")[0] for line in lines if line and not line.startswith("#")]
-        # Names of requirements have brackets, so that only * and ? are special.
-        self._expressions = [re.compile(fnmatch.translate(one.replace("[", "[[]"))) for one in self._patterns]
-        self._skipped = [0] * len(self._patterns)
-
-    def __contains__(self, difference: str) -> bool:
-        for number, expression in enumerate(self._expressions):
-            if expression.match(difference):
-                self._skipped[number] += 1
-                return True
-        return False
-
-    def said(self, *, is_idle_said: bool) -> Iterator[str]:
-        """How many differences were skipped, and which patterns skip nothing."""
-        if any(self._skipped):
-            yield f"{sum(self._skipped)} differences skipped: retired"
-        for pattern, skipped in zip(self._patterns, self._skipped, strict=True):
-            if is_idle_said and not skipped:
-                yield f"retired.txt: {pattern} skips nothing"
-
-
-def fact_differences(before: Mapping[str, Facts], after: Mapping[str, Facts], retired: Retired) -> list[str]:
-    """A line for each change, outcomes first, with the runs and facts where it is the same."""
-    lines = [f"{run}: no facts are stored; --store --only {run} stores them" for run in after if run not in before]
-    places: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for run in sorted({*before} & {*after}):
-        for fact in sorted({*before[run], *after[run]}):
-            sides = [facts[run].get(fact) for facts in (before, after)]
-            is_in_both = None not in sides
-            old, new = (dict(_flat(side)) if is_in_both else _whole(side) for side in sides)
-            for field in sorted({*old, *new}):
-                was, now = (side.get(field, "(absent)") for side in (old, new))
-                if not _is_same(was, now) and f"{run} {fact} {field}".rstrip() not in retired:
-                    places[field, str(was), str(now)].append(f"{run} {fact}")
-    for (field, was, now), changed in sorted(places.items(), key=lambda change: change[0][0] not in ("", "outcome")):
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        lines.append(f"{', '.join(changed[:3])}{more}: {field}: {was} → {now}".replace(": : ", ": "))
-    return lines
-
-
-def _is_same(was: Any, now: Any) -> bool:
-    """Whether it is equal, as numbers within one unit of the sixth digit."""
-    if isinstance(was, float) and isinstance(now, float):
-        return math.isclose(was, now, rel_tol=1.01e-5, abs_tol=1e-12)
-    return (type(was), was) == (type(now), now)
-
-
-def _whole(fact: Mapping[str, Any] | None) -> dict[str, str]:
-    """A fact that only one side has."""
-    return {"": "(absent)" if fact is None else fact.get("outcome", "(present)")}
-
-
-def _flat(said: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value with its path; a list of words is a set."""
-    if isinstance(said, list) and all(isinstance(one, str) for one in said):
-        said = dict.fromkeys(said, True)
-    if isinstance(said, dict | list) and said:
-        for key, value in said.items() if isinstance(said, dict) else enumerate(said):
-            yield from _flat(value, f"{path} {key}".lstrip())
-    else:
-        yield path, said
-
-
-def text_differences(before: Mapping[str, str], after: Mapping[str, str], retired: Retired) -> list[str]:
-    """Unified differences of the texts, with a name such as ``recorded-cpu.report.md``."""
-    lines: list[str] = []
-    for name in sorted({*before, *after}):
-        was, now = before.get(name, "").splitlines(), after.get(name, "").splitlines()
-        if was != now and name not in retired:
-            lines += difflib.unified_diff(was, now, f"{name} before", f"{name} after", lineterm="", n=1)
-    return lines
-
-
 def stored(data: Path) -> tuple[dict[str, Facts], dict[str, str]]:
     """What is expected."""
     facts = {file.stem: file.read_text(encoding="utf-8").splitlines() for file in (data / "facts").glob("*.jsonl")}
@@ -282,8 +207,8 @@ def store(data: Path, facts: Mapping[str, Facts], texts: Mapping[str, str]) -> N
 
 def _lines(facts: Facts) -> str:
     """A line a fact, sorted."""
-    lines = (json.dumps([name, said], sort_keys=True, ensure_ascii=False) for name, said in sorted(facts.items()))
-    return "".join(f"{line}\n" for line in lines)
+    form = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return "".join(f"{form.encode(fact)}\n" for fact in sorted(facts.items()))
 
 
 def record(name: str, run: Path) -> None:
@@ -323,8 +248,9 @@ def main() -> int:
     if unknown := [pattern for pattern in given.only if not fnmatch.filter(RUNS, pattern)]:
         parser.error(f"found no run {', '.join(unknown)}; expected names of benchmarks/oracle/runs.txt")
     asked = [name for name in RUNS if any(fnmatch.fnmatchcase(name, pattern) for pattern in given.only)]
+    coverage = {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")}
     os.environ.clear()  # what might change a session or its texts
-    os.environ |= {"PATH": os.defpath, "TZ": "UTC", "COLUMNS": "100", "OPENBLAS_NUM_THREADS": "1"}
+    os.environ |= coverage | {"PATH": os.defpath, "TZ": "UTC", "COLUMNS": "100", "OPENBLAS_NUM_THREADS": "1"}
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     sys.path.insert(0, str(ROOT))
     began_s = time.monotonic()

@@ -1,25 +1,25 @@
 """Facts that benchmarks/oracle.py compares: what programs and people decide by, read from what the product writes.
 
-Only verdicts.json, the history's file and outputs of commands are read, none of the product's modules, so that they can
-be written anew and judged by the same facts. What a requirement says of itself is no fact of a run.
+Files and outputs of commands are read, and of the product's modules only what reads thresholds and the search of
+find-max-batch are called, so that all others can be written anew and judged by the same facts. What a requirement says
+of itself is a fact of its thresholds file, and of no run.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 Facts = dict[str, dict[str, Any]]
-Program = Callable[
-    [str, Sequence[str], Path], int
-]  # runs a command, with a file for what it says; returns its exit code
+# Runs pytest or ddpscale with a file for what it says; returns the exit code.
+Program = Callable[[str, Sequence[str], Path], int]
 # What a verdict decides and rests on; reasons only of runs that stay as they are.
 OF_VERDICT = ("outcome", "value", "interval", "rounds", "place", "correlation", "flags", "notes", "waiver",
               "against_slowest", "launch_sd")  # fmt: skip
@@ -27,17 +27,22 @@ OF_CULPRIT = ("is_certain", "slowdown", "slow_rounds", "rounds", "peers")
 OF_CAUSE = ("category", "severity", "explains")
 NAMES_OF_ROWS = (
     "run", "data_set", "launch", "batch", "gpus", "ranks", "world_size", "name", "size", "model", "workload", "hidden",
-    "operation", "size_bytes", "redop", "setting", "data", "requirement",
+    "operation", "size_bytes", "redop", "pair", "per_cent", "setting", "data", "requirement",
 )  # fmt: skip
 # Sentences, settings of the command, and numbers that follow from others.
-NO_FACTS_OF_SUITE = {"schema_version", "suite", "headline", "problems", "failures", "problem", "reason", "why_not",
-                     "why_missing", "folder", "snippet_python", "snippet_environment", "not_measured"}  # fmt: skip
+NO_FACTS_OF_SUITE = {
+    "schema_version", "suite", "headline", "problems", "failures", "problem", "reason", "why_not", "why_missing",
+    "folder", "not_measured", "snippet_python", "snippet_environment", "document_parameters_per_epoch",
+    "document_bytes_per_epoch", "sent_bytes_per_rank_and_step", "sent_bytes_per_rank_and_epoch",
+}  # fmt: skip
 OF_COMPARED = ("value_a", "value_b", "change", "is_ratio", "difference", "is_worse", "nodes", "of", "is_lost")
 OF_CALIBRATED = ("value", "bound", "node_sd", "launch_sd", "reach", "margin_pct", "nodes", "launches", "sd_is")
 TEXTS_OF_ROW = {"published", "provisional", "because"}
 LAYOUTS = ((1, 8), (4, 8), (2, 2), (1, 1))  # nodes x GPUs
 KEYS_OF_REQUIREMENT = ("metric", "workload", "probe", "check", "world_size", "placement", "versus")
-NO_FACTS_OF_REQUIREMENT = {*KEYS_OF_REQUIREMENT, "unit", "source", "reasoning", "smallest_fault", "file", "line", "was"}
+NO_FACTS_OF_REQUIREMENT = {
+    *KEYS_OF_REQUIREMENT, "unit", "source", "reasoning", "smallest_fault", "bound_is", "file", "line", "was",
+}  # fmt: skip
 OF_CASE = ("reference_samples_per_s", "peak_tflops", "floor_samples_per_s", "peak")
 PLAYED_MEMORIES = ((4, 8, 64), (8, 8, 64), (100, 8, 65536), (1000, 16, 512), (1023, 8, 1024), (65536, 8, 65536))
 # Parts of verdicts.json that have facts of their own or are none.
@@ -53,10 +58,9 @@ def judged_run(folder: Path, *, with_sentences: bool) -> Facts:
     facts |= _coverage(said["coverage"])
     evidence = ["evidence"] * with_sentences
     for cause in said["causes"]:
-        sentences = ("sentence", "next_steps") if with_sentences else ()
-        facts[f"cause {cause['id']}"] = _some(cause, (*OF_CAUSE, *sentences)) | {
-            "culprits": _culprits(cause, "gpu_uuid", *evidence)
-        }
+        keys = [*OF_CAUSE, *["sentence", "next_steps"] * with_sentences]
+        named = {"culprits": _culprits(cause, "gpu_uuid", *evidence)}
+        facts[f"cause {cause['id']}"] = _some(cause, keys) | named
     for verdict in said["verdicts"]:
         keys = [*OF_VERDICT, *["launches"] * (verdict["launches"] > 1), *["reason"] * with_sentences]
         facts[verdict["id"]] = _some(verdict, keys) | {"culprits": _culprits(verdict, *evidence)}
@@ -186,7 +190,7 @@ def thresholds(program: Program, name: str, file: str, *skus: str) -> Facts:
             for row in said[kind]:
                 key = " ".join(str(row[part]) for part in KEYS_OF_REQUIREMENT if row[part] is not None)
                 was = {"was": row["was"]["bound"]} if row.get("was") else {}
-                about = {part: row[part] for part in row if part not in NO_FACTS_OF_REQUIREMENT}
+                about = {part: row[part] for part in {*row} - NO_FACTS_OF_REQUIREMENT if row[part] is not False}
                 facts[f"{name_of_sku} {kind.removesuffix('s')} {key}"] = about | was
         for nodes, per_node in LAYOUTS:
             for case in cases_for(loaded, name_of_sku, Layout(nodes, per_node)):
@@ -194,7 +198,7 @@ def thresholds(program: Program, name: str, file: str, *skus: str) -> Facts:
                 fact |= {"bound": case.requirement.bound, "severity": case.requirement.severity}
                 fact["waived until"] = case.requirement.waiver and str(case.requirement.waiver.until)
                 fact |= {part: getattr(case, part, None) for part in OF_CASE}
-                fact[f"{nodes}x{per_node}"] = case.missing or case.world_size
+                fact[f"{nodes}x{per_node}"] = "missing" if case.missing else case.world_size
     return facts
 
 
@@ -221,13 +225,24 @@ def find_max_batch(*_: Any) -> Facts:
     return facts
 
 
-def printed(program: Program, name: str, *command: str) -> Facts:
-    """Lines of a command with numbers, by their words."""
-    facts: Facts = {"run": {"exit code": program("ddpscale", command, said := Path(f"{name}.said"))}}
-    for line in said.read_text(encoding="utf-8").splitlines():
-        numbers = re.findall(r"(?<![\w.])[-−]?\d+(?:\.\d+)?(?!\w*\.\w)", line)
-        facts[f"line {re.sub(r'[-−0-9.:|]+', ' ', line)}"] = {"numbers": numbers}
-    return facts
+def import_pytorch_ddp(program: Program, name: str, file: str) -> Facts:
+    """The table that PyTorch's benchmark prints, of its JSON report."""
+    code = program("ddpscale", ["import", "pytorch-ddp", file], said := Path(f"{name}.said"))
+    facts: Facts = {"run": {"exit code": code}}
+    rows = [line.partition(":") for line in said.read_text(encoding="utf-8").splitlines() if " GPUs -- " in line]
+    return facts | {" ".join(size.split()): {"row": numbers.split()} for size, _, numbers in rows}
+
+
+def culprits(program: Program, name: str, *runs: str) -> Facts:
+    """The list by which hosts are drained and returned, and how many test items JUnit's file of the last run has."""
+    is_simulated = json.loads(Path(runs[0], "verdicts.json").read_text(encoding="utf-8"))["simulated"]
+    options = ["--format=tsv", *["--rehearse"] * is_simulated]
+    code = program("ddpscale", ["culprits", *options, *runs], said := Path(f"{name}.tsv"))
+    rows = [line.split("\t") for line in said.read_text(encoding="utf-8").splitlines()[1:]]
+    facts: Facts = {"culprits": {"exit code": code, "hosts": [" ".join([*row[:2], *row[3:4]]) for row in rows]}}
+    items = ElementTree.parse(Path(runs[-1], "junit.xml")).find("testsuite")
+    assert items is not None
+    return facts | {"junit": {key: items.get(key) for key in ("tests", "failures", "errors", "skipped")}}
 
 
 def _said(program: Program, name: str, *command: str) -> tuple[int, Any]:
@@ -243,5 +258,6 @@ READERS: dict[str, Callable[..., Facts]] = {
     "calibrate": calibrate,
     "thresholds": thresholds,
     "find-max-batch": find_max_batch,
-    "printed": printed,
+    "culprits": culprits,
+    "import-pytorch-ddp": import_pytorch_ddp,
 }
