@@ -123,10 +123,17 @@ class TestPlan:
         run.write_json(run.plan_json, PLAN)
         assert run.read_plan() == PLAN
 
-    def test_refuses_a_newer_schema(self, run: RunDirectory) -> None:
-        run.write_json(run.plan_json, as_json(PLAN) | {"schema_version": 99})
-        with pytest.raises(RunDirectoryError, match="has schema_version 99"):
-            run.read_plan()
+    @rows(
+        ("version", "what_next"),
+        [(99, "A newer .* upgrade"), (5, "An older .* measure again, or judge with the version that run.json names")],
+    )
+    def test_of_another_version_is_refused_first(self, run: RunDirectory, version: int, what_next: str) -> None:
+        run.write_json(run.run_json, as_json(run_record()) | {"site": "a field of that version"})
+        run.write_json(run.plan_json, as_json(PLAN) | {"schema_version": version})
+        with pytest.raises(
+            RunDirectoryError, match=rf"plan\.json: has schema_version {version}; expected 6.*{what_next}"
+        ):
+            RunDirectory.open(run.path)
 
     @rows(
         "change",
