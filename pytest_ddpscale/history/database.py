@@ -123,8 +123,7 @@ def _is_ours(connection: sqlite3.Connection, file: Path) -> bool:
         if version < SCHEMA_VERSION:
             raise HistoryError(
                 str(file), f"has schema version {version}", str(SCHEMA_VERSION),
-                "An earlier pytest-ddpscale wrote it: create another file with `ddpscale history --add RUN_DIR ...` "
-                "from the runs that it should have. It was not changed.",
+                "An earlier pytest-ddpscale wrote it: remove it, or keep using that version. It was not changed.",
             )  # fmt: skip
         return True
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]

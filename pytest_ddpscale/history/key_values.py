@@ -54,8 +54,7 @@ class KeyValue:
     """Value of one place; fields shared with `KeyValueSeries` mean the same.
 
     Attributes:
-        gpu_index: NVML's index of the GPU, on a CPU the local rank; None for the whole node, and if it is not known. In
-            histories of earlier versions it is the local rank.
+        gpu_index: NVML's index of the GPU, on a CPU the local rank; None for the whole node, and if it is not known.
         gpu_uuid: NVML's UUID, or ``cpu``; None for the whole node.
         value: median over the rounds, in `unit`, the metric's.
         batch_size: per GPU, which distinguishes weak from strong scaling; None for a probe.

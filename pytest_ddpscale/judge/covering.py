@@ -68,10 +68,7 @@ def coverage_of(
         silent = [
             one
             for one in (survey.gpus if survey else ())
-            if one.is_visible
-            and one.problem
-            and (one.local_rank is None or one.is_lost)
-            and one.uuid not in used - {""}
+            if one.is_visible and one.problem and one.local_rank is None and one.uuid not in used - {""}
         ]
         for i in sorted(ranks.keys() | set(range(gpus_per_node - len(silent)))):
             place, gpu = (host, i), ranks.get(i, RankPlace(host, i, ""))
@@ -115,20 +112,15 @@ def is_between_nodes(case: AnyCase, evidence: Evidence) -> bool:
 
 
 def _rank_places(evidence: Evidence, blocks: _Blocks) -> Mapping[_Place, RankPlace]:
-    """Device of each rank by host and local rank: as measured, else as surveyed.
-
-    A survey of an earlier version counts a lost GPU among the local ranks although CUDA does not list it, so GPUs of
-    the survey that ranks had elsewhere are left out.
-    """
+    """Device of each rank by host and local rank: as measured, else as surveyed."""
 
     def find() -> Mapping[_Place, RankPlace]:
         measured = {**blocks.seen, **blocks.devices}
-        used = {(place.host, place.device) for place in measured.values()}
         surveyed = {
             (host, gpu.local_rank): RankPlace(host, gpu.local_rank, gpu.uuid, gpu.index, gpu.pci_bus_id)
             for host, survey in evidence.surveys.items()
             for gpu in survey.gpus
-            if gpu.local_rank is not None and not gpu.is_lost and (host, gpu.uuid) not in used
+            if gpu.local_rank is not None
         }
         return {**surveyed, **measured}
 

@@ -123,7 +123,7 @@ def _pace_arms(study: Study) -> list[Arm]:
 
 
 def own_pace_of(study: Study, evidence: Evidence, last: int | None = None) -> OwnPace | None:
-    """The own pace of a study's ranks; None if it was not read, as of compiled models and in earlier runs.
+    """The own pace of a study's ranks; None if it was not read, as of compiled models.
 
     Args:
         study: in which they train.

@@ -41,7 +41,7 @@ class Rail(NamedTuple):
     Attributes:
         gbps: GB/s of the fastest message of the slower rank.
         mean_gbps: GB/s over all messages.
-        longest_s: time of the longest message, in seconds; 0 in runs of earlier versions, which keep only the mean.
+        longest_s: time of the longest message, in seconds.
         is_stalled: whether any message stalled.
     """
 
@@ -128,9 +128,8 @@ def rails_of(evidence: Evidence) -> Sequence[Rail]:
 def _rails(measured: ArmColumns) -> Iterator[Rail]:
     """With two ranks, bus bandwidth is bytes over time."""
     steps_s, who = measured.of_steps(STEP_S), measured.ranks
-    mean_s = measured.seconds / np.where(measured.present, measured.count, 1)  # lines of earlier versions keep no steps
-    fastest_s = np.fmin.reduce(steps_s, axis=2, initial=np.inf) if steps_s.shape[2] else mean_s
-    longest_s = steps_s.max(axis=2) if steps_s.shape[2] else np.zeros(mean_s.shape)
+    mean_s = measured.seconds / np.where(measured.present, measured.count, 1)
+    fastest_s, longest_s = np.fmin.reduce(steps_s, axis=2, initial=np.inf), steps_s.max(axis=2, initial=0.0)
     gbps, mean_gbps = (measured.work / of / GIGA for of in (fastest_s, np.where(measured.present, mean_s, np.nan)))
     stalled = are_stalled(steps_s)
     host_of = np.unique(who.hosts.astype(str), return_inverse=True)[1]

@@ -48,12 +48,6 @@ def judge_uniformity(blank: Verdict, case: Case, study: Study, evidence: Evidenc
     if not len(rounds):
         return replace(blank, reason=f"no complete round of {arm.name} in {study.id}")
     times_s = own_pace_s(rounds)
-    each = next((one for one in study.arms if one.kind == "each"), None)
-    if np.isnan(times_s).all() and each is not None:  # runs made before forward passes were timed
-        arm, rounds = each, merged(evidence.columns, study.id, each, layout)
-        times_s = own_pace_s(rounds)
-        if not len(rounds):
-            return replace(blank, reason=f"no complete round of {arm.name} in {study.id}")
     unread = (np.isnan(times_s) & rounds.present).any(axis=0)
     is_of_nodes = case.requirement.definition is NODE_UNIFORMITY
     takes_turns = layout.takes_turns(arm) and arm.world_size < layout.ranks_per_node

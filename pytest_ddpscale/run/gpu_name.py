@@ -1,8 +1,7 @@
 """The name of a GPU in all messages and reports: NVML's index, which ``nvidia-smi -i`` takes, UUID and PCI address.
 
 CUDA_VISIBLE_DEVICES and a lost GPU renumber CUDA's devices, and with them local ranks. So the local rank is only beside
-the index, where it differs. It stands alone where the index is not known, as in runs of earlier versions without a
-survey.
+the index, where it differs. It stands alone where the index is not known.
 """
 
 from __future__ import annotations

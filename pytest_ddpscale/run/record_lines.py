@@ -13,7 +13,6 @@ import numpy as np
 
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import as_json
-from pytest_ddpscale.run.former import FormerFlops, FormerRecord, in_todays_form
 from pytest_ddpscale.run.gpu_error_record import GpuErrors
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.records import (
@@ -37,7 +36,7 @@ OfRanks = Block | Unsupported | SeededSteps | GangTransport
 OfTraining = TrainedEpoch | TrainedRun  # by all ranks of a gang
 OfStudies = StudyStart | WarmUp | WorkloadFlops | RoundEnd | StudyEnd | LaunchTime
 AnyRecord = GangRecord | Lost | GpuErrors | Survey | PostMortem | OfStudies | OfTraining | OfRanks
-_RECORDS: msgspec.json.Decoder[AnyRecord | FormerRecord] = msgspec.json.Decoder(AnyRecord | FormerRecord)
+_RECORDS: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 _TELEMETRY = msgspec.json.Decoder(TelemetryBlock)
 _PROFILES = msgspec.json.Decoder(ArmProfile)
 _encode = msgspec.json.Encoder(enc_hook=as_json).encode
@@ -50,26 +49,19 @@ class RecordReader:
         self._gangs: dict[int, GangRecord] = {}
 
     def read(self, line: bytes) -> AnyRecord:
-        """The record of a line that this version wrote.
+        """The record of a line.
 
         Raises:
             ValueError: the line holds no record, or names an unknown gang or rank.
         """
-        (record,) = self.read_any(line)
-        return record
-
-    def read_any(self, line: bytes) -> list[AnyRecord]:
-        """The record of one line; several of a line of an earlier version. Raises like `read`."""
         record = decode(_RECORDS, line)
-        if isinstance(record, FormerRecord):
-            return [*in_todays_form(record, None if isinstance(record, FormerFlops) else self._gangs.get(record.gang))]
         if isinstance(record, GangRecord):
             if record.gang in self._gangs:
                 raise ValueError(f"a second gang {record.gang}")
             self._gangs[record.gang] = record
         elif isinstance(record, OfRanks | OfTraining):
             self._refuse_unannounced(record)
-        return [record]
+        return record
 
     def know(self, records: Iterable[AnyRecord]) -> None:
         """Add the gangs among records that another reader read."""

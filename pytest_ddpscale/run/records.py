@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from msgspec import Meta, field
-from msgspec.structs import replace
 
 from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.gpu_name import gpu_number
@@ -22,10 +21,8 @@ from pytest_ddpscale.run.strict_json import (
     Record,
     Seconds,
     UnixSeconds,
-    column,
     refuse_other_lengths,
 )
-from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 
 # Round number of decisions before the first round of a study.
 BEFORE_ROUNDS = -1
@@ -266,32 +263,8 @@ class SeededStep:
 
 
 def gangs_by_number(records: Iterable[object]) -> dict[int, GangRecord]:
-    """The gangs among records, by number; NVML's indices that a gang lacks are those of the surveys.
-
-    Earlier versions recorded no indices with a gang.
-    """
-    gangs, surveys = dict[int, GangRecord](), dict[str, Survey]()
-    for record in records:
-        if isinstance(record, Survey):
-            surveys[record.host] = record
-        elif isinstance(record, GangRecord):
-            gangs[record.gang] = record
-    if not surveys:
-        return gangs
-    surveyed = {(host, gpu.uuid): gpu for host, survey in surveys.items() for gpu in survey.gpus if gpu.uuid}
-    return {number: _with_indices(gang, surveyed) for number, gang in gangs.items()}
-
-
-def _with_indices(gang: GangRecord, surveyed: Mapping[tuple[str, str], SurveyedGpu]) -> GangRecord:
-    is_known = None not in gang.gpu_indices if isinstance(gang.gpu_indices, tuple) else gang.gpu_indices is not None
-    if not surveyed or is_known:
-        return gang
-    places, found = [gang.place(rank) for rank in range(gang.world_size)], []
-    for place in places:
-        gpu = surveyed.get((place.host, place.device)) if place.gpu_index is None else None
-        found.append((gpu.index, gpu.pci_bus_id) if gpu is not None else (place.gpu_index, place.pci_bus_id))
-    indices, addresses = zip(*found, strict=True)
-    return replace(gang, gpu_indices=column(indices), pci_bus_ids=column(addresses))
+    """The gangs among records, by number."""
+    return {record.gang: record for record in records if isinstance(record, GangRecord)}
 
 
 def refuse_twice(ranks: Sequence[int] | IntArray) -> None:

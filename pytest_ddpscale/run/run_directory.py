@@ -17,7 +17,6 @@ from typing import IO, Any, TypeVar
 
 from pytest_ddpscale.errors import RunDirectoryError, WritingError
 from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
-from pytest_ddpscale.run.former import FurtherTurn, plan_without_former, run_without_former
 from pytest_ddpscale.run.no_run import no_run
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, checked_line
@@ -124,11 +123,13 @@ class RunDirectory:
         """Open an existing run directory to read it.
 
         Raises:
-            RunDirectoryError: there is none, it is broken, or a newer version wrote it.
+            RunDirectoryError: there is none, it is broken, or another version wrote it.
         """
         run = RunDirectory(path)
         if not run.run_json.exists():
             raise no_run(path)
+        if run.plan_json.exists():
+            run.read_plan()  # first: its version tells an older directory
         run.read_run()
         return run
 
@@ -146,11 +147,11 @@ class RunDirectory:
 
     def read_run(self) -> RunRecord:
         """The content of run.json. Raises RunDirectoryError."""
-        return read_file(self.run_json, RunRecord, RUN_SCHEMA_VERSION, run_without_former)
+        return read_file(self.run_json, RunRecord, RUN_SCHEMA_VERSION)
 
     def read_plan(self) -> Plan:
         """The content of plan.json. Raises RunDirectoryError."""
-        return read_file(self.plan_json, Plan, PLAN_SCHEMA_VERSION, plan_without_former, oldest=5)
+        return read_file(self.plan_json, Plan, PLAN_SCHEMA_VERSION)
 
     def read_suite(self) -> dict[str, Any]:
         """The content of suite.json. Raises RunDirectoryError."""
@@ -165,21 +166,21 @@ class RunDirectory:
         Raises:
             RunDirectoryError: another line is not a record; the message has its number.
         """
-        return self._read_once(self.measurements_jsonl, RecordReader().read_any)
+        return self._read_once(self.measurements_jsonl, RecordReader().read)
 
     def read_telemetry(self) -> list[TelemetryBlock]:
         """All telemetry records, in order; may be empty. Raises RunDirectoryError."""
         reader = RecordReader()
         reader.know(self.read_records())
-        return self._read_once(self.telemetry_jsonl, lambda line: [reader.read_telemetry(line)])
+        return self._read_once(self.telemetry_jsonl, reader.read_telemetry)
 
     def read_profiles(self) -> list[ArmProfile]:
         """All profiles, in order; may be empty. Raises RunDirectoryError."""
         reader = RecordReader()
         reader.know(self.read_records())
-        return self._read_once(self.profiles_jsonl, lambda line: [reader.read_profile(line)])
+        return self._read_once(self.profiles_jsonl, reader.read_profile)
 
-    def _read_once(self, path: Path, read: Callable[[bytes], list[T]]) -> list[T]:
+    def _read_once(self, path: Path, read: Callable[[bytes], T]) -> list[T]:
         stamp = _stamp(path)
         if path not in self._read or self._read[path][0] != stamp:
             self._read[path] = stamp, list(_records(path, read))
@@ -250,8 +251,7 @@ class RunDirectory:
             superseded: list[bytes] = []
             kept: list[bytes] = []
             with open_regular(self.path / name) as lines:  # keep lines as written; the last one may be incomplete
-                firsts = (record for record in read() if not isinstance(record, FurtherTurn))
-                for record, line in zip(firsts, lines, strict=False):
+                for record, line in zip(read(), lines, strict=False):
                     (superseded if is_superseded(record) else kept).append(line)
             _cut_torn_line(self.superseded_jsonl)
             append_whole(self.superseded_jsonl, b"".join(superseded))
@@ -315,7 +315,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _records(path: Path, read: Callable[[bytes], list[T]]) -> Iterator[T]:
+def _records(path: Path, read: Callable[[bytes], T]) -> Iterator[T]:
     """Records of the complete lines, one by one, because files of large runs do not fit into memory."""
     if not path.exists():
         return
@@ -329,19 +329,15 @@ def _records(path: Path, read: Callable[[bytes], list[T]]) -> Iterator[T]:
                         raise broken_file(path, found)
                     return  # the end, or torn by a kill
                 try:
-                    yield from read(line)
+                    yield read(line)
                 except ValueError as error:
                     raise broken_file(path, f"line {number} is not a record: {error}") from None
     except OSError as error:
         raise unreadable(path, error) from None
 
 
-def read_file(
-    path: Path, kind: type[T], supported: int, amend: Callable[[dict[str, Any]], None] | None = None, oldest: int = 0
-) -> T:
-    """The content of a JSON file with a supported `schema_version`.
-
-    `amend` gives what earlier versions wrote today's form, from version `oldest` on.
+def read_file(path: Path, kind: type[T], supported: int) -> T:
+    """The content of a JSON file with the supported `schema_version`.
 
     Raises:
         RunDirectoryError: the file is missing or broken, or a newer or older version wrote it.
@@ -350,16 +346,14 @@ def read_file(
     version = data.get("schema_version") if isinstance(data, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
         raise broken_file(path, f"is not a {path.name}: it has no schema_version")
-    if not (oldest or supported) <= version <= supported:
+    if version != supported:
         what_next = (
             "A newer pytest-ddpscale wrote it: upgrade to read it."
             if version > supported
-            else "An older pytest-ddpscale wrote it: measure, import or simulate again with this one."
+            else "An older pytest-ddpscale wrote it: measure again, or judge with the version that run.json names."
         )
         raise RunDirectoryError(str(path), f"has schema_version {version}", str(supported), what_next)
     try:
-        if amend is not None:
-            amend(data)
         return read_as(kind, data)
     except ValueError as error:
         raise broken_file(path, f"has invalid content ({error})") from None

@@ -16,7 +16,6 @@ from msgspec import Meta
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
 from pytest_ddpscale.run.column_record import FloatArray
-from pytest_ddpscale.run.former import numbered
 from pytest_ddpscale.run.records import PeakBytes, Ranks, StudyEnd, gangs_by_number, refuse_twice
 from pytest_ddpscale.run.strict_json import Count, Positive, Record, Seconds, each, refuse_other_lengths
 
@@ -248,7 +247,7 @@ def trained_runs(plan: Plan, records: Sequence[object]) -> dict[str, RunRecords]
         ValueError: a line of measurements.jsonl contradicts others or the plan; the message has its number.
     """
     found: dict[str, RunRecords] = {}
-    gangs, lines_of = gangs_by_number(records), numbered(records)
+    gangs, lines_of = gangs_by_number(records), list(enumerate(records, 1))
     for run in plan.training_runs:
         epochs = [(n, one) for n, one in lines_of if isinstance(one, TrainedEpoch) and one.study == run.id]
         ends = [(n, one) for n, one in lines_of if isinstance(one, TrainedRun) and one.study == run.id]

@@ -21,7 +21,6 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import PROBES, Plan, Study
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import IntArray
-from pytest_ddpscale.run.former import numbered
 from pytest_ddpscale.run.probed_blocks import pairs_in, wrong_in_probe
 from pytest_ddpscale.run.readings import FORWARD_S, STEP_S, WAITED_S
 from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
@@ -68,8 +67,8 @@ class Recorded:
 
     @cached_property
     def numbered(self) -> list[tuple[int, AnyRecord]]:
-        """Each record with its line, which may hold several turns."""
-        return numbered(self.records)
+        """Each record with its line."""
+        return list(enumerate(self.records, 1))
 
     @cached_property
     def blocks(self) -> list[tuple[int, Block]]:

@@ -14,7 +14,6 @@ from pytest_ddpscale.run.cause_kinds import CauseId, CauseRecord
 from pytest_ddpscale.run.counting import counted_groups, worst_of
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.culprit import Culprit as Culprit  # most take it from here
-from pytest_ddpscale.run.former import judgement_without_former
 from pytest_ddpscale.run.run_directory import read_file
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, ThresholdsUsed
 from pytest_ddpscale.thresholds.waiver import Waiver
@@ -417,4 +416,4 @@ def read_judgement(path: Path) -> Judgement:
     Raises:
         RunDirectoryError: it is missing or broken, contradicts itself, or a newer version wrote it.
     """
-    return read_file(path, Judgement, VERDICTS_SCHEMA_VERSION, judgement_without_former)
+    return read_file(path, Judgement, VERDICTS_SCHEMA_VERSION)

@@ -141,8 +141,7 @@ def search_pairs(run: SimulatedRun, study: PairStudy) -> Generator[Block, None, 
 def _results(paired: Block, per_node: int) -> Iterator[PairResult]:
     """Each pair of nodes with the fastest message of its slowest rail."""
     step_s = paired.of_steps(STEP_S)[::2]  # both ranks of a rail say the same
-    seconds = step_s.min(axis=1) if step_s.shape[1] else paired.each("seconds")[::2] / paired.each("count")[::2]
-    gbps, stalled = paired.each("work")[::2] / seconds / GIGA, are_stalled(step_s)
+    gbps, stalled = paired.each("work")[::2] / step_s.min(axis=1) / GIGA, are_stalled(step_s)
     by_pair: dict[NodePair, list[int]] = defaultdict(list)
     for rail, (one, other) in enumerate((paired.each("ranks").reshape(-1, 2) // per_node).tolist()):
         by_pair[one, other].append(rail)
@@ -165,15 +164,14 @@ def _paired(run: SimulatedRun, study: PairStudy, pairs: tuple[NodePair, ...], nu
     if not there.any():
         return None
     # All messages take as long as the fastest, unless packets are lost.
-    message_s, resent_s = study.message_bytes / (gbps * GIGA), run.resent_s(ranks, 1, study.iterations)
+    resent_s = run.resent_s(ranks, 1, study.iterations)
+    step_s = ((study.message_bytes / (gbps * GIGA))[:, None] + resent_s)[there].repeat(2, axis=0)
     columns: dict[str, Any] = {
         "ranks": ranks[there].ravel(),
         "groups": np.arange(len(ranks))[there].repeat(2),
-        "seconds": (study.iterations * message_s + resent_s.sum(axis=1))[there].repeat(2),
+        "seconds": step_s.sum(axis=1),
+        "series": {STEP_S: step_s.astype("<f4").tobytes()},
     }
-    if run.faults.lossy_shares:
-        step_s = (message_s[:, None] + resent_s)[there].repeat(2, axis=0)
-        columns["series"] = {STEP_S: step_s.astype("<f4").tobytes()}
     return Block(
         study=study.id,
         arm=study.arm.name,

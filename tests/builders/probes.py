@@ -8,9 +8,10 @@ from dataclasses import replace
 from pytest_ddpscale.judge.slow_links import Rail, rails_of
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.block import Block, step_bytes
 from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import gangs_by_number
 from tests.builders.measurements import ProbeMeasurement
@@ -44,6 +45,7 @@ def pair_columns_of(pairs: Sequence[Pair], per_node: int = 1) -> Columns:
             ranks=tuple(node * per_node + rail for rail in range(per_node) for node in (one, other)),
             groups=tuple(rail for rail in range(per_node) for _ in range(2)), began_unix_s=1.7e9,
             seconds=20 * 2**25 / gbps / 1e9,
+            series={STEP_S: step_bytes([2**25 / gbps / 1e9] * 40 * per_node)},
         )
         for turn, (number, one, other, gbps) in enumerate(pairs)
     ]  # fmt: skip

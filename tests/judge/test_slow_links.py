@@ -173,13 +173,14 @@ class TestRails:
 
     def rails(self, ranks: tuple[int, ...], groups: tuple[int, ...], **changes: Any) -> Sequence[Rail]:
         fields: dict[str, Any] = {"count": 2, "work": 2.0**20, "began_unix_s": 1.0, "seconds": 1.0}
+        fields["series"] = {"step_s": step_bytes([0.5, 0.5] * len(ranks))}
         block = Block(
             study="pairs", arm="all-reduce-1mib@2", round=3, gang=0, ranks=ranks, groups=groups, **fields | changes
         )
         return rails_in([self.WHO, block])
 
     def test_are_the_same_whichever_end_comes_first(self) -> None:
-        rail = Rail(3, (1, 0), ("n1", "n2"), (0, 0), ("GPU-1", "GPU-0"), 2 * 2**20 / 1e9, 2 * 2**20 / 1e9)
+        rail = Rail(3, (1, 0), ("n1", "n2"), (0, 0), ("GPU-1", "GPU-0"), 2 * 2**20 / 1e9, 2 * 2**20 / 1e9, 0.5)
         assert self.rails((0, 1), (0, 0)) == self.rails((1, 0), (0, 0)) == [rail]
 
     def test_have_the_speed_of_the_fastest_message_of_the_slower_end(self) -> None:

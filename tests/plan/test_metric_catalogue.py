@@ -17,7 +17,6 @@ PACKAGE = ROOT / "pytest_ddpscale"
 # Keys of records, parameters and units that are called as a metric is, and mean something else.
 NAMESAKES = {
     ("simulate/performance.py", "ddp_overhead"),
-    ("run/former.py", "busbw_gbps"),  # a field of an earlier version
 }
 
 of_every_metric = rows("metric", METRICS.values(), ids=METRICS)

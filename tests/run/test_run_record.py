@@ -194,19 +194,6 @@ class TestResumed:
         assert record.noted == {"operator": "Ann", "site": "Hall 1", "ticket": "T-2", "rack": "B 7"}
         assert record.further_notes == {"rack": "B 7"}
 
-    def test_operator_site_and_ticket_of_an_earlier_version_are_notes(self, run: RunDirectory) -> None:
-        resume_run(run, (), "ab" * 32, {})
-        said = as_json(run.read_run())
-        said |= {"operator": "Ann", "site": "Hall 1", "ticket": "T-1"}
-        said["resumed"][0]["operator"] = "Bob"
-        run.write_json(run.run_json, said)
-        record = run.read_run()
-        assert record.operators == ("Ann", "Bob")
-        assert record.noted == {"operator": "Ann", "site": "Hall 1", "ticket": "T-1"}
-        run.write_json(run.run_json, said | {"noted": {}})
-        with pytest.raises(RunDirectoryError, match="unknown field `operator`"):
-            run.read_run()
-
     def test_the_reader_is_told_what_was_measured_again(self, run: RunDirectory) -> None:
         assert run.read_run().resumption_notes() == []
         resume_run(run, (), "ab" * 32, {"weak/r": "error", "strong/r": "no end"})

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.run.column_record import joined
-from pytest_ddpscale.run.former import FurtherTurn
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, checked_line
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.training_record import (
@@ -105,18 +104,6 @@ def test_time_does_not_run_backwards(name: str) -> None:
 
 def found(lines: list[AnyRecord], run: TrainingRun = RUN) -> RunRecords:
     return trained_runs(plan_of([run]), lines)[run.id]
-
-
-def test_lines_are_counted_as_they_stand_in_the_file() -> None:
-    """One of an earlier version may hold several turns."""
-    turns = FurtherTurn(
-        study="probes", arm="send-recv-1mib@4", round=0, turn=1, gang=0, ranks=(0, 1), count=1, work=1.0,
-        began_unix_s=1.0, seconds=1.0,
-    )  # fmt: skip
-    lines: list[AnyRecord] = [*records_of(RUN)]
-    del lines[2]
-    with pytest.raises(ValueError, match="line 3 is of epoch 2 of train/small@2; expected epoch 1 of 3"):
-        found([lines[0], turns, turns, *lines[1:]])
 
 
 def of_kind(lines: list[AnyRecord], kind: type) -> int:

@@ -25,19 +25,6 @@ def test_json_says_unit_and_margin_beside_the_value() -> None:
     assert data["margin"] == pytest.approx(0.1)
 
 
-def test_verdicts_of_an_earlier_version_are_read_without_what_nothing_uses_any_more(tmp_path: Path) -> None:
-    basis = {"judged_at": "today", "note_operator": "Eve", "note_ticket": "T-2"}
-    judgement = Judgement("cpu", "partial", "", (make_verdict({"at_least": 100.0}, 110.0),), basis=basis)
-    data = as_json(judgement)
-    data["basis"] = {"judged_at": "today", "judged_by": "Eve", "ticket": "T-2"}
-    data["family_confidence"] = data["verdicts"][0]["precision"] = None
-    del data["unfinished"], data["causes"]  # every cause was made anew
-    del data["not_selected_ratios"], data["verdicts"][0]["counts_with"]  # each requirement was counted by itself
-    file = tmp_path / "verdicts.json"
-    file.write_text(strict_json(data), encoding="utf-8")
-    assert read_judgement(file) == judgement
-
-
 @rows("interval", [(0.975, 0.985), None])
 def test_the_value_against_the_slowest_gpu_survives(tmp_path: Path, interval: tuple[float, float] | None) -> None:
     against = AgainstSlowest(0.98, interval, "GPU 6 on n1", 0.023)
