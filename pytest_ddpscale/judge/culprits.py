@@ -90,7 +90,7 @@ class RankComparison:
     @cached_property
     def stragglers(self) -> list[Straggler]:
         """Slow ranks, slowest first; if no single launch shows any, those that the rounds of all launches show."""
-        return self.evidence.once(("stragglers", self.study.id), self._find_stragglers)
+        return self.evidence.once(("stragglers", self.study.id, self.at_most), self._find_stragglers)
 
     def _find_stragglers(self) -> list[Straggler]:
         plan, telemetry = self.evidence.plan, self.evidence.telemetry
@@ -110,7 +110,7 @@ class RankComparison:
     def watched(self) -> list[Straggler]:
         """Ranks that are slow by too little to be named, slowest first."""
         find = partial(find_watched, self.rounds, self.stragglers, self.at_most)
-        return self.evidence.once(("watched", self.study.id), find)
+        return self.evidence.once(("watched", self.study.id, self.at_most), find)
 
     def slow_nodes_of(self, stragglers: Sequence[Straggler]) -> dict[str, list[Straggler]]:
         """Nodes of these stragglers on which all ranks are slow, slowest first, with these ranks."""
@@ -123,7 +123,7 @@ class RankComparison:
     def slower_than_their_node(self, ranks: Sequence[Straggler]) -> list[Straggler]:
         """Ranks of a slow node that are slower than it is, slowest first."""
         find = partial(slower_than_their_node, ranks, self.rounds, self.at_most)
-        return self.evidence.once(("slower than their node", self.study.id, ranks[0].host), find)
+        return self.evidence.once(("slower than their node", self.study.id, self.at_most, ranks[0].host), find)
 
     def among(self, found: Sequence[Straggler], measured: ArmRounds) -> list[Straggler]:
         """Those of `found` that are ranks of the judged arm."""

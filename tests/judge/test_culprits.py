@@ -295,6 +295,14 @@ def test_ranks_are_compared_in_the_largest_arm() -> None:
     assert found.present.sum(axis=1).tolist() == [4] * ROUNDS
 
 
+def test_limit_decides_anew_who_is_slow() -> None:
+    plan = plan_of([make_case("rank_uniformity", 1.1, world_size=4)], rounds=ROUNDS)
+    (study,) = plan.studies
+    evidence = evidence_of_plan(plan, measure(study, ROUNDS, lambda _, __, rank: 80 if rank == 2 else 100))
+    found = [[one.rank for one in RankComparison(study, evidence, limit).stragglers] for limit in (0.5, 0.05, 0.5)]
+    assert found == [[], [2], []]
+
+
 class TestLeastBusy:
     def judge_ranks(self, utilization: Callable[[int, int], float], bound: float = 0.9) -> Verdict:
         """The verdict on the utilization of four ranks; `utilization` of round and rank."""
