@@ -41,7 +41,7 @@ class Why(Enum):
     ONE_NODE = "not_measured", "needs at least 2 nodes to spread ranks over; this run had one"
     NO_ROUND = "not_measured", "no complete round of {ranks} ranks in {details}"
     NO_BASELINE = "not_measured", "{details} has no complete round of the arm {baseline} to compare with"
-    NOT_READ = "not_measured", "{metric} could not be read on every rank"
+    NOT_READ = "not_measured", "{metric} could not be read on every rank{details}"
     NOT_PROBED = "not_measured", "{probe} was not probed in this run"
     NO_PROBED_ROUND = "not_measured", "no complete round of {probe}"
     UNSUPPORTED = "not_measured", "{probe} could not be done: {details}"
@@ -206,10 +206,22 @@ def _of_study(question: Question, study: Study, evidence: Evidence) -> Values[st
         for place in (places[row] for row in nothing):
             measured, compared = (place in those for those in with_rounds)
             why = Why.NOT_READ if measured and compared else Why.NO_BASELINE if measured else Why.NO_ROUND
-            missing[place] = Missing(why, study.id)
+            hosts = hosts_of(columns, study.id) if place == WHOLE else [place]
+            details = _why_unread(question, study.id, evidence, hosts) if why is Why.NOT_READ else study.id
+            missing[place] = Missing(why, details)
     is_one_node = question.placement == "spread" and evidence.plan.nodes == 1
     broken = why_broken(study.id, evidence) or (Missing(Why.ONE_NODE) if is_one_node else None)
     return Values(question.metric.scale, places, numbers, samples[np.newaxis], missing, (broken,), errors[np.newaxis])
+
+
+def _why_unread(question: Question, study_id: str, evidence: Evidence, hosts: Sequence[str]) -> str:
+    """``: GPU 3 on n1: Not Supported``: the first GPU without an asked utilization; empty if the reason is unknown."""
+    told = evidence.telemetry.of_arm(study_id, question.measured.name, hosts)
+    if question.metric.reads_utilization:
+        for row, said in enumerate(told.unreadable):
+            if why := said.get("utilization") or said.get("device"):
+                return f": {told.place_of(row).number} on {told.place_of(row).host}: {why}"
+    return ""
 
 
 def groups_of(question: Question, study: Study, evidence: Evidence) -> list[Groups]:
