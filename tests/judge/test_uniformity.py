@@ -97,12 +97,13 @@ def test_a_gpu_that_is_slow_in_some_rounds_only_is_rejected_and_named(times: int
         is_slow = one.rank == 5 and one.round % 3 == 0 and one.round < 3 * times
         return replace(one, forward_s=factor * (one.forward_s or 0.0)) if is_slow else one
 
-    verdict = judge_paces({}, change=at_times)
+    verdict = judge_paces({2: 1.02}, change=at_times)  # on average the slowest
     assert verdict.outcome == expected
     assert named(verdict) == ([("node0", 5)] if expected == "failed" else [])
     if expected == "failed":
         assert "is slow at times: " in verdict.reason
         assert verdict.value == pytest.approx(factor, abs=0.01)
+        assert verdict.place == "GPU 5 of node0"
 
 
 @rows(("slower", "expected"), [(1.08, "inconclusive"), (1.035, "passed")])
