@@ -178,10 +178,9 @@ class _Blocks:
             block = (PROBES, probed.arm)
             self._sizes[block] = world_size = int(probed.arm.partition("@")[2] or 1)
             self._take(block, probed.ranks)
-            if world_size == 1:
+            if world_size == 1 and probed.arm not in evidence.unsupported:  # else it may have run out of memory
                 self._never_came(probed, range(self._layout.world_size))
-                if probed.arm not in evidence.unsupported:  # else it may have run out of memory
-                    self._miss(probed)
+                self._miss(probed)
         self._miss_probes(evidence)
         self.places: dict[str, list[_Place]] = defaultdict(list)
         for place in self.devices:

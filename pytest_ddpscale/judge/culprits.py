@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
 
 from pytest_ddpscale.judge.own_pace import as_steps, own_pace_of, own_pace_s
-from pytest_ddpscale.judge.peers import MINIMUM_ROUNDS, averages_of, medians_of_others
+from pytest_ddpscale.judge.peers import MINIMUM_ROUNDS, averages_of, compare, median_over_rounds, medians_of_others
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, merged, one_after_another
 from pytest_ddpscale.judge.slow_links import with_slow_links
 from pytest_ddpscale.judge.stragglers import (
@@ -33,10 +32,12 @@ from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
+from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
 # For a thresholds file that says nothing of peers, or does not compare them: what fails names somebody all the same.
 UNLESS_TOLD: Mapping[DeviceType, float] = {"cuda": 0.05, "cpu": 1.0}
+_LEAST_BUSY = 0.01  # utilization that is compared as that; 0 has no ratio
 _EXPLAINS_NOTHING = "too little to explain the failure"
 
 
@@ -90,7 +91,7 @@ class RankComparison:
     @cached_property
     def stragglers(self) -> list[Straggler]:
         """Slow ranks, slowest first; if no single launch shows any, those that the rounds of all launches show."""
-        return self.evidence.once(("stragglers", self.study.id), self._find_stragglers)
+        return self.evidence.once(("stragglers", self.study.id, self.at_most), self._find_stragglers)
 
     def _find_stragglers(self) -> list[Straggler]:
         plan, telemetry = self.evidence.plan, self.evidence.telemetry
@@ -110,7 +111,7 @@ class RankComparison:
     def watched(self) -> list[Straggler]:
         """Ranks that are slow by too little to be named, slowest first."""
         find = partial(find_watched, self.rounds, self.stragglers, self.at_most)
-        return self.evidence.once(("watched", self.study.id), find)
+        return self.evidence.once(("watched", self.study.id, self.at_most), find)
 
     def slow_nodes_of(self, stragglers: Sequence[Straggler]) -> dict[str, list[Straggler]]:
         """Nodes of these stragglers on which all ranks are slow, slowest first, with these ranks."""
@@ -123,7 +124,7 @@ class RankComparison:
     def slower_than_their_node(self, ranks: Sequence[Straggler]) -> list[Straggler]:
         """Ranks of a slow node that are slower than it is, slowest first."""
         find = partial(slower_than_their_node, ranks, self.rounds, self.at_most)
-        return self.evidence.once(("slower than their node", self.study.id, ranks[0].host), find)
+        return self.evidence.once(("slower than their node", self.study.id, self.at_most, ranks[0].host), find)
 
     def among(self, found: Sequence[Straggler], measured: ArmRounds) -> list[Straggler]:
         """Those of `found` that are ranks of the judged arm."""
@@ -143,8 +144,8 @@ def with_culprits(
         return verdict
     definition, measured = METRICS[verdict.metric], find_rounds()
     if definition.reads_utilization:
-        is_named = verdict.outcome == "failed"
-        return replace(verdict, culprits=(_least_busy(measured, verdict.world_size),)) if is_named else verdict
+        idle = _idle(measured, verdict.bound_value, compared.at_most) if verdict.outcome == "failed" else ()
+        return replace(verdict, culprits=tuple(idle))
     if not definition.slowed_by_one_rank:
         return verdict
     named = _with_stragglers(verdict, case, compared, measured)
@@ -155,11 +156,14 @@ def with_culprits(
     return replace(named, notes=(*named.notes, note)) if note else named
 
 
-def _least_busy(measured: ArmRounds, ranks: int) -> Culprit:
-    idle = [column for column in measured.least_busy.tolist() if column >= 0]
-    most_often = statistics.mode(idle)
-    evidence = f"least busy of {ranks} in {idle.count(most_often)} of {len(idle)} rounds"
-    return gpu_culprit(measured.ranks.who(most_often)[1], evidence)
+def _idle(measured: ArmRounds, bound: float, limit: float) -> Iterator[Culprit]:
+    """Devices less busy than the bound, and clearly than their peers, who keep it: else the host may hold up all."""
+    busy = measured.measured.reading("utilization")
+    own, peers = (median_over_rounds(one) for one in (busy, medians_of_others(busy)))
+    compared = compare(1 / np.maximum(busy, _LEAST_BUSY), limit)
+    for at in np.flatnonzero((compared.low > 1 + limit) & (own < bound) & (peers >= bound)).tolist():
+        evidence = f"{percent(own[at])} busy; the median of {compared.peers[at]} peers is {percent(peers[at])}"
+        yield gpu_culprit(measured.ranks.who(at)[1], evidence)
 
 
 def _with_stragglers(verdict: Verdict, case: Case, compared: RankComparison, measured: ArmRounds) -> Verdict:

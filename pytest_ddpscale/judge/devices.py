@@ -41,7 +41,8 @@ IDLE = 0.8
 THROTTLED = 0.1
 # A GPU under load runs at 70 % of its maximum clock or more, even at its power limit. Hardware slowdowns halve it.
 SLOW_CLOCK = 0.5
-# Faults of cooling, power supply or board. `sw_power_cap` is not one: full load causes it.
+# Faults of cooling, power supply or board; not idling, clocks that an administrator set, or `sw_power_cap`, which full
+# load causes.
 # `hw_slowdown` covers the two hardware reasons, and is all that older drivers report.
 THROTTLE_FAULTS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 # Share of the rounds of an arm; an anomaly in fewer rounds may come from a neighbour's job.

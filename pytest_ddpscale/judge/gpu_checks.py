@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 
+from pytest_ddpscale.judge.devices import THROTTLE_FAULTS, THROTTLED
 from pytest_ddpscale.judge.findings import (
     Finding,
     Findings,
@@ -30,8 +31,6 @@ from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, is_older_cuda
 from pytest_ddpscale.run.telemetry import TelemetryColumns
 
-# Share of a window's polls with a throttle reason; a single poll may be a momentary excursion.
-SHARE_OF_POLLS = 0.1
 # Below this utilization a GPU, and with it its link, may be saving power.
 BUSY_UTILIZATION = 0.5
 _GIB = 2**30
@@ -255,15 +254,11 @@ def throttling_under_load(_: NodeExpectation, windows: TelemetryColumns) -> Iter
 
 
 def _faults_among(reasons: Iterable[str]) -> list[str]:
-    """NVML's throttle reasons that are faults: heat, hardware and power supply.
-
-    Idling, clocks set by an administrator, and the power cap at full load are not faults.
-    """
-    return [reason for reason in reasons if reason.startswith("hw_") or "thermal" in reason or "power_brake" in reason]
+    return [reason for reason in reasons if reason in THROTTLE_FAULTS]
 
 
 def _lasting_faults(reasons: Mapping[str, float] | None) -> list[str]:
-    return _faults_among(reason for reason, share in (reasons or {}).items() if share >= SHARE_OF_POLLS)
+    return _faults_among(reason for reason, share in (reasons or {}).items() if share >= THROTTLED)
 
 
 def _alone(found: Finding, reasons: Collection[str]) -> Finding:

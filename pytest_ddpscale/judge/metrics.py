@@ -14,8 +14,6 @@ import numpy as np
 
 from pytest_ddpscale.judge.agreement import agreeing_share
 from pytest_ddpscale.judge.estimating import Found, estimate_of
-from pytest_ddpscale.judge.own_pace import own_pace_s
-from pytest_ddpscale.judge.peers import slowest_to_peers
 from pytest_ddpscale.judge.rounds import GIB, TERA, ArmRounds, merged
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric import Metric
@@ -112,6 +110,7 @@ def _pace(arms: Arms) -> FloatArray:
     return arms.measured.samples_per_s_per_gpu
 
 
+# Of one place alone; those that read the own pace compare places: `values`.
 VALUE_OF: Mapping[str, Callable[[Arms], FloatArray]] = {
     "throughput_per_gpu": _pace,
     "inference_throughput": _pace,
@@ -122,9 +121,6 @@ VALUE_OF: Mapping[str, Callable[[Arms], FloatArray]] = {
     "strong_scaling_efficiency": _efficiency,
     "strong_scaling_speedup": lambda arms: arms.world_size * _efficiency(arms),
     "input_pipeline_efficiency": lambda arms: _pace(arms) / arms.baseline.samples_per_s_per_gpu,
-    # Of one node's ranks; `uniformity` judges those of all nodes together. The slowest of many has no error.
-    "rank_uniformity": lambda arms: _own(arms, slowest_to_peers(own_pace_s(arms.measured))),
-    "node_uniformity": lambda arms: np.full(len(arms.measured), np.nan),  # is not a value of one node
     # Noise makes it slightly negative if communication is completely hidden.
     "exposed_communication": lambda arms: _own(arms, 1 - arms.baseline.step_s / arms.measured.step_s),
     "computation_time": lambda arms: _own(arms, _MS_PER_S * arms.measured.step_s),

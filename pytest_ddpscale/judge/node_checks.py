@@ -49,18 +49,18 @@ _Doubt = Literal["outside", "nodes", "gpus"]
 def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     """The verdict on one check, from one that says ``not_measured``; its value is the share of nodes that pass."""
     name = case.requirement.check
-    reads_telemetry = NODE_CHECKS[name].reads == "telemetry"
+    reads_telemetry, expected = NODE_CHECKS[name].reads == "telemetry", node_expectation(case.sku, evidence.plan)
 
     def seen() -> NodeEvidence:
         # Blocks with telemetry: all but those of pairs of nodes.
         blocks = [arm for arm in evidence.columns.arms.values() if arm.study != PAIRS] if reads_telemetry else ()
         return NodeEvidence(
-            node_expectation(case.sku, evidence.plan), evidence.surveys, evidence.plan.nodes, evidence.telemetry,
+            expected, evidence.surveys, evidence.plan.nodes, evidence.telemetry,
             evidence.transports, GpuBlocks(blocks), evidence.post_mortems, evidence.hosts, lost_places(evidence),
             gpu_errors_in(evidence),
         )  # fmt: skip
 
-    verdict = check(blank, name, evidence.once(("nodes", id(case.sku), reads_telemetry), seen))
+    verdict = check(blank, name, evidence.once(("nodes", expected, reads_telemetry), seen))
     why_no_survey = evidence.errors.get(STUDY_ID) or evidence.interrupted.get(STUDY_ID)
     if verdict.outcome == "not_measured" and why_no_survey:
         return replace(verdict, reason=f"{verdict.reason}: {why_no_survey}")

@@ -164,13 +164,6 @@ def stdevs_of_others(values: FloatArray) -> FloatArray:
     return MAD_TO_STDEV * correction * found
 
 
-def slowest_to_peers(times_s: FloatArray) -> FloatArray:
-    """The largest ratio of a place to the median of all others, (rounds,), of (rounds, places); NaN without any."""
-    ratios = times_s / medians_of_others(times_s)
-    largest = np.max(np.where(np.isnan(ratios), -np.inf, ratios), axis=1, initial=-np.inf)
-    return np.where(np.isinf(largest), np.nan, largest)
-
-
 def averages_of(logs: FloatArray, looks: int = 1) -> tuple[FloatArray, FloatArray]:
     """Medians over the rounds of each rank, and half-widths of their joint interval at 95 % confidence, (ranks,).
 

@@ -216,7 +216,7 @@ def _explains_its_pairs(own: Sequence[PlaceVerdict]) -> bool:
 def _of_end(end: End, by_end: Mapping[End, Sequence[PlaceVerdict]], values: _Values, *, is_certain: bool) -> Culprit:
     own = by_end[end]
     evidence = _failed_of(own, values)
-    evidence += ": the GPU is at fault, not its links" if is_certain else ": the GPU or these links are at fault"
+    evidence += ": the GPU or its own links are at fault" if is_certain else ": the GPU or these links are at fault"
     return gpu_culprit(end, evidence, is_certain=is_certain)
 
 

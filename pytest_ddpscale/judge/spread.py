@@ -199,7 +199,7 @@ class SpreadJudge:
         return limit
 
     def _of_place(self, place: str) -> Spread:
-        key = "spread", self._study.id, place, self._case.id
+        key = "spread", self._study.id, place, self._case.id, self._case.peers
         return self._asked.evidence.once(key, lambda: self._find(place))
 
     def _find(self, place: str) -> Spread:

@@ -91,8 +91,9 @@ def _with_other_rules(verdict: Verdict, steps: ArmRounds, limit: float, beyond: 
     if at_times and not any(one.ambiguous for one in at_times):
         first, more = at_times[0], f" (and {len(at_times) - 1} more)" if len(at_times) > 1 else ""
         reason = f"rank {first.rank} on {first.host} is slow at times{more}: {first.culprit.evidence}"
+        place = _names(steps, np.flatnonzero(steps.ranks.numbers == first.rank))
         return replace(
-            verdict, outcome="failed", reason=reason, value=first.culprit.slowdown, interval=None,
+            verdict, outcome="failed", reason=reason, value=first.culprit.slowdown, interval=None, place=place,
             culprits=tuple(one.culprit for one in at_times),
         )  # fmt: skip
     group = find_slow_group(steps, limit)

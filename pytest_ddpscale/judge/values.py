@@ -17,10 +17,12 @@ from pytest_ddpscale.judge.bounds import possible_part
 from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.estimating import Estimated, Found, estimate, over_launches
 from pytest_ddpscale.judge.metrics import Arms, Read, Slowness, read, slowness_of
-from pytest_ddpscale.judge.own_pace import last_round, own_pace_of
-from pytest_ddpscale.judge.rounds import WHOLE, Groups, groups, hosts_of, on_hosts
+from pytest_ddpscale.judge.own_pace import last_round, nodes_s, own_pace_of, own_pace_s
+from pytest_ddpscale.judge.peers import median_over_rounds, medians_of_others
+from pytest_ddpscale.judge.rounds import WHOLE, Groups, groups, hosts_of, merged, on_hosts
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric import Metric, Scale
+from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
@@ -41,7 +43,7 @@ class Why(Enum):
     ONE_NODE = "not_measured", "needs at least 2 nodes to spread ranks over; this run had one"
     NO_ROUND = "not_measured", "no complete round of {ranks} ranks in {details}"
     NO_BASELINE = "not_measured", "{details} has no complete round of the arm {baseline} to compare with"
-    NOT_READ = "not_measured", "{metric} could not be read on every rank"
+    NOT_READ = "not_measured", "{metric} could not be read on every rank{details}"
     NOT_PROBED = "not_measured", "{probe} was not probed in this run"
     NO_PROBED_ROUND = "not_measured", "no complete round of {probe}"
     UNSUPPORTED = "not_measured", "{probe} could not be done: {details}"
@@ -191,11 +193,13 @@ def _of_study(question: Question, study: Study, evidence: Evidence) -> Values[st
     places = hosts_of(columns, study.id) if is_by_node else [WHOLE]
     flops, checksums = evidence.flops_per_sample.get(study.id), evidence.seeded_checksums(study.id)
     of_each = []
-    for one in found:
+    for one in () if question.metric.reads_own_pace else found:
         baseline = one.arms[0] if question.baseline else None
         arms = Arms(one.arms[-1], baseline, question.world_size, slowness, flops, checksums)
         of_each.append((one, read(question.metric, arms)))
     numbers, samples, errors = table_of(places, of_each)
+    if question.metric.reads_own_pace:
+        numbers, samples = _over_peers(question, study, evidence, places)
     missing = {}
     nothing = np.flatnonzero(np.isnan(samples).all(axis=1)).tolist()
     if nothing:
@@ -206,10 +210,46 @@ def _of_study(question: Question, study: Study, evidence: Evidence) -> Values[st
         for place in (places[row] for row in nothing):
             measured, compared = (place in those for those in with_rounds)
             why = Why.NOT_READ if measured and compared else Why.NO_BASELINE if measured else Why.NO_ROUND
-            missing[place] = Missing(why, study.id)
+            hosts = hosts_of(columns, study.id) if place == WHOLE else [place]
+            details = _why_unread(question, study.id, evidence, hosts) if why is Why.NOT_READ else study.id
+            missing[place] = Missing(why, details)
     is_one_node = question.placement == "spread" and evidence.plan.nodes == 1
     broken = why_broken(study.id, evidence) or (Missing(Why.ONE_NODE) if is_one_node else None)
     return Values(question.metric.scale, places, numbers, samples[np.newaxis], missing, (broken,), errors[np.newaxis])
+
+
+def _over_peers(
+    question: Question, study: Study, evidence: Evidence, places: Sequence[str]
+) -> tuple[IntArray, FloatArray]:
+    """Numbers of the rounds; time over the peers' of the place's slowest GPU, or of the node, (places, rounds).
+
+    The peers are those of the whole run, as in `uniformity`.
+    """
+    rounds = merged(evidence.columns, study.id, question.measured, evidence.plan.layout)
+    times_s, by_host = own_pace_s(rounds), rounds.ranks.by_host
+    times_s = np.where(rounds.measured.single_sample[:, np.newaxis], np.nan, times_s)
+    if question.metric is NODE_UNIFORMITY:
+        times_s, by_host = nodes_s(times_s, rounds), {host: np.array([at]) for at, host in enumerate(by_host)}
+    ratios = times_s / medians_of_others(times_s)
+    numbers, rows = np.unique(rounds.numbers, return_inverse=True)
+    found = np.full((len(places), len(numbers)), np.nan)
+    for row, place in enumerate(places if len(rounds) else ()):
+        at = np.arange(ratios.shape[1]) if place == WHOLE else by_host.get(place, np.zeros(0, np.int64))
+        if len(at):
+            slowest = ratios[:, at[np.nan_to_num(median_over_rounds(ratios[:, at])).argmax()]]
+            known = ~np.isnan(slowest)
+            found[row, rows[known]] = slowest[known]
+    return numbers, found
+
+
+def _why_unread(question: Question, study_id: str, evidence: Evidence, hosts: Sequence[str]) -> str:
+    """``: GPU 3 on n1: Not Supported``: the first GPU without an asked utilization; empty if the reason is unknown."""
+    told = evidence.telemetry.of_arm(study_id, question.measured.name, hosts)
+    if question.metric.reads_utilization:
+        for row, said in enumerate(told.unreadable):
+            if why := said.get("utilization") or said.get("device"):
+                return f": {told.place_of(row).number} on {told.place_of(row).host}: {why}"
+    return ""
 
 
 def groups_of(question: Question, study: Study, evidence: Evidence) -> list[Groups]:

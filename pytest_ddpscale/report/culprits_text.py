@@ -6,6 +6,7 @@ and decides nothing itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from pytest_ddpscale.run.records import Lost, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.run_opening import open_judged
+from pytest_ddpscale.run.run_record import ended
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Judgement, Verdict, read_judgement
 from pytest_ddpscale.util.listing import first_few
@@ -39,6 +41,8 @@ NOBODY = "-"
 TSV_HEADER = ("use", "host", "started_unix_s", "run", "reason")
 _ALLOW_INCOMPLETE = "--ddp-allow-incomplete"
 _LEAST_EVIDENCE = 40
+# Whom `launch.gang_failure` names for a gang that made no progress.
+_HELD_UP = re.compile(r"so (?:the gang|it) was ended\. (.+?) (?:is|are|has|have|sent) ")
 # Slurm cuts a reason at a number of bytes. Characters that a shell or scontrol may read as syntax are removed.
 _ASCII = str.maketrans({"×": "x", "−": "-", "–": "-", "…": "...", "≥": "at least", "≤": "at most", "±": "+/-"})
 _UNSAFE = frozenset("\"'`\\$|<>")
@@ -113,12 +117,12 @@ def read_findings(
         record, aside = structs.replace(record, status="finished"), None
     if aside is not None:
         return _findings(path, 0, [HostFinding("none", NOBODY, aside)])
+    done, hosts = _done(run), [host.host for host in record.hosts]
     if record.status != "finished":
         unfinished = f"its status is {record.status}: an unfinished run neither rejects nor accepts a host"
-        named = [*_lost(run), *_accused(replace(judgement, outcome="incomplete"))]
+        named = [*_lost(run, hosts), *_accused(replace(judgement, outcome="incomplete"))]
         named = [replace(one, started_unix_s=began) for one in named]
         return _findings(path, 0, _for_a_person(unfinished, named))
-    done, hosts = _done(run), [host.host for host in record.hosts]
     passed = [verdict for verdict in judgement.verdicts if verdict.passed]
     kept = {host: frozenset(one.id for one in passed if _took_part(one, what)) for host, what in done.items()}
     if judgement.accepts:
@@ -128,7 +132,7 @@ def read_findings(
         if why_not:
             findings = [HostFinding("none", NOBODY, f"accepted, but {why_not}: no node returns to service")]
         return _findings(path, began, findings, {host: kept[host] for host in trained})
-    accused, lost = list(_accused(judgement)), list(_lost(run))
+    accused, lost = list(_accused(judgement)), list(_lost(run, hosts))
     if judgement.outcome == "rejected":
         # Include hosts on which no rank started.
         return _findings(path, began, [*_rejected(judgement, sorted({*hosts, *done}), accused), *lost])
@@ -191,11 +195,17 @@ def _set_aside(record: RunRecord, judgement: Judgement) -> str | None:
     return None
 
 
-def _lost(run: RunDirectory) -> Iterator[HostFinding]:
-    """Nodes lost during the run: each for a person to judge, whatever the verdicts say about it."""
-    why = {host: one.message for one in run.read_records() if isinstance(one, Lost) for host in one.hosts}
+def _lost(run: RunDirectory, hosts: Sequence[str]) -> Iterator[HostFinding]:
+    """Nodes lost during the run, and those whose ranks held up all others: each for a person to judge, whatever the
+    verdicts say about it."""
+    records = run.read_records()
+    why = {host: f"lost: {one.message}" for one in records if isinstance(one, Lost) for host in one.hosts}
+    for message in ended(records, "error").values():
+        held_up = _HELD_UP.search(message)
+        named = held_up[1].replace(",", " ").split() if held_up else ()
+        why = {host: message.partition("\n")[0] for host in hosts if host in named} | why
     for host, message in why.items():
-        yield HostFinding("look", host, f"lost: {text.one_line(message)}")
+        yield HostFinding("look", host, text.one_line(message))
 
 
 def _for_a_person(why: str, named: list[HostFinding]) -> list[HostFinding]:

@@ -7,13 +7,14 @@ import statistics
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from pytest_ddpscale.run.telemetry import GpuReadings, Spread
 from pytest_ddpscale.telemetry.nvml import BUFFERS, reasons_of
+from pytest_ddpscale.util.digits import percent
 
 # Windows last seconds and are cut right after they end; this leaves room for late queries.
 KEEP_S = 900.0
@@ -25,6 +26,8 @@ SETTLED_S = 2.0
 SAMPLE_S = 1.0
 # Longest gap between two power values; drivers sample and we poll at least about once a second.
 MOST_GAP_S = 1.5
+# A utilization below the first is wrong if power, as a share of its limit, or SM activity reach the second.
+HARDLY_BUSY, AT_WORK = 0.1, 0.5
 
 
 class TimedValues:
@@ -230,6 +233,9 @@ def cut(log: GpuLog, start_s: float, end_s: float) -> GpuReadings:
         else:
             behind = log.reasons.get(f"{reading} samples", "no sample in the window")
             unreadable[reading] = log.reasons.get(reading, behind)
+    if why := _why_not_idle(found, end_s - start_s):
+        found["utilization"], unreadable["utilization"] = None, why
+        del sources["utilization"]
     return GpuReadings(
         started_unix_s=start_s,
         ended_unix_s=end_s,
@@ -239,6 +245,20 @@ def cut(log: GpuLog, start_s: float, end_s: float) -> GpuReadings:
         sources=sources,
         unreadable={"device": log.problem} if log.problem else unreadable,
     )
+
+
+def _why_not_idle(found: Mapping[str, Any], seconds: float) -> str:
+    """Why a low utilization is wrong: some drivers say 0 % of a GPU at full load. Empty if nothing contradicts it."""
+    busy, power, joules, limit_w = (found[name] for name in ("utilization", "power_w", "energy_j", "power_limit_w"))
+    if busy is None or busy.mean >= HARDLY_BUSY:
+        return ""
+    watts = joules / seconds if joules is not None else power.mean if power else 0.0
+    if limit_w and watts >= AT_WORK * limit_w:
+        return f"{percent(busy.mean)} busy, although it drew {watts:.0f} W of {limit_w:.0f} W"
+    sms = found["sm_activity"]
+    if sms and sms.mean >= AT_WORK:
+        return f"{percent(busy.mean)} busy, although {percent(sms.mean)} of its SMs worked"
+    return ""
 
 
 def _of_window(log: GpuLog, start_s: float, end_s: float) -> Iterator[tuple[str, Any, str]]:

@@ -334,6 +334,8 @@ def test_it_comes_back_from_verdicts_json(nodes: int) -> None:
         ("matmul-bf16", 3, {}, {2: 5}),
         ("matmul-bf16", 7, {}, {}),  # one round may have been cut short
         ("matmul-bf16", 3, {"matmul-bf16": "n0: out of memory"}, {}),
+        ("matmul-bf16", 0, {"matmul-bf16": "n0: out of memory"}, {}),
+        ("matmul-bf16", 0, {}, {2: 8}),
         ("send-recv-256mib@4", 3, {}, {}),  # who of a pair is missing is unknown
     ],
 )

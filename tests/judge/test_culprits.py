@@ -29,6 +29,7 @@ from tests.builders.judged import (
     plan_of,
 )
 from tests.judge.nodes import measure_nodes, plan_of_nodes
+from tests.rows import rows
 
 ROUNDS = FEWEST_ROUNDS + 1
 NOBODY_SLOW = "no rank is more than 0.0 % slower than its peers without communication"
@@ -295,6 +296,14 @@ def test_ranks_are_compared_in_the_largest_arm() -> None:
     assert found.present.sum(axis=1).tolist() == [4] * ROUNDS
 
 
+def test_limit_decides_anew_who_is_slow() -> None:
+    plan = plan_of([make_case("rank_uniformity", 1.1, world_size=4)], rounds=ROUNDS)
+    (study,) = plan.studies
+    evidence = evidence_of_plan(plan, measure(study, ROUNDS, lambda _, __, rank: 80 if rank == 2 else 100))
+    found = [[one.rank for one in RankComparison(study, evidence, limit).stragglers] for limit in (0.5, 0.05, 0.5)]
+    assert found == [[], [2], []]
+
+
 class TestLeastBusy:
     def judge_ranks(self, utilization: Callable[[int, int], float], bound: float = 0.9) -> Verdict:
         """The verdict on the utilization of four ranks; `utilization` of round and rank."""
@@ -312,14 +321,26 @@ class TestLeastBusy:
         assert verdict.outcome == "failed"
         assert verdict.value == pytest.approx(0.5)
         assert verdict.culprits == (
-            Culprit("gpu", "node2", 3, "GPU-2", f"least busy of 4 in {ROUNDS} of {ROUNDS} rounds", local_rank=3),
+            Culprit("gpu", "node2", 3, "GPU-2", "50 % busy; the median of 3 peers is 99 %", local_rank=3),
         )
 
-    def test_rank_that_it_was_most_often_is_named(self) -> None:
-        idle = (3, 0, 1, 1, 2, 1, 1, 2, 1)
-        verdict = self.judge_ranks(lambda number, rank: 0.5 if rank == idle[number] else 0.99)
-        assert [culprit.evidence for culprit in verdict.culprits] == [f"least busy of 4 in 5 of {ROUNDS} rounds"]
-        assert verdict.culprits[0].gpu_uuid == "GPU-1"
+    @rows(
+        ("utilization", "named"),
+        [
+            (lambda number, rank: 0.5 if rank in (1, 2) else 0.99, ["GPU-1", "GPU-2"]),
+            (lambda number, rank: 0.0 if rank == 3 else 0.99, ["GPU-3"]),
+            (lambda number, rank: 0.0, []),
+            (lambda number, rank: 0.85 - 0.001 * rank, []),
+            (lambda number, rank: 0.6 if rank == 2 else 0.85, []),  # its peers miss the bound, too
+            (lambda number, rank: 0.89 if rank == 2 else 0.91, []),
+            (lambda number, rank: 0.5 if rank == number % 4 else 0.99, []),
+        ],
+    )
+    def test_rank_is_named_if_it_alone_misses_the_bound(
+        self, utilization: Callable[[int, int], float], named: list[str]
+    ) -> None:
+        verdict = self.judge_ranks(utilization)
+        assert (verdict.outcome, [one.gpu_uuid for one in verdict.culprits]) == ("failed", named)
 
     def test_rank_is_not_blamed_for_a_pass(self) -> None:
         assert self.judge_ranks(lambda number, rank: 0.95).culprits == ()

@@ -147,6 +147,18 @@ def judged(change: Change) -> Verdict:
     return judge(CASE, evidence(change), CONFIDENCE)
 
 
+def test_of_utilization_that_was_not_read_it_is_said_why() -> None:
+    why = "0 % busy, although it drew 390 W of 400 W"
+    unread = {"utilization": None, "unreadable": {"utilization": why}}
+    for rounds, outcome, reason in (
+        (ROUNDS, "not_measured", f"device_utilization could not be read on every rank: GPU 1 on node1: {why}"),
+        (1, "inconclusive", "7 rounds; expected at least 8"),
+    ):
+        measured = [replace(one, utilization=None) if one.rank == 1 and one.round < rounds else one for one in MEASURED]
+        verdict = judge(CASE, evidence(rank_1(unread, rounds), measured), CONFIDENCE)
+        assert (verdict.outcome, verdict.reason, verdict.culprits) == (outcome, reason, ())
+
+
 class TestLowUtilization:
     def of(self, *shares: float | None) -> list[str]:
         """Notes on ranks that are so busy, whatever NVML says besides."""

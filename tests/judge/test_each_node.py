@@ -92,10 +92,10 @@ class TestAMissingNode:
         assert verdict.value is None
 
 
-def test_the_least_busy_device_of_the_failed_node_is_named() -> None:
+def test_a_node_whose_devices_all_idle_is_named() -> None:
     verdict = judge_changed(make_case("device_utilization", 0.9, world_size=2), {"utilization": 0.5})
     assert verdict.outcome == "failed"
-    assert [(culprit.kind, culprit.host) for culprit in verdict.culprits] == [("gpu", "n1")]
+    assert [(culprit.kind, culprit.host) for culprit in verdict.culprits] == [("node", "n1")]
 
 
 def restless(found: Sequence[Measurement], host: str, swing: float, center: float = 1.0) -> list[Measurement]:

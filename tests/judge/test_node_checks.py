@@ -91,6 +91,14 @@ def test_a_failure_says_what_else_is_not_known() -> None:
     assert judged("pcie", with_gpu(host="n1", pcie_width_max=8), survey("n2")).flags == ()
 
 
+def test_each_sku_has_its_own_expectation_of_the_same_nodes() -> None:
+    evidence = Evidence(plan_of(), Columns(), {}, surveys=by_host([survey("n1")]))
+    for width, outcome in [(16, "passed"), (32, "failed")] * 16:
+        sku = replace(EIGHT_A100, node=Node(pcie_width=width))
+        assert judge(check_case("pcie", sku=sku), evidence, 0.95).outcome == outcome
+        del sku  # so that the next may take its place in memory
+
+
 def test_what_means_nothing_without_a_gpu_is_not_passed_on_cpu_and_the_others_pass_there() -> None:
     for name, check in NODE_CHECKS.items():
         result = judged(name, cpu_survey("n1"), cpu_survey("n2"), expectation=CPU)

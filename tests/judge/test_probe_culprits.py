@@ -108,7 +108,7 @@ SLOW = {
     "all pairs of a GPU": Slow(
         SEND_RECV, with_all(3), [gpu(3)],
         ("7 of its 7 pairs fail send-recv-256mib-8gpu, the worst at 90.0",
-         "; the median of 21 others is 120.1 GB/s: the GPU is at fault, not its links"),
+         "; the median of 21 others is 120.1 GB/s: the GPU or its own links are at fault"),
     ),
     "all pairs of two GPUs": Slow(SEND_RECV, with_all(2, 5), [gpu(2), gpu(5)], ("7 of its 7 pairs fail", "")),
     "a link beside a GPU": Slow(SEND_RECV, [*with_all(3), (0, 6)], [gpu(3), link(0, 6)]),

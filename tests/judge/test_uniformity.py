@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.values import worst_value
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Verdict
+from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.judged import (
     ALONE_SAMPLES_PER_S,
     CONFIDENCE,
@@ -37,6 +40,14 @@ def judge_paces(
     noise: float = 0.003,
 ) -> Verdict:
     """The verdict if ranks compute slower by factors, while DDP keeps the steps of all alike."""
+    return judge(*measured(slower, nodes, gpus, metric, change, noise), CONFIDENCE)
+
+
+def measured(
+    slower: Mapping[int, float], nodes: int, gpus: int, metric: str,
+    change: Callable[[Measurement], Measurement | None] = lambda one: one, noise: float = 0.003,
+) -> tuple[Case, Evidence]:  # fmt: skip
+    """The requirement, and what it is judged by."""
     case = make_case(metric, 1.03 if metric == "node_uniformity" else 1.05, world_size=gpus, provisional=True)
     study = make_study(case, ROUNDS)
     plan = Plan("a100", "cuda", (study,), nodes=nodes, ranks_per_node=gpus)
@@ -49,7 +60,7 @@ def judge_paces(
             own = one.steps * FORWARD_S * pace
             placed = replace(one, rank=rank, host=f"node{node}", device=f"GPU-{rank}", forward_s=own)
             found.append(change(placed))
-    return judge(case, evidence_of_plan(plan, [one for one in found if one is not None]), CONFIDENCE)
+    return case, evidence_of_plan(plan, [one for one in found if one is not None])
 
 
 def named(verdict: Verdict) -> list[tuple[str, int | None]]:
@@ -66,6 +77,28 @@ def test_a_gpu_beyond_the_limit_is_rejected_and_named(nodes: int, rank: int) -> 
     assert verdict.interval is not None
     assert verdict.interval[0] > 1.05
     assert verdict.place == f"GPU {rank % 8} of node{rank // 8}"
+
+
+@rows(
+    ("slower", "nodes", "metric"),
+    [
+        ({3: 1.2}, 1, "rank_uniformity"),
+        ({3: 1.2}, 2, "rank_uniformity"),
+        (dict.fromkeys(range(8, 16), 1.2), 4, "rank_uniformity"),
+        (dict.fromkeys(range(8, 16), 1.2), 4, "node_uniformity"),
+    ],
+)
+def test_comparisons_of_runs_and_calibration_have_the_verdicts_value(
+    slower: Mapping[int, float], nodes: int, metric: str
+) -> None:
+    case, evidence = measured(slower, nodes, 8, metric)
+    verdict, read = judge(case, evidence, CONFIDENCE), worst_value(case.question, evidence, CONFIDENCE)
+    assert verdict.outcome == "failed"
+    assert read is not None
+    assert read.value == pytest.approx(verdict.value, abs=0.003)
+    node = f"node{next(iter(slower)) // 8}"
+    assert read.place == (node if nodes > 1 else "")
+    assert verdict.place.endswith(node)
 
 
 @rows("slower", [{}, {2: 1.03}, dict.fromkeys(range(8), 1.5)])
@@ -97,12 +130,13 @@ def test_a_gpu_that_is_slow_in_some_rounds_only_is_rejected_and_named(times: int
         is_slow = one.rank == 5 and one.round % 3 == 0 and one.round < 3 * times
         return replace(one, forward_s=factor * (one.forward_s or 0.0)) if is_slow else one
 
-    verdict = judge_paces({}, change=at_times)
+    verdict = judge_paces({2: 1.02}, change=at_times)  # on average the slowest
     assert verdict.outcome == expected
     assert named(verdict) == ([("node0", 5)] if expected == "failed" else [])
     if expected == "failed":
         assert "is slow at times: " in verdict.reason
         assert verdict.value == pytest.approx(factor, abs=0.01)
+        assert verdict.place == "GPU 5 of node0"
 
 
 @rows(("slower", "expected"), [(1.08, "inconclusive"), (1.035, "passed")])

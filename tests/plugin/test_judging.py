@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pytest_ddpscale.suites.paik_import import import_paik
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from tests.plugin.prepared import DRAWS
 from tests.plugin.site import (
+    MEASURED_RUN,
     REQUIREMENTS,
     ROUNDS,
     SKU,
@@ -57,8 +59,7 @@ VIEWS = {
     "requirements.csv",
 }  # fmt: skip
 ALL = len(REQUIREMENTS)
-UTILIZATION = "test_device_utilization[resnet152-fp16-8gpu]"
-ONE_FAILS = thresholds_with(UTILIZATION, "bound: 0.95", "bound: 0.99")
+ONE_IDLES = tuple(replace(one, last=0.06) for one in MEASURED_RUN)
 IMPOSSIBLE = thresholds_with(WEAK_8, "bound: 0.96", "bound: 1.1")
 
 
@@ -71,8 +72,7 @@ def pytest_report(site: Site, file: str = "measured/pytest-report.json") -> dict
 
 def test_every_view_of_a_judged_run_says_the_same(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DRAWS, "1")
-    site.write("thresholds.yaml", ONE_FAILS)
-    run = site.measured()
+    run = site.measured(series=ONE_IDLES)
     assert site.judge("--junitxml=pytest.xml").ret == pytest.ExitCode.TESTS_FAILED
     assert {path.name for path in run.path.iterdir()} >= VIEWS
     record = site.verdicts()
@@ -123,7 +123,7 @@ def assert_verdicts(record: dict[str, Any]) -> None:
     (culprit,) = failed["culprits"]
     assert culprit == {
         "kind": "gpu", "host": "node7", "gpu_index": 7, "gpu_uuid": "GPU-00000007",
-        "evidence": f"least busy of 8 in {ROUNDS} of {ROUNDS} rounds",
+        "evidence": "91 % busy; the median of 7 peers is 98 %",
         "peer_host": None, "peer_gpu_index": None, "peer_gpu_uuid": None, "is_certain": True,
         "slowdown": None, "peers": None, "computed_wrong": False, "slow_rounds": None, "rounds": None,
         "local_rank": 7, "pci_bus_id": None, "peer_local_rank": None, "peer_pci_bus_id": None,
@@ -143,7 +143,7 @@ def assert_properties(site: Site, record: dict[str, Any]) -> None:
         assert given["verdict"] == {"passed": "PASS", "failed": "FAIL"}[verdict["outcome"]]
         assert given["place"] == (verdict["place"] or count_text(verdict["world_size"], "rank"))
     (failed,) = [one for one in found if one["verdict"] == "FAIL"]
-    assert (failed["culprits"] or "").startswith("GPU 7 (GPU-00000007) on node7: least busy of 8")
+    assert (failed["culprits"] or "").startswith("GPU 7 (GPU-00000007) on node7: 91 % busy")
 
 
 def assert_pytest_report(report: dict[str, Any], record: dict[str, Any]) -> None:
@@ -156,7 +156,7 @@ def assert_pytest_report(report: dict[str, Any], record: dict[str, Any]) -> None
         same = ("id", "outcome", "value", "interval", "bound", "unit", "margin")
         assert {key: found[verdict["id"]][key] for key in same} == {key: verdict[key] for key in same}
     (culprit,) = found["device_utilization[resnet152-fp16-8gpu]"]["culprits"]
-    assert culprit.startswith("GPU 7 (GPU-00000007) on node7: least busy of 8")
+    assert culprit.startswith("GPU 7 (GPU-00000007) on node7: 91 % busy")
     environment = report["environment"]
     assert (environment["outcome"], environment["sku"]) == ("rejected", SKU)
     assert environment["headline"].startswith("REJECTED: GPU 7 (GPU-00000007) on node7")
@@ -281,12 +281,11 @@ def test_other_plugins_may_be_off_or_write_reports_of_their_own(site: Site, argu
 
 
 def test_a_hostile_name_breaks_no_view(site: Site) -> None:
-    run = site.measured()
+    run = site.measured(series=ONE_IDLES)
     hostile = json.dumps("node|<script>\x1b[31m`#\u202e\nACCEPTED\r\x9b\0")[1:-1]
     for file in (run.measurements_jsonl, run.run_json):
         text = file.read_text(encoding="utf-8")
         file.write_text(text.replace('"node7"', f'"{hostile}"'), encoding="utf-8")
-    site.write("thresholds.yaml", ONE_FAILS)
     result = site.judge("-rA")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert_no_crash(result)

@@ -266,7 +266,7 @@ SITUATIONS = {
         counts={"passed": ALL - 1, "xfailed": 1},
     ),
     "another fails beside it": Situation(
-        1, "rejected", "REJECTED: GPU 7 (GPU-00000007) on node7: least busy of 8",
+        1, "rejected", "REJECTED: device_utilization[resnet152-fp16-8gpu] is 97.3 %",
         (overlay(waiver(TOMORROW), HARDER),), OWN, counts={"passed": ALL - 2, "xfailed": 1, "failed": 1},
     ),
     "a waiver that has ended": Situation(

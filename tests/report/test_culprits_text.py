@@ -22,7 +22,7 @@ from pytest_ddpscale.report.culprits_text import (
     text_lines,
     tsv_lines,
 )
-from pytest_ddpscale.run.records import Lost
+from pytest_ddpscale.run.records import Lost, StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import Resumed
 from pytest_ddpscale.run.survey_record import Survey
@@ -148,6 +148,37 @@ def test_nodes_that_were_lost_are_named_for_a_person(tmp_path: Path, outcome: Ru
     lines = list(text_lines(read_findings(path).findings))
     assert lines[1].startswith("n3: inspect: lost: n3 was given up by Slurm: it is down [")
     assert not any("nothing to do" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("standstill", "hosts"),
+    [
+        (
+            "rank 3 on n2 is stopped (SIGSTOP, or a debugger) in timed block (study weak/r)\nits last output:\n  …",
+            ["n2"],
+        ),
+        ("rank 3 on n2, waiting for a device or a disk, is furthest behind of 4 ranks, in timed block", ["n2"]),
+        ("rank 1 on n1, rank 3 on n2 are furthest behind of 4 ranks: at least one of them is stuck", ["n1", "n2"]),
+        ("rank 3 on n2 has not begun to connect a communicator, for which rank 1 on n1 waits, in warm-up", ["n2"]),
+        ("the agents on n1, n3 sent nothing meanwhile: stopped, or the node or its link is down", ["n1", "n3"]),
+        ("all ranks are stuck in timed block", []),
+    ],
+)
+def test_nodes_of_ranks_that_held_up_all_are_named_for_a_person(
+    tmp_path: Path, standstill: str, hosts: list[str]
+) -> None:
+    path = write_judged_run(tmp_path / "r", "incomplete", NODES, [failed(outcome="error")])
+    ended = "ranks recorded nothing for 15 s (--ddp-inactivity-limit), so the gang was ended."
+    RunDirectory(path).append_record(StudyEnd("weak/r", "error", f"{ended} {standstill}"))
+    found = read_findings(path).findings
+    assert [one.host for one in found if one.use == "look" and one.host != "-"] == hosts
+    assert all(standstill.partition("\n")[0] in one.evidence for one in found[1:])
+
+
+def test_a_rank_that_fails_by_itself_has_no_node_looked_at(tmp_path: Path) -> None:
+    path = write_judged_run(tmp_path / "r", "incomplete", NODES, [failed(outcome="error")])
+    RunDirectory(path).append_record(StudyEnd("weak/r", "error", "rank 1 on n1 failed in training: ValueError: no"))
+    assert said(path) == [("none", "-")]
 
 
 def test_an_accepted_run_accepts_the_hosts_it_measured(tmp_path: Path) -> None:

@@ -70,6 +70,33 @@ def test_the_drivers_samples_go_before_polled_values() -> None:
     assert (polled.utilization.mean, polled.sources["utilization"]) == (0.25, "poll")
 
 
+@rows(
+    ("busy", "watts", "joules", "sms", "why"),
+    [
+        (0.0, 390, None, None, "0 % busy, although it drew 390 W of 400 W"),
+        (0.09, 200, None, None, "9 % busy, although it drew 200 W of 400 W"),
+        (0.0, 60, None, 0.5, "0 % busy, although 50 % of its SMs worked"),
+        (0.0, 60, 600, None, "0 % busy, although it drew 300 W of 400 W"),
+        (0.0, 390, 120, None, ""),  # samples still show the second before the window
+        (0.0, 199, None, 0.49, ""),
+        (0.1, 390, None, 0.9, ""),
+    ],
+)
+def test_a_gpu_that_works_is_not_said_to_be_idle(
+    busy: float, watts: float, joules: float | None, sms: float | None, why: str
+) -> None:
+    log = GpuLog(limits={"power_limit_w": 400.0})
+    fill(log.buffered["utilization"], (11, busy), (12, busy))
+    fill(log.buffered["power_w"], (11, watts), (12, watts))
+    fill(log.counters["energy_j"], *([] if joules is None else [(10, 0), (12, joules)]))
+    if sms is not None:
+        log.sm_activity.append(10, 12, sms)
+    telemetry = cut(log, 10, 12)
+    assert telemetry.unreadable.get("utilization", "") == why
+    assert (telemetry.utilization is None, "utilization" in telemetry.sources) == (bool(why), not why)
+    assert telemetry.power_w is not None
+
+
 def test_energy_is_the_counters_growth_in_the_window() -> None:
     log = GpuLog()
     fill(log.counters["energy_j"], (9, 1000), (11, 1200), (13, 2200))
