@@ -133,7 +133,10 @@ def _regressed(connection: sqlite3.Connection, sku: str, started_at: str, values
 
 
 def _mark_later(connection: sqlite3.Connection, sku: str, started_at: str, hosts: set[str]) -> None:
-    """Mark the regressed values of later runs anew, in the order of time: their past has changed on these hosts."""
+    """Mark the regressed values of later runs anew, in the order of time: their past has changed on these hosts.
+
+    Where a loss was accepted, marks stay.
+    """
     later = connection.execute(
         "SELECT id, started_at, host FROM runs JOIN hosts ON runs.id = run WHERE sku = ? AND started_at > ? "
         "ORDER BY started_at, id",
@@ -146,7 +149,8 @@ def _mark_later(connection: sqlite3.Connection, sku: str, started_at: str, hosts
         hosts |= took_part  # all values of a run are marked together
         stored = connection.execute(
             "SELECT rowid, host, gpu_index, gpu_uuid, metric, subject, world_size, arm, definition, value, unit, "
-            "batch_size FROM key_values WHERE run = ? AND standing != 'former'",
+            "batch_size FROM key_values WHERE run = ? AND NOT EXISTS (SELECT 1 FROM key_values AS old WHERE "
+            "old.host = key_values.host AND old.subject = key_values.subject AND old.standing = 'former')",
             (run,),
         )
         values = {number: KeyValue(*fields) for number, *fields in stored}

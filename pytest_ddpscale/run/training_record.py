@@ -145,7 +145,7 @@ class TrainedRun(Record, frozen=True, kw_only=True, tag_field="kind", tag="train
     allocated_bytes: PeakBytes | tuple[PeakBytes | None, ...] | None
     reserved_bytes: PeakBytes | tuple[PeakBytes | None, ...] | None
     parameters_checksum: Checksum | tuple[Checksum, ...]
-    skipped_steps: Count | tuple[Count, ...]
+    skipped_steps: Count | tuple[Count, ...] = 0
 
     def __post_init__(self) -> None:
         refuse_twice(self.ranks)

@@ -108,6 +108,16 @@ def test_a_loss_that_is_accepted_at_once_has_to_be_known_first(history: Path) ->
     assert [night(history, GOOD + 1 + number, FELL).outcome for number in range(5)] == ["inconclusive"] * 4 + ["passed"]
 
 
+def test_a_loss_stays_accepted_when_nights_before_it_are_added(history: Path) -> None:
+    for number in range(6):
+        night(history, 20 + number, FELL)
+    accept(history)
+    for number in range(GOOD, GOOD + 6):
+        night(history, number, SOUND)
+    with reading(history) as connection:
+        assert not any(one.worse for one in host_runs(connection, SKU, "n1"))
+
+
 def test_nothing_is_accepted_where_nothing_fell(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert accept(history) == 4
     assert "for which the history has no regressed or missing value" in capsys.readouterr().err
