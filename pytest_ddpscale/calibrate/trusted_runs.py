@@ -11,6 +11,7 @@ from pytest_ddpscale.history.recording import started_at_of, versions_by_host
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_opening import read_judged
 from pytest_ddpscale.run.run_record import why_not_one_machine
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
 from pytest_ddpscale.util.listing import first_few
@@ -70,9 +71,12 @@ def read_trusted_run(path: Path) -> TrustedRun:
     """Read a finished run.
 
     Raises:
-        RunDirectoryError: not a run directory, contradictory, imported, unfinished, or with a study that failed.
+        RunDirectoryError: not a run directory, contradictory, imported, unfinished, changed since it was judged, or
+            with a study that failed.
     """
     run = RunDirectory.open(path)
+    if run.verdicts_json.exists():
+        read_judged(run, run)
     record, records, evidence = run.read_run(), run.read_records(), read_evidence(run)
     if record.is_imported:
         raise _unusable(path, "was imported: another tool measured it", "a run that pytest-ddpscale measured")

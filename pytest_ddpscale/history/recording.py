@@ -21,8 +21,9 @@ from pytest_ddpscale.run.record_lines import AnyRecord, line_of
 from pytest_ddpscale.run.records import GangRecord, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord, in_utc
+from pytest_ddpscale.run.run_opening import read_judged
 from pytest_ddpscale.run.strict_json import each, strict_json
-from pytest_ddpscale.run.verdicts import Judgement, Verdict, read_judgement
+from pytest_ddpscale.run.verdicts import Judgement, Verdict
 
 Recorded = Literal["added", "replaced", "known"]
 
@@ -31,11 +32,11 @@ def add_run(history_file: Path, path: Path) -> Recorded:
     """Add a judged run directory.
 
     Raises:
-        RunDirectoryError: it is not a run directory, is broken, was not judged, or was imported.
+        RunDirectoryError: it is not a run directory, is broken, was not judged or has changed since, or was imported.
         HistoryError: the history cannot be used.
     """
     run = RunDirectory.open(path)
-    return record_run(history_file, run, read_judgement(run.verdicts_json))
+    return record_run(history_file, run, read_judged(run, run))
 
 
 def record_run(

@@ -18,6 +18,7 @@ from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.cases import AnyCase
 from pytest_ddpscale.thresholds.model import Requirement
 
+WIDEST = 1000.0  # an interval that reaches to so many times its value says nothing
 _REASONS: dict[VerdictOutcome, str] = {
     "passed": "the whole interval keeps the bound",
     "failed": "the whole interval misses the bound",
@@ -60,7 +61,7 @@ def against_bound(
 
     ``passed`` or ``failed`` if the whole interval is on that side of the bound, or each round is far beyond it;
     ``inconclusive`` if the bound lies inside or there are too few rounds, ``error`` if a value is impossible. The
-    returned interval is clipped to possible values; the unclipped one decides.
+    returned interval is clipped to possible values, and None beyond `WIDEST`; the unclipped one decides.
     """
     definition, count = requirement.definition, len(values)
     if not are_possible(values, definition):
@@ -81,9 +82,13 @@ def against_bound(
     if outcome == "inconclusive" and found.series and found.series.are_far(bound, 1 if is_kept != upper else -1).all():
         outcome = "passed" if is_kept else "failed"
         reason = f"no round comes within a factor of {FAR:g} of the bound"
+    says_nothing = definition.scale == "factors" and found.series is not None and high > WIDEST * found.value
+    if says_nothing and outcome == "inconclusive":
+        reason = f"{count} rounds vary too much for an interval"
+    possible = possible_part(low, high, found.value, definition.possible_at(blank.world_size))
     return replace(
         blank, outcome=outcome, value=found.value, rounds=count, notes=notes, reason=reason,
-        interval=possible_part(low, high, found.value, definition.possible_at(blank.world_size)),
+        interval=None if says_nothing else possible,
         correlation=found.correlation, launch_sd=found.launch_sd,
         p_value=p_value_of(values, requirement, found.launch_values) if outcome == "failed" else None,
     )  # fmt: skip

@@ -93,6 +93,7 @@ class Supervisor:
         self._is_surveyed = False
         self._has_nothing_to_run = False
         self._gangs = 0
+        self._last_gang = max((getattr(record, "gang", -1) for record in run.read_records()), default=-1)
         self._deadline_unix_s: float | None = None
         self._lost: set[str] = set()
         self._has_begun = False
@@ -181,8 +182,9 @@ class Supervisor:
 
     def _launched(self, plan: Plan, studies: Sequence[str]) -> tuple[GangEnd, Path]:
         """Run a gang; return how it ended, and its log."""
-        # Numbers continue after those of earlier supervisors of this run, whose logs are kept.
-        log = self._run.logs / f"gang-{len(list(self._run.logs.glob('gang-*.log')))}.log"
+        # Numbers continue after those of earlier supervisors of this run, whose logs are kept, but may be gone.
+        self._last_gang = 1 + max((self._last_gang, *map(_gang_number, self._run.logs.glob("gang-*.log"))))
+        log = self._run.logs / f"gang-{self._last_gang}.log"
         self._studies.clear()
         began_unix_s = time.time()
         gang = self._gang(plan, studies, log)

@@ -26,10 +26,10 @@ from pytest_ddpscale.run.counting import groups_within
 from pytest_ddpscale.run.records import Lost, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
-from pytest_ddpscale.run.run_opening import open_judged
+from pytest_ddpscale.run.run_opening import open_judged, read_judged
 from pytest_ddpscale.run.run_record import ended
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.run.verdicts import Judgement, Verdict, read_judgement
+from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.listing import first_few
 
 Use = Literal["drain", "accepted", "look", "none"]
@@ -97,7 +97,7 @@ class HostFindings:
 
 def read_findings(
     path: Path,
-    judgement_of: Callable[[RunDirectory, RunDirectory], Judgement] = lambda _, run: read_judgement(run.verdicts_json),
+    judgement_of: Callable[[RunDirectory, RunDirectory], Judgement] = read_judged,
     *,
     rehearses: bool = False,
 ) -> HostFindings:

@@ -107,11 +107,11 @@ def _series(directory: Path) -> tuple[list[ScalingSeries], bool]:
     from pytest_ddpscale.report.scaling_curves import scaling_series
     from pytest_ddpscale.run.evidence import read_evidence
     from pytest_ddpscale.run.run_directory import RunDirectory
-    from pytest_ddpscale.run.verdicts import read_judgement
+    from pytest_ddpscale.run.run_opening import read_judged
 
     run = RunDirectory.open(directory)
     evidence = read_evidence(run)
-    verdicts = read_judgement(run.verdicts_json).verdicts if run.verdicts_json.exists() else ()
+    verdicts = read_judged(run, run).verdicts if run.verdicts_json.exists() else ()
     found = scaling_series(evidence, verdicts)
     if not found:
         raise OptionError("RUN_DIR", f"{directory} has no complete round of training", "a run with training")

@@ -92,8 +92,8 @@ class ArmColumns:
 
     @property
     def wrong(self) -> BoolArray:
-        """Where a result is wrong, (rows, ranks)."""
-        return np.asarray(self.present & (self.reading("is_correct") == 0))
+        """Where a probe's result is wrong, or not said to be right, (rows, ranks)."""
+        return np.asarray(self.present & (self.reading("is_correct") != 1))
 
     def only(self, cells: BoolArray) -> ArmColumns:
         """The same with only these cells present."""

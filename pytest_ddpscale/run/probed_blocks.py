@@ -1,8 +1,7 @@
 """What a block of a probe has to be: ranks in planned groups, each group once in a round, and whether data was right.
 
 Else the speed of one group would count for another one: each place is judged by the rounds in which its ranks worked
-together, and of several measurements of a pair in one round the fastest counts. What is not known to be wrong counts
-as right, so no line may leave it out.
+together, and of several measurements of a pair in one round the fastest counts.
 """
 
 from __future__ import annotations

@@ -198,7 +198,9 @@ class RecordSink:
         self._write(MEMORY.encode() + b" " + line_of(record))
 
     def _write(self, lines: bytes) -> None:
-        with self._path.open("ab", buffering=0) as pipe:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)  # else it would wait for a reader for ever
+        os.set_blocking(descriptor, True)
+        with os.fdopen(descriptor, "wb", buffering=0) as pipe:
             rest = memoryview(lines)
             while rest:
                 rest = rest[pipe.write(rest) :]

@@ -30,6 +30,11 @@ from pytest_ddpscale.util.regular_file import open_regular, read_regular, refuse
 T = TypeVar("T")
 LOCK_NAME = "run.lock"  # lock file against other writers, see run_opening.py
 MEASUREMENTS, TELEMETRY, PROFILES = "measurements.jsonl", "telemetry.jsonl", "profiles.jsonl"
+# Files that verdicts rest on, by the key of their digest in verdicts.json.
+JUDGED = {
+    "measurements_sha256": MEASUREMENTS, "telemetry_sha256": TELEMETRY, "plan_sha256": "plan.json",
+    "run_sha256": "run.json",
+}  # fmt: skip
 # A block of 8,192 ranks with 1,000 steps each has 42 MiB.
 MOST_LINE_BYTES = 2**27
 AnyLine = AnyRecord | TelemetryBlock | ArmProfile
@@ -188,10 +193,17 @@ class RunDirectory:
         return found
 
     def measurements_sha256(self) -> str:
-        """Digest of measurements.jsonl, which ties verdicts to their measurements."""
+        """Digest of measurements.jsonl."""
+        return self._sha256(MEASUREMENTS)
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the files that verdicts rest on, by key in their basis; that of no bytes if one is missing."""
+        return {key: self._sha256(name) for key, name in JUDGED.items()}
+
+    def _sha256(self, name: str) -> str:
         digest = hashlib.sha256()
-        if self.measurements_jsonl.exists():
-            with self._opened(self.measurements_jsonl) as file:
+        if (self.path / name).exists():
+            with self._opened(self.path / name) as file:
                 while piece := file.read(2**20):
                     digest.update(piece)
         return digest.hexdigest()

@@ -19,9 +19,9 @@ from typing import Any
 
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.run.no_run import RUNS_FOLDER
-from pytest_ddpscale.run.run_directory import LOCK_NAME, RunDirectory, make_directory, not_writable
+from pytest_ddpscale.run.run_directory import JUDGED, LOCK_NAME, RunDirectory, make_directory, not_writable
 from pytest_ddpscale.run.strict_json import parse_strict_json, strict_json
-from pytest_ddpscale.run.verdicts import read_judgement
+from pytest_ddpscale.run.verdicts import Judgement, read_judgement
 
 # Errors of flock on file systems without locks: NFS without lockd, Lustre mounted without -o flock.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
@@ -176,6 +176,24 @@ def open_judged(path: Path) -> tuple[RunDirectory, RunDirectory]:
         str(path), f"holds verdicts on {named}, which is missing or has changed", "the judged run, unchanged",
         f"Judge the run again with `pytest --ddp-judge={named}`, or start from the directory that contains it.",
     )  # fmt: skip
+
+
+def read_judged(run: RunDirectory, judged: RunDirectory) -> Judgement:
+    """The verdicts in `judged` on the measurements in `run`.
+
+    Those of a run that still measures, or was killed, are on a part of it, and accept and reject nothing.
+
+    Raises:
+        RunDirectoryError: verdicts.json is broken, or the run has changed since.
+    """
+    judgement = read_judgement(judged.verdicts_json)
+    changed = [JUDGED[key] for key, digest in run.digests().items() if judgement.basis.get(key) != digest]
+    if changed and not (judgement.outcome == "incomplete" and run.read_run().status == "running"):
+        raise RunDirectoryError(
+            str(judged.verdicts_json), f"was made from another {', '.join(changed)} than {run.path} has now",
+            "unchanged files", f"Restore them from a copy, or judge it again with `pytest --ddp-judge={run.path}`.",
+        )  # fmt: skip
+    return judgement
 
 
 def _created(path: Path) -> tuple[RunDirectory, RunLock]:

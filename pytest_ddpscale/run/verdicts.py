@@ -14,7 +14,7 @@ from pytest_ddpscale.run.cause_kinds import CauseId, CauseRecord
 from pytest_ddpscale.run.counting import counted_groups, worst_of
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.culprit import Culprit as Culprit  # most take it from here
-from pytest_ddpscale.run.run_directory import read_file
+from pytest_ddpscale.run.run_directory import broken_file, read_file
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, ThresholdsUsed
 from pytest_ddpscale.thresholds.waiver import Waiver
 
@@ -416,4 +416,13 @@ def read_judgement(path: Path) -> Judgement:
     Raises:
         RunDirectoryError: it is missing or broken, contradicts itself, or a newer version wrote it.
     """
-    return read_file(path, Judgement, VERDICTS_SCHEMA_VERSION)
+    judgement = read_file(path, Judgement, VERDICTS_SCHEMA_VERSION)
+    possible: set[RunOutcome] = {"incomplete"}
+    if any(one.outcome == "failed" and one.blocks() for one in judgement.verdicts):
+        possible = {"rejected", *(possible if judgement.unfinished else ())}
+    elif not judgement.blockers:
+        possible |= {"partial", "accepted_with_waivers" if judgement.waived else "accepted"}
+    if judgement.outcome not in possible:
+        by_all = " or ".join(sorted(possible))
+        raise broken_file(path, f"says {judgement.outcome}, but is {by_all} by its verdicts and blockers")
+    return judgement

@@ -15,8 +15,8 @@ from pytest_ddpscale.plan.workload import Workload, incomparable_fields
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord
-from pytest_ddpscale.run.run_opening import open_judged
-from pytest_ddpscale.run.verdicts import Judgement, read_judgement
+from pytest_ddpscale.run.run_opening import open_judged, read_judged
+from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
 from pytest_ddpscale.util.listing import first_few
 
@@ -77,7 +77,7 @@ def _with_reference(case: Case, *, rehearses: bool) -> Case:
 def _read(path: str) -> tuple[RunRecord, Evidence, Judgement | None]:
     """A run, or one with verdicts in another directory, such as ``RUN/judged-2``."""
     run, judged = open_judged(Path(path))
-    judgement = read_judgement(judged.verdicts_json) if judged.verdicts_json.exists() else None
+    judgement = read_judged(run, judged) if judged.verdicts_json.exists() else None
     return run.read_run(), read_evidence(run), judgement
 
 

@@ -238,7 +238,7 @@ class AcceptanceSession:
         return {
             "judged_at": now_iso(), "thresholds_path": str(thresholds.path), "thresholds_sha256": thresholds.sha256,
             "measurements_path": str(measured.measurements_jsonl),
-            "measurements_sha256": measured.measurements_sha256(),
+            **measured.digests(),
             "verdicts_path": str((self.source.run or measured).verdicts_json), **self.source.judged_for(),
         }  # fmt: skip
 

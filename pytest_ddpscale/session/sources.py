@@ -426,5 +426,7 @@ class JudgeSource(EvidenceSource):
 
     def notes(self, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
         """Also the earlier run's notes, after a note that it is an earlier run."""
-        kept = self.measured_run.read_run().notes
-        return (f"{JUDGED_FROM}{self.measured_run.path} without a new measurement", *kept, *super().notes(verdicts))
+        record = self.measured_run.read_run()
+        judged = f"{JUDGED_FROM}{self.measured_run.path} without a new measurement"
+        cut = f"run.json says {record.status}: its session did not end regularly, or still runs"
+        return (judged, *[cut] * record.is_unfinished, *record.notes, *super().notes(verdicts))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.verdicts import Judgement, read_judgement
+from pytest_ddpscale.run.run_opening import read_judged
+from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.session.open import find_source
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.session.sources import Site
@@ -21,11 +22,11 @@ def judgement_of(run: RunDirectory, judged: RunDirectory | None = None) -> Judge
         judged: the directory of its verdicts, if another one.
 
     Raises:
-        BadInput: the run is broken, or the thresholds file that it started with is gone or changed.
+        BadInput: the run is broken or has changed since it was judged, or the thresholds file that it started with is
+            gone or changed.
     """
-    verdicts = (judged or run).verdicts_json
-    if verdicts.exists():
-        return read_judgement(verdicts)
+    if (judged or run).verdicts_json.exists():
+        return read_judged(run, judged or run)
     recorded = run.read_run().thresholds
     if recorded is None:
         raise _by_hand(run, "was never judged")

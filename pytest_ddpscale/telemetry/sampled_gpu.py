@@ -45,8 +45,10 @@ class SampledGpu:
         """Read everything, including the driver's buffers."""
         if self.log.problem:
             return
-        self._read_totals(is_edge=False)
         now_s = time.time()
+        if now_s < (self.log.polls.newest_s or 0.0):
+            self.log.forget()
+        self._read_totals(is_edge=False)
         for reading in BUFFERS:
             self._read_buffer(reading, now_s)
         for reading in STATES:
@@ -91,7 +93,7 @@ class SampledGpu:
                     samples.append(sample.timeStamp / 1e6, value)
 
         self._calls.ask(f"{reading} samples", take_over)  # a name of its own: the current value may still be readable
-        if samples.newest_s is None or samples.newest_s < now_s - SILENCE_S:
+        if samples.newest_s is None or abs(now_s - samples.newest_s) > SILENCE_S:
             value = self._calls.ask(reading)
             if value is not None and buffer.least <= value <= buffer.most:
                 self.log.polled[reading].append(now_s, value)

@@ -139,6 +139,12 @@ class GpuLog:
     idle_power_w: float | None = None
     is_idle_power_known: bool = False
 
+    def forget(self) -> None:
+        """Drop all readings of windows: the clock was set back, and series only grow."""
+        for series in (self.buffered, self.polled, self.counters):
+            series.clear()
+        self.sm_activity, self.polls = Intervals(), TimedValues()
+
     def samples(self, reading: str, start_s: float, end_s: float) -> tuple[list[tuple[float, float]], str]:
         """(time, value) of a reading's samples in a window, and where they come from: ``buffer`` or ``poll``."""
         buffered = self.buffered[reading].items(start_s, end_s)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import platform
-import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,7 +92,8 @@ class CpuDevice:
         busy = min(1.0, (time.process_time() - cpu_s) / (block_s * torch.get_num_threads()))
         step_s = tuple(end - begin for begin, end in itertools.pairwise(marks))
         forward = hooks.reading(end - begin for begin, end in _in_pairs(forward_marks))
-        return Timing(started_unix_s, step_s, block_s, busy, _largest_resident_set_bytes(), **forward)
+        memory = resident_memory()
+        return Timing(started_unix_s, step_s, block_s, busy, memory.own_bytes + memory.shared_bytes, **forward)
 
     def allocated_bytes(self) -> int:
         """Return 0: the parts of a process's resident set are unknown."""
@@ -216,7 +216,3 @@ def open_device(device_type: DeviceType, local_rank: int) -> Device:
 def _in_pairs(marks: Sequence[T]) -> Iterator[tuple[T, T]]:
     """Begin and end of each forward pass."""
     return zip(marks[::2], marks[1::2], strict=True)
-
-
-def _largest_resident_set_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB

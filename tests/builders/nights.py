@@ -114,14 +114,17 @@ def run_json(night: int = 0) -> RunRecord:
     return run_record(sku=SKU, started_at=at(night), argv=["pytest"], versions={"python": "3.11.2"})
 
 
-def conclude(run: RunDirectory, outcome: RunOutcome, judged_at: str, value: float = 100.0) -> Judgement:
-    """Write verdicts.json, with that throughput."""
+def conclude(
+    run: RunDirectory, outcome: RunOutcome, judged_at: str, *verdicts: Verdict, value: float = 100.0
+) -> Judgement:
+    """Write verdicts.json, by default with one verdict, on that throughput."""
     waiver = Waiver("A. Name", "a fan is ordered", date(2026, 12, 31)) if outcome == "accepted_with_waivers" else None
     ends = 0.99 * value, 1.01 * value
     found = verdict(
         "failed" if outcome == "rejected" or waiver else "passed", waiver=waiver, value=value, interval=ends
     )
-    judgement = Judgement(SKU, outcome, "because", (found,), basis={"judged_at": judged_at})
+    basis = {"judged_at": judged_at, **run.digests()}
+    judgement = Judgement(SKU, outcome, "because", verdicts or (found,), basis=basis)
     run.write_json(run.verdicts_json, judgement)
     return judgement
 

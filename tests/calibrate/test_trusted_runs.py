@@ -14,7 +14,7 @@ from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
 from tests.builders.nights import VERSIONS as RANKS_VERSIONS
-from tests.builders.nights import judged_run
+from tests.builders.nights import at, conclude, judged_run
 from tests.builders.trusted import VERSIONS, launch, nodes, written
 
 
@@ -49,6 +49,7 @@ def test_a_run_is_read_with_its_gpus_and_versions(tmp_path: Path) -> None:
 def test_a_run_that_tells_too_little_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     run = judged_run(tmp_path / "run")
     run.write_json(run.run_json, altered(run.read_run(), **changes))
+    conclude(run, "accepted", at(0))
     with pytest.raises(BadInput, match=said):
         read_trusted_run(run.path)
 
@@ -58,6 +59,7 @@ def test_a_study_that_broke_is_refused(tmp_path: Path) -> None:
     records = [one for one in run.read_records() if not isinstance(one, StudyEnd)]
     run.measurements_jsonl.unlink()
     run.append_records(records)
+    conclude(run, "accepted", at(0))
     with pytest.raises(BadInput, match="did not complete weak/r"):
         read_trusted_run(RunDirectory.open(run.path).path)
 

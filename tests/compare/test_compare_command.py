@@ -12,10 +12,10 @@ import pytest
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
+from pytest_ddpscale.run.verdicts import RunOutcome, Verdict
 from pytest_ddpscale.util.command_parser import USER_ERROR
 from tests.builders.json_types import run_record
-from tests.builders.nights import SKU, at, judged_run, run_json, verdict
+from tests.builders.nights import at, conclude, judged_run, run_json, verdict
 
 Printed = pytest.CaptureFixture[str]
 
@@ -38,6 +38,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         run = judged_run(folder / name, night, {"n1": [pace] * 2}, outcome=outcome)
         if name == "simulated":
             run.write_json(run.run_json, run_record(run_json(night), simulated=True))
+            conclude(run, outcome, at(night))
         found[name] = str(run.path)
     return found
 
@@ -111,8 +112,8 @@ def vanished(tmp_path: Path) -> list[str]:
 
 
 def write_verdicts(path: Path, *verdicts: Verdict) -> None:
-    judgement = Judgement(SKU, "accepted", "because", verdicts, basis={"judged_at": at(0)})
-    RunDirectory.open(path).write_json(path / "verdicts.json", judgement)
+    outcome: RunOutcome = "accepted" if all(one.passed for one in verdicts) else "incomplete"
+    conclude(RunDirectory.open(path), outcome, at(0), *verdicts)
 
 
 def test_a_requirement_that_vanished_fails_the_gate_unless_it_is_allowed(vanished: list[str], capsys: Printed) -> None:

@@ -7,6 +7,7 @@ import math
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from pytest_ddpscale.cli import main
 from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.judge.intervals import t_quantile
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
-from tests.builders.nights import SKU, at, judged_run, verdict
+from pytest_ddpscale.run.verdicts import RunOutcome, Verdict
+from pytest_ddpscale.thresholds.waiver import Waiver
+from tests.builders.nights import at, conclude, judged_run, verdict
 
 PACES = (100.0, 100.4, 99.7, 100.1, 99.8)
 Printed = pytest.CaptureFixture[str]
@@ -28,8 +30,7 @@ def night(
 ) -> Path:  # fmt: skip
     """A run with those verdicts."""
     run = judged_run(path, number, {host: [100.0] * 2 for host in hosts})
-    judgement = Judgement(SKU, outcome, "because", verdicts, basis={"judged_at": at(number)})
-    run.write_json(run.verdicts_json, judgement)
+    conclude(run, outcome, at(number), *verdicts)
     return path
 
 
@@ -93,12 +94,14 @@ def test_one_that_the_latest_run_has_and_this_has_not_fails_the_gate(
     assert "0 earlier values of exactly these nodes; at least 5 are needed" in only(said)["why_not"]
 
 
-@pytest.mark.parametrize("outcome", ["rejected", "accepted"])
+@pytest.mark.parametrize("outcome", ["rejected", "accepted_with_waivers"])
 def test_a_run_that_broke_is_no_norm_though_it_was_waived(tmp_path: Path, outcome: Any, capsys: Printed) -> None:
     file = tmp_path / "history.sqlite"
     for number, pace in enumerate(PACES[:4]):
         add_run(file, night(tmp_path / f"n{number}", number, reached(pace)))
-    add_run(file, night(tmp_path / "n4", 4, reached(50.0, outcome="failed"), outcome=outcome))
+    waiver = None if outcome == "rejected" else Waiver("A. Name", "a fan is ordered", date(2026, 12, 31))
+    missed = reached(50.0, outcome="failed", waiver=waiver)
+    add_run(file, night(tmp_path / "n4", 4, missed, outcome=outcome))
     add_run(file, night(tmp_path / "n5", 5, reached(100.0)))
     one = only(beside(file, night(tmp_path / "last", 9, reached(100.0)), capsys)[1])
     assert (one["earlier_runs"], one["difference"]) == (5, "no difference shown")
@@ -121,6 +124,7 @@ def test_runs_with_another_batch_do_not_count(tmp_path: Path, history: Path, cap
         file.write_text(
             file.read_text().replace('"batch_size":4', '"batch_size":8').replace('"work":4.0', '"work":8.0')
         )
+    conclude(run, "accepted", at(9), reached(100.0))
     assert "none of its values" in error_of(history, run.path, capsys)
 
 

@@ -11,7 +11,7 @@ from pytest_ddpscale.errors import HistoryError, OptionError
 from pytest_ddpscale.history.database import writing
 from pytest_ddpscale.history.overview import NodeHistory, read_histories
 from pytest_ddpscale.history.recording import add_run
-from tests.builders.nights import SKU, judged_run
+from tests.builders.nights import SKU, at, conclude, judged_run
 
 HOSTS = [f"n{number}" for number in range(1, 8)]
 
@@ -96,6 +96,7 @@ def test_a_gpu_that_was_replaced_begins_anew(history: Path) -> None:
     run = judged_run(history.parent / "new", 6)
     told = run.measurements_jsonl.read_text().replace("GPU-n1-1", "GPU-new")
     run.measurements_jsonl.write_text(told)
+    conclude(run, "accepted", at(6))
     add_run(history, run.path)
     node = only(read_histories(history, node="n1"))
     assert standings(node)[1, "each"] == (None, None)

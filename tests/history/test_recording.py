@@ -109,6 +109,7 @@ def test_hosts_of_a_killed_run_that_measured_nothing_are_known(tmp_path: Path, h
     gangs = list(gangs_by_number(run.read_records()).values())
     run.measurements_jsonl.unlink()
     run.append_records(gangs)
+    conclude(run, "incomplete", at(0))
     add_run(history, run.path)
     [found] = runs_of(history)
     assert found.values == ()
@@ -118,11 +119,13 @@ def test_a_node_that_was_left_out_has_no_part_in_the_run(tmp_path: Path, history
     run = judged_run(tmp_path / "run", driver="580.65")
     surveyed = Survey("n9", 0.0)
     run.append_record(surveyed)
+    conclude(run, "accepted", at(0))
     add_run(history, run.path)
     assert runs_of(history, "n9") == []
     nobody = judged_run(tmp_path / "nobody", 1, outcome="incomplete")
     nobody.measurements_jsonl.unlink()
     nobody.append_record(surveyed)
+    conclude(nobody, "incomplete", at(1))
     add_run(history, nobody.path)
     assert [one.outcome for one in runs_of(history, "n9")] == ["incomplete"]
 
@@ -162,6 +165,7 @@ def test_versions_are_those_of_each_host(tmp_path: Path, history: Path) -> None:
     ]
     run.measurements_jsonl.unlink()
     run.append_records(records)
+    conclude(run, "accepted", at(0))
     add_run(history, run.path)
     assert runs_of(history, "n1")[0].versions["torch"] == "2.14.0"
     assert runs_of(history, "n2")[0].versions == {"python": "3.11.2", "torch": "2.15.0"}

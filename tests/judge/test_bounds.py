@@ -44,6 +44,18 @@ def test_no_interval_reaches_what_is_impossible(
     assert low == possible[0] or high == possible[1], "noise reaches beyond"
 
 
+@rows(
+    ("bound", "outcome", "reason"),
+    [
+        (1000.0, "inconclusive", "8 rounds vary too much for an interval"),
+        (0.001, "passed", "the whole interval keeps the bound"),
+    ],
+)
+def test_an_interval_of_many_powers_of_ten_is_none(bound: float, outcome: str, reason: str) -> None:
+    verdict = judge_values("throughput_per_gpu", bound, [1e3, 1.5e3, 2e3, 2.5e3, 3e3, 3.5e3, 4e3, 4.5e3])
+    assert (verdict.outcome, verdict.interval, verdict.reason) == (outcome, None, reason)
+
+
 def test_a_value_that_noise_put_beyond_stays_inside_its_interval() -> None:
     verdict = judge_values("exposed_communication", 0.5, noisy(-0.004, 0.002))
     assert verdict.interval is not None

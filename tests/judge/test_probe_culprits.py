@@ -200,6 +200,15 @@ def test_whose_data_is_wrong_fails_however_fast_it_is_and_is_named(
     assert verdict.culprits == () or verdict.culprits[0].evidence.startswith(evidence)
 
 
+def test_a_result_that_is_not_said_to_be_right_is_no_pass() -> None:
+    plan = probe_plan(MATMUL)
+    evidence = probe_evidence(plan, measure_probe(plan, MATMUL, steady(GOOD)))
+    unsaid = {key: replace(arm, readings={}) for key, arm in evidence.columns.arms.items()}
+    assert judge(probe_case(MATMUL, GOOD / 2), evidence, CONFIDENCE).outcome == "passed"
+    evidence = replace(evidence, columns=replace(evidence.columns, arms=unsaid))
+    assert judge(probe_case(MATMUL, GOOD / 2), evidence, CONFIDENCE).outcome == "failed"
+
+
 def test_wrong_data_counts_although_no_requirement_asks_for_the_probe() -> None:
     plan = probe_plan(MATMUL)
     measured = [replace(one, is_correct=one.rank != 3) for one in measure_probe(plan, MATMUL, steady(GOOD), 8)]

@@ -237,12 +237,13 @@ def test_only_agents_that_do_not_share_our_environment_are_told_of_it(stage: Sta
 
 
 def test_a_gang_that_dies_while_it_profiles_costs_the_profile_and_nothing_else(stage: Stage) -> None:
+    launch = Launch(slurm(profile="2"), {}, HOSTS)
+    supervisor = Supervisor(launch, stage.run, Limits(), isolate=True)
     stage.run.append_record(gang_on(["n1"], 2))
     kept = ArmProfile(study=IDS[0], arm="no_sync@2", gang=0, rank=0, problem="kept")
     stage.run.append_records([kept])
     stage.acts = [Act((IDS[0],), DIED), Act((IDS[1],)), Act((IDS[2],))]
-    launch = Launch(slurm(profile="2"), {}, HOSTS)
-    Supervisor(launch, stage.run, Limits(), isolate=True).measure(PLAN)
+    supervisor.measure(PLAN)
     assert stage.ends == dict.fromkeys(IDS, ("rounds", ""))
     first, lost = stage.run.read_profiles()
     assert first == kept

@@ -20,7 +20,7 @@ from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.evidence import read_evidence
-from pytest_ddpscale.run.records import StudyEnd, StudyStart
+from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ended, ends_of, start_run
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
@@ -104,6 +104,16 @@ def test_each_study_has_its_own_try_when_isolated(run: RunDirectory) -> None:
     assert list(ended(run.read_records(), "error")) == [IDS[0]]
     assert supervisor.gangs_started == 1
     assert [log.name for log in sorted(run.logs.glob("gang-*.log"))] == ["gang-0.log", "gang-1.log"]
+
+
+@pytest.mark.parametrize(("log", "recorded"), [("gang-1.log", 0), ("gang-0.log", 1)])
+def test_no_gang_writes_into_the_log_of_another_of_which_some_are_gone(
+    run: RunDirectory, log: str, recorded: int
+) -> None:
+    (run.logs / log).write_text("said before")
+    run.append_record(GangRecord(gang=recorded, hosts=("n",), local_ranks=(0,), devices=("cpu",)))
+    measure(run, Starting(["/no/such/python"]))
+    assert sorted(one.name for one in run.logs.glob("*.log")) == [log, "gang-2.log"]
 
 
 def test_a_gang_that_ends_early_and_says_nothing_is_an_error_with_words(run: RunDirectory) -> None:

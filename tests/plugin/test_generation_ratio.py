@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from datetime import date
 from shutil import copytree
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
+from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.workloads import with_settings
 from tests.plugin.site import (
     MEASURED_RUN,
@@ -40,8 +42,16 @@ def old_cluster(**workload: object) -> tuple[Series, ...]:
 def reference(site: Site, outcome: RunOutcome = "accepted", **workload: Any) -> RunDirectory:
     """The run that the ratio is to, judged."""
     run = site.measured("old", old_cluster(**workload))
-    run.write_json(run.verdicts_json, Judgement(SKU, outcome, f"it is {outcome}", ()))
+    missed = Verdict("node_check[ecc]", "node_check", "ecc", 1, "fail", {"at_least": 1.0}, "failed", 0.5)
+    waived = replace(missed, waiver=Waiver("A. Name", "a fan is ordered", date(2026, 12, 31)))
+    verdicts = {"rejected": (missed,), "accepted_with_waivers": (waived,)}.get(outcome, ())
+    conclude(run, outcome, *verdicts)
     return run
+
+
+def conclude(run: RunDirectory, outcome: RunOutcome, *verdicts: Verdict) -> None:
+    judgement = Judgement(SKU, outcome, f"it is {outcome}", verdicts, basis=run.digests())
+    run.write_json(run.verdicts_json, judgement)
 
 
 @pytest.fixture
@@ -102,7 +112,7 @@ def test_a_run_whose_throughput_was_waived_or_only_warned_is_no_reference(compar
     run = reference(compared)
     slow = Verdict("test_throughput[resnet152-fp16-1gpu]", THROUGHPUT_PER_GPU.name, "resnet152-fp16", 1, "warn",
         {"at_least": 1000.0}, "failed", OLD)  # fmt: skip
-    run.write_json(run.verdicts_json, Judgement(SKU, "accepted", "it is accepted", (slow,)))
+    conclude(run, "accepted", slow)
     said = "/old: it was accepted, but it missed test_throughput[resnet152-fp16-1gpu], waived or only warning; expected"
     assert_refused(compared.judge(), "thresholds.yaml:", said)
 
@@ -110,7 +120,7 @@ def test_a_run_whose_throughput_was_waived_or_only_warned_is_no_reference(compar
 def test_verdicts_in_another_directory_count_if_that_is_named(compared: Site) -> None:
     run = reference(compared, "rejected")
     again = RunDirectory.create(run.path / "judged-1")
-    basis = {"measurements_path": str(run.measurements_jsonl), "measurements_sha256": run.measurements_sha256()}
+    basis = {"measurements_path": str(run.measurements_jsonl), **run.digests()}
     again.write_json(again.verdicts_json, Judgement(SKU, "accepted", "all is well now", (), basis=basis))
     ratio = RUN_RATIO.replace("run:old", "run:old/judged-1")
     compared.write("thresholds.yaml", thresholds_text([*REQUIREMENTS.values(), ratio]))
@@ -143,5 +153,5 @@ def test_a_simulated_run_is_a_reference_in_a_rehearsal_only(compared: Site) -> N
 def test_a_copy_of_a_run_is_no_reference_for_it(compared: Site) -> None:
     copytree(compared.path / "measured", compared.path / "old")
     run = RunDirectory(compared.path / "old")
-    run.write_json(run.verdicts_json, Judgement(SKU, "accepted", "", ()))
+    conclude(run, "accepted")
     assert_refused(compared.judge(), "thresholds.yaml:", "it has the same measurements as measured")

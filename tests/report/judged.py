@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, RunOutcome, Verdict
@@ -60,6 +61,7 @@ def write_judged_run(
     record: Mapping[str, Any] | None = None,
     measured: Sequence[str] | None = None,
     arms: Sequence[str] = ("alone", "ddp@8"),
+    records: Sequence[AnyRecord] = (),
 ) -> Path:
     """A run directory with its verdicts.
 
@@ -72,6 +74,7 @@ def write_judged_run(
         record: further keys of run.json.
         measured: hosts that measurements are there of; default: all.
         arms: that those took part in.
+        records: further ones.
     """
     run = RunDirectory.create(path)
     devices = [{"index": 0, "uuid": "GPU-00000000", "name": "Tested GPU"}]
@@ -93,6 +96,10 @@ def write_judged_run(
                 Block(study="weak/resnet152-fp16", arm=arm, round=0, gang=0, ranks=tuple(ranks), count=1, work=1.0,
                       began_unix_s=1.0, seconds=1.0)
             )  # fmt: skip
-    judgement = Judgement("tested-gpu", outcome, f"why it is {outcome}", tuple(verdicts))
+    run.append_records(records)
+    judgement = Judgement(
+        "tested-gpu", outcome, f"why it is {outcome}", tuple(verdicts), basis=run.digests(),
+        unfinished=run.read_run().is_unfinished,
+    )  # fmt: skip
     run.write_json(run.verdicts_json, judgement)
     return path

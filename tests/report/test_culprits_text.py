@@ -37,6 +37,10 @@ LATER = STARTED_UNIX_S + 3600
 WAIVER = Waiver("A. Name", "a fan is ordered", date(2026, 12, 31))
 
 
+# Of a requirement that is missed by a run with this outcome.
+SEVERITY = {"rejected": "fail", "accepted": "warn"}
+
+
 def passed(metric: str = "weak_scaling_efficiency", **changes: Any) -> Verdict:
     """The same requirement as `failed` has, kept."""
     return failed(metric=metric, **{"outcome": "passed", "value": 0.97, **changes})
@@ -61,8 +65,8 @@ def test_only_those_who_certainly_made_a_run_fail_are_drained(tmp_path: Path) ->
         ("rejected", [failed(gpu("n1")), failed(node("n2"), outcome="inconclusive")], two),
         ("rejected", [failed(gpu("n1")), failed(node("n2"), outcome="error")], two),
         ("rejected", [failed(gpu("n1")), failed(node("n2"), outcome="passed")], two),
-        ("incomplete", [failed(node("n2"))], [("look", "-"), ("look", "n2")]),
-        ("partial", [failed(node("n2"))], [("look", "-"), ("look", "n2")]),
+        ("incomplete", [failed(node("n2"), outcome="error")], [("look", "-"), ("look", "n2")]),
+        ("partial", [failed(node("n2"), severity="warn")], [("look", "-"), ("look", "n2")]),
         ("rejected", [failed(link("n2"))], [("look", "-"), ("look", "n2")]),  # neither end
         ("rejected", [failed()], [("look", "-")]),  # of several nodes, with nobody named
         (
@@ -89,16 +93,14 @@ RESUMED = Resumed(
 
 def test_the_only_node_is_drained_although_no_rank_came_up_on_it(tmp_path: Path) -> None:
     of_a_check = failed(replace(node("n2"), is_certain=False), metric="node_check", bound={"at_least": 1})
-    run = write_judged_run(tmp_path / "r", "rejected", [], [of_a_check])
-    RunDirectory.open(run).append_record(Survey("n2", 1.0))
+    run = write_judged_run(tmp_path / "r", "rejected", [], [of_a_check], records=[Survey("n2", 1.0)])
     assert said(run) == [("drain", "n2"), ("look", "n2")]
 
 
 def test_what_one_of_two_nodes_was_looked_at_for_does_not_drain_the_one_that_was_measured(tmp_path: Path) -> None:
     of_a_check = failed(replace(node("n2"), is_certain=False), metric="node_check", bound={"at_least": 1})
-    run = write_judged_run(tmp_path / "r", "rejected", ["n1"], [of_a_check])
-    for host in ("n1", "n2"):
-        RunDirectory.open(run).append_record(Survey(host, 1.0))
+    surveys = [Survey(host, 1.0) for host in ("n1", "n2")]
+    run = write_judged_run(tmp_path / "r", "rejected", ["n1"], [of_a_check], records=surveys)
     assert said(run) == [("look", "-"), ("look", "n2")]
 
 
@@ -118,8 +120,8 @@ def test_what_one_of_two_nodes_was_looked_at_for_does_not_drain_the_one_that_was
 def test_nothing_follows_from_what_is_no_finished_measurement(
     tmp_path: Path, outcome: RunOutcome, record: dict[str, Any], why: str
 ) -> None:
-    run = write_judged_run(tmp_path / "r", outcome, ["n1"], [failed(node("n1"))], record=record)
-    [found] = read_findings(run).findings
+    missed = failed(node("n1"), severity=SEVERITY[outcome])
+    [found] = read_findings(write_judged_run(tmp_path / "r", outcome, ["n1"], [missed], record=record)).findings
     assert (found.use, found.host) == ("none", "-")
     assert found.evidence.startswith(why)
 
@@ -130,9 +132,10 @@ def test_an_unfinished_run_has_whom_it_names_looked_at_and_rejects_nobody(
     tmp_path: Path, outcome: RunOutcome, status: str
 ) -> None:
     record = {"status": status}
-    named = write_judged_run(tmp_path / "named", outcome, ["n1"], [failed(node("n1"))], record=record)
+    of_it, of_nobody = failed(node("n1"), severity=SEVERITY[outcome]), failed(severity=SEVERITY[outcome])
+    named = write_judged_run(tmp_path / "named", outcome, ["n1"], [of_it], record=record)
     assert said(named) == [("look", "-"), ("look", "n1")]
-    nobody = write_judged_run(tmp_path / "nobody", outcome, ["n1"], [failed()], record=record)
+    nobody = write_judged_run(tmp_path / "nobody", outcome, ["n1"], [of_nobody], record=record)
     [found] = read_findings(nobody).findings
     assert (found.use, found.host) == ("none", "-")
     assert found.evidence.startswith(f"its status is {status}: an unfinished run")
@@ -142,8 +145,9 @@ def test_an_unfinished_run_has_whom_it_names_looked_at_and_rejects_nobody(
     ("outcome", "status"), [("incomplete", "finished"), ("incomplete", "running"), ("rejected", "finished")]
 )
 def test_nodes_that_were_lost_are_named_for_a_person(tmp_path: Path, outcome: RunOutcome, status: str) -> None:
-    path = write_judged_run(tmp_path / "r", outcome, NODES, [failed()], record={"status": status})
-    RunDirectory(path).append_record(Lost(hosts=("n3",), message="n3 was given up by Slurm: it is down"))
+    verdict = failed(outcome="failed" if outcome == "rejected" else "error")
+    lost = Lost(hosts=("n3",), message="n3 was given up by Slurm: it is down")
+    path = write_judged_run(tmp_path / "r", outcome, NODES, [verdict], record={"status": status}, records=[lost])
     assert said(path) == [("look", "-"), ("look", "n3")]
     lines = list(text_lines(read_findings(path).findings))
     assert lines[1].startswith("n3: inspect: lost: n3 was given up by Slurm: it is down [")
@@ -217,7 +221,7 @@ def test_a_later_run_that_found_nothing_keeps_a_node_from_being_drained(tmp_path
         ([passed("memory_spread")], ["ddp@8"]),  # another requirement
         ([passed(world_size=16, id="weak_scaling_efficiency[resnet152-fp16-16gpu]")], ["ddp@16"]),
         ([passed()], ["alone"]),  # kept by other nodes
-        ([passed(outcome="inconclusive")], ["ddp@8"]),
+        ([passed(outcome="inconclusive", severity="warn")], ["ddp@8"]),
     ],
     ids=["nothing", "another metric", "another size", "elsewhere", "undecided"],
 )

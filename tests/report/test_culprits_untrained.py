@@ -13,7 +13,6 @@ from pytest_ddpscale.report.culprits_text import read_findings, settled
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord
-from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import RunOutcome, Verdict
 from tests.report.judged import STARTED_UNIX_S, failed, gpu, write_judged_run
@@ -58,8 +57,9 @@ def said(
 ) -> list[tuple[str, str]]:
     """Of a rejection, and a later run of the same node."""
     old = write_judged_run(tmp_path / "old", "rejected", ["n1", "n2"], [before])
-    later = write_judged_run(tmp_path / "new", outcome, ["n1"], [now], started_unix_s=LATER, arms=arms)
-    RunDirectory.open(later).append_records([GANG, *records])
+    later = write_judged_run(
+        tmp_path / "new", outcome, ["n1"], [now], started_unix_s=LATER, arms=arms, records=[GANG, *records]
+    )
     return [(one.use, one.host) for one in settled([read_findings(old), read_findings(later)])]
 
 
@@ -91,6 +91,7 @@ def test_only_a_later_run_that_did_the_same_on_it_and_keeps_it_leaves_the_node_t
 
 def test_a_node_that_was_only_looked_at_and_probed_is_not_accepted(tmp_path: Path) -> None:
     for arms, expected in ((TRAINED, [("accepted", "n1")]), ((), [])):
-        run = write_judged_run(tmp_path / f"r{len(arms)}", "accepted", ["n1"], [kept(checked)], arms=arms)
-        RunDirectory.open(run).append_records([GANG, SURVEY, PROBE])
+        run = write_judged_run(
+            tmp_path / f"r{len(arms)}", "accepted", ["n1"], [kept(checked)], arms=arms, records=[GANG, SURVEY, PROBE]
+        )
         assert [(one.use, one.host) for one in read_findings(run).findings] == expected

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pytest_ddpscale.run.rank_folder import RankFailure, RankStatus, StatusWriter, read_failure, read_status
+from pytest_ddpscale.run.rank_folder import (
+    RankFailure,
+    RankStatus,
+    RecordSink,
+    StatusWriter,
+    open_records,
+    read_failure,
+    read_status,
+)
+from pytest_ddpscale.run.records import StudyEnd
 from tests.rows import rows
 
 STATUS = RankStatus(
@@ -90,3 +101,9 @@ def test_a_torn_counter_says_nothing(tmp_path: Path, counter: bytes) -> None:
     StatusWriter(tmp_path, 1).tell(STATUS)
     (tmp_path / "1.steps").write_bytes(counter)
     assert read_status(tmp_path, 1) is None
+
+
+def test_a_rank_whose_agent_is_gone_is_told_and_does_not_wait_for_it(tmp_path: Path) -> None:
+    os.close(open_records(tmp_path))
+    with pytest.raises(OSError, match="No such device"):
+        RecordSink(tmp_path).append_record(StudyEnd("weak/r", "rounds"))

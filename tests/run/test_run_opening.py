@@ -10,18 +10,26 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_ddpscale.calibrate.trusted_runs import read_trusted_run
+from pytest_ddpscale.compare.compared_run import read_compared_run
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.history.recording import add_run
+from pytest_ddpscale.report.culprits_text import read_findings
 from pytest_ddpscale.run import run_opening
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_opening import RunLock, judging_directory, new_run_directory
+from pytest_ddpscale.run.run_json import ThresholdsUsed
+from pytest_ddpscale.run.run_opening import RunLock, judging_directory, new_run_directory, read_judged
 from pytest_ddpscale.run.strict_json import strict_json
+from pytest_ddpscale.session.unjudged import judgement_of
 from tests.builders.json_types import run_record
+from tests.builders.nights import judged_run
 from tests.rows import rows
 
 RACES = 40
@@ -318,3 +326,43 @@ def test_a_lock_removed_while_it_was_being_taken_is_taken_anew(tmp_path: Path, m
     with pytest.raises(RunDirectoryError, match="is in use"):
         RunLock.acquire(tmp_path)
     second.release()
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "culprits": read_findings,
+    "report": lambda path: judgement_of(RunDirectory(path)),
+    "compare": lambda path: read_compared_run(path, judgement_of),
+    "calibrate": read_trusted_run,
+    "history": lambda path: add_run(path.parent / "history.sqlite", path),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "was", "now"),
+    [
+        ("measurements.jsonl", r'(?s)\{"kind":"study_end.*', ""),
+        ("measurements.jsonl", "(?s).+", ""),
+        ("telemetry.jsonl", "^", "{}"),
+        ("plan.json", '"nodes":1', '"nodes": 1'),
+        ("run.json", "abab", "cdcd"),
+    ],
+)
+def test_files_that_changed_since_they_were_judged_are_refused_by_all_who_read_verdicts(
+    tmp_path: Path, name: str, was: str, now: str
+) -> None:
+    run = judged_run(tmp_path / "run", record={"thresholds": ThresholdsUsed("t.yaml", "ab" * 32)})
+    assert all(read(run.path) for read in READERS.values())
+    file = run.path / name
+    before = file.read_text() if file.exists() else ""
+    file.write_text(re.sub(was, now, before))
+    assert file.read_text() != before
+    for read in READERS.values():
+        with pytest.raises(RunDirectoryError, match=f"was made from another {name} than"):
+            read(run.path)
+
+
+def test_verdicts_so_far_of_a_run_that_measures_on_are_read(tmp_path: Path) -> None:
+    run = judged_run(tmp_path / "run", outcome="incomplete", record={"status": "running"})
+    with run.measurements_jsonl.open("a") as file:
+        file.write("{")
+    assert read_judged(run, run).outcome == "incomplete"

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
+from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.run.strict_json import read_as, strict_json
-from pytest_ddpscale.run.verdicts import AgainstSlowest, Blocker, Judgement, Verdict, VerdictOutcome, read_judgement
+from pytest_ddpscale.run.verdicts import (
+    AgainstSlowest,
+    Blocker,
+    Judgement,
+    RunOutcome,
+    Verdict,
+    VerdictOutcome,
+    read_judgement,
+)
+from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.json_types import as_json
 from tests.rows import rows
 
@@ -87,6 +98,30 @@ def test_what_follows_from_the_rest_has_to_be_right(change: dict[str, Any]) -> N
 def test_a_verdict_on_nothing_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected a metric and its bound"):
         read_as(Verdict, as_json(make_verdict({"at_least": 1.0}, 2.0)) | change)
+
+
+FAILED = replace(make_verdict({"at_least": 1.0}, 0.5), outcome="failed")
+WAIVED = replace(FAILED, waiver=Waiver("A. Name", "a fan is ordered", date(2026, 12, 31)))
+PASSED = replace(FAILED, outcome="passed")
+
+
+@rows(
+    ("says", "verdict", "blockers", "is_by_all"),
+    [
+        ("accepted", FAILED, (), "rejected"),
+        ("incomplete", FAILED, (), "rejected"),
+        ("accepted", PASSED, (Blocker("run", "acceptance", "a node was lost"),), "incomplete"),
+        ("accepted", WAIVED, (), "accepted_with_waivers or incomplete or partial"),
+        ("rejected", PASSED, (), "accepted or incomplete or partial"),
+    ],
+)
+def test_an_outcome_that_verdicts_and_blockers_contradict_is_refused(
+    tmp_path: Path, says: RunOutcome, verdict: Verdict, blockers: tuple[Blocker, ...], is_by_all: str
+) -> None:
+    file = tmp_path / "verdicts.json"
+    file.write_text(strict_json(Judgement("cpu", says, "all is well", (verdict,), blockers=blockers)))
+    with pytest.raises(RunDirectoryError, match=f"says {says}, but is {is_by_all} by its verdicts and blockers"):
+        read_judgement(file)
 
 
 def test_a_reason_not_to_accept_cannot_be_taken_out() -> None:

@@ -92,6 +92,14 @@ class TestJudging:
         with pytest.raises(RunDirectoryError, match=r"baseline\.json.*is not a baseline.json: it has no schema"):
             begin()
 
+    @pytest.mark.parametrize("status", ["running", "interrupted"])
+    def test_a_session_that_did_not_end_regularly_is_told_though_all_was_measured(
+        self, opened: Open, old: RunDirectory, status: str
+    ) -> None:
+        old.write_json(old.run_json, with_fields(old.read_run(), status=status))
+        judgement = self.judged(opened, old).conclude(interrupted=False, spoiled=())
+        assert judgement.notes[1] == f"run.json says {status}: its session did not end regularly, or still runs"
+
     def test_notes_of_the_old_run_are_kept(self, opened: Open, tmp_path: Path) -> None:
         session = self.judged(opened, RunDirectory(measured_run(tmp_path / "imported")))
         assert session.conclude(interrupted=False, spoiled=()).notes[1:] == ("imported",)

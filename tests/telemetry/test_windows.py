@@ -5,10 +5,14 @@ Series keep what a window may ask for, in time's order and within a bound.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.telemetry import sampled_gpu
+from pytest_ddpscale.telemetry.sampled_gpu import SampledGpu
 from pytest_ddpscale.telemetry.windows import (
     GpuLog,
     Intervals,
@@ -273,3 +277,19 @@ def test_old_stretches_go() -> None:
     for second in range(100):
         means.append(second, second + 1, second)
     assert [value for _, value in means.within(0, 100)] == list(range(89, 100))
+
+
+def test_a_clock_that_is_set_back_costs_no_reading_of_later_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, now = SampledGpu("GPU-played"), [0.0]
+    gpu.log.problem = ""  # there is no NVML here
+    played = {"temperature_c": 61, "utilization": 0.9, "ecc_corrected": 4, "energy_j": 7.0}
+    monkeypatch.setattr(gpu._calls, "ask", lambda reading, *_: played.get(reading))
+    monkeypatch.setattr(sampled_gpu, "time", SimpleNamespace(time=lambda: now[0]))
+    gpu.log.buffered["utilization"].append(1000.5, 0.1)
+    for now[0] in (999.0, 1000.0, 1001.0, 900.0, 901.0, 902.0, 903.0):
+        gpu.poll()
+    found = cut(gpu.log, 900.5, 902.5)
+    assert (found.polls, found.ecc_corrected, found.energy_j) == (2, 0, 0.0)
+    assert found.temperature_c is not None
+    assert found.utilization is not None
+    assert found.utilization.mean == 0.9

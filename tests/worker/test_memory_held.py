@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,6 +33,17 @@ def test_what_was_given_back_still_counts() -> None:
     assert after.own_bytes >= before.own_bytes
     assert after.own_bytes >= held
     assert after.total_bytes is None
+
+
+def test_the_peak_of_a_block_is_not_that_of_whoever_launched_the_rank() -> None:
+    hoard = bytearray(800 * MIB)
+    hoard[::4096] = b"x" * len(hoard[::4096])
+    rank = (
+        "from pytest_ddpscale.worker.device import CpuDevice as Cpu;"
+        "print(Cpu().time_steps(lambda: None, 1).peak_memory_bytes)"
+    )
+    peak = subprocess.run([sys.executable, "-c", rank], capture_output=True, text=True, check=True, timeout=120).stdout
+    assert 50 * MIB < int(peak) < len(hoard)
 
 
 def test_a_rank_is_the_first_that_the_kernel_ends(tmp_path: Path) -> None:
