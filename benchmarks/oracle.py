@@ -135,7 +135,7 @@ def found(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]:
             facts = READERS[kind](program, name, *words)
         else:
             facts, texts = judged(name, number, history)
-    except (LookupError, OSError, TypeError, ValueError) as error:  # what the product wrote cannot be read
+    except (LookupError, OSError, SystemExit, TypeError, ValueError) as error:  # not made, or what it wrote is not read
         facts = {"run": {"unreadable": f"{type(error).__name__}: {error}"}}
     return json.loads(masked(json.dumps(kept(facts)))), {key: masked(text) for key, text in texts.items()}
 
@@ -261,7 +261,11 @@ def main() -> int:
         facts, texts = find_all(asked, folder, given.j)
     if given.store:
         store(given.data, facts, texts)
-        return 0
+        unread = [
+            f"{name}: {of['run']['unreadable']}" for name, of in facts.items() if "unreadable" in of.get("run", {})
+        ]
+        print(*unread, f"{len(facts)} runs stored, {len(unread)} could not be read", sep="\n")
+        return int(bool(unread))
     retired = Retired(given.data / "retired.txt")
     old_facts, old_texts = stored(given.data)
     lines = fact_differences(old_facts, facts, retired)

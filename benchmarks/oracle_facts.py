@@ -8,6 +8,7 @@ of itself is a fact of its thresholds file, and of no run.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import sqlite3
 from collections import defaultdict
@@ -121,8 +122,12 @@ def history_rows(history: str) -> Facts:
     return facts
 
 
-def suite(program: Program, name: str, *_: str) -> Facts:
-    """A suite's stored run, reported anew: the numbers of suite.json, a fact a row."""
+def suite(program: Program, name: str, *thresholds: str) -> Facts:
+    """A suite's stored run, reported anew as if it had these thresholds: the numbers of suite.json, a fact a row."""
+    for file in thresholds:
+        record = json.loads(Path(name, "run.json").read_text(encoding="utf-8"))
+        record["thresholds"] = {"path": file, "sha256": hashlib.sha256(Path(file).read_bytes()).hexdigest()}
+        Path(name, "run.json").write_text(json.dumps(record), encoding="utf-8")
     code = program("ddpscale", ["report", name], Path(f"{name}.said"))
     said = json.loads(Path(name, "suite.json").read_text(encoding="utf-8"))
     facts: Facts = {"run": {"exit code": code} | {key: len(said[key]) for key in ("problems", "failures")}}
