@@ -93,8 +93,8 @@ def test_a_failure_says_what_else_is_not_known() -> None:
 
 def test_each_sku_has_its_own_expectation_of_the_same_nodes() -> None:
     evidence = Evidence(plan_of(), Columns(), {}, surveys=by_host([survey("n1")]))
-    for width, outcome in [(16, "passed"), (32, "failed")] * 16:
-        sku = replace(EIGHT_A100, node=Node(pcie_width=width))
+    for node, outcome in [(Node(pcie_width=16), "passed"), (Node(pcie_width=32), "failed")] * 16:
+        sku = replace(EIGHT_A100, node=node)
         assert judge(check_case("pcie", sku=sku), evidence, 0.95).outcome == outcome
         del sku  # so that the next may take its place in memory
 
