@@ -130,7 +130,8 @@ def suite(program: Program, name: str, *thresholds: str) -> Facts:
         Path(name, "run.json").write_text(json.dumps(record), encoding="utf-8")
     code = program("ddpscale", ["report", name], Path(f"{name}.said"))
     said = json.loads(Path(name, "suite.json").read_text(encoding="utf-8"))
-    facts: Facts = {"run": {"exit code": code} | {key: len(said[key]) for key in ("problems", "failures")}}
+    facts: Facts = {"run": {"exit code": code, "headline": said["headline"]}}
+    facts["run"] |= {key: len(said[key]) for key in ("problems", "failures")}
     return facts | dict(_rows(said, said["suite"]))
 
 
