@@ -171,7 +171,7 @@ def _unplanned(recorded: Recorded) -> Iterator[Contradiction]:
 
 
 def _impossible_steps(recorded: Recorded) -> Iterator[Contradiction]:
-    """The steps of a rank fill its block, and it waits for data if and only if it reads a folder."""
+    """The steps of a rank fill its block, and it waits for data if and only if it reads a folder; pairs have steps."""
     for line, block, study, arm in recorded.trained:
         is_waited, is_read = WAITED_S in block.series, arm.data_of(study.workload) != "synthetic"
         if STEP_S in block.series and not recorded.is_simulated and is_waited != is_read:
@@ -179,6 +179,8 @@ def _impossible_steps(recorded: Recorded) -> Iterator[Contradiction]:
             yield Contradiction(line, found)
     for line, block in recorded.blocks:
         if STEP_S not in block.series:
+            if block.study == PAIRS:
+                yield Contradiction(line, f"has no times of messages ({STEP_S}) of {block.arm}")
             continue
         steps, seconds = block.of_steps(STEP_S), block.each("seconds")
         impossible = ~(np.isfinite(steps) & (steps > 0))

@@ -367,6 +367,11 @@ class TestGroups:
     def test_of_pairs_are_rails_between_nodes(self, tmp_path: Path, changes: dict[str, Any], found: str) -> None:
         assert found in refusal(tmp_path, changed(Block, is_pair, **changes))
 
+    @rows("status", ["running", "imported"])
+    def test_of_pairs_have_times_of_messages(self, tmp_path: Path, status: str) -> None:
+        said = refusal(tmp_path, changed(Block, is_pair, series={}), run_json={"status": status})
+        assert "has no times of messages (step_s) of all-reduce-32mib@2" in said
+
     @rows(
         ("where", "changes", "found"),
         [
@@ -381,7 +386,6 @@ class TestGroups:
             ),
             (is_pair, {"readings": {"is_correct": True}}, "has is_correct, step_s of all-reduce-32mib@2, which has st"),
             (is_pair, {"work": 2.0**30}, "messages of 1.07374e+09 bytes of all-reduce-32mib@2, for which plan.json"),
-            (is_pair, {"series": {}}, "has no readings of all-reduce-32mib@2, which has step_s"),
             (is_pair, {"series": {STEP_S: steps()}, "count": 10, "seconds": 0.4}, "has 10 messages of 3.35544e+07 by"),
             (is_ddp, {"readings": {"is_correct": True}}, "is the result of a probe (is_correct)"),
             (is_ddp, {"readings": {"step_stdev_s": 0.1}}, "is an imported result (step_stdev_s)"),
