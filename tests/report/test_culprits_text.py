@@ -23,7 +23,6 @@ from pytest_ddpscale.report.culprits_text import (
     tsv_lines,
 )
 from pytest_ddpscale.run.records import Lost, StudyEnd
-from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import Resumed
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import RunOutcome, Verdict
@@ -171,17 +170,17 @@ def test_nodes_that_were_lost_are_named_for_a_person(tmp_path: Path, outcome: Ru
 def test_nodes_of_ranks_that_held_up_all_are_named_for_a_person(
     tmp_path: Path, standstill: str, hosts: list[str]
 ) -> None:
-    path = write_judged_run(tmp_path / "r", "incomplete", NODES, [failed(outcome="error")])
     ended = "ranks recorded nothing for 15 s (--ddp-inactivity-limit), so the gang was ended."
-    RunDirectory(path).append_record(StudyEnd("weak/r", "error", f"{ended} {standstill}"))
+    end = StudyEnd("weak/r", "error", f"{ended} {standstill}")
+    path = write_judged_run(tmp_path / "r", "incomplete", NODES, [failed(outcome="error")], records=[end])
     found = read_findings(path).findings
     assert [one.host for one in found if one.use == "look" and one.host != "-"] == hosts
     assert all(standstill.partition("\n")[0] in one.evidence for one in found[1:])
 
 
 def test_a_rank_that_fails_by_itself_has_no_node_looked_at(tmp_path: Path) -> None:
-    path = write_judged_run(tmp_path / "r", "incomplete", NODES, [failed(outcome="error")])
-    RunDirectory(path).append_record(StudyEnd("weak/r", "error", "rank 1 on n1 failed in training: ValueError: no"))
+    end = StudyEnd("weak/r", "error", "rank 1 on n1 failed in training: ValueError: no")
+    path = write_judged_run(tmp_path / "r", "incomplete", NODES, [failed(outcome="error")], records=[end])
     assert said(path) == [("none", "-")]
 
 
