@@ -289,13 +289,11 @@ def spreads() -> Iterator[Scenario]:
     """Healthy clusters whose GPUs differ."""
     for sku, noise, sd in product((A100, B200), (0.3, 0.6), (0.0, 1.0, 1.5, 2.0)):
         goals = _at_least(95 if noise < 0.5 else 88, "accepted") if sd <= 1.5 else ()
-        goals += _at_most(1, "accused") if sd <= 1.5 else ()
         yield Scenario("spread", "healthy", sku, workloads=None, noise=noise, spread=sd, goals=goals)
     for sku in (A100, B200):
-        yield Scenario("spread", "healthy", sku, 64, 100, TWO, goals=_at_least(90, "accepted") + _at_most(1, "accused"))
+        yield Scenario("spread", "healthy", sku, 64, 100, TWO, goals=_at_least(90, "accepted"))
         only = ONE if sku == A100 else TWO
-        goals = _at_least(80, "accepted") + _at_most(1, "accused")
-        yield Scenario("spread", "healthy", sku, 512, 40, only, goals=goals)
+        yield Scenario("spread", "healthy", sku, 512, 40, only, goals=_at_least(80, "accepted"))
 
 
 def slow_ones() -> Iterator[Scenario]:
@@ -393,9 +391,10 @@ def alikes() -> Iterator[Scenario]:
 
 
 def scenarios(groups: Sequence[str]) -> Iterator[Scenario]:
-    """Those of some groups, in order."""
+    """Those of some groups, in order; nowhere is anything healthy accused."""
     for group, make in zip(GROUPS, (spreads, slow_ones, on_bounds, fault_classes, alikes), strict=True):
-        yield from make() if group in groups else ()
+        for one in make() if group in groups else ():
+            yield replace(one, goals=one.goals + _at_most(1, "accused"))
 
 
 def seed_of(scenario: Scenario, number: int, seed: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from pytest_ddpscale.judge.own_pace import as_steps, own_pace_of, own_pace_s
 from pytest_ddpscale.judge.peers import MINIMUM_ROUNDS, averages_of, compare, median_over_rounds, medians_of_others
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, merged, one_after_another
-from pytest_ddpscale.judge.slow_links import with_slow_links
+from pytest_ddpscale.judge.slow_links import with_slow_node_pairs
 from pytest_ddpscale.judge.stragglers import (
     Straggler,
     find_watched,
@@ -151,7 +151,8 @@ def with_culprits(
     named = _with_stragglers(verdict, case, compared, measured)
     if definition.measured in ("infer", "no_sync"):  # nothing is communicated
         return named
-    named = with_slow_links(named, compared.evidence, measured)
+    if not compared.evidence.plan.layout.judged_by_node(case.question.arms):
+        named = with_slow_node_pairs(named, compared.evidence)
     note = "" if named.culprits else _note_on_computation(named, compared)
     return replace(named, notes=(*named.notes, note)) if note else named
 

@@ -33,6 +33,7 @@ from pytest_ddpscale.judge.uniformity import judge_uniformity
 from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, joined, launches_of, matching_study
 from pytest_ddpscale.judge.wrong_data import with_wrong_data
 from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
@@ -162,18 +163,19 @@ def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
             verdict = judge_probe_uniformity(blank, case, values, evidence, due)
         else:
             asked = Asked(case, evidence, values, blank.confidence, study.rounds, due)
-            verdict = _judge_bandwidths(blank, asked, values, probe)
+            verdict = _judge_bandwidths(blank, asked, values, case, probe)
     measured = evidence.probed(probe)
     verdict = with_wrong_data(verdict, probe, measured) if measured is not None else verdict
     return verdict if probe.name in evidence.unsupported else with_spent_budget(verdict, PROBES, evidence.out_of_time)
 
 
-def _judge_bandwidths(blank: Verdict, asked: Asked, values: Values[Place], probe: Arm) -> Verdict:
+def _judge_bandwidths(blank: Verdict, asked: Asked, values: Values[Place], case: NodeCase, probe: Arm) -> Verdict:
     evidence = asked.evidence
     planned = len(evidence.plan.layout.groups_of_round(probe))
     judged = _judge_places(blank, asked, values.places, planned, {})
     verdict = combined(blank, judged, planned, why_incomplete(probe, values, evidence))
-    return with_probe_culprits(verdict, judged, planned, evidence)
+    limit = getattr(case.sku.peers, KINDS[probe.operation.kind].peers or "computing")
+    return with_probe_culprits(verdict, judged, planned, evidence, limit)
 
 
 def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: set[str]) -> int:

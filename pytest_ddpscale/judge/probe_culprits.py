@@ -2,8 +2,9 @@
 
 All places do the same work at the same time, so the value of a place that misses the bound is compared with the others.
 If more than half of them miss it, no culprit is certain, because a wrong bound must not drain a cluster; except that
-fewer than half of the nodes may explain all failed pairs between nodes. With several nodes, a node on which all places
-fail is named as a whole.
+fewer than half of the nodes may explain all failed pairs between nodes. Neither is a GPU that is within the limit of
+its peers: all may be slow, and it the worst of their spread. With several nodes, a node on which all places fail is
+named as a whole.
 
 A failed pair blames its link, unless a GPU explains it: a GPU that meets the bound with no partner and misses it with
 most of them is named instead of its links. If all failed pairs share one GPU, that GPU is named even if it meets the
@@ -34,9 +35,12 @@ from pytest_ddpscale.run.verdicts import Verdict
 End: TypeAlias = RankPlace
 
 
-def with_probe_culprits(verdict: Verdict, judged: Sequence[PlaceVerdict], planned: int, evidence: Evidence) -> Verdict:
+def with_probe_culprits(
+    verdict: Verdict, judged: Sequence[PlaceVerdict], planned: int, evidence: Evidence, limit: float | None = None
+) -> Verdict:
     """Add the culprits to a verdict on all places that failed; node pairs show slow links of a group over several.
 
+    `limit` is that by which a GPU may be slower than its peers; without it certainty does not depend on them.
     Between nodes a verdict may be inconclusive because a node's messages stall, so these get what node pairs show too.
     """
     if verdict.outcome == "inconclusive" and judged and (judged[0].place.kind == "gang" or _is_between_nodes(judged)):
@@ -46,9 +50,8 @@ def with_probe_culprits(verdict: Verdict, judged: Sequence[PlaceVerdict], planne
         return verdict
     if failed[0].place.kind == "gang":
         return with_slow_node_pairs(verdict, evidence)
-    culprits = tuple(
-        _culprits(judged, _Values(judged, verdict.id.partition("[")[2].removesuffix("]"), failed[0].verdict.unit))
-    )
+    probe = verdict.id.partition("[")[2].removesuffix("]")
+    culprits = tuple(_culprits(judged, _Values(judged, probe, failed[0].verdict.unit, limit)))
     are_few = 2 * len(failed) <= planned
     # Where most are undecided, all may be slow alike, of which the first to fail is no worse than the others.
     if (are_few and 2 * sum(one.outcome == "passed" for one in judged) >= len(judged)) or _are_few_nodes(
@@ -98,18 +101,28 @@ def _is_between_nodes(judged: Sequence[PlaceVerdict]) -> bool:
 class _Values:
     """Values of all places that have one, sorted once, because thousands of failed places may be compared with them."""
 
-    def __init__(self, judged: Sequence[PlaceVerdict], probe: str, unit: str) -> None:
-        self.probe, self._unit, self._sorted = probe, unit, sorted(_values_of(judged))
+    def __init__(self, judged: Sequence[PlaceVerdict], probe: str, unit: str, limit: float | None) -> None:
+        self.probe, self.limit, self._unit, self._sorted = probe, limit, unit, sorted(_values_of(judged))
 
     def beside(self, mine: Sequence[PlaceVerdict]) -> str:
         """``; the median of 7 others is 790 GB/s``; `mine` are places among all."""
-        own = sorted(_values_of(mine))
-        others = len(self._sorted) - len(own)
+        others = len(self._sorted) - len(_values_of(mine))
         if not others:
             return "; no other to compare with"
         whom = "the other one" if others == 1 else f"the median of {others} others"
-        median = (self._other((others - 1) // 2, own) + self._other(others // 2, own)) / 2
-        return f"; {whom} is {median:.4g} {self._unit}"
+        return f"; {whom} is {self._of_others(mine):.4g} {self._unit}"
+
+    def is_within(self, one: PlaceVerdict) -> bool:
+        """Whether a place is within the limit of the others; not known without a limit, or without others."""
+        if self.limit is None or one.value is None or len(self._sorted) < 2:
+            return False
+        return self._of_others([one]) <= one.value * (1 + self.limit)
+
+    def _of_others(self, mine: Sequence[PlaceVerdict]) -> float:
+        """The median of the others, of which there is at least one."""
+        own = sorted(_values_of(mine))
+        others = len(self._sorted) - len(own)
+        return (self._other((others - 1) // 2, own) + self._other(others // 2, own)) / 2
 
     def _other(self, number: int, own: Sequence[float]) -> float:
         """The value with this number, from 0, among the others in order."""
@@ -144,6 +157,9 @@ def _culprits(judged: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culpr
                 where, evidence = one.place, _of_one(one, values)
                 if where.end is None:
                     yield Culprit("node", where.host, None, None, evidence)
+                elif values.is_within(one):
+                    evidence += f"; within {100 * (values.limit or 0):.3g} % of it, so all may be slow"
+                    yield gpu_culprit(where.end, evidence, is_certain=False)
                 else:
                     yield gpu_culprit(where.end, evidence)
 

@@ -74,8 +74,8 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, str]:
         if none passed. Else ``partial`` if requirements were left out.
         Else ``accepted`` if a passed requirement of severity ``fail`` with a published bound covers all measured
         devices; otherwise ``incomplete``, because provisional bounds alone cannot accept a cluster. On several nodes
-        it is enough that each node meets such a bound alone, if all nodes together meet a bound on speed and no
-        provisional bound between nodes fails (calibrate it first) or is undecided.
+        it is enough that each node meets such a bound alone, if all nodes together meet a bound on speed and no bound
+        between nodes fails (find the fault, or calibrate it first) or is undecided, whatever its severity.
         ``accepted_with_waivers`` instead of ``accepted`` if any failure is waived. Good outcomes also need everything
         else in order, and all parts of the machine tested.
     """
@@ -126,13 +126,13 @@ def _by_verdicts(run: RunFacts) -> tuple[RunOutcome, str]:
         return accepted, count
     # Requirements between nodes have to be measured over all of them, and met.
     between = [v for v in verdicts if v.id in coverage.between_nodes]
-    uncalibrated = [v for v in between if v.outcome == "failed" and v.provisional]
-    if uncalibrated:
+    missed = [v for v in between if v.outcome == "failed"]
+    if missed:
         return "incomplete", (
-            f"{count}, but between nodes a provisional bound is missed: {_names(uncalibrated, verdicts)}. "
+            f"{count}, but between nodes a bound is missed: {_names(missed, verdicts)}. "
             "Find the fault, or calibrate the bound: put the value of a healthy cluster into the thresholds file"
         )
-    undecided = [v for v in between if v.outcome == "inconclusive" and v.provisional]
+    undecided = [v for v in between if v.outcome == "inconclusive"]
     if undecided:
         some = _number(undecided, verdicts)
         return "incomplete", f"{count}, but {some} undecided between nodes: {_names(undecided, verdicts)}"

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pytest_ddpscale.judge.rounds import GIGA, ArmRounds
+from pytest_ddpscale.judge.rounds import GIGA
 from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, Standings
 from pytest_ddpscale.plan.stalls import are_stalled
 from pytest_ddpscale.plan.words import DeviceType
@@ -63,18 +63,11 @@ class Rail(NamedTuple):
         return RankPlace(*of_end, self.gpu_indices[end], self.pci_bus_ids[end])
 
 
-def with_slow_links(verdict: Verdict, evidence: Evidence, measured: ArmRounds) -> Verdict:
-    """Add nodes and links that communicate slowly as culprits, if the judged ranks are on several nodes.
+def with_slow_node_pairs(verdict: Verdict, evidence: Evidence) -> Verdict:
+    """Add nodes and links that communicate slowly as culprits to a verdict on ranks of several nodes.
 
     Links of a host that the verdict certainly blames for slow computation are not accused.
     """
-    by_host = [measured.present[:, at].any(axis=1) for at in measured.ranks.by_host.values()]
-    spans_nodes = len(by_host) > 1 and bool((np.sum(by_host, axis=0) > 1).any())
-    return with_slow_node_pairs(verdict, evidence) if spans_nodes else verdict
-
-
-def with_slow_node_pairs(verdict: Verdict, evidence: Evidence) -> Verdict:
-    """`with_slow_links` for a verdict that is known to be on ranks of several nodes."""
     faults = _faults(evidence, frozenset(culprit.host for culprit in verdict.culprits if culprit.is_certain))
     if not faults:
         return verdict

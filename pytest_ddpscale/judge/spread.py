@@ -10,9 +10,10 @@ launch if there are several. Chosen within the round itself, its noise would mak
 can only lower it.
 
 This value counts only if nothing but spread is shown to be there (`Spread`): every GPU of the arm within the limit of
-its peers, and so its node; no two groups of GPUs; none held down by heat or power, by telemetry of each; no gaps
-between kernels, which are part of f; where ranks also computed alone in this study, no smaller wait by that; and a
-value in every round. What is unknown is not shown. Limits above `MOST_EXCUSED` excuse nothing.
+its peers, and so its node; no two groups of GPUs, of which those closer than the limit only leave it open; none held
+down by heat or power, by telemetry of each; no gaps between kernels, which are part of f; where ranks also computed
+alone in this study, no smaller wait by that; and a value in every round. What is unknown is not shown. Limits above
+`MOST_EXCUSED` excuse nothing.
 """
 
 from __future__ import annotations
@@ -322,6 +323,7 @@ class _Whole:
         self.column = {place: number for number, place in enumerate(ranks.places)}
         self.compared = compare(pace.times_s, limit)
         self.groups = find_slow_group(pace.as_steps, limit)
+        self._apart = float(np.median([one.ratio for one in self.groups] or [1.0])) - 1
         slow_at_times = find_slow_at_times(pace.as_steps, limit)
         self._at_times = [self.column[one.host, one.culprit.local_rank or 0] for one in slow_at_times]
         self._node_of = np.zeros(len(ranks), np.int64)
@@ -340,7 +342,7 @@ class _Whole:
             return f"a GPU is more than {100 * self.limit:.3g} % slower than its peers"
         if np.isin(at, self._at_times).any():
             return "a GPU is far slower than its peers at times"
-        if self.groups:
+        if self._apart >= self.limit:
             return f"GPUs fall into two groups: {self.groups[0].others} and the slower ones"
         if not self._is_one and self._nodes_limit is None:
             return "nodes are not compared with each other"
@@ -365,8 +367,11 @@ class _Whole:
     def groups_apart(self, at: IntArray) -> float:
         """By how much the medians of two possible groups of ranks differ; 0 if there are none, or hardly apart.
 
-        Spread within the groups hides the gap between them from `find_slow_group`, which accuses; this only doubts.
+        Spread within the groups hides the gap between them from `find_slow_group`, which accuses; this only doubts. So
+        do its groups that are closer than the limit, of which ordinary spread makes some by chance.
         """
+        if self.groups:
+            return self._apart
         usual = median_over_rounds(relative_logs(self.pace.times_s[:, at]))
         usual = np.sort(usual[~np.isnan(usual)])
         least = max(2, -(-len(usual) // 4))

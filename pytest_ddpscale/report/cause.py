@@ -296,7 +296,7 @@ def _of_other_blockers(judgement: Judgement) -> Iterator[Cause]:
     for one in judgement.other_blockers:
         if one.kind == "test":
             tests[one.reason].append(one.name)
-        elif between := _of_provisional_bounds(one, judgement):
+        elif between := _of_bounds_between_nodes(one, judgement):
             yield between
         else:
             yield Cause(
@@ -310,18 +310,18 @@ def _of_other_blockers(judgement: Judgement) -> Iterator[Cause]:
         yield Cause("test-failed", f"{who} {text.headline_of(reason)}", frozenset(names))
 
 
-def _of_provisional_bounds(blocker: Blocker, judgement: Judgement) -> Cause | None:
-    """Whom the provisional bounds between nodes name that the run as a whole has to meet; None if that is not why."""
+def _of_bounds_between_nodes(blocker: Blocker, judgement: Judgement) -> Cause | None:
+    """Whom the bounds between nodes name that the run as a whole has to meet; None if that is not why."""
     if blocker.cause != "run-not-accepted" or judgement.unfinished or judgement.coverage is None:
         return None
-    between = [one for one in judgement.verdicts if one.id in judgement.coverage.between_nodes and one.provisional]
+    between = [one for one in judgement.verdicts if one.id in judgement.coverage.between_nodes]
     missed = [one for one in between if one.outcome in ("failed", "inconclusive")]
     named = [(culprit, verdict) for verdict in missed for culprit in verdict.culprits]
     if not named:
         return None
     culprit, verdict = min(named, key=lambda one: (one[1].outcome != "failed", not one[0].is_certain))
     kind = id_of_device(culprit, verdict, is_any_slow=False)
-    is_missed = "a provisional bound between nodes is missed" if verdict.outcome == "failed" else "undecided"
+    is_missed = "a bound between nodes is missed" if verdict.outcome == "failed" else "undecided"
     sentence = f"{text.culprit_text(culprit)} ({is_missed})"
     return Cause(kind, sentence, frozenset({blocker.name}), (culprit,))
 

@@ -72,6 +72,18 @@ def test_a_slow_link_is_named_by_both_its_ends() -> None:
     assert [(c.kind, c.host, c.peer_host) for c in verdict.culprits] == [("link", "n1", "n2")]
 
 
+def test_a_slow_link_is_no_culprit_of_what_each_node_does_alone() -> None:
+    case = make_case("weak_scaling_efficiency", 0.9, world_size=2)
+    plan = plan_of_nodes([case], 4, 2)
+    found = [
+        at_pace(one, one.throughput_samples_per_s * 0.5) if one.arm == "ddp@2" and one.host in ("n0", "n2") else one
+        for one in measure_nodes(plan, equal)
+    ]
+    pairs = pair_columns_of(_pairs(4, lambda ends: ends == {0, 2}), per_node=2)
+    verdict = judge(case, with_columns(nodes_evidence(plan, found), pairs), CONFIDENCE)
+    assert named(verdict) == [("node", "n0", True), ("node", "n2", True)]
+
+
 class TestSlownessOfSeveralNodes:
     def test_that_explains_the_miss_is_to_blame(self) -> None:
         verdict = judge_all(scaling(), slow_node(1))

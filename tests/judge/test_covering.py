@@ -32,6 +32,7 @@ ON_EACH = make_case("throughput_per_gpu", 50.0, world_size=2)
 TOGETHER = make_case("weak_scaling_efficiency", 0.9, world_size=4)
 PROVISIONAL = make_case("weak_scaling_efficiency", 0.9, world_size=4, provisional=True)
 TOO_HARD = make_case("throughput_per_gpu", 5000.0, world_size=4, provisional=True)
+WARNING = make_case("throughput_per_gpu", 5000.0, world_size=4, severity="warn")
 FAST, SLOW = 2.0**34 / 1e9, 2.0  # GB/s; a message of 32 MiB takes 2⁻⁹ s, which is exact in float32
 LOST: dict[str, Any] = {"problem": "GPU is lost", "is_lost": True}
 
@@ -79,6 +80,7 @@ UNPUBLISHED_EACH = make_case("throughput_per_gpu", 50.0, world_size=2, provision
 ON_ONE = make_case("throughput_per_gpu", 50.0, world_size=1)
 SPREAD = make_case("throughput_per_gpu", 50.0, world_size=2, placement="spread")
 CLOSE = make_case("throughput_per_gpu", ALONE_SAMPLES_PER_S * 1.001, world_size=4, provisional=True)
+CLOSE_WARNING = make_case("throughput_per_gpu", ALONE_SAMPLES_PER_S * 1.001, world_size=4, severity="warn")
 INFERENCE = [make_case("inference_throughput", 50.0, world_size=size) for size in (2, 4)]
 NOTHING_TOGETHER = "but none between nodes: no requirement on speed was met by all {} nodes together"
 NOT_ALL = "no published bound covers all devices"
@@ -92,12 +94,20 @@ BETWEEN: dict[str, tuple[list[Case], int, str, str, list[Case], list[Case]]] = {
         [PROVISIONAL], [PROVISIONAL],
     ),
     "a provisional bound is missed": (
-        [ON_EACH, TOO_HARD], 2, "incomplete", f"between nodes a provisional bound is missed: {TOO_HARD.id}",
+        [ON_EACH, TOO_HARD], 2, "incomplete", f"between nodes a bound is missed: {TOO_HARD.id}",
         [TOO_HARD], [TOO_HARD],
+    ),
+    "a published bound that only warns is missed": (
+        [ON_EACH, PROVISIONAL, WARNING], 2, "incomplete", f"between nodes a bound is missed: {WARNING.id}",
+        [PROVISIONAL, WARNING], [PROVISIONAL, WARNING],
     ),
     "a provisional bound is undecided": (
         [ON_EACH, PROVISIONAL, CLOSE], 2, "incomplete", f"1 undecided between nodes: {CLOSE.id}",
         [PROVISIONAL, CLOSE], [PROVISIONAL],
+    ),
+    "a published bound that only warns is undecided": (
+        [ON_EACH, PROVISIONAL, CLOSE_WARNING], 2, "incomplete", f"1 undecided between nodes: {CLOSE_WARNING.id}",
+        [PROVISIONAL, CLOSE_WARNING], [PROVISIONAL],
     ),
     "provisional bounds alone": (
         [UNPUBLISHED_EACH, PROVISIONAL], 2, "incomplete", NOT_ALL, [PROVISIONAL], [PROVISIONAL]

@@ -13,6 +13,7 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.wrong_data import unasked_wrong_data
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.verdicts import Verdict
+from pytest_ddpscale.thresholds.model import PeerLimits
 from tests.builders.measurements import ProbeMeasurement
 from tests.builders.probes import pair_columns_of, with_columns
 from tests.judge.probed import (
@@ -148,6 +149,16 @@ def test_who_is_slow_is_named_and_nobody_else(slow: Slow) -> None:
 def test_where_the_others_are_undecided_all_may_be_slow_alike() -> None:
     verdict = judge_steady(MATMUL, BOUND, steady(BOUND, {(3,): 97.0}))
     assert (verdict.outcome, named(verdict)) == ("failed", [gpu(3, certain=False)])
+
+
+@rows(("value", "is_certain"), [(96.0, False), (90.0, True)])
+def test_a_gpu_below_the_bound_is_certain_only_if_it_is_beyond_its_peers(value: float, is_certain: bool) -> None:
+    plan, case = probe_plan(MATMUL), probe_case(MATMUL, BOUND)
+    limited = replace(case, sku=replace(case.sku, peers=PeerLimits(computing=0.05)))
+    measured = measure_probe(plan, MATMUL, steady(100.7, {(3,): value}))
+    verdict = judge(limited, probe_evidence(plan, measured), CONFIDENCE)
+    assert (verdict.outcome, named(verdict)) == ("failed", [gpu(3, certain=is_certain)])
+    assert verdict.culprits[0].evidence.endswith("within 5 % of it, so all may be slow") != is_certain
 
 
 def test_a_slow_cpu_rank_is_named_as_well() -> None:

@@ -246,13 +246,14 @@ def is_alike_alone(one: Measurement) -> Measurement:
 
 
 TOO_SLOW = tuple(f"slow-gpu:{rank}:1.045" for rank in range(4))
+FAR_APART = tuple(f"slow-gpu:{rank}:1.052" for rank in range(4))
 SLOW_NODE = tuple(f"slow-gpu:{rank}:1.042" for rank in range(8, 16))
 NOT_EXCUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
     "a GPU beyond the limit": (("slow-gpu:3:1.09",), {"sd": 0.0}, "a GPU is more than 5 % slower than its peers"),
     "one of four beyond the limit": (
         ("slow-gpu:1:1.08",), {"sd": 0.0, "gpus": 4}, "a GPU is more than 5 % slower than its peers",
     ),
-    "two groups": (TOO_SLOW, {"sd": 0.0}, "GPUs fall into two groups"),
+    "two groups": (FAR_APART, {"sd": 0.0}, "GPUs fall into two groups"),
     "throttled in one round": ((), {"telemetry": held_down(2, 5)}, "a GPU was held down by heat"),
     "no telemetry": ((), {"telemetry": lambda _: None}, "heat and power of its GPUs are not known"),
     "no telemetry of one GPU": ((), {"telemetry": unknown_of(6)}, "heat and power of its GPUs are not known"),
@@ -268,6 +269,12 @@ NOT_EXCUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
 @pytest.mark.parametrize(("wrong", "options", "why"), NOT_EXCUSED.values(), ids=NOT_EXCUSED)
 def test_what_is_not_shown_to_be_spread_is_a_loss(wrong: tuple[str, ...], options: dict[str, Any], why: str) -> None:
     assert why in why_not(judged(*wrong, **options))
+
+
+def test_groups_closer_than_the_limit_leave_it_open() -> None:
+    verdict = judged(*TOO_SLOW, sd=0.0)
+    assert verdict.outcome == "inconclusive"
+    assert "not shown to be spread alone: its GPUs may be two groups, 4.4 % apart" in verdict.reason
 
 
 def test_a_gpu_without_forward_times_does_not_pass() -> None:

@@ -56,11 +56,11 @@ LINK = Culprit("link", "node3", None, None, "8 of its 8 pairs fail", "node4")
 PAIRS = {"metric": "pair_bandwidth_gbps", "workload": "send-recv-256mib", "bound": {"at_least": 40.0}, "unit": "GB/s"}
 
 
-def test_a_link_of_a_provisional_bound_between_nodes_is_the_cause_and_not_the_run_as_a_whole() -> None:
-    (one,) = failed(1, LINK, severity="warn", provisional=True, **PAIRS)
+def test_a_link_of_a_bound_between_nodes_that_only_warns_is_the_cause_and_not_the_run_as_a_whole() -> None:
+    (one,) = failed(1, LINK, severity="warn", **PAIRS)
     pairs = replace(one, id="pair_bandwidth_gbps[send-recv-256mib-all]")
     nodes = tuple(NodeCoverage(host, (), "", ()) for host in ("node3", "node4"))
-    whole = Blocker("run", "acceptance", "but between nodes a provisional bound is missed", "run-not-accepted")
+    whole = Blocker("run", "acceptance", "but between nodes a bound is missed", "run-not-accepted")
     found = judged(pairs, coverage=Coverage(nodes, between_nodes=(pairs.id,)), blockers=(whole,), simulated=True)
     (cause,) = causes(found)
     assert (cause.id, cause.category) == ("slow-node-link", "CHECK")
