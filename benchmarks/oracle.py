@@ -33,7 +33,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -42,17 +42,22 @@ from typing import Any
 
 from oracle_differences import Retired, fact_differences, text_differences
 from oracle_facts import READERS, Facts, culprits, history_rows, judged_run
+from oracle_runs import edit, measure_as_sessions_do, unfit
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "benchmarks" / "oracle"
+LAB_YAML = str(DATA / "thresholds" / "lab.yaml")
+LAB = f"--thresholds={LAB_YAML} --gpu-sku"
 _LISTED = re.sub(r"(?m)^#.*\n", "", (DATA / "runs.txt").read_text(encoding="utf-8")).strip()
+_LISTED = _LISTED.replace("{root}", str(ROOT)).replace("{lab}", LAB).replace("{lab.yaml}", LAB_YAML)
 CHAINS = [dict(line.split(maxsplit=1) for line in chain.splitlines()) for chain in _LISTED.split("\n\n")]
 RUNS = {name: command for chain in CHAINS for name, command in chain.items()}
 # The other simulated runs lose their marks, as nothing simulated is accepted or compared with the past.
-SIMULATED = ("-16-nodes", "-lost-gpu")
+SIMULATED = ("-16-nodes", "-lost-gpu", "-simulated")
 MEASURED = ("plan.json", "run.json", "measurements.jsonl", "telemetry.jsonl", "baseline.json", "suite.json")
 MASKS = (
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?( UTC|\+00:00|Z)?", "TIME"),
+    (r"\b\d{4}-\d\d-\d\d\b", "DAY"),
     (r"\b[0-9a-f]{64}\b", "SHA256"),
     (r'("(?:python|pytest_ddpscale)\\*":\\*")[^"\\]*', r"\1VERSION"),
     (r"in \d+\.\d+s( \([\d:]+\))?", "in SECONDS"),
@@ -62,19 +67,21 @@ MASKS = (
 )
 
 
-def program(name: str, arguments: Sequence[str], said: Path) -> int:
+def program(name: str, arguments: Sequence[str], said: Path, before: Callable[[], None] | None = None) -> int:
     """Run pytest or ddpscale in a fork of this process, which has imported the package. Returns its exit code."""
-    fork = get_context("fork").Process(target=_become, args=(name, arguments, said))
+    fork = get_context("fork").Process(target=_become, args=(name, arguments, said, before))
     fork.start()
     fork.join()
     return fork.exitcode or 0
 
 
-def _become(name: str, arguments: Sequence[str], said: Path) -> None:
+def _become(name: str, arguments: Sequence[str], said: Path, before: Callable[[], None] | None) -> None:
     for number in (1, 2):
         os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), number)
     sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))  # noqa: SIM115
     sys.argv = [name, *arguments]
+    if before is not None:
+        before()
     sys.exit(importlib.import_module({"pytest": "pytest", "ddpscale": "pytest_ddpscale.cli"}[name]).main())
 
 
@@ -91,7 +98,10 @@ def make(name: str, number: int) -> None:
     if RUNS[name].startswith("stored"):
         unpack(name)
         return
-    if program("ddpscale", [*RUNS[name].format(root=ROOT).split(), f"--out={name}"], said := Path(f"{name}.made")):
+    command, *edits = RUNS[name].split(" | ")
+    before = partial(measure_as_sessions_do, Path(f"{name}.looks")) if command.startswith("session") else None
+    arguments = [*re.sub("^session", "simulate", command).split(), f"--out={name}"]
+    if program("ddpscale", arguments, said := Path(f"{name}.made"), before):
         raise SystemExit(f"{name}: {said.read_text()}")
     is_marked = RUNS[name].startswith("import") or name.endswith(SIMULATED)
     for file in () if is_marked else Path(name).glob("*.json*"):
@@ -100,6 +110,8 @@ def make(name: str, number: int) -> None:
     record["started_at"] = record["finished_at"] = f"2026-01-01T{number:02}:00:00+00:00"
     record |= {} if is_marked else {"status": "finished", "simulated": False, "simulation": None}
     Path(name, "run.json").write_text(json.dumps(record))
+    if edits:
+        edit(Path(name), edits)
 
 
 def judged(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]:
@@ -107,6 +119,8 @@ def judged(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]
     make(name, number)
     sku = json.loads(Path(name, "run.json").read_text())["sku"]
     command = ["-p", "ddpscale", "-p", "no:cacheprovider", f"--gpu-sku={sku}", f"--ddp-judge={name}"]
+    given = [word for word in RUNS[name].split() if word.startswith("--thresholds=")]
+    command += Path(f"{name}.options").read_text().split("\n") if Path(f"{name}.options").exists() else given
     texts, code = {}, 0
     for kind in ("terminal", "verbose") if "texts" in RUNS[name] else ("terminal",):
         options = [f"--ddp-history={history}", *["-v"] * (kind == "verbose")]
@@ -117,6 +131,10 @@ def judged(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]
     facts = judged_run(Path(name), with_sentences=RUNS[name].startswith(("stored", "import")))
     facts["run"]["exit code"] = code
     facts |= culprits(program, name, name)
+    looks = json.loads(file.read_text()) if (file := Path(f"{name}.looks")).exists() else {"needed": {}, "outcomes": {}}
+    facts |= {f"needed arms of {study}": arms for study, arms in looks["needed"].items()}
+    for requirement, outcomes in looks["outcomes"].items():
+        facts[requirement]["looks"] = outcomes
     if not RUNS[name].startswith("import"):
         facts["run"]["history"] = program("ddpscale", ["history", f"--history={history}", "--add", name], Path("added"))
         facts |= {} if facts["run"]["history"] else history_rows(history)
@@ -126,13 +144,14 @@ def judged(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]
 
 def found(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]:
     """Facts and texts of a line of runs.txt; its first word says what kind it is."""
-    kind, *words = RUNS[name].removesuffix(" with texts").format(root=ROOT).split()
+    kind, *words = RUNS[name].removesuffix(" with texts").split()
     texts: dict[str, str] = {}
+    readers = READERS | {"unfit": unfit}
     try:
-        if kind in READERS:
+        if kind in readers:
             if (DATA / "runs" / f"{name}.tar.xz").exists():
                 unpack(name)
-            facts = READERS[kind](program, name, *words)
+            facts = readers[kind](program, name, *words)
         else:
             facts, texts = judged(name, number, history)
     except (LookupError, OSError, SystemExit, TypeError, ValueError) as error:  # not made, or what it wrote is not read

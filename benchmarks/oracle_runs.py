@@ -1,0 +1,395 @@
+"""Runs of the oracle that `ddpscale simulate` alone does not make: measured as a session does, and edited afterwards.
+
+A line of benchmarks/oracle/runs.txt that begins with `session` takes the options of `simulate`; its studies end when
+the Decider needs no more rounds. After ` | ` follow edits of the run's files, names in `EDITS` with arguments: they
+make what no fault of the simulator does, such as a counter that grows or a node that is lost. An argument ``arms`` is a
+pattern of study and arm, such as ``weak/*/ddp@*``; ``rounds`` is ``3-5``; a rank may be ``all``; values are JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+THRESHOLDS = Path(__file__).resolve().parent / "oracle" / "thresholds"
+CONFIDENCE, MEASURED = 0.95, "measurements.jsonl"
+# Quantities of telemetry that have several samples.
+SAMPLED = ("utilization", "power_w", "sm_clock_mhz", "temperature_c", "sm_activity")
+Line = dict[str, Any]
+
+
+class Looks:
+    """What a session decided while it measured, by number of rounds done, only where it changed.
+
+    Attributes:
+        needed: names of the arms that a study needs further, ``none`` at its end.
+        outcomes: of each requirement; `not final` if more rounds may still turn what its interval has decided.
+    """
+
+    def __init__(self) -> None:
+        self.needed: dict[str, dict[int, str]] = {}
+        self.outcomes: dict[str, dict[int, str]] = {}
+
+    def note(self, study: str, rounds: int, needed: list[str], verdicts: Iterable[Any]) -> None:
+        """Note the decisions after so many rounds of a study."""
+        _note(self.needed.setdefault(study, {}), rounds, " ".join(needed) or "none")
+        for one in verdicts:
+            outcome = "not final" if "not final" in one.reason else one.outcome
+            _note(self.outcomes.setdefault(one.id, {}), rounds, outcome)
+
+
+def _note(found: dict[int, Any], rounds: int, now: Any) -> None:
+    if not found or found[max(found)] != now:
+        found[rounds] = now
+
+
+def measure_as_sessions_do(looks_file: Path) -> None:
+    """Let `ddpscale simulate`, in this process, end studies when they are decided, and write its `Looks`."""
+    from pytest_ddpscale.judge import deciding
+    from pytest_ddpscale.judge.judge import judge
+    from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart
+    from pytest_ddpscale.simulate import writing
+    from pytest_ddpscale.simulate.simulated_nodes import gang_of, surveys
+    from pytest_ddpscale.simulate.simulated_probes import measure_probes
+
+    looks, seen = Looks(), list[Any]()
+
+    def look(*asked: Any) -> Any:
+        seen.append(judge(*asked))
+        return seen[-1]
+
+    def probed(run: Any, cluster: Any, study: Any, number: int, timed: Sequence[str]) -> Iterator[Any]:
+        if number == 0:
+            yield StudyStart(study=study.id, unix_s=round(run.clock_s, 3))
+        blocks = measure_probes(run, study, number, cluster.probe_values(study.arms))
+        yield from (block for block in blocks if block.arm in timed)
+        yield RoundEnd(study=study.id, round=number, arms=tuple(timed))
+
+    def trained(run: Any, study: Any, number: int, timed: Sequence[str]) -> Iterator[Any]:
+        if number == 0:
+            yield from run.before_rounds(study)
+        yield from run.measure_round(study, number, tuple(arm for arm in study.arms if arm.name in timed))
+
+    def in_rounds(run: Any, cluster: Any, decider: Any, study: Any) -> Iterator[Any]:
+        timed, number = [arm.name for arm in study.arms], 0
+        while timed and number < study.rounds:
+            is_probes = study is run.plan.probes
+            yield from probed(run, cluster, study, number, timed) if is_probes else trained(run, study, number, timed)
+            number, needed = number + 1, decider.needed_arms(study.id)
+            looks.note(study.id, number, needed, seen)
+            seen.clear()
+            timed = [name for name in timed if name in needed]
+        yield StudyEnd(study=study.id, reason="rounds" if timed else "decided")
+
+    def all_records(run: Any, cluster: Any, decider: Any) -> Iterator[Any]:
+        yield from surveys(cluster.expectation(run.plan), run.faults) if run.plan.survey else ()
+        yield gang_of(run.plan, f"simulated {cluster.sku}")
+        for study in (*([run.plan.probes] if run.plan.probes else []), *run.plan.studies):
+            yield from in_rounds(run, cluster, decider, study)
+        yield from writing.after_training(run, cluster)
+
+    def records(run: Any, cluster: Any) -> Iterator[Any]:
+        decider = deciding.Decider(run.plan, cluster.cases, CONFIDENCE)
+        for record in all_records(run, cluster, decider):
+            decider.hear(record)
+            yield record
+        looks_file.write_text(json.dumps(vars(looks)))
+
+    vars(deciding)["judge"], writing.records = look, records
+
+
+class Files:
+    """The files of a run directory, in their JSON.
+
+    Attributes:
+        folder: the directory.
+        plan: plan.json.
+        run: run.json.
+        lines: of measurements.jsonl.
+        telemetry: lines of telemetry.jsonl.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run = json.loads((folder / "run.json").read_text())
+        self.lines, self.telemetry = (_lines(folder / f"{name}.jsonl") for name in ("measurements", "telemetry"))
+
+    def write(self) -> None:
+        """Write all of them; telemetry only of blocks that are still there."""
+        kept = {_key(line) for line in self.of_kind("timed")}
+        telemetry = [line for line in self.telemetry if _key(line) in kept]
+        for name, said in (
+            ("run.json", [self.run]),
+            ("measurements.jsonl", self.lines),
+            ("telemetry.jsonl", telemetry),
+        ):
+            (self.folder / name).write_text("".join(json.dumps(one) + "\n" for one in said))
+
+    def of_kind(self, kind: str) -> list[Line]:
+        """Lines of a kind, in order."""
+        return [line for line in self.lines if line["kind"] == kind]
+
+    def blocks(self, arms: str, rounds: str = "0-999") -> list[Line]:
+        """What was timed in rounds of some arms."""
+        return _some(self.of_kind("timed"), arms, rounds)
+
+    def end_of(self, study: str) -> int:
+        """Index of the line with which a study ends."""
+        return next(i for i, one in enumerate(self.lines) if (one["kind"], one.get("study")) == ("study_end", study))
+
+
+def _lines(file: Path) -> list[Line]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def _key(line: Line) -> tuple[Any, ...]:
+    return line["study"], line["arm"], line["round"]
+
+
+def _some(lines: Iterable[Line], arms: str, rounds: str) -> list[Line]:
+    first, last = map(int, rounds.split("-"))
+    return [one for one in lines if fnmatch(f"{one['study']}/{one['arm']}", arms) and first <= one["round"] <= last]
+
+
+def _put(columns: Line, name: str, ranks: Sequence[int], rank: str, value: Any) -> None:
+    """Set a rank's value in a column, which is one value as long as all ranks share it."""
+    found = columns.get(name, type(value)() if isinstance(value, str | list) else None)
+    column = list(found) if isinstance(found, list) and len(found) == len(ranks) else [found] * len(ranks)
+    columns[name] = [value if rank in ("all", str(one)) else said for one, said in zip(ranks, column, strict=True)]
+
+
+def _scale(line: Line, factors: npt.NDArray[np.float64]) -> None:
+    """Let each rank take so many times as long in a block: its steps and its forward passes, (ranks,)."""
+    for columns, name in ((line, "seconds"), (line["readings"], "forward_s")):
+        if name in columns:
+            columns[name] = (np.array(columns[name]) * factors).tolist()
+    for name, packed in line.get("series", {}).items():
+        steps = _unpacked(packed, len(factors)) * factors[:, np.newaxis]
+        line["series"][name] = base64.b64encode(steps.astype("<f4").tobytes()).decode()
+
+
+def _unpacked(packed: str, ranks: int) -> npt.NDArray[np.float32]:
+    return np.frombuffer(base64.b64decode(packed), "<f4").reshape(ranks, -1)
+
+
+def _only(line: Line, there: Sequence[int]) -> None:
+    """Keep these ranks of a line."""
+    count, at = len(line["ranks"]), [i for i, rank in enumerate(line["ranks"]) if rank in there]
+
+    def kept(said: Any) -> Any:
+        if isinstance(said, dict):
+            return {name: kept(one) for name, one in said.items()}
+        return [said[i] for i in at] if isinstance(said, list) and len(said) == count else said
+
+    for name, packed in line.get("series", {}).items():
+        line["series"][name] = base64.b64encode(_unpacked(packed, count)[at].tobytes()).decode()
+    if len(line.get("digests") or "") > 16:
+        line["digests"] = "".join(line["digests"][16 * i : 16 * i + 16] for i in at)
+    line |= {name: kept(said) for name, said in line.items() if name not in ("series", "digests")}
+
+
+def scale(run: Files, arms: str, rank: str, factor: str, rounds: str = "0-999") -> None:
+    """Let a rank take so many times as long."""
+    for line in run.blocks(arms, rounds):
+        _scale(line, np.array([float(factor) if rank in ("all", str(one)) else 1.0 for one in line["ranks"]]))
+
+
+def times(run: Files, arms: str, ranks: str, correlation: str, deviation: str) -> None:
+    """Let times of some ranks, ``4-7``, vary alike from round to round: AR(1) noise of that relative deviation."""
+    first, end = map(int, ranks.split("-"))
+    chance, rho, last = np.random.default_rng(first), float(correlation), dict[str, float]()
+    for line in run.blocks(arms):
+        noise = chance.standard_normal()
+        last[line["arm"]] = rho * last.get(line["arm"], noise) + np.sqrt(1 - rho**2) * noise
+        logs = [float(deviation) * last[line["arm"]] * (first <= one <= end) for one in line["ranks"]]
+        _scale(line, np.exp(logs))
+
+
+def reading(run: Files, arms: str, rank: str, name: str, value: str, rounds: str = "0-999", why: str = "") -> None:
+    """Set a reading, or say why it is unread."""
+    for line in run.blocks(arms, rounds):
+        _put(line["readings"], name, line["ranks"], rank, json.loads(value))
+        if why:
+            _put(line.setdefault("unread", {}), name, line["ranks"], rank, why)
+
+
+def window(run: Files, arms: str, rank: str, name: str, value: str, rounds: str = "0-999") -> None:
+    """Set a quantity of telemetry, all of its samples."""
+    for line in _some(run.telemetry, arms, rounds):
+        parts = ("mean", "minimum", "maximum", "samples") if name in SAMPLED else ()
+        for part in parts:
+            spread = line[name] = line.get(name) or dict.fromkeys(parts)
+            _put(spread, part, line["ranks"], rank, 10 if part == "samples" else json.loads(value))
+        if not parts:
+            _put(line, name, line["ranks"], rank, json.loads(value))
+
+
+def column(run: Files, kind: str, study: str, rank: str, name: str, value: str) -> None:
+    """Set a rank's value in lines of a kind, such as ``transport`` and ``seeded_step``, of a study or ``*``."""
+    for line in run.of_kind(kind):
+        if fnmatch(line["study"], study):
+            _put(line, name, line["ranks"], rank, json.loads(value))
+
+
+def parameters(run: Files, arms: str, rank: str, rounds: str) -> None:
+    """Let a rank's parameters differ after blocks."""
+    for line in run.blocks(arms, rounds):
+        size = len(line["ranks"])
+        digests = line["digests"] if len(line["digests"]) > 16 else line["digests"] * size
+        of_ranks = [digests[16 * i : 16 * i + 16] for i in range(size)]
+        line["digests"] = "".join("f" * 16 if rank == str(one) else of_ranks[i] for i, one in enumerate(line["ranks"]))
+
+
+def gpu(run: Files, rank: str, name: str, value: str) -> None:
+    """Set a fact of a surveyed GPU."""
+    [one for survey in run.of_kind("survey") for one in survey["gpus"]][int(rank)][name] = json.loads(value)
+
+
+def node(run: Files, number: str, name: str, value: str) -> None:
+    """Set a fact of a surveyed node; ``NAME.KEY`` of one that has several."""
+    survey, (name, _, key) = run.of_kind("survey")[int(number)], name.partition(".")
+    survey[name] = survey[name] | {key: json.loads(value)} if key else json.loads(value)
+
+
+def post_mortem(run: Files, number: str, index: str, name: str, value: str) -> None:
+    """Survey a node again after ranks failed, with another fact of one of its GPUs, or ``-`` of the node."""
+    survey = json.loads(json.dumps(run.of_kind("survey")[int(number)]))
+    (survey if index == "-" else survey["gpus"][int(index)])[name] = json.loads(value)
+    run.lines.append({"kind": "post_mortem", "survey": {key: said for key, said in survey.items() if key != "kind"}})
+
+
+def software(run: Files, number: str, version: str) -> None:
+    """Give a node another version of torch."""
+    (gang,) = run.of_kind("gang")
+    versions = [gang["versions"] | {"torch": version} if host == f"node-{number}" else gang["versions"]
+                for host in gang["hosts"]]  # fmt: skip
+    gang["versions"] = versions
+
+
+def replace(run: Files, rank: str, uuid: str) -> None:
+    """Put another GPU in the place of that of a rank."""
+    text = json.dumps([run.lines, run.run])
+    run.lines, run.run = json.loads(text.replace(f'"GPU-{rank}"', f'"{uuid}"'))
+
+
+def add(run: Files, line: str) -> None:
+    """Add a line to measurements.jsonl."""
+    run.lines.append(json.loads(line))
+
+
+def forget(run: Files, kind: str, number: str) -> None:
+    """Drop a line of a kind, such as the survey of a node."""
+    del run.lines[[i for i, line in enumerate(run.lines) if line["kind"] == kind][int(number)]]
+
+
+def noted(run: Files, name: str, value: str) -> None:
+    """Set a field of run.json."""
+    run.run[name] = json.loads(value)
+
+
+def judged_by(run: Files, file: str) -> None:
+    """Let another thresholds file of the oracle judge it, in which today's day is filled in."""
+    day, text = datetime.now(timezone.utc).date(), (THRESHOLDS / file).read_text()
+    for word, days in (("YESTERDAY", -1), ("TODAY", 0), ("TOMORROW", 1)):
+        text = text.replace(word, str(day + timedelta(days)))
+    Path(f"{run.folder}.yaml").write_text(text.replace("LAB", str(THRESHOLDS / "lab.yaml")))
+    judged_with(run, f"--thresholds={run.folder}.yaml")
+
+
+def judged_with(run: Files, *options: str) -> None:
+    """Let it be judged with these options of pytest, in place of `--thresholds`."""
+    Path(f"{run.folder}.options").write_text("\n".join(one.replace("_or_", " or ") for one in options))
+
+
+def leave(run: Files, arms: str, rank: str, rounds: str) -> None:
+    """Take a rank out of blocks."""
+    for line in [*run.blocks(arms, rounds), *_some(run.telemetry, arms, rounds)]:
+        _only(line, [one for one in line["ranks"] if one != int(rank)])
+
+
+def unwatched(run: Files, arms: str, rounds: str = "0-999") -> None:
+    """Drop telemetry."""
+    gone = {_key(line) for line in _some(run.telemetry, arms, rounds)}
+    run.telemetry = [line for line in run.telemetry if _key(line) not in gone]
+
+
+def drop(run: Files, arms: str, rounds: str = "0-999") -> None:
+    """Drop blocks, and the ends of their rounds."""
+    gone = {_key(line) for line in run.blocks(arms, rounds)}
+    ended = {(study, number) for study, _, number in gone}
+    run.lines = [
+        line for line in run.lines
+        if not (line["kind"] == "timed" and _key(line) in gone)
+        and not (line["kind"] == "round_end" and (line["study"], line["round"]) in ended)
+    ]  # fmt: skip
+
+
+def end(run: Files, study: str, rounds: str, reason: str, message: str = "") -> None:
+    """End a study after so many rounds for another reason: ``budget``, ``error``, ``interrupted``."""
+    run.lines[run.end_of(study)] |= {"reason": reason, "message": message.replace("_", " ")}
+    run.lines = [one for one in run.lines if one.get("study") != study or one.get("round", -1) < int(rounds)]
+
+
+def stop(run: Files, study: str, rounds: str) -> None:
+    """End the session from outside after so many rounds of a study."""
+    end(run, study, rounds, "interrupted", "the_job_reached_its_time_limit")
+    run.lines = run.lines[: run.end_of(study) + 1]
+    run.run["status"] = "interrupted"
+
+
+def lose(run: Files, host: str, study: str, rounds: str) -> None:
+    """Lose a node in a round of a study; a new gang of the others measures the later studies that fit a node."""
+    end(run, study, rounds, "error", f"{host}_did_not_answer")
+    at, (gang,) = run.end_of(study) + 1, run.of_kind("gang")
+    there = [rank for rank, name in enumerate(gang["hosts"]) if name != host]
+    columns = {
+        name: [gang[name][rank] for rank in there] for name in ("hosts", "local_ranks", "devices", "gpu_indices")
+    }
+    after = [
+        line for line in run.lines[at:] if line.get("study") not in (None, "pairs") and line["kind"] != "transport"
+    ]
+    later = {line["study"] for line in after}
+    for line in [*after, *(one for one in run.telemetry if one["study"] in later)]:
+        if "ranks" in line:
+            _only(line, there)
+            line |= {"ranks": [there.index(rank) for rank in line["ranks"]], "gang": 1}
+    lost = {"kind": "lost", "hosts": [host], "message": f"{host} did not answer"}
+    run.lines[at:] = [lost, gang | columns | {"gang": 1}, *after]
+
+
+def unfit(_: Any, __: str, run: str, thresholds: str) -> dict[str, dict[str, Any]]:
+    """Facts of a session that finds the nodes of a run, before it launches anything: those that it leaves out."""
+    from pytest_ddpscale.judge.node_checks import unfit_nodes
+    from pytest_ddpscale.run.run_directory import RunDirectory
+    from pytest_ddpscale.run.survey_record import surveys_of
+    from pytest_ddpscale.thresholds.cases import cases_for
+    from pytest_ddpscale.thresholds.loading import load_thresholds
+
+    directory, file = RunDirectory(Path(run)), load_thresholds(THRESHOLDS / thresholds)
+    plan, surveys = directory.read_plan(), surveys_of(directory.read_records())
+    asked = cases_for(file, plan.sku, plan.layout), plan, surveys, datetime.now(timezone.utc).date()
+    return {"left out": {"unfit": [*unfit_nodes(*asked)], "hopeless": [*unfit_nodes(*asked, hopeless=True)]}}
+
+
+_ALL = (
+    scale, times, reading, window, column, parameters, gpu, node, post_mortem, software, replace, add, forget, noted,
+    judged_by, judged_with, leave, unwatched, drop, end, stop, lose,
+)  # fmt: skip
+EDITS: Mapping[str, Callable[..., None]] = {one.__name__.replace("_", "-"): one for one in _ALL}
+
+
+def edit(folder: Path, edits: Sequence[str]) -> None:
+    """Apply edits, each ``NAME ARGUMENT …``, to a run directory."""
+    files = Files(folder)
+    for one in edits:
+        name, *arguments = one.split()
+        EDITS[name](files, *arguments)
+    files.write()
