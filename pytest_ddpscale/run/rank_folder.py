@@ -198,7 +198,8 @@ class RecordSink:
         self._write(MEMORY.encode() + b" " + line_of(record))
 
     def _write(self, lines: bytes) -> None:
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)  # else it would wait for a reader for ever
+        # Not blocking, or it would wait for a reader for ever.
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o600)
         os.set_blocking(descriptor, True)
         with os.fdopen(descriptor, "wb", buffering=0) as pipe:
             rest = memoryview(lines)
