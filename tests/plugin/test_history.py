@@ -11,6 +11,7 @@ import pytest
 from pytest_ddpscale.history.database import reading
 from pytest_ddpscale.history.reading import host_runs
 from pytest_ddpscale.history.recording import add_run
+from pytest_ddpscale.run.run_directory import RunDirectory
 from tests.plugin.site import Site, assert_no_crash, edit_json, output_of
 from tests.plugin.test_resume import GANG
 
@@ -98,7 +99,11 @@ def remembered(site: Site, history: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
         for night in range(1, NIGHTS + 1):
             copy = site.path / f"night{night}"
             shutil.copytree(site.path / "first", copy)
-            edit_json(copy / "run.json", started_at=f"2026-01-0{night}T02:00:00+00:00")
+            run = RunDirectory.open(copy)
+            was = run.digests()["run_sha256"]
+            edit_json(run.run_json, started_at=f"2026-01-0{night}T02:00:00+00:00")
+            said = run.verdicts_json.read_text(encoding="utf-8")
+            run.verdicts_json.write_text(said.replace(was, run.digests()["run_sha256"]), encoding="utf-8")
             add_run(history, copy)
         site.write("thresholds.yaml", THRESHOLDS + REGRESSION)
 

@@ -141,7 +141,7 @@ REFUSED: dict[str, tuple[Arrange, str, tuple[str, ...]]] = {
     "a run that may not be looked at": (as_it_is, f"--ddp-judge={'x' * 300}", ("run.json: File name too long.",)),
     "an older run": (
         of_schema("run.json", 1), JUDGE,
-        ("measured/run.json: has schema_version 1; expected 2", "measure, import or simulate again"),
+        ("measured/run.json: has schema_version 1; expected 2", "measure again, or judge with the version"),
     ),
     "an impossible measurement": (
         with_an_impossible_measurement, JUDGE, ("measured/measurements.jsonl: line 42 is not a record",),
