@@ -2,6 +2,7 @@
 
     python benchmarks/mutation_table.py --check                    # whether each defect still applies
     python benchmarks/mutation_table.py --json mutation_table.json [--only ID …] [--revision HEAD]
+    python benchmarks/mutation_table.py --rules                    # whether what the list of rules names sees each
 
 The tests of the modules that a defect touches run first, those marked lab last, then short end-to-end tests; finally
 all tests without that mark run on the surviving defects; each with -x. Results already in FILE are kept. Exit code 1 if
@@ -127,15 +128,33 @@ def first_failure(tree: Path, arguments: Sequence[str]) -> str:
     return found[1]
 
 
-def caught_by(tree: Path, defect: Defect, arguments: Sequence[str]) -> str:
-    """The first test that fails while a defect is planted; empty if none fails."""
+@contextmanager
+def planted(tree: Path, defect: Defect) -> Iterator[None]:
+    """A tree with a defect in it."""
     path = tree / PACKAGE / defect.file
     text = path.read_text(encoding="utf-8")
     _write(path, with_defect(tree, defect))
     try:
-        return first_failure(tree, arguments)
+        yield
     finally:
         _write(path, text)
+
+
+def caught_by(tree: Path, defect: Defect, arguments: Sequence[str]) -> str:
+    """The first test that fails while a defect is planted; empty if none fails."""
+    with planted(tree, defect):
+        return first_failure(tree, arguments)
+
+
+def is_seen(tree: Path, defect: Defect) -> bool:
+    """Whether a defect is seen by what it names: a field of a fact of the oracle, or a test."""
+    if not defect.seen_by.startswith("oracle: "):
+        return bool(caught_by(tree, defect, [f"tests/{defect.seen_by}"]))
+    _, run, *_, field = defect.seen_by.split()
+    command = [sys.executable, str(tree / "benchmarks" / "oracle.py"), "--check", "--facts-only", "--only", run]
+    with planted(tree, defect):
+        said = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False).stdout
+    return f": {field}" in said
 
 
 def try_out(tree: Path, defect: Defect, rungs: Mapping[str, Sequence[str]]) -> Caught:
@@ -188,6 +207,7 @@ def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="only list defects that do not apply to this checkout")
+    parser.add_argument("--rules", action="store_true", help="plant those that break a rule, for what sees them alone")
     parser.add_argument("--only", nargs="+", metavar="ID", help="ids of the defects to try")
     parser.add_argument("--revision", default="HEAD", help="revision of the repository to plant them in")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the results, each as it comes")
@@ -201,6 +221,10 @@ def main() -> int:
         if wrong := without_place(tree, defects):
             print(*wrong, sep="\n", file=sys.stderr)
             return 1
+        if arguments.rules:
+            unseen = [f"{one.id}: not seen by {one.seen_by}" for one in defects if one.rule and not is_seen(tree, one)]
+            print(*unseen or ["each rule has a defect that is seen"], sep="\n")
+            return 1 if unseen else 0
         kept = arguments.json.read_text(encoding="utf-8") if arguments.json and arguments.json.exists() else "[]"
         found = {one["id"]: Caught(**one) for one in json.loads(kept)}
         for one in try_out_all(tree, defects, found):

@@ -1,7 +1,9 @@
-"""Twenty of the written-down defects, in places that the oracle does not see: each fails the test that watches it."""
+"""Written-down defects: each rule has one that is seen; twenty that the oracle misses fail the test that watches."""
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,6 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.scripts import BENCHMARKS, benchmark
-
-pytestmark = pytest.mark.lab
 
 TABLE: Any = benchmark("mutation_table")
 DEFECTS = {defect.id: defect for defect in TABLE.DEFECTS}
@@ -44,6 +44,7 @@ WATCHED_BY = {
 }
 
 
+@pytest.mark.lab
 def test_each_of_twenty_defects_fails_the_test_that_watches_it(tmp_path: Path) -> None:
     for folder in ("pytest_ddpscale", "tests"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
@@ -52,3 +53,20 @@ def test_each_of_twenty_defects_fails_the_test_that_watches_it(tmp_path: Path) -
     assert TABLE.first_failure(tmp_path, sorted(set(watched.values()))) == "", "without a defect"
     failed = {name: TABLE.caught_by(tmp_path, DEFECTS[name], [test]) for name, test in watched.items()}
     assert {name: test.partition("[")[0] for name, test in failed.items()} == watched
+
+
+def test_each_rule_of_the_docs_has_its_defect() -> None:
+    testing = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8").partition("| rule | says | defect |")[2]
+    listed = re.findall(r"^\| ([^|]+) \| [^|]+ \| ([a-z][a-z-]+) \|$", testing, re.MULTILINE)
+    assert {defect.rule: defect.id for defect in TABLE.DEFECTS if defect.rule} == dict(listed)
+
+
+@pytest.mark.parametrize("defect", [pytest.param(one, id=one.id) for one in TABLE.DEFECTS if one.rule])
+def test_what_sees_the_defect_of_a_rule_is_there(defect: Any) -> None:
+    if not defect.seen_by.startswith("oracle: "):
+        file, _, name = defect.seen_by.partition("::")
+        assert f"def {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8")
+        return
+    _, run, *fact, field = defect.seen_by.split()
+    lines = (BENCHMARKS / "oracle" / "facts" / f"{run}.jsonl").read_text(encoding="utf-8").splitlines()
+    assert field in dict(map(json.loads, lines))[" ".join(fact)]
