@@ -12,14 +12,18 @@ MASK = "***"
 # Endings of secrets' names. An InfiniBand partition key (NCCL_IB_PKEY) is an index, not a secret.
 _SECRET = r"(?:token|secret|pass(?:word|wd|phrase)?|(?<![a-z])(?:pw|pat|auth)|(?<!_ib_p)key|credential)s?"  # noqa: S105
 _SECRET_NAME = re.compile(rf".*{_SECRET}", re.IGNORECASE | re.DOTALL)
-_SECRET_OPTION = re.compile(rf"-[\w-]*{_SECRET}|authorization:|bearer|(?-i:Basic)", re.IGNORECASE)
+_SECRET_OPTION = re.compile(rf"-[\w-]*{_SECRET}|authorization:", re.IGNORECASE)
+_SCHEME = re.compile("authorization: (bearer|basic)", re.IGNORECASE)
 # `token=…` and `Authorization: …` anywhere in a word, `--password …` in a word that is itself a command line, curl's
 # `--user=NAME:…`.
 _SECRET_WITHIN = re.compile(
-    rf"(?:{_SECRET}=|authorization:\s*|(?<![\w-])-(?:[\w-]*{_SECRET}\s+|(?:u|-user=)[^\s:]+:))(?=.)",
+    rf"(?:{_SECRET}=|authorization:\s*|(?<![\w-])-(?:[\w-]*{_SECRET}\s+|(?:u|-user=)[^\s:]+:(?!\d+$)))(?=.)",
     re.IGNORECASE | re.DOTALL,
 )
+# curl's; not the numbers of a user and a group.
+_USER = re.compile(r"[^\s:]+:(?!\d+$).+", re.DOTALL)
 _LOGIN = re.compile(r"(?<=://)[^\s/]*@")
+_QUOTED = re.compile(r"""(-[\w-]+=)?(["'])(.*)\2""", re.DOTALL)
 _LINE = re.compile(r"(-[\w-]+=)?(.*)", re.DOTALL)
 # Words as a shell splits them, and the whitespace between them.
 _TOKEN = re.compile(r"""\s+|(?:"(?:[^"\\]|\\.)*"?|'[^']*'?|\\.?|[^\s"'\\])+""", re.DOTALL)
@@ -41,18 +45,25 @@ def masked_text(text: str) -> str:
 
 
 def _masked(words: Iterable[str]) -> Iterator[str]:
-    before, is_value = "", False
+    before, is_value, is_of_sshpass = "", False, False
     for word in words:
         if word.isspace():
             yield word
             continue
-        is_password = before.endswith("sshpass") and word.startswith("-p")
-        is_value |= (is_password and word != "-p") or (before in ("-u", "--user") and ":" in word)
+        is_password = is_of_sshpass and word.startswith("-p")
+        is_value |= (is_password and word != "-p") or (before in ("-u", "--user") and bool(_USER.fullmatch(word)))
         yield MASK if is_value else _masked_word(word)
-        before, is_value = word, (is_password and word == "-p") or _SECRET_OPTION.fullmatch(word) is not None
+        is_value = (is_password and word == "-p") or bool(
+            _SECRET_OPTION.fullmatch(word) or _SCHEME.fullmatch(f"{before} {word}")
+        )
+        is_of_sshpass = word.endswith("sshpass") or (is_of_sshpass and word.startswith("-"))
+        before = word
 
 
 def _masked_word(word: str) -> str:
+    quoted = _QUOTED.fullmatch(word)
+    if quoted is not None and not _SECRET_WITHIN.search(f"{quoted[1] or ''}'"):
+        return f"{quoted[1] or ''}{quoted[2]}{_masked_word(quoted[3])}{quoted[2]}"
     line = _LINE.fullmatch(word)  # an argument that is a command line: ="--exclusive --comment=token=…"
     if line is not None:
         option, tokens = line[1] or "", _TOKEN.findall(line[2])
