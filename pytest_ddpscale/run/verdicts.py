@@ -420,8 +420,9 @@ def read_judgement(path: Path) -> Judgement:
     possible: set[RunOutcome] = {"incomplete"}
     if any(one.outcome == "failed" and one.blocks() for one in judgement.verdicts):
         possible = {"rejected", *(possible if judgement.unfinished else ())}
-    elif not judgement.blockers:
-        possible |= {"partial", "accepted_with_waivers" if judgement.waived else "accepted"}
+    elif not (judgement.other_blockers or any(one.blocks() for one in judgement.verdicts)):
+        accepted: RunOutcome = "accepted_with_waivers" if judgement.waived else "accepted"
+        possible |= {"partial", *([] if judgement.not_selected else [accepted])}
     if judgement.outcome not in possible:
         by_all = " or ".join(sorted(possible))
         raise broken_file(path, f"says {judgement.outcome}, but is {by_all} by its verdicts and blockers")

@@ -103,23 +103,26 @@ def test_a_verdict_on_nothing_is_refused(change: dict[str, Any]) -> None:
 FAILED = replace(make_verdict({"at_least": 1.0}, 0.5), outcome="failed")
 WAIVED = replace(FAILED, waiver=Waiver("A. Name", "a fan is ordered", date(2026, 12, 31)))
 PASSED = replace(FAILED, outcome="passed")
+UNMEASURED = replace(FAILED, outcome="not_measured", value=None, interval=None)
 
 
 @rows(
-    ("says", "verdict", "blockers", "is_by_all"),
+    ("says", "verdicts", "others", "is_by_all"),
     [
-        ("accepted", FAILED, (), "rejected"),
-        ("incomplete", FAILED, (), "rejected"),
-        ("accepted", PASSED, (Blocker("run", "acceptance", "a node was lost"),), "incomplete"),
-        ("accepted", WAIVED, (), "accepted_with_waivers or incomplete or partial"),
-        ("rejected", PASSED, (), "accepted or incomplete or partial"),
+        ("accepted", (FAILED,), {}, "rejected"),
+        ("incomplete", (FAILED,), {}, "rejected"),
+        ("accepted", (PASSED,), {"blockers": (Blocker("run", "acceptance", "a node was lost"),)}, "incomplete"),
+        ("accepted", (WAIVED,), {}, "accepted_with_waivers or incomplete or partial"),
+        ("rejected", (PASSED,), {}, "accepted or incomplete or partial"),
+        ("accepted", (PASSED,), {"not_selected": 1}, "incomplete or partial"),
+        ("accepted", (PASSED, UNMEASURED), {"allows_unmeasured": True}, "incomplete"),
     ],
 )
 def test_an_outcome_that_verdicts_and_blockers_contradict_is_refused(
-    tmp_path: Path, says: RunOutcome, verdict: Verdict, blockers: tuple[Blocker, ...], is_by_all: str
+    tmp_path: Path, says: RunOutcome, verdicts: tuple[Verdict, ...], others: dict[str, Any], is_by_all: str
 ) -> None:
     file = tmp_path / "verdicts.json"
-    file.write_text(strict_json(Judgement("cpu", says, "all is well", (verdict,), blockers=blockers)))
+    file.write_text(strict_json(Judgement("cpu", says, "all is well", verdicts, **others)))
     with pytest.raises(RunDirectoryError, match=f"says {says}, but is {is_by_all} by its verdicts and blockers"):
         read_judgement(file)
 
