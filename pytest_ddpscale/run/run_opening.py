@@ -188,10 +188,11 @@ def read_judged(run: RunDirectory, judged: RunDirectory) -> Judgement:
     """
     judgement = read_judgement(judged.verdicts_json)
     changed = [JUDGED[key] for key, digest in run.digests().items() if judgement.basis.get(key) != digest]
-    if changed and not (judgement.outcome == "incomplete" and run.read_run().status == "running"):
+    if changed and not (judgement.outcome == "incomplete" and judgement.unfinished):
         raise RunDirectoryError(
             str(judged.verdicts_json), f"was made from another {', '.join(changed)} than {run.path} has now",
-            "unchanged files", f"Restore them from a copy, or judge it again with `pytest --ddp-judge={run.path}`.",
+            "unchanged files",
+            f"Restore them from a copy, or measure again; `pytest --ddp-judge={run.path}` judges them as they are.",
         )  # fmt: skip
     return judgement
 

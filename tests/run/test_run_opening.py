@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import ThresholdsUsed
 from pytest_ddpscale.run.run_opening import RunLock, judging_directory, new_run_directory, read_judged
 from pytest_ddpscale.run.strict_json import strict_json
+from pytest_ddpscale.run.verdicts import read_judgement
 from pytest_ddpscale.session.unjudged import judgement_of
 from tests.builders.json_types import run_record
 from tests.builders.nights import judged_run
@@ -361,8 +363,10 @@ def test_files_that_changed_since_they_were_judged_are_refused_by_all_who_read_v
             read(run.path)
 
 
-def test_verdicts_so_far_of_a_run_that_measures_on_are_read(tmp_path: Path) -> None:
-    run = judged_run(tmp_path / "run", outcome="incomplete", record={"status": "running"})
+@pytest.mark.parametrize("status", ["running", "interrupted"])
+def test_verdicts_so_far_of_a_run_that_measures_on_or_was_killed_are_read(tmp_path: Path, status: str) -> None:
+    run = judged_run(tmp_path / "run", outcome="incomplete", record={"status": status})
+    run.write_json(run.verdicts_json, replace(read_judgement(run.verdicts_json), unfinished=True))
     with run.measurements_jsonl.open("a") as file:
         file.write("{")
     assert read_judged(run, run).outcome == "incomplete"
