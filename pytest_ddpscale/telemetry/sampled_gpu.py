@@ -46,7 +46,7 @@ class SampledGpu:
         if self.log.problem:
             return
         now_s = time.time()
-        if now_s < (self.log.polls.newest_s or 0.0):
+        if now_s < (self.log.polls.newest_s or 0.0) - SILENCE_S:
             self.log.forget()
         self._read_totals(is_edge=False)
         for reading in BUFFERS:
