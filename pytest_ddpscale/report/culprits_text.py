@@ -42,7 +42,9 @@ TSV_HEADER = ("use", "host", "started_unix_s", "run", "reason")
 _ALLOW_INCOMPLETE = "--ddp-allow-incomplete"
 _LEAST_EVIDENCE = 40
 # Whom `launch.gang_failure` names for a gang that made no progress.
-_HELD_UP = re.compile(r"so (?:the gang|it) was ended\. (.+?) (?:is|are|has|have|sent) ")
+_HELD_UP = re.compile(
+    r"so (?:the gang|it) was ended\. (?:\d+ of \d+ ranks ha\w+ not come up: (.+?)\?|(.+?) (?:is|are|has|have|sent) )"
+)
 # Slurm cuts a reason at a number of bytes. Characters that a shell or scontrol may read as syntax are removed.
 _ASCII = str.maketrans({"×": "x", "−": "-", "–": "-", "…": "...", "≥": "at least", "≤": "at most", "±": "+/-"})
 _UNSAFE = frozenset("\"'`\\$|<>")
@@ -202,7 +204,7 @@ def _lost(run: RunDirectory, hosts: Sequence[str]) -> Iterator[HostFinding]:
     why = {host: f"lost: {one.message}" for one in records if isinstance(one, Lost) for host in one.hosts}
     for message in ended(records, "error").values():
         held_up = _HELD_UP.search(message)
-        named = held_up[1].replace(",", " ").split() if held_up else ()
+        named = (held_up[1] or held_up[2]).replace(",", " ").split() if held_up else ()
         why = {host: message.partition("\n")[0] for host in hosts if host in named} | why
     for host, message in why.items():
         yield HostFinding("look", host, text.one_line(message))

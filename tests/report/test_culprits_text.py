@@ -164,6 +164,7 @@ def test_nodes_that_were_lost_are_named_for_a_person(tmp_path: Path, outcome: Ru
         ("rank 1 on n1, rank 3 on n2 are furthest behind of 4 ranks: at least one of them is stuck", ["n1", "n2"]),
         ("rank 3 on n2 has not begun to connect a communicator, for which rank 1 on n1 waits, in warm-up", ["n2"]),
         ("the agents on n1, n3 sent nothing meanwhile: stopped, or the node or its link is down", ["n1", "n3"]),
+        ("1 of 4 ranks has not come up: local rank 1 on n2, still importing torch? Look at the file system", ["n2"]),
         ("all ranks are stuck in timed block", []),
     ],
 )
