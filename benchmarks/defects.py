@@ -150,7 +150,7 @@ DEFECTS = (
         " and METRICS",
         JUDGE,
         rule="published bound",
-        seen_by="judge/test_run_outcome.py::test_a_run_comes_to",
+        seen_by="oracle: lab-told run outcome",
     ),
     Defect(
         "narrow-intervals",
@@ -897,7 +897,7 @@ DEFECTS = (
         "    if missing == coverage.paths_planned:",
         ("judge",),
         "paths",
-        "judge/test_run_outcome.py::test_a_run_comes_to",
+        "oracle: lab-gaps run outcome",
     ),
     Defect(
         "missed-between-nodes",
@@ -908,7 +908,7 @@ DEFECTS = (
         "    if len(missed) > 9:",
         ("judge",),
         "between nodes",
-        "judge/test_covering.py::test_what_nodes_do_together_is_in_every_acceptance",
+        "oracle: lab-link-2-nodes run outcome",
     ),
     Defect(
         "warning-unmeasured",

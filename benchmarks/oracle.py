@@ -128,7 +128,8 @@ def judged(name: str, number: int, history: str) -> tuple[Facts, dict[str, str]]
         texts[f"{name}.{kind}"] = said.read_text()
     if not Path(name, "verdicts.json").exists():
         return {"run": {"exit code": code, "said": masked(texts[f"{name}.terminal"])}}, {}
-    facts = judged_run(Path(name), with_sentences=RUNS[name].startswith(("stored", "import")))
+    has_sentences = RUNS[name].startswith(("stored", "import")) or sku == "lab-told"
+    facts = judged_run(Path(name), with_sentences=has_sentences)
     facts["run"]["exit code"] = code
     facts |= culprits(program, name, name)
     looks = json.loads(file.read_text()) if (file := Path(f"{name}.looks")).exists() else {"needed": {}, "outcomes": {}}
