@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import sqlite3
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -58,10 +58,12 @@ def judged_run(folder: Path, *, with_sentences: bool) -> Facts:
     facts["run"]["blockers"] = [f"{one['kind']} {one['name']}" for one in said["blockers"]]
     facts |= _coverage(said["coverage"])
     evidence = ["evidence"] * with_sentences
+    numbers = Counter[str]()
     for cause in said["causes"]:
         keys = [*OF_CAUSE, *["sentence", "next_steps"] * with_sentences]
         named = {"culprits": _culprits(cause, "gpu_uuid", *evidence)}
-        facts[f"cause {cause['id']}"] = _some(cause, keys) | named
+        numbers[cause["id"]] += 1
+        facts[f"cause {cause['id']} {numbers[cause['id']]}".removesuffix(" 1")] = _some(cause, keys) | named
     for verdict in said["verdicts"]:
         keys = [*OF_VERDICT, *["launches"] * (verdict["launches"] > 1), *["reason"] * with_sentences]
         facts[verdict["id"]] = _some(verdict, keys) | {"culprits": _culprits(verdict, *evidence)}
